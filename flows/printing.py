@@ -19,6 +19,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from nip_core.evaluation.attack_words import sentences
+from nip_core.evaluation.invalid import invalid_line, invalid_warning
 from nip_core.evaluation.league import opponent_words
 from nip_core.evaluation.report_text import (
     alike,
@@ -369,6 +370,9 @@ def show_run(result: dict[str, Any]) -> None:
     if problems and questions and questions < problems:
         asked = problems_words(problems, questions)
         say(f"intervals are by question: {asked} were tested")
+    for words in (invalid_line, invalid_warning) if tests else ():
+        if (said := words(tests[-1])) is not None:
+            say(f"last test: {said}")
     if any("league" in entry for entry in result["iterations"]):
         _show_league(result["iterations"], console)
     _show_costs(result["costs"], console)

@@ -35,6 +35,7 @@ from inspect_ai.model import (
 )
 from inspect_ai.scorer import Score
 
+from nip_core.answers.reasons import Kind
 from nip_core.evaluation.transcripts import DECISION_WORDS
 from nip_core.game.render import Game, InvalidResponse, Situation, columns_of
 from nip_core.protocols import Turn
@@ -104,7 +105,8 @@ def sample_of(split: Split, number: int, episode: Row, rows: list[Row], epoch: i
     # 3. Its transcript.
     scores = {"verdict": verdict_score(episode), "rewards": reward_score(episode)}
     clock = _Clock(split.times, rows)
-    calls = _Calls(split, game, _situation(episode, columns), turns, moves, clock)
+    hints = {} if game is None else game.wrong_before(rows)
+    calls = _Calls(split, game, _situation(episode, columns), turns, moves, clock, hints)
     events = [*_begin(sample, clock), *calls.events(rows), *_end(sample, scores, clock)]
     # 4. What it took.
     asked_here = [row for row in rows if row["episode"] == episode["key"]]
@@ -194,6 +196,8 @@ class _Calls:
     moves: Moves
     clock: _Clock
 
+    hints: Mapping[tuple[int, str, int], Kind]  # with which answers were asked for again
+
     def __post_init__(self) -> None:
         self._messages: dict[tuple[str, str, str | None], ChatMessage] = {}
 
@@ -267,8 +271,10 @@ class _Calls:
         """The chat that the model was asked with; [] where its prompts are not here any more."""
         if self.game is None:
             return []
-        before = [turn for turn in self.turns if turn.round < row["round"]]
-        chat = self.game.render(row["agent"], self.situation, before, row["round"])
+        agent, round_ = row["agent"], row["round"]
+        before = [turn for turn in self.turns if turn.round < round_]
+        wrong = self.hints.get((round_, agent, row["attempt"]))
+        chat = self.game.render(agent, self.situation, before, round_, wrong)
         return [self._message(message) for message in chat]
 
     def _message(self, message: Mapping[str, str]) -> ChatMessage:

@@ -81,6 +81,8 @@ def _print(asked: "AskedChat") -> None:
     for answer in asked.answers:
         invalid = f" (invalid: {answer['invalid']})" if answer["invalid"] else ""
         say(f"\n{_rule('its answer' + invalid)}\n{answer['text']}")
+        if answer["asked_again"] is not None:
+            say(f"\n{_rule('asked again with the same and')}\n{answer['asked_again']}")
 
 
 def _rule(title: str) -> str:

@@ -36,11 +36,8 @@ from nip_core.answers.decisions import (
     InvalidResponse,
     MissingPart,
 )
-from nip_core.answers.parsing import (
-    NO_DECISION_GIVEN,
-    AnswerForm,
-    lacks_decision,
-)
+from nip_core.answers.parsing import AnswerForm, lacks_decision
+from nip_core.answers.reasons import NO_CONTENT, NO_DECISION_GIVEN, Kind
 from nip_core.errors import SettingsError
 from nip_core.game.render import ChatMessage, Situation, Turn
 from nip_core.hashing import derive_seed
@@ -174,10 +171,11 @@ class OpenAiWholeAgent(PromptedWholeAgent):
         # 1. What it is shown, and the form that its answer must have.
         game = self.protocol_handler.game
         form = game.form(self.agent_name, round_, situation.seed, turns)
-        chat = game.render(self.agent_name, situation, turns, round_)
         # 2. Ask until an answer can be used, each time with a seed of its own.
         error: GenerationError | None = None
+        wrong: Kind | None = None
         for attempt in range(self.agent_params.num_invalid_generation_retries + 1):
+            chat = game.render(self.agent_name, situation, turns, round_, wrong)
             answer = await self._ask(chat, form, seeds(attempt), client)
             try:
                 _check_usable(answer, attempt)
@@ -187,9 +185,9 @@ class OpenAiWholeAgent(PromptedWholeAgent):
                 if lacks_decision(move, form) and not is_last:
                     raise InvalidDecision(NO_DECISION_GIVEN)
             except GenerationError as problem:
-                error = problem
+                error, reason = problem, NO_CONTENT if answer.text is None else str(problem)
             except InvalidResponse as problem:
-                error = _invalid(attempt, answer.text or "", problem)
+                error, reason = _invalid(attempt, answer.text or "", problem), problem.reason
             else:
                 return _ParsedChatCompletion(
                     messages=dict(move.messages),
@@ -199,6 +197,14 @@ class OpenAiWholeAgent(PromptedWholeAgent):
                     retry_count=attempt,
                     token_limit=answer.finish_reason == "length",
                 )
+            wrong = game.wrong(
+                {
+                    "agent": self.agent_name,
+                    "text": answer.text or "",
+                    "finish_reason": answer.finish_reason,
+                    "invalid_reason": reason,
+                }
+            )
         # 3. None could: be silent where the game allows it, or say why.
         assert error is not None
         if self.protocol_handler.may_be_silent(self.agent_name):

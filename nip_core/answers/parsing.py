@@ -8,12 +8,12 @@ guessed.
 
 AnswerForm      what an answer must look like
 parse_response  the move in a text
-parse_decision  the answer of the scale in a text, if it decides
 lacks_decision  whether a move is a message where only a decision is of use
 
 The rules of each step have a module, in this order: `answer_lines` (lines, parts for channels),
 `labels` (lines that begin with a label), `decisions` (the verdict in a line) and `other_words`
-(verdicts elsewhere). All of it takes linear time in the length of the text.
+(verdicts elsewhere); what they leave unclear `plainer` puts in other words. All of it takes linear
+time in the length of the text.
 """
 
 import re
@@ -41,10 +41,11 @@ from nip_core.answers.labels import (
     labelled_lines,
 )
 from nip_core.answers.other_words import Claim, claims
+from nip_core.answers.plainer import plainer
+from nip_core.answers.reasons import EMPTY
 from nip_core.protocols import NO_DECISION, Move
 from nip_core.protocols.scales import DecisionScale, discrete
 
-NO_DECISION_GIVEN = "no decision, where nothing else is of use"  # why such a move is invalid
 # What asks or supposes something, so that a verdict in it may be meant otherwise.
 _ASKING = any_case(
     r"\?|\b(?:why|whether|how|what|which|explain|show|tell|trace|describe|convince|prove|please"
@@ -68,10 +69,36 @@ class AnswerForm:
 def parse_response(text: str, form: AnswerForm) -> Move:
     """The move in `text`: a decision where it has one and the agent may decide, else messages.
 
+    What does not show clearly whether it decides is looked at once more, in plainer words. So what
+    was valid before there was a second look means what it meant.
+
     Raises InvalidResponse for an answer that is empty or not Unicode, MissingPart for one in which
     the part for a channel is missing, empty or there twice, and InvalidDecision for a decision
     that is none, or is two, or may be meant and may not.
     """
+    try:
+        return _first_look(text, form)
+    except InvalidDecision as unclear:
+        move = _second_look(text, form)
+        if move is None:
+            raise unclear from None
+        return move
+
+
+def _second_look(text: str, form: AnswerForm) -> Move | None:
+    """The decision in an answer that is not clear, if it is in plainer words."""
+    assert form.scale is not None  # nobody else makes an invalid decision
+    if not _reader(form.scale).accepts:
+        return None
+    plain_text = plainer(without_thinking(text))
+    try:
+        move = None if plain_text is None else _first_look(plain_text, form)
+    except InvalidResponse:
+        return None
+    return move if move is not None and move.decision != NO_DECISION else None
+
+
+def _first_look(text: str, form: AnswerForm) -> Move:
     if _is_all_message(text, form):
         return Move(messages={form.channels[0]: text.strip()})
     # 1. What the agent wrote for others to read.
@@ -81,7 +108,7 @@ def parse_response(text: str, form: AnswerForm) -> Move:
         raise InvalidResponse(f"half a surrogate pair at character {error.start}") from None
     text = without_thinking(text)
     if not simplified(text).strip().strip("\0 \t\r\n"):
-        raise InvalidResponse("empty answer")
+        raise InvalidResponse(EMPTY)
     # 2. Where its parts begin.
     lines = AnswerLines(text)
     starts = part_starts(lines, form.channels, form.headers, form.has_reasoning)
@@ -120,14 +147,6 @@ def _is_all_message(text: str, form: AnswerForm) -> bool:
         if reader.is_numeric or any(word in lower for word in (*reader.stems, *_TELLING)):
             return False
     return bool(text.strip().strip("\0 \t\r\n"))
-
-
-def parse_decision(text: str, scale: DecisionScale) -> str | None:
-    """The answer of the scale that `text` decides for; None where it decides for none.
-
-    Raises InvalidDecision.
-    """
-    return _verdict(Answer(AnswerLines(text), _reader(scale), 0, {}), last_counts=False)
 
 
 _READERS: dict[tuple[tuple[str, float], ...], VerdictReader] = {}

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nip_core.evaluation.invalid import invalid_line, invalid_warning
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.report_text import plain_interval, plain_percent
 from nip_core.protocols import ACCEPT, NO_DECISION, REJECT
@@ -99,11 +100,11 @@ def majority_decisions(episodes: pa.Table) -> dict[str, int]:
 
 
 def remarks(test: Mapping[str, Any], rate_alone: float | None = None) -> list[str]:
-    """Say in sentences what the baselines of a test hold against its accuracy; [] for nothing.
+    """Say in sentences what is to be held against a test's accuracy; [] for nothing.
 
-    `test` has metrics as `evaluate` returns them, and those of `believe_the_prover` under that name
-    where there are provers. `rate_alone` is `Scenario.rate_alone` for a test without provers, else
-    None. docs/statistics.md has the rules.
+    `test` has metrics as `evaluate` returns them, those of `believe_the_prover` under that name
+    where there are provers, and its `invalid_answers`, if any. `rate_alone` is
+    `Scenario.rate_alone` for a test without provers, else None. docs/statistics.md has the rules.
     """
     lines, interval = [], test.get("accuracy_ci95")
     if rate_alone is not None and interval is not None and interval[0] > rate_alone:
@@ -117,6 +118,10 @@ def remarks(test: Mapping[str, Any], rate_alone: float | None = None) -> list[st
             f"{plain_percent(test['accuracy'])}, is not shown to be right more often. Its accuracy "
             "does not show that it checks: nip attack does."
         )
+    if (invalid := invalid_line(test)) is not None:
+        lines.append(f"{invalid[0].upper()}{invalid[1:]}.")
+    if (warning := invalid_warning(test)) is not None:
+        lines.append(f"Warning: {warning}")
     return lines
 
 

@@ -128,10 +128,10 @@
     }
     const kind = item.invalid_reason !== null ? "invalid" : "";
     const answer = element("div", `message ${role} ${kind}`, meta, element("p", "prose", item.text));
-    if (item.told === null || item.attempt > 0) return [answer];
+    if (item.told === null) return [answer];
     const told = element("div", "message told",
       element("p", "meta", element("strong", "", `told to ${item.agent}`),
-        element("span", "", `before its turn in round ${item.round}`)),
+        element("span", "", `${item.attempt > 0 ? "when it was asked again" : "before its turn"} in round ${item.round}`)),
       element("p", "prose", item.told));
     return [told, answer];
   }

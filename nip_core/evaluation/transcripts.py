@@ -85,7 +85,7 @@ class Message:
     decision: int  # 0 reject, 1 accept, 2 none, 3 neither
     attempt: int  # invalid answers before this one
     invalid_reason: str | None  # None: valid, and part of the conversation
-    told: str | None = None  # what the agent was told before this turn; only with a `Game`
+    told: str | None = None  # what the agent was told before this call; only with a `Game`
     decision_value: float | None = None  # on the decision scale, from -1 to 1
     channels: tuple[str, ...] = ()  # that it was sent to; none for a decision
     remark: str = ""  # the scenario's, on what the others read; only with a `Game`
@@ -301,12 +301,18 @@ def _messages(
         movers = protocol.movers(row["round"], episode["seed"], before)
         return tuple(movers.get(row["agent"], ()))
 
+    hints = {} if game is None else game.wrong_before(rows)
+
     def told(row: dict[str, Any]) -> str | None:
         known = game is not None and game.protocol.name == episode["protocol"]
         if game is None or not known or row["agent"] not in game.parameters.model_agents:
             return None
-        before = [turn for turn in turns if turn.round < row["round"]]
-        return game.told(row["agent"], _situation(episode, game), before, row["round"])[1]
+        agent, round_, attempt = row["agent"], row["round"], row["attempt"]
+        before = [turn for turn in turns if turn.round < round_]
+        if attempt == 0:
+            return game.told(agent, _situation(episode, game), before, round_)[1]
+        wrong = hints.get((round_, agent, attempt))
+        return wrong and game.hint(agent, round_, episode["seed"], before, wrong)
 
     remarks = _remarks(episode, valid, game)
     return tuple(

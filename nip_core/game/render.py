@@ -10,7 +10,9 @@ from typing import Any
 
 from nip_core.answers.decisions import InvalidResponse
 from nip_core.answers.parsing import AnswerForm
+from nip_core.answers.reasons import Kind, kind_of
 from nip_core.game.chat_format import format_chat
+from nip_core.game.retry_hints import hint
 from nip_core.game.rules import Rules
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move, Protocol, RoundResult, TokenChoice, Turn, make_protocol
@@ -66,9 +68,17 @@ class Game:
         return type(self), (self.parameters,)  # another process makes its own
 
     def render(
-        self, agent: str, situation: Situation, turns: Sequence[Turn], round_: int
+        self,
+        agent: str,
+        situation: Situation,
+        turns: Sequence[Turn],
+        round_: int,
+        wrong: Kind | None = None,
     ) -> list[ChatMessage]:
         """The chat of `agent` when it is asked in `round_`, after `turns` (in round order).
+
+        With `wrong`, what was wrong with its answer before in this very round, the chat ends with
+        a hint. Neither that answer nor the hint stands in any other chat, or in what is trained.
 
         In each round come first what the agent is told before its turn (that it is its last, or
         the supervisor's message), then its own answer as it was generated, then what the others
@@ -110,6 +120,8 @@ class Game:
                         if name is not None:
                             message["name"] = name
                         chat.append(message)
+        if wrong is not None:
+            chat.append(self._hint(agent, round_, seed, turns, wrong))
         # 3. In the form that its model takes.
         spoke = any(turn.agent == agent for turn in by_round.get(round_, ()))
         asked = rounds[-1].moves and not spoke
@@ -127,6 +139,43 @@ class Game:
         prompt = self._rules.system_prompt(agent, stance, seed)
         system = prompt.fill(self._texts(situation))
         return system, None if told is None else told["content"]
+
+    def wrong(self, generation: Mapping[str, Any]) -> Kind | None:
+        """Say what was wrong with a generation row, as its agent is told when it is asked again.
+
+        None where the answer is valid, or where the agent's setting `retry_hint` is off. Of the row
+        only `agent`, `text`, `finish_reason` and `invalid_reason` are looked at.
+        """
+        reason, agent = generation["invalid_reason"], generation["agent"]
+        settings = self.parameters.model_agents.get(agent)
+        if reason is None or settings is None or not settings.retry_hint:
+            return None
+        return kind_of(reason, generation["finish_reason"], generation["text"])
+
+    def wrong_before(
+        self, generations: Iterable[Mapping[str, Any]]
+    ) -> dict[tuple[int, str, int], Kind]:
+        """By round, agent and attempt, with which hint the generations of an episode were asked."""
+        return {
+            (row["round"], row["agent"], row["attempt"] + 1): wrong
+            for row in generations
+            if (wrong := self.wrong(row)) is not None
+        }
+
+    def hint(self, agent: str, round_: int, seed: int, turns: Sequence[Turn], wrong: Kind) -> str:
+        """The words with which the agent is asked again in `round_`, after `turns`."""
+        form = self.form(agent, round_, seed, [turn for turn in turns if turn.round < round_])
+        return hint(wrong, form, self.parameters.max_tokens(agent))
+
+    def _hint(
+        self, agent: str, round_: int, seed: int, turns: Sequence[Turn], wrong: Kind
+    ) -> ChatMessage:
+        message = {"role": "user", "content": self.hint(agent, round_, seed, turns, wrong)}
+        if self._formats[agent] != "named":
+            # Where all that others say is one message, it must show that the hint is not theirs. A
+            # name of its own would need a template that shows names.
+            message["name"] = self.parameters.model_agents[agent].supervisor_name
+        return message
 
     def _texts(self, situation: Situation) -> Mapping[str, str]:
         """The texts of the problem by column, those drawn for the episode included."""

@@ -214,6 +214,11 @@ class PureTextAgentParameters(AgentParameters):
     num_invalid_generation_retries: Annotated[int, Field(ge=0, le=100)] = 20
     """How often an answer in an invalid form is asked for again before the episode fails, 0 to
     100. So is a message where only a decision is of use; the last one stands."""
+    retry_hint: bool = False
+    """Whether an answer that is asked for again is asked for with a last user message that says
+    what was wrong with the one before (docs/answers.md). False: with the same chat, as in runs of
+    versions without this setting. Models that follow instructions need fewer retries with it; the
+    bundled tiny models follow none."""
     base_url: Address = None
     """Address of an API that speaks OpenAI's protocol, for this agent's group, like
     https://host/v1. None: the provider's, or lm_server.url."""

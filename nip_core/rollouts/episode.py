@@ -30,6 +30,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from nip_core.answers.parsing import AnswerForm
+from nip_core.answers.reasons import Kind
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import StageError
 from nip_core.game.render import ChatMessage, Game, columns_json, situation_of, tokens_of
@@ -162,7 +163,8 @@ class EpisodeState:
     decision: int = NO_DECISION
     value: float | None = None
     error: str | None = None
-    chats: dict[str, list[ChatMessage]] = field(default_factory=dict)  # by agent that was asked
+    chats: dict[tuple[str, Kind | None], list[ChatMessage]] = field(default_factory=dict)
+    """By agent that was asked, and what it was told was wrong with its answer before."""
 
     @cached_property
     def movers(self) -> list[str]:
@@ -339,9 +341,11 @@ class EpisodeState:
         agent: str,
         prefetched: asyncio.Future[PrefetchedAnswer] | None = None,
     ) -> TurnAnswer:
-        """Ask until the answer is valid. The i-th retry is a call of its own key and seed."""
+        """Ask until the answer is valid. The i-th retry is a call of its own key and seed, and may
+        be told what was wrong before."""
         context = self.context
         records: list[Row] = []
+        wrong: Kind | None = None
         for attempt in range(context.players[agent].parameters.num_invalid_generation_retries + 1):
             # 1. Take it from the journal, from the request for all children, or ask.
             record = context.recorded.get(spec.generation_key(self.round, agent, attempt))
@@ -354,7 +358,7 @@ class EpisodeState:
                     if isinstance(answer, ContextLengthError):
                         raise answer
                     if answer is None:
-                        async with self._call(spec, agent, attempt) as call:
+                        async with self._call(spec, agent, attempt, wrong=wrong) as call:
                             answer = await self._keep(call, 0, spec, attempt)
                     record, move = answer
                 except RequestRefusedError as error:
@@ -367,6 +371,7 @@ class EpisodeState:
                 tokens = tokens_of(generation.get("token_logprobs"))
                 move = move or read_again(generation, self._form(agent))
                 return TurnAnswer(records, Turn(self.round, agent, text, move, tokens))
+            wrong = context.game.wrong(generation)
         # 3. There was none.
         problem = (
             f"{len(records)} invalid answers, the last because of "
@@ -374,28 +379,29 @@ class EpisodeState:
         )
         return TurnAnswer(records, problem=problem, is_invalid=True)
 
-    def _chat(self, agent: str) -> list[ChatMessage]:
+    def _chat(self, agent: str, wrong: Kind | None) -> list[ChatMessage]:
         """The agent's chat. Made when it is needed, not for what is in the journal."""
         if isinstance(self.context.players[agent].parameters, RandomAgentParameters):
             return []  # it reads nothing
-        if agent not in self.chats:
+        if (agent, wrong) not in self.chats:
             problem, spec = self.spec.problem, self.spec
             situation = situation_of(problem, spec.stance, spec.seed)
-            self.chats[agent] = self.context.game.render(agent, situation, self.turns, self.round)
-        return self.chats[agent]
+            chat = self.context.game.render(agent, situation, self.turns, self.round, wrong)
+            self.chats[agent, wrong] = chat
+        return self.chats[agent, wrong]
 
     def _form(self, agent: str) -> AnswerForm:
         return self.context.game.form(agent, self.round, self.spec.seed, self.turns)
 
     @asynccontextmanager
     async def _call(
-        self, spec: EpisodeSpec, agent: str, attempt: int, n: int = 1
+        self, spec: EpisodeSpec, agent: str, attempt: int, n: int = 1, wrong: Kind | None = None
     ) -> AsyncIterator[Call]:
         """One request, with the seed of `spec`; keep its answers before the block is left, so that
         they are durable while it counts as in flight. Raises as ChatClient.answers does."""
         context, player = self.context, self.context.player(spec, agent)
         seed = spec.generation_seed(context.game.parameters.seed, self.round, agent, attempt)
-        chat, form = self._chat(agent), self._form(agent)
+        chat, form = self._chat(agent, wrong), self._form(agent)
         async with ask(context.game, context.client, player, chat, form, seed, n) as call:
             if player.endpoint is not None:
                 for i, answer in enumerate(call.answers):  # they share one prompt, read once

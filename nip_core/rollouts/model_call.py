@@ -17,11 +17,11 @@ from random import Random
 from typing import Any
 
 from nip_core.answers.parsing import (
-    NO_DECISION_GIVEN,
     AnswerForm,
     lacks_decision,
     parse_response,
 )
+from nip_core.answers.reasons import NO_CONTENT, NO_DECISION_GIVEN
 from nip_core.errors import StageError
 from nip_core.game.render import ChatMessage, Game, InvalidResponse
 from nip_core.parameters import PureTextAgentParameters, RandomAgentParameters
@@ -228,7 +228,7 @@ def _read(answer: ChatAnswer, form: AnswerForm) -> tuple[Move, str | None]:
     if answer.finish_reason not in ("stop", "length"):
         return Move(), f"finish reason {answer.finish_reason}"
     if answer.text is None:
-        return Move(), "no content"
+        return Move(), NO_CONTENT
     try:
         return parse_response(answer.text, form), None
     except InvalidResponse as response:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from nip_core.answers.reasons import Kind
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import ServerError, SettingsError
 from nip_core.game.render import Game, Turn, situation_of
@@ -322,16 +323,21 @@ class _AgentCheck:
         }
 
     def _chats(self, game: Game, problem: Problem | None = None) -> list[list[dict[str, str]]]:
-        """The chats that the agent is asked in its turns."""
+        """The chats that the agent is asked in its turns, and in which it is asked again."""
         problem = problem or self._problem
         stance = 1 if game.parameters.protocol_common.randomize_prover_stance else None
+        again: tuple[Kind, ...] = (
+            ("empty",) if game.parameters.model_agents[self._agent].retry_hint else ()
+        )
         return [
             game.render(
                 self._agent,
                 situation_of(problem, stance, seed),
                 turns,
                 round_,
+                wrong,
             )
+            for wrong in (None, *again)
             for seed, round_, turns in self._conversation
         ]
 

@@ -11,6 +11,7 @@ import yaml
 
 from nip_core.evaluation.attack import OwnTest, attack_line, figures, figures_by_step
 from nip_core.evaluation.baselines import believe_the_prover, majority
+from nip_core.evaluation.invalid import invalid_answers, invalid_line, invalid_warning
 from nip_core.evaluation.league import BY_OPPONENT, figures_by_opponent
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.report_text import result_line
@@ -63,6 +64,7 @@ def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
         return metrics
     before = _test_before(session, iteration) if split == TEST else None
     words = f"iteration {iteration}: played {split} problems: {result_line(metrics, before)}"
+    words = "; ".join(filter(None, (words, invalid_line(metrics), invalid_warning(metrics))))
     figures = {name: metrics.get(name) for name in _TOLD}
     session.tell(
         "test" if split == TEST else "played",
@@ -107,6 +109,8 @@ def _measured(session: Session, iteration: int, split: str) -> dict[str, Any]:
         metrics["majority"] = voted
     if split == TRAIN and (by_opponent := _by_opponent(session, iteration, rollouts.episodes)):
         metrics[BY_OPPONENT] = by_opponent
+    if invalid := invalid_answers(rollouts.generations):
+        metrics["invalid_answers"] = invalid
     played = VALIDATION if split == CANDIDATE else split
     metrics["problems_left_out"] = len(session.left_out.get(played, {}))
     metrics["rollouts"] = read_manifest(run.store, directory).extra["canonical_digest"]

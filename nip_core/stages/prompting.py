@@ -56,7 +56,8 @@ class AskedChat:
     not_yet_said: bool = False
     """Whether messages stand in it that nobody has written yet."""
     answers: list[dict[str, Any]] = field(default_factory=list)
-    """On record: the text of each answer, with why it was invalid, if it was."""
+    """On record: the text of each answer, why it was invalid, if it was, and the hint with which it
+    was then asked for again, if there was one."""
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, to be encoded as JSON."""
@@ -217,10 +218,16 @@ def chat_on_record(run: RunStore, place: Place) -> AskedChat:
         episode["seed"],
         columns_of(episode["columns"]),
     )
+    calls = [row for row in rows if (row["agent"], row["round"]) == (agent, round_)]
+    calls.sort(key=lambda row: row["attempt"])
+    again = [game.wrong(row) for row in calls[:-1]] + [None]
     answers = [
-        {"text": row["text"], "invalid": row["invalid_reason"]}
-        for row in sorted(rows, key=lambda row: row["attempt"])
-        if (row["agent"], row["round"]) == (agent, round_)
+        {
+            "text": row["text"],
+            "invalid": row["invalid_reason"],
+            "asked_again": wrong and game.hint(agent, round_, episode["seed"], before, wrong),
+        }
+        for row, wrong in zip(calls, again, strict=True)
     ]
     return AskedChat(
         agent=agent,

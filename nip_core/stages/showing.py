@@ -108,7 +108,7 @@ def _entry(record: IterationRecord) -> dict[str, Any]:
     test, league = record.metrics(TEST), league_rows(record.stored_metrics(TRAIN))
     return {
         "iteration": record.iteration,
-        "test": None if test is None else {key: test.get(key) for key in _IN_SUMMARY},
+        "test": None if test is None else _test_in_summary(test),
         "models": record.served,
         "promotion": record.promotion,
         "jobs": {
@@ -117,6 +117,12 @@ def _entry(record: IterationRecord) -> dict[str, Any]:
         },
         **({"league": league} if league else {}),
     }
+
+
+def _test_in_summary(test: Mapping[str, Any]) -> dict[str, Any]:
+    invalid = test.get("invalid_answers")
+    counted = {"invalid_answers": invalid} if invalid else {}
+    return {key: test.get(key) for key in _IN_SUMMARY} | counted
 
 
 def _status(job: Mapping[str, Any]) -> str:

@@ -71,7 +71,7 @@ def read_episode(store: Store, shard: Shard, key: str, game: Game | None) -> Epi
     chats, why_not = _chats(row, rows, game)
     turns, seen = [], dict[str, int]()
     for message, of in zip(transcript.messages, rows, strict=True):
-        chat = chats.get((of["round"], of["agent"]))
+        chat, length = chats.get(of["key"], (None, 0))
         before = seen.get(of["agent"], 0)
         turns.append(
             Turn(
@@ -84,7 +84,7 @@ def read_episode(store: Store, shard: Shard, key: str, game: Game | None) -> Epi
             )
         )
         if chat is not None and message.invalid_reason is None:
-            seen[of["agent"]] = len(chat) + 1  # its own answer comes next
+            seen[of["agent"]] = length + 1  # its own answer comes next
     return EpisodePage(row, transcript, tuple(turns), why_not)
 
 
@@ -101,10 +101,10 @@ def _readers(message: Message, game: Game | None) -> tuple[str, ...]:
 
 def _chats(
     episode: dict[str, Any], rows: Sequence[dict[str, Any]], game: Game | None
-) -> tuple[dict[tuple[int, str], tuple[ChatMessage, ...]], str]:
-    """By round and agent, the chat that was sent, and why there are none.
+) -> tuple[dict[str, tuple[tuple[ChatMessage, ...], int]], str]:
+    """By generation, the chat that was sent and how long it is without a hint; why there are none.
 
-    An answer without a valid form is asked for again with the same chat.
+    An answer without a valid form is asked for again with the same chat, or with a hint behind it.
     """
     if game is None:
         return {}, (
@@ -120,14 +120,22 @@ def _chats(
         episode["seed"],
         columns_of(episode["columns"]),
     )
-    chats: dict[tuple[int, str], tuple[ChatMessage, ...]] = {}
+    chats: dict[str, tuple[tuple[ChatMessage, ...], int]] = {}
+    plain: dict[tuple[int, str], tuple[ChatMessage, ...]] = {}
     try:
         turns = game.turns(rows, episode["seed"])
+        hints = game.wrong_before(rows)
         for row in rows:
-            place = (row["round"], row["agent"])
-            if place not in chats and row["agent"] in game.parameters.model_agents:
-                before = [turn for turn in turns if turn.round < row["round"]]
-                chats[place] = tuple(game.render(row["agent"], situation, before, row["round"]))
+            round_, agent = place = row["round"], row["agent"]
+            if agent not in game.parameters.model_agents:
+                continue
+            before = [turn for turn in turns if turn.round < round_]
+            if place not in plain:
+                plain[place] = tuple(game.render(agent, situation, before, round_))
+            chat, wrong = plain[place], hints.get((*place, row["attempt"]))
+            if wrong is not None:
+                chat = tuple(game.render(agent, situation, before, round_, wrong))
+            chats[row["key"]] = chat, len(plain[place])
     except (InvalidResponse, NipError, KeyError, ValueError, IndexError) as error:
         return {}, f"What was asked can't be made again: {error}"
     return chats, ""

@@ -65,6 +65,7 @@ def settings(url, game=None, **agents):
                     "model_name": "m",
                     "base_url": url,
                     "num_invalid_generation_retries": 8,
+                    "retry_hint": True,
                     "temperature": 0.5,
                 },
                 **agents,

@@ -11,12 +11,14 @@ READ = {
     "It holds for all n. Decision: accept": ACCEPT,
     "\\boxed{reject}": REJECT,
     '{"decision": "accept", "reason": "it holds"}': ACCEPT,
+    "After all this my decision is to accept.": ACCEPT,
+    "f(0) is 1, so I reject.": REJECT,
     "Decision: reject. I cannot accept this because f(0) is 1.": REJECT,
 }
 ASKED_AGAIN = [
     "Expert_1: Verdict: accept",
     "Verdict: accept. This is not final.",
-    "After all this my decision is to accept.",
+    "If all this holds, my decision is to accept.",
     "It holds.\n```\nDecision: accept\n```",
 ]
 QUESTION = "Question: should I accept, or reject?"

@@ -15,7 +15,6 @@ from nip_core.answers.decisions import InvalidDecision, MissingPart
 from nip_core.answers.parsing import (
     AnswerForm,
     InvalidResponse,
-    parse_decision,
     parse_response,
 )
 from nip_core.protocols import NO_DECISION
@@ -289,11 +288,6 @@ def test_the_kinds_of_invalid_answers_can_be_told_apart():
         parse_response("Question for Expert_1: a", form(headers=HEADERS))
     with pytest.raises(InvalidResponse, match="half a surrogate pair at character 1"):
         parse_response("a\udfff", form(None))
-
-
-def test_a_decision_is_read_without_a_form_too():
-    assert parse_decision("**Decision:** 7/10", SCALES["out_of_10"]) == "7"
-    assert parse_decision("Why?", SCALES["out_of_10"]) is None
 
 
 PIECES = [

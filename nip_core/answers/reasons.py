@@ -1,0 +1,85 @@
+"""Why an answer is asked for again: a small set of kinds, from what is on record of it.
+
+KINDS               the kinds, with what each means in a few words
+kind_of             the kind of an invalid answer
+is_about_decision   whether a kind says that a verdict could not be read
+
+A kind follows from what the tables have of an answer: the reason in words, why it ended, the text.
+So it is no column of its own, and runs of earlier versions are counted by the same kinds.
+"""
+
+import re
+from typing import Literal
+
+Kind = Literal[
+    "no_decision",
+    "two_verdicts",
+    "taken_back",
+    "not_own",
+    "json",
+    "unclear",
+    "cut_off",
+    "empty",
+    "missing_part",
+    "other",
+]
+
+NO_DECISION_GIVEN = "no decision, where nothing else is of use"
+NO_CONTENT = "no content"
+EMPTY = "empty answer"
+
+KINDS: dict[Kind, str] = {
+    "no_decision": "no decision where one was due",
+    "two_verdicts": "more than one verdict",
+    "taken_back": "a verdict that is negated, asked, doubted or taken back",
+    "not_own": "a decision that may be somebody else's words",
+    "json": "JSON without a clear verdict",
+    "unclear": "no clear verdict",
+    "cut_off": "cut off by the token limit",
+    "empty": "empty",
+    "missing_part": "a part for somebody is missing",
+    "other": "other reasons",
+}
+"""What each kind means, in the order in which they are shown."""
+
+_OF_DECISIONS = frozenset(
+    {"no_decision", "two_verdicts", "taken_back", "not_own", "json", "unclear"}
+)
+_BY_BEGINNING: tuple[tuple[Kind, str], ...] = (
+    ("no_decision", re.escape(NO_DECISION_GIVEN)),
+    ("empty", f"{EMPTY}|{NO_CONTENT}"),
+    ("cut_off", "the thinking does not end"),
+    ("missing_part", "no part that begins|two parts that begin|an empty part that begins"),
+    (
+        "two_verdicts",
+        "two contradicting decisions|decision with (?:a second answer|another number)",
+    ),
+    ("taken_back", "a decision that is taken back|a verdict before a question"),
+    (
+        "taken_back",
+        "decision with (?:its contrary|struck-out letters"
+        "|a (?:question mark|negation|doubt|retraction|condition|cross))",
+    ),
+    ("not_own", "a decision that the line before it gives|a decision in a quotation"),
+    ("unclear", "invalid decision|decision with |a verdict |more than [0-9]+ lines that begin"),
+)
+_JSON = re.compile(r"^\s*(?:```\w*\s*)?\{|\}\s*(?:```)?\s*$")
+_PATTERNS = [(kind, re.compile(beginning)) for kind, beginning in _BY_BEGINNING]
+
+
+def kind_of(reason: str, finish_reason: str = "stop", text: str = "") -> Kind:
+    """The kind of an answer with this `invalid_reason`, which ended by `finish_reason`.
+
+    What was cut off is called that, whatever was wrong with what there was of it.
+    """
+    if finish_reason == "length":
+        return "cut_off"
+    for kind, pattern in _PATTERNS:
+        if pattern.match(reason):
+            return "json" if kind == "unclear" and _JSON.search(text) else kind
+    return "other"
+
+
+def is_about_decision(kind: Kind) -> bool:
+    """Tell whether a verdict could not be read."""
+    return kind in _OF_DECISIONS

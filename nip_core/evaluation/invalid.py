@@ -1,0 +1,114 @@
+"""How many answers were asked for again, and why: beside a test's accuracy.
+
+invalid_answers   the counts, of a batch's generations
+invalid_line      the same in a line
+invalid_warning   what to do where they are many
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nip_core.answers.reasons import KINDS, Kind, is_about_decision, kind_of
+from nip_core.evaluation.report_text import plain_percent
+
+_COLUMNS = ("agent", "attempt", "invalid_reason", "finish_reason", "text")
+_MANY = 1 / 3  # of an agent's first answers
+
+
+def invalid_answers(generations: pa.Table) -> dict[str, Any] | None:
+    """Count the answers without a valid form; None where all have one.
+
+    ``first_answers`` (the first of each turn), how many of them were ``invalid``, and those
+    ``by_reason``, by the kinds of `nip_core.answers.reasons`; ``invalid_in_all`` also has the
+    retries. ``agents`` has the same by agent, of those with any.
+    """
+    invalid = generations.filter(pc.is_valid(generations["invalid_reason"])).select(_COLUMNS)
+    if not invalid.num_rows:
+        return None
+    first = generations.filter(pc.equal(generations["attempt"], 0))["agent"]
+    answered = {entry["values"]: entry["counts"] for entry in pc.value_counts(first).to_pylist()}
+    rows = invalid.to_pylist()
+    agents = sorted({row["agent"] for row in rows})
+    return {
+        **_counts(rows, sum(answered.values())),
+        "agents": {
+            agent: _counts([r for r in rows if r["agent"] == agent], answered.get(agent, 0))
+            for agent in agents
+        },
+    }
+
+
+def _counts(rows: list[dict[str, Any]], answered: int) -> dict[str, Any]:
+    kinds = Counter(
+        kind_of(row["invalid_reason"], row["finish_reason"], row["text"])
+        for row in rows
+        if row["attempt"] == 0
+    )
+    return {
+        "first_answers": answered,
+        "invalid": kinds.total(),
+        "by_reason": {kind: kinds[kind] for kind in KINDS if kinds[kind]},
+        "invalid_in_all": len(rows),
+    }
+
+
+def invalid_line(metrics: Mapping[str, Any]) -> str | None:
+    """The counts of a batch with these metrics in a line; None where all answers were valid."""
+    counted = metrics.get("invalid_answers")
+    if not counted:
+        return None
+    agents = [
+        f"{name} {of['invalid']} of {of['first_answers']} "
+        f"({plain_percent(of['invalid'] / of['first_answers'])}: {_reasons(of)})"
+        for name, of in counted["agents"].items()
+        if of["invalid"]
+    ]
+    return (
+        f"invalid first answers: {', '.join(agents) or 'none'}; {counted['invalid_in_all']} "
+        "invalid answers with retries"
+    )
+
+
+def _reasons(counted: Mapping[str, Any]) -> str:
+    by_number = sorted(counted["by_reason"].items(), key=lambda item: -item[1])
+    return ", ".join(f"{KINDS.get(kind, kind)} {count}" for kind, count in by_number)
+
+
+def invalid_warning(metrics: Mapping[str, Any]) -> str | None:
+    """Say what helps where a third of an agent's first answers or more were invalid; else None."""
+    agents = (metrics.get("invalid_answers") or {}).get("agents", {})
+    many = {
+        name: of
+        for name, of in agents.items()
+        if of["first_answers"] and of["invalid"] >= _MANY * of["first_answers"]
+    }
+    if not many:
+        return None
+    worst = max(many, key=lambda name: many[name]["invalid"] / many[name]["first_answers"])
+    of = many[worst]
+    kind = max(of["by_reason"], key=lambda name: of["by_reason"][name])
+    return (
+        f"{plain_percent(of['invalid'] / of['first_answers'])} of the first answers of {worst} "
+        f"could not be used, most often: {KINDS.get(kind, kind)}. {_advice(worst, kind)}"
+    )
+
+
+def _advice(agent: str, kind: Kind) -> str:
+    if kind == "cut_off":
+        return (
+            f"Raise agents.{agent}.max_tokens_per_message, or lower "
+            f"agents.{agent}.max_response_words."
+        )
+    if kind == "empty":
+        return (
+            f"Where the model thinks first, raise agents.{agent}.max_tokens_per_message or lower "
+            "its reasoning_effort."
+        )
+    told = f"With agents.{agent}.retry_hint: true it is told what was wrong"
+    if is_about_decision(kind):
+        return f"{told}; docs/answers.md says which verdicts are read."
+    return f"{told}; its prompt may not say the form clearly enough (nip prompt shows it)."

@@ -1,0 +1,89 @@
+"""Invalid answers are counted by reason beside accuracy, and many of them are a warning."""
+
+import json
+
+from nip_core.answers.reasons import KINDS
+from nip_core.evaluation.baselines import remarks
+from nip_core.evaluation.invalid import invalid_answers, invalid_line, invalid_warning
+from nip_prefect.flows.printing import show_run
+
+UNCLEAR = "a verdict that is not clear"
+
+
+def played(generations_of):
+    """Twelve first answers of the verifier, of which three are invalid, and one twice."""
+    return generations_of(
+        *({"episode": f"e{i}", "agent": "verifier"} for i in range(9)),
+        {"episode": "e9", "agent": "verifier", "invalid_reason": UNCLEAR},
+        {"episode": "e9", "agent": "verifier", "invalid_reason": "empty answer", "attempt": 1},
+        {"episode": "e9", "agent": "verifier", "attempt": 2},
+        {"episode": "e10", "agent": "verifier", "invalid_reason": UNCLEAR},
+        {"episode": "e11", "agent": "verifier", "invalid_reason": UNCLEAR, "finish_reason": "length"},
+        {"episode": "e0", "agent": "prover"},
+    )  # fmt: skip
+
+
+def test_invalid_answers_are_counted_by_agent_and_reason(generations_of):
+    counted = invalid_answers(played(generations_of))
+    verifier = {
+        "first_answers": 12,
+        "invalid": 3,
+        "by_reason": {"unclear": 2, "cut_off": 1},
+        "invalid_in_all": 4,
+    }
+    assert counted == {**verifier, "first_answers": 13, "agents": {"verifier": verifier}}
+    assert json.loads(json.dumps(counted)) == counted
+    assert set(verifier["by_reason"]) < set(KINDS)
+
+
+def test_a_batch_without_invalid_answers_says_nothing(generations_of):
+    assert invalid_answers(generations_of({"agent": "verifier"})) is None
+    assert invalid_line({}) is None and invalid_warning({}) is None
+    assert remarks({"accuracy": 0.5, "accuracy_ci95": None}) == []
+
+
+def test_the_line_names_each_agent_with_its_share_and_reasons(generations_of):
+    metrics = {"invalid_answers": invalid_answers(played(generations_of))}
+    assert invalid_line(metrics) == (
+        "invalid first answers: verifier 3 of 12 (25.0 %: no clear verdict 2, cut off by the token "
+        "limit 1); 4 invalid answers with retries"
+    )
+    assert invalid_warning(metrics) is None
+
+
+def counted(kind, invalid=4, of=12):
+    entry = {
+        "first_answers": of,
+        "invalid": invalid,
+        "by_reason": {kind: invalid},
+        "invalid_in_all": 9,
+    }
+    return {"invalid_answers": {**entry, "agents": {"verifier": entry}}}
+
+
+def test_from_a_third_of_the_first_answers_on_a_warning_names_what_helps():
+    assert invalid_warning(counted("unclear", 3, 10)) is None
+    for kind in KINDS:
+        words = invalid_warning(counted(kind))
+        helps = "max_tokens_per_message" if kind in ("cut_off", "empty") else "retry_hint: true"
+        assert "33.3 % of the first answers of verifier" in words
+        assert KINDS[kind] in words and f"agents.verifier.{helps}" in words
+
+
+def test_report_and_viewer_have_them_among_their_remarks(generations_of):
+    metrics = {"invalid_answers": invalid_answers(played(generations_of))}
+    assert remarks(metrics)[0].startswith("Invalid first answers: verifier 3 of 12")
+    assert remarks(counted("cut_off"))[1].startswith("Warning: 33.3")
+
+
+def test_show_prints_them_below_the_table(capsys):
+    test = {
+        **dict.fromkeys(("accuracy", "completeness", "soundness"), 0.5),
+        **{"accuracy_ci95": [0.4, 0.6], "distinct_problems": 4, "questions": 4},
+        **counted("no_decision"),
+    }
+    entry = {"iteration": 0, "test": test, "jobs": {}, "promotion": None}
+    show_run({"run": "a", "status": "finished", "iterations": [entry], "costs": {}})
+    out = capsys.readouterr().out
+    assert "last test: invalid first answers: verifier 4 of 12" in out
+    assert "last test: 33.3 % of the first answers of verifier could not be used" in out
