@@ -87,6 +87,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
 def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
     """Print on standard error what is probably not meant, after everything else."""
     from nip_core.parameters.shutdowns import shutdown_warnings
+    from nip_core.stages.attacked import untold
 
     sys.stdout.flush()
     for line in (
@@ -94,6 +95,7 @@ def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
         *_unreachable_threshold(parameters),
         *shutdown_warnings(parameters, datetime.now(UTC).date()),
         *_short_budget(parameters, estimate),
+        *untold(parameters),
     ):
         print(f"nip: warning: {line}", file=sys.stderr)
 
