@@ -130,9 +130,9 @@ async def measure(store: Path, runs: list[str]) -> list[dict[str, Any]]:
 
 
 def reach(store: Path, attack: str) -> str:
-    """How often provers called a step wrong in training, and how often one that is right."""
+    """Count how often provers called a step wrong in training, and how often one that is right."""
     run = RunStore(open_store(str(store)), attack)
-    said = named = right = 0
+    messages = named = right = 0
     places = (run.rollouts(iteration, "train") for iteration in count())
     for place in takewhile(lambda place: is_committed(run.store, place), places):
         rollouts = read_rollouts(run.store, place)
@@ -140,13 +140,13 @@ def reach(store: Path, attack: str) -> str:
         for row in rollouts.generations.to_pylist():
             if row["agent"] == "verifier":
                 continue
-            said += 1
+            messages += 1
             steps = read_steps(solutions[row["episode"]])
             if (called := _CALLED.search(row["text"])) and 0 < int(called[1]) <= len(steps):
                 step = steps[int(called[1]) - 1]
                 named += 1
                 right += step.result == step.true_result
-    return f"{attack}: {said} messages, {named} call a step wrong, {right} one that is right"
+    return f"{attack}: {messages} messages, {named} call a step wrong, {right} one that is right"
 
 
 def line(row: dict[str, Any]) -> str:
