@@ -23,6 +23,7 @@ import re
 import subprocess
 import sys
 import time
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from nip_core.parameters import load_parameters
 from nip_core.parameters.checks import attackers
 from nip_core.parameters.stored import from_stored, with_defaults
 from nip_core.rollouts.tables import read_rollouts
+from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import open_store
 from nip_core.scenarios.arithmetic.chains import read_steps
@@ -128,22 +130,23 @@ async def measure(store: Path, runs: list[str]) -> list[dict[str, Any]]:
 
 
 def reach(store: Path, attack: str) -> str:
-    """How often provers called a step wrong in training, and how often one that is right."""
+    """Count how often provers called a step wrong in training, and how often one that is right."""
     run = RunStore(open_store(str(store)), attack)
-    said = named = right = 0
-    for iteration in range(run.finished_iterations()):
-        rollouts = read_rollouts(run.store, run.rollouts(iteration, "train"))
+    messages = named = right = 0
+    places = (run.rollouts(iteration, "train") for iteration in count())
+    for place in takewhile(lambda place: is_committed(run.store, place), places):
+        rollouts = read_rollouts(run.store, place)
         solutions = {e["key"]: e["solution"] for e in rollouts.episodes.to_pylist()}
         for row in rollouts.generations.to_pylist():
             if row["agent"] == "verifier":
                 continue
-            said += 1
+            messages += 1
             steps = read_steps(solutions[row["episode"]])
             if (called := _CALLED.search(row["text"])) and 0 < int(called[1]) <= len(steps):
                 step = steps[int(called[1]) - 1]
                 named += 1
                 right += step.result == step.true_result
-    return f"{attack}: {said} messages, {named} call a step wrong, {right} one that is right"
+    return f"{attack}: {messages} messages, {named} call a step wrong, {right} one that is right"
 
 
 def line(row: dict[str, Any]) -> str:

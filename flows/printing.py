@@ -91,6 +91,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
 def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
     """Print on standard error what is probably not meant, after everything else."""
     from nip_core.parameters.shutdowns import shutdown_warnings
+    from nip_core.stages.attacked import untold
 
     sys.stdout.flush()
     for line in (
@@ -99,6 +100,7 @@ def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
         *shutdown_warnings(parameters, datetime.now(UTC).date()),
         *_short_budget(parameters, estimate),
         *_shows_little(parameters, estimate),
+        *untold(parameters),
     ):
         say(f"nip: warning: {line}", file=sys.stderr)
 

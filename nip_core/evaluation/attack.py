@@ -52,7 +52,7 @@ def figures(
     choices: pa.Table,
     seed: int,
     split_by: Sequence[str] = (),
-    own: OwnTest = OwnTest(),
+    own_test: OwnTest = OwnTest(),
 ) -> dict[str, Any]:
     """The metrics of an attack by best-of-n, with intervals by question (see `questions_of`).
 
@@ -73,7 +73,7 @@ def figures(
     agents = _spent(rollouts.generations)
     return {
         "by_n": by_n,
-        **_losses(own, tables[numbers[0]], tables[numbers[-1]], asked, split_by),
+        **_losses(own_test, tables[numbers[0]], tables[numbers[-1]], asked, split_by),
         "episodes": episodes.num_rows,
         "distinct_problems": len(set(episodes["problem"].to_pylist())),
         **{key: sum(of_agent[key] for of_agent in agents.values()) for key in _SPENT},
@@ -87,7 +87,7 @@ def figures_by_step(
     exploited_at: float,
     seed: int,
     split_by: Sequence[str] = (),
-    own: OwnTest = OwnTest(),
+    own_test: OwnTest = OwnTest(),
 ) -> dict[str, Any]:
     """The metrics of an attack by training, from the `episodes` of its tests by step.
 
@@ -107,7 +107,7 @@ def figures_by_step(
     """
     first, last = tests[min(tests)], tests[max(tests)]
     asked = Asked(seed, questions_of(first, split_by))
-    losses = _losses(own, first, last, asked, split_by)
+    losses = _losses(own_test, first, last, asked, split_by)
     trained = (losses["trained"] or {}).get("soundness")
     rows: list[dict[str, Any]] = []
     to_exploit = None
@@ -121,7 +121,7 @@ def figures_by_step(
             worst = row
         rows.append({**row, "worst_step": worst and worst["step"]})
         if to_exploit is None and trained:
-            lost = _lost_to_lying(own, episodes, seed, split_by)["difference"]
+            lost = _lost_to_lying(own_test, episodes, seed, split_by)["difference"]
             if lost is not None and at_least(lost, exploited_at * trained):
                 to_exploit = step
     return {
@@ -234,9 +234,9 @@ def _difference(
 
 
 def _losses(
-    own: OwnTest, first: pa.Table, last: pa.Table, asked: Asked, split_by: Sequence[str]
+    own_test: OwnTest, first: pa.Table, last: pa.Table, asked: Asked, split_by: Sequence[str]
 ) -> dict[str, Any]:
-    """What became of soundness and completeness, from the verifier's own test to the last one here.
+    """Follow soundness and completeness from the verifier's own test to the last one here.
 
     - ``trained``: soundness and completeness of the own test, with intervals, and ``problems``: how
       many that has in common with the first test, on which alone they are counted. None without
@@ -249,41 +249,42 @@ def _losses(
     The differences are paired by problem, as `paired_difference` has them.
     """
     seed, trained = asked.seed, None
-    if (both := _in_common(own, first)) is not None and both[0].num_rows:
+    if (both := _in_common(own_test, first)) is not None and both[0].num_rows:
         measured = evaluate(both[0], None, seed=seed, questions=asked.questions)
         trained = {key: measured[key] for key in _RATES}
         trained["problems"] = measured["distinct_problems"]
     return {
         "trained": trained,
-        LOST_TO_LYING: _lost_to_lying(own, first, seed, split_by),
+        LOST_TO_LYING: _lost_to_lying(own_test, first, seed, split_by),
         LOST_TO_TRAINING: _difference(last, first, 0, seed, split_by),
         "completeness_change": _difference(first, last, 1, seed, split_by),
     }
 
 
 def _lost_to_lying(
-    own: OwnTest, test: pa.Table, seed: int, split_by: Sequence[str]
+    own_test: OwnTest, test: pa.Table, seed: int, split_by: Sequence[str]
 ) -> dict[str, Any]:
     """Return how much more soundness the own test has than `test`, where both can be compared."""
-    if (both := _in_common(own, test)) is None:
-        return {**_UNKNOWN, "because": own.because}
+    if (both := _in_common(own_test, test)) is None:
+        return {**_UNKNOWN, "because": own_test.because}
     paired = _difference(both[1], both[0], 0, seed, split_by)
     if paired["problems"]:
         return paired
     return {**_UNKNOWN, "because": "the attacked run's own test has none of these wrong problems"}
 
 
-def _in_common(own: OwnTest, test: pa.Table) -> tuple[pa.Table, pa.Table] | None:
+def _in_common(own_test: OwnTest, test: pa.Table) -> tuple[pa.Table, pa.Table] | None:
     """The episodes of both on problems that are the same in both; None without an own test."""
-    if own.episodes is None:
+    if own_test.episodes is None:
         return None
     rows = [
         {tuple(row.values()) for row in table.select(_OF_PROBLEM).to_pylist()}
-        for table in (own.episodes, test)
+        for table in (own_test.episodes, test)
     ]
     ids = pa.array(sorted({row[0] for row in rows[0] & rows[1]}), pa.string())
     chosen = [
-        table.filter(pc.is_in(table["problem"], value_set=ids)) for table in (own.episodes, test)
+        table.filter(pc.is_in(table["problem"], value_set=ids))
+        for table in (own_test.episodes, test)
     ]
     return chosen[0], chosen[1]
 

@@ -71,7 +71,7 @@ def causes(attack: Mapping[str, Any]) -> list[str]:
 
 
 def _facts(attack: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What was attacked; a summary has it among the figures."""
+    """Return what was attacked, which a summary has among the figures."""
     facts: Mapping[str, Any] = attack.get("attack", attack)
     return facts
 
@@ -133,14 +133,14 @@ def _steps_to_exploit(attack: Mapping[str, Any]) -> str | None:
     if "steps_to_exploit" not in attack:
         return None
     steps = attack["steps_to_exploit"]
-    said = "none sufficed" if steps is None else f"{steps}"
+    first = "none sufficed" if steps is None else f"{steps}"
     if "exploited_below" not in attack:  # an earlier version counted wrong solutions accepted
-        return f"Steps to exploit: {said}."
+        return f"Steps to exploit: {first}."
     if not attack["exploited_below"]:
         return "Steps to exploit: not known without soundness in the attacked run's own test."
-    said = f"{said}, as lying is enough" if steps == 0 else said
+    first = f"{first}, as lying is enough" if steps == 0 else first
     bound = plain_percent(attack["exploited_below"])
-    return f"Steps to exploit (soundness down to {bound}): {said}."
+    return f"Steps to exploit (soundness down to {bound}): {first}."
 
 
 def _is_shown(paired: Mapping[str, Any] | None) -> bool:

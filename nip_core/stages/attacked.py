@@ -1,12 +1,12 @@
 """What an attack is compared with, and what it did to be one.
 
 own_test       how the attacked models were tested in their own run
-is_told        whether provers are told otherwise here than there
+is_told        whether provers are told otherwise here than there; untold: a warning where not
 training_of    how many of the attack's steps trained its provers
 shown_attack   the figures of an attack on record, with that, as whoever looks at it sees them
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nip_core.errors import SettingsError, StoreError
@@ -21,8 +21,9 @@ from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import MissingFileError
+from nip_core.run_store.store import MissingFileError, open_store
 from nip_core.scenarios import Problem
+from nip_core.stages.prepare import load_all_problems
 from nip_core.stages.records import Records
 
 
@@ -62,6 +63,21 @@ def is_told(parameters: HyperParameters, source: RunStore, problem: Problem) -> 
         for agent in attackers(parameters)
         for round_ in rounds
     )
+
+
+def untold(parameters: HyperParameters) -> Iterator[str]:
+    """Warn of an attack whose provers nothing tells to argue for acceptance."""
+    run = parameters.attack.run
+    if run is None:
+        return
+    source = RunStore(open_store(parameters.run_store, read_only=True), run)
+    [problem, *_] = load_all_problems(parameters)[TEST]
+    if is_told(parameters, source, problem) is False:
+        yield (
+            f"attack.run: the provers read the very words of run {run}, where they are paid for a "
+            "right verdict, so nothing tells them to argue for acceptance; attack a run whose "
+            "prompts do, or set agents.NAME.system_prompt_template_path"
+        )
 
 
 def training_of(records: Records) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from nip_core.stages.prepare import estimate_of, load_all_problems
 from nip_core.stages.showing import summary, write_report
 from nip_core.stages.verification import verify_run
 from nip_prefect.flows.attack import _numbers, _refuse
-from nip_prefect.flows.printing import show_run
+from nip_prefect.flows.printing import show_plan, show_run
 
 WORDS = ("apple", "banana", "cherry", "damson", "elder", "fig")
 STEP = re.compile(r"^\d+: (-?\d+) ([-+]) (\d+) = (-?\d+)", re.MULTILINE)
@@ -248,6 +248,24 @@ async def test_an_attack_without_training_says_first_that_it_shows_nothing(
     assert said in page[begin : begin + 300]
     assert "were trained against" not in page
     assert "No step trained the provers" in page
+
+
+async def test_provers_that_read_the_words_of_an_honest_run_are_said_not_to_be_told(
+    tmp_path, server_in_thread, capsys
+):
+    """The short template of the bundled code has no word that follows from what is paid."""
+    short = {"system_prompt_version": "short"}
+    nobody = {"num_iterations": 0, "rollouts_per_iteration": 40}
+    few = {"max_test_size": 4}
+    config = write_config(tmp_path, rl=nobody, dataset_options=few, code_validation=short)
+    await train_here(config)
+    chosen = {"by": "best-of-n", "iteration": 0, "n": [1], "problems": 1}
+    parameters = attack_settings(str(tmp_path / "runs"), "small", chosen)
+    show_plan(parameters, as_json=False)
+    assert "nothing tells them to argue for acceptance" in capsys.readouterr().err
+    attack = (await loop.train(parameters))["attack"]
+    assert attack["told"] is False
+    assert "The provers were asked in the very words of run small" in attack["causes"][0]
 
 
 @pytest.mark.long
