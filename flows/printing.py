@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nip_core.evaluation.attack import worst_words
+from nip_core.evaluation.baselines import believed_line
 from nip_core.evaluation.league import opponent_words
 from nip_core.evaluation.report_text import gate_line, plain_percent, problems_words
 from nip_core.parameters import HyperParameters
@@ -271,6 +272,29 @@ def _show_costs(costs: dict[str, dict[str, float | None]], console: Console) -> 
     console.print(table)
 
 
+def _show_baselines(result: dict[str, Any], console: Console) -> None:
+    """Print what the accuracy is held against: an obedient verifier, and the same one asked again.
+
+    It stands where the number does, as an accuracy shows nothing without it.
+    """
+    tests = [(e["iteration"], e["test"]) for e in result["iterations"] if e["test"]]
+    for iteration, test in dict([*tests[:1], *tests[-1:]]).items():
+        if line := believed_line(test):
+            print(f"iteration {iteration}: {line}")
+    for remark in result.get("remarks", ()):
+        console.print(remark, highlight=False, markup=False)
+    voted = [(iteration, test["any_of"]) for iteration, test in tests if test.get("any_of")]
+    for iteration, rows in voted[-1:]:
+        print(f"iteration {iteration}, rejecting where any of k plays of a problem rejects:")
+        table = Table(box=SIMPLE_HEAD, padding=0)
+        for heading in ("k", "soundness", "completeness", "generated tokens a problem"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for row in rows:
+            rates = (plain_percent(row[name]) for name in ("soundness", "completeness"))
+            table.add_row(str(row["k"]), *rates, f"{row['generated_tokens']:,.0f}")
+        console.print(table)
+
+
 def _show_league(iterations: list[dict[str, Any]], console: Console) -> None:
     """Print how training episodes ended against the models of each iteration."""
     print("training episodes by opponent:")
@@ -334,6 +358,7 @@ def show_run(result: dict[str, Any]) -> None:
     if problems and questions and questions < problems:
         asked = problems_words(problems, questions)
         print(f"intervals are by question: {asked} were tested")
+    _show_baselines(result, console)
     if any("league" in entry for entry in result["iterations"]):
         _show_league(result["iterations"], console)
     _show_costs(result["costs"], console)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import yaml
 
 from nip_core.evaluation.attack import attack_line, figures, figures_by_step
-from nip_core.evaluation.baselines import believe_the_prover, majority
+from nip_core.evaluation.baselines import believe_the_prover, believed_line, majority
 from nip_core.evaluation.league import BY_OPPONENT, figures_by_opponent
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.report_text import result_line
@@ -62,6 +62,8 @@ def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
         return metrics
     before = _test_before(session, iteration) if split == TEST else None
     words = f"iteration {iteration}: played {split} problems: {result_line(metrics, before)}"
+    if split == TEST and (believed := believed_line(metrics)):
+        words += f", {believed}"
     figures = {name: metrics.get(name) for name in _TOLD}
     session.tell(
         "test" if split == TEST else "played",
@@ -69,6 +71,7 @@ def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
         iteration=iteration,
         split=split,
         accuracy_before=before,
+        believed_accuracy=(metrics.get("believe_the_prover") or {}).get("accuracy"),
         **figures,
     )
     return metrics
