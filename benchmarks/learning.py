@@ -122,26 +122,14 @@ def run_one(game: str, name: str, store: Path, threads: int | None) -> dict[str,
         raise SystemExit(f"{name}: exit code {done.returncode}\n{done.stderr[-3000:]}")
     summary = json.loads(done.stdout)
     run = store / run_name
-    last = len(summary["iterations"]) - 1
-    metrics = [
-        json.loads((run / "iterations" / f"{i:04d}" / "metrics-test.json").read_text())
-        for i in range(last + 1)
-    ]
+    tests = [entry["test"] for entry in summary["iterations"]]
     stages = [json.loads(path.read_text()) for path in run.glob("iterations/*/times.json")]
     return {
         "what": what,
         "overrides": overrides,
         "seconds": round(sum(s for times in stages for k, s in times.items() if k != "sha256"), 1),
         "iterations": summary["iterations"],
-        "believe_the_prover": [
-            None
-            if m.get("believe_the_prover") is None
-            else {
-                k: m["believe_the_prover"][k]
-                for k in ("accuracy", "accuracy_ci95", "completeness", "soundness")
-            }
-            for m in metrics
-        ],
+        "believe_the_prover": [test.get("believe_the_prover") for test in tests],
     }
 
 
@@ -186,12 +174,14 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def write_curve(run: Path, target: Path) -> None:
-    """The learning curve of one run as a picture."""
+def write_curve(row: dict[str, Any], target: Path) -> None:
+    """The learning curve of one run as a picture, with what believing its prover would give."""
     from nip_core.evaluation.plots import learning_curve_svg
 
-    paths = sorted(run.glob("iterations/*/metrics-test.json"))
-    points = [(i, json.loads(path.read_text())) for i, path in enumerate(paths)]
+    points = [
+        (entry["iteration"], {**entry["test"], "believe_the_prover": believed})
+        for entry, believed in zip(row["iterations"], row["believe_the_prover"], strict=True)
+    ]
     target.write_text(learning_curve_svg(points) + "\n")
 
 
@@ -242,9 +232,7 @@ def main() -> None:
         f"{table(results)}\n"
     )
     if "seed-6198" in rows:
-        write_curve(
-            arguments.store / "learning-seed-6198", arguments.out.parent / "learning-curve.svg"
-        )
+        write_curve(rows["seed-6198"], arguments.out.parent / "learning-curve.svg")
     arguments.out.with_suffix(".md").write_text(page)
     print(page)
 

@@ -19,6 +19,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from nip_core.evaluation.attack_words import sentences
+from nip_core.evaluation.baselines import believed_line
 from nip_core.evaluation.invalid import invalid_line, invalid_warning
 from nip_core.evaluation.league import opponent_words
 from nip_core.evaluation.report_text import (
@@ -307,6 +308,29 @@ def _show_costs(costs: dict[str, dict[str, float | None]], console: "Console") -
     console.print(table)
 
 
+def _show_baselines(result: dict[str, Any], console: "Console") -> None:
+    """Print what the accuracy is held against: an obedient verifier, and the same one asked again.
+
+    It stands where the number does, as an accuracy shows nothing without it.
+    """
+    tests = [(e["iteration"], e["test"]) for e in result["iterations"] if e["test"]]
+    for iteration, test in dict([*tests[:1], *tests[-1:]]).items():
+        if line := believed_line(test):
+            say(f"iteration {iteration}: {line}")
+    for remark in result.get("remarks", ()):
+        console.print(remark, highlight=False, markup=False)
+    voted = [(iteration, test["any_of"]) for iteration, test in tests if test.get("any_of")]
+    for iteration, rows in voted[-1:]:
+        say(f"iteration {iteration}, rejecting where any of k plays of a problem rejects:")
+        table = Table(box=SIMPLE_HEAD, padding=0)
+        for heading in ("k", "soundness", "completeness", "generated tokens a problem"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for row in rows:
+            rates = (plain_percent(row[name]) for name in ("soundness", "completeness"))
+            table.add_row(str(row["k"]), *rates, f"{row['generated_tokens']:,.0f}")
+        console.print(table)
+
+
 def _show_league(iterations: list[dict[str, Any]], console: "Console") -> None:
     """Print how training episodes ended against the models of each iteration."""
     say("training episodes by opponent:")
@@ -375,6 +399,7 @@ def show_run(result: dict[str, Any]) -> None:
     for words in (invalid_line, invalid_warning) if tests else ():
         if (said := words(tests[-1])) is not None:
             say(f"last test: {said}")
+    _show_baselines(result, console)
     if any("league" in entry for entry in result["iterations"]):
         _show_league(result["iterations"], console)
     _show_costs(result["costs"], console)

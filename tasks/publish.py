@@ -19,6 +19,7 @@ from prefect.artifacts import (
     acreate_table_artifact,
 )
 
+from nip_core.evaluation.baselines import believed_line
 from nip_core.evaluation.embedding import thinned
 from nip_core.evaluation.report import metrics_table
 from nip_core.evaluation.transcripts_markdown import transcripts_markdown
@@ -102,7 +103,10 @@ def learning_curve_markdown(rows: list[tuple[int, dict[str, Any]]]) -> str:
             f"{iteration:3d} {100 * accuracy:5.1f} % "
             f"[{100 * interval[0]:5.1f}, {100 * interval[1]:5.1f}] {bar}"
         )
-    return "\n".join([*lines, "```", ""])
+    # An accuracy shows nothing by itself: what obeying would give stands beside it.
+    last = [line for _, metrics in rows[-1:] if (line := believed_line(metrics))]
+    beside = [f"In the last of them {last[0]}.", ""] if last else []
+    return "\n".join([*lines, "```", "", *beside])
 
 
 async def published_state(run: str) -> dict[str, Any] | None:

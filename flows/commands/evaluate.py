@@ -14,6 +14,7 @@ def evaluate(
     verbose: Verbose = False,
 ) -> None:
     """Test the newest models of CONFIG's run; the base models if there are none yet."""
+    from nip_core.evaluation.baselines import believed_line
     from nip_core.evaluation.report_text import verdict_line
     from nip_core.parameters import load_parameters
     from nip_prefect.flows.launch import run_flow
@@ -35,6 +36,8 @@ def evaluate(
     def show_test(result: dict[str, Any]) -> None:
         say(f"run {result['run']}, models of iteration {result['iteration']}")
         say(verdict_line(result["test"]))
+        if believed := believed_line(result["test"]):
+            say(believed)
 
     result = run_flow(parameters, look, import_flow, as_json=as_json, verbose=verbose, shown=shown)
     show_result(result, as_json, shown, show_test)

@@ -139,9 +139,11 @@ def _describe(points: MetricsByIteration) -> str:
     if not measured:
         return "Learning curve without measurements"
     (first, before), (last, after) = measured[0], measured[-1]
+    believed = [value for _, metrics in points if (value := _believed(metrics)) is not None]
+    obeying = f"; believing the prover would give {believed[-1]:.1%}" if believed else ""
     return (
         f"Learning curve: accuracy {before:.1%} in iteration {first}, "
-        f"{after:.1%} in iteration {last}"
+        f"{after:.1%} in iteration {last}{obeying}"
     )
 
 
@@ -182,9 +184,33 @@ def _draw(axes: Any, points: MetricsByIteration) -> None:
     )
     iterations = [iteration for iteration, _ in points]
     span = max(1, max(iterations) - min(iterations)) if iterations else 1
+    _draw_believed(axes, points)
     for name, colour, marker, dash, shift in _LINES:
         _draw_metric(axes, points, name, colour, marker, dash, shift * span)
     _dress(axes, iterations)
+
+
+def _draw_believed(axes: Any, points: MetricsByIteration) -> None:
+    """Draw what an obedient verifier would reach, which the accuracy is to be held against."""
+    known = [(k, believed) for k, m in points if (believed := _believed(m)) is not None]
+    if known:
+        axes.plot(
+            *zip(*known, strict=True),
+            color=INK,
+            alpha=0.6,
+            linewidth=1.2,
+            linestyle=(0, (6, 2, 1, 2)),
+            marker="_",
+            markersize=12,
+            zorder=2,
+            label="believing the prover",
+            clip_on=False,
+        )
+
+
+def _believed(metrics: Mapping[str, Any]) -> float | None:
+    accuracy: float | None = (metrics.get("believe_the_prover") or {}).get("accuracy")
+    return accuracy
 
 
 def _draw_metric(
@@ -253,14 +279,17 @@ def _dress(axes: Any, iterations: list[int]) -> None:
     axes.spines["bottom"].set_color(INK)
     axes.spines["bottom"].set_alpha(0.5)
     handles, labels = axes.get_legend_handles_labels()
-    order = [2, 0, 1]  # drawn last, named first
+    order = [*range(len(labels))]
+    order = order[-1:] + order[-3:-1] + order[:-3]  # the accuracy, drawn last, is named first
     axes.legend(
         [handles[i] for i in order],
         [labels[i] for i in order],
         loc="lower left",
         bbox_to_anchor=(-0.01, 1.0),
-        ncols=3,
+        ncols=4,
         frameon=False,
         labelcolor=INK,
-        handlelength=2.6,
+        handlelength=2.2,
+        columnspacing=1.0,
+        handletextpad=0.6,
     )

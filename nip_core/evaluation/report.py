@@ -38,6 +38,7 @@ from markupsafe import Markup
 
 from nip_core.evaluation.attack import attack_rows
 from nip_core.evaluation.attack_words import causes, caution, sentences
+from nip_core.evaluation.baselines import believed_line
 from nip_core.evaluation.embedding import Embedded, embedded, embedded_json, thinned
 from nip_core.evaluation.league import league_rows, opponent_words
 from nip_core.evaluation.plots import MetricsByIteration, learning_curve_svg
@@ -180,6 +181,7 @@ def page_values(report: ReportData) -> dict[str, Any]:
         "change": _change(tests[0], tests[-1], report.comparisons) if len(tests) > 1 else "",
         "comparisons": [(i, paired, by_iteration.get(i)) for i, paired in report.comparisons],
         "verdicts": verdicts,
+        "asked_again": _asked_again(tested),
         "has_neither": _has_neither(metrics for _, _, metrics, _ in verdicts),
         "labels": [(i, split, m["labels"]) for i, split, m, _ in verdicts if m.get("labels")],
         "groups": [(e, name, group) for e in report.iterations for name, group in e.groups.items()],
@@ -216,6 +218,7 @@ def report_environment(*loaders: BaseLoader) -> Environment:
     environment.filters |= {function.__name__: function for function in (*shown, p_value)}
     environment.globals |= {"bound": _bound, "problems_words": problems_words}
     environment.globals |= {"opponent_words": opponent_words, "once": _once}
+    environment.globals |= {"believed_line": believed_line}
     environment.filters |= {
         "across": lambda share, width: f"{5 + (width - 10) * share:.1f}",
         "dash": lambda value: DASH if value is None else value,
@@ -259,6 +262,11 @@ def metrics_table(
             "95 % interval": percent_range(metrics.get("accuracy_ci95")),
             "completeness": percent(metrics.get("completeness")),
             "soundness": percent(metrics.get("soundness")),
+            **(
+                {"believing the prover": percent(_believed(metrics))}
+                if any(_believed(measured) is not None for _, measured in rows)
+                else {}
+            ),
             "precision": percent(metrics.get("precision")),
             "no decision": percent(metrics.get("no_decision_rate")),
             **({"neither": percent(metrics.get("neither_rate"))} if scaled else {}),
@@ -276,6 +284,18 @@ def metrics_table(
 def asset(name: str) -> str:
     """The text of a file beside this one, such as `report.css`."""
     return (resources.files("nip_core.evaluation") / name).read_text(encoding="utf-8")
+
+
+def _believed(metrics: Metrics) -> float | None:
+    """The accuracy of a verifier that believes the prover."""
+    accuracy: float | None = (metrics.get("believe_the_prover") or {}).get("accuracy")
+    return accuracy
+
+
+def _asked_again(tested: Sequence[IterationReport]) -> list[IterationReport]:
+    """The first test and the last in which problems were played several times."""
+    several = [entry for entry in tested if (entry.test or {}).get("any_of")]
+    return [*several[:1], *several[1:][-1:]]
 
 
 def _has_neither(metrics: Iterable[Metrics]) -> bool:

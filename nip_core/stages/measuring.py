@@ -10,7 +10,7 @@ import pyarrow as pa
 import yaml
 
 from nip_core.evaluation.attack import OwnTest, attack_line, figures, figures_by_step
-from nip_core.evaluation.baselines import believe_the_prover, majority
+from nip_core.evaluation.baselines import believe_the_prover, believed_line, majority
 from nip_core.evaluation.invalid import invalid_answers, invalid_line, invalid_warning
 from nip_core.evaluation.league import BY_OPPONENT, figures_by_opponent
 from nip_core.evaluation.metrics import evaluate
@@ -64,6 +64,8 @@ def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
         return metrics
     before = _test_before(session, iteration) if split == TEST else None
     words = f"iteration {iteration}: played {split} problems: {result_line(metrics, before)}"
+    if split == TEST and (believed := believed_line(metrics)):
+        words += f", {believed}"
     words = "; ".join(filter(None, (words, invalid_line(metrics), invalid_warning(metrics))))
     figures = {name: metrics.get(name) for name in _TOLD}
     session.tell(
@@ -72,6 +74,7 @@ def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
         iteration=iteration,
         split=split,
         accuracy_before=before,
+        believed_accuracy=(metrics.get("believe_the_prover") or {}).get("accuracy"),
         **figures,
     )
     return metrics

@@ -9,7 +9,7 @@ A run is shown whatever version wrote it: of its settings only those are read th
 with the defaults of today where they are missing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from nip_core.errors import StoreError
 from nip_core.evaluation.attack import attack_shown
 from nip_core.evaluation.attack_words import causes, caution
-from nip_core.evaluation.baselines import remarks
+from nip_core.evaluation.baselines import left_out_words, remarks
 from nip_core.evaluation.league import league_rows
 from nip_core.evaluation.report import GroupReport, IterationReport, ReportData, build_report
 from nip_core.evaluation.statistics.differences import holm
@@ -40,6 +40,10 @@ from nip_core.stages.verification import check_run
 _IN_SUMMARY = (
     *("accuracy", "accuracy_ci95", "completeness", "completeness_ci95"),
     *("soundness", "soundness_ci95", "episodes", "distinct_problems", "questions"),
+)
+_OF_BELIEVED = (
+    *("accuracy", "accuracy_ci95", "completeness", "soundness"),
+    *("episodes", "without_prover"),
 )
 _CHECKSUM = b"<!-- sha256 of the lines above: "
 
@@ -76,7 +80,7 @@ def is_running(run: RunStore) -> bool:
 
 
 def summary(run: RunStore, records: Records | None = None) -> dict[str, Any]:
-    """A run as JSON: ``run``, ``status`` and ``iterations``.
+    """A run as JSON: ``run``, ``status``, ``iterations``, and ``remarks`` on the last test.
 
     Entry k of ``iterations`` tests the models that play iteration k; entry 0 is untrained, and a
     last entry without jobs tests the final models.
@@ -84,6 +88,9 @@ def summary(run: RunStore, records: Records | None = None) -> dict[str, Any]:
     records = (records or Records(run)).look_again()
     shown = records.shown
     attack = document(run, run.metrics(shown.last, ATTACK), "attack") if shown.attacks else None
+    iterations = records.all()
+    tests = [test for record in iterations if (test := record.metrics(TEST)) is not None]
+    said = remarks(tests[-1], rate_alone_of(shown.record.parameters)) if tests else []
     return {
         "run": run.name,
         "status": status_of(run, records),
@@ -93,7 +100,8 @@ def summary(run: RunStore, records: Records | None = None) -> dict[str, Any]:
         "costs": costs_of(records),
         "expected_by": expected_by(records),
         "left_out": {split: len(problems) for split, problems in (recorded(run) or {}).items()},
-        "iterations": [_entry(record) for record in records.all()],
+        "iterations": [_entry(record) for record in iterations],
+        "remarks": said,
         **({} if attack is None else {"attack": _attack(attack, records)}),
     }
 
@@ -108,7 +116,7 @@ def _entry(record: IterationRecord) -> dict[str, Any]:
     test, league = record.metrics(TEST), league_rows(record.stored_metrics(TRAIN))
     return {
         "iteration": record.iteration,
-        "test": None if test is None else _test_in_summary(test),
+        "test": None if test is None else _test(test),
         "models": record.served,
         "promotion": record.promotion,
         "jobs": {
@@ -119,10 +127,18 @@ def _entry(record: IterationRecord) -> dict[str, Any]:
     }
 
 
-def _test_in_summary(test: Mapping[str, Any]) -> dict[str, Any]:
+def _test(test: Mapping[str, Any]) -> dict[str, Any]:
+    believed = test.get("believe_the_prover")
+    baselines = (
+        {}
+        if believed is None
+        else {"believe_the_prover": {k: believed.get(k) for k in _OF_BELIEVED}}
+    )
+    if test.get("any_of") is not None:
+        baselines["any_of"] = test["any_of"]
     invalid = test.get("invalid_answers")
     counted = {"invalid_answers": invalid} if invalid else {}
-    return {key: test.get(key) for key in _IN_SUMMARY} | counted
+    return {key: test.get(key) for key in _IN_SUMMARY} | baselines | counted
 
 
 def _status(job: Mapping[str, Any]) -> str:
@@ -159,15 +175,6 @@ def write_report(run: RunStore, status: str | None = None, records: Records | No
 def report_data(records: Records, status: str | None = None) -> ReportData:
     """Read what a run's report shows but for the transcripts, from its small documents alone."""
     run, record = records.run, records.shown.record
-    baselines: dict[str, Any] = {}
-    for entry in records.all():
-        test = entry.metrics(TEST) or {}
-        believed, voted = test.get("believe_the_prover"), test.get("majority")
-        if believed is not None:
-            baselines["believe the prover (last iteration)"] = believed
-            baselines.setdefault("believe the prover (untrained)", believed)
-        if voted is not None:
-            baselines["majority of its plays (last iteration)"] = voted
     tested = [entry.iteration for entry in records.all() if entry.metrics(TEST)]
     for iteration in {*tested[:1], *tested[-1:]}:
         records.whole(iteration)  # its test is shown in detail
@@ -178,7 +185,7 @@ def report_data(records: Records, status: str | None = None) -> ReportData:
         status=status or status_of(run, records),
         iterations=iterations,
         parameters=record.parameters,
-        baselines=baselines,
+        baselines=_baselines(tests),
         remarks=remarks(tests[-1], rate_alone_of(record.parameters)) if tests else (),
         attack=shown_attack(records),
         comparisons=_comparisons(records),
@@ -188,6 +195,19 @@ def report_data(records: Records, status: str | None = None) -> ReportData:
         costs=cost_rows(costs_of(records)),
         expected_by=expected_by(records),
     )
+
+
+def _baselines(tests: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """By what a row of the report calls them, the metrics of those who know no verifier."""
+    rows: dict[str, Mapping[str, Any]] = {}
+    believed = [found for test in tests if (found := test.get("believe_the_prover")) is not None]
+    for when, at in (("last iteration", -1), ("untrained", 0)) if believed else ():
+        words = left_out_words(believed[at])
+        rows[f"believe the prover ({when}{'; ' if words else ''}{words})"] = believed[at]
+    voted = [found for test in tests if (found := test.get("majority")) is not None]
+    if voted:
+        rows["majority of its plays (last iteration)"] = voted[-1]
+    return rows
 
 
 def _iteration_report(record: IterationRecord) -> IterationReport:

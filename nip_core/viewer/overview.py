@@ -62,6 +62,11 @@ def _curve(overview: Overview) -> Chart | None:
         )
         for name in _KINDS
     ]
+    # What an obedient verifier would reach stands beside what this one did.
+    believed = [(e.iteration, (e.test.get("believe_the_prover") or {})) for e in tested]
+    if any(found.get("accuracy") is not None for _, found in believed):
+        points = [(i, found.get("accuracy"), None) for i, found in believed]
+        lines.append(Line("believing the prover", "believed", points))
     return chart("Test problems", lines, is_rate=True, chance=0.5)
 
 
