@@ -86,7 +86,7 @@ def scenario(**scenario_settings):
         (r"\<v\_quote\>no key", r"\<quote>no key"),
         (
             "a v_quote, a V_QUOTE, a v_v_quote and <v_quotes>",
-            "a -quote, a -quote, a v_-quote and <-quotes>",
+            "a -quote, a -quote, a -quote and <-quotes>",
         ),
         ("<v_<quote>quote>no key</quote>", "<v_<u_quote>quote>no key</u_quote>"),
         ("no quote at all, 1 < 2", "no quote at all, 1 < 2"),
