@@ -8,6 +8,7 @@ close_server   the reverse; what was unfinished continues at the next start
 """
 
 import os
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +35,7 @@ from nip_lm_server.api.plumbing import (
 from nip_lm_server.api.proxy import Proxy
 from nip_lm_server.auth import KeyRing
 from nip_lm_server.engines.deterministic import InjectedFault
-from nip_lm_server.errors import ApiError
+from nip_lm_server.errors import ApiError, Places
 from nip_lm_server.jobs.supervisor import JobSupervisor
 from nip_lm_server.jobs.table import JobTable
 from nip_lm_server.serving.placement import make_slots
@@ -98,7 +99,16 @@ async def open_server(
         proxy=Proxy(),
         configuration_digest=spec.digest(),
         created_at=created_at,
+        places=_places(state_dir, spec),
     )
+
+
+def _places(state_dir: Path, spec: ServerSpec) -> Places:
+    """Where files lie that an error may name: the server's own, its models, and its programs."""
+    named = [path for engine in spec.engines() for path in (engine.model, engine.replies) if path]
+    places = [state_dir, Path(__file__).parent, Path.cwd(), Path.home()]
+    places += [Path(path).expanduser() for path in (*named, sys.prefix, sys.base_prefix)]
+    return Places([*places, *[place.resolve() for place in places]])
 
 
 def _created_at(database: Database) -> int:

@@ -2,11 +2,15 @@
 
 ApiError                 raised anywhere below a route, it becomes the response
 error_body               the shape of that response
+Places                   directories of this machine, of which no answer tells
 shown                    a value as it stands in a message
 unknown_parameter ...    the errors that many places raise
 """
 
 import itertools
+import re
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 MAX_MESSAGE_CHARACTERS = 4000
@@ -52,6 +56,29 @@ def error_body(
     param = None if param is None else _sayable(param[:MAX_PARAM_CHARACTERS])
     message = _sayable(message[:MAX_MESSAGE_CHARACTERS])
     return {"error": {"message": message, "type": type, "param": param, "code": code}}
+
+
+class Places:
+    """Directories of the server's machine, of which clients are told the last name alone.
+
+    What goes wrong below names files, as its log should; where they lie is no client's business.
+    """
+
+    def __init__(self, paths: Iterable[str | Path]):
+        """Relative paths and the root of the file system stand for no place."""
+        absolute = {str(path) for path in map(Path, paths) if path.is_absolute() and path.name}
+        longest_first = sorted(absolute, key=len, reverse=True)
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})(?![\\w-])")
+
+    def hidden(self, value: Any) -> Any:
+        """`value` (JSON) with ``state/files/x`` in its texts for ``/srv/nip/state/files/x``."""
+        if isinstance(value, str):
+            return self._pattern.sub(lambda match: Path(match[1]).name, value)
+        if isinstance(value, list):
+            return [self.hidden(item) for item in value]
+        if isinstance(value, dict):
+            return {key: self.hidden(item) for key, item in value.items()}
+        return value
 
 
 def _sayable(text: str) -> str:

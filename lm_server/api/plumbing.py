@@ -31,6 +31,7 @@ from nip_lm_server.auth import KeyRing, is_loopback
 from nip_lm_server.engines.base import EngineError, EngineRequestError
 from nip_lm_server.errors import (
     ApiError,
+    Places,
     error_body,
     given_twice,
     other_value,
@@ -113,6 +114,7 @@ class Services:
     proxy: Proxy
     configuration_digest: str
     created_at: int
+    places: Places
 
 
 SERVICES = web.AppKey("services", Services)
@@ -301,7 +303,15 @@ class _BodyWatch:
 
 
 def error_answer(request: web.Request, error: Exception) -> tuple[int, dict[str, Any]]:
-    """Status and error object for an exception; what was not foreseen is logged and a 500."""
+    """Status and error object for an exception; what was not foreseen is logged and a 500.
+
+    The object names no place on this machine; the log does.
+    """
+    status, body = _answer_of(request, error)
+    return status, request.app[SERVICES].places.hidden(body)
+
+
+def _answer_of(request: web.Request, error: Exception) -> tuple[int, dict[str, Any]]:
     # 1. What was raised to be answered.
     if isinstance(error, ApiError):
         return error.status, error.body()

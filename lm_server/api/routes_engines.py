@@ -55,7 +55,7 @@ async def status(request: web.Request) -> web.StreamResponse:
             "max_model_len": services.pool.base(first).max_model_len,
             "engine": _engine(services, first)["status"],
             "engines": [_engine(services, name) for name in services.pool.base_models()],
-            "problems": services.models.problems(),
+            "problems": services.places.hidden(services.models.problems()),
             "running_jobs": services.supervisor.running_jobs(),
         }
     )
@@ -145,7 +145,7 @@ def _known(services: Services, name: str) -> str:
 def _engine(services: Services, name: str) -> dict[str, Any]:
     base = services.pool.base(name)
     engine = base.engine
-    return {
+    facts = {
         "object": "nip.engine",
         "base_model": name,
         "engine": engine.name,
@@ -158,6 +158,8 @@ def _engine(services: Services, name: str) -> dict[str, Any]:
         "adapters": list(engine.loaded_adapters()),
         "status": {"name": engine.name, **engine.status()},
     }
+    shown: dict[str, Any] = services.places.hidden(facts)
+    return shown
 
 
 def _health(services: Services) -> dict[str, Any]:
@@ -174,7 +176,7 @@ def _health(services: Services) -> dict[str, Any]:
             wrong.append(f"the engine of {name!r} {base.describe_absence()}")
     first = services.pool.base(services.pool.base_models()[0])
     if not any(services.pool.is_served(name) for name in services.pool.base_models()) and not wrong:
-        lasting.append(f"the engine is {first.engine.state}, and nobody wants it to run")
+        wrong.append(f"the engine is {first.engine.state}")
     # 2. The disk.
     try:
         free = shutil.disk_usage(services.state_dir).free

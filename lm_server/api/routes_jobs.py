@@ -1,6 +1,7 @@
 """/v1/fine_tuning/jobs: create, list, retrieve, cancel, pause, resume, events, checkpoints."""
 
 import re
+from typing import Any
 
 from aiohttp import web
 
@@ -9,6 +10,7 @@ from nip_lm_server.api.bodies import MAX_SMALL_BODY_BYTES, read_object
 from nip_lm_server.api.plumbing import (
     IDEMPOTENCY_KEY,
     SERVICES,
+    Services,
     json_response,
     query_int,
     refuse_unknown_query,
@@ -37,7 +39,7 @@ async def create_job(request: web.Request) -> web.StreamResponse:
     job, created = services.jobs.create(body, payload, key, admit)
     if created:
         services.supervisor.submit()
-    return json_response(job)
+    return json_response(_shown(services, job))
 
 
 def _idempotency_key(request: web.Request) -> str | None:
@@ -69,17 +71,19 @@ async def list_jobs(request: web.Request) -> web.StreamResponse:
     if plain not in (None, "null") or (plain is not None and pairs):
         why = "Invalid 'metadata': use metadata[key]=value, or metadata=null"
         raise wrong_value("metadata", why)
-    page = request.app[SERVICES].jobs.list(
+    services = request.app[SERVICES]
+    page = services.jobs.list(
         limit=query_int(request, "limit", 20, 1, 1000),
         after=request.query.get("after"),
         metadata=pairs if pairs or plain is not None else None,
     )
-    return json_response(page)
+    return json_response({**page, "data": [_shown(services, job) for job in page["data"]]})
 
 
 async def retrieve_job(request: web.Request) -> web.StreamResponse:
     """One job's object."""
-    return json_response(request.app[SERVICES].jobs.retrieve(request.match_info["id"]))
+    services = request.app[SERVICES]
+    return json_response(_shown(services, services.jobs.retrieve(request.match_info["id"])))
 
 
 async def cancel_job(request: web.Request) -> web.StreamResponse:
@@ -89,7 +93,7 @@ async def cancel_job(request: web.Request) -> web.StreamResponse:
     job, changed = services.jobs.cancel(id)
     if changed:
         services.supervisor.cancel(id)
-    return json_response(job)
+    return json_response(_shown(services, job))
 
 
 async def pause_job(request: web.Request) -> web.StreamResponse:
@@ -99,7 +103,7 @@ async def pause_job(request: web.Request) -> web.StreamResponse:
     job, changed = services.jobs.pause(id)
     if changed:
         services.supervisor.pause(id)
-    return json_response(job)
+    return json_response(_shown(services, job))
 
 
 async def resume_job(request: web.Request) -> web.StreamResponse:
@@ -107,20 +111,20 @@ async def resume_job(request: web.Request) -> web.StreamResponse:
     services = request.app[SERVICES]
     job = services.jobs.resume(request.match_info["id"])
     services.supervisor.submit()
-    return json_response(job)
+    return json_response(_shown(services, job))
 
 
 async def list_events(request: web.Request) -> web.StreamResponse:
     """A page of a job's events, newest first."""
     refuse_unknown_query(request, {"limit", "after"})
-    jobs, id = request.app[SERVICES].jobs, request.match_info["id"]
-    jobs.row(id)
-    page = jobs.events.page(
+    services, id = request.app[SERVICES], request.match_info["id"]
+    services.jobs.row(id)
+    page = services.jobs.events.page(
         id,
         limit=query_int(request, "limit", 20, 1, 1000),
         after=request.query.get("after"),
     )
-    return json_response(page)
+    return json_response(services.places.hidden(page))
 
 
 async def list_checkpoints(request: web.Request) -> web.StreamResponse:
@@ -132,3 +136,8 @@ async def list_checkpoints(request: web.Request) -> web.StreamResponse:
         after=request.query.get("after"),
     )
     return json_response(page)
+
+
+def _shown(services: Services, job: dict[str, Any]) -> dict[str, Any]:
+    """A job's object as clients see it: what went wrong names no place on this machine."""
+    return {**job, "error": services.places.hidden(job["error"])}

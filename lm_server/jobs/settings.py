@@ -109,7 +109,10 @@ def _note(settings: EffectiveSettings, base_model: str, state: str) -> str | Non
             if settings.use_lora
             else "Every weight is trained"
         )
-        return f"{why}: the job makes a new base model, for which the engine is started anew"
+        return (
+            f"{why}: the job makes a new base model, for which the engine is started anew. Where "
+            f"the server holds one at a time, {base_model!r} then comes back when it is asked for"
+        )
     if state != "running":
         return (
             f"The engine of {base_model!r} is {state}: it is started when the new adapter is "

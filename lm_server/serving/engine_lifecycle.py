@@ -85,15 +85,16 @@ class EngineLifecycle(ABC):
         finally:
             self._at_work -= 1
 
-    async def set_wanted(self, state: Wanted) -> None:
+    async def set_wanted(self, state: Wanted, *, drain: bool = False) -> None:
         """Bring the engine there. While its device is lent, that happens afterwards.
 
-        Raises EngineError if it can't be done: for "running", attempts go on nevertheless.
+        With `drain`, what it answers may end before it stops, for up to DRAIN_S. Raises EngineError
+        if it can't be done: for "running", attempts go on nevertheless.
         """
         if state == "sleeping" and not self.engine.capabilities.sleep:
             raise EngineError(f"the engine {self.engine.name} can't sleep here: stop it instead")
         self.wanted = state
-        await self._settle()
+        await self._settle(drain)
 
     async def close(self) -> None:
         """Stop the engine for good."""
@@ -152,12 +153,12 @@ class EngineLifecycle(ABC):
             return self.wanted
         return "sleeping" if self.engine.capabilities.sleep else "stopped"
 
-    async def _settle(self) -> None:
+    async def _settle(self, drain: bool = False) -> None:
         """Bring the engine to its target, and watch it if it is to run."""
         await self._stop_watching()
         try:
             async with self._lock:
-                await self._move()
+                await self._move(drain)
         finally:
             if self._watcher is None and self._target() == "running":
                 name = f"watch {self.engine.base_model}"
@@ -169,12 +170,12 @@ class EngineLifecycle(ABC):
         except EngineError as error:
             _log.error("%s does not come back, trying again: %s", self.engine.base_model, error)
 
-    async def _move(self) -> None:
+    async def _move(self, drain: bool = False) -> None:
         engine, target = self.engine, self._target()
         if target == "running":
             await self._up()
             return
-        if engine.state == "running" and (target == "sleeping" or self._lent):
+        if engine.state == "running" and (drain or target == "sleeping" or self._lent):
             await self._drain()
         await self._down()
         if target == "sleeping" and engine.state == "running":

@@ -9,7 +9,9 @@ EnginePool.training_on_device    within, an engine that shares the device leaves
 A server has one *slot* for each engine of its configuration. A slot serves its configured base
 model; a base model that was made here (full training, a merged stack) takes the slot over, since
 two do not fit on one device, unless the slot may serve several (`bases_at_once`). What answered
-before is still there: it is started again by POST /nip/engines/<base>/start.
+before is still there: it is started again when it is asked for, in the place of the new one, and
+so on. What was begun is answered before, and a request waits for its engine's start as it does for
+an adapter.
 
 An adapter that is not loaded is loaded and proved when it is asked for; the request waits for that.
 """
@@ -17,6 +19,7 @@ An adapter that is not loaded is loaded and proved when it is asked for; the req
 import asyncio
 import contextlib
 import json
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -25,7 +28,7 @@ from nip_lm_server.engines.base import Engine, EngineError
 from nip_lm_server.errors import ApiError, model_not_found
 from nip_lm_server.proof import Proof
 from nip_lm_server.serving.engine_lifecycle import Wanted
-from nip_lm_server.serving.served_base import ServedBase, Slot
+from nip_lm_server.serving.served_base import LOAD_TIMEOUT_S, ServedBase, Slot
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.models import AdapterError, ModelStore
 from nip_lm_server.training.trainers import TrainingPlace
@@ -33,6 +36,8 @@ from nip_lm_server.training.trainers import TrainingPlace
 READY_TIMEOUT_S = 600.0
 """Longest wait of a finished training for an engine that comes back to load its adapter."""
 RETRY_AFTER_S = 5
+
+_log = logging.getLogger("nip.lm_server.engine")
 
 
 class EnginePool:
@@ -80,19 +85,19 @@ class EnginePool:
     async def using(self, model: str) -> AsyncIterator[Engine]:
         """The engine that answers for `model`; within, its adapter stays loaded.
 
-        Waits for an adapter that has to be loaded. Raises ApiError 404 if there is no such model,
-        503 (with Retry-After where waiting helps) if it can't answer at the moment.
+        Waits for an adapter that has to be loaded, and for a base model whose place another one
+        has. Raises ApiError 404 if there is no such model, 503 (with Retry-After where waiting
+        helps) if it can't answer at the moment.
         """
         self._in_use[model] += 1  # from here on, so that nobody unloads what is being loaded
         try:
-            if self._answering(model) is None:
-                row = self._models.row(model)
-                base = None if row is None else self._find(row["base_model"])
-                if row is not None and row["kind"] != "base" and base is not None and base.is_ready:
-                    await base.load_on_demand(model, row["digest"])
-            serving = self._serving(model)
-            with serving.working():
-                yield serving.engine
+            with contextlib.ExitStack() as waiting:
+                if not self.is_served(model):
+                    await self._bring(model, waiting)
+                serving = self._serving(model)
+                with serving.working():
+                    waiting.close()
+                    yield serving.engine
         finally:
             self._in_use[model] -= 1
             if not self._in_use[model]:
@@ -178,6 +183,7 @@ class EnginePool:
         if state == "running":
             await self._activate(base)
         else:
+            base.stopped_on_request = True
             await base.set_wanted(state)
 
     # Training
@@ -227,6 +233,43 @@ class EnginePool:
 
     # Inside
 
+    async def _bring(self, model: str, waiting: contextlib.ExitStack) -> None:
+        """Have a model answer that does not but could, or wait for it as long as requests may."""
+        row, base = self._models.row(model), self._find(model)
+        if base is None and row is not None:
+            base = self._find(row["base_model"])
+        if base is None:
+            return
+        # 1. Its base model, whose place another one has.
+        made_here = self._models.row(base.name)
+        is_well = made_here is None or made_here["problem"] is None
+        if base.is_displaced and is_well and not base.failed_lately(base.name):
+            waiting.enter_context(base.expected())
+            if base.returning is None or base.returning.done():
+                name = f"bring {base.name} back"
+                base.returning = asyncio.create_task(self._bring_back(base), name=name)
+            await asyncio.wait({base.returning}, timeout=LOAD_TIMEOUT_S)
+        # 2. Itself, if it is an adapter.
+        is_adapter = row is not None and row["kind"] != "base"
+        if row is not None and is_adapter and base.is_ready and self._answering(model) is None:
+            await base.load_on_demand(model, row["digest"])
+
+    async def _bring_back(self, base: ServedBase) -> None:
+        """Start a base model in the place that it had; if it can't, what is there goes on."""
+        async with base.slot.publishing:
+            if not base.is_displaced or base.slot.is_lent:
+                return
+            before = base.slot.active()
+            try:
+                await self._activate(base)
+            except EngineError as error:
+                _log.error("%s can't be brought back: %s", base.name, error)
+                base.note_failure(base.name)
+                self._models.note_problem(base.name, str(error))
+                await base.set_wanted("stopped")
+                for other in before:
+                    await self._activate(other)
+
     def _add_base(self, slot: Slot, name: str, path: str) -> None:
         slot.bases[name] = ServedBase(slot, name, path, self._database, self._models, self._in_use)
 
@@ -237,9 +280,10 @@ class EnginePool:
         beside = [other for other in slot.active() if other is not base]
         beside.sort(key=lambda other: (other.name == slot.base_model, other.asked_s))
         for other in beside[: max(0, len(beside) + 1 - slot.spec.bases_at_once)]:
-            await other.set_wanted("stopped")
+            await other.make_room()
         try:
             # 2. Start it; it now tells how long its context is.
+            base.stopped_on_request = False
             await base.set_wanted("running")
             base.max_model_len = base.engine.max_model_len
             self._database.set_meta(f"max_model_len {base.name}", base.max_model_len or 0)
@@ -266,12 +310,16 @@ class EnginePool:
             if base is None:
                 return model_not_found(model)
         if not base.is_ready:
+            # One that made room comes back when it is asked for, but not into a training.
+            returns = base.returning is not None and not base.returning.done()
+            is_lent = base.is_lent or (base.is_displaced and base.slot.is_lent)
+            helps = base.wanted == "running" or returns or is_lent
             return ApiError(
                 503,
                 f"The engine of {base.name!r} {base.describe_absence()}",
-                code="engine_training" if base.is_lent else "engine_not_running",
+                code="engine_training" if is_lent else "engine_not_running",
                 param="model",
-                headers={"Retry-After": str(RETRY_AFTER_S)} if base.wanted == "running" else None,
+                headers={"Retry-After": str(RETRY_AFTER_S)} if helps else None,
             )
         if row is not None and row["problem"] is None:
             return ApiError(

@@ -8,17 +8,18 @@ unloaded, the one that was asked for longest ago first, but none that is in use.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nip_lm_server.devices import one_queue, overlap
 from nip_lm_server.engines.base import Engine, EngineError
 from nip_lm_server.proof import Proof
-from nip_lm_server.serving.engine_lifecycle import EngineLifecycle
+from nip_lm_server.serving.engine_lifecycle import DRAIN_POLL_S, DRAIN_S, EngineLifecycle
 from nip_lm_server.spec import EngineSpec
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.models import AdapterError, ModelStore, NotProvedError
@@ -56,6 +57,11 @@ class Slot:
             return one_queue(self.training_device, device)
         return self.spec.share_device == "auto" and overlap(self.engine_device, device)
 
+    @property
+    def is_lent(self) -> bool:
+        """Say whether a training has the device of its engines."""
+        return any(base.is_lent for base in self.bases.values())
+
     def active(self) -> "list[ServedBase]":
         """The base models that are wanted, in the order they were made."""
         return [base for base in self.bases.values() if base.wanted != "stopped"]
@@ -84,6 +90,9 @@ class ServedBase(EngineLifecycle):
         self.slot, self.name, self.path = slot, name, path
         self.max_model_len = database.get_meta(f"max_model_len {name}") or None
         self.asked_s = 0.0  # when it was last asked for, on the monotonic clock
+        self.stopped_on_request = False  # and not for another one, which had to have its place
+        self.returning: asyncio.Task[None] | None = None  # brings it back, as it was asked for
+        self._expecting = 0  # requests that wait for that
         self._database, self._models, self._in_use = database, models, in_use
         self._proved = False  # the base model itself
         self._adapters: OrderedDict[str, None] = OrderedDict()  # that answer, asked for last last
@@ -102,7 +111,44 @@ class ServedBase(EngineLifecycle):
         if model in self._adapters:
             self._adapters.move_to_end(model)
 
+    @property
+    def is_displaced(self) -> bool:
+        """Say whether another base model has its place: it comes back when it is asked for."""
+        return self.wanted == "stopped" and not self.stopped_on_request
+
+    @contextlib.contextmanager
+    def expected(self) -> Iterator[None]:
+        """Within, somebody waits for its return, and is answered before it makes room again."""
+        self._expecting += 1
+        try:
+            yield
+        finally:
+            self._expecting -= 1
+
+    async def make_room(self) -> None:
+        """Stop for another base model, after what was begun and what waits has been answered."""
+        deadline_s = time.monotonic() + DRAIN_S
+        while self._expecting and time.monotonic() < deadline_s:  # noqa: ASYNC110 (no event is set)
+            await asyncio.sleep(DRAIN_POLL_S)
+        await self.set_wanted("stopped", drain=True)
+
+    def failed_lately(self, name: str) -> bool:
+        """Say whether loading this failed within RETRY_PROBLEM_S."""
+        return time.monotonic() - self._failed_s.get(name, -RETRY_PROBLEM_S) < RETRY_PROBLEM_S
+
+    def note_failure(self, name: str) -> None:
+        """Remember that loading this failed now."""
+        self._failed_s[name] = time.monotonic()
+
+    def describe_absence(self) -> str:
+        if self.is_displaced and self.slot.is_lent:
+            return "made room for another, and comes back after the training that has its device"
+        return super().describe_absence()
+
     async def close(self) -> None:
+        if self.returning is not None:
+            self.returning.cancel()
+            await asyncio.gather(self.returning, return_exceptions=True)
         for name in [*self._loading]:
             await self.stop_loading(name)
         await super().close()
@@ -204,7 +250,7 @@ class ServedBase(EngineLifecycle):
 
         One that could not be loaded is tried again, as what was wrong may have passed.
         """
-        if time.monotonic() - self._failed_s.get(name, -RETRY_PROBLEM_S) < RETRY_PROBLEM_S:
+        if self.failed_lately(name):
             return
         task = self._loading.get(name)
         if task is None:
@@ -237,7 +283,7 @@ class ServedBase(EngineLifecycle):
                 raise EngineError(str(error)) from error
             _log.error("adapter not served: %s: %s", name, error)
             self._models.note_problem(name, str(error))
-            self._failed_s[name] = time.monotonic()
+            self.note_failure(name)
             return
         if self._models.row(name) is None:  # deleted meanwhile
             await self.unload(name)

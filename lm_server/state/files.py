@@ -178,6 +178,7 @@ class FileStore:
             problem = "it is no longer what was uploaded"
         except OSError as error:
             problem = error.strerror or str(error)
+        _log.error("%s is damaged: %s", path, problem)
         raise ApiError(
             500,
             f"The file {id} is damaged ({path}: {problem}): upload it again",

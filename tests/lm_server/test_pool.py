@@ -214,6 +214,76 @@ async def test_a_base_made_here_takes_the_slot_over_and_is_back_after_a_restart(
         assert not one.pool.is_served("on-top")
 
 
+async def test_a_base_that_made_room_comes_back_when_it_or_its_adapter_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path) as one:
+        await one.publish("a")
+        answers = {model: await one.ask(model) for model in ("sim", "a")}
+        await one.publish("new", kind="base", generation=3)
+        answers["new"] = await one.ask("new")
+        for model in ("sim", "new", "a", "new"):
+            assert not one.pool.is_served(model)
+            assert await one.ask(model) == answers[model]
+    async with bench(tmp_path) as one:  # and after a restart
+        assert not one.pool.is_served("sim")
+        assert await one.ask("a") == answers["a"]
+
+
+async def test_bases_that_take_turns_answer_all_who_ask(tmp_path: Path) -> None:
+    async with bench(tmp_path) as one:
+        await one.publish("a")
+        await one.publish("new", kind="base", generation=3)
+        asked = [one.ask(model) for model in ("sim", "new", "a") * 20]
+        assert all(await asyncio.wait_for(asyncio.gather(*asked), DEADLINE_S))
+
+
+async def test_what_was_begun_is_answered_before_a_new_base_takes_the_place(tmp_path: Path) -> None:
+    async with bench(tmp_path) as one:
+        async with one.pool.using("sim") as engine:
+            publishing = asyncio.create_task(one.publish("new", kind="base"))
+            await one.until(lambda: not one.pool.is_served("sim"))
+            await asyncio.sleep(0.05)
+            request = GenerationRequest("sim", ({"role": "user", "content": "?"},))
+            assert (await engine.generate(request)).choices
+        await publishing
+        assert one.pool.is_served("new")
+
+
+async def test_a_base_that_was_stopped_on_request_or_is_broken_takes_no_place(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path) as one:
+        await one.publish("new", kind="base")
+        await one.publish("newer", kind="base")
+        await one.pool.set_wanted("sim", "stopped")
+        with pytest.raises(ApiError) as caught:
+            await one.ask("sim")
+        assert caught.value.code == "engine_not_running"
+        row = one.models.row("new")
+        assert row is not None
+        (one.models.path(row["digest"]) / BASE_FILE).write_text("{")
+        for _ in range(2):
+            with pytest.raises(ApiError) as caught:
+                await one.ask("new")
+            assert caught.value.status == 503
+        assert await one.ask("newer")
+        assert one.pool.base("newer").engine.epoch <= 2  # it made room once, for the broken one
+
+
+async def test_a_base_does_not_come_back_into_a_training(tmp_path: Path) -> None:
+    async with bench(tmp_path, share_device="yes") as one:
+        await one.publish("new", kind="base")
+        async with one.pool.training_on_device("new"):
+            with pytest.raises(ApiError) as caught:
+                await one.ask("sim")
+            assert (caught.value.code, caught.value.status) == ("engine_training", 503)
+            assert caught.value.headers["Retry-After"]
+            assert one.pool.base("sim").engine.state == "stopped"
+        assert one.pool.is_served("new")
+        assert await one.ask("sim")
+
+
 async def test_bases_run_beside_each_other_where_the_setting_allows(tmp_path: Path) -> None:
     async with bench(tmp_path, bases_at_once=2) as one:
         await one.publish("new", kind="base")
