@@ -53,6 +53,7 @@ class Parts:
 
     def __enter__(self) -> "Parts":
         self._logs.mkdir(exist_ok=True)
+        self._logs.chmod(0o700)  # of one that is there already, too
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -54,6 +54,7 @@ class TemporaryPrefect:
                 stderr=self._log,
                 pass_fds=(read_end, listener.fileno()),
                 start_new_session=True,
+                umask=0o077,  # a database that it makes has prompts, answers and Secret blocks
             )
         os.close(read_end)
         self._ended = threading.Lock()

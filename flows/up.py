@@ -57,6 +57,7 @@ def up(
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored
     state = state.absolute()
     state.mkdir(parents=True, exist_ok=True)
+    _keep_private(state / "prefect")
     # 1. Nothing is started that would stand in the way of something that runs.
     for taken in (port, *([lm_server_port] if engine else [])):
         _refuse_taken(taken)
@@ -148,6 +149,12 @@ def _refuse_taken(port: int) -> None:
                 f"port {port} is taken ({error.strerror}); stop what listens there, or choose "
                 "another with --port or --lm-server-port"
             ) from None
+
+
+def _keep_private(directory: Path) -> None:
+    """Make a directory that nobody else can read, or make it so: what Prefect has is there."""
+    directory.mkdir(exist_ok=True)
+    directory.chmod(0o700)
 
 
 def _kept(path: Path, draw: Callable[[], str]) -> str:

@@ -4,10 +4,14 @@ ARTBackendConfig         where is trained, and what; the names are NeMo's
 ARTTrainerAdapterConfig  that, how is trained, and where the adapter keeps its jobs
 """
 
+import contextlib
 import os
+from ipaddress import IPv6Address
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
+    AfterValidator,
     AliasChoices,
     ConfigDict,
     Field,
@@ -23,6 +27,7 @@ from nip_core.fine_tuning.art_options import (
     train_options,
 )
 from nip_core.fine_tuning.interface import ByFields, TrainerAdapterConfig
+from nip_core.parameters.addresses import plain_address
 from nip_core.redaction import read_key
 
 DEFAULT_KEY = "default"
@@ -37,13 +42,37 @@ def environment_key(key: str) -> str:
     return (read_key(os.environ, KEY_VARIABLE) or key) if key in ("", DEFAULT_KEY) else key
 
 
+def _address(host: str) -> str:
+    """An address without a port, of a host with or without its scheme and the brackets of IPv6."""
+    scheme, _, name = host.rpartition("://")
+    with contextlib.suppress(ValueError):
+        name = f"[{IPv6Address(name)}]"
+    return f"{scheme or 'http'}://{name}"
+
+
+def _host(value: str) -> str:
+    """Refuse what is more than a host. Raises ValueError without showing it."""
+    host = value.removesuffix("/")
+    try:
+        parts = urlsplit(plain_address(_address(host)))
+        is_host = not (parts.path or parts.port is not None or parts.netloc.endswith(":"))
+    except ValueError:
+        is_host = False
+    if not is_host:
+        raise ValueError(
+            "a host like 10.0.0.7 or gpu-box is needed, or https://gpu-box for one behind TLS; its "
+            "port goes into `port`, a key into `api_key`, and a path it has none"
+        )
+    return host
+
+
 class ARTBackendConfig(ByFields):
     """A server and a model on it."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
-    ip: Annotated[str, Field(min_length=1)]
-    """Host name or address."""
+    ip: Annotated[str, AfterValidator(_host)]
+    """Host name or address, as NeMo has it; ``https://`` before it for a server behind TLS."""
     port: Annotated[int, Field(ge=1, le=65535)]
     name: Annotated[str, Field(min_length=1)] = "trainer_run"
     """ART's name of the model."""
@@ -70,8 +99,7 @@ class ARTBackendConfig(ByFields):
     @property
     def url(self) -> str:
         """The server's address, without a path."""
-        host = f"[{self.ip}]" if ":" in self.ip else self.ip
-        return f"http://{host}:{self.port}"
+        return f"{_address(self.ip)}:{self.port}"
 
 
 class ARTTrainerAdapterConfig(TrainerAdapterConfig):

@@ -9,7 +9,8 @@ becomes a cookie that no script can read and that no other site's page can send.
 somebody has pointed at this machine (DNS rebinding) is refused, as are all methods that could
 change something.
 What is not covered: whoever reads this process's output, or the traffic of an address that is not
-loopback, which is not encrypted; use ssh.
+loopback, which is not encrypted; use ssh. And a server at another port of the same name to which
+the same browser goes: browsers send it the cookie, too.
 """
 
 import hmac
@@ -35,7 +36,6 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-_MOST_S = 30 * 24 * 3600  # that a browser stays let in
 
 
 def is_loopback(host: str) -> bool:
@@ -138,7 +138,6 @@ class Guard:
             f'<meta http-equiv="refresh" content="0;url={shown}">'
             f'<p><a href="{shown}">Go on</a></p></html>'
         )
-        response.set_cookie(
-            self._cookie, str(self._token), max_age=_MOST_S, httponly=True, samesite="strict"
-        )
+        # Until the browser is closed: it is sent to every server of this name, whatever its port.
+        response.set_cookie(self._cookie, str(self._token), httponly=True, samesite="strict")
         return response

@@ -35,6 +35,9 @@ def test_all_parts_come_up_run_a_deployment_and_go(reachable, tmp_path):
         assert {"postgresql", "prefect-server", "lm-server", "worker-nip-cpu"} <= set(parts)
         for path in ("prefect_auth", "lm_server_key"):
             assert (up.state / path).stat().st_mode & 0o077 == 0
+        for folder in ("prefect", "logs", "lm_server", "postgresql"):
+            assert (up.state / folder).stat().st_mode & 0o077 == 0
+        assert (up.state / "prefect-ui").is_dir()
         with pytest.raises(urllib.error.HTTPError) as refused:
             up.api("/deployments/filter", {}, auth=False)
         assert refused.value.code == 401
@@ -65,7 +68,10 @@ def test_all_parts_come_up_run_a_deployment_and_go(reachable, tmp_path):
             wanted = {"logs": {"flow_run_id": {"any_": [started["id"]]}}, "limit": 200}
             return [log["message"] for log in up.api("/logs/filter", wanted)]
 
-        until(lambda: "run by-up: finished" in lines(), "the log of the flow run is there")
+        until(
+            lambda: any(line.startswith("run by-up: finished") for line in lines()),
+            "the log of the flow run is there",
+        )
         told = [line for line in lines() if line.startswith("iteration 0: ")]
         assert any("accuracy" in line for line in told) and any("job" in line for line in told)
 

@@ -1,10 +1,18 @@
 """What `nip up` tells Prefect's server before it starts it."""
 
+import os
+import stat
+from pathlib import Path
+
 import prefect
+import pytest
 from prefect.server.api.server import create_ui_app
 from prefect.settings import PREFECT_UI_STATIC_DIRECTORY, temporary_settings
+from prefect_stack import until
 
 from nip_prefect.flows import up
+from nip_prefect.flows.parts import Parts
+from nip_prefect.flows.temporary_prefect import TemporaryPrefect
 
 
 def test_prefects_pages_are_copied_into_the_state_directory_and_not_into_the_package(
@@ -25,3 +33,27 @@ def test_a_place_that_somebody_has_chosen_for_prefects_pages_counts(tmp_path, mo
     monkeypatch.setenv("PREFECT_UI_STATIC_DIRECTORY", "/srv/pages")
     environment = up._environment(tmp_path, 4200)
     assert environment["PREFECT_SERVER_UI_STATIC_DIRECTORY"] == "/srv/pages"
+
+
+def test_what_prefect_keeps_and_what_the_parts_say_is_nobody_elses(tmp_path):
+    (tmp_path / "logs").mkdir(mode=0o755)
+    (tmp_path / "prefect").mkdir(mode=0o755)
+    up._keep_private(tmp_path / "prefect")
+    Parts(tmp_path).__enter__()
+    for name in ("logs", "prefect"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="of Linux alone")
+def test_a_database_that_a_temporary_server_makes_is_nobody_elses(own_prefect, monkeypatch):
+    monkeypatch.setenv("PREFECT_HOME", own_prefect["PREFECT_HOME"])
+    own = os.umask(0o022)
+    try:
+        server = TemporaryPrefect()
+        try:
+            status = Path(f"/proc/{server._process.pid}/status")
+            assert "Umask:\t0077\n" in until(status.read_text, "it runs")
+        finally:
+            server.stop()
+    finally:
+        os.umask(own)

@@ -27,6 +27,7 @@ def test_the_token_becomes_a_cookie_that_no_script_and_no_other_site_has(client)
     answer = client.get(f"/runs/small?split=test&token={TOKEN}")
     cookie = answer.headers["set-cookie"].lower()
     assert "httponly" in cookie and "samesite=strict" in cookie
+    assert "max-age" not in cookie and "expires" not in cookie  # it ends with the browser
     assert 'content="0;url=/runs/small?split=test"' in answer.text
     assert TOKEN not in answer.text
     assert client.get("/runs/small").status_code == 200
