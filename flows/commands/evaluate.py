@@ -13,6 +13,7 @@ def evaluate(
     verbose: Verbose = False,
 ) -> None:
     """Test the newest models of CONFIG's run; the base models if there are none yet."""
+    from nip_core.evaluation.invalid import invalid_line, invalid_warning
     from nip_core.evaluation.report_text import verdict_line
     from nip_core.parameters import load_parameters
     from nip_prefect.flows.launch import run_flow
@@ -34,6 +35,9 @@ def evaluate(
     def show_test(result: dict[str, Any]) -> None:
         print(f"run {result['run']}, models of iteration {result['iteration']}")
         print(verdict_line(result["test"]))
+        for words in (invalid_line, invalid_warning):
+            if (said := words(result["test"])) is not None:
+                print(said)
 
     result = run_flow(parameters, look, import_flow, as_json=as_json, verbose=verbose, shown=shown)
     show_result(result, as_json, shown, show_test)
