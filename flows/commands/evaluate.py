@@ -15,6 +15,7 @@ def evaluate(
 ) -> None:
     """Test the newest models of CONFIG's run; the base models if there are none yet."""
     from nip_core.evaluation.baselines import believed_line
+    from nip_core.evaluation.invalid import invalid_line, invalid_warning
     from nip_core.evaluation.report_text import verdict_line
     from nip_core.parameters import load_parameters
     from nip_prefect.flows.launch import run_flow
@@ -36,8 +37,9 @@ def evaluate(
     def show_test(result: dict[str, Any]) -> None:
         say(f"run {result['run']}, models of iteration {result['iteration']}")
         say(verdict_line(result["test"]))
-        if believed := believed_line(result["test"]):
-            say(believed)
+        for words in (believed_line, invalid_line, invalid_warning):
+            if said := words(result["test"]):
+                say(said)
 
     result = run_flow(parameters, look, import_flow, as_json=as_json, verbose=verbose, shown=shown)
     show_result(result, as_json, shown, show_test)

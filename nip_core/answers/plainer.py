@@ -9,7 +9,7 @@ It knows general forms, not sentences, and writes only what it is sure of as "De
    polite word or a reason before "my decision is".
 3. A word of emphasis before the verdict ("hard reject"), or a sentence behind a label ("the
    solution should be rejected").
-4. A last sentence that concludes: "I see no bug, so I accept."
+4. A last sentence, or one behind a label, that concludes: "I see no bug, so I accept."
 
 What is said besides and only seems to name the other verdict is left out: "accept, not reject",
 "I see no reason to reject", "the code rejects negative numbers". Whatever is left is read by the
@@ -42,7 +42,8 @@ _UNSURE = any_case(
     r"|perhaps|maybe|probably|possibly|likely|almost|nearly|hardly|when|once|until|whether|either"
     r"|neither|lean\w*|tempted|tentative\w*|preliminary|previous|earlier|want\w*|example|form"
     r"|forms|format|instruct\w*|option\w*|writ\w*|wrote|quot\w*|sa(?:y|ys|id)|claim\w*|argu\w*"
-    r"|told|tells?|explanation|answer\w*|proof|idea|point|your?|they|he|she|his|her|their|somebody"
+    r"|told|tells?|explanation|answer\w*|proof|idea|point|sure|unsure|fix\w*"
+    r"|repair\w*|corrected|corrections?|your?|they|he|she|his|her|their|somebody"
     r"|someone|everybody|everyone|nobody|(?:expert|prover|opponent|simulator|user|human)\w*)\b"
     r"|[\"“”?<>]"
 )
@@ -63,6 +64,9 @@ def plainer(text: str) -> str | None:
             return found
     result = list(lines.raw)
     changed = False
+    for i, line in lines.free_with("decision", "verdict"):
+        if _ANNOUNCED.fullmatch(line):
+            result[i], changed = "", True
     for i, line in lines.free_with("accept", "reject"):
         if len(line) > _LONGEST:
             return None
@@ -74,9 +78,9 @@ def plainer(text: str) -> str | None:
         for rule in (_without_the_other, _introduced, _sentence_behind_label, _without_asides):
             new = rule(new)
         if _HEADING.fullmatch(above):
-            new = _verdict_of(_SENTENCE, new) or new
-        if i == lines.filled[-1]:
-            new = _concluded(new)
+            new = _verdict_of_sentence(new) or new
+        elif i == lines.filled[-1] and (verdict := _conclusion(new)):
+            new = f"Decision: {verdict}"
         if new != line:
             result[i], changed = new, True
     return "\n".join(result) if changed else None
@@ -88,15 +92,15 @@ _HEADING = any_case(rf"{_BULLETS}(?:(?:my|the|our) )?(?:final )?{_LABEL}[ *_:]{{
 _SENTENCE = any_case(
     r"[*_ ]{0,4}(?:(?:as|since|because|given that) (?P<because>[^.;:]{1,200}), )?"
     rf"{_SOLUTION} (?:is|must be|should be|has to be|needs to be)"
-    r" (?:(?:therefore|thus|hereby|clearly) )?(?P<verdict>accept|reject)ed[ .!*_]{0,6}"
-    r"|[*_ ]{0,4}(?P<before>[^.;:]{1,200}), (?:so|therefore|thus|hence) I"
-    r" (?:must |have to |will )?(?P<concluded>accept|reject)(?: it|)[ .!*_]{0,6}"
+    r" (?:(?:therefore|thus|hereby|clearly) )?(?P<verdict>accept|reject)ed"
+    r"(?:,? (?:as|since|because) (?P<reason>[^.;:]{1,200}))?[ .!*_]{0,6}"
 )
 _LABELLED_SENTENCE = any_case(
     rf"{_BULLETS}(?:my |the )?(?:final )?{_LABEL}(?:[*_ ]{{0,4}}:[*_ ]{{0,4}}|[*_]{{2,4}} )(?=\S)"
 )
 _OF_OTHER_LANGUAGES = any_case(
-    r"^(?P<lead>[ *_#-]{0,9})(?:(?:entscheidung|urteil|décision|decisión|decisione|decisão"
+    r"^(?P<lead>[ *_#-]{0,9})(?:(?:meine|ma|mi|minha|la mia|moja|мое|моё) |我的)?"
+    r"(?:(?:entscheidung|urteil|décision|decisión|decisione|decisão"
     r"|veredicto|verdetto|beslissing|beslut|decyzja|rozhodnutí|karar|keputusan|решение|рішення"
     r"|вердикт|决定|决策|判定|判断|裁决|結論|结论|判決|결정|판정|القرار|निर्णय)"
     r"(?: final\w*)?|(?:endgültige|décision finale)(?: entscheidung)?)[*_ ]{0,4}:"
@@ -108,8 +112,9 @@ _QUALIFIED = any_case(
 )
 _EMPHASISED = any_case(
     rf"^(?P<label>{_BULLETS}(?:(?:my|the|our) )?(?:final )?{_LABEL}[*_ ]{{0,4}}(?::|is\b)"
-    r"[*_`\"' ]{0,6})(?:(?:an? )?(?:strong|hard|clear|firm|definite|definitely|clearly|certainly"
-    r"|absolutely|firmly|(?:i )?(?:must|have to)) (?=[*_]{0,3}(?:accept|reject)\b)"
+    r"[*_`\"' ]{0,6})(?:(?:an? )?(?:strong|hard|clear|firm|definite|full|(?:i )?(?:strongly"
+    r"|definitely|clearly|certainly|absolutely|firmly|fully|must|have to)) "
+    r"(?=[*_]{0,3}(?:accept|reject)\b)"
     r"|(?:yes|ok|okay|correct), (?=[*_]{0,3}accept\b)"
     r"|(?:no|wrong|incorrect), (?=[*_]{0,3}reject\b))"
 )
@@ -127,9 +132,10 @@ _INTRODUCED = any_case(
     rf"(?:to )?{_VERDICT}[.! *_]{{0,4}}"
 )
 _NOT_THE_OTHER = any_case(
-    r"\b(?P<verdict>accept|reject)(?P<marks>(?:ed)?[*_`]{0,3})(?:, | | - | \()"
-    r"(?:and )?(?:not|rather than|instead of|as opposed to) (?:to )?(?P<other>accept|reject)"
-    r"(?:ing|ed|ion)?[*_`)]{0,4}(?=[.,;! ]{0,2}$|[.;!] )"
+    r"\b(?P<verdict>accept|reject)(?P<marks>(?:ed)?[*_`\"]{0,3})"
+    rf"(?: it| {_SOLUTION})?(?:, | | - | \()"
+    r"(?:and )?(?:not|rather than|instead of|as opposed to) (?:to )?\"?(?P<other>accept|reject)"
+    r"(?:ing|ed|ion)?(?: it)?[*_`)\"]{0,4}(?=[.,;! ]{0,2}$|[.;!] )"
 )
 
 
@@ -139,10 +145,8 @@ def _verdict_of(pattern: re.Pattern[str], line: str) -> str | None:
     if found is None:
         return None
     groups = found.groupdict()
-    said = " ".join(groups.get(name) or "" for name in ("because", "before", "reason"))
-    if _UNSURE.search(said) or _mentions(said):
-        return None
-    return str(groups.get("verdict") or groups["concluded"]).lower()
+    said = " ".join(groups.get(name) or "" for name in ("because", "reason"))
+    return None if _UNSURE.search(said) or _mentions(said) else str(found["verdict"]).lower()
 
 
 def _mentions(text: str) -> list[str]:
@@ -162,8 +166,13 @@ def _introduced(line: str) -> str:
 
 def _sentence_behind_label(line: str) -> str:
     label = _LABELLED_SENTENCE.match(line)
-    verdict = None if label is None else _verdict_of(_SENTENCE, line[label.end() :])
+    verdict = None if label is None else _verdict_of_sentence(line[label.end() :])
     return line if verdict is None else f"Decision: {verdict}"
+
+
+def _verdict_of_sentence(text: str) -> str | None:
+    """What a sentence decides that stands where a verdict is due."""
+    return _verdict_of(_SENTENCE, text) or _conclusion(text)
 
 
 def _without_the_other(line: str) -> str:
@@ -183,11 +192,14 @@ _ASIDES = (
         r"|hypothesis) (?:that|of) "
         r"(?!.*\b(?:right|correct|valid|sound|works?|fine|pass\w*|holds?)\b).*"
     ),
-    any_case(  # "I see no reason to reject it"
-        r"(?:(?:(?:I|we) (?:see|find|found|have|saw)|there is|there are|as there is|with) )?"
-        r"no (?:[a-z]+ )?(?:reasons?|grounds?|evidence|need|cause|basis|case)"
-        r"(?: (?:to|for)| in which to| that (?:would )?(?:makes?|let|lets) me) "
-        r"(?P<no>accept|reject)(?:ing)?(?: (?:it|this|the (?:solution|code)))?"
+    any_case(  # "I see no reason to reject it", "all cases hold and there is nothing to reject"
+        r"(?:(?:[^,]{1,200} )?(?:and|as|since|because) )?"
+        r"(?:(?:I|we) (?:see|find|found|have|saw|could find)|there (?:is|was|are)|with)?(?:^| )"
+        r"(?:no|nothing|(?:not|n't) (?:find|see|have) (?:a|any))"
+        r"(?: (?:[a-z]+ )?(?:reasons?|grounds?|evidence|need|cause|basis|cases?|inputs?))?"
+        r"(?: (?:to|for)| (?:in|for) which (?:to|I (?:would|should)|one (?:would|should))"
+        r"| that (?:would )?makes? me) (?:accept|reject)(?:ing)?"
+        rf"(?: (?:it|this|{_SOLUTION}))?"
     ),
     any_case(  # "The code rejects negative numbers"
         r"(?:it|(?:the|this) (?:code|solution|function|program|parser|loop|check|test)) "
@@ -207,7 +219,7 @@ def _without_asides(line: str) -> str:
 
 
 def _is_aside(sentence: str, verdict: str) -> bool:
-    text = sentence.strip(" .;!,-")
+    text = sentence.strip(" .;!,-()")
     if _mentions(text) != [_OTHER[verdict]]:
         return False
     if any(form.fullmatch(text) for form in _ASIDES[1:]):
@@ -219,8 +231,12 @@ def _is_aside(sentence: str, verdict: str) -> bool:
 
 _THUS = r"(?:so|therefore|thus|hence)"
 _LAST = any_case(
-    rf"(?P<before>[^:]{{1,400}}?)(?:, (?:and )?{_THUS}|[;.!] {_THUS}?),? ?"
+    rf"(?:(?P<before>[^:]{{1,400}}?)(?:, (?:and )?{_THUS}|[;.!] {_THUS}?),? ?"
+    r"|(?P<lead>(?:after|based on|considering|having|given (?:the|this|these|that|all))"
+    r" [^:;.!]{1,200}, )"
+    r"|(?=I (?:decide|choose|vote)\b))"
     r"I (?:therefore |thus |hereby |must |have to |will ){0,2}"
+    r"(?:(?:decide|choose|vote)(?: to|:)? )?"
     rf"(?P<verdict>accept|reject)(?: it| {_SOLUTION})?[ .!*_]{{0,6}}"
 )
 _DENIED = any_case(
@@ -229,19 +245,20 @@ _DENIED = any_case(
 )
 
 
-def _concluded(line: str) -> str:
-    sentence = _LAST.fullmatch(line)
+def _conclusion(text: str) -> str | None:
+    """What a text decides that ends with "so I accept" or the like, for itself."""
+    sentence = _LAST.fullmatch(text)
     if sentence is None:
-        return line
+        return None
     verdict = sentence["verdict"].lower()
 
     def left(denied: re.Match[str]) -> str:
         return "" if denied["other"].lower() != verdict else denied[0]
 
-    before = _DENIED.sub(left, sentence["before"])
+    before = _DENIED.sub(left, sentence["before"] or sentence["lead"] or "")
     if _UNSURE.search(before) or _mentions(before):
-        return line
-    return f"Decision: {verdict}"
+        return None
+    return None if sentence["lead"] and _NEGATION.search(before) else verdict
 
 
 # Objects, boxes and tables.
@@ -252,8 +269,9 @@ _LOOSE = any_case(
     r"(?P=quote)\s*,?\s*\}"
 )
 _ANNOUNCED = any_case(
-    r"(?:(?:sure|certainly|of course|okay|ok)[,.!] )?(?:here is |here's )?my (?:final )?"
-    rf"{_LABEL}(?: (?:in|as)(?: a)? json(?: object| format)?)?[*_ ]{{0,4}}:\s*"
+    r"(?:(?:sure|certainly|of course|okay|ok)[,.!] )?(?:here is |here's )?(?:my|the) (?:final )?"
+    rf"{_LABEL}(?: (?:that )?you (?:asked|requested)(?: for)?)?"
+    r"(?: (?:in|as)(?: a)? json(?: object| format)?)?[*_ ]{0,4}:\s*"
 )
 _TRUTHS = {"correct": "accept", "is_correct": "accept", "valid": "accept", "is_valid": "accept"}
 
@@ -288,10 +306,11 @@ def _from_json(whole: str) -> str | None:
     return _without_asides(". ".join([f"Decision: {verdict}", *reasons]))
 
 
+_BOX = r"(?:\[[x ]?\]|\([x ]\)|[☐☑☒])"
 _BOXES = any_case(
     rf"(?:{_LABEL}[ *_]{{0,4}}:\s*)?"
-    r"(?:[-*] )?(?P<first>\[[x ]?\]|[☐☑☒✅]) ?(?P<word>accept|reject)[.,;]?\s+(?:[-*] )?"
-    r"(?P<second>\[[x ]?\]|[☐☑☒✅]) ?(?P<other>accept|reject)[.]?"
+    rf"(?:[-*] )?(?P<first>{_BOX}) ?(?P<word>accept|reject)[.,;]?(?:\s+| / )(?:[-*] )?"
+    rf"(?P<second>{_BOX}) ?(?P<other>accept|reject)[.]?"
 )
 
 
@@ -300,7 +319,7 @@ def _from_boxes(whole: str) -> str | None:
     boxes = _BOXES.fullmatch(whole)
     if boxes is None or boxes["word"].lower() == boxes["other"].lower():
         return None
-    empty = {"[ ]", "[]", "☐"}
+    empty = {"[ ]", "[]", "( )", "☐"}
     ticked = [
         word for box, word in (("first", "word"), ("second", "other")) if boxes[box] not in empty
     ]
@@ -317,11 +336,13 @@ def _from_table(whole: str) -> str | None:
     cells = " | ".join(cell for row in rows for cell in row)
     if not whole.startswith("|") or len(rows) > _ROWS or len(_mentions(cells)) != 1:
         return None
-    if len({len(row) for row in rows}) != 1 or _UNSURE.search(cells) or _NEGATION.search(cells):
+    if len({len(row) for row in rows}) != 1 or _UNSURE.search(cells):
         return None
-    *others, last = rows
-    label = last[0] if len(last) == 2 else ""
-    if len(rows) == 2 and others[0][-1:] != ["value"]:
-        label = others[0][-1]
-    is_verdict = last[-1] in _OTHER and _HEADING.fullmatch(label) is not None
-    return f"Decision: {last[-1]}" if is_verdict else None
+    verdict = _mentions(cells)[0]
+    row = next((i for i, cells in enumerate(rows) if verdict in cells), None)
+    if row is None:
+        return None  # it is no cell of its own
+    column = rows[row].index(verdict)
+    is_below = row == 1 and len(rows) == 2 and _HEADING.fullmatch(rows[0][column])
+    is_beside = column == 1 and len(rows[row]) == 2 and _HEADING.fullmatch(rows[row][0])
+    return f"Decision: {verdict}" if is_below or is_beside else None

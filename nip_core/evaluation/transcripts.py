@@ -69,6 +69,7 @@ _MESSAGE_COLUMNS = (
     "text",
     "decision",
     "decision_value",
+    "finish_reason",
     "invalid_reason",
 )
 _UNSHOWN = ("columns", "seed", "protocol", "branch_path", "run", "sample")

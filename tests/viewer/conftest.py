@@ -44,6 +44,7 @@ def scripted(tmp_path_factory):
     async def play():
         async with scripted_server(script(bodies)) as server:
             model = {"model_provider": "OpenAI", "base_url": server.url, "freeze_agent": True}
+            model["retry_hint"] = True
             settings = {
                 "run_name": "scripted",
                 "run_store": str(folder),

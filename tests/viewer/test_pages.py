@@ -9,9 +9,11 @@ import pyarrow as pa
 import pytest
 from viewing import HOSTILE, client_of, everything, rows_on, text_of
 
+from nip_core.evaluation.invalid import invalid_line
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
+from nip_core.stages.prompting import Place, chat_on_record
 from nip_core.viewer.pages import places_of
 
 LINK = re.compile(r'(?:href|action)="(/[^"]*|\?[^"]*)"')
@@ -198,6 +200,29 @@ def test_invalid_answers_and_the_calibration_of_the_scale_are_shown(scripted):
     assert float(shown[1]) == pytest.approx(100 * sum(eight) / len(eight), abs=0.06)
     brier = sum(((r["decision_value"] + 1) / 2 - r["y"]) ** 2 for r in decided) / len(decided)
     assert f"Brier score {brier:.3f}" in overview
+
+
+def test_invalid_answers_are_counted_by_reason_in_metrics_report_and_overview(scripted):
+    store, bodies = scripted
+    run = RunStore(open_store(store, read_only=True), "scripted")
+    rows = read_rollouts(run.store, run.rollouts(0, "test")).generations.to_pylist()
+    first = [row for row in rows if row["attempt"] == 0 and row["invalid_reason"] is not None]
+    counted = run.read_json(run.metrics(0, "test"))["invalid_answers"]
+    assert counted["invalid"] == len(first) > 0
+    assert sum(counted["by_reason"].values()) == len(first)
+    line = invalid_line({"invalid_answers": counted})
+    said = f"{line[0].upper()}{line[1:]}."
+    assert said in text_of(client_of(store).get("/runs/scripted").text)
+    assert html.escape(said) in run.store.get(f"{run.root}/report.html").decode()
+    # Who was asked again was told so, and `nip prompt` shows it.
+    hinted = [b for b in bodies if b["messages"][-1]["content"].startswith("Your last answer")]
+    assert len(hinted) == sum(row["attempt"] > 0 for row in rows)
+    episodes = read_rollouts(run.store, run.rollouts(0, "test")).episodes["key"].to_pylist()
+    number = episodes.index(first[0]["episode"])
+    place = Place(first[0]["agent"], first[0]["round"], str(number), split="test")
+    asked = chat_on_record(run, place)
+    again = [answer["asked_again"] for answer in asked.answers]
+    assert again[0].startswith("Your last answer") and again[-1] is None
 
 
 def test_the_confusion_counts_the_verdicts_and_leads_to_them(client, episodes):
