@@ -119,6 +119,19 @@ def test_an_index_that_does_not_answer_costs_seconds(install, monkeypatch, capsy
     assert f"{mute} of PIP_OPTIONS does not answer and is left out" in capsys.readouterr().out
 
 
+def test_make_installs_by_the_script_and_hands_it_what_it_was_given():
+    for target in ("quickstart", "install"):
+        done = subprocess.run(
+            ["make", "-n", target, "PIP_OPTIONS=--pre", "TORCH_INDEX=u", "VENV=/none/venv"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        called = 'PIP_OPTIONS="--pre" TORCH_INDEX="u" /none/venv/bin/python scripts/install.py'
+        assert called in done.stdout and "pip install" not in done.stdout
+
+
 def test_a_driver_of_nvidia_is_seen(install, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not install.has_nvidia(tmp_path)
