@@ -219,6 +219,7 @@ async def test_an_attack_without_training_says_first_that_it_shows_nothing(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == attack["caution"]
     assert sum("skipped: " in line for line in lines) == 1
+    assert not any("none sufficed" in line for line in lines)
     assert any(line.startswith("iterations 0 to 1, prover: skipped: ") for line in lines)
     page = (tmp_path / "runs" / "small-sneaky-0" / "report.html").read_text()
     begin = page.index("<h2", page.index('id="result"'))
@@ -241,7 +242,7 @@ async def test_provers_that_read_the_words_of_an_honest_run_are_said_not_to_be_t
     show_plan(parameters, as_json=False)
     assert "nothing tells them to argue for acceptance" in capsys.readouterr().err
     attack = (await loop.train(parameters))["attack"]
-    assert attack["told"] is False
+    assert attack["told"] is False and attack["lost_to_lying"]["difference"] is None
     assert "The provers were asked in the very words of run small" in attack["causes"][0]
 
 
