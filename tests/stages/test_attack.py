@@ -526,7 +526,10 @@ async def test_a_sneaky_prover_is_trained_on_wrong_problems_against_a_verifier_t
     updates = [row["updates"] for row in attack["by_step"]]
     assert 0 == updates[0] < updates[1] < updates[2]
     assert attack["model"] == attacked_model["model"]
-    assert attack["steps_to_exploit"] == 0
+    bound = attack["exploited_below"]
+    assert bound == pytest.approx(0.8 * attack["trained"]["soundness"])
+    exploited = [r["step"] for r in attack["by_step"] if r["soundness"] <= bound + 1e-9]
+    assert attack["steps_to_exploit"] == (exploited[0] if exploited else None)
     assert attack["lost_to_training"]["problems"] == 5
     assert attack["lost_to_lying"]["problems"] == attack["trained"]["problems"] - 5 == 5
     assert (attack["trained_steps"], attack["steps"]) == (2, 2)
@@ -542,7 +545,10 @@ async def test_a_sneaky_prover_is_trained_on_wrong_problems_against_a_verifier_t
     assert verify_run(run).problems == {}
     run.store.delete(f"{run.rollouts(1, 'test')}/manifest.json")
     assert list(verify_run(run).problems) == [f"{run.rollouts(1, 'test')}/manifest.json"]
-    assert "Steps to exploit: 0" in (trained / "small-sneaky-1" / "report.html").read_text()
+    assert (
+        "Steps to exploit (soundness down to"
+        in (trained / "small-sneaky-1" / "report.html").read_text()
+    )
 
 
 async def _until_swapped(stage, session, *arguments):
