@@ -15,6 +15,7 @@ import pytest
 from scripted_server import scripted_server
 from small_game import FEW, train_here, write_config
 from thorough import THOROUGH
+from viewing import client_of
 
 from nip_core import loop
 from nip_core.errors import DatasetError, ServerError, SettingsError
@@ -226,6 +227,8 @@ async def test_an_attack_without_training_says_first_that_it_shows_nothing(
     assert said in page[begin : begin + 300]
     assert "were trained against" not in page
     assert "No step trained the provers" in page
+    viewed = client_of(tmp_path / "runs").get("/runs/small-sneaky-0").text
+    assert viewed.index(said) < viewed.index('class="card')
 
 
 async def test_provers_that_read_the_words_of_an_honest_run_are_said_not_to_be_told(
