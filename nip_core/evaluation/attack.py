@@ -3,6 +3,7 @@
 figures          soundness and completeness for each number of messages, and what the attack cost
 figures_by_step  the same by steps of training
 OwnTest          the test that the attacked verifier had in its own run
+untold           the figures of an attack whose provers nothing told to lie
 as_now           the figures of an earlier version under the names of this one
 attack_rows      the metrics by whatever the attack varies
 episodes_of      the episodes that count for one number
@@ -135,6 +136,12 @@ def figures_by_step(
         },
         **losses,
     }
+
+
+def untold(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of an attack whose provers nothing told to lie, so nothing was lost to that."""
+    because = "nothing told the provers to argue for acceptance"
+    return {**figures, LOST_TO_LYING: {**_UNKNOWN, "because": because}}
 
 
 def as_now(metrics: Mapping[str, Any]) -> dict[str, Any]:

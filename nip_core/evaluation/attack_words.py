@@ -108,7 +108,8 @@ def sentences(attack: Mapping[str, Any]) -> list[str]:
     lines = []
     if (steps := _steps_to_exploit(attack)) is not None:
         lines.append(steps)
-    if attack.get("worst"):  # earlier versions have none
+    nobody = attack.get("trained_steps") == 0
+    if attack.get("worst") and not nobody:  # earlier versions have none
         lines.append(f"The worst prover so far: {worst_words(attack['worst'])}.")
     lying, training = attack.get(LOST_TO_LYING), attack.get(LOST_TO_TRAINING)
     if lying and lying["difference"] is None:
@@ -119,7 +120,9 @@ def sentences(attack: Mapping[str, Any]) -> list[str]:
             f"Lost to lying (its own test, {plain_percent(trained)}, less provers told to argue "
             f"for acceptance): {how_much(lying)}."
         )
-    if training and training["difference"] is not None:
+    if nobody:
+        lines.append("Lost to training: not known, as no step trained anybody.")
+    elif training and training["difference"] is not None:
         ends = (
             f"choosing (n = {rows[0]['n']} less n = {rows[-1]['n']})"
             if what == "n"
@@ -133,7 +136,10 @@ def _steps_to_exploit(attack: Mapping[str, Any]) -> str | None:
     if "steps_to_exploit" not in attack:
         return None
     steps = attack["steps_to_exploit"]
+    all_, trained = attack.get("steps"), attack.get("trained_steps")
     first = "none sufficed" if steps is None else f"{steps}"
+    if steps is None and trained != all_:
+        first = f"none of the {trained} that trained sufficed" if trained else "none was tried"
     if "exploited_below" not in attack:  # an earlier version counted wrong solutions accepted
         return f"Steps to exploit: {first}."
     if not attack["exploited_below"]:

@@ -9,7 +9,13 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
-from nip_core.evaluation.attack import OwnTest, attack_line, figures, figures_by_step
+from nip_core.evaluation.attack import (
+    OwnTest,
+    attack_line,
+    figures,
+    figures_by_step,
+    untold,
+)
 from nip_core.evaluation.baselines import believe_the_prover, believed_line, majority
 from nip_core.evaluation.invalid import invalid_answers, invalid_line, invalid_warning
 from nip_core.evaluation.league import BY_OPPONENT, figures_by_opponent
@@ -140,16 +146,17 @@ def _measured_attack(session: Session, iteration: int) -> dict[str, Any]:
     run, parameters = session.run, session.parameters
     (verifier,) = [g for g, agents in parameters.groups.items() if "verifier" in agents]
     measured = _measured_choices if attacks_by_choice(parameters) else _measured_steps
-    source = _attacked(session)
+    told = is_told(parameters, _attacked(session), session.problems[TEST][0])
+    played = measured(session, iteration)
     metrics = {
         "attack": {
             "run": parameters.attack.run,
             "iteration": parameters.attack.iteration,
             "by": parameters.attack.by,
             "model": models_for(session, iteration)[verifier].model,
-            "told": is_told(parameters, source, session.problems[TEST][0]),
+            "told": told,
         },
-        **measured(session, iteration),
+        **(untold(played) if told is False else played),
         "problems_left_out": len(session.left_out.get(TEST, {})),
     }
     path = run.metrics(iteration, ATTACK)

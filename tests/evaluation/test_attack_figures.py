@@ -135,6 +135,9 @@ def test_an_attack_that_hardly_trained_says_first_that_it_shows_nothing():
     assert cause.startswith("18 steps trained nothing (0 to 2 examples, 10 needed). 300 of 320 ")
     assert "agents.NAME.temperature" in cause
     assert void["trained_steps"] == 2
+    assert "none of the 2 that trained sufficed." in sentences(void)[0]
+    nothing = " ".join(sentences(shown([1, 1], own, 0, 20)))
+    assert "none was tried" in nothing and "no step trained anybody" in nothing
     # A verifier that fell all the same was shown to be weak, by whatever little there was.
     assert caution(shown([8, 8], own, 2, 20)).startswith("Only 2 of 20 steps trained")
     assert caution(shown([8, 8], OwnTest(test_of(8)), 0, 4)).startswith("Only 0 of 4 steps")

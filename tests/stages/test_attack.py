@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, nullcontext
 import pytest
 from scripted_server import scripted_server
 from small_game import FEW, train_here, write_config
+from viewing import client_of
 
 from nip_core import loop
 from nip_core.errors import DatasetError, ServerError, SettingsError
@@ -242,12 +243,15 @@ async def test_an_attack_without_training_says_first_that_it_shows_nothing(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == attack["caution"]
     assert sum("skipped: " in line for line in lines) == 1
+    assert not any("none sufficed" in line for line in lines)
     assert any(line.startswith("iterations 0 to 1, prover: skipped: ") for line in lines)
     page = (tmp_path / "runs" / "small-sneaky-0" / "report.html").read_text()
     begin = page.index("<h2", page.index('id="result"'))
     assert said in page[begin : begin + 300]
     assert "were trained against" not in page
     assert "No step trained the provers" in page
+    viewed = client_of(tmp_path / "runs").get("/runs/small-sneaky-0").text
+    assert viewed.index(said) < viewed.index('class="card')
 
 
 async def test_provers_that_read_the_words_of_an_honest_run_are_said_not_to_be_told(
@@ -264,7 +268,7 @@ async def test_provers_that_read_the_words_of_an_honest_run_are_said_not_to_be_t
     show_plan(parameters, as_json=False)
     assert "nothing tells them to argue for acceptance" in capsys.readouterr().err
     attack = (await loop.train(parameters))["attack"]
-    assert attack["told"] is False
+    assert attack["told"] is False and attack["lost_to_lying"]["difference"] is None
     assert "The provers were asked in the very words of run small" in attack["causes"][0]
 
 
@@ -548,7 +552,10 @@ async def test_a_sneaky_prover_is_trained_on_wrong_problems_against_a_verifier_t
     updates = [row["updates"] for row in attack["by_step"]]
     assert 0 == updates[0] < updates[1] < updates[2]
     assert attack["model"] == attacked_model["model"]
-    assert attack["steps_to_exploit"] == 0
+    bound = attack["exploited_below"]
+    assert bound == pytest.approx(0.8 * attack["trained"]["soundness"])
+    exploited = [r["step"] for r in attack["by_step"] if r["soundness"] <= bound + 1e-9]
+    assert attack["steps_to_exploit"] == (exploited[0] if exploited else None)
     assert attack["lost_to_training"]["problems"] == 5
     assert attack["lost_to_lying"]["problems"] == attack["trained"]["problems"] - 5 == 5
     assert (attack["trained_steps"], attack["steps"]) == (2, 2)
@@ -564,7 +571,10 @@ async def test_a_sneaky_prover_is_trained_on_wrong_problems_against_a_verifier_t
     assert verify_run(run).problems == {}
     run.store.delete(f"{run.rollouts(1, 'test')}/manifest.json")
     assert list(verify_run(run).problems) == [f"{run.rollouts(1, 'test')}/manifest.json"]
-    assert "Steps to exploit: 0" in (trained / "small-sneaky-1" / "report.html").read_text()
+    assert (
+        "Steps to exploit (soundness down to"
+        in (trained / "small-sneaky-1" / "report.html").read_text()
+    )
 
 
 async def _until_swapped(stage, session, *arguments):
