@@ -125,12 +125,13 @@ def _results_table(results: list[dict[str, Any]]) -> Table:
 
 def _show_comparison(results: dict[str, Any]) -> None:
     """Two tables, as both in one would not fit on 80 columns."""
-    from nip_core.sweep.comparison import heads_and_rows
+    from nip_core.sweep.comparison import BELIEVED, heads_and_rows
 
     width = max(shutil.get_terminal_size((80, 24)).columns, 80)
     console = make_console(width=width)
     heads, rows = heads_and_rows(results)
-    for columns in (("accuracy", "completeness", "soundness"), _BESIDE):
+    beside = (*((BELIEVED,) if BELIEVED in heads else ()), *_BESIDE)
+    for columns in (("accuracy", "completeness", "soundness"), beside):
         chosen = [heads.index(name) for name in columns]
         table = Table(box=SIMPLE_HEAD, padding=0)
         table.add_column("run", overflow="fold")

@@ -26,6 +26,8 @@ from nip_core.sweep.page import MAJORITY, METRICS, Results, markdown_table
 from nip_core.sweep.played import PlayedRun, check_alike, paired
 
 RATES = tuple(metric for metric in METRICS if metric != MAJORITY)
+BELIEVED = "believed"
+"""The column, where there is one, of what believing the prover would give."""
 _OWN = ("run_name", "run_store")
 _SHORT = 60  # characters of a setting in the page
 
@@ -34,10 +36,11 @@ def compare(runs: Sequence[PlayedRun]) -> Results:
     """The results of the runs, to be encoded as JSON.
 
     ``runs`` has for each its ``label``, ``status``, the ``iteration`` of its last test, by rate the
-    value and its 95 % interval, the ``gain`` of accuracy since its first test, and what it has
-    spent; and ``against``, how much more accurate it is than the first of them, paired by problem,
-    with ``p_holm`` adjusted for all of these comparisons. ``settings`` has by dotted key, where
-    they differ, the values of all.
+    value and its 95 % interval, what believing the prover would give (``believed_accuracy``, in the
+    test without ``without_prover`` episodes in which none spoke), the ``gain`` of accuracy since
+    its first test, and what it has spent; and ``against``, how much more accurate it is than the
+    first of them, paired by problem, with ``p_holm`` adjusted for all of these comparisons.
+    ``settings`` has by dotted key, where they differ, the values of all.
 
     Raises SettingsError for less than two runs, or the same one twice; DatasetError for runs that
     were tested on different problems.
@@ -81,6 +84,9 @@ def _row(label: str, run: PlayedRun) -> dict[str, Any]:
     for rate in RATES:
         row[rate] = test.get(rate)
         row[f"{rate}_ci95"] = test.get(f"{rate}_ci95")
+    believed = test.get("believe_the_prover") or {}
+    row["believed_accuracy"] = believed.get("accuracy")
+    row["without_prover"] = believed.get("without_prover")
     if run.tests:
         row["episodes"] = test.get("episodes")
         before = run.test(run.tests[0]).get("accuracy")
@@ -123,12 +129,14 @@ def heads_and_rows(results: Results) -> tuple[list[str], list[list[str]]]:
     """The table of the runs as text: one a row, rates in percent with their intervals."""
     heads = ["run", "iteration"]
     heads += ["always wrong" if rate == "always_fail_rate" else rate for rate in RATES]
-    heads += ["gain", "against the first", "p (Holm)"]
+    has_believed = any(row["believed_accuracy"] is not None for row in results["runs"])
+    heads += [*([BELIEVED] if has_believed else []), "gain", "against the first", "p (Holm)"]
     rows = []
     for row in results["runs"]:
         status = "" if row["status"] == "finished" else f" ({row['status']})"
         cells = [row["label"] + status, _or_dash(row["iteration"])]
         cells += [_rate(row[rate], row[f"{rate}_ci95"]) for rate in RATES]
+        cells += [_rate(row["believed_accuracy"], None)] if has_believed else []
         cells.append(_points(row["gain"]))
         against = row["against"] or {"difference": None, "ci95": None}
         cells.append(_points(against["difference"], against["ci95"]))

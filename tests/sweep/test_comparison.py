@@ -10,6 +10,7 @@ from nip_core.errors import DatasetError, SettingsError
 from nip_core.evaluation.metrics import evaluate, paired_difference
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.tables import build_tables, commit_shard, join_shards
+from nip_core.run_store.documents import encode
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
 from nip_core.sweep.comparison import compare, table, write
@@ -120,6 +121,27 @@ def test_runs_side_by_side_are_a_table_a_figure_and_a_page(runs, tmp_path, capsy
     assert rates.count(" [") == 3 and "75.0 [" in rates  # each rate with its interval
     assert "+41.7 [" in beside
     assert all(len(line) <= 80 for line in shown.splitlines() if str(tmp_path) not in line)
+
+
+def test_runs_side_by_side_have_what_believing_the_prover_would_give(runs, capsys):
+    place, *_ = runs
+    store = open_store(place)
+    for name, believed in (("a", 0.99), ("b", None)):
+        run = RunStore(store, name)
+        metrics = {k: v for k, v in run.read_json(run.metrics(2, "test")).items() if k != "sha256"}
+        if believed:
+            metrics["believe_the_prover"] = {"accuracy": believed}
+        store.put(run.metrics(2, "test"), encode(metrics))
+        document = {"questions": PROBLEMS, "bounds": {}, "intervals": {}, "baselines": {}}
+        store.put(run.intervals(2, "test"), encode(document))
+    a, b = (find_run(name, str(place)) for name in "ab")
+    results = compare([a, b])
+    assert [row["believed_accuracy"] for row in results["runs"]] == [0.99, None]
+    heads, *_ = table(results).splitlines()
+    assert "| believed |" in heads and "| 99.0 |" in table(results)
+    out = place.parent / "out"
+    app(["compare", "a", "b", "--run-store", str(place), "--out", str(out)], standalone_mode=False)
+    assert " believed " in capsys.readouterr().out
 
 
 def test_a_page_replaces_that_of_the_same_runs_and_nothing_else(runs, tmp_path):
