@@ -44,6 +44,7 @@ _EPISODE_COLUMNS = (
     "question",
     "solution",
     "columns",
+    "drawn",
     "y",
     "difficulty",
     "mutation",
@@ -72,7 +73,7 @@ _MESSAGE_COLUMNS = (
     "finish_reason",
     "invalid_reason",
 )
-_UNSHOWN = ("columns", "seed", "protocol", "branch_path", "run", "sample")
+_UNSHOWN = ("columns", "drawn", "seed", "protocol", "branch_path", "run", "sample")
 
 
 @dataclass(frozen=True)
@@ -386,11 +387,15 @@ def _texts(episode: dict[str, Any], game: Game | None) -> tuple[Text, ...]:
 
 
 def _columns(episode: dict[str, Any], game: Game | None) -> dict[str, str]:
-    """The texts of the problem by column; with a game those drawn for the episode as well."""
+    """The texts of the problem by column, with what was drawn for the episode.
+
+    Tables of earlier versions do not have it; then it takes the game.
+    """
     texts = {
         "question": episode["question"],
         "solution": episode["solution"],
         **columns_of(episode["columns"]),
+        **columns_of(episode.get("drawn")),
     }
     return texts if game is None else {**texts, **drawn(game.scenario, texts, episode["seed"])}
 

@@ -39,7 +39,7 @@ class Situation:
 
 
 def columns_json(columns: Mapping[str, str]) -> str | None:
-    """The further texts of a problem as the table of episodes has them; null: there are none."""
+    """Further texts of a problem as the table of episodes has them; null: there are none."""
     return json.dumps(columns, sort_keys=True, ensure_ascii=False) if columns else None
 
 
@@ -140,6 +140,10 @@ class Game:
         system = prompt.fill(self._texts(situation))
         return system, None if told is None else told["content"]
 
+    def drawn(self, situation: Situation) -> Mapping[str, str]:
+        """The columns that the scenario draws for the episode."""
+        return drawn(self.scenario, _given(situation), situation.seed)
+
     def wrong(self, generation: Mapping[str, Any]) -> Kind | None:
         """Say what was wrong with a generation row, as its agent is told when it is asked again.
 
@@ -179,12 +183,7 @@ class Game:
 
     def _texts(self, situation: Situation) -> Mapping[str, str]:
         """The texts of the problem by column, those drawn for the episode included."""
-        texts = {
-            "question": situation.question,
-            "solution": situation.solution,
-            **situation.columns,
-        }
-        return {**texts, **drawn(self.scenario, texts, situation.seed)}
+        return {**_given(situation), **self.drawn(situation)}
 
     def judge(
         self,
@@ -243,6 +242,15 @@ class Game:
             move = rules.parse(agent, round_, seed, text, before)
             turns.append(Turn(round_, agent, text, move, tokens))
         return turns
+
+
+def _given(situation: Situation) -> Mapping[str, str]:
+    """The texts of the problem that do not depend on the episode."""
+    return {
+        "question": situation.question,
+        "solution": situation.solution,
+        **situation.columns,
+    }
 
 
 def tokens_of(recorded: Sequence[dict[str, Any]] | None) -> tuple[TokenChoice, ...] | None:

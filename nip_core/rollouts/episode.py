@@ -291,7 +291,7 @@ class EpisodeState:
     def row(self) -> Row:
         """The row of an episode that is over."""
         return {
-            **_facts(self.spec, self.context.game.protocol.name),
+            **_facts(self.spec, self.context.game),
             "rounds": self.round,
             "decision": self.decision,
             "decision_value": self.value,
@@ -421,9 +421,10 @@ class EpisodeState:
         return record, move
 
 
-def _facts(spec: EpisodeSpec, protocol: str) -> Row:
-    """Return what the row of an episode says before it is played."""
+def _facts(spec: EpisodeSpec, game: Game) -> Row:
+    """Return what the row of an episode says of what was played, and not how."""
     problem = spec.problem
+    drawn = game.drawn(situation_of(problem, spec.stance, spec.seed))
     return {
         "key": spec.key,
         "run": spec.run,
@@ -433,10 +434,11 @@ def _facts(spec: EpisodeSpec, protocol: str) -> Row:
         "question_id": problem.question_id,
         "sample": spec.sample,
         "branch_path": spec.branch_path,
-        "protocol": protocol,
+        "protocol": game.protocol.name,
         "question": problem.question,
         "solution": problem.solution,
         "columns": columns_json(problem.columns),
+        "drawn": columns_json(drawn),
         "y": problem.y,
         "difficulty": problem.difficulty,
         "mutation": problem.mutation,

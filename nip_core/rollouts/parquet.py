@@ -46,7 +46,7 @@ def parquet_bytes(table: pa.Table, compression: str = "zstd") -> bytes:
         use_dictionary=[c for c in columns if c not in plain],
         column_encoding=encoding,
         write_statistics=[
-            c for c in columns if c not in {"text", "reasoning", "question", "solution"}
+            c for c in columns if c not in {"text", "reasoning", "question", "solution", "drawn"}
         ],
         data_page_version="2.0",
     )

@@ -18,13 +18,13 @@ below (in the order of the numbers), the others reach it by the beginning of the
 `parent_key` is the last valid generation of the node before. Without branching paths are "".
 
 Version 2 added `decision_value` and `token_logprobs`, version 3 `columns`, version 4 `opponent` and
-`opponent_iteration`, version 5 `reasoning` and `reasoning_tokens`; tables of earlier versions are
-read as if they had them, empty.
+`opponent_iteration`, version 5 `reasoning` and `reasoning_tokens`, version 6 `drawn`; tables of
+earlier versions are read as if they had them, empty.
 """
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 _METADATA = {"nip.schema_version": str(SCHEMA_VERSION)}
 
@@ -42,6 +42,7 @@ EPISODES = pa.schema(
         pa.field("question", pa.string(), nullable=False),
         pa.field("solution", pa.string(), nullable=False),
         pa.field("columns", pa.string()),  # the scenario's further columns: a JSON object of texts
+        pa.field("drawn", pa.string()),  # the same of those drawn for the episode; in no digest
         pa.field("y", pa.int8(), nullable=False),  # 1 right, 0 wrong, -1 failed before its label
         pa.field("difficulty", pa.string()),  # family or level, where the dataset has one
         pa.field("mutation", pa.string()),  # kind of the bug, where known

@@ -50,6 +50,9 @@ SHARED_PROMPTS = "shared_prompts"
 _DIGEST_VERSION = 2
 _LATER = ("columns", "opponent", "opponent_iteration", "reasoning", "reasoning_tokens")
 """What later versions of the schema have added, which is left out of digests where it is empty."""
+_FOLLOWS = ("drawn",)
+"""What follows from problem and seed, and is in no digest: so a run that was recorded before
+there was such a column has the digests of one that is played today."""
 
 
 @dataclass(frozen=True)
@@ -286,7 +289,7 @@ def read_rollouts(store: Store, directory: str) -> RolloutTables:
 def canonical_digest(episodes: pa.Table, generations: pa.Table) -> str:
     """SHA-256 over all columns of both tables with the rows in the order of their keys.
 
-    Shards, row order, Parquet encodings and timings have no part in it.
+    Shards, row order, Parquet encodings, timings and what is drawn by seed have no part in it.
     """
     hashes = _RowHashes()
     hashes.add(RolloutTables(episodes, generations))
@@ -319,7 +322,11 @@ class _RowHashes:
 
 
 def _canonical_row(row: Row) -> bytes:
-    row = {name: value for name, value in row.items() if name not in _LATER or value is not None}
+    row = {
+        name: value
+        for name, value in row.items()
+        if name not in _FOLLOWS and (name not in _LATER or value is not None)
+    }
     # NaN, which the schema allows in rewards and log-probabilities, is written as such.
     return json.dumps(row, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 

@@ -185,11 +185,23 @@ def check_functions(game: Game, problems: Mapping[str, list[Problem]]) -> None:
             for problem in problems[split][:: max(1, len(problems[split]) // _TRIED)]:
                 for agent in game.parameters.model_agents:
                     game.told(agent, situation_of(problem, stance, 0))
-                texts = {**problem.texts, **drawn(scenario, problem.texts, 0)}
+                texts = {**problem.texts, **_drawn_twice(scenario, problem)}
                 for function in ("as_read", "remark"):
                     text_of(scenario, function, _MESSAGE, texts)
                 if scenario.labels_in_play:
                     _try_written(scenario, problem)
+
+
+def _drawn_twice(scenario: Scenario, problem: Problem) -> Mapping[str, str]:
+    """What is drawn for an episode, which must be the same whenever it is rendered again."""
+    first, second = (drawn(scenario, problem.texts, 0) for _ in range(2))
+    if first != second:
+        name = next(name for name in first if first[name] != second[name])
+        raise SettingsError(
+            f"scenario {scenario.name}: draw gave two texts for {name} with one problem and one "
+            f"seed ({first[name]!r:.60}, {second[name]!r:.60}); make it of its arguments alone"
+        )
+    return first
 
 
 def _try_written(scenario: Scenario, problem: Problem) -> None:

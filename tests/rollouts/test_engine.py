@@ -126,6 +126,7 @@ async def test_nip_with_three_rounds_asks_answers_and_decides():
             "question": "Return x plus 0.",
             "solution": "x + 0",
             "columns": None,
+            "drawn": None,
             "y": 0,
             "difficulty": "sums",
             "mutation": None,

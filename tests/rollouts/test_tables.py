@@ -219,7 +219,10 @@ def test_the_digest_is_the_same_for_every_cut_into_shards(store: LocalStore) -> 
         assert sum(len(stored_timings(store, directory, name)) for name in names) == 30
 
 
-def test_the_digest_sees_every_column_but_not_the_row_order() -> None:
+FOLLOWS = "drawn"  # from the problem and the seed; runs of before have the same digests without it
+
+
+def test_the_digest_sees_every_column_but_what_is_drawn_and_not_the_row_order() -> None:
     episodes, generations, timings = play(4)
     tables = build_tables(episodes, generations, timings)
     seen = {digest(tables)}
@@ -234,7 +237,8 @@ def test_the_digest_sees_every_column_but_not_the_row_order() -> None:
         if name == "episode":
             changed[5][name] = episodes[0]["key"]
         seen.add(digest(build_tables(episodes, changed)))
-    assert len(seen) == 1 + len(EPISODES.names) + len(GENERATIONS.names)
+    assert FOLLOWS in EPISODES.names
+    assert len(seen) == len(EPISODES.names) + len(GENERATIONS.names)
     backwards = pa.compute.sort_indices(tables.generations, [("key", "descending")])
     assert canonical_digest(tables.episodes, tables.generations.take(backwards)) in seen
 
@@ -350,8 +354,8 @@ def test_files_that_are_not_ours_are_refused_by_name() -> None:
     with pytest.raises(CorruptionError, match=r"a\.parquet: no schema version"):
         parquet_table(foreign.getvalue(), EPISODES, "a.parquet")
     tables = build_tables(*play(1))
-    newer = tables.episodes.replace_schema_metadata({"nip.schema_version": "6"})
-    with pytest.raises(StoreError, match=r"a\.parquet: schema version 6"):
+    newer = tables.episodes.replace_schema_metadata({"nip.schema_version": "7"})
+    with pytest.raises(StoreError, match=r"a\.parquet: schema version 7"):
         parquet_table(parquet_bytes(newer), EPISODES, "a.parquet")
     with pytest.raises(CorruptionError, match=r"a\.parquet: its columns are not"):
         parquet_table(parquet_bytes(tables.timings), EPISODES, "a.parquet")

@@ -362,6 +362,22 @@ def test_a_run_tries_a_scenarios_functions_on_each_split_before_anything_is_star
         begin(parameters)
 
 
+@pytest.mark.parametrize("begin", [plan_run, prepare])
+def test_a_coin_that_is_another_one_at_each_call_is_refused_before_anything_is_started(sums, begin):
+    tossed = "draw = lambda *_, t=iter(range(10**6)): {'coin': str(next(t))}"
+    problems = [
+        {"question": f"{n} + {n}", "solution": str(n + y), "y": 1 - y, "split": split}
+        for n, split in enumerate(("train", "validation", "test"))
+        for y in (0, 1)
+    ]
+    lines = [columns(BOTH, 'Column("coin", "C", drawn=True)'), tossed]
+    parameters = sums(*lines, rows=problems, lm_server={"engine": "deterministic"})
+    with pytest.raises(
+        SettingsError, match=r"scenario sums: draw gave two texts for coin .* alone"
+    ):
+        begin(parameters)
+
+
 def test_a_changed_scenario_is_refused_by_its_file_and_class_when_its_run_goes_on(sums, tmp_path):
     problems = [
         {"question": f"{n} + {y}", "solution": "2", "y": y, "split": split}

@@ -125,7 +125,7 @@ def test_coins_follow_from_the_seed_and_challenges_are_made_with_them():
         assert networkx.vf2pp_is_isomorphic(challenge, graphs(problem.question)[coins[number]])
 
 
-async def test_a_whole_run_has_coins_in_prompts_and_examples_and_not_in_tables(tmp_path):
+async def test_a_whole_run_has_its_coins_and_challenges_in_prompts_examples_and_tables(tmp_path):
     config = write_config(
         tmp_path,
         scenario="graphs",
@@ -137,7 +137,11 @@ async def test_a_whole_run_has_coins_in_prompts_and_examples_and_not_in_tables(t
     assert (await train_here(config))["run"] == "small"
     folder = tmp_path / "runs" / "small"
     [shard, *_] = folder.rglob("rollouts/train/episodes-*.parquet")
-    assert {row["columns"] for row in pq.read_table(shard).to_pylist()} == {None}
+    scenario = Game(settings()).scenario
+    for row in pq.read_table(shard).to_pylist():
+        assert row["columns"] is None
+        texts = {"question": row["question"], "solution": row["solution"]}
+        assert json.loads(row["drawn"]) == scenario.draw(texts, row["seed"])
     [examples] = folder.rglob("datasets/verifier/examples.*.parquet")
     for row in pq.read_table(examples).to_pylist():
         assert re.search(r"only you know.*?\\n1: [AB]\\n2: [AB]", str(row))
