@@ -109,9 +109,9 @@ _MIGRATIONS = {
     """,
 }
 """From each older format to the next one."""
-_TABLES = {"files", "jobs", "events", "models", "meta"}
+TABLES = ("files", "jobs", "events", "models", "meta")
 """Of every format."""
-_JSON = {
+JSON_COLUMNS = {
     "jobs": ("settings", "metadata", "error", "progress", "result"),
     "events": ("data",),
     "models": ("proof",),
@@ -176,7 +176,7 @@ class Database:
             refuse_lost_database(self.path.parent)
         rows = self._connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
         tables = {row["name"] for row in rows}
-        if version < 0 or (not tables >= _TABLES if version else tables):
+        if version < 0 or (not tables >= {*TABLES} if version else tables):
             raise StateError(
                 f"{self.path} is another program's database, or damaged (its format is {version}): "
                 f"name another state directory, or {_REMEDY}"
@@ -184,7 +184,7 @@ class Database:
         return version
 
     def _refuse_broken_rows(self) -> None:
-        for table, columns in _JSON.items():
+        for table, columns in JSON_COLUMNS.items():
             for column in columns:
                 row = self.one(
                     f"SELECT rowid FROM {table} WHERE {column} IS NOT NULL "  # noqa: S608

@@ -3,8 +3,8 @@
 examine     what is damaged or missing there, and the jobs and models that its database has
 stored_ids  the ids of its jobs, or of its uploads
 
-What is covered: the database's structure, uploads, models. Logs, locks and the key
-have no digest. Nothing is written.
+What is covered: the database's structure and its cells (`cells`), uploads, models. Logs, locks and
+the key have no digest. Nothing is written.
 """
 
 import json
@@ -12,9 +12,11 @@ import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from nip_lm_server.state.cells import broken_cells
 from nip_lm_server.state.directory import DATABASE, FILES, MODELS
 from nip_lm_server.state.disk import MANIFEST, sha256_of
 from nip_lm_server.state.models import CHECKSUM, checksum_of, content_digest
@@ -71,6 +73,8 @@ def examine(state_dir: Path) -> Examined:
             ):
                 result.models[row[0]] = row[2]
                 known |= _check_model(result, state_dir / MODELS / row[1], row)
+            for where, problem in broken_cells(connection, partial(_manifest, state_dir)):
+                result.add(database, f"damaged: {where}", "what the server wrote", problem)
     except (sqlite3.Error, ValueError) as error:
         result.add(database, "damaged", "the server's database", error)
         return result
@@ -98,6 +102,15 @@ def _check_structure(connection: sqlite3.Connection) -> None:
     found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if found != "ok":
         raise ValueError(found)
+
+
+def _manifest(state_dir: Path, digest: str) -> dict[str, Any] | None:
+    """A model's manifest; None where it can't be read, which is a damage of its own."""
+    try:
+        manifest = json.loads((state_dir / MODELS / digest / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return None
+    return manifest if isinstance(manifest, dict) else None
 
 
 def _check_model(result: Examined, folder: Path, row: tuple[str, str, str, str, str]) -> set[Path]:

@@ -10,6 +10,7 @@ from served_here import CHAT, serve
 
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.directory import StateError
+from nip_lm_server.state.examine import examine
 from nip_lm_server.version import STATE_FORMAT
 
 FORMAT_1 = Path(__file__).parent / "format_1"
@@ -26,6 +27,13 @@ def restore(directory: Path) -> Path:
     connection.executescript((FORMAT_1 / "jobs.sql").read_text() + "PRAGMA user_version = 1;")
     connection.close()
     return path
+
+
+def test_the_state_of_an_older_server_has_no_damage(tmp_path: Path) -> None:
+    path = restore(tmp_path / "old")
+    assert examine(tmp_path / "old").damages == []
+    Database(path).close()
+    assert examine(tmp_path / "old").damages == []
 
 
 def columns(database: Database) -> dict[str, set[tuple[str, str, int]]]:
