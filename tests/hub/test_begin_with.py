@@ -125,6 +125,18 @@ async def test_an_adapter_that_nip_did_not_publish_plays_as_well(hub, published,
         prepare(load_parameters(str(CONFIG), vllm))
 
 
+def test_a_run_asks_for_what_an_adapter_has_and_for_nothing_else(hub, published, tmp_path):
+    strange = {".vscode/tasks.json", ".mcp.json", "CLAUDE.md", "base/.mcp.json", "x.parquet"}
+    plain = {"nip.json": None, "probe.json": None, **dict.fromkeys(strange, b"{}")}
+    hub.add(published, "strange", plain)
+    prepare(load_parameters(str(CONFIG), settings(tmp_path / "runs")))
+    asked = {path for _, path in hub.requests}
+    assert any(path.endswith("/adapter_config.json") for path in asked)
+    assert not [path for path in asked for name in strange if path.endswith(f"/{name}")]
+    cached = {path.name for path in (tmp_path / "hf").rglob("*") if path.is_file()}
+    assert "adapter_config.json" in cached and not cached & {Path(name).name for name in strange}
+
+
 PLAIN = """
 import json, sys
 import torch

@@ -32,9 +32,9 @@ NAMES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 @pytest.fixture(autouse=True)
 def no_proxies(monkeypatch):
-    for name in NAMES:
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
+    for name in [*NAMES, *map(str.upper, NAMES)]:
+        monkeypatch.setenv(name, "")  # so that it is as before afterwards, whatever is tested
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture
