@@ -7,7 +7,6 @@ What is covered: the database's structure, uploads, models. Logs, locks and the 
 have no digest. Nothing is written.
 """
 
-import json
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.state.directory import DATABASE, FILES, MODELS
 from nip_lm_server.state.disk import MANIFEST, sha256_of
 from nip_lm_server.state.models import CHECKSUM, checksum_of, content_digest
@@ -105,7 +105,7 @@ def _check_model(result: Examined, folder: Path, row: tuple[str, str, str, str, 
     name, digest, of_content, base_model, job = row
     path = folder / MANIFEST
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text())
+        manifest: dict[str, Any] = parse_json(path.read_text())
         files: Mapping[str, Mapping[str, Any]] = manifest["files"]
         if CHECKSUM in manifest and manifest[CHECKSUM] != checksum_of(manifest):
             raise ValueError("its own checksum does not match")

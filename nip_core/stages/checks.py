@@ -29,6 +29,7 @@ from nip_core.scenarios import Problem, Scenario
 from nip_core.scenarios.checked import drawn
 from nip_core.stages.providers import Endpoints, speaks_nip
 from nip_core.stages.too_long import Facts
+from nip_lm_server.client import parse_json
 
 if TYPE_CHECKING:
     from nip_core.stages.session import Session
@@ -390,7 +391,7 @@ class _AgentCheck:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ServerError(f"{url}: no answer ({type(error).__name__}: {error})") from None
         try:
-            body = json.loads(raw)
+            body = parse_json(raw)
         except ValueError:
             body = None  # a page, as servers that don't know the path have one
         if status == 200 and isinstance(body, dict):
