@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from nip_core.errors import ServerError
+from nip_core.errors import ServerError, SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Progress
 from nip_core.proxies import let_find
@@ -117,6 +117,12 @@ def with_prefect(verbose: bool) -> Iterator[Callable[[], None]]:
         os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     # Started before it is known whether a profile names a server, which takes seconds of imports.
     temporary = None if os.environ.get("PREFECT_API_URL") else TemporaryPrefect()
+    try:
+        import_prefect()
+    except SettingsError:
+        if temporary is not None:
+            temporary.stop()
+        raise
     import prefect.context
     from prefect.settings import PREFECT_API_URL
 
@@ -131,6 +137,22 @@ def with_prefect(verbose: bool) -> Iterator[Callable[[], None]]:
     prefect.context.refresh_global_settings_context()
     timeout_s = float(os.environ.get(_START_S) or 300)
     yield lambda: temporary.wait(timeout_s)
+
+
+def import_prefect() -> None:
+    """Import Prefect. Raises SettingsError for settings of its own that it does not understand."""
+    try:
+        import prefect.context  # noqa: F401
+    except ImportError:
+        raise
+    except Exception as error:  # whatever a parser or a check raises, in a file or a variable
+        home = os.environ.get("PREFECT_HOME") or "~/.prefect"
+        file = os.environ.get("PREFECT_PROFILES_PATH") or f"{home}/profiles.toml"
+        why = (str(error).strip().splitlines() or [""])[0][:200]
+        raise SettingsError(
+            f"Prefect can't read its own settings ({type(error).__name__}: {why}); mend {file}, or "
+            "the variables PREFECT_... of the environment"
+        ) from None
 
 
 def _check_prefect() -> None:

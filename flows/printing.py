@@ -53,10 +53,12 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
 
     As JSON it is all settings.
     """
+    from nip_core.run_store.store import check_location
     from nip_core.stages.prepare import plan_run
     from nip_core.stages.providers import speaks_nip
     from nip_core.stages.too_long import in_words, recorded_of
 
+    check_location(parameters.run_store)
     parameters, estimate, origin = plan_run(parameters)
     left_out = recorded_of(parameters)
     if as_json:

@@ -71,6 +71,9 @@ def sweep(
     if task_runner is not None or task_runner_address is not None:
         # Before Prefect is imported, which sets its logging up.
         os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+        from nip_prefect.flows.launch import import_prefect
+
+        import_prefect()
         from nip_prefect.flows.remote_runs import cluster_settings
 
         cluster = cluster_settings(planned, task_runner, task_runner_address)
@@ -320,8 +323,10 @@ class _Here:
 
 def _show_plan(planned: Any, as_json: bool) -> None:
     """The runs with what they would take."""
+    from nip_core.run_store.store import check_location
     from nip_core.stages.prepare import estimate_of, plan_run
 
+    check_location(planned.run_store)
     rows = []
     for run in planned.runs:
         try:

@@ -4,12 +4,12 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-import yaml
 
 from nip_core.errors import ServerError, SettingsError
 from nip_core.parameters.load import load_trackers
 from nip_core.parameters.stored import with_defaults
 from nip_core.parameters.tracking import TRACKERS
+from nip_lm_server.client import ReadError, parse_yaml
 from nip_prefect.flows.options import RunName
 from nip_prefect.flows.printing import print_json
 from nip_prefect.flows.terminal import say
@@ -44,8 +44,8 @@ def track(
     run, tree = tree.name, RunStore(open_store(tree.store.url), tree.name)
     if to:
         try:
-            trackers = load_trackers([yaml.safe_load(text) for text in to], "--to")
-        except yaml.YAMLError as error:
+            trackers = load_trackers([parse_yaml(text) for text in to], "--to")
+        except ReadError as error:
             raise SettingsError(f"--to is not YAML: {error}") from None
     else:
         stored = with_defaults(tree.open().parameters)

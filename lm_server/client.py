@@ -5,6 +5,7 @@ launching    ServerSpec, EngineSpec; start_or_attach, is_running, stop, stop_sta
 models, devices   base_served_name, has_cuda, driver_version, OLDEST_DRIVERS, compile_caches
 version      SERVER_VERSION, compatible
 the wire     NipSettings, METHOD_HYPERPARAMETERS; ACTIVE_STATUSES, ENDED_STATUSES of a job
+strangers' files  read_text, parse_json, parse_yaml, ReadError: within limits
 training data   formats: what a line of each method holds, and its checks; group_advantages;
              count_tokens
 a server's files, while it does not run   examine, stored_ids, collectable files (State,
@@ -43,7 +44,9 @@ from nip_lm_server.formats import (
     validate,
 )
 from nip_lm_server.formats.advantages import Deviation, group_advantages
+from nip_lm_server.formats.bounds import ReadError, parse_json
 from nip_lm_server.formats.token_counts import count_tokens
+from nip_lm_server.formats.untrusted import parse_yaml, read_text
 from nip_lm_server.launch import (
     OwnerError,
     ServerHandle,
@@ -105,6 +108,7 @@ __all__ = [
     "NipSettings",
     "OwnerError",
     "Problem",
+    "ReadError",
     "ServerHandle",
     "ServerSpec",
     "State",
@@ -131,10 +135,13 @@ __all__ = [
     "is_running",
     "is_secret_name",
     "lay_out_adapter",
+    "parse_json",
+    "parse_yaml",
     "process_identity",
     "public_probe",
     "read_state",
     "read_tail",
+    "read_text",
     "remove",
     "serve_command",
     "served_lora_rank",

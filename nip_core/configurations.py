@@ -4,6 +4,7 @@ Importing this loads nothing but the standard library, so a shell can complete n
 """
 
 import difflib
+import os
 import textwrap
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def config_file(config: str | Path) -> Path:
         )
     if bundled is not None:
         return bundled
-    if path.exists() or not (is_name or path.suffix in _SUFFIXES):
+    if os.path.lexists(path) or not (is_name or path.suffix in _SUFFIXES):  # also a broken link
         return path
     near = _nearest(path)
     hint = f"; did you mean {near}?" if near else ""

@@ -18,6 +18,7 @@ from nip_lm_server.api.engine_http import EngineConnections, EngineLost
 from nip_lm_server.api.relay import RETRY_AFTER_S, aborted, find_aborted, read_usage, relay
 from nip_lm_server.engines.base import Upstream
 from nip_lm_server.errors import ApiError
+from nip_lm_server.formats import bounds
 
 ANSWER_TIMEOUT_S = 3600.0
 """Longest time for one answer, streamed or not."""
@@ -69,7 +70,7 @@ class Proxy:
 def _error_of(status: int, body: bytes, upstream: Upstream) -> ApiError:
     """OpenAI's error object for an error of the upstream, whose own come in several shapes."""
     try:
-        answer: Any = json.loads(body)
+        answer: Any = bounds.parse_json(body)
     except ValueError:
         answer = body.decode(errors="replace")
     if isinstance(answer, dict):

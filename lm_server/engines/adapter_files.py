@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nip_lm_server.engines.base import EngineError
+from nip_lm_server.formats.bounds import parse_json
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class ServedAdapter:
 def read_adapter(path: Path) -> ServedAdapter:
     """Read the adapter in `path`. Raises EngineError if it is no adapter."""
     try:
-        settings = json.loads((path / "adapter_config.json").read_text())
+        settings = parse_json((path / "adapter_config.json").read_text())
         with (path / "adapter_model.safetensors").open("rb") as file:
             weights = hashlib.file_digest(file, "sha256").hexdigest()
         ranks = [int(settings["r"]), *(settings.get("rank_pattern") or {}).values()]
@@ -37,7 +38,7 @@ def read_adapter(path: Path) -> ServedAdapter:
 def is_unchanged(path: Path) -> bool:
     """Say whether the training said that it changed nothing."""
     try:
-        result = json.loads((path / "training_result.json").read_text())
+        result = parse_json((path / "training_result.json").read_text())
         return bool(result.get("unchanged", False))
     except (OSError, ValueError, AttributeError):
         return False

@@ -43,6 +43,7 @@ from nip_lm_server.engines.pseudo_tokens import (
     token_ids,
 )
 from nip_lm_server.engines.reply_rules import Reply, ReplyFile, Rule, Template
+from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.proof import Proof
 
 ADAPTER_FILE = "adapter.json"
@@ -69,7 +70,7 @@ class _Weights:
     def __init__(self, path: Path):
         try:
             content = path.read_bytes()
-            value = json.loads(content)
+            value = parse_json(content)
             self.generation = int(value["generation"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise EngineError(f"{path} is no model: {error!r}") from error
@@ -210,7 +211,7 @@ class DeterministicEngine(Engine):
         ):
             loaded = "injected"
         try:
-            saved = json.loads((path / "manifest.json").read_text())["files"][file]["sha256"]
+            saved = parse_json((path / "manifest.json").read_text())["files"][file]["sha256"]
         except (OSError, ValueError, KeyError) as error:
             raise EngineError(f"{path} has no manifest with {file}: {error!r}") from error
         unchanged = weights is not None and weights.unchanged

@@ -15,7 +15,6 @@ Not covered, and refused: DoRA, trained biases or whole modules, embeddings, per
 """
 
 import hashlib
-import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from typing import Any
 import torch
 
 from nip_lm_server.engines.base import EngineError
+from nip_lm_server.formats.bounds import parse_json
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
@@ -74,7 +74,7 @@ def read_lora(path: Path) -> LoraFiles:
     from safetensors.torch import load
 
     try:
-        config = json.loads(config_path.read_text())
+        config = parse_json(config_path.read_text())
         raw = weights.read_bytes()
         tensors = load(raw)
     except Exception as error:  # safetensors has an exception class of its own

@@ -16,13 +16,14 @@ precision. They are listed as indistinguishable.
 """
 
 import contextlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+from nip_lm_server.formats.bounds import parse_json
 
 PROBE = "probe.json"
 MAX_RIVALS = 14
@@ -120,7 +121,7 @@ def read_probe(directory: Path) -> Probe:
     """The probe of the model in `directory`. Raises ProbeError, saying what is wrong."""
     path = directory / PROBE
     try:
-        value = json.loads(path.read_text())
+        value = parse_json(path.read_text())
         parent = value.get("parent_logprobs")
         probe = Probe(
             tokens=tuple(int(token) for token in value["tokens"]),

@@ -19,7 +19,6 @@ the bitwise comparison of the weights in memory decides alone.
 """
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +44,7 @@ from nip_lm_server.engines.probes import (
     read_probe,
 )
 from nip_lm_server.formats import chat_template
+from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.proof import Proof
 
 SAME_CHANGE = {"float32": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}
@@ -198,7 +198,7 @@ def _saved_tensors(
     try:
         shards = {"model.safetensors"}
         if index.is_file():
-            shards = set(json.loads(index.read_text())["weight_map"].values())
+            shards = set(parse_json(index.read_text())["weight_map"].values())
         files: list[Any] = [safe_open(path / shard, framework="pt") for shard in sorted(shards)]
         by_key = {key: file for file in files for key in file.keys()}  # noqa: SIM118
         # A tied weight is saved once and loaded under several names.

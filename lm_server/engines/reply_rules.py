@@ -20,7 +20,6 @@ from pathlib import Path
 from random import Random
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -30,6 +29,8 @@ from pydantic import (
     PrivateAttr,
     ValidationError,
 )
+
+from nip_lm_server.formats.untrusted import parse_yaml, read_text
 
 DEFAULT_FILE = Path(__file__).parent / "replies" / "default.yaml"
 
@@ -318,12 +319,12 @@ def load_replies(path: Path | None) -> ReplyFile:
     """Read a replies file, or the packaged one. Raises ValueError that names the file and key."""
     source = path or DEFAULT_FILE
     try:
-        data = yaml.safe_load(source.read_bytes())
+        data = parse_yaml(read_text(source))
         return ReplyFile.model_validate(data if data is not None else {})
     except ValidationError as error:
         # In one line: a run shows no more of what its server said.
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise ValueError(f"replies file {source}: {key}: {first['msg']}") from None
-    except (OSError, yaml.YAMLError, ValueError) as error:
+    except ValueError as error:
         raise ValueError(f"replies file {source}: {' '.join(str(error).split())}") from None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_lm_server.devices import DEVICE, device_numbers
+from nip_lm_server.formats.bounds import parse_json
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM takes for its largest rank."""
@@ -164,7 +165,7 @@ def find_wide_vocabulary(model: str) -> str | None:
     A model whose output layer is its embedding may be served all the same.
     """
     try:
-        config = json.loads((Path(model).expanduser() / "config.json").read_text())
+        config = parse_json((Path(model).expanduser() / "config.json").read_text())
         size = int(config.get("vocab_size") or config["text_config"]["vocab_size"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

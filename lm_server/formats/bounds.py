@@ -1,7 +1,9 @@
 """JSON that anybody may have sent: how much of it is taken, and how it is read.
 
-loads            JSON -> value: by a fast parser, or if it has many values by a patient one
-JsonBoundsError  what it raises for too many values, and for values nested too deeply
+loads            what is sent -> value: by a fast parser, or if it has many values by a patient one
+parse_json       what is in a file, which may have many values -> value
+check_depth      for a value that something else has read
+JsonBoundsError  what they raise for too many values, and for values nested too deeply, a ReadError
 
 A value takes up to thirty times the memory that it takes as JSON, and a parser in C lets no other
 thread run until it has come to the end. So the characters that make values are counted first.
@@ -15,13 +17,19 @@ from json import scanner
 from typing import Any
 
 MAX_DEPTH = 64
+MAX_DIGITS = 4_300
+"""Of an integer: more are not turned into text again, and so into no message and no record."""
 MAX_CONTAINERS = 250_000
 MAX_VALUES = 2_000_000
 _FAST_CONTAINERS, _FAST_VALUES = 20_000, 200_000
 _SLICE_BYTES = 1 << 20
 
 
-class JsonBoundsError(ValueError):
+class ReadError(ValueError):
+    """A file, or a text, that is not read."""
+
+
+class JsonBoundsError(ReadError):
     """JSON that is not read, or not used, because of what it would take."""
 
 
@@ -42,7 +50,7 @@ def loads(raw: bytes, fast: Callable[[bytes], Any], *, surrogates: bool) -> Any:
     value = fast(raw) if is_light else _Patient(surrogates).decode(raw.decode())
     # 3. Its depth.
     if containers > MAX_DEPTH:
-        _check_depth(value)
+        check_depth(value)
     return value
 
 
@@ -56,13 +64,35 @@ def _weigh(raw: bytes) -> tuple[int, int]:
     return containers, values
 
 
-def _check_depth(value: Any) -> None:
+def parse_json(raw: bytes | str, *, max_depth: int | None = MAX_DEPTH) -> Any:
+    """The value of JSON, as `json.loads` reads it.
+
+    Raises ReadError for what is not JSON, is nested deeper than `max_depth` (None: than Python can
+    read), or has a number of more than MAX_DIGITS digits.
+    """
+    try:
+        value = json.loads(raw)
+    except RecursionError:
+        raise ReadError(f"it is nested more than {max_depth or 'some hundred'} deep") from None
+    except json.JSONDecodeError as error:
+        raise ReadError(str(error)) from None
+    except UnicodeDecodeError:
+        raise ReadError("it is not UTF-8 text") from None
+    except ValueError:
+        raise ReadError(f"it has a number of more than {MAX_DIGITS} digits") from None
+    if max_depth is not None:
+        check_depth(value, max_depth)
+    return value
+
+
+def check_depth(value: Any, most: int = MAX_DEPTH) -> None:
+    """Raise JsonBoundsError for a value that is nested deeper than `most`."""
     level = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(most):
         level = [child for item in level for child in _inside(item)]
         if not level:
             return
-    raise JsonBoundsError(f"it is nested more than {MAX_DEPTH} deep")
+    raise JsonBoundsError(f"it is nested more than {most} deep")
 
 
 def _inside(value: Any) -> list[Any]:

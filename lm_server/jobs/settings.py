@@ -7,7 +7,6 @@ What depends on the engine and the device (`TrainingPlace`) is decided here too,
 that can't work is refused when it is created, not when it runs.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from sqlite3 import Row
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from nip_lm_server import wire
 from nip_lm_server.errors import ApiError, model_not_found
+from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.state.models import ModelStore
 from nip_lm_server.training.trainers import TrainingPlace
 from nip_lm_server.wire import (
@@ -334,7 +334,7 @@ def _adapter_shape(row: Row, models: ModelStore) -> dict[str, Any]:
     shape["lora_rank"] = manifest.get("lora_rank") or shape["lora_rank"]
     path = models.path(row["digest"]) / ADAPTER_CONFIG
     if path.exists():
-        config = json.loads(path.read_text())
+        config = parse_json(path.read_text())
         shape["lora_rank"], shape["lora_alpha"] = config["r"], config["lora_alpha"]
     return shape
 

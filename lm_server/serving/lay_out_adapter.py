@@ -7,7 +7,6 @@ name says where it comes from, and is the same wherever it is laid out from equa
 """
 
 import hashlib
-import json
 import shutil
 import time
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from pydantic import ValidationError
 from nip_lm_server.engines.adapter_files import read_adapter
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.engines.probes import PROBE, ProbeError, read_probe
+from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.state.directory import MODELS
 from nip_lm_server.state.disk import publish, sha256_of
 from nip_lm_server.state.models import (
@@ -122,7 +122,7 @@ def _training(source: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
 def _settings_of(source: Path) -> EffectiveSettings:
     """Give the settings that the adapter itself tells of, and the least for the others."""
     try:
-        config = json.loads((source / "adapter_config.json").read_text(encoding="utf-8"))
+        config = parse_json((source / "adapter_config.json").read_text(encoding="utf-8"))
         targets = config.get("target_modules")
         return EffectiveSettings(
             n_epochs=1,

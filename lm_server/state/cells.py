@@ -7,7 +7,6 @@ cells, or a cell and a model's manifest, say of the same thing. What is not: a t
 nowhere else (a file's name, the message of an event) and that is still a text.
 """
 
-import json
 import math
 import re
 import sqlite3
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from nip_lm_server import wire
+from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.state.database import JSON_COLUMNS, TABLES
 from nip_lm_server.state.files import PURPOSES
 from nip_lm_server.state.models import adapter_name
@@ -127,12 +127,12 @@ def _problem(table: str, column: str, value: Any) -> str | None:
         return f"no server writes {str(value)[:60]!r} there"
     if column in JSON_COLUMNS.get(table, ()):
         try:
-            told = json.loads(value)
+            told = parse_json(value)
             if column in _OBJECTS.get(table, ()) and not isinstance(told, dict):
                 return f"{value[:60]!r} is no JSON object"
             if (table, column) == ("jobs", "settings"):
                 EffectiveSettings.model_validate_json(value)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             return " ".join(str(error).split())[:200]
     return None
 
@@ -149,7 +149,7 @@ def _references(connection: sqlite3.Connection, rows: Rows) -> Iterator[Cell]:
                 yield _at("jobs", row, column), f"there is no file {row[column]!r}"
     for row in rows["meta"]:
         kind = list if row["key"].startswith("active ") else int
-        if type(json.loads(row["value"])) is not kind:
+        if type(parse_json(row["value"])) is not kind:
             yield _at("meta", row, "value"), f"{row['key']} is no {kind.__name__}: {row['value']!r}"
     # What was imported came without its parent.
     own = {row["id"] for row in rows["jobs"] if row["payload_digest"]}
@@ -195,7 +195,7 @@ def _metadata(rows: Rows, stored: list[sqlite3.Row]) -> Iterator[Cell]:
     for pair in stored:
         by_job.setdefault(pair["job_seq"], {})[pair["key"]] = pair["value"]
     for row in rows["jobs"]:
-        told = json.loads(row["metadata"]) if row["metadata"] else {}
+        told = parse_json(row["metadata"]) if row["metadata"] else {}
         if told != by_job.get(row["seq"], {}):
             yield _at("jobs", row, "metadata"), "job_metadata has other pairs of this job"
 
@@ -220,7 +220,7 @@ def _manifests(
                 yield _at("jobs", row, column), f"{got!r}, but its model's manifest {expected!r}"
         # Later versions may have written more of either.
         for column, name in (("settings", "settings"), ("result", "training")):
-            got, expected = json.loads(row[column] or "{}"), manifest.get(name) or {}
+            got, expected = parse_json(row[column] or "{}"), manifest.get(name) or {}
             other = [key for key in got.keys() & expected.keys() if got[key] != expected[key]]
             if other:
                 yield _at("jobs", row, column), f"its model's manifest has another {min(other)}"

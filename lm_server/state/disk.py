@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nip_lm_server.formats.bounds import parse_json
+
 MANIFEST = "manifest.json"
 MIN_FREE_BYTES = 64 * 1024 * 1024
 """A server needs so much room on its disk: with less, no job could end well."""
@@ -97,7 +99,7 @@ def sealed(path: Path) -> Iterator[Path]:
 def damage(path: Path, needed: Set[str] = frozenset()) -> str | None:
     """Say what is wrong with a sealed directory, which must have the files `needed`, or None."""
     try:
-        listed = json.loads((path / MANIFEST).read_text())["files"]
+        listed = parse_json((path / MANIFEST).read_text())["files"]
         for name, expected in listed.items():
             if sha256_of(path / name) != expected:
                 return f"{name} does not have the SHA-256 of its manifest"

@@ -7,7 +7,6 @@ What is covered: the database's structure and its cells (`cells`), uploads, mode
 the key have no digest. Nothing is written.
 """
 
-import json
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
@@ -16,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.state.cells import broken_cells
 from nip_lm_server.state.directory import DATABASE, FILES, MODELS
 from nip_lm_server.state.disk import MANIFEST, sha256_of
@@ -107,7 +107,7 @@ def _check_structure(connection: sqlite3.Connection) -> None:
 def _manifest(state_dir: Path, digest: str) -> dict[str, Any] | None:
     """A model's manifest; None where it can't be read, which is a damage of its own."""
     try:
-        manifest = json.loads((state_dir / MODELS / digest / MANIFEST).read_text())
+        manifest = parse_json((state_dir / MODELS / digest / MANIFEST).read_text())
     except (OSError, ValueError):
         return None
     return manifest if isinstance(manifest, dict) else None
@@ -118,7 +118,7 @@ def _check_model(result: Examined, folder: Path, row: tuple[str, str, str, str, 
     name, digest, of_content, base_model, job = row
     path = folder / MANIFEST
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text())
+        manifest: dict[str, Any] = parse_json(path.read_text())
         files: Mapping[str, Mapping[str, Any]] = manifest["files"]
         if CHECKSUM in manifest and manifest[CHECKSUM] != checksum_of(manifest):
             raise ValueError("its own checksum does not match")

@@ -9,13 +9,13 @@ No server may run in the directory that takes over. The one that is started ther
 model before it answers, as it does with its own.
 """
 
-import json
 import shutil
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.proof import Proof
 from nip_lm_server.state.database import Database, dump
 from nip_lm_server.state.directory import DATABASE, MODELS, StateError, check_state_dir
@@ -29,7 +29,7 @@ def find_model(state_dir: Path, name: str) -> Path | None:
     """Return where a server with this state keeps the fine-tuned model, or None if it has none."""
     path = state_dir / MODELS / name.rpartition(":")[2]
     try:
-        return path if json.loads((path / MANIFEST).read_text())["name"] == name else None
+        return path if parse_json((path / MANIFEST).read_text())["name"] == name else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -68,7 +68,7 @@ def _with_bases(source: Path, expected: Mapping[str, str | None]) -> dict[str, s
     for name, digest in expected.items():
         chain: list[tuple[str, str | None]] = [(name, digest)]
         while (path := find_model(source, chain[-1][0])) is not None:
-            base = json.loads((path / MANIFEST).read_text())["base_model"]
+            base = parse_json((path / MANIFEST).read_text())["base_model"]
             if find_model(source, base) is None:
                 break
             chain.append((base, None))

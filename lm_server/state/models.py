@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.proof import Proof
 from nip_lm_server.state.database import UNFINISHED, Database, dump
 from nip_lm_server.state.disk import MANIFEST, publish, sha256_of
@@ -77,7 +78,7 @@ class ModelStore:
 
     def manifest(self, digest: str) -> dict[str, Any]:
         """The manifest of a committed adapter."""
-        manifest: dict[str, Any] = json.loads((self.path(digest) / MANIFEST).read_text())
+        manifest: dict[str, Any] = parse_json((self.path(digest) / MANIFEST).read_text())
         return manifest
 
     def commit(self, output_dir: Path, digest: str, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,13 +21,13 @@ small updates would vanish in them.
 """
 
 import gc
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.formats import chat_template
+from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.training.device import (
     choose_device,
     choose_precision,
@@ -204,7 +204,7 @@ def check_fits(model: Any, files: "LoraFiles") -> dict[str, Any]:
 
 def check_continued(parent: "LoraFiles", settings: EffectiveSettings) -> None:
     """The parent's shape is the adapter's shape: settings that differ are refused, not ignored."""
-    config = json.loads((parent.path / "adapter_config.json").read_text())
+    config = parse_json((parent.path / "adapter_config.json").read_text())
     for name, key in (("lora_rank", "r"), ("lora_alpha", "lora_alpha")):
         asked, has = getattr(settings, name), config[key]
         if asked != has:

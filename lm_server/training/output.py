@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nip_lm_server.engines.base import EngineError
+from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.formats.chat_template import load_model
 from nip_lm_server.training import loading
 from nip_lm_server.training.device import choose_device, choose_precision
@@ -142,7 +143,7 @@ def _sort_config(directory: Path) -> None:
     from nip_lm_server.engines.lora import CONFIG_FILE
 
     path = directory / CONFIG_FILE
-    config = json.loads(path.read_text())
+    config = parse_json(path.read_text())
     for name in ("target_modules", "exclude_modules", "modules_to_save"):
         if isinstance(config.get(name), list):
             config[name] = sorted(config[name])

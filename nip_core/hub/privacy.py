@@ -6,7 +6,6 @@ plain_text       a text without addresses and paths, for columns that quote erro
 check_nothing_leaks   the last look at a directory, before it is published
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from urllib.parse import unquote
 
 from nip_core.errors import SettingsError
 from nip_core.hub.repository import FACTS
-from nip_lm_server.client import is_secret_name
+from nip_lm_server.client import is_secret_name, parse_json
 
 LEFT_OUT = "(left out: a place)"
 _OF_A_MACHINE = frozenset(
@@ -118,7 +117,7 @@ def check_nothing_leaks(
                 name = path.relative_to(directory).as_posix()
                 raise SettingsError(f"nothing was published: {name} has {what} in it")
     if (directory / FACTS).is_file():
-        facts = json.loads((directory / FACTS).read_text(encoding="utf-8"))
+        facts = parse_json((directory / FACTS).read_text(encoding="utf-8"))
         _check_host({name: of for name, of in facts.items() if name not in _OF_NIP}, host)
 
 

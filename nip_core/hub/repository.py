@@ -26,6 +26,7 @@ from typing import Any
 
 from nip_core.errors import CorruptionError, SettingsError, StoreError
 from nip_core.parameters.published import Kind
+from nip_lm_server.client import parse_json
 
 FACTS = "nip.json"
 CARD = "README.md"
@@ -87,7 +88,7 @@ def read_facts(directory: Path, place: str) -> Facts | None:
     if not path.is_file():
         return None
     try:
-        document = dict(json.loads(path.read_text(encoding="utf-8")))
+        document = dict(parse_json(path.read_text(encoding="utf-8")))
         version = document.pop("format")
         if version != FORMAT:
             raise SettingsError(

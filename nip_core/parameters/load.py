@@ -20,6 +20,9 @@ from nip_core.parameters.base import Parameters, groups_in, may_hold
 from nip_core.parameters.hyper_parameters import HyperParameters
 from nip_core.parameters.tracking import TrackerParameters, Trackers
 from nip_core.parameters.unknown import meant_setting
+from nip_lm_server.client import ReadError, parse_yaml, read_text
+
+_MOST_KEYS = 64  # in the address of a setting
 
 
 def load_parameters(
@@ -84,39 +87,19 @@ def _lines(error: ValidationError) -> list[str]:
     return list(dict.fromkeys(_explain(detail) for detail in error.errors()))
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that stands twice in one mapping: YAML lets the last one win silently."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-@lru_cache(maxsize=16)  # a sweep reads the same file for each of its runs
-def _parsed(text: str) -> Any:
-    return yaml.load(text, _StrictLoader)  # noqa: S506 (a SafeLoader)
+_parsed = lru_cache(maxsize=16)(parse_yaml)  # a sweep reads the same file for each of its runs
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a file, in which no key stands twice. Raises SettingsError."""
+    """The mapping in a file, within the limits of `parse_yaml`. Raises SettingsError."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SettingsError(f"{path}: can't be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise SettingsError(f"{path}: is not UTF-8 text") from None
+        text = read_text(path)
+    except ReadError as error:
+        raise SettingsError(f"{path}: {error}") from None
     try:
         values = deepcopy(_parsed(text))
-    except yaml.YAMLError as error:
-        raise SettingsError(f"{path}: is not YAML: {_yaml_problem(error)}") from None
+    except ReadError as error:
+        raise SettingsError(f"{path}: is not YAML: {error}") from None
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: a mapping of settings is needed, got {type(values).__name__}")
     return values
@@ -126,14 +109,15 @@ def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
     address, equals, text = override.partition("=")
     if not equals or not address.strip():
         raise SettingsError(f"--set {_shown(override)}: write it as a.b=c")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise SettingsError(
-            f"--set {address}: the value is not YAML: {_yaml_problem(error)}"
-        ) from None
     keys = address.strip().split(".")
-    if _is_text(keys):
+    if len(keys) > _MOST_KEYS:
+        raise SettingsError(f"--set {_shown(override)}: no setting is {len(keys)} levels deep")
+    is_text = _is_text(keys)
+    try:
+        value = parse_yaml(text, plain_numbers=not is_text)
+    except ReadError as error:
+        raise SettingsError(f"--set {address}: the value is not YAML: {error}") from None
+    if is_text:
         if value is not None and not isinstance(value, str | list | dict):
             value = text.strip()
     elif isinstance(value, str) and (number := _as_number(value)) is not None:
@@ -166,13 +150,6 @@ def _is_text(keys: list[str]) -> bool:
         get_origin(kind) is not dict and may_hold(kind, str) and not may_hold(kind, int, float)
         for kind in annotations
     )
-
-
-def _yaml_problem(error: yaml.YAMLError) -> str:
-    """Return what is wrong and where, without the text around it."""
-    mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or type(error).__name__
-    return f"{problem} (line {mark.line + 1})" if mark is not None else problem
 
 
 def _shown(value: Any) -> str:

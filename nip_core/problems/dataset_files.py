@@ -8,7 +8,6 @@ Knows files and columns, not problems; `datasets` makes problems of rows.
 """
 
 import gzip
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +21,12 @@ from nip_core.errors import DatasetError
 from nip_core.nearest import did_you_mean, nearest_first
 from nip_core.problems.rows import SPLITS
 from nip_core.proxies import let_find
+from nip_lm_server.client import parse_json
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 _SPLIT_ENDINGS = (".train", ".dev", ".test")
 """Of JSONL files that are named after their split, as QuALITY's are."""
+_MOST_UNPACKED = 2 << 30  # bytes of a file that is packed
 _NEAR = 0.75
 """A name that is so much like one of the scenario's own is not asked for on the Hub."""
 
@@ -111,17 +112,25 @@ def _read_jsonl(path: Path) -> Table:
     names: list[str] = []
     columns: set[str] = set()
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        if path.suffix == ".gz":
+            with gzip.open(path) as packed:
+                raw = packed.read(_MOST_UNPACKED + 1)
+        else:
+            raw = path.read_bytes()
         text = raw.decode("utf-8")
     except (OSError, EOFError, UnicodeDecodeError, gzip.zlib.error) as error:  # type: ignore[attr-defined]
         raise DatasetError(
             f"{path}: can't be read as UTF-8 text ({_first_line(error)}); restore the file"
         ) from error
+    if path.suffix == ".gz" and len(raw) > _MOST_UNPACKED:
+        raise DatasetError(
+            f"{path}: holds more than {_MOST_UNPACKED >> 30} GiB; unpack it, if you trust it"
+        )
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError as error:
             raise DatasetError(
                 f"{path}, line {number}: not JSON ({_first_line(error)}); each line must be one "
@@ -189,7 +198,7 @@ def _read_saved(directory: Path) -> Table:
 
 def _json_of(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DatasetError(f"{path}: can't be read ({_first_line(error)})") from error
     if not isinstance(content, dict):

@@ -24,6 +24,7 @@ from nip_core.problems.programs import CALL, PRELUDE, RUN, same_call, same_run
 from nip_core.problems.rows import SPLITS
 from nip_core.problems.source_directory import read_directory
 from nip_core.problems.tested import LeftOut, Tested
+from nip_lm_server.client import parse_json
 
 _SUFFIXES = (*SUFFIXES, ".json")
 _COLUMNS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -152,7 +153,7 @@ def _rows(path: Path, suffix: str) -> Sequence[Record]:
     if suffix != ".json":
         return read_file(path).rows
     try:
-        whole = json.loads(path.read_text(encoding="utf-8"))
+        whole = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise DatasetError(f"{path}: can't be read ({reason}); restore the file") from error
@@ -311,7 +312,7 @@ def _loaded(row: Record, column: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return parse_json(value)
     except ValueError:
         raise _Unusable(f"{column} is not JSON") from None
 

@@ -32,6 +32,7 @@ from nip_core.rollouts.thoughts import (
     said_and_thought,
     thought_to_the_limit,
 )
+from nip_lm_server.client import parse_json
 
 _RETRIED = frozenset({408, 409, 425, 429})
 _FATAL = frozenset({401, 402, 403, 404})
@@ -225,7 +226,7 @@ def read_answers(
     Raises MalformedAnswer for what is no answer of that model.
     """
     try:
-        answer = json.loads(raw)
+        answer = parse_json(raw, max_depth=None)
         choices = sorted(answer["choices"], key=lambda choice: int(choice.get("index") or 0))
         served = str(answer["model"])
         if names is not None:
@@ -330,7 +331,7 @@ def _tokens(logprobs: Any) -> list[dict[str, Any]] | None:
 
 def _error_of(raw: bytes) -> Mapping[str, Any]:
     try:
-        body = json.loads(raw)
+        body = parse_json(raw)
         error = (body[0] if isinstance(body, list) else body)["error"]  # Gemini's is in a list
     except (ValueError, KeyError, IndexError, TypeError):
         return {"message": raw.decode(errors="replace"), "is_page": True}

@@ -32,6 +32,7 @@ from typing import Any, Protocol, Self
 
 from nip_core.errors import CorruptionError, NipError, StoreError
 from nip_core.run_store.local_store import make_directories, sync_directory, translate_error
+from nip_lm_server.client import parse_json
 
 FILE_HEADER = b"nip-journal 1\n"
 SYNC_INTERVAL_S = 0.010
@@ -294,7 +295,7 @@ def _parse(data: bytes, path: Path | str) -> tuple[list[dict[str, Any]], int]:
             _refuse_if_more(data, offset, path)
             break
         try:
-            records.extend(json.loads(line) for line in payload.split(b"\n"))
+            records.extend(parse_json(line) for line in payload.split(b"\n"))
         except ValueError as error:
             raise CorruptionError(f"{path}: damaged at byte {offset}: {error}") from error
         offset += _HEADER.size + len(payload)

@@ -11,10 +11,11 @@ OpenAI's protocol give their number at most. A model that writes ``<think>`` int
 parser in front of it, keeps it there: `nip_core.answers` leaves it out of what others read.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from nip_lm_server.client import parse_json
 
 
 class MalformedAnswer(Exception):
@@ -105,7 +106,7 @@ def thought_to_the_limit(refusal: bytes) -> bool:
     model output limit was reached"), where others give an answer without a text.
     """
     try:
-        message = json.loads(refusal)["error"]["message"]
+        message = parse_json(refusal)["error"]["message"]
     except (ValueError, KeyError, TypeError):
         return False
     words = str(message).lower()

@@ -11,6 +11,7 @@ from typing import Any
 
 from nip_core.errors import CorruptionError
 from nip_core.hashing import digest
+from nip_lm_server.client import parse_json
 
 CHECKSUM = "sha256"
 _REMEDY = (
@@ -19,26 +20,25 @@ _REMEDY = (
 )
 
 
-def encode(value: Any) -> bytes:
-    """JSON for people, with a checksum if it is an object. Raises ValueError for NaN."""
-    if isinstance(value, dict):
-        plain = json.loads(json.dumps(value, allow_nan=False))
-        value = {**plain, CHECKSUM: digest(plain)}
+def encode(value: dict[str, Any]) -> bytes:
+    """JSON for people, with a checksum. Raises ValueError for NaN."""
+    plain = json.loads(json.dumps(value, allow_nan=False))
+    value = {**plain, CHECKSUM: digest(plain)}
     return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def decode(data: bytes, path: str, remedy: str = _REMEDY) -> Any:
+def decode(data: bytes, path: str, remedy: str = _REMEDY) -> dict[str, Any]:
     """The document without its checksum.
 
     Raises CorruptionError, which tells the `remedy`, if it is damaged.
     """
     try:
-        value = json.loads(data)
+        value = parse_json(data)
     except ValueError as error:
         how = f"not JSON: {error}" if data else "it is empty"
         raise _damaged(path, how, remedy) from error
     if not isinstance(value, dict):
-        return value
+        raise _damaged(path, "not a JSON object", remedy)
     checksum = value.pop(CHECKSUM, None)
     if checksum is None and any(_is_nearly_the_key(key) for key in value):
         raise _damaged(path, "the name of its checksum is not what it was", remedy)

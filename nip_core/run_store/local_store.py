@@ -326,6 +326,16 @@ def sync_directory(folder: Path) -> None:
         os.close(descriptor)
 
 
+def check_can_be_made(folder: Path) -> None:
+    """Raise StoreError where `folder` is not there and can't be made; nothing is written."""
+    with _translating(folder, "create"):
+        above = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+        if not above.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{above} is a file", str(folder))
+        if not os.access(above, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(above))
+
+
 def make_directories(folder: Path) -> None:
     """Create `folder` and its parents durably."""
     missing = []

@@ -23,6 +23,7 @@ from nip_core.errors import CorruptionError, RunConflictError, StoreError
 from nip_core.hashing import digest
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.store import MissingFileError, Store
+from nip_lm_server.client import parse_json
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -127,7 +128,7 @@ def read_manifest(store: Store, directory: str, name: str = MANIFEST) -> Manifes
     data = store.get(path)
     try:
         # The format before the checksum: a later version may compute it in another way.
-        document = json.loads(data)
+        document = parse_json(data)
         checksum = document.pop("sha256")
         if document["format_version"] != FORMAT_VERSION:
             raise StoreError(

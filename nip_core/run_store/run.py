@@ -249,10 +249,10 @@ class RunStore:
     def open(self) -> RunRecord:
         """Read the run as its latest opening left it. Raises MissingFileError if there is none."""
         document = self.read_json(f"{self.root}/run.json")
-        for name in self.store.list(f"{self.root}/openings"):
-            opening = self.read_json(f"{self.root}/openings/{name}")
-            document |= {key: opening[key] for key in ("parameters", "code_version")}
         try:
+            for name in self.store.list(f"{self.root}/openings"):
+                opening = self.read_json(f"{self.root}/openings/{name}")
+                document |= {key: opening[key] for key in ("parameters", "code_version")}
             if document["format_version"] != FORMAT_VERSION:
                 raise StoreError(
                     f"{self.root}/run.json: format version {document['format_version']}, this "

@@ -96,6 +96,37 @@ class Store(Protocol):
         """Let no put that names `fence` through any more, those under way included."""
 
 
+def check_location(location: str) -> None:
+    """Say what `open_store` would of a place, as far as nothing is written and nobody is asked.
+
+    Raises SettingsError or StoreError.
+    """
+    from nip_core.run_store.local_store import check_can_be_made
+
+    parts = urlsplit(location)
+    if parts.scheme in OBJECT_STORES:
+        open_store(location, read_only=True)
+    else:
+        check_can_be_made(local_directory(location).absolute())
+
+
+def local_directory(location: str) -> Path:
+    """The directory that a path or a file:// URL means. Raises SettingsError for another URL."""
+    if "://" not in location:
+        return Path(location).expanduser()
+    parts = urlsplit(location)
+    if parts.scheme == "file" and parts.netloc in {"", "localhost"}:
+        if not parts.path:
+            raise SettingsError(
+                f"run_store: {location} names no directory; write file:///DIRECTORY"
+            )
+        return Path(unquote(parts.path))
+    raise SettingsError(
+        f"run_store: {parts.scheme}:// is not supported, got {_without_secrets(location)}; "
+        "use a directory, or a URL that begins with file://, s3:// or gs://"
+    )
+
+
 def open_store(location: str | Path, *, read_only: bool = False) -> Store:
     """Open a directory or URL for reading and writing; a directory is created if needed.
 
@@ -110,19 +141,11 @@ def open_store(location: str | Path, *, read_only: bool = False) -> Store:
     from nip_core.run_store.local_store import LocalStore
 
     text = str(location)
-    if "://" not in text:
-        return LocalStore(Path(text).expanduser(), read_only=read_only)
-    parts = urlsplit(text)
-    if parts.scheme == "file" and parts.netloc in {"", "localhost"}:
-        return LocalStore(Path(unquote(parts.path)), read_only=read_only)
-    if parts.scheme in OBJECT_STORES:
+    if "://" in text and urlsplit(text).scheme in OBJECT_STORES:
         from nip_core.run_store.object_store import open_object_store
 
         return open_object_store(text, read_only=read_only)
-    raise SettingsError(
-        f"run_store: {parts.scheme}:// is not supported, got {_without_secrets(text)}; "
-        "use a directory, or a URL that begins with file://, s3:// or gs://"
-    )
+    return LocalStore(local_directory(text), read_only=read_only)
 
 
 def _without_secrets(url: str) -> str:

@@ -9,7 +9,6 @@ was stopped goes on where it stopped, and one that is repeated runs and asks for
 """
 
 import asyncio
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +45,7 @@ from nip_core.stages.asked_model import (
 from nip_core.stages.known_reports import KnownReports
 from nip_core.stages.providers import base_name
 from nip_core.stages.written_bugs import STYLES, Record
+from nip_lm_server.client import parse_json
 
 TESTS = "tests.journal"
 ANSWERS = "answers.journal"
@@ -200,7 +200,7 @@ def _check_made_of(options: BuildOptions, read: Source, source: Path) -> None:
     if options.replace or not sheet.exists():
         return
     try:
-        made_of = json.loads(sheet.read_text(encoding="utf-8"))["source"]
+        made_of = parse_json(sheet.read_text(encoding="utf-8"))["source"]
         before = f"{made_of['name']} (SHA-256 {made_of['sha256']:.12})"
         is_same = (made_of["name"], made_of["sha256"]) == (read.name, read.sha256)
     except (OSError, ValueError, KeyError, TypeError) as error:

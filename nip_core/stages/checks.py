@@ -31,6 +31,7 @@ from nip_core.scenarios import Problem, Scenario
 from nip_core.scenarios.checked import drawn
 from nip_core.stages.providers import Endpoints, speaks_nip
 from nip_core.stages.too_long import Facts
+from nip_lm_server.client import parse_json
 
 if TYPE_CHECKING:
     from nip_core.stages.session import Session
@@ -403,7 +404,7 @@ class _AgentCheck:
             reason = redact(f"{type(error).__name__}: {error}", key)
             raise ServerError(f"{url}: no answer ({reason})") from None
         try:
-            body = json.loads(raw)
+            body = parse_json(raw)
         except ValueError:
             body = None  # a page, as servers that don't know the path have one
         if status == 200 and isinstance(body, dict):

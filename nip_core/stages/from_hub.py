@@ -7,7 +7,6 @@ It is a model of the run from then on: it stands in run.json with its commit and
 proved before it plays, as one that the run has trained. Nobody asks the Hub again.
 """
 
-import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from nip_core.parameters.published import Reference
 from nip_core.stages.models import ServedModel
 from nip_core.stages.providers import base_name
 from nip_core.stages.published import CONFIG, WEIGHTS, weights_digest
-from nip_lm_server.client import AdapterError, LaidOut, import_models, lay_out_adapter
+from nip_lm_server.client import AdapterError, LaidOut, import_models, lay_out_adapter, parse_json
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ def _config(folder: Path, place: str) -> dict[str, Any]:
             "safetensors alone"
         )
     try:
-        config = dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+        config = dict(parse_json((folder / CONFIG).read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise SettingsError(f"{place}: {CONFIG} can't be read: {error}") from None
     if config.get("peft_type") != "LORA":

@@ -11,7 +11,6 @@ under way. Their job documents go back to the intent, and the same jobs, under t
 submitted once more. On a disk none of this is needed, and nothing is done.
 """
 
-import json
 import logging
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
@@ -30,6 +29,7 @@ from nip_lm_server.client import (
     AdapterError,
     find_model,
     import_models,
+    parse_json,
     stored_ids,
 )
 
@@ -55,7 +55,7 @@ def keep_models(run: RunStore, state_dir: Path, names: Iterable[str], lease: Lea
         if path is None or is_kept(run, name):
             continue
         # An adapter over a base model that was made here needs that one, too.
-        manifest = json.loads((path / MANIFEST).read_text())
+        manifest = parse_json((path / MANIFEST).read_text())
         keep_models(run, state_dir, [manifest["base_model"]], lease)
         for file in sorted(path.rglob("*")):
             if file.is_file() and file != path / MANIFEST:
@@ -205,7 +205,7 @@ def _manifest(run: RunStore, name: str) -> dict[str, object] | None:
         return None
     path = f"{_directory(run, name)}/{MANIFEST}"
     try:
-        manifest = json.loads(run.store.get(path))
+        manifest = parse_json(run.store.get(path))
         return manifest if manifest["name"] == name else None
     except MissingFileError:
         return None

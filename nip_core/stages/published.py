@@ -40,6 +40,7 @@ from nip_lm_server.client import (
     checksum_of,
     content_digest,
     find_model,
+    parse_json,
 )
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -144,7 +145,7 @@ def write_adapter(
         with new_directory(target) as part:
             # 2. The adapter: its weights as they are, its base by a name.
             shutil.copyfile(source / WEIGHTS, part / WEIGHTS)
-            config = json.loads((source / CONFIG).read_text(encoding="utf-8"))
+            config = parse_json((source / CONFIG).read_text(encoding="utf-8"))
             config["base_model_name_or_path"], config["revision"] = name, None
             (part / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
             if name in BUNDLED:
@@ -164,7 +165,7 @@ def write_adapter(
 def verified(source: Path, on_record: str | None) -> dict[str, Any]:
     """The manifest of a model's directory, with every file compared. Raises CorruptionError."""
     try:
-        manifest: dict[str, Any] = json.loads((source / MANIFEST).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = parse_json((source / MANIFEST).read_text(encoding="utf-8"))
         if CHECKSUM in manifest and manifest[CHECKSUM] != checksum_of(manifest):
             raise CorruptionError(f"{source / MANIFEST}: damaged, its own checksum differs")
         for name, entry in manifest["files"].items():

@@ -4,7 +4,6 @@ announced    asks for the models' ``shutdown_date``
 warn_of_shutdowns   tells of those that end, at the start of a run
 """
 
-import json
 import logging
 from collections.abc import Mapping
 from datetime import date
@@ -18,6 +17,7 @@ from nip_core.parameters.shutdowns import is_at_openai, shutdown_warnings
 from nip_core.proxies import proxy_for
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.stages.providers import Endpoints
+from nip_lm_server.client import parse_json
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ async def _ask(http: aiohttp.ClientSession, at: Endpoint, model: str) -> date | 
             headers=headers,
             proxy=proxy_for(at.base_url),
         ) as response:
-            body = json.loads(await response.read()) if response.status == 200 else None
+            body = parse_json(await response.read()) if response.status == 200 else None
         said = body.get("shutdown_date") if isinstance(body, dict) else None
         return date.fromisoformat(said) if isinstance(said, str) else None
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):

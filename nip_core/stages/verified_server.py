@@ -4,7 +4,6 @@ check_servers   files: the state of the run's own server, or in a bucket what th
                 and over the API: jobs and models at the servers that the settings name
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ from nip_lm_server.client import (
     checksum_of,
     content_digest,
     examine,
+    parse_json,
 )
 
 Jobs = Sequence[tuple[str, JobRecord]]
@@ -114,7 +114,7 @@ def _kept_models(check: Check) -> dict[str, str]:
             continue
         check.known.add(path)
         try:
-            manifest: dict[str, Any] = json.loads(check.run.store.get(path))
+            manifest: dict[str, Any] = parse_json(check.run.store.get(path))
             files = manifest["files"]
             if CHECKSUM in manifest and manifest[CHECKSUM] != checksum_of(manifest):
                 raise ValueError("its own checksum does not match")

@@ -24,6 +24,7 @@ from nip_core.run_store.run import flatten, settings_difference
 from nip_core.stages.costs import costs_of
 from nip_core.sweep.page import MAJORITY, METRICS, Results, markdown_table
 from nip_core.sweep.played import PlayedRun, check_alike, paired
+from nip_lm_server.client import parse_json
 
 RATES = tuple(metric for metric in METRICS if metric != MAJORITY)
 BELIEVED = "believed"
@@ -241,7 +242,7 @@ def _check_free(directory: Path, results: Results) -> None:
         return
     before = None
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        content = json.loads((directory / "results.json").read_text(encoding="utf-8"))
+        content = parse_json((directory / "results.json").read_text(encoding="utf-8"))
         before = [(run["label"], run["place"]) for run in content["runs"]]
     if before is None:
         raise SettingsError(

@@ -40,6 +40,7 @@ from nip_core.run_store.store import Store
 from nip_core.stages.prepare import code_version
 from nip_core.sweep.counted import Figure
 from nip_core.sweep.plan import Sweep, SweptRun, as_text, read_file, read_sweep
+from nip_lm_server.client import parse_json
 
 DAMAGED = "damaged"
 """The status of a run that can't be read."""
@@ -251,7 +252,7 @@ def read_declaration(store: Store, sweep: str) -> dict[str, Any] | None:
     if not store.exists(path):
         return None
     try:
-        declaration: dict[str, Any] = json.loads(store.get(path))
+        declaration: dict[str, Any] = parse_json(store.get(path))
         sha256 = declaration.pop("sha256")
         is_whole = sha256 == digest(declaration)
     except (ValueError, KeyError, TypeError, AttributeError):
