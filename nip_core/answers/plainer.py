@@ -171,7 +171,7 @@ def _sentence_behind_label(line: str) -> str:
 
 
 def _verdict_of_sentence(text: str) -> str | None:
-    """What a sentence decides that stands where a verdict is due."""
+    """Say what a sentence decides that stands where a verdict is due."""
     return _verdict_of(_SENTENCE, text) or _conclusion(text)
 
 
@@ -246,7 +246,7 @@ _DENIED = any_case(
 
 
 def _conclusion(text: str) -> str | None:
-    """What a text decides that ends with "so I accept" or the like, for itself."""
+    """Say what a text decides that ends with "so I accept" or the like, for itself."""
     sentence = _LAST.fullmatch(text)
     if sentence is None:
         return None
