@@ -88,9 +88,11 @@ def parse_response(text: str, form: AnswerForm) -> Move:
 def _second_look(text: str, form: AnswerForm) -> Move | None:
     """The decision in an answer that is not clear, if it is in plainer words."""
     assert form.scale is not None  # nobody else makes an invalid decision
-    if not _reader(form.scale).accepts:
-        return None
-    plain_text = plainer(without_thinking(text))
+    text = without_thinking(text)
+    starts = part_starts(AnswerLines(text), form.channels, form.headers, form.has_reasoning)
+    if starts or not _reader(form.scale).accepts:
+        return None  # it also has a message for somebody, or another scale
+    plain_text = plainer(text)
     try:
         move = None if plain_text is None else _first_look(plain_text, form)
     except InvalidResponse:

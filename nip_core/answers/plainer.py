@@ -20,7 +20,7 @@ either. Only scales of accept and reject are read so.
 import json
 import re
 
-from nip_core.answers.answer_lines import AnswerLines
+from nip_core.answers.answer_lines import AnswerLines, begins_question
 from nip_core.answers.decisions import any_case, plain
 
 _LONGEST = 2000  # characters of a line that is looked at
@@ -53,11 +53,11 @@ _NEGATION = any_case(r"\b(?:not|never|no|none|nor|cannot|without|refuse\w*|[a-z]
 def plainer(text: str) -> str | None:
     """The answer with its verdict in plain words; None where there is nothing to be made plainer.
 
-    `text` is without thoughts. What it decides is still to be read.
+    `text` is without thoughts. What it decides is still to be read. There is nothing where it asks.
     """
-    if "?" in text:
-        return None
     lines = AnswerLines(text)
+    if "?" in text or any(begins_question(line) for _, line in lines.free_with("question")):
+        return None
     whole = "\n".join(lines.read).strip()
     for as_line in (_from_json, _from_boxes, _from_table):
         if found := as_line(whole):
@@ -171,7 +171,7 @@ def _sentence_behind_label(line: str) -> str:
 
 
 def _verdict_of_sentence(text: str) -> str | None:
-    """What a sentence decides that stands where a verdict is due."""
+    """Say what a sentence decides that stands where a verdict is due."""
     return _verdict_of(_SENTENCE, text) or _conclusion(text)
 
 
@@ -246,7 +246,7 @@ _DENIED = any_case(
 
 
 def _conclusion(text: str) -> str | None:
-    """What a text decides that ends with "so I accept" or the like, for itself."""
+    """Say what a text decides that ends with "so I accept" or the like, for itself."""
     sentence = _LAST.fullmatch(text)
     if sentence is None:
         return None

@@ -2,29 +2,27 @@
 
 hint  the text
 
-The answer that was wrong is not shown. Small models repeat what stands in their chat, and so would
-repeat it; the prompt grows by no more than the hint, whatever was said; and no invalid answer is
-ever in a history.
+The answer that was wrong is not shown, and the hint says so, as the last answer in the chat is
+another one. Small models repeat what stands in their chat, and so would repeat it; the prompt grows
+by no more than the hint, whatever was said; and no invalid answer is ever in a history.
 """
 
 from nip_core.answers.parsing import AnswerForm
 from nip_core.answers.reasons import Kind, is_about_decision
 from nip_core.scenarios.prompt_phrases import decision_line, listed
 
+_UNUSABLE = "Your answer to this, which is not shown here, could not be used"
 _WRONG: dict[Kind, str] = {
-    "no_decision": "Your last answer had no decision, and you must decide now.",
-    "two_verdicts": "Your last answer named more than one verdict.",
-    "taken_back": (
-        "Your last answer negated, asked or doubted its verdict, made it a condition or took it "
-        "back."
-    ),
-    "not_own": "The decision in your last answer may have been somebody else's words.",
-    "json": "No verdict could be read in the JSON of your last answer.",
-    "unclear": "It was not clear what your last answer decides.",
-    "cut_off": "Your last answer was cut off at {tokens} tokens. Be much shorter.",
-    "empty": "Your last answer was empty.",
-    "missing_part": "Your last answer had no part, or two, for one of those you write to.",
-    "other": "Your last answer could not be used.",
+    "no_decision": "it had no decision, and you must decide now",
+    "two_verdicts": "it named more than one verdict",
+    "taken_back": "it negated, asked or doubted its verdict, made it a condition or took it back",
+    "not_own": "its decision may have been somebody else's words",
+    "json": "no verdict could be read in its JSON",
+    "unclear": "it was not clear what it decides",
+    "cut_off": "it was cut off at {tokens} tokens, so be much shorter",
+    "empty": "it was empty",
+    "missing_part": "a part for one of those you write to was missing, empty or there twice",
+    "other": "it was not what was asked for",
 }
 
 
@@ -33,7 +31,7 @@ def hint(kind: Kind, form: AnswerForm, tokens: int) -> str:
 
     `tokens` is the most that the agent may generate.
     """
-    told = [_WRONG[kind].format(tokens=tokens)]
+    told = [f"{_UNUSABLE}: {_WRONG[kind].format(tokens=tokens)}."]
     if form.scale is not None and (form.must_decide or is_about_decision(kind)):
         line = decision_line(form.scale)
         decide = f"end with exactly {line}" if form.has_reasoning else f"write exactly {line} and"

@@ -60,7 +60,8 @@ async def test_a_retry_is_told_what_was_wrong_behind_the_same_chat():
     assert second[:-1] == third[:-1] == first
     assert second[-1] == {
         "role": "user",
-        "content": "It was not clear what your last answer decides. Write exactly one of the lines "
+        "content": "Your answer to this, which is not shown here, could not be used: it was not "
+        "clear what it decides. Write exactly one of the lines "
         '"Decision: accept" and "Decision: reject" and nothing else.',
     }
     asked, again = chats(played, "prover")
@@ -68,8 +69,8 @@ async def test_a_retry_is_told_what_was_wrong_behind_the_same_chat():
         *asked,
         {
             "role": "user",
-            "content": "Your last answer was empty. Answer again, in the form that your "
-            "instructions ask for.",
+            "content": "Your answer to this, which is not shown here, could not be used: it was "
+            "empty. Answer again, in the form that your instructions ask for.",
         },
     ]
     assert played.episodes[0]["decision"] == 0
@@ -146,7 +147,9 @@ async def test_in_a_strict_chat_the_hint_is_the_supervisors():
     )
     _, first, second, _ = chats(played)
     assert len(first) == len(second)
-    assert second[-1]["content"].startswith(first[-1]["content"] + "\n\nSupervisor: It was not")
+    assert second[-1]["content"].startswith(
+        first[-1]["content"] + "\n\nSupervisor: Your answer to this"
+    )
 
 
 @pytest.mark.parametrize("version", ["v1", "v2", "short"])
@@ -231,4 +234,4 @@ def test_what_was_cut_off_is_called_that():
 
 def test_the_hint_of_an_answer_that_was_cut_off_names_the_limit():
     words = Game(settings()).hint("prover", 1, 0, [], "cut_off")
-    assert words.startswith("Your last answer was cut off at 40 tokens.")
+    assert "cut off at 40 tokens, so be much shorter" in words

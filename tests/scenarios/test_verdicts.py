@@ -114,6 +114,20 @@ def test_whatever_stands_around_a_clear_verdict_its_opposite_is_not_read(
         assert read(frame.replace("{}", text), form) is None
 
 
+@pytest.mark.parametrize(
+    "text", ["I see no bug, so I accept", "Decision: accept, not reject", "[x] accept [ ] reject"]
+)
+def test_a_verdict_beside_a_message_has_no_second_look(text):
+    headers = {"a": "Question for Expert_1:", "b": "Question for Expert_2:"}
+    both = AnswerForm(tuple(headers), headers, FORM.scale)
+    assert (
+        read(f"Question for Expert_1: explain line 3\nQuestion for Expert_2: x\n{text}", both)
+        is None
+    )
+    assert read(f"Question: explain line 3\n{text}") is None
+    assert read(f"{text}\nAnswer: it holds", AnswerForm(("m",), {}, FORM.scale, True)) is None
+
+
 WORDS = st.sampled_from(
     [*SETS["tricky"], *(text for _, text in CLEAR), "\n", " ", "Question: why", "The loop ends. "]
 )

@@ -215,14 +215,14 @@ def test_invalid_answers_are_counted_by_reason_in_metrics_report_and_overview(sc
     assert said in text_of(client_of(store).get("/runs/scripted").text)
     assert html.escape(said) in run.store.get(f"{run.root}/report.html").decode()
     # Who was asked again was told so, and `nip prompt` shows it.
-    hinted = [b for b in bodies if b["messages"][-1]["content"].startswith("Your last answer")]
+    hinted = [b for b in bodies if b["messages"][-1]["content"].startswith("Your answer to this")]
     assert len(hinted) == sum(row["attempt"] > 0 for row in rows)
     episodes = read_rollouts(run.store, run.rollouts(0, "test")).episodes["key"].to_pylist()
     number = episodes.index(first[0]["episode"])
     place = Place(first[0]["agent"], first[0]["round"], str(number), split="test")
     asked = chat_on_record(run, place)
     again = [answer["asked_again"] for answer in asked.answers]
-    assert again[0].startswith("Your last answer") and again[-1] is None
+    assert again[0].startswith("Your answer to this") and again[-1] is None
 
 
 def test_the_confusion_counts_the_verdicts_and_leads_to_them(client, episodes):
