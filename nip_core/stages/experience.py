@@ -44,7 +44,7 @@ class Keys:
         own = f"{settings['interaction_protocol']}_protocol"
         game = [
             *(settings[name] for name in ("scenario", "dataset", "interaction_protocol")),
-            *(_plain(block) for block in (*scenario, settings.get(own, {}))),
+            *(_without_sizes(block) for block in (*scenario, settings.get(own, {}))),
             *(common[n] for n in ("verifier_first", "verifier_decision_scale", "zero_knowledge")),
             {name: [agent.get(n) for n in _OF_AN_AGENT] for name, agent in agents.items()},
             settings["lm_server"]["engine"] == "deterministic",
@@ -69,6 +69,11 @@ class Keys:
 
 def _plain(block: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in block.items() if name != "_type"}
+
+
+def _without_sizes(block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a block without how many problems there are of a split, as some scenarios have it."""
+    return {name: value for name, value in _plain(block).items() if not name.endswith("_size")}
 
 
 def _digest(value: Any) -> str:

@@ -43,7 +43,10 @@ class Load:
     pair_tokens: float = 0  # of all pairs of answers at the nodes that branch, prompts included
 
     def scaled(self, guessed: "Load", taken: "Load") -> "Load":
-        """Return it with as much more, or less, as `taken` has than was `guessed`."""
+        """Return it with as much more, or less, as `taken` has than was `guessed`.
+
+        A number of calls that is 0 is not known.
+        """
         prompt, written = (
             b / a if a else 1.0
             for a, b in (
@@ -51,7 +54,7 @@ class Load:
                 (guessed.completion_tokens, taken.completion_tokens),
             )
         )
-        calls = taken.calls / guessed.calls if guessed.calls else 1.0
+        calls = taken.calls / guessed.calls if guessed.calls and taken.calls else 1.0
         return Load(
             self.calls * calls,
             self.prompt_tokens * prompt,

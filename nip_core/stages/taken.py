@@ -63,7 +63,7 @@ def of_run(run: RunStore) -> Experience:
                 trained.setdefault(of_method, []).append((times, job.trained_tokens))
     groups = {name: _ratio(all_) for name, all_ in trained.items()}
     return Experience(
-        {key: _mean(all_) for key, all_ in spent.items()},
+        {key: _mean(all_, has_calls=key == keys.game) for key, all_ in spent.items()},
         {keys.training: groups} if groups else {},
         f"run {run.name}",
     )
@@ -110,12 +110,15 @@ def _count(metrics: Mapping[str, Any] | None, parameters: HyperParameters, split
     return float(metrics.get("episodes") or 0)
 
 
-def _mean(spent: Iterable[tuple[float, Spent]]) -> Loads:
-    """By agent, for each episode. Calls are not on record by agent, so each has an equal share."""
+def _mean(spent: Iterable[tuple[float, Spent]], has_calls: bool) -> Loads:
+    """By agent, for each episode. Calls are not on record by agent, so each has an equal share.
+
+    Where a call brings several answers, it is answers that are on record: then there are 0.
+    """
     parts = list(spent)
     episodes = sum(count for count, _ in parts)
     agents = dict.fromkeys(agent for _, of in parts for agent in of.by_agent)
-    calls = sum(of.calls for _, of in parts) / episodes / max(len(agents), 1)
+    calls = has_calls * sum(of.calls for _, of in parts) / episodes / max(len(agents), 1)
     return {
         agent: Load(
             calls,
