@@ -88,7 +88,7 @@ def summary(run: RunStore, records: Records | None = None) -> dict[str, Any]:
     attack = document(run, run.metrics(shown.last, ATTACK), "attack") if shown.attacks else None
     iterations = records.all()
     tests = [test for record in iterations if (test := record.metrics(TEST)) is not None]
-    said = remarks(tests[-1], rate_alone_of(shown.record.parameters)) if tests else []
+    rate_alone = rate_alone_of(shown.record.parameters)
     return {
         "run": run.name,
         "status": status_of(run, records),
@@ -98,7 +98,7 @@ def summary(run: RunStore, records: Records | None = None) -> dict[str, Any]:
         "costs": costs_of(records),
         "left_out": {split: len(problems) for split, problems in (recorded(run) or {}).items()},
         "iterations": [_entry(record) for record in iterations],
-        "remarks": said,
+        "remarks": remarks(tests[-1], rate_alone) if tests else [],
         **({} if attack is None else {"attack": attack_shown(attack, _IN_SUMMARY)}),
     }
 
