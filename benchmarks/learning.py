@@ -164,8 +164,10 @@ def table(results: dict[str, Any]) -> str:
     if believing is not None:
         base = believing["believe_the_prover"]
         for label, b in (("untrained", base[0]), ("trained", base[-1])):
+            without = b.get("without_prover")
+            left_out = f"; {without} episodes without its word left out" if without else ""
             lines.append(
-                f"| baseline: believe the {label} prover ({believing['what']}) "
+                f"| baseline: believe the {label} prover ({believing['what']}{left_out}) "
                 f"{'| ' * iterations}"
                 f"{percent(b['accuracy'])} [{percent(b['accuracy_ci95'][0])}, "
                 f"{percent(b['accuracy_ci95'][1])}] | | {percent(b['completeness'])} | "

@@ -104,7 +104,7 @@ def _right(plays: list[int], y: int, most: int) -> Floats:
 
 
 def _tokens_a_play(episodes: pa.Table, generations: pa.Table | None) -> dict[str, float]:
-    """How many tokens all agents read and wrote in a play, in the mean."""
+    """The tokens that all agents read and wrote in a play, in the mean."""
     if generations is None:
         return {}
     columns = {"prompt_tokens": "prompt_tokens", "generated_tokens": "completion_tokens"}

@@ -133,7 +133,7 @@ def rate_alone_of(parameters: Mapping[str, Any]) -> float | None:
 def _claims_and_provers(
     parameters: Mapping[str, Any],
 ) -> tuple[Mapping[str, int], Collection[str]] | None:
-    """What a game's claims stand for, and who makes them; None if it is not here."""
+    """Return what a game's claims stand for, and who makes them; None if it is not here."""
     try:
         settings = from_stored(parameters)
         return make_scenario(settings).claims, make_protocol(settings).provers
@@ -150,15 +150,15 @@ def _baselines(
     provers: Collection[str],
 ) -> dict[str, Any]:
     """By name, the baselines of these metrics as they are shown, without breakdowns."""
-    found: dict[str, Any] = {}
+    shown: dict[str, Any] = {}
     questions = questions_of(rollouts.episodes, split_by)
     tables = rollouts.episodes, rollouts.generations
     if BELIEVED in metrics:
         believed = believe_the_prover(*tables, claims, provers=provers, questions=questions)
-        found[BELIEVED] = {key: v for key, v in believed.items() if key not in _BREAKDOWNS}
+        shown[BELIEVED] = {key: v for key, v in believed.items() if key not in _BREAKDOWNS}
     if VOTED in metrics:
-        found[ANY_OF] = any_of(*tables, seed=seed, questions=questions)
-    return found
+        shown[ANY_OF] = any_of(*tables, seed=seed, questions=questions)
+    return shown
 
 
 def _document(

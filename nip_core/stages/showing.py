@@ -90,7 +90,7 @@ def summary(run: RunStore, records: Records | None = None) -> dict[str, Any]:
     attack = document(run, run.metrics(shown.last, ATTACK), "attack") if shown.attacks else None
     iterations = records.all()
     tests = [test for record in iterations if (test := record.metrics(TEST)) is not None]
-    said = remarks(tests[-1], rate_alone_of(shown.record.parameters)) if tests else []
+    rate_alone = rate_alone_of(shown.record.parameters)
     return {
         "run": run.name,
         "status": status_of(run, records),
@@ -101,7 +101,7 @@ def summary(run: RunStore, records: Records | None = None) -> dict[str, Any]:
         "expected_by": expected_by(records),
         "left_out": {split: len(problems) for split, problems in (recorded(run) or {}).items()},
         "iterations": [_entry(record) for record in iterations],
-        "remarks": said,
+        "remarks": remarks(tests[-1], rate_alone) if tests else [],
         **({} if attack is None else {"attack": _attack(attack, records)}),
     }
 

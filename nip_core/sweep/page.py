@@ -145,7 +145,7 @@ def _cells_line(cells: Mapping[str, Any] | None) -> str:
 
 
 def _asked_again_page(results: Results) -> str:
-    """What the verifier alone finds by being asked again; "" where nobody was."""
+    """The tables of what the verifier alone finds by being asked again; "" where nobody was."""
     asked = [arm for arm in results["arms"] if arm["any_of"]]
     if not asked:
         return ""
@@ -170,18 +170,18 @@ def _asked_again_page(results: Results) -> str:
     heads = ["arm", "generated tokens", "soundness", *(f"{label}: soundness" for label in attacks)]
     heads += ["asked again", "k", "generated tokens", "soundness", "completeness"]
     rows = []
-    for found in compared:
-        own, others = found["generated_tokens"]
-        cells = [found["arm"], f"{own:,.0f}", _cell(found["soundness"])]
-        cells += [_cell(found["attacked"][label]["soundness"]) for label in attacks]
+    for pair in compared:
+        tokens, of_baseline = pair["generated_tokens"]
+        cells = [pair["arm"], f"{tokens:,.0f}", _cell(pair["soundness"])]
+        cells += [_cell(pair["attacked"][label]["soundness"]) for label in attacks]
         # Untrained and trained, in a line each.
-        for test in found["any_of"]:
+        for test in pair["any_of"]:
             rows.append(
                 [
                     *cells,
-                    f"{found['baseline']}, {_when(test)}",
-                    str(found["k"]),
-                    f"{others:,.0f}",
+                    f"{pair['baseline']}, {_when(test)}",
+                    str(pair["k"]),
+                    f"{of_baseline:,.0f}",
                     *(_cell(test[rate]) for rate in _ANY_OF),
                 ]
             )

@@ -170,7 +170,7 @@ def _test(iteration: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tokens(metrics: Mapping[str, Any]) -> dict[str, float | None]:
-    """How many tokens all agents wrote and read in an episode, in the mean."""
+    """The tokens that all agents wrote and read in an episode, in the mean."""
     names = dict(zip(TOKENS, ("completion_tokens", "prompt_tokens"), strict=True))
     return {
         name: metrics[key] / metrics["episodes"]

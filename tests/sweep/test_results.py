@@ -1,4 +1,4 @@
-"""A sweep's table is made of what its runs have on record."""
+"""A sweep's table is made of what its runs have on record; docs/sweeps.md has the commands."""
 
 import asyncio
 import io
@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+import duckdb
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -145,6 +146,18 @@ def test_every_figure_of_an_arm_can_be_made_anew_of_the_verdicts_beside_it(sweep
     keys = [(row["run"], row["attack"] or "", row["iteration"], row["n"] or 0) for row in rows]
     assert keys == sorted(keys) and len(file) < 10_000
     assert as_parquet(cells_of(store, sweep)[0]) == file
+
+
+def test_the_query_of_the_page_gives_what_the_table_has(sweep, tmp_path):
+    store, out = open_store(sweep.run_store), open_store(tmp_path)
+    write(store, sweep, results := collect(store, sweep), out)
+    page = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
+    [query] = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    query = query.replace("cells.parquet", str(tmp_path / "cells.parquet"))
+    [left, own] = duckdb.sql(query.replace("axis_protocol", "axis_interaction_protocol")).fetchall()
+    arm = results["arms"][0]
+    assert own == ("adp", None, pytest.approx(arm["soundness"]["mean"]))
+    assert left == ("adp", "chosen", pytest.approx(arm["attacks"]["chosen"]["soundness"]["mean"]))
 
 
 def test_what_is_there_of_a_sweep_is_collected_and_nothing_is_started(sweep, tmp_path, capsys):
