@@ -193,7 +193,7 @@ def check_functions(game: Game, problems: Mapping[str, list[Problem]]) -> None:
 
 
 def _drawn_twice(scenario: Scenario, problem: Problem) -> Mapping[str, str]:
-    """What is drawn for an episode, which must be the same whenever it is rendered again."""
+    """Return what is drawn for an episode. Raises SettingsError if it is not the same twice."""
     first, second = (drawn(scenario, problem.texts, 0) for _ in range(2))
     if first != second:
         name = next(name for name in first if first[name] != second[name])

@@ -82,15 +82,15 @@ def _others(
     (sign, number), right = way, _result(value, way)
     names = dict.fromkeys(signs)
     if mistake == "wrong_operator":
-        found = [(other, number) for other in names]
+        ways = [(other, number) for other in names]
     else:
         results = mistaken(Step(value, sign, number, right), mistake, below)
-        found = [(other, by) for other in names for by in _numbers(other, value, results)]
+        ways = [(other, by) for other in names for by in _numbers(other, value, results)]
     if mistake == "off_by_one" and sign == "*":
-        found += [("*", number - 1), ("*", number + 1)]  # once too seldom, or too often
+        ways += [("*", number - 1), ("*", number + 1)]  # once too seldom, or too often
     return [
         other
-        for other in dict.fromkeys(found)
+        for other in dict.fromkeys(ways)
         if other[1] in operands(other[0], value, below) and _result(value, other) != right
     ]
 

@@ -87,7 +87,7 @@ def folded(text: str) -> Folded:
 
 @lru_cache(maxsize=1024)
 def _meant(odd: str) -> str:
-    """What an entity or an escape stands for."""
+    """Decode an entity or an escape; all else stays."""
     if odd[0] == "&":
         for _ in range(5):
             odd = html.unescape(odd)
