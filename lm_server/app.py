@@ -104,7 +104,7 @@ async def open_server(
 
 
 def _places(state_dir: Path, spec: ServerSpec) -> Places:
-    """Where files lie that an error may name: the server's own, its models, and its programs."""
+    """The places of files that an error may name: the server's own, its models, its programs."""
     named = [path for engine in spec.engines() for path in (engine.model, engine.replies) if path]
     places = [state_dir, Path(__file__).parent, Path.cwd(), Path.home()]
     places += [Path(path).expanduser() for path in (*named, sys.prefix, sys.base_prefix)]

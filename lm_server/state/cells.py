@@ -160,7 +160,7 @@ def _references(connection: sqlite3.Connection, rows: Rows) -> Iterator[Cell]:
 
 
 def _jobs(rows: Rows) -> Iterator[Cell]:
-    """What a job's status says, and what its other cells and its model say of it."""
+    """Compare a job's status with its other cells, and with its model."""
     models = {row["job_id"]: row for row in rows["models"]}
     for row in rows["jobs"]:
         status, model = row["status"], models.get(row["id"])
@@ -203,7 +203,7 @@ def _metadata(rows: Rows, stored: list[sqlite3.Row]) -> Iterator[Cell]:
 def _manifests(
     rows: Rows, manifest_of: Callable[[str], Mapping[str, Any] | None]
 ) -> Iterator[Cell]:
-    """What the manifest of a model that is there says of the job that made it."""
+    """Compare the job that made a model with the manifest of the model, where that is there."""
     jobs = {row["id"]: row for row in rows["jobs"]}
     for model in rows["models"]:
         manifest = None if model["deleted_at"] is not None else manifest_of(model["digest"])

@@ -191,7 +191,7 @@ def _of_parts() -> dict[str, Callable[[], Hostile]]:
         "1000 prompts of words, streamed": lambda: many_prompts(words, 1000, b'"stream":true'),
         "1024 short prompts": lambda: many_prompts(short, 1024),
         "1024 short prompts, streamed": lambda: many_prompts(short, 1024, b'"stream":true'),
-        "1024 prompts of token ids": lambda: many_prompts(b"[%s]" % listed(b"300", 1000), 1024),
+        "1024 prompts of token ids": lambda: many_prompts(b"[%s]" % listed(b"300", 200), 1024),
         "a prompt of token ids with text": lambda: many_prompts(listed(b"16777313", 7 * MIB), 1),
         "249000 messages": lambda: packed(chat(b",".join([said(b"")] * 249_000))),
         "a few thousand messages": lambda: packed(chat(b",".join([said(b"")] * 2_000))),
