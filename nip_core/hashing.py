@@ -32,7 +32,22 @@ def derive_key(*parts: Any) -> str:
 
     Short because two of them stand in every row of the generations table.
     """
-    raw = hashlib.sha256(canonical_json(parts)).digest()[: KEY_CHARACTERS * 6 // 8]
+    return _as_key(hashlib.sha256(canonical_json(parts)))
+
+
+def numbered_keys(count: int, *parts: Any) -> list[str]:
+    """``derive_key(*parts, n)`` of each n below `count`; the parts are hashed once."""
+    begun = hashlib.sha256(canonical_json(parts)[:-1])
+    keys = []
+    for number in range(count):
+        whole = begun.copy()
+        whole.update(b",%d]" % number)
+        keys.append(_as_key(whole))
+    return keys
+
+
+def _as_key(hashed: "hashlib._Hash") -> str:
+    raw = hashed.digest()[: KEY_CHARACTERS * 6 // 8]
     return base64.urlsafe_b64encode(raw).decode()
 
 

@@ -389,11 +389,13 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         if state.has_switched:
             return
         if job_id in _NO_JOBS:
-            self.settings.log.warning(
-                "group %s: keeps %s (%s)", self.group_name, self.model_name, job_id
-            )
-            name = DUMMY_MODEL if job_id == DUMMY_JOB else state.fine_tuned_model_name
+            is_dummy = job_id == DUMMY_JOB
+            name = DUMMY_MODEL if is_dummy else state.fine_tuned_model_name
             self._change(fine_tuned_model_name=name, has_switched=job_id != FROZEN_JOB)
+            what = "plays with" if is_dummy else "keeps"  # the name that answers have from here on
+            self.settings.log.warning(
+                "group %s: %s %s (%s)", self.group_name, what, self.model_name, job_id
+            )
             return
         # 2. Only a job that succeeded has made one.
         status, error = await self._status_and_error()

@@ -36,6 +36,7 @@ from nip_core.problems.variants import (
     is_killed,
     pairs_of,
     passing_rewrites,
+    told,
     try_mutants,
 )
 
@@ -43,6 +44,8 @@ MAX_STEPS = 2_000_000
 """Lines that a test of a right solution may execute, unless told otherwise."""
 LIMITS = Limits(wall_s=60.0, cpu_s=60.0, test_cpu_s=10.0, memory_mb=512, processes=1)
 MIN_PROBLEMS = 3
+MOST_CHARACTERS = 100_000
+"""Of a solution: writing it in other ways takes a minute then, and no model reads it."""
 _MUTANTS_TRIED, _MUTANTS_AT_ONCE = 12, 4
 _FEW_STEPS = 20_000
 _ROOM = 10  # a variant may take so many times the steps that a right solution may
@@ -109,7 +112,9 @@ def examine_source(source: Source, runner: TestRunner, variants: int) -> Examine
     chosen = passing_rewrites(right, runner, at_most=variants, tried=2 * variants, depth=2)
     candidates = tuple(
         candidates_of(problem, variants_, _MUTANTS_TRIED)
-        for (problem, _), variants_ in zip(right, chosen, strict=True)
+        for (problem, _), variants_ in told(
+            list(zip(right, chosen, strict=True)), runner.say, "problems have mutants"
+        )
     )
     return Examined(
         source=source,
@@ -124,12 +129,16 @@ def examine_source(source: Source, runner: TestRunner, variants: int) -> Examine
 def _plain_texts(
     problems: Sequence[Tested], at_most: int
 ) -> tuple[dict[str, tuple[str, ...]], list[LeftOut]]:
-    """Return by problem its solutions as rows have them; what is no Python is left out."""
+    """Return by problem its solutions as rows have them, and those that are left out."""
     texts: dict[str, tuple[str, ...]] = {}
     left_out: list[LeftOut] = []
     for problem in problems:
         written: dict[str, None] = {}
         for solution in problem.solutions:
+            if len(solution) > MOST_CHARACTERS:
+                size = f"{len(solution)} characters, at most {MOST_CHARACTERS} are read"
+                left_out.append(LeftOut(problem.name, "solution is too long", size))
+                continue
             try:
                 written[plain(solution)] = None
             except (SyntaxError, ValueError, RecursionError) as error:

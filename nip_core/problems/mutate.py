@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nip_core.hashing import derive_key
+from nip_core.hashing import numbered_keys
 from nip_core.problems.mutators import Change, Place, changes
 from nip_core.problems.syntax import normalise
 
@@ -49,7 +49,7 @@ def mutants(source: str, *, at_most: int | None = None) -> list[Mutant]:
     # 2. Put them in order.
     order = list(range(len(candidates)))
     if at_most is not None:
-        order.sort(key=lambda number: derive_key("mutants", original, number))
+        order.sort(key=numbered_keys(len(candidates), "mutants", original).__getitem__)
     # 3. Carry out one at a time, write the tree down, and take the change back.
     seen = {original}
     made: list[Mutant] = []

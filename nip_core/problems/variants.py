@@ -10,14 +10,19 @@
 Which rewrites and mutants are tried, and in which order, follows from stable hashes of texts.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from nip_core.hashing import derive_key
 from nip_core.problems.mutate import Mutant, mutants
 from nip_core.problems.rewrite import rewrites
 from nip_core.problems.sandbox import TestReport
 from nip_core.problems.tested import Reports, Tested, TestRunner
+
+T = TypeVar("T")
+_SAY_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,18 @@ class Candidates:
 def by_hash(texts: Iterable[str], purpose: str) -> list[str]:
     """Return the texts in an order that says nothing about them."""
     return sorted(texts, key=lambda text: derive_key(purpose, text))
+
+
+def told(
+    items: Sequence[T], say: Callable[[str], None], what: str, every_s: float = _SAY_S
+) -> Iterator[T]:
+    """The items, one after another; how many are done is said every `every_s` seconds."""
+    said_at = time.monotonic()
+    for number, item in enumerate(items):
+        if time.monotonic() - said_at >= every_s:
+            said_at = time.monotonic()
+            say(f"{number} of {len(items)} {what}")
+        yield item
 
 
 def passing_rewrites(
@@ -51,7 +68,8 @@ def passing_rewrites(
     latest = [texts for _, texts in right]
     for _ in range(depth):
         fresh: list[list[str]] = []
-        for texts, sources in zip(chosen, latest, strict=True):
+        pairs = list(zip(chosen, latest, strict=True))
+        for texts, sources in told(pairs, runner.say, "problems are written in other ways"):
             few = len(texts) < at_most
             new = {r.source for text in sources for r in rewrites(text)} if few else set()
             fresh.append(by_hash(new - set(texts), "problems: rewrites")[:tried])

@@ -259,7 +259,8 @@ async def test_without_a_job_of_its_own_a_group_keeps_its_model_and_says_so(tmp_
         assert await jobs_of(here) == []
 
 
-async def test_a_dummy_group_needs_no_server(tmp_path):
+async def test_a_dummy_group_needs_no_server_and_its_log_names_what_plays(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "nip.agents")
     group = make_group(
         parameters_for(tmp_path / "runs", NOWHERE, {"use_dummy_api": True, "base_url": None})
     )
@@ -270,6 +271,8 @@ async def test_a_dummy_group_needs_no_server(tmp_path):
     assert await group.get_fine_tune_job_status() == "succeeded"
     await group.switch_to_next_model()
     assert group.model_name == "dummy_model_name" and not (tmp_path / "runs").exists()
+    assert "plays with dummy_model_name (dummy_job_id)" in caplog.text
+    assert "keeps" not in caplog.text
 
 
 @asynccontextmanager

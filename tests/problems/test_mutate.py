@@ -2,8 +2,10 @@
 
 import pytest
 
+from nip_core.hashing import derive_key, numbered_keys
 from nip_core.problems import mutants, normalise
 from nip_core.problems.rewrite import apply
+from nip_core.problems.variants import told
 
 
 def changes(source, kind):
@@ -120,3 +122,14 @@ def test_each_rewrite_writes_it_differently(kind, before, after):
 def test_a_loop_with_continue_stays_a_for_loop():
     source = body("for i in range(b):\n    if i:\n        continue\n    a += i\nreturn a") + "\n"
     assert apply(source, "while_loop") == source
+
+
+def test_the_order_of_mutants_is_that_of_keys_hashed_from_the_whole_text():
+    keys = numbered_keys(12, "mutants", 'a "text"\n\u00e9')
+    assert keys == [derive_key("mutants", 'a "text"\n\u00e9', number) for number in range(12)]
+
+
+def test_whoever_waits_for_many_problems_is_told_how_far_they_are():
+    lines = []
+    assert list(told("abc", lines.append, "problems have mutants", every_s=0)) == ["a", "b", "c"]
+    assert lines[-1] == "2 of 3 problems have mutants"

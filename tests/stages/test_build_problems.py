@@ -151,6 +151,17 @@ def test_every_form_becomes_a_dataset(form, tmp_path):
         assert {row["difficulty"] for row in rows_in(tmp_path / "out")} == {"introductory"}
 
 
+def test_a_solution_that_is_too_long_is_left_out_by_name_and_not_waited_for(tmp_path):
+    lines = "".join(f"    v{n} = {n} + {n}\n" for n in range(20_000))
+    long = {"task_id": "long", "text": "Long.", "test_list": ["assert f() == 1"]}
+    long["code"] = f"def f():\n{lines}    return 1\n"
+    source = write_rows(tmp_path / "long.jsonl", [*mbpp_rows(), long])
+    facts = build(source, tmp_path / "out", variants=1)["facts"]
+    [out] = [out for out in facts["left_out"] if out["problem"] == "long"]
+    assert out["reason"] == "solution is too long"
+    assert out["detail"] == f"{len(long['code'])} characters, at most 100000 are read"
+
+
 def test_what_fails_its_tests_or_never_ends_is_left_out_and_counted(tmp_path):
     rows = human_eval_rows()
     names = ("wrong", "endless", "untold", "absent")
