@@ -47,6 +47,11 @@ _UNSURE = any_case(
     r"|someone|everybody|everyone|nobody|(?:expert|prover|opponent|simulator|user|human)\w*)\b"
     r"|[\"“”?<>]"
 )
+_BAD = any_case(
+    r"\b(?:wrong|incorrect|buggy|bugs?|errors?|mistakes?|fail\w*|crash\w*|miss\w*|off[ -]by[ -]one"
+    r"|counterexamples?|unsound|broken)\b"
+)
+_GOOD = any_case(r"\b(?:right|correct|holds?|pass\w*|fine|works?|sound|valid|checks? out)\b")
 _NEGATION = any_case(r"\b(?:not|never|no|none|nor|cannot|without|refuse\w*|[a-z]+n't)\b")
 
 
@@ -146,7 +151,17 @@ def _verdict_of(pattern: re.Pattern[str], line: str) -> str | None:
         return None
     groups = found.groupdict()
     said = " ".join(groups.get(name) or "" for name in ("because", "reason"))
-    return None if _UNSURE.search(said) or _mentions(said) else str(found["verdict"]).lower()
+    verdict = str(found["verdict"]).lower()
+    is_sure = not _UNSURE.search(said) and not _mentions(said) and _agrees(said, verdict)
+    return verdict if is_sure else None
+
+
+def _agrees(said: str, verdict: str) -> bool:
+    """Tell whether what is said before a verdict speaks for it, as far as words show."""
+    is_denied = _NEGATION.search(said) is not None
+    if _BAD.search(said):
+        return (verdict == "reject") != is_denied
+    return _GOOD.search(said) is None or (verdict == "accept") != is_denied
 
 
 def _mentions(text: str) -> list[str]:
@@ -231,9 +246,10 @@ def _is_aside(sentence: str, verdict: str) -> bool:
 
 _THUS = r"(?:so|therefore|thus|hence)"
 _LAST = any_case(
-    rf"(?:(?P<before>[^:]{{1,400}}?)(?:, (?:and )?{_THUS}|[;.!] {_THUS}?),? ?"
+    rf"(?:(?P<before>[^:]{{1,400}}?)(?:, (?:and )?|[;.!] ){_THUS},? "
+    # "It is off by one. I accept it": what is accepted, without a "so", may be what was said.
     r"|(?P<lead>(?:after|based on|considering|having|given (?:the|this|these|that|all))"
-    r" [^:;.!]{1,200}, )"
+    rf" [^:;.!]{{1,200}}, )(?=I [a-z ]{{1,40}} {_SOLUTION}[ .!*_]{{0,6}}$)"
     r"|(?=I (?:decide|choose|vote)\b))"
     r"I (?:therefore |thus |hereby |must |have to |will ){0,2}"
     r"(?:(?:decide|choose|vote)(?: to|:)? )?"
@@ -256,7 +272,7 @@ def _conclusion(text: str) -> str | None:
         return "" if denied["other"].lower() != verdict else denied[0]
 
     before = _DENIED.sub(left, sentence["before"] or sentence["lead"] or "")
-    if _UNSURE.search(before) or _mentions(before):
+    if _UNSURE.search(before) or _mentions(before) or not _agrees(before, verdict):
         return None
     return None if sentence["lead"] and _NEGATION.search(before) else verdict
 

@@ -35,9 +35,9 @@ def test_the_sets_are_large_and_have_no_text_twice():
     assert len({*SETS["tricky"]}) == len(SETS["tricky"]) >= 120
 
 
-def test_four_of_five_clear_verdicts_are_read_at_once():
+def test_three_of_four_clear_verdicts_are_read_at_once():
     is_read = [read(text) == verdict for verdict, text in CLEAR]
-    assert sum(is_read) >= 0.8 * len(CLEAR)
+    assert sum(is_read) >= 0.75 * len(CLEAR)
 
 
 @pytest.mark.parametrize(
