@@ -116,7 +116,7 @@ def remarks(test: Mapping[str, Any], rate_alone: float | None = None) -> list[st
             f"A verifier that believes the prover would be right in "
             f"{plain_percent(believed['accuracy'])}{f' ({words})' if words else ''}; this one, in "
             f"{plain_percent(test['accuracy'])}, is not shown to be right more often. Its accuracy "
-            "does not show that it checks: nip attack does."
+            "does not show that it checks."
         )
     if (invalid := invalid_line(test)) is not None:
         lines.append(f"{invalid[0].upper()}{invalid[1:]}.")

@@ -210,7 +210,7 @@ def baseline_lines(results: Mapping[str, Sequence[Finding]]) -> list[str]:
         f"`{row['arm']}`: in {row['runs'] - row['more_often']} of {row['runs']} runs the verifier "
         "is not shown to be right more often than one that believes the prover "
         f"({plain_percent(row['believed'])}{_left_out(row)}): its accuracy does not show that it "
-        "checks; an attack does."
+        "checks."
         for row in results["believed"]
         if row["more_often"] < row["runs"]
     ]
