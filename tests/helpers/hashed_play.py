@@ -83,7 +83,9 @@ def check(played: Any, bodies: list[dict[str, Any]]) -> None:
         agents = parameters.groups[group]
         for example in choose_examples(game, group, 0, InMemory((tables,)), agents).examples:
             last = rows[example.generations[-1]]
-            place = (last["round"], last["agent"], last["attempt"])
+            # What is trained has no hint, as the first chat of the turn.
+            hinted = parameters.model_agents[last["agent"]].retry_hint
+            place = (last["round"], last["agent"], 0 if hinted else last["attempt"])
             seed = seeds[example.episode].generation_seed(parameters.seed, *place)
             *prompt, answer = example.messages
             assert prompt == asked[last["agent"], seed], shown
