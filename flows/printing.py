@@ -20,7 +20,6 @@ from rich.table import Table
 
 from nip_core.evaluation.attack_words import sentences
 from nip_core.evaluation.baselines import believed_line
-from nip_core.evaluation.invalid import invalid_line, invalid_warning
 from nip_core.evaluation.league import opponent_words
 from nip_core.evaluation.report_text import (
     alike,
@@ -398,15 +397,12 @@ def show_run(result: dict[str, Any]) -> None:
     if problems and questions and questions < problems:
         asked = problems_words(problems, questions)
         say(f"intervals are by question: {asked} were tested")
-    for words in (invalid_line, invalid_warning) if tests else ():
-        if (said := words(tests[-1])) is not None:
-            say(f"last test: {said}")
     _show_baselines(result, console)
     if any("league" in entry for entry in result["iterations"]):
         _show_league(result["iterations"], console)
     _show_costs(result["costs"], console)
     if result.get("expected_by"):
-        say(f"expected: {result['expected_by']}")
+        console.print(f"expected: {result['expected_by']}", highlight=False, markup=False)
     if "attack" in result:
         _show_attack(result["attack"], console)
     for entry in result["iterations"]:

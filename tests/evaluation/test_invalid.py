@@ -83,7 +83,8 @@ def test_show_prints_them_below_the_table(capsys):
         **counted("no_decision"),
     }
     entry = {"iteration": 0, "test": test, "jobs": {}, "promotion": None}
-    show_run({"run": "a", "status": "finished", "iterations": [entry], "costs": {}})
-    out = capsys.readouterr().out
-    assert "last test: invalid first answers: verifier 4 of 12" in out
-    assert "last test: 33.3 % of the first answers of verifier could not be used" in out
+    said = {"remarks": remarks(test), "costs": {}}
+    show_run({"run": "a", "status": "finished", "iterations": [entry], **said})
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count("nvalid first answers: verifier 4 of 12") == 1
+    assert out.count("33.3 % of the first answers of verifier could not be used") == 1
