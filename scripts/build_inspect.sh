@@ -11,8 +11,7 @@
 # It takes some minutes and 0.9 GB, and has no torch: nip's core needs none.
 #
 # Does nothing if DIR is up to date. Inspect and nip install together, as the extra `inspect`. It is
-# an environment of its own because Inspect brings boto3, s3fs and textual, which nothing else of nip
-# needs, and an fsspec older than that of constraints.txt.
+# an environment of its own because Inspect brings s3fs and textual, which nothing else of nip needs.
 set -euo pipefail
 
 . "$(dirname "${BASH_SOURCE[0]}")/environment.sh"

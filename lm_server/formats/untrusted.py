@@ -72,7 +72,8 @@ def parse_yaml(text: str, *, plain_numbers: bool = True) -> Any:
     """The value of YAML; None of an empty text.
 
     No key may stand twice in a mapping, of which YAML lets the last one win. Where `plain_numbers`,
-    ``12:30:45`` and ``017`` are refused, which YAML 1.1 takes for 45045 and 15.
+    ``12:30:45``, ``017`` and ``2024-01-01`` are refused, which YAML 1.1
+    takes for 45045, 15 and a day.
 
     Raises ReadError, which names the line: also for what is nested too deeply, repeats too much by
     aliases, or is no value of its kind.
@@ -126,6 +127,13 @@ class _AnyNumber(yaml.SafeLoader):
             raise _Refused(f"it has more than {MAX_VALUES} values", node)
         return node
 
+    def compose_scalar_node(self, anchor: Any) -> Any:
+        """Refuse half a surrogate pair, which is in no text that can be written."""
+        node: Any = super().compose_scalar_node(anchor)
+        if any("\ud800" <= character <= "\udfff" for character in node.value):
+            raise _Refused("it has half a surrogate pair", node)
+        return node
+
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         """Name the place of what is no value of its kind, like the 13th month of a date."""
         try:
@@ -153,6 +161,10 @@ class _AnyNumber(yaml.SafeLoader):
                 return int(value)
         raise _Refused(f"{_shown(node)} has more than {MAX_DIGITS} digits", node)
 
+    def refuse_kind(self, node: Any) -> Any:
+        """Refuse what JSON has no form for, and so no setting."""
+        raise _Refused(f"a value of the kind {node.tag.rpartition(':')[2]} is not taken", node)
+
 
 class _Loader(_AnyNumber):
     """Refuses also a number that means another one to whoever wrote it."""
@@ -163,6 +175,10 @@ class _Loader(_AnyNumber):
         if ":" in digits or (len(digits) > 1 and digits.isdecimal() and digits[0] == "0"):
             raise _other_number(node, value)
         return value
+
+    def construct_yaml_timestamp(self, node: Any) -> Any:
+        super().construct_yaml_timestamp(node)
+        raise _Refused(f"{_shown(node)} is a date in YAML: write it in quotes", node)
 
     def construct_yaml_float(self, node: Any) -> float:
         value = float(super().construct_yaml_float(node))
@@ -182,6 +198,8 @@ def _register(loader: Any) -> None:
     made: dict[str, Callable[[Any, Any], Any]] = {
         "int": loader.construct_yaml_int,
         "float": loader.construct_yaml_float,
+        "timestamp": loader.construct_yaml_timestamp,
+        **dict.fromkeys(("binary", "set", "omap", "pairs"), loader.refuse_kind),
     }
     for name, method in made.items():
         loader.add_constructor(f"tag:yaml.org,2002:{name}", method)

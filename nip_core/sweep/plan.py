@@ -156,8 +156,9 @@ def read_sweep(path: Path, overrides: tuple[str, ...] = ()) -> Sweep:
 
 def read_file(path: Path, kind: type[_File]) -> _File:
     """A YAML file of this form. Raises SettingsError, which names file and place."""
+    values = read_yaml(path)
     try:
-        return kind.model_validate(read_yaml(path))
+        return kind.model_validate(values)
     except ValidationError as error:
         raise SettingsError(f"{path}: {'; '.join(_lines(error))}") from None
     except (RecursionError, ValueError) as error:

@@ -11,6 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from nip_core import __version__
 
@@ -133,3 +135,17 @@ def test_the_recording_of_a_kill_is_small_and_moves_without_anything_from_outsid
     for words in ("kill -9", "Killed", "demo goes on:", "run demo: finished", "no problems"):
         assert words in text, words
     assert "/work" not in text and "/tmp" not in text
+
+
+def test_what_an_extra_asks_for_first_is_pinned_within_its_range():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (ROOT / "constraints.txt").read_text().splitlines()[1:]
+    pins = {canonicalize_name(name): pin for name, pin in (line.split("==") for line in lines)}
+    extras = project["optional-dependencies"]
+    for extra, requirements in {"": project["dependencies"], **extras}.items():
+        for requirement in map(Requirement, requirements):
+            name = canonicalize_name(requirement.name)
+            assert name in pins, f"{extra}: {name} has no pin in constraints.txt"
+            assert pins[name] in requirement.specifier, (
+                f"{extra}: {name} is pinned out of its range"
+            )
