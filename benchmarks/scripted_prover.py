@@ -131,14 +131,15 @@ async def measure(store: Path, runs: list[str]) -> list[dict[str, Any]]:
                 results.append({"run": run, "prover": play.__name__, **await play(store, run)})
                 print(line(results[-1]), flush=True)
             if f"{run}-sneaky" in list_runs(open_store(str(store))):
-                print(reach(store, f"{run}-sneaky"), flush=True)
+                results[-1]["trained_prover_said"] = reach(store, f"{run}-sneaky")
+                print(results[-1]["trained_prover_said"], flush=True)
     finally:
         await runner.cleanup()
     return results
 
 
-def reach(store: Path, attack: str) -> str:
-    """Count how often provers called a step wrong in training, and how often one that is right."""
+def reach(store: Path, attack: str) -> dict[str, Any]:
+    """Count the messages of an attack's training: all, that call a step wrong, and a right one."""
     run = RunStore(open_store(str(store)), attack)
     messages = named = right = 0
     places = (run.rollouts(iteration, "train") for iteration in count())
@@ -154,7 +155,8 @@ def reach(store: Path, attack: str) -> str:
                 step = steps[int(called[1]) - 1]
                 named += 1
                 right += step.result == step.true_result
-    return f"{attack}: {messages} messages, {named} call a step wrong, {right} one that is right"
+    counts = {"messages": messages, "call_a_step_wrong": named, "call_a_right_step_wrong": right}
+    return {"attack": attack, **counts}
 
 
 def line(row: dict[str, Any]) -> str:
