@@ -52,8 +52,9 @@ def test_a_configuration_or_a_sweep_is_refused_by_its_name(nip, tmp_path, what, 
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
-        ("seed=" + "7" * 5_000, "--set seed: the value is not YAML: '777"),
-        ("seed=12:30:45", "to base 60"),
+        ("seed=" + "7" * 5_000, "--set seed: the value is not taken: '777"),
+        ("seed=12:30:45", "--set seed: the value is not taken: '12:30:45' is 45045 in YAML 1.1"),
+        ("seed=[1", "--set seed: the value is not YAML: "),
         ("a" + ".a" * 5_000 + "=1", "no setting is 5001 levels deep"),
         ("seed=" + "[" * 20_000, "nested more than 64 deep"),
     ],
