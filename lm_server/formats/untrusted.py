@@ -43,8 +43,12 @@ def read_text(path: Path, most_bytes: int = MAX_YAML_BYTES, pipe_s: float = PIPE
             content = _read(file, most_bytes)
         finally:
             os.close(file)
+    except ReadError:
+        raise
     except OSError as error:
         raise ReadError(f"can't be read ({error.strerror})") from None
+    except ValueError as error:  # a NUL byte, or half a surrogate pair
+        raise ReadError(f"can't be read (it is no name of a file: {error})") from None
     if len(content) > most_bytes:
         raise ReadError(f"is larger than {most_bytes} bytes, or has no end")
     try:
