@@ -25,8 +25,8 @@ SHARING = ("auto", "yes", "no")
 
 def base_served_name(model: str) -> str:
     """The name of a base model where none is chosen: a directory's own, else `model` itself."""
-    path = Path(model).expanduser()
-    return path.resolve().name if path.is_dir() else model
+    path = Path(os.path.expanduser(model))
+    return path.resolve().name if os.path.isdir(path) else model
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class EngineSpec:
 
     def facts(self) -> dict[str, Any]:
         """Everything that changes what the engine does; a replies file counts by its content."""
-        path = Path(self.model).expanduser()
+        path = Path(os.path.expanduser(self.model))
         return {
             **{setting.name: getattr(self, setting.name) for setting in fields(EngineSpec)},
-            "model": str(path.resolve()) if path.exists() else self.model,
+            "model": str(path.resolve()) if os.path.exists(path) else self.model,
             "replies": _content_digest(self.replies),
             "options": dict(self.options),
         }

@@ -116,7 +116,7 @@ def check_server(parameters: HyperParameters, environment: Mapping[str, str]) ->
     for name, agent in parameters.model_agents.items():
         if not uses_own_server(parameters, agent) or is_deterministic(parameters, agent):
             continue
-        path = Path(resolve_model(agent.model_name)).expanduser()
+        path = Path(os.path.expanduser(resolve_model(agent.model_name)))
         looks_local = agent.model_name.startswith((".", "/", "~"))
         if looks_local and not os.path.isdir(path):
             raise SettingsError(

@@ -312,7 +312,7 @@ def contents_of(
         source = Path(inspect.getfile(kind)).read_text(encoding="utf-8", errors="replace")
         contents["scenario"] = digest(source)
     for agent in parameters.model_agents.values():
-        path = Path(resolve_model(agent.model_name)).expanduser()
+        path = Path(os.path.expanduser(resolve_model(agent.model_name)))
         is_hosted = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
         if is_hosted and os.path.isdir(path):
             contents["models"][agent.model_name] = _directory_digest(path)
