@@ -12,8 +12,8 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager, redirect_stderr
+from typing import Any, cast
 
 from nip_core.errors import ServerError, SettingsError
 from nip_core.parameters import HyperParameters
@@ -26,6 +26,7 @@ from nip_prefect.flows.options import Shown
 from nip_prefect.flows.stopping import Stop, stoppable
 from nip_prefect.flows.terminal import say
 
+_PLACES = ("PREFECT_HOME", "PREFECT_PROFILES_PATH")
 _START_S = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
 _used_prefect: list[bool] = []
 
@@ -142,17 +143,76 @@ def with_prefect(verbose: bool) -> Iterator[Callable[[], None]]:
 def import_prefect() -> None:
     """Import Prefect. Raises SettingsError for settings of its own that it does not understand."""
     try:
-        import prefect.context  # noqa: F401
+        with redirect_stderr(cast(Any, _Told(sys.stderr))):
+            import prefect.context  # noqa: F401
     except ImportError:
         raise
     except Exception as error:  # whatever a parser or a check raises, in a file or a variable
+        if variables := _at_fault():
+            told = [f"Prefect can't read {name} ({why})" for name, why in variables.items()]
+            raise SettingsError(f"environment: {', and '.join(told)}; mend or unset it") from None
         home = os.environ.get("PREFECT_HOME") or "~/.prefect"
         file = os.environ.get("PREFECT_PROFILES_PATH") or f"{home}/profiles.toml"
-        why = (str(error).strip().splitlines() or [""])[0][:200]
         raise SettingsError(
-            f"Prefect can't read its own settings ({type(error).__name__}: {why}); mend {file}, or "
-            "the variables PREFECT_... of the environment"
+            f"Prefect can't read its own settings ({type(error).__name__}: {_why(error)}); mend "
+            f"{file}, or the variables PREFECT_... of the environment"
         ) from None
+
+
+class _Told:
+    """Standard error without what Prefect prints of settings that are about to be refused here."""
+
+    def __init__(self, stream: Any):
+        self._stream, self._is_left_out = stream, False
+
+    def write(self, text: str) -> int:
+        """Leave the line out with its end, which `print` writes by itself."""
+        is_end = self._is_left_out and text == "\n"
+        self._is_left_out = text.startswith("Failed to initialize plugins: ")
+        if not (is_end or self._is_left_out):
+            self._stream.write(text)
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _at_fault() -> dict[str, str]:
+    """The variables of the environment that Prefect can't read, each with the reason.
+
+    Each is tried without the others; none is at fault where it fails without any of them. Values
+    are not shown, as they may be secret.
+    """
+    from prefect.settings import Settings
+
+    own = {name: os.environ[name] for name in sorted(os.environ) if name.startswith("PREFECT_")}
+    places = {name: own[name] for name in _PLACES if name in own}
+
+    def reason(variables: dict[str, str]) -> str | None:
+        for name in own:
+            os.environ.pop(name, None)
+        os.environ.update(variables)
+        try:
+            Settings()
+        except Exception as error:  # whatever a parser or a check raises
+            return _why(error)
+        return None
+
+    try:
+        if reason(places) is not None:
+            return {}
+        found = {name: reason({**places, name: value}) for name, value in own.items()}
+    finally:
+        os.environ.update(own)
+    return {name: why for name, why in found.items() if why is not None}
+
+
+def _why(error: Exception) -> str:
+    """The first thing that is wrong, in a line, without what was got."""
+    told = str(error)
+    if callable(details := getattr(error, "errors", None)) and (all_ := details()):
+        told = all_[0]["msg"].removeprefix("Value error, ")
+    return without_users((told.strip().splitlines() or [""])[0][:200])
 
 
 def _check_prefect() -> None:

@@ -46,7 +46,7 @@ def track(
         try:
             trackers = load_trackers([parse_yaml(text) for text in to], "--to")
         except ReadError as error:
-            raise SettingsError(f"--to is not YAML: {error}") from None
+            raise SettingsError(f"--to: the value {error}") from None
     else:
         stored = with_defaults(tree.open().parameters)
         trackers = load_trackers(stored["tracking"], f"run {run!r}")

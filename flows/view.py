@@ -117,7 +117,7 @@ def _shown_runs(names: list[str], run_store: str) -> "ShownRuns":
 
     if names:
         return ShownRuns(None, [find_run(name, run_store).tree for name in names])
-    if "://" not in run_store and not Path(run_store).is_dir():
+    if "://" not in run_store and not os.path.isdir(os.path.expanduser(run_store)):
         raise SettingsError(
             f"--run-store {run_store!r}: there is no such directory; name the one that nip train "
             "was told (run_store in its configuration)"

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
 
 KEYS_VARIABLE = "NIP_API_KEYS"
+_MOST_BYTES = 4 * 1024 * 1024  # of a file with keys
 
 _SECRET_NAME = re.compile(
     r"(KEY|TOKEN|SECRET|PASSW(OR)?D|PASSPHRASE|CREDENTIAL|AUTH_STRING|WEBHOOK(_URL)?|COOKIE|_DSN"
@@ -89,8 +90,14 @@ def load_keys(
     keys = _keys(environment.pop(KEYS_VARIABLE, "").split(","), KEYS_VARIABLE)
     # 2. From the file; an empty one is a mistake, not a server without keys.
     if keys_file is not None:
+        with keys_file.open("rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+        if len(raw) > _MOST_BYTES:
+            raise ValueError(
+                f"the API keys file {keys_file} is larger than {_MOST_BYTES} bytes, or has no end"
+            )
         try:
-            text = keys_file.read_text(encoding="utf-8-sig")
+            text = raw.decode("utf-8-sig")
         except UnicodeDecodeError:
             raise ValueError(f"the API keys file {keys_file} is no UTF-8 text") from None
         from_file = _keys(text.splitlines(), f"the API keys file {keys_file}")

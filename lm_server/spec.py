@@ -10,6 +10,7 @@ which a running server is known to be the right one.
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -24,8 +25,8 @@ SHARING = ("auto", "yes", "no")
 
 def base_served_name(model: str) -> str:
     """The name of a base model where none is chosen: a directory's own, else `model` itself."""
-    path = Path(model).expanduser()
-    return path.resolve().name if path.is_dir() else model
+    path = Path(os.path.expanduser(model))
+    return path.resolve().name if os.path.isdir(path) else model
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,11 @@ class EngineSpec:
 
     def facts(self) -> dict[str, Any]:
         """Everything that changes what the engine does; a replies file counts by its content."""
-        replies = Path(self.replies).read_bytes() if self.replies is not None else b""
-        path = Path(self.model).expanduser()
+        path = Path(os.path.expanduser(self.model))
         return {
             **{setting.name: getattr(self, setting.name) for setting in fields(EngineSpec)},
-            "model": str(path.resolve()) if path.exists() else self.model,
-            "replies": hashlib.sha256(replies).hexdigest(),
+            "model": str(path.resolve()) if os.path.exists(path) else self.model,
+            "replies": _content_digest(self.replies),
             "options": dict(self.options),
         }
 
@@ -83,6 +83,16 @@ class EngineSpec:
                 f"an engine needs engine and model and may have {', '.join(known)}; got {value}"
             )
         return cls(**value)
+
+
+def _content_digest(replies: str | None) -> str:
+    """SHA-256 of a replies file, read in parts; of a pipe or a device it would have no end."""
+    if replies is None:
+        return hashlib.sha256().hexdigest()
+    if not os.path.isfile(replies):
+        raise ValueError(f"replies file {replies}: there is no such file")
+    with open(replies, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import os
 import pkgutil
 import sys
 import traceback
@@ -51,6 +52,8 @@ def _is_defined_in(value: object, module: ModuleType) -> bool:
 
 def line_of(error: BaseException, file: str) -> str:
     """Return ", line N" of the last line of a file that an error passed; "" if it passed none."""
+    if not os.path.isfile(os.path.expanduser(file)):  # perhaps no name of a file at all
+        return ""
     path = Path(file).expanduser().resolve()
     passed = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in passed if Path(frame.filename) == path]
@@ -60,6 +63,8 @@ def line_of(error: BaseException, file: str) -> str:
 @functools.cache
 def _module_of_file(path: Path) -> ModuleType:
     name = f"nip_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if path.exists() and not path.is_file():  # a pipe or a device would be read without an end
+        raise ImportError(f"{path} is no file")
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")

@@ -3,7 +3,8 @@
 read_text    a file -> text; a pipe or a device is read no further than a file
 parse_yaml   YAML -> value
 
-Both raise ReadError with the reason in words, to which the caller adds the place. JSON: `bounds`.
+Both raise ReadError with the reason in words, to which the caller adds the place: "is not YAML: …"
+of what breaks its rules, "is not taken: …" of YAML that is refused. JSON: `bounds`.
 """
 
 import os
@@ -42,8 +43,12 @@ def read_text(path: Path, most_bytes: int = MAX_YAML_BYTES, pipe_s: float = PIPE
             content = _read(file, most_bytes)
         finally:
             os.close(file)
+    except ReadError:
+        raise
     except OSError as error:
         raise ReadError(f"can't be read ({error.strerror})") from None
+    except ValueError as error:  # a NUL byte, or half a surrogate pair
+        raise ReadError(f"can't be read (it is no name of a file: {error})") from None
     if len(content) > most_bytes:
         raise ReadError(f"is larger than {most_bytes} bytes, or has no end")
     try:
@@ -85,7 +90,9 @@ def parse_yaml(text: str, *, plain_numbers: bool = True) -> Any:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or type(error).__name__
         where = f" (line {mark.line + 1})" if mark is not None else ""
-        raise ReadError(f"{problem}{where}") from None
+        is_yaml = isinstance(error, yaml.constructor.ConstructorError)
+        verdict = "is not taken" if is_yaml else "is not YAML"
+        raise ReadError(f"{verdict}: {problem}{where}") from None
     finally:
         loader.dispose()
 
@@ -102,9 +109,9 @@ class _AnyNumber(yaml.SafeLoader):
         try:
             super().__init__(text)
         except yaml.reader.ReaderError as error:
-            problem = f"the character {chr(error.character)!r} may not stand in YAML"
+            character, line = chr(error.character), text.count("\n", 0, error.position) + 1
             raise ReadError(
-                f"{problem} (line {text.count(chr(10), 0, error.position) + 1})"
+                f"is not YAML: the character {character!r} may not stand in it (line {line})"
             ) from None
         self._depth = 0
         self._values: dict[int, int] = {}  # by node, once it is whole
@@ -163,7 +170,8 @@ class _AnyNumber(yaml.SafeLoader):
 
     def refuse_kind(self, node: Any) -> Any:
         """Refuse what JSON has no form for, and so no setting."""
-        raise _Refused(f"a value of the kind {node.tag.rpartition(':')[2]} is not taken", node)
+        kind = node.tag.rpartition(":")[2]
+        raise _Refused(f"JSON has no form for a value of the kind {kind}", node)
 
 
 class _Loader(_AnyNumber):

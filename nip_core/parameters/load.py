@@ -93,13 +93,9 @@ _parsed = lru_cache(maxsize=16)(parse_yaml)  # a sweep reads the same file for e
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a file, within the limits of `parse_yaml`. Raises SettingsError."""
     try:
-        text = read_text(path)
+        values = deepcopy(_parsed(read_text(path)))
     except ReadError as error:
         raise SettingsError(f"{path}: {error}") from None
-    try:
-        values = deepcopy(_parsed(text))
-    except ReadError as error:
-        raise SettingsError(f"{path}: is not YAML: {error}") from None
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: a mapping of settings is needed, got {type(values).__name__}")
     return values
@@ -116,7 +112,7 @@ def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
     try:
         value = parse_yaml(text, plain_numbers=not is_text)
     except ReadError as error:
-        raise SettingsError(f"--set {address}: the value is not YAML: {error}") from None
+        raise SettingsError(f"--set {address}: the value {error}") from None
     if is_text:
         if value is not None and not isinstance(value, str | list | dict):
             value = text.strip()

@@ -3,11 +3,14 @@
     Table          rows of one split, with the name to call it by in errors
     read_file      the rows of one file
     read_tables    the splits of a file, a directory, a saved or a Hugging Face dataset
+    find_path      what lies at a place, if it can be read as one of these
 
 Knows files and columns, not problems; `datasets` makes problems of rows.
 """
 
 import gzip
+import os
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +24,13 @@ from nip_core.errors import DatasetError
 from nip_core.nearest import did_you_mean, nearest_first
 from nip_core.problems.rows import SPLITS
 from nip_core.proxies import let_find
-from nip_lm_server.client import parse_json
+from nip_lm_server.client import parse_json, read_text
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 _SPLIT_ENDINGS = (".train", ".dev", ".test")
 """Of JSONL files that are named after their split, as QuALITY's are."""
 _MOST_UNPACKED = 2 << 30  # bytes of a file that is packed
+_MOST_LISTED = 64 << 20  # bytes of JSON that lists the files of a saved dataset
 _NEAR = 0.75
 """A name that is so much like one of the scenario's own is not asked for on the Hub."""
 
@@ -56,11 +60,9 @@ def read_tables(dataset: str, names: Sequence[str] = ()) -> Mapping[str, Table]:
         DatasetError: it is not there, or a file can't be read. A word that is nearly one of
             `names` is refused before the Hub is asked.
     """
-    path = Path(dataset).expanduser()
-    if path.is_file():
-        return {"": read_file(path)}
-    if path.is_dir():
-        return _read_directory(path)
+    path = find_path(os.path.expanduser(dataset), f"dataset {dataset!r:.200}")
+    if path is not None:
+        return _read_directory(path) if path.is_dir() else {"": read_file(path)}
     if (
         dataset.endswith((*SUFFIXES, *_SPLIT_ENDINGS))
         or dataset.startswith(("/", ".", "~"))
@@ -77,6 +79,27 @@ def read_tables(dataset: str, names: Sequence[str] = ()) -> Mapping[str, Table]:
             f"{', '.join(nearest_first(dataset, names))}, and one on Hugging Face is OWNER/NAME"
         )
     return _read_hub(dataset, names)
+
+
+def find_path(place: str, called: str) -> Path | None:
+    """The file or the directory at a place; None if nothing is there.
+
+    Raises DatasetError, which begins with `called`, for what is there and is neither, such as a
+    pipe, a device, a link to itself or to nothing, and for what can't be looked at.
+    """
+    path, advice = Path(place), "name a file or a directory"
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.islink(path):
+            raise DatasetError(f"{called}: is a link that leads nowhere; {advice}") from None
+        return None
+    except (OSError, ValueError) as error:  # a NUL byte is a ValueError
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DatasetError(f"{called}: can't be read ({reason}); {advice}") from None
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise DatasetError(f"{called}: is neither a file nor a directory; {advice}")
+    return path
 
 
 def _suffix(path: Path) -> str:
@@ -158,7 +181,7 @@ def _read_directory(directory: Path) -> Mapping[str, Table]:
             raise DatasetError(f"{directory}: {files[0].name} and {files[1].name}; keep one")
         shards = [*directory.glob(f"{split}-*.parquet"), *directory.glob(f"data/{split}-*.parquet")]
         if not files:
-            files = sorted(shards)
+            files = sorted(path for path in shards if path.is_file())
         if files:
             tables[split] = _joined([read_file(path) for path in files], str(directory))
     if not tables:
@@ -186,6 +209,8 @@ def _read_saved(directory: Path) -> Table:
     tables = []
     for entry in state.get("_data_files", []):
         path = directory / str(entry["filename"])
+        if find_path(str(path), str(path)) is None:
+            raise DatasetError(f"{path}: there is no such file; save the dataset again")
         try:
             with pa.memory_map(str(path)) as source:
                 tables.append(_from_arrow(pa.ipc.open_stream(source).read_all(), str(path)))
@@ -198,9 +223,9 @@ def _read_saved(directory: Path) -> Table:
 
 def _json_of(path: Path) -> dict[str, Any]:
     try:
-        content = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DatasetError(f"{path}: can't be read ({_first_line(error)})") from error
+        content = parse_json(read_text(path, _MOST_LISTED))
+    except ValueError as error:
+        raise DatasetError(f"{path}: {_first_line(error)}; save the dataset again") from error
     if not isinstance(content, dict):
         raise DatasetError(f"{path}: expected an object, got {type(content).__name__}")
     return content

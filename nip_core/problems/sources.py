@@ -19,7 +19,7 @@ from typing import Any
 
 from nip_core.errors import DatasetError
 from nip_core.hashing import half_pair
-from nip_core.problems.dataset_files import SUFFIXES, read_file
+from nip_core.problems.dataset_files import SUFFIXES, find_path, read_file
 from nip_core.problems.programs import CALL, PRELUDE, RUN, same_call, same_run
 from nip_core.problems.rows import SPLITS
 from nip_core.problems.source_directory import read_directory
@@ -63,14 +63,14 @@ def read_source(path: Path) -> Source:
     Raises:
         DatasetError: it is not there, can't be read, or has the columns of no form.
     """
+    if find_path(str(path), str(path)) is None:
+        raise DatasetError(f"{path}: there is no such file or directory")
     if path.is_dir():
         files = sorted(file for file in path.rglob("*.py") if file.is_file())
         problems, left_out = read_directory(path, files)
         return _source(
             path.resolve().name, "Python files", _digest(path, files), problems, left_out
         )
-    if not path.is_file():
-        raise DatasetError(f"{path}: there is no such file or directory")
     suffix = next((suffix for suffix in _SUFFIXES if path.name.endswith(suffix)), None)
     if suffix is None:
         raise DatasetError(

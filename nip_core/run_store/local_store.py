@@ -329,6 +329,8 @@ def sync_directory(folder: Path) -> None:
 def check_can_be_made(folder: Path) -> None:
     """Raise StoreError where `folder` is not there and can't be made; nothing is written."""
     with _translating(folder, "create"):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.lstat(folder)  # raises for a name that is too long, and that `lexists` hides
         above = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
         if not above.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, f"{above} is a file", str(folder))

@@ -112,8 +112,15 @@ def check_location(location: str) -> None:
 
 def local_directory(location: str) -> Path:
     """The directory that a path or a file:// URL means. Raises SettingsError for another URL."""
+    if "\0" in location:
+        raise SettingsError(f"run_store: {location!r} has a NUL byte; name a directory")
     if "://" not in location:
-        return Path(location).expanduser()
+        try:
+            return Path(location).expanduser()
+        except RuntimeError:
+            raise SettingsError(
+                f"run_store: {location}: there is no such user here; name a directory"
+            ) from None
     parts = urlsplit(location)
     if parts.scheme == "file" and parts.netloc in {"", "localhost"}:
         if not parts.path:

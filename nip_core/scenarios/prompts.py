@@ -28,6 +28,7 @@ from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtoco
 from nip_core.scenarios import prompt_phrases as phrases
 from nip_core.scenarios.base import PROVER, VERIFIER, Role, Scenario
 from nip_core.scenarios.checked import seen, sentences, text_of
+from nip_lm_server.client import ReadError, read_text
 
 if TYPE_CHECKING:
     from nip_core.parameters import HyperParameters
@@ -130,9 +131,12 @@ class SystemPrompts:
         self._refuse_unused()
         self._templates: dict[str, string.Template] = {}
         self.paths: dict[str, Path] = {}
+        self.texts: dict[str, str] = {}
+        """By agent, of its file; a pipe could not be read again."""
         for name, agent in self._agents.items():
             path = Path(agent.system_prompt_template_path or self._path(name))
-            self.paths[name], text = path, self._read(path, name)
+            self.paths[name], self.texts[name] = path, self._read(path, name)
+            text = self.texts[name].strip()
             if agent.system_prompt_template_path is None:
                 text += self._addition(name, text) + self._scenario_addition(name)
             self._templates[name] = string.Template(text)
@@ -360,11 +364,11 @@ class SystemPrompts:
         place = f"agents.{agent}: system prompt template {path}"
         # 1. Its text.
         try:
-            text = path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_text(path)
+        except ReadError as error:
             advice = "; a protocol of your own names their folder in template_directory"
-            hint = advice if _TEMPLATES in path.parents else ""
-            raise SettingsError(f"{place} can't be read ({error}){hint}") from None
+            hint = advice if _TEMPLATES in path.parents else "; name a file of text"
+            raise SettingsError(f"{place} {error}{hint}") from None
         template = string.Template(text)
         if not template.is_valid():
             raise SettingsError(

@@ -5,8 +5,8 @@ attack_of        from settings that are not on record yet, of a run that is plan
 attack_name      how the run of an attack is called by default
 """
 
+import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from nip_core.errors import SettingsError
@@ -178,7 +178,7 @@ def attack_name(run: str, attack: Mapping[str, Any]) -> str:
 
 
 def _store(run_store: str) -> Store:
-    if "://" not in run_store and not Path(run_store).is_dir():
+    if "://" not in run_store and not os.path.isdir(os.path.expanduser(run_store)):
         raise SettingsError(f"--run-store {run_store!r}: there is no such directory")
     return open_store(run_store, read_only=True)
 

@@ -5,8 +5,8 @@ place_of   in which store a name says that its run is
 open_runs  a store, to be read
 """
 
+import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from nip_core.errors import CorruptionError, SettingsError
 from nip_core.nearest import did_you_mean
@@ -19,7 +19,7 @@ def open_runs(run_store: str, setting: str = "--run-store") -> Store:
 
     `setting` is what names the place, for errors.
     """
-    if "://" not in run_store and not Path(run_store).expanduser().is_dir():
+    if "://" not in run_store and not os.path.isdir(os.path.expanduser(run_store)):
         raise SettingsError(f"{setting} {run_store!r}: there is no such directory")
     return open_store(run_store, read_only=True)
 

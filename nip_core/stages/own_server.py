@@ -101,7 +101,7 @@ def _bases_at_once(parameters: HyperParameters, base: str) -> int:
 def check_server(parameters: HyperParameters, environment: Mapping[str, str]) -> None:
     """Refuse what the run's own server could not do. Raises SettingsError."""
     settings = parameters.lm_server
-    if settings.replies is not None and not Path(settings.replies).is_file():
+    if settings.replies is not None and not os.path.isfile(settings.replies):
         raise SettingsError(f"lm_server.replies: there is no file {settings.replies}")
     check_ranks(parameters)
     parked = parameters.fine_tuning.park_after_s
@@ -116,9 +116,9 @@ def check_server(parameters: HyperParameters, environment: Mapping[str, str]) ->
     for name, agent in parameters.model_agents.items():
         if not uses_own_server(parameters, agent) or is_deterministic(parameters, agent):
             continue
-        path = Path(resolve_model(agent.model_name)).expanduser()
+        path = Path(os.path.expanduser(resolve_model(agent.model_name)))
         looks_local = agent.model_name.startswith((".", "/", "~"))
-        if looks_local and not path.is_dir():
+        if looks_local and not os.path.isdir(path):
             raise SettingsError(
                 f"agents.{name}.model_name: there is no directory {agent.model_name}; give the "
                 'path of a model, a Hugging Face name, or a bundled one like "tiny"'

@@ -49,6 +49,7 @@ from nip_core.stages.too_long import (
     without,
 )
 from nip_core.stages.trackers import check_trackers
+from nip_lm_server.client import ReadError, read_text
 
 _TRIED = 8  # problems of a split, about, and what a prover might write about them
 _MESSAGE = "The answer is in the first line."
@@ -221,7 +222,7 @@ def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate, Or
     check_trackers(parameters.tracking)
     if takes_over(parameters):
         where = parameters.run_store
-        if not names_run(parameters) and "://" not in where and not Path(where).is_dir():
+        if not names_run(parameters) and "://" not in where and not _is_directory(where):
             return parameters, estimate_of(parameters), find_origin(parameters, None, None)
         store = open_store(where, read_only=True)
         record = _record(RunStore(store, parameters.run_name))
@@ -311,14 +312,12 @@ def contents_of(
         source = Path(inspect.getfile(kind)).read_text(encoding="utf-8", errors="replace")
         contents["scenario"] = digest(source)
     for agent in parameters.model_agents.values():
-        path = Path(resolve_model(agent.model_name)).expanduser()
+        path = Path(os.path.expanduser(resolve_model(agent.model_name)))
         is_hosted = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
-        if is_hosted and path.is_dir():
+        if is_hosted and os.path.isdir(path):
             contents["models"][agent.model_name] = _directory_digest(path)
     if parameters.lm_server.replies is not None:
-        contents["replies"] = digest(
-            Path(parameters.lm_server.replies).read_text(encoding="utf-8", errors="replace")
-        )
+        contents["replies"] = digest(_text_of(Path(parameters.lm_server.replies)))
     return contents
 
 
@@ -342,14 +341,24 @@ def _place_of(kind: type) -> str:
     return f"{inspect.getfile(kind)}, in which class {kind.__name__} stands,"
 
 
+def _is_directory(place: str) -> bool:
+    return os.path.isdir(os.path.expanduser(place))
+
+
+def _text_of(replies: Path) -> str:
+    try:
+        return read_text(replies)
+    except ReadError as error:
+        raise SettingsError(f"lm_server.replies: {replies} {error}; name a file of text") from None
+
+
 def template_digests(game: Game) -> dict[str, str]:
     """By agent, of the prompt templates that are not nip's own."""
     protocol = find_protocol(game.parameters.interaction_protocol)
     digests = {}
     for name, agent in game.parameters.model_agents.items():
         if agent.system_prompt_template_path is not None:
-            text = Path(agent.system_prompt_template_path).read_text(encoding="utf-8")
-            digests[name] = digest(text)
+            digests[name] = digest(game.prompts.texts[name])
         elif protocol.template_directory is not None or ":" in game.parameters.scenario:
             digests[name] = digest(game.prompts.template(name).template)
     return digests

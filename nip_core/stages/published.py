@@ -253,12 +253,12 @@ def _portable_base(chosen: ChosenModel, name: str | None) -> str:
             "model that the run has made; that one is not an adapter and is not written"
         )
     if name is not None:
-        if Path(name).expanduser().exists() or name.startswith(("/", ".", "~")):
+        if os.path.exists(os.path.expanduser(name)) or name.startswith(("/", ".", "~")):
             raise SettingsError(f"--base-model {name}: others have no such path; give a Hub name")
         return name
     if chosen.base in BUNDLED:
         return chosen.base
-    if Path(chosen.base).expanduser().is_dir() or chosen.base.startswith(("/", ".", "~")):
+    if os.path.isdir(os.path.expanduser(chosen.base)) or chosen.base.startswith(("/", ".", "~")):
         raise SettingsError(
             f"the base model of group {chosen.group!r} is a directory of this machine, "
             f"{chosen.base}; say with --base-model OWNER/NAME where others find it"

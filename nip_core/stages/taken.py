@@ -7,6 +7,7 @@ known    what runs in a store tell of the game of some settings, and what is bun
 """
 
 import json
+import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -139,7 +140,7 @@ def known(parameters: HyperParameters) -> Experience:
     place = parameters.run_store
     told: Iterable[Experience] = ()
     repeats = None
-    if "://" not in place and Path(place).expanduser().is_dir():
+    if "://" not in place and os.path.isdir(os.path.expanduser(place)):
         store = open_store(place, read_only=True)
         told = _of_store(store, parameters.run_name, keys)
         repeats = _repeats(store, parameters)

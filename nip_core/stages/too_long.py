@@ -14,8 +14,8 @@ A conversation that outgrows the context later fails its episode. Servers that d
 leave out nothing.
 """
 
+import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from nip_core.errors import SettingsError
@@ -34,7 +34,7 @@ LeftOut = Mapping[str, Mapping[str, Facts]]
 def recorded_of(parameters: HyperParameters) -> LeftOut | None:
     """Read the record of a run that may not exist, on this machine's disks; write nothing."""
     place = parameters.run_store
-    if "://" in place or not Path(place).expanduser().is_dir():
+    if "://" in place or not os.path.isdir(os.path.expanduser(place)):
         return None
     return recorded(RunStore(open_store(place, read_only=True), parameters.run_name))
 

@@ -3,7 +3,9 @@
 A wrong template stops a run before anything is spent.
 """
 
+import os
 import re
+import threading
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -15,12 +17,14 @@ from hypothesis import strategies as st
 from nip_core.answers.parsing import parse_response
 from nip_core.errors import SettingsError
 from nip_core.game.render import Game
+from nip_core.hashing import digest
 from nip_core.parameters import load_parameters
 from nip_core.protocols import Move, Turn
 from nip_core.protocols.nip import NipProtocol
 from nip_core.protocols.scales import ACCEPT, NO_DECISION, REJECT, SCALES, discrete
 from nip_core.scenarios import make_scenario
 from nip_core.scenarios.prompts import PLACEHOLDERS, SystemPrompts
+from nip_core.stages.prepare import template_digests
 
 PLAIN = ("nip", "adp", "solo_verifier", "debate", "mnip", "merlin_arthur", "multi_channel_test")
 WRAPPED = ("nip", "adp", "debate", "mnip", "merlin_arthur")
@@ -100,6 +104,38 @@ def test_a_wrong_template_is_named(tmp_path, text, said):
 def test_a_missing_template_is_named(tmp_path):
     with pytest.raises(SettingsError, match=r"none\.txt can't be read"):
         Game(with_template(tmp_path / "none.txt"))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("zeros", "is larger than 4194304 bytes, or has no end"),
+        ("latin", "is not UTF-8 text"),
+        ("loop", "Too many levels of symbolic links"),
+        ("nul\0", "no name of a file: embedded null byte"),
+        ("a" * 300, "File name too long"),
+        (".", "Is a directory"),
+    ],
+)
+def test_what_is_no_template_is_named(tmp_path, name, said):
+    with (tmp_path / "zeros").open("wb") as file:
+        file.truncate(5 << 20)
+    (tmp_path / "latin").write_bytes(b"\xff")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(SettingsError) as caught:
+        Game(with_template(tmp_path / name))
+    assert str(caught.value).startswith(f"agents.prover: system prompt template {tmp_path}")
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_template_of_a_pipe_is_read_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    text = "$question $solution\n"
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=(text,), daemon=True)
+    writer.start()
+    game = Game(with_template(tmp_path / "pipe"))
+    assert filled(game.prompts, "prover", None, 0, "q", "s") == "q s"
+    assert template_digests(game) == {"prover": digest(text)}
 
 
 @pytest.mark.parametrize("version", VERSIONS)

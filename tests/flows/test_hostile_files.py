@@ -52,8 +52,9 @@ def test_a_configuration_or_a_sweep_is_refused_by_its_name(nip, tmp_path, what, 
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
-        ("seed=" + "7" * 5_000, "--set seed: the value is not YAML: '777"),
-        ("seed=12:30:45", "to base 60"),
+        ("seed=" + "7" * 5_000, "--set seed: the value is not taken: '777"),
+        ("seed=12:30:45", "--set seed: the value is not taken: '12:30:45' is 45045 in YAML 1.1"),
+        ("seed=[1", "--set seed: the value is not YAML: "),
         ("a" + ".a" * 5_000 + "=1", "no setting is 5001 levels deep"),
         ("seed=" + "[" * 20_000, "nested more than 64 deep"),
     ],
@@ -118,7 +119,18 @@ def test_what_is_no_file_is_refused_and_a_pipe_of_the_shell_is_read(nip, tmp_pat
     assert piped.returncode == 0 and "nothing was started" in piped.stdout
 
 
-@pytest.mark.parametrize("store", ["/dev/null/x", "s3://", "s3:///prefix", "file://", "ftp://x/y"])
+@pytest.mark.parametrize(
+    "store",
+    [
+        "/dev/null/x",
+        "s3://",
+        "s3:///prefix",
+        "file://",
+        "ftp://x/y",
+        "/tmp/" + "a" * 300,
+        "~no-such-user/x",
+    ],
+)
 def test_a_dry_run_refuses_a_store_that_can_not_be(nip, tmp_path, store):
     config = write_config(tmp_path, run_store=store)
     done = nip("train", str(config), "--dry-run")
@@ -148,3 +160,24 @@ def test_profiles_of_prefect_that_are_broken_are_named(tmp_path, content):
     )
     assert done.returncode == 2 and f"mend {profiles}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "why"),
+    [
+        ("PREFECT_API_URL", "http://ada:word-of-it@[::1/api", "Invalid IPv6 URL"),
+        ("PREFECT_API_REQUEST_TIMEOUT", "word-of-it", "Input should be a valid number"),
+    ],
+)
+def test_a_variable_that_prefect_can_not_read_is_named_without_its_value(variable, value, why):
+    done = subprocess.run(
+        [sys.executable, "-c", "from nip_prefect.flows.launch import *; import_prefect()"],
+        env={**os.environ, "PREFECT_API_URL": "", variable: value},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    (line,) = [line for line in done.stderr.splitlines() if "SettingsError" in line]
+    assert f"environment: Prefect can't read {variable} ({why}" in line and "unset it" in line
+    assert "Failed to initialize plugins" not in done.stderr
+    assert "word-of-it" not in done.stderr and "profiles.toml" not in done.stderr

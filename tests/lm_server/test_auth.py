@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from nip_lm_server.auth import KeyRing, load_keys, make_key_file
+from nip_lm_server.spec import ServerSpec
 
 
 def test_each_key_is_accepted_and_nothing_else() -> None:
@@ -41,6 +42,21 @@ def test_an_empty_keys_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("\n")
     with pytest.raises(ValueError, match="is empty"):
         load_keys(tmp_path / "keys", False, {"NIP_API_KEYS": "a"})
+
+
+def test_a_keys_file_without_an_end_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "keys").open("wb") as file:
+        file.truncate(5 << 20)
+    with pytest.raises(ValueError, match="keys is larger than 4194304 bytes, or has no end"):
+        load_keys(tmp_path / "keys", no_auth=False, environment={})
+
+
+@pytest.mark.parametrize("name", ["pipe", "nul\0", "a" * 300])
+def test_replies_that_are_no_file_are_refused(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    spec = ServerSpec(engine="deterministic", model="m", replies=str(tmp_path / name))
+    with pytest.raises(ValueError, match="there is no such file"):
+        spec.digest()
 
 
 def test_the_key_file_is_private_and_made_once(tmp_path: Path) -> None:

@@ -34,13 +34,18 @@ REFUSED = {
     "no truth": ("a: !!bool perhaps", "'perhaps' can't be read as bool"),
     "no number": ("a: !!float ''", "'' can't be read as float"),
     "a day": ("a: 2024-12-01", "'2024-12-01' is a date in YAML: write it in quotes"),
-    "bytes": ("a: !!binary aGVsbG8=", "a value of the kind binary is not taken (line 1)"),
-    "a set": ("a: !!set {b, c}", "a value of the kind set is not taken (line 1)"),
+    "bytes": ("a: !!binary aGVsbG8=", "JSON has no form for a value of the kind binary (line 1)"),
+    "a set": ("a: !!set {b, c}", "JSON has no form for a value of the kind set (line 1)"),
     "half a pair": ('a: "\\ud800"', "it has half a surrogate pair (line 1)"),
     "twice": ("a: 1\na: 2", "the key 'a' stands twice (line 2)"),
-    "a control code": ("a: 1\nb: \x1b[0m", "the character '\\x1b' may not stand in YAML (line 2)"),
+    "a control code": ("a: 1\nb: \x1b[0m", "the character '\\x1b' may not stand in it (line 2)"),
+    "an open list": ("a: [1", "expected ',' or ']'"),
+    "an unknown alias": ("a: *b", "found undefined alias"),
     "code": ("a: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
 }
+
+
+NOT_YAML = ("a bomb of merges", "a control code", "an open list", "an unknown alias")
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -50,6 +55,8 @@ def test_yaml_that_is_too_much_or_is_not_what_it_seems_is_refused_with_its_line(
     with pytest.raises(ReadError) as refused:
         parse_yaml(text)
     assert expected in str(refused.value) and len(str(refused.value)) < 200
+    verdict = "is not YAML: " if what in NOT_YAML else "is not taken: "
+    assert str(refused.value).startswith(verdict)
     assert time.monotonic() - began < 10
 
 
@@ -84,7 +91,9 @@ def test_json_of_a_file_is_refused_by_one_kind_of_error(raw: bytes | str, expect
 def test_a_replies_file_that_is_nested_is_refused_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "replies.yaml"
     path.write_text("default: " + "[" * 20_000)
-    with pytest.raises(ValueError, match=r"replies\.yaml: it is nested more than 64 deep"):
+    with pytest.raises(
+        ValueError, match=r"replies\.yaml: is not taken: it is nested more than 64 deep"
+    ):
         load_replies(path)
 
 

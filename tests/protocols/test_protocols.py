@@ -3,6 +3,8 @@
 Pure functions only; `tests/rollouts/test_scripted_*.py` play the same with the engine.
 """
 
+import os
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -611,6 +613,8 @@ def test_what_a_class_raises_is_told_with_its_file_and_line(tmp_path):
         ("scales", "there is no protocol 'scales'"),
         ("no_such_package:Chess", "can't be imported (No module named 'no_such_package')"),
         ("nip_core.protocols.nip:Chess", "can't be imported"),
+        ("nul\0.py:Chess", "can't be imported (ValueError: embedded null byte)"),
+        (f"{'a' * 300}.py:Chess", "File name too long"),
         ("pathlib:Path", "'pathlib:Path' is not a subclass of nip_core.protocols.Protocol"),
     ],
 )
@@ -618,6 +622,12 @@ def test_a_protocol_that_is_none_is_refused(name, message):
     with pytest.raises(SettingsError) as refused:
         parameters(name)
     assert message in str(refused.value)
+
+
+def test_a_protocol_in_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "chess.py")
+    with pytest.raises(SettingsError, match=r"can't be imported \(.*chess\.py is no file\)"):
+        parameters(f"{tmp_path}/chess.py:Chess")
 
 
 def test_the_protocols_are_those_of_the_settings_page():

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import sys
 from dataclasses import replace
 
@@ -218,6 +219,29 @@ def test_files_that_are_not_there_are_named(tmp_path):
     assert f"{tmp_path}: holds no dataset" in error_of(tmp_path)
     (tmp_path / "x.csv").write_text("question,solution,y\n")
     assert "expected a name that ends in" in error_of(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("pipe.yaml", "is neither a file nor a directory; name a file or a directory"),
+        ("pipe", "is neither a file nor a directory"),
+        ("nowhere", "is a link that leads nowhere"),
+        ("loop", "can't be read (Too many levels of symbolic links)"),
+        ("a" * 300, "can't be read (File name too long)"),
+        ("nul\0", "can't be read (embedded null byte)"),
+    ],
+)
+def test_what_is_no_dataset_is_not_asked_for_on_the_hub(tmp_path, monkeypatch, name, said):
+    monkeypatch.setitem(sys.modules, "datasets", None)  # without which nothing can be asked
+    monkeypatch.chdir(tmp_path)
+    for pipe in ("pipe", "pipe.yaml"):
+        os.mkfifo(pipe)
+    os.symlink("loop", "loop")
+    os.symlink("nothing", "nowhere")
+    for place in (name, str(tmp_path / name)):
+        assert error_of(place).startswith(f"dataset {place!r:.200}: {said}")
+    assert "is neither a file nor a directory" in error_of("/dev/null")
 
 
 def test_unknown_splits_are_refused(tmp_path):
