@@ -18,6 +18,7 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from nip_core.errors import SettingsError, StoreError
+from nip_core.redaction import shown_address
 
 OBJECT_STORES = ("s3", "gs")
 
@@ -122,7 +123,7 @@ def local_directory(location: str) -> Path:
             )
         return Path(unquote(parts.path))
     raise SettingsError(
-        f"run_store: {parts.scheme}:// is not supported, got {_without_secrets(location)}; "
+        f"run_store: {parts.scheme}:// is not supported, got {shown_address(location)}; "
         "use a directory, or a URL that begins with file://, s3:// or gs://"
     )
 
@@ -146,12 +147,6 @@ def open_store(location: str | Path, *, read_only: bool = False) -> Store:
 
         return open_object_store(text, read_only=read_only)
     return LocalStore(local_directory(text), read_only=read_only)
-
-
-def _without_secrets(url: str) -> str:
-    """`url` without user name, password and query."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def check_path(path: str) -> list[str]:

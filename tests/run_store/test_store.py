@@ -39,9 +39,18 @@ def test_other_urls_are_refused(url: str) -> None:
         open_store(url)
 
 
-def test_a_refused_url_shows_no_secret() -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://user:hunter2@bucket/runs?token=hunter3",
+        "s3://user:hunter/2@bucket/runs",
+        "http://user:hunter/2@host/runs",
+        "gs://bucket:hunter/x",
+    ],
+)
+def test_a_refused_url_shows_no_secret(url: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        open_store("s3://user:hunter2@bucket/runs?token=hunter3")
+        open_store(url)
     assert "hunter" not in str(caught.value)
 
 
