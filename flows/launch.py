@@ -187,11 +187,13 @@ def _at_fault() -> dict[str, str]:
     """
     from prefect.settings import Settings
 
-    own = {name: os.environ[name] for name in sorted(os.environ) if name.startswith("PREFECT_")}
-    places = {name: own[name] for name in _PLACES if name in own}
+    all_variables = {
+        name: os.environ[name] for name in sorted(os.environ) if name.startswith("PREFECT_")
+    }
+    places = {name: all_variables[name] for name in _PLACES if name in all_variables}
 
     def reason(variables: dict[str, str]) -> str | None:
-        for name in own:
+        for name in all_variables:
             os.environ.pop(name, None)
         os.environ.update(variables)
         try:
@@ -203,9 +205,9 @@ def _at_fault() -> dict[str, str]:
     try:
         if reason(places) is not None:
             return {}
-        found = {name: reason({**places, name: value}) for name, value in own.items()}
+        found = {name: reason({**places, name: value}) for name, value in all_variables.items()}
     finally:
-        os.environ.update(own)
+        os.environ.update(all_variables)
     return {name: why for name, why in found.items() if why is not None}
 
 

@@ -167,7 +167,7 @@ def test_profiles_of_prefect_that_are_broken_are_named(tmp_path, content):
 @pytest.mark.parametrize(
     ("variable", "value", "why"),
     [
-        ("PREFECT_API_URL", "http://ada:word-of-it@[::1/api", "Invalid IPv6 URL"),
+        ("PREFECT_API_URL", "http://ada:word-of-it@[::1/api", "is no address like"),
         ("PREFECT_API_REQUEST_TIMEOUT", "word-of-it", "Input should be a valid number"),
     ],
 )
@@ -179,7 +179,8 @@ def test_a_variable_that_prefect_can_not_read_is_named_without_its_value(variabl
         text=True,
         timeout=120,
     )
-    (line,) = [line for line in done.stderr.splitlines() if "SettingsError" in line]
-    assert f"environment: Prefect can't read {variable} ({why}" in line and "unset it" in line
+    line = done.stderr.splitlines()[-1]
+    assert "SettingsError" in line
+    assert variable in line and why in line and "unset it" in line
     assert "Failed to initialize plugins" not in done.stderr
     assert "word-of-it" not in done.stderr and "profiles.toml" not in done.stderr
