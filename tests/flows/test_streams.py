@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+from recording_proxy import recording_proxy, variables
 from small_game import FEW, write_config
 
 NIP = [sys.executable, "-m", "nip_prefect"]
@@ -21,14 +22,23 @@ def finished(folder) -> bool:
     return json.loads(done.stdout)["status"] == "finished"
 
 
-def test_a_training_without_standard_streams_is_done(own_prefect, tmp_path):
-    config = write_config(tmp_path, rl=FEW)
+def test_a_training_without_standard_streams_is_done_and_asks_no_proxy(own_prefect, tmp_path):
+    """With a Prefect server of its own: what starts it and all that it starts have the proxies."""
+    few = {"max_test_size": 2, "max_train_size": 40}
+    config = write_config(tmp_path, rl=FEW, dataset_options=few)
     shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
-    done = subprocess.run(
-        [*shell, *NIP, "train", str(config)], env=own_prefect, capture_output=True, timeout=180
-    )
+    with recording_proxy() as proxy:
+        # As a desktop sets them: httpx can't even be told of the last one.
+        proxies = {**variables(proxy), "all_proxy": f"socks5://127.0.0.1:{proxy.port}"}
+        done = subprocess.run(
+            [*shell, *NIP, "train", str(config)],
+            env={**own_prefect, **proxies},
+            capture_output=True,
+            timeout=180,
+        )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     assert finished(tmp_path)
+    assert proxy.connections == 0, proxy.asked
 
 
 def test_a_training_goes_on_when_its_reader_has_gone(command_environment, tmp_path):
