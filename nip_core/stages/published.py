@@ -12,6 +12,7 @@ of the training has tokens of its data, so it stays here.
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
