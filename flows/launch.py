@@ -185,11 +185,11 @@ def _at_fault() -> dict[str, str]:
     """
     from prefect.settings import Settings
 
-    own = {name: os.environ[name] for name in sorted(os.environ) if name.startswith("PREFECT_")}
-    places = {name: own[name] for name in _PLACES if name in own}
+    values = {name: os.environ[name] for name in sorted(os.environ) if name.startswith("PREFECT_")}
+    places = {name: values[name] for name in _PLACES if name in values}
 
     def reason(variables: dict[str, str]) -> str | None:
-        for name in own:
+        for name in values:
             os.environ.pop(name, None)
         os.environ.update(variables)
         try:
@@ -201,10 +201,10 @@ def _at_fault() -> dict[str, str]:
     try:
         if reason(places) is not None:
             return {}
-        found = {name: reason({**places, name: value}) for name, value in own.items()}
+        reasons = {name: reason({**places, name: value}) for name, value in values.items()}
     finally:
-        os.environ.update(own)
-    return {name: why for name, why in found.items() if why is not None}
+        os.environ.update(values)
+    return {name: why for name, why in reasons.items() if why is not None}
 
 
 def _why(error: Exception) -> str:

@@ -118,7 +118,7 @@ def _rows_of_split(
     scenario: Scenario, dataset: str, split: str, may_be_empty: bool
 ) -> Iterator[tuple[Row, str]]:
     """The rows of `split` with their names; derives splits that the source doesn't have."""
-    found: Counter[str] = Counter()  # of rows that a hash splits
+    rows_by_split: Counter[str] = Counter()  # of rows that a hash splits
     # 1. Rows that the scenario makes.
     if dataset in scenario.generated:
         yield from _generated(scenario, dataset, split)
@@ -144,11 +144,11 @@ def _rows_of_split(
             )
         for row, name in _rows(scenario, whole):
             of_row = str(row.get("split")) if has_split else _split_of(scenario, row, name)
-            found[of_row] += 1
+            rows_by_split[of_row] += 1
             if of_row == split:
                 yield row, name
-        if found and not (found[split] or may_be_empty):
-            raise _all_elsewhere(whole.name, split, found, "a column split")
+        if rows_by_split and not (rows_by_split[split] or may_be_empty):
+            raise _all_elsewhere(whole.name, split, rows_by_split, "a column split")
         return
     # 3. Files or tables by split; a tenth of `train` is `validation` where there is none.
     derived = "validation" not in tables and {"train", "test"} <= set(tables)
@@ -166,16 +166,20 @@ def _rows_of_split(
         text = _split_text(scenario, row, name)
         held_out = derive_seed("validation from train", text) % 10 == 0
         of_row = "validation" if held_out else "train"
-        found[of_row] += 1
+        rows_by_split[of_row] += 1
         if of_row == split:
             yield row, name
-    if found and not (found[split] or may_be_empty):
-        raise _all_elsewhere(tables["train"].name, split, found, "a file for each split")
+    if rows_by_split and not (rows_by_split[split] or may_be_empty):
+        raise _all_elsewhere(tables["train"].name, split, rows_by_split, "a file for each split")
 
 
-def _all_elsewhere(name: str, split: str, found: Counter[str], or_else: str) -> DatasetError:
+def _all_elsewhere(
+    name: str, split: str, rows_by_split: Counter[str], or_else: str
+) -> DatasetError:
     """Say where the rows of a file are that a hash splits, if none is in this split."""
-    there = listed([f"{number} in {other}" for other, number in sorted(found.items()) if number])
+    there = listed(
+        [f"{number} in {other}" for other, number in sorted(rows_by_split.items()) if number]
+    )
     return DatasetError(
         f"{name}: a hash splits its rows, and none is in {split!r} ({there}); add rows, or "
         f"{or_else}"
