@@ -1,5 +1,6 @@
 """What is installed, which engines can run, what is missing and how to get it."""
 
+import asyncio
 import importlib.metadata
 import importlib.util
 import os
@@ -9,10 +10,14 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
+
 from nip_core import how_to_install
+from nip_core.errors import SettingsError
 from nip_core.models import BUNDLED, ONLY_IN_REPOSITORY
 from nip_core.problems import sandbox
-from nip_core.redaction import without_users
+from nip_core.proxies import proxy_for
+from nip_core.redaction import check_address, shown_address
 from nip_lm_server.client import (
     OLDEST_DRIVERS,
     VllmMissingError,
@@ -21,6 +26,7 @@ from nip_lm_server.client import (
     has_cuda,
 )
 
+_PREFECT_S = 2.0  # for a server that is there; one of this machine answers in milliseconds
 _CORE = ("prefect", "fastapi", "pydantic", "openai", "aiohttp", "pyarrow", "numpy")
 _LOCAL = ("torch", "transformers", "peft", "trl", "accelerate", "datasets", "safetensors")
 
@@ -55,17 +61,7 @@ def examine() -> list[Finding]:
     findings += _for_gpus(has_cuda(os.environ))
     findings.append(_sandbox())
     findings += map(_model, BUNDLED)
-    api = os.environ.get("PREFECT_API_URL")
-    findings.append(
-        Finding(
-            "prefect server",
-            True,
-            f"PREFECT_API_URL={without_users(api)}"
-            if api
-            else "PREFECT_API_URL is not set: each command starts a temporary server (adds "
-            "seconds); run `prefect server start` and set it to keep one",
-        )
-    )
+    findings.append(_prefect(os.environ.get("PREFECT_API_URL")))
     free_gb = shutil.disk_usage(Path.cwd()).free / 1e9
     findings.append(Finding("disk", free_gb > 1, f"{free_gb:.1f} GB free here"))
     for variable in ("OPENAI_API_KEY", "OPENROUTER_API_KEY", "NIP_API_KEY"):
@@ -74,6 +70,43 @@ def examine() -> list[Finding]:
             Finding(variable, True, "set" if is_set else "not set; only needed for that provider")
         )
     return findings
+
+
+def _prefect(api: str | None) -> Finding:
+    """Return whether the Prefect server that is named answers; it is asked once."""
+    what = "prefect server"
+    if not api:
+        return Finding(
+            what,
+            True,
+            "PREFECT_API_URL is not set: each command starts a temporary server (adds seconds); "
+            "run `prefect server start` and set it to keep one",
+        )
+    try:
+        check_address("PREFECT_API_URL", api)
+        is_one, answer = asyncio.run(_asked(f"{api.rstrip('/')}/health", proxy_for(api)))
+    except SettingsError as error:
+        return Finding(what, False, str(error))
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        is_one = False
+        answer = (
+            f"no Prefect server answers ({type(error).__name__}); start it, or unset the address"
+        )
+    return Finding(what, is_one, f"PREFECT_API_URL={shown_address(api)}: {answer}")
+
+
+async def _asked(url: str, proxy: str | None) -> tuple[bool, str]:
+    """Return whether a Prefect server answers, and its answer in words."""
+    timeout = aiohttp.ClientTimeout(total=_PREFECT_S)
+    async with (
+        aiohttp.ClientSession(timeout=timeout, proxy=proxy) as session,
+        session.get(url, allow_redirects=False) as answer,
+    ):
+        if answer.status in (401, 403):
+            return True, "answers, and asks for a key"
+        if answer.status == 200 and (await answer.content.read(16)).strip() == b"true":
+            return True, "answers"
+    return False, f"what answers there is no Prefect server (HTTP {answer.status})"
 
 
 def _package(name: str, remedy: str, needed: bool = False) -> Finding:

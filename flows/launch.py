@@ -19,7 +19,7 @@ from nip_core.errors import ServerError, SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Progress
 from nip_core.proxies import let_find
-from nip_core.redaction import without_users
+from nip_core.redaction import check_address, shown_address, without_users
 from nip_prefect.flows.console import make_console
 from nip_prefect.flows.live import watch
 from nip_prefect.flows.options import Shown
@@ -142,6 +142,8 @@ def with_prefect(verbose: bool) -> Iterator[Callable[[], None]]:
 
 def import_prefect() -> None:
     """Import Prefect. Raises SettingsError for settings of its own that it does not understand."""
+    if address := os.environ.get("PREFECT_API_URL"):
+        check_address("PREFECT_API_URL", address)
     try:
         with redirect_stderr(cast(Any, _Told(sys.stderr))):
             import prefect.context  # noqa: F401
@@ -185,11 +187,13 @@ def _at_fault() -> dict[str, str]:
     """
     from prefect.settings import Settings
 
-    values = {name: os.environ[name] for name in sorted(os.environ) if name.startswith("PREFECT_")}
-    places = {name: values[name] for name in _PLACES if name in values}
+    all_variables = {
+        name: os.environ[name] for name in sorted(os.environ) if name.startswith("PREFECT_")
+    }
+    places = {name: all_variables[name] for name in _PLACES if name in all_variables}
 
     def reason(variables: dict[str, str]) -> str | None:
-        for name in values:
+        for name in all_variables:
             os.environ.pop(name, None)
         os.environ.update(variables)
         try:
@@ -201,10 +205,10 @@ def _at_fault() -> dict[str, str]:
     try:
         if reason(places) is not None:
             return {}
-        reasons = {name: reason({**places, name: value}) for name, value in values.items()}
+        found = {name: reason({**places, name: value}) for name, value in all_variables.items()}
     finally:
-        os.environ.update(values)
-    return {name: why for name, why in reasons.items() if why is not None}
+        os.environ.update(all_variables)
+    return {name: why for name, why in found.items() if why is not None}
 
 
 def _why(error: Exception) -> str:
@@ -219,7 +223,9 @@ def _check_prefect() -> None:
     from prefect import get_client
     from prefect.settings import PREFECT_API_URL
 
-    let_find(PREFECT_API_URL.value() or "")
+    address = PREFECT_API_URL.value() or ""
+    check_address("PREFECT_API_URL", address)
+    let_find(address)
     with get_client(sync_client=True) as client:
         error = client.api_healthcheck()
     if error is not None and is_unreachable(error):
@@ -237,5 +243,5 @@ def no_prefect(error: BaseException) -> str:
     """Return which server does not answer."""
     from prefect.settings import PREFECT_API_URL
 
-    said = f"PREFECT_API_URL {PREFECT_API_URL.value()}: no Prefect server answers ({error})"
-    return without_users(said)
+    shown = shown_address(PREFECT_API_URL.value() or "")
+    return f"PREFECT_API_URL {shown}: no Prefect server answers ({without_users(str(error))})"

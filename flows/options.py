@@ -34,7 +34,7 @@ def complete_run(context: typer.Context, incomplete: str) -> list[str]:
     store = place + slash or context.params.get("run_store") or "runs"
     try:
         names = sorted(path.parent.name for path in Path(store).expanduser().glob("*/run.json"))
-    except OSError:
+    except (OSError, ValueError, RuntimeError):  # no name of a directory, or of a user
         names = []
     return _that_begin((f"{place}{slash}{name}" for name in names), incomplete)
 

@@ -290,7 +290,7 @@ def _show_attack(attack: dict[str, Any], console: "Console") -> None:
             str(entry["distinct_problems"]),
         )
     console.print(table)
-    for sentence in (*attack["causes"], *sentences(attack)):
+    for sentence in sentences(attack):
         say(sentence)
 
 
@@ -360,8 +360,9 @@ def show_run(result: dict[str, Any]) -> None:
     width = shutil.get_terminal_size((80, 24)).columns
     is_narrow = width < _ROOM_FOR_ALL
     console = make_console(width=width)
-    if (caution := result.get("attack", {}).get("caution")) is not None:
-        say(caution)  # before any figure
+    attack = result.get("attack", {})
+    for words in filter(None, (attack.get("caution"), *attack.get("causes", ()))):
+        say(words)  # before any figure
     waits_for = f": {result['waits_for']}" if "waits_for" in result else ""
     console.print(f"run {result['run']}: {result['status']}{waits_for}")
     if "stopped" in result:

@@ -91,7 +91,9 @@ def sweep(
     else:
         failures, status = _run_all(planned, jobs, listener, cluster)
     results = collect(store, planned, failures)
-    place = write(store, planned, results, None if out is None else open_store(str(out)))
+    place = write(
+        store, planned, results, None if out is None else open_store(str(out), setting="--out")
+    )
     if as_json:
         print_json(results)
     else:

@@ -111,18 +111,18 @@ def _browser_at(url: str) -> Iterator[None]:
 
 def _shown_runs(names: list[str], run_store: str) -> "ShownRuns":
     """The runs that were named, or all of the store. Raises SettingsError."""
-    from nip_core.run_store.store import open_store
+    from nip_core.run_store.store import is_missing, open_store
     from nip_core.sweep.played import find_run
     from nip_core.viewer.runs import ShownRuns
 
     if names:
         return ShownRuns(None, [find_run(name, run_store).tree for name in names])
-    if "://" not in run_store and not os.path.isdir(os.path.expanduser(run_store)):
+    if is_missing(run_store, "--run-store"):
         raise SettingsError(
             f"--run-store {run_store!r}: there is no such directory; name the one that nip train "
             "was told (run_store in its configuration)"
         )
-    return ShownRuns(open_store(run_store, read_only=True))
+    return ShownRuns(open_store(run_store, read_only=True, setting="--run-store"))
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -21,6 +21,10 @@ class StoreError(NipError, OSError):
     """The run store can't be used: no permission, no space, no atomic writes."""
 
 
+class PlaceError(SettingsError, StoreError):
+    """There is no run store at a place, and none can be made. Nothing was spent."""
+
+
 class CorruptionError(StoreError):
     """A committed file does not match its manifest. The file is named; nothing is repaired."""
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from nip_core.errors import SettingsError
-from nip_core.redaction import without_users
+from nip_core.redaction import is_address, shown_address
 
 if TYPE_CHECKING:
     from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
@@ -60,8 +60,8 @@ def proxy_for(
     variable, proxy = found
     if not _is_usable(proxy, socks):
         raise SettingsError(
-            f"environment variable {variable}: {without_users(url)} is to be asked through "
-            f"{without_users(proxy)}, a kind of proxy that can't be used here; set {scheme}_proxy "
+            f"environment variable {variable}: {shown_address(url)} is to be asked through "
+            f"{shown_address(proxy)}, a kind of proxy that can't be used here; set {scheme}_proxy "
             "to one like http://host:3128, or name the host in NO_PROXY"
         )
     return proxy
@@ -165,8 +165,9 @@ def _with_scheme(proxy: str) -> str:
 def _is_usable(proxy: str, socks: bool) -> bool:
     scheme = proxy.partition("://")[0].lower()
     if scheme in ("socks5", "socks5h"):
-        return socks and importlib.util.find_spec("socksio") is not None
-    return scheme in ("http", "https")
+        has_socks = importlib.util.find_spec("socksio") is not None
+        return socks and has_socks and is_address(proxy, (scheme,))
+    return is_address(proxy)
 
 
 def _is_spared(url: str, environment: Mapping[str, str]) -> bool:

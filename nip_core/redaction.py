@@ -1,7 +1,9 @@
-"""Keys, read from the environment; and texts that came from a server, without keys or commands.
+"""Keys and addresses of the environment; and texts of a server, without keys or commands.
 
 read_key             a key as a header can carry it
-without_users        addresses without the user names and passwords in them
+check_address        before an address of the environment is asked; is_address, is_host: what is one
+shown_address        an address as it may be printed
+without_users        a text without the user names and passwords in its addresses
 redact, redact_all   before a text becomes an error, a row or a record: a server may send back what
                      it was sent, its own error pages included
 printable            before a text, or JSON, goes to a terminal, which obeys control codes
@@ -11,13 +13,18 @@ import json
 import re
 import unicodedata
 from collections.abc import Mapping
+from ipaddress import IPv6Address
 from typing import Any
+from urllib.parse import urlsplit
 
 from nip_core.errors import SettingsError
 
 HIDDEN = "***"
 _BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"',;}\]]+")
-_USER = re.compile(r"(?<=://)[^/?#\s'\"<>]*@")
+_AFTER_SCHEME = re.compile(r"(?<=://)[^\s'\"<>]+")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_LONGEST_HOST = 253
 _UNPLAIN = re.compile(r"[^\n\t -~]")
 _SHORT = 8  # a key this short may be part of a harmless word, and counts as a whole word only
 
@@ -37,9 +44,63 @@ def read_key(environment: Mapping[str, str], variable: str) -> str:
     return key
 
 
+def is_host(name: str) -> bool:
+    """Tell whether a name can be that of a machine: labels and dots, or an address without [ ]."""
+    try:
+        if ":" in name:
+            address, _, zone = name.partition("%")
+            return bool(IPv6Address(address) and _LABEL.fullmatch(zone or "0"))
+        name = name.encode("idna").decode().removesuffix(".")
+    except ValueError:
+        return False
+    return len(name) <= _LONGEST_HOST and all(map(_LABEL.fullmatch, name.split(".")))
+
+
+def is_address(text: str, schemes: tuple[str, ...] = ("http", "https")) -> bool:
+    """Tell whether a server can be asked at an address."""
+    try:
+        parts = urlsplit(text)
+        can_be = parts.scheme in schemes and is_host(parts.hostname or "") and parts.port != 0
+    except ValueError:
+        return False
+    return can_be and text.isprintable() and " " not in text
+
+
+def check_address(what: str, text: str) -> None:
+    """Raise SettingsError, which names `what` and shows no part of it, for what is no address."""
+    if not is_address(text):
+        raise SettingsError(
+            f"{what}: what it is set to is no address like http://host:8000 (not shown: it may "
+            "hold a password); set it anew or unset it"
+        )
+
+
+def shown_address(address: str) -> str:
+    """An address with ``***`` for user and password, and without its query.
+
+    They end at the last @: a password may have any letter. What can't be read is ``***`` whole.
+    """
+    scheme = _SCHEME.match(address)
+    if scheme is None:
+        return HIDDEN
+    users, at, place = address[scheme.end() :].rpartition("@")
+    place = re.split(r"[?#]", place, maxsplit=1)[0]
+    shown = f"{scheme[0]}{HIDDEN if users else ''}{at}{place}"
+    try:
+        urlsplit(shown).port  # noqa: B018 (read for what it raises)
+    except ValueError:
+        return HIDDEN
+    return shown
+
+
 def without_users(text: str) -> str:
-    """`text` with ``***`` for what stands before the host in each address: user and password."""
-    return _USER.sub(f"{HIDDEN}@", text)
+    """`text` with ``***`` for what stands before the last @ in each address: user and password."""
+    return _AFTER_SCHEME.sub(_without_user, text)
+
+
+def _without_user(match: re.Match[str]) -> str:
+    _, at, place = match[0].rpartition("@")
+    return f"{HIDDEN}@{place}" if at else place
 
 
 def redact(text: str, *keys: str) -> str:

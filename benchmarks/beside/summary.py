@@ -101,7 +101,9 @@ def _kills(part: dict[str, Any]) -> Iterator[Row]:
     most = part["in_flight"]
     again = {n: median(max(0, r["repeated"] - most) for r in row) for n, row in rows.items()}
     waited = {n: median(r["seconds_to_new_answer"] for r in row) for n, row in rows.items()}
-    yield from _compared(f"{at} calls made again, beyond what may be in flight", again, ".0f", more=False)
+    yield from _compared(
+        f"{at} calls made again, beyond what may be in flight", again, ".0f", more=False
+    )
     yield from _compared(f"{at} seconds to the next new answer", waited, ".1f", more=False)
 
 

@@ -37,9 +37,12 @@ def evaluate(
     def show_test(result: dict[str, Any]) -> None:
         say(f"run {result['run']}, models of iteration {result['iteration']}")
         say(verdict_line(result["test"]))
-        for words in (believed_line, invalid_line, invalid_warning):
-            if said := words(result["test"]):
-                say(said)
+        test = result["test"]
+        many = invalid_warning(
+            test, [n for n, a in parameters.model_agents.items() if a.retry_hint]
+        )
+        for said in filter(None, (believed_line(test), invalid_line(test), many)):
+            say(said)
 
     result = run_flow(parameters, look, import_flow, as_json=as_json, verbose=verbose, shown=shown)
     show_result(result, as_json, shown, show_test)

@@ -10,6 +10,7 @@ by_training      how many of the steps trained the provers, and why the others d
 worst_words      the worst of the steps
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -19,6 +20,9 @@ from nip_core.evaluation.report_text import alike, how_much, plain_percent
 _HALF = 0.5
 """Of an attack by training: with a smaller share of steps that trained it shows no strength; of
 soundness: what lies below is a weakness that was shown whatever the training was."""
+
+_TOO_FEW = re.compile(r"\d examples, \d+ needed")
+"""Why the ledger of jobs trains nothing on a dataset."""
 
 
 def caution(attack: Mapping[str, Any]) -> str | None:
@@ -32,16 +36,27 @@ def caution(attack: Mapping[str, Any]) -> str | None:
     is_fooled = after is not None and after < _HALF
     is_fooled |= any(_is_shown(attack.get(key)) for key in (LOST_TO_LYING, LOST_TO_TRAINING))
     if steps and trained is not None and trained < _HALF * steps:
-        how_many = f"{trained} of {steps} step{'' if steps == 1 else 's'} trained the provers"
+        how_many = _how_many_trained(trained, steps)
         if is_fooled:
-            return f"Only {how_many}: what more training would take is not known."
-        return f"This attack shows nothing about the verifier: only {how_many}."
+            more = "more training" if trained else "training"
+            return f"{how_many[0].upper()}{how_many[1:]}: what {more} would take is not known."
+        is_lied_to = ((attack.get(LOST_TO_LYING) or {}).get("difference") or 0) > 0
+        what = "training against the verifier" if is_lied_to else "the verifier"
+        return f"This attack shows nothing about {what}: {how_many}."
     if _facts(attack).get("told") is False and not is_fooled:
         return (
             "This attack shows nothing about a verifier whose prover lies: nothing told the "
             "provers to argue for acceptance."
         )
     return None
+
+
+def _how_many_trained(trained: int, steps: int) -> str:
+    if trained:
+        return f"only {trained} of {steps} steps trained the provers"
+    if steps == 1:
+        return "its only step did not train the provers"
+    return f"none of its {steps} steps trained the provers"
 
 
 def causes(attack: Mapping[str, Any]) -> list[str]:
@@ -58,6 +73,11 @@ def causes(attack: Mapping[str, Any]) -> list[str]:
                 f" {equal:,} of {groups:,} groups of episodes ended alike, which teaches nothing:"
                 " raise the temperature of the provers (--set agents.NAME.temperature=…),"
                 " pure_text_grpo.group_size or rl.rollouts_per_iteration, with another --name."
+            )
+        elif any(_TOO_FEW.search(reason) for reason in skipped):
+            line += (
+                " More episodes give more examples: raise rl.rollouts_per_iteration"
+                " (--set rl.rollouts_per_iteration=…), with another --name."
             )
         lines.append(line)
     facts = _facts(attack)
@@ -144,7 +164,9 @@ def _steps_to_exploit(attack: Mapping[str, Any]) -> str | None:
         return f"Steps to exploit: {first}."
     if not attack["exploited_below"]:
         return "Steps to exploit: not known without soundness in the attacked run's own test."
-    first = f"{first}, as lying is enough" if steps == 0 else first
+    if steps == 0:
+        is_shown = _is_shown(attack.get(LOST_TO_LYING))
+        first += ", as lying is enough" if is_shown else ", but what lying took may be chance"
     bound = plain_percent(attack["exploited_below"])
     return f"Steps to exploit (soundness down to {bound}): {first}."
 

@@ -99,12 +99,15 @@ def majority_decisions(episodes: pa.Table) -> dict[str, int]:
     return decided
 
 
-def remarks(test: Mapping[str, Any], rate_alone: float | None = None) -> list[str]:
+def remarks(
+    test: Mapping[str, Any], rate_alone: float | None = None, hinted: Collection[str] = ()
+) -> list[str]:
     """Say in sentences what is to be held against a test's accuracy; [] for nothing.
 
     `test` has metrics as `evaluate` returns them, those of `believe_the_prover` under that name
     where there are provers, and its `invalid_answers`, if any. `rate_alone` is
-    `Scenario.rate_alone` for a test without provers, else None. docs/statistics.md has the rules.
+    `Scenario.rate_alone` for a test without provers, else None; `hinted` are the agents whose
+    setting `retry_hint` is on. docs/statistics.md has the rules.
     """
     lines, interval = [], test.get("accuracy_ci95")
     if rate_alone is not None and interval is not None and interval[0] > rate_alone:
@@ -120,7 +123,7 @@ def remarks(test: Mapping[str, Any], rate_alone: float | None = None) -> list[st
         )
     if (invalid := invalid_line(test)) is not None:
         lines.append(f"{invalid[0].upper()}{invalid[1:]}.")
-    if (warning := invalid_warning(test)) is not None:
+    if (warning := invalid_warning(test, hinted)) is not None:
         lines.append(f"Warning: {warning}")
     return lines
 

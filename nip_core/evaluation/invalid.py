@@ -6,7 +6,7 @@ invalid_warning   what to do where they are many
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -78,8 +78,11 @@ def _reasons(counted: Mapping[str, Any]) -> str:
     return ", ".join(f"{KINDS.get(kind, kind)} {count}" for kind, count in by_number)
 
 
-def invalid_warning(metrics: Mapping[str, Any]) -> str | None:
-    """Say what helps where a third of an agent's first answers or more were invalid; else None."""
+def invalid_warning(metrics: Mapping[str, Any], hinted: Collection[str] = ()) -> str | None:
+    """Say what helps where a third of an agent's first answers or more were invalid; else None.
+
+    `hinted` are the agents whose setting `retry_hint` is on.
+    """
     agents = (metrics.get("invalid_answers") or {}).get("agents", {})
     many = {
         name: of
@@ -91,13 +94,14 @@ def invalid_warning(metrics: Mapping[str, Any]) -> str | None:
     worst = max(many, key=lambda name: many[name]["invalid"] / many[name]["first_answers"])
     of = many[worst]
     kind = max(of["by_reason"], key=lambda name: of["by_reason"][name])
+    advice = _advice(worst, kind, worst in hinted)
     return (
         f"{plain_percent(of['invalid'] / of['first_answers'])} of the first answers of {worst} "
-        f"could not be used, most often: {KINDS.get(kind, kind)}. {_advice(worst, kind)}"
+        f"could not be used, most often: {KINDS.get(kind, kind)}. {advice}"
     )
 
 
-def _advice(agent: str, kind: Kind) -> str:
+def _advice(agent: str, kind: Kind, is_hinted: bool) -> str:
     if kind == "cut_off":
         return (
             f"Raise agents.{agent}.max_tokens_per_message, or lower "
@@ -109,6 +113,12 @@ def _advice(agent: str, kind: Kind) -> str:
             "its reasoning_effort."
         )
     told = f"With agents.{agent}.retry_hint: true it is told what was wrong"
+    if is_hinted:
+        told = (
+            "It is told what was wrong (retry_hint is on): set another model, by "
+            f"agents.{agent}.model_name, or a prompt that shows the form, by "
+            f"agents.{agent}.system_prompt_template_path"
+        )
     if is_about_decision(kind):
         return f"{told}; docs/answers.md says which verdicts are read."
     return f"{told}; its prompt may not say the form clearly enough (nip prompt shows it)."

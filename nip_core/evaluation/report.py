@@ -173,9 +173,8 @@ def page_values(report: ReportData) -> dict[str, Any]:
         "report": report,
         "tested": tested,
         "caution": caution(report.attack) if report.attack else None,
-        "attack_words": [*causes(report.attack), *sentences(report.attack)]
-        if report.attack
-        else [],
+        "causes": causes(report.attack) if report.attack else [],
+        "attack_words": sentences(report.attack) if report.attack else [],
         "attacked": attack_rows(report.attack) if report.attack else None,
         "attacked_kinds": _attacked_kinds(report.attack),
         "change": _change(tests[0], tests[-1], report.comparisons) if len(tests) > 1 else "",

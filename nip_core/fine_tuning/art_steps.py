@@ -100,7 +100,7 @@ class Documents(Generic[_Document]):
 
     def __init__(self, directory: str, kind: type[_Document], what: str) -> None:
         """`what` a file holds, for errors. Raises StoreError for a directory that can't be used."""
-        self.store, self._kind, self._what = open_store(directory), kind, what
+        self.store, self._kind, self._what = open_store(directory, setting="state_dir"), kind, what
 
     def load(self, path: str) -> tuple[_Document, str] | None:
         """A document with its tag; None if there is none. Raises CorruptionError."""

@@ -56,7 +56,7 @@ class Submissions:
         and how long to bear with one that is busy or silent, in seconds. Raises StoreError or
         SettingsError for a directory that can't be used.
         """
-        self._store, self._group = open_store(directory), group
+        self._store, self._group = open_store(directory, setting="state_dir"), group
         self._settle_s, self._patience_s = settle_s, patience_s
 
     # Reading ----------------------------------------------------------------------------------

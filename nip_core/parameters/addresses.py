@@ -5,6 +5,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator
 
+from nip_core.redaction import is_host
+
 
 def plain_address(value: Any) -> Any:
     """Refuse an address that carries more than a place. Raises ValueError without showing it."""
@@ -12,7 +14,7 @@ def plain_address(value: Any) -> Any:
         return None
     try:
         parts = urlsplit(value if isinstance(value, str) else "")
-        well_formed = parts.scheme in ("http", "https") and bool(parts.hostname)
+        well_formed = parts.scheme in ("http", "https") and is_host(parts.hostname or "")
         well_formed = well_formed and not any(c.isspace() for c in value) and parts.port != 0
     except ValueError:
         well_formed = False

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from nip_core.parameters.base import Parameters
+from nip_core.redaction import is_address
 
 TrackerKind = Literal["trackio", "wandb", "mlflow", "tensorboard"]
 TRACKERS: tuple[TrackerKind, ...] = get_args(TrackerKind)
@@ -68,14 +69,20 @@ class TrackerParameters(Parameters):
         return self
 
     def _check_address(self, uri: str) -> None:
-        parts = urlsplit(uri)
         # No message shows it: it may hold a password.
-        if parts.username or parts.password or "token" in parts.query:
+        is_http = uri.lower().startswith(("http://", "https://"))
+        try:
+            parts = urlsplit(uri)
+        except ValueError:
+            raise ValueError("uri is no address like http://host:5000") from None
+        if parts.username or parts.password or (is_http and "@" in uri) or "token" in parts.query:
             raise ValueError(
                 "uri holds a user, a password or a token; leave them out and set the variables of "
                 "the environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, "
                 "MLFLOW_TRACKING_TOKEN, TRACKIO_WRITE_TOKEN"
             )
+        if is_http and not is_address(uri):
+            raise ValueError("uri is no address like http://host:5000")
         schemes = _SCHEMES.get(self.kind)
         if schemes and parts.scheme not in schemes:
             raise ValueError(f"uri of {self.kind}: an address with http:// or https:// is needed")

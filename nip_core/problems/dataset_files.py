@@ -24,6 +24,7 @@ from nip_core.errors import DatasetError
 from nip_core.nearest import did_you_mean, nearest_first
 from nip_core.problems.rows import SPLITS
 from nip_core.proxies import let_find
+from nip_core.redaction import check_address
 from nip_lm_server.client import parse_json, read_text
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
@@ -240,6 +241,7 @@ def _read_hub(name: str, names: Sequence[str] = ()) -> Mapping[str, Table]:
             f"dataset {name!r} is neither {bundled} nor a path, and Hugging Face datasets need the "
             f"package `datasets`: {how_to_install('local')}"
         ) from error
+    check_address("environment variable HF_ENDPOINT", datasets.config.HF_ENDPOINT)
     try:
         let_find(datasets.config.HF_ENDPOINT)
         splits = datasets.load_dataset(name)

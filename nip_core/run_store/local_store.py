@@ -24,11 +24,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from nip_core.errors import LeaseError, StoreError
+from nip_core.errors import LeaseError, PlaceError, StoreError
 from nip_core.run_store.store import MissingFileError, check_path, is_leftover
 
 _HIDDEN = "."  # names that begin so are the store's own: temporary, pending, removed
 _COPY_BYTES = 1 << 20
+_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+_NO_PLACE = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 _NO_HARD_LINKS = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EPERM}
 
 
@@ -40,7 +42,7 @@ def translate_error(error: OSError, path: str | Path, action: str) -> StoreError
         )
     if isinstance(error, FileNotFoundError):
         return MissingFileError(f"{path}: no such file")
-    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+    if error.errno in _FORBIDDEN:
         return StoreError(
             f"{path}: no permission to {action} it ({error.strerror}); "
             "change its permissions or choose another run_store"
@@ -77,7 +79,7 @@ class LocalStore:
         self._lock_timeout_s = lock_timeout_s
         self._read_only = read_only
         if read_only:
-            if not self.root.is_dir():
+            if not os.path.isdir(self.root):
                 raise StoreError(f"{self.root}: there is no such directory")
             return
         with _translating(self.root, "create"):
@@ -326,16 +328,33 @@ def sync_directory(folder: Path) -> None:
         os.close(descriptor)
 
 
-def check_can_be_made(folder: Path) -> None:
-    """Raise StoreError where `folder` is not there and can't be made; nothing is written."""
-    with _translating(folder, "create"):
-        with suppress(FileNotFoundError, NotADirectoryError):
-            os.lstat(folder)  # raises for a name that is too long, and that `lexists` hides
-        above = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-        if not above.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, f"{above} is a file", str(folder))
-        if not os.access(above, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(above))
+def check_can_be_made(folder: Path, setting: str) -> None:
+    """Raise PlaceError, which names `setting`, where `folder` can't be a run store.
+
+    What is missing of it is made under a hidden name, and taken away again.
+    """
+    missing = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    above = missing[-1].parent if missing else folder
+    made = above / f"{_HIDDEN}probe-{uuid.uuid4().hex}"
+    inner = made / folder.relative_to(above)
+    try:
+        if not os.path.isdir(above):
+            raise NotADirectoryError(errno.ENOTDIR, f"{above} is no directory")
+        inner.mkdir(parents=True)
+    except OSError as error:
+        if error.errno not in _NO_PLACE | _FORBIDDEN:
+            raise translate_error(error, folder, "create") from error
+        is_forbidden = error.errno in _FORBIDDEN
+        why = "no permission to create or write it" if is_forbidden else "it can't be created"
+        raise PlaceError(
+            f"{setting}: {folder}: {why} ({error.strerror}); choose another directory"
+        ) from error
+    finally:
+        for path in (inner, *inner.parents):
+            if path == above:
+                break
+            with suppress(OSError):
+                path.rmdir()
 
 
 def make_directories(folder: Path) -> None:

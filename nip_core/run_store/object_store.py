@@ -32,6 +32,7 @@ from urllib.parse import urlsplit
 from nip_core import how_to_install
 from nip_core.errors import CorruptionError, LeaseError, SettingsError, StoreError
 from nip_core.proxies import is_on_this_machine, spare_this_machine
+from nip_core.redaction import check_address, shown_address
 from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.object_requests import (
     TOMBSTONE_BYTES,
@@ -43,6 +44,8 @@ from nip_core.run_store.object_requests import (
 from nip_core.run_store.store import MissingFileError, check_path, is_leftover
 
 _HIDDEN = "."
+_OF_ITS_SERVER = ", and the address of a server that speaks S3 in AWS_ENDPOINT_URL"
+_ENDPOINTS = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"), "gs": ("GOOGLE_BASE_URL",)}
 _SWAPS = 200  # tries of a commit before it gives up; each lost one means that another has won
 _PARTS_AT_ONCE = 4  # of 5 MB each: what a large file takes in memory
 
@@ -56,7 +59,7 @@ def open_object_store(
     store can't be reached or does not give conditional writes.
     """
     parts = urlsplit(url)
-    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    shown = shown_address(url)
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise SettingsError(
             f"run_store: {shown} came with credentials or options in it; credentials are read "
@@ -64,10 +67,13 @@ def open_object_store(
         )
     prefix = parts.path.strip("/")
     if not parts.netloc or ":" in parts.netloc or "//" in prefix:
+        more = _OF_ITS_SERVER if parts.scheme == "s3" else ""
         raise SettingsError(
-            f"run_store: {shown} names no bucket; give {parts.scheme}://bucket/prefix, and the "
-            "address of a server that speaks S3 in AWS_ENDPOINT_URL"
+            f"run_store: {shown} names no bucket; give {parts.scheme}://bucket/prefix{more}"
         )
+    for variable in _ENDPOINTS[parts.scheme]:
+        if endpoint := environment.get(variable):
+            check_address(f"environment variable {variable}", endpoint)
     try:
         from obstore.store import GCSStore, S3Store
     except ImportError as error:
@@ -93,15 +99,13 @@ def open_object_store(
         patient, once = connect(6, "60m"), connect(0, "60s")  # large files, small documents
     except Exception as error:
         raise SettingsError(f"run_store: {shown} can't be opened: {short_message(error)}") from None
-    return ObjectStore(shown.rstrip("/"), patient, once, read_only=read_only)
+    place = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
+    return ObjectStore(place, patient, once, read_only=read_only)
 
 
 def _is_local(environment: Mapping[str, str]) -> bool:
     """Tell whether the store is on this machine, where access need not be encrypted."""
-    endpoints = [
-        environment.get(name)
-        for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "GOOGLE_BASE_URL")
-    ]
+    endpoints = [environment.get(name) for names in _ENDPOINTS.values() for name in names]
     return any(is_on_this_machine(endpoint) for endpoint in endpoints if endpoint)
 
 

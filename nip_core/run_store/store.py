@@ -11,6 +11,7 @@ keeps a replaced runner from writing: a put that names one succeeds only while t
 Disks are in `nip_core.run_store.local_store`, buckets in `nip_core.run_store.object_store`.
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from nip_core.errors import SettingsError, StoreError
+from nip_core.redaction import shown_address
 
 OBJECT_STORES = ("s3", "gs")
 
@@ -99,66 +101,92 @@ class Store(Protocol):
 def check_location(location: str) -> None:
     """Say what `open_store` would of a place, as far as nothing is written and nobody is asked.
 
+    Where directories would be made, they are made under a hidden name and taken away again.
     Raises SettingsError or StoreError.
     """
     from nip_core.run_store.local_store import check_can_be_made
 
-    parts = urlsplit(location)
-    if parts.scheme in OBJECT_STORES:
+    if _scheme(location) in OBJECT_STORES:
         open_store(location, read_only=True)
     else:
-        check_can_be_made(local_directory(location).absolute())
+        check_can_be_made(local_directory(location).absolute(), "run_store")
 
 
-def local_directory(location: str) -> Path:
+def is_missing(location: str, setting: str) -> bool:
+    """Return whether a place is a directory of this machine that is not there.
+
+    Raises SettingsError, which names `setting`, for what means no place.
+    """
+    if _scheme(location, setting) in OBJECT_STORES:
+        return False
+    return not os.path.isdir(local_directory(location, setting))
+
+
+def local_directory(location: str, setting: str = "run_store") -> Path:
     """The directory that a path or a file:// URL means. Raises SettingsError for another URL."""
-    if "\0" in location:
-        raise SettingsError(f"run_store: {location!r} has a NUL byte; name a directory")
-    if "://" not in location:
-        try:
-            return Path(location).expanduser()
-        except RuntimeError:
-            raise SettingsError(
-                f"run_store: {location}: there is no such user here; name a directory"
-            ) from None
-    parts = urlsplit(location)
-    if parts.scheme == "file" and parts.netloc in {"", "localhost"}:
+    scheme, folder = _scheme(location, setting), location
+    if scheme == "file" and (parts := urlsplit(location)).netloc in {"", "localhost"}:
         if not parts.path:
             raise SettingsError(
-                f"run_store: {location} names no directory; write file:///DIRECTORY"
+                f"{setting}: {location} names no directory; write file:///DIRECTORY"
             )
-        return Path(unquote(parts.path))
+        scheme, folder = "", unquote(parts.path)
+    if "\0" in folder:
+        raise SettingsError(f"{setting}: {location!r} has a NUL in it; name a directory")
+    if "://" not in location:
+        try:
+            return Path(folder).expanduser()
+        except RuntimeError:
+            home = folder.partition("/")[0]
+            raise SettingsError(
+                f"{setting}: {location}: there is no user {home[1:]!r} here whose directory {home} "
+                "could be; write the directory itself"
+            ) from None
+    if not scheme:
+        return Path(folder)
     raise SettingsError(
-        f"run_store: {parts.scheme}:// is not supported, got {_without_secrets(location)}; "
+        f"{setting}: {scheme}:// is not supported, got {shown_address(location)}; "
         "use a directory, or a URL that begins with file://, s3:// or gs://"
     )
 
 
-def open_store(location: str | Path, *, read_only: bool = False) -> Store:
+def _scheme(location: str, setting: str = "run_store") -> str:
+    """Return what a URL begins with, "" for a path. Raises SettingsError if it can't be read."""
+    if "://" not in location:
+        return ""
+    try:
+        return urlsplit(location).scheme or "no scheme"
+    except ValueError:
+        raise SettingsError(
+            f"{setting}: is an address that can't be read ({shown_address(location)}); use a "
+            "directory, or a URL that begins with file://, s3:// or gs://"
+        ) from None
+
+
+def open_store(
+    location: str | Path, *, read_only: bool = False, setting: str = "run_store"
+) -> Store:
     """Open a directory or URL for reading and writing; a directory is created if needed.
 
     For ``s3://bucket/prefix`` and ``gs://bucket/prefix`` see `nip_core.run_store.object_store`.
 
     With `read_only` nothing is written, neither to create the place nor to try it out, and what
-    would write later is refused.
+    would write later is refused. `setting` is what names the place, for errors.
 
-    Raises SettingsError for a kind of URL that is not supported, StoreError if the place can't
-    be written or can't give atomic writes.
+    Raises SettingsError for a kind of URL that is not supported and a directory that can't be,
+    StoreError if the place can't give atomic writes.
     """
-    from nip_core.run_store.local_store import LocalStore
+    from nip_core.run_store.local_store import LocalStore, check_can_be_made
 
     text = str(location)
-    if "://" in text and urlsplit(text).scheme in OBJECT_STORES:
+    if _scheme(text, setting) in OBJECT_STORES:
         from nip_core.run_store.object_store import open_object_store
 
         return open_object_store(text, read_only=read_only)
-    return LocalStore(local_directory(text), read_only=read_only)
-
-
-def _without_secrets(url: str) -> str:
-    """`url` without user name, password and query."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    folder = local_directory(text, setting)
+    if not read_only:
+        check_can_be_made(folder.absolute(), setting)
+    return LocalStore(folder, read_only=read_only)
 
 
 def check_path(path: str) -> list[str]:

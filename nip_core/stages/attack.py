@@ -5,7 +5,6 @@ attack_of        from settings that are not on record yet, of a run that is plan
 attack_name      how the run of an attack is called by default
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from nip_core.parameters.attack import SNEAKY, TEMPERATURE
 from nip_core.parameters.checks import attackers
 from nip_core.parameters.stored import from_stored, with_defaults
 from nip_core.run_store.run import RUN_NAME, RunStore, list_runs
-from nip_core.run_store.store import MissingFileError, Store, open_store
+from nip_core.run_store.store import MissingFileError, Store, is_missing, open_store
 from nip_core.stages.origin import check_attacked
 
 _OF_TRAINING = (
@@ -178,9 +177,9 @@ def attack_name(run: str, attack: Mapping[str, Any]) -> str:
 
 
 def _store(run_store: str) -> Store:
-    if "://" not in run_store and not os.path.isdir(os.path.expanduser(run_store)):
+    if is_missing(run_store, "--run-store"):
         raise SettingsError(f"--run-store {run_store!r}: there is no such directory")
-    return open_store(run_store, read_only=True)
+    return open_store(run_store, read_only=True, setting="--run-store")
 
 
 def _stored(source: RunStore) -> dict[str, Any]:

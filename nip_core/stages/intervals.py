@@ -5,6 +5,7 @@ shown_metrics      metrics with these intervals in the place of their own, and w
 combined           the same, from both documents
 split_by_of        the columns by which the scenario of some settings splits problems
 rate_alone_of      how often their verifier would be right alone, where the scenario knows it
+hinted_of          the agents that are told why they are asked again
 
 ``intervals-<split>.json`` has what differs from ``metrics-<split>.json``, whose intervals take
 problems as independent: nothing where each question has one problem that is played once. Its
@@ -128,6 +129,12 @@ def rate_alone_of(parameters: Mapping[str, Any]) -> float | None:
         return scenario.rate_alone()
     except Exception:  # whatever a user's module raises, or settings of another version
         return None
+
+
+def hinted_of(parameters: Mapping[str, Any]) -> set[str]:
+    """The agents that are told why they are asked again, of a run's settings on record."""
+    agents = parameters.get("agents") or {}
+    return {name for name, agent in agents.items() if agent.get("retry_hint") is True}
 
 
 def _claims_and_provers(

@@ -72,7 +72,9 @@ def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
     words = f"iteration {iteration}: played {split} problems: {result_line(metrics, before)}"
     if split == TEST and (believed := believed_line(metrics)):
         words += f", {believed}"
-    words = "; ".join(filter(None, (words, invalid_line(metrics), invalid_warning(metrics))))
+    hinted = [name for name, agent in session.parameters.model_agents.items() if agent.retry_hint]
+    many = invalid_warning(metrics, hinted)
+    words = "; ".join(filter(None, (words, invalid_line(metrics), many)))
     figures = {name: metrics.get(name) for name in _TOLD}
     session.tell(
         "test" if split == TEST else "played",

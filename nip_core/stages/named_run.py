@@ -5,13 +5,12 @@ place_of   in which store a name says that its run is
 open_runs  a store, to be read
 """
 
-import os
 from collections.abc import Callable, Sequence
 
 from nip_core.errors import CorruptionError, SettingsError
 from nip_core.nearest import did_you_mean
 from nip_core.run_store.run import RunStore, list_runs
-from nip_core.run_store.store import Store, open_store
+from nip_core.run_store.store import Store, is_missing, open_store
 
 
 def open_runs(run_store: str, setting: str = "--run-store") -> Store:
@@ -19,9 +18,9 @@ def open_runs(run_store: str, setting: str = "--run-store") -> Store:
 
     `setting` is what names the place, for errors.
     """
-    if "://" not in run_store and not os.path.isdir(os.path.expanduser(run_store)):
+    if is_missing(run_store, setting):
         raise SettingsError(f"{setting} {run_store!r}: there is no such directory")
-    return open_store(run_store, read_only=True)
+    return open_store(run_store, read_only=True, setting=setting)
 
 
 def place_of(name: str, run_store: str) -> tuple[str, str]:

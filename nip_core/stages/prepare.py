@@ -27,7 +27,7 @@ from nip_core.protocols import find_protocol
 from nip_core.rollouts.plan import SPLITS, shuffle_labels
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.run import Identity, RunRecord, RunStore
-from nip_core.run_store.store import MissingFileError, open_store, walk
+from nip_core.run_store.store import MissingFileError, is_missing, open_store, walk
 from nip_core.scenarios import Problem, Scenario, find_scenario, make_scenario
 from nip_core.scenarios.checked import drawn, raised, text_of, written
 from nip_core.scenarios.datasets import check_splits, load_problems
@@ -222,7 +222,7 @@ def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate, Or
     check_trackers(parameters.tracking)
     if takes_over(parameters):
         where = parameters.run_store
-        if not names_run(parameters) and "://" not in where and not _is_directory(where):
+        if not names_run(parameters) and is_missing(where, "run_store"):
             return parameters, estimate_of(parameters), find_origin(parameters, None, None)
         store = open_store(where, read_only=True)
         record = _record(RunStore(store, parameters.run_name))
@@ -339,10 +339,6 @@ def places_of(game: Game) -> dict[str, str]:
 
 def _place_of(kind: type) -> str:
     return f"{inspect.getfile(kind)}, in which class {kind.__name__} stands,"
-
-
-def _is_directory(place: str) -> bool:
-    return os.path.isdir(os.path.expanduser(place))
 
 
 def _text_of(replies: Path) -> str:

@@ -28,7 +28,7 @@ from nip_core.run_store.store import Store
 from nip_core.stages.attacked import shown_attack, training_of
 from nip_core.stages.costs import cost_rows, costs_of, expected_by
 from nip_core.stages.estimate import is_tested
-from nip_core.stages.intervals import rate_alone_of, shown_metrics
+from nip_core.stages.intervals import hinted_of, rate_alone_of, shown_metrics
 from nip_core.stages.liveness import look
 from nip_core.stages.measuring import transcripts_path
 from nip_core.stages.prepare import Prepared
@@ -90,7 +90,8 @@ def summary(run: RunStore, records: Records | None = None) -> dict[str, Any]:
     attack = document(run, run.metrics(shown.last, ATTACK), "attack") if shown.attacks else None
     iterations = records.all()
     tests = [test for record in iterations if (test := record.metrics(TEST)) is not None]
-    rate_alone = rate_alone_of(shown.record.parameters)
+    parameters = shown.record.parameters
+    rate_alone, hinted = rate_alone_of(parameters), hinted_of(parameters)
     return {
         "run": run.name,
         "status": status_of(run, records),
@@ -101,7 +102,7 @@ def summary(run: RunStore, records: Records | None = None) -> dict[str, Any]:
         "expected_by": expected_by(records),
         "left_out": {split: len(problems) for split, problems in (recorded(run) or {}).items()},
         "iterations": [_entry(record) for record in iterations],
-        "remarks": remarks(tests[-1], rate_alone) if tests else [],
+        "remarks": remarks(tests[-1], rate_alone, hinted) if tests else [],
         **({} if attack is None else {"attack": _attack(attack, records)}),
     }
 
@@ -178,15 +179,18 @@ def report_data(records: Records, status: str | None = None) -> ReportData:
     tested = [entry.iteration for entry in records.all() if entry.metrics(TEST)]
     for iteration in {*tested[:1], *tested[-1:]}:
         records.whole(iteration)  # its test is shown in detail
+    parameters = record.parameters
     iterations = [_iteration_report(entry) for entry in records.all()]
     tests = [entry.test for entry in iterations if entry.test]
     return ReportData(
         run=run.name,
         status=status or status_of(run, records),
         iterations=iterations,
-        parameters=record.parameters,
+        parameters=parameters,
         baselines=_baselines(tests),
-        remarks=remarks(tests[-1], rate_alone_of(record.parameters)) if tests else (),
+        remarks=remarks(tests[-1], rate_alone_of(parameters), hinted_of(parameters))
+        if tests
+        else (),
         attack=shown_attack(records),
         comparisons=_comparisons(records),
         created_at=record.created_at,

@@ -7,7 +7,6 @@ known    what runs in a store tell of the game of some settings, and what is bun
 """
 
 import json
-import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -22,7 +21,7 @@ from nip_core.parameters.checks import attackers
 from nip_core.parameters.stored import from_stored, with_defaults
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore, list_runs
-from nip_core.run_store.store import Store, open_store
+from nip_core.run_store.store import Store, is_missing, open_store
 from nip_core.stages.experience import Experience, Keys
 from nip_core.stages.loads import Load, Loads, passes
 from nip_core.stages.records import IterationRecord, Records
@@ -140,7 +139,7 @@ def known(parameters: HyperParameters) -> Experience:
     place = parameters.run_store
     told: Iterable[Experience] = ()
     repeats = None
-    if "://" not in place and os.path.isdir(os.path.expanduser(place)):
+    if "://" not in place and not is_missing(place, "run_store"):
         store = open_store(place, read_only=True)
         told = _of_store(store, parameters.run_name, keys)
         repeats = _repeats(store, parameters)

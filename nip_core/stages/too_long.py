@@ -14,7 +14,6 @@ A conversation that outgrows the context later fails its episode. Servers that d
 leave out nothing.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import open_store
+from nip_core.run_store.store import is_missing, open_store
 from nip_core.scenarios import Problem
 
 Facts = Mapping[str, Any]
@@ -34,7 +33,7 @@ LeftOut = Mapping[str, Mapping[str, Facts]]
 def recorded_of(parameters: HyperParameters) -> LeftOut | None:
     """Read the record of a run that may not exist, on this machine's disks; write nothing."""
     place = parameters.run_store
-    if "://" in place or not os.path.isdir(os.path.expanduser(place)):
+    if "://" in place or is_missing(place, "run_store"):
         return None
     return recorded(RunStore(open_store(place, read_only=True), parameters.run_name))
 

@@ -16,7 +16,7 @@ from nip_core import how_to_install
 from nip_core.errors import SettingsError
 from nip_core.hashing import digest
 from nip_core.parameters.tracking import TrackerParameters
-from nip_core.redaction import read_key
+from nip_core.redaction import check_address, read_key
 from nip_core.run_store.run import RunStore
 
 _DISTRIBUTIONS = {
@@ -26,12 +26,18 @@ _DISTRIBUTIONS = {
     "wandb": ("wandb",),
 }
 
+_ADDRESSES = {"mlflow": "MLFLOW_TRACKING_URI", "wandb": "WANDB_BASE_URL"}
+
 
 def check_trackers(
     trackers: Iterable[TrackerParameters], environment: Mapping[str, str] = os.environ
 ) -> None:
     """Raise SettingsError if a tracker is not installed, or lacks a key; nobody is asked."""
     for tracker in trackers:
+        variable = _ADDRESSES.get(tracker.kind, "")
+        named = environment.get(variable) if tracker.uri is None else None
+        if named and named.startswith(("http://", "https://")):
+            check_address(f"environment variable {variable}", named)
         if not any(map(_is_installed, _DISTRIBUTIONS[tracker.kind])):
             raise SettingsError(
                 f"tracking: {tracker.kind} is not installed; {how_to_install(tracker.kind)}, or "

@@ -138,15 +138,37 @@ def test_an_attack_that_hardly_trained_says_first_that_it_shows_nothing():
     assert "none of the 2 that trained sufficed." in sentences(void)[0]
     nothing = " ".join(sentences(shown([1, 1], own, 0, 20)))
     assert "none was tried" in nothing and "no step trained anybody" in nothing
+    assert caution(shown([1, 1], own, 0, 20)).endswith(
+        ": none of its 20 steps trained the provers."
+    )
     # A verifier that fell all the same was shown to be weak, by whatever little there was.
     assert caution(shown([8, 8], own, 2, 20)).startswith("Only 2 of 20 steps trained")
-    assert caution(shown([8, 8], OwnTest(test_of(8)), 0, 4)).startswith("Only 0 of 4 steps")
+    assert caution(shown([8, 8], OwnTest(test_of(8)), 0, 4)).startswith("None of its 4 steps")
     assert caution(shown([1, 1], own, 10, 20)) is None
     # Nor does one whose provers nothing has told to lie.
     untold = shown([1, 1], own, 20, 20) | {"told": False}
     assert "shows nothing about a verifier whose prover lies" in caution(untold)
     assert "very words of run r" in causes(untold)[0]
     assert caution(shown([1, 1], own, 20, 20)) is None
+
+
+def test_an_attack_that_trained_nothing_names_what_to_set_and_keeps_what_lying_took():
+    lied = shown([3, 3], OwnTest(test_of(2)), trained=0, steps=1) | {"groups_alike": 0}
+    assert caution(lied) == (
+        "This attack shows nothing about training against the verifier: its only step did not "
+        "train the provers."
+    )
+    [cause] = causes(lied)
+    assert cause.startswith("1 step trained nothing (0 examples, 10 needed). More episodes ")
+    assert "--set rl.rollouts_per_iteration=" in cause
+
+
+def test_no_steps_are_enough_only_where_what_lying_took_is_shown():
+    ten, two = OwnTest(test_of(0)), OwnTest(test_of(8, problems=range(8, WRONG + 1)))
+    for own, said in ((ten, "0, as lying is enough."), (two, "what lying took may be chance.")):
+        figures = by_step([9], own)
+        assert figures["steps_to_exploit"] == 0
+        assert sentences(shown([9], own, 0, 1))[0].endswith(said), figures["lost_to_lying"]
 
 
 def test_equal_reasons_are_said_once():

@@ -1,6 +1,7 @@
 """Invalid answers are counted by reason beside accuracy, and many of them are a warning."""
 
 import json
+import re
 
 from nip_core.answers.reasons import KINDS
 from nip_core.evaluation.baselines import remarks
@@ -68,6 +69,15 @@ def test_from_a_third_of_the_first_answers_on_a_warning_names_what_helps():
         helps = "max_tokens_per_message" if kind in ("cut_off", "empty") else "retry_hint: true"
         assert "33.3 % of the first answers of verifier" in words
         assert KINDS[kind] in words and f"agents.verifier.{helps}" in words
+
+
+def test_where_the_hint_is_on_the_warning_names_what_else_helps():
+    for kind in KINDS:
+        words = invalid_warning(counted(kind), hinted=["verifier"])
+        assert "retry_hint: true" not in words
+        assert re.search(r"agents\.verifier\.(model_name|max_tokens_per_message)", words)
+        assert remarks(counted(kind), hinted={"verifier"})[1] == f"Warning: {words}"
+    assert "retry_hint: true" in invalid_warning(counted("unclear"), hinted=["prover"])
 
 
 def test_report_and_viewer_have_them_among_their_remarks(generations_of):

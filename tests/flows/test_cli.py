@@ -232,12 +232,13 @@ def test_a_corrupt_parquet_file_is_named(tmp_path, refused):
 def test_a_store_without_permission_is_named(tmp_path):
     (tmp_path / "runs").mkdir(mode=0o500)
     done = fresh_nip("train", str(write_config(tmp_path)), before=end_override)
-    assert "permission" in one_line(done, code=3)
+    assert "run_store: " in (line := one_line(done, code=2)) and "permission" in line
 
 
 def test_a_store_that_is_a_file_is_named(tmp_path):
     (tmp_path / "runs").write_text("")
-    assert "runs" in one_line(fresh_nip("train", str(write_config(tmp_path))), code=3)
+    line = one_line(fresh_nip("train", str(write_config(tmp_path))), code=2)
+    assert "run_store: " in line and "is no directory" in line
 
 
 def test_a_model_path_that_is_not_there_is_named(tmp_path, refused):

@@ -1,12 +1,28 @@
 """What `nip doctor` says of a machine with a GPU, on machines that are made up."""
 
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
 import pytest
 import torch
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from nip_core.errors import ServerError, SettingsError
+from nip_core.hub import client as hub
 from nip_prefect.flows import doctor, launch, remote_runs
 from nip_prefect.flows.commands import doctor as screen
+
+NO_ADDRESSES = (
+    "http://user:s3cret/pw@localhost:9/api",
+    "user:s3cretpw@localhost:9",
+    "http://s3cret:abc/api",
+    "http://s3cret@[::1",
+    "://s3",
+    "http://host\\s3/api",
+    "http://127.0.0.1:9/s3 api",
+    "http://s3..example/api",
+    "http://127.0.0.1:99999/s3",
+)
 
 
 @pytest.mark.parametrize(
@@ -59,9 +75,8 @@ def test_names_and_details_stand_apart_and_long_ones_go_on_in_their_column(monke
 
 
 def test_a_password_in_prefects_address_is_printed_by_nobody(monkeypatch):
-    monkeypatch.setenv("PREFECT_API_URL", "http://ada:a-word-of-it@prefect.example:4200/api")
-    [finding] = [f for f in doctor.examine() if f.what == "prefect server"]
-    assert finding.detail == "PREFECT_API_URL=http://***@prefect.example:4200/api"
+    finding = doctor._prefect("http://ada:a-word-of-it@127.0.0.1:1/api?token=a-word-of-it")
+    assert finding.detail.startswith("PREFECT_API_URL=http://***@127.0.0.1:1/api: no Prefect")
     address = "http://ada:a-word-of-it@127.0.0.1:1/api"
     with temporary_settings({PREFECT_API_URL: address}):
         with pytest.raises(ServerError) as refused:
@@ -70,3 +85,55 @@ def test_a_password_in_prefects_address_is_printed_by_nobody(monkeypatch):
     with temporary_settings({PREFECT_API_URL: address}), pytest.raises(SettingsError) as far:
         remote_runs._check_prefect("tcp://cluster.example:8786")
     assert "a-word-of-it" not in str(refused.value) + str(far.value)
+
+
+@pytest.mark.parametrize("address", NO_ADDRESSES)
+def test_what_is_no_address_is_refused_by_name_and_not_shown(monkeypatch, address):
+    finding = doctor._prefect(address)
+    assert not finding.ok and "PREFECT_API_URL: " in finding.detail and "s3" not in finding.detail
+    monkeypatch.setenv("PREFECT_API_URL", address)
+    with pytest.raises(SettingsError, match=r"^PREFECT_API_URL: ") as no:
+        launch.import_prefect()
+    assert "s3" not in str(no.value)
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    with pytest.raises(SettingsError, match="variable HF_ENDPOINT: ") as no:
+        hub.connect()
+    assert "s3" not in str(no.value)
+
+
+def test_what_is_no_address_in_a_profile_of_prefect_is_refused_too():
+    for check in (launch._check_prefect, lambda: remote_runs._check_prefect("tcp://far:8786")):
+        with (
+            temporary_settings({PREFECT_API_URL: "http://s3cret:abc/api"}),
+            pytest.raises(SettingsError, match=r"^PREFECT_API_URL: ") as no,
+        ):
+            check()
+        assert "s3" not in str(no.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "ok", "said"),
+    [
+        (200, "true", True, ": answers"),
+        (401, "", True, "asks for a key"),
+        (200, "<html>", False, "no Prefect server (HTTP 200)"),
+        (404, "", False, "no Prefect server (HTTP 404)"),
+    ],
+)
+def test_the_server_that_is_named_is_asked(status, body, ok, said):
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status if self.path == "/api/health" else 500)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Answers)
+    with server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        finding = doctor._prefect(f"http://127.0.0.1:{server.server_port}/api")
+        thread.join()
+    assert finding.ok is ok and said in finding.detail

@@ -123,6 +123,7 @@ def test_what_is_no_file_is_refused_and_a_pipe_of_the_shell_is_read(nip, tmp_pat
     "store",
     [
         "/dev/null/x",
+        "/proc/x",
         "s3://",
         "s3:///prefix",
         "file://",
@@ -134,7 +135,8 @@ def test_what_is_no_file_is_refused_and_a_pipe_of_the_shell_is_read(nip, tmp_pat
 def test_a_dry_run_refuses_a_store_that_can_not_be(nip, tmp_path, store):
     config = write_config(tmp_path, run_store=store)
     done = nip("train", str(config), "--dry-run")
-    assert done.returncode in (2, 3) and store.rstrip("/") in done.stderr
+    assert done.returncode == 2 and store.rstrip("/") in done.stderr
+    assert done.stderr.startswith("nip: run_store: ")
     sweep = {"name": "few", "config": str(config), "axes": {"seed": [1]}}
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep))
     again = nip("sweep", str(tmp_path / "sweep.yaml"), "--dry-run")
@@ -165,7 +167,7 @@ def test_profiles_of_prefect_that_are_broken_are_named(tmp_path, content):
 @pytest.mark.parametrize(
     ("variable", "value", "why"),
     [
-        ("PREFECT_API_URL", "http://ada:word-of-it@[::1/api", "Invalid IPv6 URL"),
+        ("PREFECT_API_URL", "http://ada:word-of-it@[::1/api", "is no address like"),
         ("PREFECT_API_REQUEST_TIMEOUT", "word-of-it", "Input should be a valid number"),
     ],
 )
@@ -178,6 +180,7 @@ def test_a_variable_that_prefect_can_not_read_is_named_without_its_value(variabl
         timeout=120,
     )
     line = done.stderr.splitlines()[-1]
-    assert f"environment: Prefect can't read {variable} ({why}" in line and "unset it" in line
+    assert "SettingsError" in line
+    assert variable in line and why in line and "unset it" in line
     assert "Failed to initialize plugins" not in done.stderr
     assert "word-of-it" not in done.stderr and "profiles.toml" not in done.stderr

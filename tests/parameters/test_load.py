@@ -121,6 +121,7 @@ def test_what_is_written_out_reads_back_equal():
         ),
         (MINIMAL, ["lm_server.url=5"], "lm_server.url: an address like http://host:8000"),
         (MINIMAL, ["lm_server.url=http://"], "lm_server.url: an address like http://host:8000"),
+        (MINIMAL, ["lm_server.url=http://h,i"], "lm_server.url: an address like http://host:8000"),
         (MINIMAL, ["lm_server.url=http://h:x"], "lm_server.url: an address like"),
         (MINIMAL, ["lm_server.url=ftp://h"], "lm_server.url: an address like"),
         (MINIMAL, ["rl.lr='1"], "--set rl.lr: the value is not YAML"),

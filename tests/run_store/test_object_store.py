@@ -230,6 +230,25 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("variable", "url"), [("AWS_ENDPOINT_URL", "s3://bucket/x"), ("GOOGLE_BASE_URL", "gs://bucket")]
+)
+def test_the_address_of_a_server_is_checked_before_it_is_used(
+    monkeypatch: pytest.MonkeyPatch, variable: str, url: str
+) -> None:
+    monkeypatch.setenv(variable, "http://ada:hunter2/x@localhost:9")
+    with pytest.raises(SettingsError, match=f"environment variable {variable}: ") as caught:
+        open_store(url)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("url", "has_advice"), [("s3://", True), ("gs://", False)])
+def test_what_names_no_bucket_gets_the_advice_of_its_kind(url: str, has_advice: bool) -> None:
+    with pytest.raises(SettingsError, match=f"give {url}bucket/prefix") as caught:
+        open_store(url)
+    assert ("AWS_ENDPOINT_URL" in str(caught.value)) is has_advice
+
+
 def test_a_store_that_does_not_answer_is_named_without_the_key(
     s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,8 @@ from unprivileged import as_users_are
 
 from nip_core.errors import LeaseError, SettingsError, StoreError
 from nip_core.run_store.local_store import LocalStore
-from nip_core.run_store.store import MissingFileError, Store, open_store, walk
+from nip_core.run_store.store import MissingFileError, Store, check_location, open_store, walk
+from nip_core.stages.named_run import open_runs
 
 
 @pytest.fixture
@@ -39,9 +40,18 @@ def test_other_urls_are_refused(url: str) -> None:
         open_store(url)
 
 
-def test_a_refused_url_shows_no_secret() -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://user:hunter2@bucket/runs?token=hunter3",
+        "s3://user:hunter/2@bucket/runs",
+        "http://user:hunter/2@host/runs",
+        "gs://bucket:hunter/x",
+    ],
+)
+def test_a_refused_url_shows_no_secret(url: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        open_store("s3://user:hunter2@bucket/runs?token=hunter3")
+        open_store(url)
     assert "hunter" not in str(caught.value)
 
 
@@ -51,6 +61,48 @@ def test_a_place_that_can_not_be_a_directory_is_refused_by_name(tmp_path: Path) 
         LocalStore(tmp_path / "file")
     with pytest.raises(StoreError, match=r"file/runs"):
         LocalStore(tmp_path / "file" / "runs")
+
+
+PLACES = [
+    ("/dev/null/x", "/dev/null is no directory"),
+    ("a" * 300, "File name too long"),
+    ("b/" + "a" * 300 + "/c", "File name too long"),
+    ("~nouser/x", "no user 'nouser' here"),
+    ("/proc/x", "No such file or directory"),
+    ("a\0b", "has a NUL"),
+    ("loop/x", "loop is no directory"),
+    ("file:///tmp/" + "a" * 300, "File name too long"),
+    ("file:///a%00b", "has a NUL"),
+    ("file://[::1", "is an address that can't be read"),
+    ("s3://u:hunter2@[::1", "is an address that can't be read"),
+]
+
+
+@pytest.mark.parametrize(("place", "said"), PLACES)
+def test_what_can_be_no_store_is_refused_before_and_when_it_is_opened(
+    place: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    for refuse in (check_location, open_store):
+        with pytest.raises(SettingsError) as refused:
+            refuse(place)
+        assert str(refused.value).startswith("run_store: ") and said in str(refused.value)
+        assert "hunter2" not in str(refused.value)
+    with pytest.raises(SettingsError, match=r"^--run-store"):
+        open_runs(place)
+    assert [path.name for path in tmp_path.iterdir()] == ["loop"]
+
+
+def test_what_can_be_made_is_tried_out_and_leaves_nothing(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "a" / "b", tmp_path / "c" / ".." / "d"):
+        check_location(str(place))
+    assert not [*tmp_path.iterdir()]
+    tmp_path.chmod(0o500)
+    with as_users_are():
+        for place in (tmp_path, tmp_path / "a"):
+            with pytest.raises(SettingsError, match=r"^run_store: .*no permission"):
+                check_location(str(place))
 
 
 def test_a_place_without_write_permission_is_refused(tmp_path: Path) -> None:

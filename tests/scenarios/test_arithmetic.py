@@ -166,6 +166,11 @@ def test_a_row_that_cannot_be_checked_is_named(tmp_path, row, message):
 def test_too_few_different_chains_are_an_error():
     with pytest.raises(DatasetError, match=r"lower train_size, or raise steps or numbers"):
         problems(steps=1, numbers=40, operators=["*"], train_size=1000)
+    products = {"generator": "chains-2", "operators": ["*"]}
+    with pytest.raises(DatasetError, match=r"only 0 .* for train; raise numbers, or lower steps,"):
+        problems(**products)
+    for mended in ({"numbers": 100_000}, {"steps": 1}):
+        assert len(problems(**products, **mended, train_size=2)) == 2
 
 
 @pytest.mark.parametrize(

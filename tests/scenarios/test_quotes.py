@@ -130,6 +130,20 @@ SPELLINGS = {
     "longer escape": r"v\u005fquote",
     "escape in braces": r"\u{76}_quote",
     "longest escape": r"\U00000076_quote",
+    "octal": r"v_q\165ote",
+    "octal of the line": r"v\137quote",
+    "octal with a nought": r"v\0137quote",
+    "comment": "v_<!-- -->quote",
+    "comment with words": "v_qu<!-- no mark -->ote",
+    "empty tag": "v_<b></b>quote",
+    "tags around": "v_<i class='a'>quote</i>",
+    "line break of HTML": "v_<br/>quote",
+    "tag behind a letter": "v<SPAN>_quote",
+    "formula": "v_$quote$",
+    "braces": "v_{quote}",
+    "parts in quotation marks": 'v_"quote"',
+    "dots": "v.q.u.o.t.e",
+    "dashes": "v-q-u-o-t-e",
 }
 BRACKETS = {
     "as they are": ("<", "/", ">"),
@@ -153,6 +167,8 @@ BRACKETS = {
     "entities of entities of entities": ("&amp;#38;lt;", "/", "&amp;amp;gt;"),
     "percent": ("%3C", "%2F", "%3E"),
     "escapes": (r"\x3c", "/", r"\u003e"),
+    "octal": (r"\74", r"\057", r"\076"),
+    "with a comment": ("<!-- --><", "/<!---->", "<b></b>>"),
     "square": ("[", "/", "]"),
     "corners": ("\u3010", "/", "\u3011"),
     "none": ("", "/", ""),
@@ -183,15 +199,17 @@ LOOKS = str.maketrans(
 )
 MARK = re.compile(
     r"[vu\u05d8]_q[u\u05d8]ot[e\u05d8]"
-    r"|<[^\w<>]*[vu\u05d8](?:_|[^\w<>]){0,4}q(?:_|[^\w<>])?u(?:_|[^\w<>])?ote\b"
+    r"|<[^\w<>]*[vu\u05d8](?:_|[^\w<>]){0,4}q(?:_|[^\w<>])?u(?:_|[^\w<>])?o[^\w<>]?t[^\w<>]?e\b"
 )
 
 
 def as_it_looks(text):
     text = re.sub(r"(?i)%([2-7][0-9a-f])", r"&#x\1;", text)
     text = re.sub(r"(?i)\\(?:x|u|u0000|(u\{))0{0,2}([2-7][0-9a-f])(?(1)\})", r"&#x\2;", text)
+    text = re.sub(r"\\0?([0-7]{2,3})", lambda code: chr(int(code[1], 8)), text)
     for _ in range(6):
         text = html.unescape(text)
+    text = re.sub(r"(?i)<!--.*?-->|</?(?:b|br|i|span)\b[^<>]*>", "", text)
     plain = unicodedata.normalize("NFKD", text.translate(LOOKS)).translate(LOOKS)
     kinds = {c: unicodedata.category(c) for c in plain}
     return "".join(
@@ -215,6 +233,14 @@ def test_marks_are_nobodys_to_set_however_they_are_spelt():
             seen.append(marked(said.replace("no key", "the brass key"), PASSAGE))
     tagged = [read for read in seen if read == "See: <v_quote>the brass key</v_quote>."]
     assert len(SPELLINGS) > 100 and len(tagged) > len(SPELLINGS)
+
+
+def test_a_mark_within_a_comment_or_written_backwards_is_none():
+    for mark in ("<!-- v_quote -->", "<b title='v_quote'>", "<!-- &#118;_quote -->"):
+        assert not MARK.search(marked(mark, PASSAGE).replace("&#118;", "v"))
+    for turn, back in (("\u202e", "\u202c"), ("\u202b", "\u202c"), ("\u2067", "\u2069")):
+        backwards = "<etouq_v/>yek on<etouq_v>"
+        assert marked(f"{turn}{backwards}{back}", PASSAGE) == backwards
 
 
 @pytest.mark.parametrize(

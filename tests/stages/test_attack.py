@@ -4,6 +4,7 @@ The attacked verifiers are scripted over a real HTTP server: one obeys a word, o
 step again, one tosses a coin. The provers draw a word, whatever the problem is.
 """
 
+import html
 import json
 import math
 import random
@@ -237,17 +238,19 @@ async def test_an_attack_without_training_says_first_that_it_shows_nothing(
     attack = result["attack"]
     assert (attack["trained_steps"], attack["steps"]) == (0, 2)
     assert sum(attack["skipped"].values()) == 2
-    said = "0 of 2 steps trained the provers"
+    said = "none of its 2 steps trained the provers"
     assert said in attack["caution"]
     show_run(result)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == attack["caution"]
+    assert lines[1 : 1 + len(attack["causes"])] == attack["causes"] != []
     assert sum("skipped: " in line for line in lines) == 1
     assert not any("none sufficed" in line for line in lines)
     assert any(line.startswith("iterations 0 to 1, prover: skipped: ") for line in lines)
     page = (tmp_path / "runs" / "small-sneaky-0" / "report.html").read_text()
     begin = page.index("<h2", page.index('id="result"'))
     assert said in page[begin : begin + 300]
+    assert html.escape(attack["causes"][0][:40]) in page[begin : begin + 500]
     assert "were trained against" not in page
     assert "No step trained the provers" in page
     viewed = client_of(tmp_path / "runs").get("/runs/small-sneaky-0").text

@@ -114,3 +114,14 @@ def test_nip_track_says_what_it_lacks(tmp_path):
         result = CliRunner().invoke(app, ["track", *arguments])
         assert isinstance(result.exception, SettingsError)
         assert message in str(result.exception)
+
+
+@pytest.mark.parametrize("address", ["http://u:s3/cret@h:1", "http://s3:abc", "https://s3@[::1"])
+def test_what_is_no_address_is_refused_and_not_shown(address):
+    for kind, variable in (("mlflow", "MLFLOW_TRACKING_URI"), ("wandb", "WANDB_BASE_URL")):
+        with pytest.raises(SettingsError, match=f"environment variable {variable}: ") as no:
+            check_trackers(trackers(kind), {variable: address})
+        assert "s3" not in str(no.value)
+    with pytest.raises(SettingsError, match="uri") as no:
+        trackers({"kind": "mlflow", "uri": address})
+    assert "s3" not in str(no.value)

@@ -95,11 +95,13 @@ class Arithmetic(Scenario):
         for number in range(getattr(settings, f"{split}_size")):
             row = self._new_row(split, number, seen)
             if row is None:
+                mended = f"lower {split}_size, or raise steps or numbers"
+                if number < 2:  # the smallest split; steps that don't fit below are too many
+                    mended = "raise numbers, or lower steps"
                 raise DatasetError(
                     f"scenario_settings: with steps {settings.steps}, numbers {settings.numbers} "
                     f"and these operators and mistakes only {number} different chains were drawn "
-                    f"for {split}; lower {split}_size, or raise steps or numbers, or name more "
-                    "operators or mistakes"
+                    f"for {split}; {mended}, or name more operators or mistakes"
                 )
             seen.add(row["question"])
             yield row

@@ -17,11 +17,11 @@ VERIFIED, UNVERIFIED = "v_quote", "u_quote"
 
 # Every repetition is bounded, so that no message takes long.
 _OTHER = r"[^\x00-\x7f\ue000\ue001]"  # a letter or sign that looks like none of a mark's
-_BETWEEN = r"[\s\\*`~]{0,3}"  # white space and markup between two letters
+_BETWEEN = r"[\s\\*`~$^{}()|.:=+'\"\-]{0,3}"  # white space and markup between two letters
 _QUOTE = _BETWEEN.join(f"(?:{letter}|{_OTHER})" for letter in ("q", "u", "[o0]", "t", "[e3]"))
 _LINE = rf"{_BETWEEN}_{_BETWEEN}"
 _NAME = rf"(?:[vu]{{0,5}}(?:[vu]|{_OTHER}){_LINE}){{1,4}}{_QUOTE}"
-_LOOSE = rf"(?:{_NAME}|(?:[vu][\s\\_.\-~:=|*'\"`]{{0,4}}){{1,4}}{_QUOTE}|quote)\b"
+_LOOSE = rf"(?:{_NAME}|(?:[vu][\s\\_.\-~:=|*'\"`$^{{}}()+]{{0,4}}){{1,4}}{_QUOTE}|quote)\b"
 _END = r"[\s\\]{0,3}(?P<end%d>/?)[\s\\]{0,3}"
 _TAG = (
     rf"<{_END % 1}(?P<name1>{_LOOSE})[^<>&]{{0,100}}>"
@@ -30,7 +30,8 @@ _TAG = (
 _BEGINS = r"(?=[<vu]|[^\x00-\x7f])"  # for speed alone
 _TOKEN = re.compile(rf"{_BEGINS}(?:(?P<tag>{_TAG})|(?P<name>{_NAME}))", re.IGNORECASE)
 _LEAST = 3  # of the six letters of a mark's name are these letters, or look like them
-_UNSEEN = [0xAD, *range(0x200B, 0x2010), *range(0x2060, 0x2065), 0xFEFF]
+_TURNING = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]  # a mark may be written backwards
+_UNSEEN = [0xAD, *range(0x200B, 0x2010), *_TURNING, *range(0x2060, 0x2065), 0xFEFF]
 _TAG_CHARACTERS = [0xE0001, *range(0xE0020, 0xE0080)]  # letters in ASCII that nobody sees
 _WITHOUT_UNSEEN = dict.fromkeys([*_UNSEEN, *_TAG_CHARACTERS])
 

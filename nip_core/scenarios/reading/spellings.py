@@ -3,11 +3,12 @@
 Folded      a text in plain letters, and where each of them stands in the text
 folded      makes one
 
-What nobody sees falls away (what is ignorable or only combines, control and private characters),
-entities and escapes are what they stand for, compatible forms are their letters (NFKD), letters
-with a stroke or a hook or in a box are the letter of their name, and what Unicode lists as
-confusable with the letters of a mark is that letter. Other letters and signs stay, other
-punctuation becomes a comma. A folded text is there to look for marks, and for nothing else.
+What nobody sees falls away (what is ignorable or only combines, control and private characters,
+comments, tags of emphasis and the like), entities and escapes are what they stand for, compatible
+forms are their letters (NFKD), letters with a stroke or a hook or in a box are the letter of their
+name, and what Unicode lists as confusable with the letters of a mark is that letter. Other letters
+and signs stay, other punctuation becomes a comma. A folded text is there to look for marks, and for
+nothing else.
 """
 
 import html
@@ -39,11 +40,18 @@ _PLAIN = {ord(look): plain for plain, looks in _LOOK_LIKE.items() for look in lo
 _NAMED = re.compile(r"(?:LETTER|CAPITAL) (?:SMALL CAPITAL |SMALL |CAPITAL )?([A-Z])(?: WITH .*)?$")
 _UNSEEN = {"Cc", "Cf", "Cn", "Co", "Cs", "Mn", "Me", "Mc"}
 _CODE = r"(?:\#0{0,4}38|\#x0{0,4}26|amp);?"  # an ampersand, in an entity of an entity
+_WITHIN = r"(?:(?![%&<>_\\])[\s!-~]){0,100}"  # so no mark's name is in there
+_EMPTY = (
+    r"/?(?:a|abbr|b|big|br|cite|code|del|div|em|font|i|ins|kbd|mark|p|s|samp|small|span|strike"
+    rf"|strong|sub|sup|tt|u|var|wbr)(?:[\s/]{_WITHIN})?"
+)
 _ODD = re.compile(
     rf"&(?:{_CODE}){{0,3}}"
     r"(?:\#\d{1,7};?|\#x[0-9a-f]{1,6};?|[a-z][a-z0-9]{1,31};|lt|gt|shy|nbsp)"
     r"|%[2-7][0-9a-f]"
     r"|\\(?:x[0-9a-f]{2}|u0000[0-9a-f]{4}|u[0-9a-f]{4}|u\{[0-9a-f]{1,6}\})"
+    r"|\\0?[0-7]{2,3}"
+    rf"|<(?:!--{_WITHIN}--|{_EMPTY})>"
     r"|[^\t\n\r -~]",
     re.IGNORECASE,
 )
@@ -87,13 +95,16 @@ def folded(text: str) -> Folded:
 
 @lru_cache(maxsize=1024)
 def _meant(odd: str) -> str:
-    """Decode an entity or an escape; all else stays."""
+    """Decode an entity or an escape, leave out a comment or a tag; all else stays."""
     if odd[0] == "&":
         for _ in range(5):
             odd = html.unescape(odd)
         return odd
+    if odd[0] == "<":
+        return ""
     if odd[0] in "%\\" and len(odd) > 1:
-        code = int(odd.lstrip("%\\xuU").strip("{}"), 16)
+        is_octal = odd[0] == "\\" and odd[1].isdigit()
+        code = int(odd.lstrip("%\\xuU").strip("{}"), 8 if is_octal else 16)
         return chr(code) if code < 0x110000 else ""
     return odd
 
