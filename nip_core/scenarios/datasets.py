@@ -17,6 +17,7 @@ stable hashes of texts and ids, never from the position in a file:
 A scenario may name other columns by which rows are split (`Scenario.split_by`).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -117,6 +118,7 @@ def _rows_of_split(
     scenario: Scenario, dataset: str, split: str, may_be_empty: bool
 ) -> Iterator[tuple[Row, str]]:
     """The rows of `split` with their names; derives splits that the source doesn't have."""
+    rows_by_split: Counter[str] = Counter()  # of rows that a hash splits
     # 1. Rows that the scenario makes.
     if dataset in scenario.generated:
         yield from _generated(scenario, dataset, split)
@@ -141,8 +143,12 @@ def _rows_of_split(
                 "or add one, or leave the column out to split by a hash"
             )
         for row, name in _rows(scenario, whole):
-            if (row.get("split") if has_split else _split_of(scenario, row, name)) == split:
+            of_row = str(row.get("split")) if has_split else _split_of(scenario, row, name)
+            rows_by_split[of_row] += 1
+            if of_row == split:
                 yield row, name
+        if rows_by_split and not (rows_by_split[split] or may_be_empty):
+            raise _all_elsewhere(whole.name, split, rows_by_split, "a column split")
         return
     # 3. Files or tables by split; a tenth of `train` is `validation` where there is none.
     derived = "validation" not in tables and {"train", "test"} <= set(tables)
@@ -159,8 +165,25 @@ def _rows_of_split(
     for row, name in _rows(scenario, tables["train"]):
         text = _split_text(scenario, row, name)
         held_out = derive_seed("validation from train", text) % 10 == 0
-        if held_out == (split == "validation"):
+        of_row = "validation" if held_out else "train"
+        rows_by_split[of_row] += 1
+        if of_row == split:
             yield row, name
+    if rows_by_split and not (rows_by_split[split] or may_be_empty):
+        raise _all_elsewhere(tables["train"].name, split, rows_by_split, "a file for each split")
+
+
+def _all_elsewhere(
+    name: str, split: str, rows_by_split: Counter[str], or_else: str
+) -> DatasetError:
+    """Say where the rows of a file are that a hash splits, if none is in this split."""
+    there = listed(
+        [f"{number} in {other}" for other, number in sorted(rows_by_split.items()) if number]
+    )
+    return DatasetError(
+        f"{name}: a hash splits its rows, and none is in {split!r} ({there}); add rows, or "
+        f"{or_else}"
+    )
 
 
 def _generated(scenario: Scenario, dataset: str, split: str) -> Iterator[tuple[Row, str]]:

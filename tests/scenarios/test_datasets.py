@@ -108,6 +108,26 @@ def test_a_single_file_is_split_by_question(tmp_path):
     }
 
 
+@pytest.mark.parametrize("y", [float("nan"), None, 2, "yes"])
+def test_a_file_of_which_a_hash_gives_a_split_nothing_says_so(tmp_path, y):
+    path = write_jsonl(tmp_path / "one.jsonl", [{"question": "q", "solution": "s", "y": y}])
+    messages = {split: error_of(path, split) for split in SPLITS}
+    (there,) = (split for split in SPLITS if "line 1: y must be 1" in messages[split])
+    for split in {*SPLITS} - {there}:
+        assert messages[split] == (
+            f"{path}: a hash splits its rows, and none is in {split!r} (1 in {there}); add rows, "
+            "or a column split"
+        )
+
+
+def test_a_train_file_of_which_no_tenth_is_validation_says_so(tmp_path):
+    write_jsonl(tmp_path / "train.jsonl", rows(2))
+    write_jsonl(tmp_path / "test.jsonl", rows(2, first=4))
+    assert "a hash splits its rows, and none is in 'validation' (2 in train)" in error_of(
+        tmp_path, "validation"
+    )
+
+
 def test_a_single_file_may_name_the_split_of_each_row(tmp_path):
     found = [{**row, "split": SPLITS[k // 2]} for k, row in enumerate(rows(6))]
     splits = all_splits(write_jsonl(tmp_path / "all.jsonl", found))
