@@ -84,13 +84,13 @@ def _prefect(api: str | None) -> Finding:
         )
     try:
         check_address("PREFECT_API_URL", api)
-        is_one, said = asyncio.run(_asked(f"{api.rstrip('/')}/health", proxy_for(api)))
+        is_one, answer = asyncio.run(_asked(f"{api.rstrip('/')}/health", proxy_for(api)))
     except SettingsError as error:
         return Finding(what, False, str(error))
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-        is_one = False
-        said = f"no Prefect server answers ({type(error).__name__}); start it, or unset the address"
-    return Finding(what, is_one, f"PREFECT_API_URL={shown_address(api)}: {said}")
+        reason = type(error).__name__
+        is_one, answer = False, f"no Prefect server answers ({reason}); start it, or unset it"
+    return Finding(what, is_one, f"PREFECT_API_URL={shown_address(api)}: {answer}")
 
 
 async def _asked(url: str, proxy: str | None) -> tuple[bool, str]:
