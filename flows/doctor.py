@@ -88,10 +88,8 @@ def _prefect(api: str | None) -> Finding:
     except SettingsError as error:
         return Finding(what, False, str(error))
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-        is_one = False
-        answer = (
-            f"no Prefect server answers ({type(error).__name__}); start it, or unset the address"
-        )
+        reason = type(error).__name__
+        is_one, answer = False, f"no Prefect server answers ({reason}); start it, or unset it"
     return Finding(what, is_one, f"PREFECT_API_URL={shown_address(api)}: {answer}")
 
 

@@ -66,6 +66,13 @@ def _host(value: str) -> str:
     return host
 
 
+def _name(value: str) -> str:
+    """Refuse what is no part of ``project/name@step``. Raises ValueError."""
+    if "/" in value or not value.isprintable() or not value.strip():
+        raise ValueError("a name without slashes, line ends and control characters is needed")
+    return value
+
+
 class ARTBackendConfig(ByFields):
     """A server and a model on it."""
 
@@ -73,10 +80,10 @@ class ARTBackendConfig(ByFields):
 
     ip: Annotated[str, AfterValidator(_host)]
     """Host name or address, as NeMo has it; ``https://`` before it for a server behind TLS."""
-    port: Annotated[int, Field(ge=1, le=65535)]
-    name: Annotated[str, Field(min_length=1)] = "trainer_run"
+    port: Annotated[int, Field(strict=True, ge=1, le=65535)]
+    name: Annotated[str, AfterValidator(_name)] = "trainer_run"
     """ART's name of the model."""
-    project: Annotated[str, Field(min_length=1)] = DEFAULT_PROJECT
+    project: Annotated[str, AfterValidator(_name)] = DEFAULT_PROJECT
     base_model: Annotated[str, Field(min_length=1)] = "Qwen/Qwen2.5-7B-Instruct"
     api_key: SecretStr = SecretStr(DEFAULT_KEY)
     """"default": the environment's NIP_API_KEY, if it is set."""

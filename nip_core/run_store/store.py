@@ -99,7 +99,7 @@ class Store(Protocol):
 
 
 def check_location(location: str) -> None:
-    """Say what `open_store` would of a place, as far as nothing is written and nobody is asked.
+    """Say what `open_store` would of a place, as far as nothing is left and nobody is asked.
 
     Where directories would be made, they are made under a hidden name and taken away again.
     Raises SettingsError or StoreError.
