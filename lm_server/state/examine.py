@@ -110,7 +110,11 @@ def _manifest(state_dir: Path, digest: str) -> dict[str, Any] | None:
         manifest = parse_json((state_dir / MODELS / digest / MANIFEST).read_text())
     except (OSError, ValueError):
         return None
-    return manifest if isinstance(manifest, dict) else None
+    if not isinstance(manifest, dict):
+        return None
+    # What it says of a job counts for nothing where it is damaged, which is told of the file.
+    is_whole = CHECKSUM not in manifest or manifest[CHECKSUM] == checksum_of(manifest)
+    return manifest if is_whole else None
 
 
 def _check_model(result: Examined, folder: Path, row: tuple[str, str, str, str, str]) -> set[Path]:

@@ -185,6 +185,8 @@ class Stage:
             )
         elif source.suffix == ".md":
             text = self.page(source.read_text("utf-8"), path, page)
+        elif source.suffix == ".parquet":
+            text = f"A Parquet file of {source.stat().st_size:,} bytes, in the repository.\n"
         else:
             text = source.read_text("utf-8")
             if len(text) > 60_000:
