@@ -82,7 +82,8 @@ def restore(run: RunStore, state_dir: Path, groups: Collection[str], lease: Leas
     # 2. Without the models that play now, and those of the iteration under way, nothing goes on.
     document = run.read_json_or_none(f"{run.root}/run.json") or {}
     origin = list(document.get("contents", {}).get("origin") or ())
-    swaps = [swap["groups"] for swap in Records(run).swaps(iteration)]
+    # Before its first iteration is over a run in a bucket may have no record of itself yet.
+    swaps = [swap["groups"] for swap in Records(run).swaps(iteration)] if iteration else []
     playing = swaps[-1] if swaps else (origin or [{}])[0]
     needed = {model["model"]: model["digest"] for model in playing.values()}
     needed |= _trained(run, iteration, groups)
