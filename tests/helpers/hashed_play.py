@@ -45,7 +45,8 @@ class Players:
         common = self.parameters.protocol_common
         if draw < 15 and agent.startswith("prover") and common.prover_invalid_response_penalty:
             return ""  # in every attempt
-        if draw < 30 and self.seen[f"{turn}"] == 1:
+        is_told = "which is not shown here, could not be used" in messages[-1]["content"]
+        if draw < 30 and self.seen[f"{turn}"] == 1 and not is_told:
             return {"text": "", "logprobs": {"content": []}}
         if draw < 60 and not agent.startswith("prover"):
             answers = list(SCALES[common.verifier_decision_scale].values)
