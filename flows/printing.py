@@ -54,7 +54,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     """
     from nip_core.run_store.store import check_location
     from nip_core.stages.prepare import plan_run
-    from nip_core.stages.providers import speaks_nip
+    from nip_core.stages.provider_names import speaks_nip
     from nip_core.stages.too_long import in_words, recorded_of
 
     check_location(parameters.run_store)

@@ -214,8 +214,8 @@ class _Team:
 
         Raises what keeps it from being started at all.
         """
+        from nip_core.stages.finished import finished_run
         from nip_core.stages.prepare import prepare
-        from nip_core.stages.showing import finished_run
 
         try:
             finished = finished_run(prepare(run.parameters))

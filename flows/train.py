@@ -18,7 +18,8 @@ from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.publishing import check_store
-from nip_core.stages.rerun import Stage, rerun
+from nip_core.stages.rerun import Stage
+from nip_core.stages.rerun_run import rerun
 from nip_prefect.flows.form import Bundled
 from nip_prefect.flows.hooks import HOOKS
 from nip_prefect.flows.iteration import call

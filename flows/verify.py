@@ -14,7 +14,7 @@ _DAMAGED = 5
 
 
 def _is_running(tree: Any) -> bool:
-    from nip_core.stages.showing import is_running
+    from nip_core.stages.status import is_running
 
     try:
         return is_running(tree)

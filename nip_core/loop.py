@@ -31,11 +31,13 @@ from nip_core.stages import (
     swapping,
     training,
 )
-from nip_core.stages.estimate import attacks_by_choice, is_tested
+from nip_core.stages.opening import open_session
 from nip_core.stages.publishing import publish
-from nip_core.stages.session import Session, open_session
-from nip_core.stages.showing import first_incomplete, summary
+from nip_core.stages.session import Session
+from nip_core.stages.showing import summary
 from nip_core.stages.stage_times import StageTimes
+from nip_core.stages.status import first_incomplete
+from nip_core.stages.tested_iterations import attacks_by_choice, is_tested
 
 Call = Callable[..., Awaitable[Any]]
 

@@ -31,8 +31,8 @@ from nip_core.parameters import HyperParameters
 from nip_core.proxies import http_client
 from nip_core.redaction import redact
 from nip_core.rollouts.chat_client import Endpoint
-from nip_core.stages.providers import speaks_nip
-from nip_core.stages.training import Parent
+from nip_core.stages.group_job import Parent
+from nip_core.stages.provider_names import speaks_nip
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -45,7 +45,8 @@ from nip_core.parameters import HyperParameters, PureTextAgentParameters
 from nip_core.proxies import blocking_http_client
 from nip_core.rollouts.chat_client import ChatAnswer, ChatClient, Endpoint
 from nip_core.rollouts.model_call import random_answer, request_body
-from nip_core.stages.providers import Endpoints, base_name, group_endpoints
+from nip_core.stages.provider_names import base_name
+from nip_core.stages.providers import Endpoints, group_endpoints
 
 if TYPE_CHECKING:
     from openai import OpenAI

@@ -1,30 +1,25 @@
-"""What an attack is compared with, and what it did to be one.
+"""What an attack is compared with: the attacked run, its test, the words of its provers.
 
 own_test       how the attacked models were tested in their own run
 is_told        whether provers are told otherwise here than there; untold: a warning where not
-training_of    how many of the attack's steps trained its provers
-shown_attack   the figures of an attack on record, with that, as whoever looks at it sees them
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from nip_core.errors import SettingsError, StoreError
-from nip_core.evaluation.attack import OwnTest, as_now
-from nip_core.evaluation.attack_words import by_training
+from nip_core.evaluation.attack import OwnTest
 from nip_core.game.render import Game, situation_of
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import attackers
 from nip_core.parameters.stored import from_stored
-from nip_core.rollouts.plan import ATTACK, TEST
+from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, open_store
 from nip_core.scenarios import Problem
-from nip_core.stages.prepare import load_all_problems
-from nip_core.stages.records import Records
+from nip_core.stages.problems_of_run import load_all_problems
 
 
 def own_test(source: RunStore, iteration: int) -> OwnTest:
@@ -78,26 +73,3 @@ def untold(parameters: HyperParameters) -> Iterator[str]:
             "right verdict, so nothing tells them to argue for acceptance; attack a run whose "
             "prompts do, or set agents.NAME.system_prompt_template_path"
         )
-
-
-def training_of(records: Records) -> dict[str, Any]:
-    """As `by_training`, of the iterations that train; {} for an attack that trains nobody."""
-    steps = [record for record in records.all() if record.iteration < records.shown.last]
-    if not steps:
-        return {}
-    counts = [of.get("counts") or {} for record in steps for of in record.datasets.values()]
-    jobs = [
-        {group: {**job, "status": job["outcome"] or job["status"]} for group, job in of.items()}
-        for of in (record.jobs for record in steps)
-    ]
-    return by_training(jobs, counts)
-
-
-def shown_attack(records: Records) -> dict[str, Any] | None:
-    """The figures on record, with those of `training_of`; None where there are none yet."""
-    if not records.shown.attacks:
-        return None
-    metrics: Mapping[str, Any] | None = records.run.read_json_or_none(
-        records.run.metrics(records.shown.last, ATTACK)
-    )
-    return None if metrics is None else {**as_now(metrics), **training_of(records)}

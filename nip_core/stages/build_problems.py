@@ -43,7 +43,7 @@ from nip_core.stages.asked_model import (
     usd_of,
 )
 from nip_core.stages.known_reports import KnownReports
-from nip_core.stages.providers import base_name
+from nip_core.stages.provider_names import base_name
 from nip_core.stages.written_bugs import STYLES, Record
 from nip_lm_server.client import parse_json
 

@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -29,12 +29,11 @@ from nip_core.proxies import proxy_for
 from nip_core.redaction import redact, shown_address
 from nip_core.scenarios import Problem, Scenario
 from nip_core.scenarios.checked import drawn
-from nip_core.stages.providers import Endpoints, speaks_nip
+from nip_core.stages.provider_names import speaks_nip
+from nip_core.stages.providers import Endpoints
+from nip_core.stages.session import Session
 from nip_core.stages.too_long import Facts
 from nip_lm_server.client import parse_json
-
-if TYPE_CHECKING:
-    from nip_core.stages.session import Session
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +92,7 @@ async def _connect(url: str) -> None:
     writer.close()
 
 
-async def check_prompts(session: "Session") -> dict[str, Facts]:
+async def check_prompts(session: Session) -> dict[str, Facts]:
     """Let the server lay out a conversation of each agent, and long first prompts.
 
     Returns what was measured of the problems that are too long, longest first: whose first prompt
@@ -119,7 +118,7 @@ def _size(problem: Problem, scenario: Scenario) -> int:
     return sum(len(text.encode()) for text in texts.values())
 
 
-async def check_version(session: "Session") -> None:
+async def check_version(session: Session) -> None:
     """Compare versions with every lm_server that the settings name.
 
     Raises SettingsError if a major version (below 1.0: a minor one) differs. A server that
@@ -140,7 +139,7 @@ async def check_version(session: "Session") -> None:
             )
 
 
-async def check_engines(session: "Session") -> None:
+async def check_engines(session: Session) -> None:
     """Compare the agents with what the engines tell of themselves; servers of others tell nothing.
 
     Raises SettingsError for adapters of a higher rank than an engine takes, for a chat template
@@ -215,7 +214,7 @@ class _AgentCheck:
     def __init__(
         self,
         http: aiohttp.ClientSession,
-        session: "Session",
+        session: Session,
         group: str,
         agent: str,
         problem: Problem,

@@ -17,7 +17,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.stages.estimate import Estimate
 from nip_core.stages.records import Records, document
 from nip_core.stages.shapes import AMOUNTS, checked
-from nip_core.stages.spending import spent_so_far
+from nip_core.stages.spent_in_all import spent_so_far
 
 ESTIMATE = "estimate.json"
 """At the root of a run: its `Estimate`, by the settings with which it was last opened."""

@@ -25,7 +25,6 @@ from nip_core.evaluation.spread import shared_text
 from nip_core.evaluation.statistics.power import detectable_change
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.attack import BEST_OF_N
 from nip_core.parameters.prices import calls_usd, missing_prices, training_usd
 from nip_core.rollouts.plan import ATTACK, group_size, plan_episodes
 from nip_core.scenarios import Problem
@@ -46,6 +45,7 @@ from nip_core.stages.loads import (
     training_tokens,
     tree_loads,
 )
+from nip_core.stages.tested_iterations import attacks_by_choice, is_tested
 
 _PROMPT_TOKENS = 300  # instructions, before the problem
 _SEEDS = 16
@@ -87,29 +87,6 @@ class Estimate:
         """All tokens that are expected, trained ones included."""
         played = self.expected_prompt_tokens + self.expected_completion_tokens
         return played + self.expected_training_tokens
-
-
-def is_tested(parameters: HyperParameters, iteration: int) -> bool:
-    """Say whether the models that play `iteration` are tested (the final ones: num_iterations)."""
-    text_rl, last = parameters.text_rl, parameters.rl.num_iterations
-    return scheme_tests(text_rl.test_scheme, last, iteration, text_rl.test_interval)
-
-
-def scheme_tests(scheme: str, last: int, iteration: int, interval: int) -> bool:
-    """`is_tested` by the test scheme, the number of iterations and the test interval."""
-    match scheme:
-        case "all":
-            return iteration % interval == 0 or iteration == last
-        case "last":
-            return iteration == last
-        case "first_and_last":
-            return iteration in (0, last)
-    return False
-
-
-def attacks_by_choice(parameters: HyperParameters) -> bool:
-    """Say whether the run plays an attack in which messages are chosen and nobody is trained."""
-    return parameters.attack.run is not None and parameters.attack.by == BEST_OF_N
 
 
 @dataclass(frozen=True)

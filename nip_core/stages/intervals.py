@@ -1,7 +1,7 @@
 """What is shown of a committed split beside its metrics: intervals by question, and baselines.
 
-write_intervals    the document of a split, written once, before its metrics
 shown_metrics      metrics with these intervals in the place of their own, and with baselines
+measure_intervals  from the rollouts of a split, with `measure_baselines`
 combined           the same, from both documents
 split_by_of        the columns by which the scenario of some settings splits problems
 rate_alone_of      how often their verifier would be right alone, where the scenario knows it
@@ -15,7 +15,7 @@ without baselines; what it would say is computed from their rollouts.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -29,39 +29,14 @@ from nip_core.parameters.stored import from_stored
 from nip_core.protocols import make_protocol
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.tables import RolloutTables, read_rollouts
-from nip_core.run_store.manifest import is_committed, read_manifest
+from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
 from nip_core.scenarios import find_scenario, make_scenario
-
-if TYPE_CHECKING:
-    from nip_core.stages.session import Session
 
 BELIEVED, VOTED, ANY_OF = "believe_the_prover", "majority", "any_of"
 _BREAKDOWNS = ("by_difficulty", "by_mutation")
 _BOUNDED = {"accuracy": None, "completeness": 1, "soundness": 0}
 """Rates that are shown with a bound where nothing else was seen, with the label they are about."""
-
-
-def write_intervals(
-    session: "Session",
-    iteration: int,
-    split: str,
-    metrics: Mapping[str, Any],
-    rollouts: RolloutTables | None = None,
-) -> dict[str, Any]:
-    """The document of a committed split with these metrics; made from its rollouts if need be."""
-    run, directory = session.run, session.run.rollouts(iteration, split)
-    stored = run.read_json_or_none(run.intervals(iteration, split))
-    if stored is not None:
-        return dict(stored)
-    rollouts = rollouts or read_rollouts(run.store, directory)
-    scenario, seed = session.game.scenario, session.parameters.seed
-    document = _document(rollouts, metrics, seed, scenario.split_by)
-    game = scenario.claims, session.game.protocol.provers
-    document["baselines"] = _baselines(rollouts, metrics, seed, scenario.split_by, *game)
-    document["rollouts"] = read_manifest(run.store, directory).extra["canonical_digest"]
-    path = run.intervals(iteration, split)
-    return dict(run.write_json_once(path, document, lease=session.lease))
 
 
 def shown_metrics(
@@ -83,9 +58,9 @@ def shown_metrics(
             if is_committed(run.store, directory):
                 seed, split_by = int(parameters.get("seed") or 0), split_by_of(parameters)
                 rollouts = read_rollouts(run.store, directory)
-                document = document or _document(rollouts, metrics, seed, split_by)
+                document = document or measure_intervals(rollouts, metrics, seed, split_by)
                 if split == TEST and (game := _claims_and_provers(parameters)) is not None:
-                    found = _baselines(rollouts, metrics, seed, split_by, *game)
+                    found = measure_baselines(rollouts, metrics, seed, split_by, *game)
                     document = {**document, "baselines": found}
         except StoreError:  # which `nip verify` says; what is known without them is shown
             pass
@@ -148,7 +123,7 @@ def _claims_and_provers(
         return None
 
 
-def _baselines(
+def measure_baselines(
     rollouts: RolloutTables,
     metrics: Mapping[str, Any],
     seed: int,
@@ -168,7 +143,7 @@ def _baselines(
     return shown
 
 
-def _document(
+def measure_intervals(
     rollouts: RolloutTables, metrics: Mapping[str, Any], seed: int, split_by: Sequence[str]
 ) -> dict[str, Any]:
     questions = questions_of(rollouts.episodes, split_by)

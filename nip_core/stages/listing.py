@@ -10,7 +10,7 @@ from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.stages.costs import costs_of
 from nip_core.stages.records import Records
-from nip_core.stages.showing import status_of
+from nip_core.stages.status import status_of
 
 DAMAGED = "damaged"
 """The status of a run that can't be read."""

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 from nip_core.concurrency import gather_or_cancel, in_thread
 from nip_core.errors import RunConflictError
@@ -307,7 +307,7 @@ def _opponents(session: Session, iteration: int, split: str) -> dict[str, dict[i
 
 def split_play(session: Session, iteration: int, split: str) -> SplitPlay:
     """The split as this process plays it."""
-    play = session.splits.get((iteration, split))
+    play = cast(SplitPlay | None, session.splits.get((iteration, split)))
     if play is None:
         if len(session.splits) >= _MOST_KEPT:
             session.splits.clear()

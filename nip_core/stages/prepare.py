@@ -4,43 +4,30 @@ prepare       everything that takes no server: what comes from other runs, probl
               the model's path, the run on record, disk space
 plan_run      what a run would take
 fork_run      start a run from what another one has finished
-code_version  the version of nip that runs
 """
 
-import hashlib
-import inspect
 import os
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
-from typing import Any
 
-import nip_core
-from nip_core.errors import DatasetError, SettingsError
+from nip_core.errors import SettingsError
 from nip_core.game.render import Game, situation_of
-from nip_core.hashing import digest
-from nip_core.models import resolve_model
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters
-from nip_core.protocols import find_protocol
-from nip_core.rollouts.plan import SPLITS, shuffle_labels
+from nip_core.rollouts.plan import SPLITS
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.run import Identity, RunRecord, RunStore
 from nip_core.run_store.store import MissingFileError, is_missing, open_store, walk
-from nip_core.scenarios import Problem, Scenario, find_scenario, make_scenario
+from nip_core.scenarios import Problem, Scenario, find_scenario
 from nip_core.scenarios.checked import drawn, raised, text_of, written
-from nip_core.scenarios.datasets import check_splits, load_problems
 from nip_core.stages.budget import check_budget
+from nip_core.stages.contents import code_version, contents_of, places_of
 from nip_core.stages.estimate import Estimate, estimate_run
 from nip_core.stages.kept_models import ADAPTERS
 from nip_core.stages.origin import Origin, find_origin, names_run, resolved, takes_over
 from nip_core.stages.own_server import check_server
-from nip_core.stages.providers import (
-    Endpoints,
-    check_named,
-    remote_endpoints,
-)
+from nip_core.stages.problems_of_run import load_all_problems
+from nip_core.stages.provider_names import check_named
+from nip_core.stages.providers import Endpoints, remote_endpoints
 from nip_core.stages.rerun import finish_rewinds
 from nip_core.stages.room import check_room
 from nip_core.stages.taken import known
@@ -49,7 +36,6 @@ from nip_core.stages.too_long import (
     without,
 )
 from nip_core.stages.trackers import check_trackers
-from nip_lm_server.client import ReadError, read_text
 
 _TRIED = 8  # problems of a split, about, and what a prover might write about them
 _MESSAGE = "The answer is in the first line."
@@ -60,52 +46,6 @@ _OWN_TO_EACH = (
     "lm_server/owner.lock",
     "lm_server/server.json",
 )
-
-
-def load_all_problems(parameters: HyperParameters) -> dict[str, list[Problem]]:
-    """The problems of every split, checked. Raises DatasetError."""
-    options, scenario = parameters.dataset_options, make_scenario(parameters)
-    gate = parameters.promotion
-    sizes = {
-        "train": options.max_train_size,
-        "validation": options.max_validation_size,
-        "test": options.max_test_size,
-    }
-    if gate.enabled and gate.episodes is not None:
-        sizes["validation"] = min(gate.episodes, sizes["validation"] or gate.episodes)
-    problems = {}
-    for split in SPLITS:
-        # `nip evaluate` may test any run, also one that is told to hold no tests.
-        played = split in ("train", parameters.test_dataset_split)
-        played |= split == "validation" and gate.enabled
-        problems[split] = load_problems(
-            scenario,
-            parameters.dataset,
-            split,
-            max_size=sizes[split],
-            shuffle_seed=options.reduce_shuffle_seed,
-            # A split that nobody plays may be as unbalanced as it likes.
-            make_balanced=options.make_balanced and played,
-            may_be_empty=not played,
-        )
-    check_splits(problems, scenario.split_by)
-    if options.labels is not None:
-        problems["train"] = [p for p in problems["train"] if p.y in options.labels]
-        if not problems["train"]:
-            raise DatasetError(
-                f"dataset_options.labels: {parameters.dataset} has no training problem with one of "
-                f"{list(options.labels)}; choose others, or leave it out"
-            )
-    if options.shuffle_train_labels:
-        problems["train"] = shuffle_labels(problems["train"], parameters.seed)
-    # Tests may be held on the validation split while a method is being developed.
-    problems["test"] = problems[parameters.test_dataset_split]
-    if parameters.attack.run is not None and all(p.y != 0 for p in problems["test"]):
-        raise DatasetError(
-            f"attack.run: {parameters.dataset} has no wrong problem in its split "
-            f"{parameters.test_dataset_split}, so there is nothing to be accepted wrongly"
-        )
-    return problems
 
 
 @dataclass(frozen=True)
@@ -276,121 +216,3 @@ def fork_run(
         adapters = walk(run.store, f"{run.root}/{ADAPTERS}")
         copied += [path.removeprefix(f"{run.root}/") for path in adapters]
         return run.fork(forked.run_name, prepared.identity, also=copied)
-
-
-def contents_of(
-    game: Game,
-    problems: Mapping[str, list[Problem]],
-    endpoints: Mapping[str, Endpoints],
-    origin: Origin,
-) -> dict[str, Any]:
-    """Digests of everything outside the settings that decides the data.
-
-    Problems, and templates and protocols that are not nip's own, whole; a replies file whole; of a
-    model directory names, sizes and the first megabyte of each file, so that large weights are not
-    read; by group the addresses of servers, play and control; and the models that come from other
-    runs.
-    """
-    parameters = game.parameters
-    contents: dict[str, Any] = {
-        "problems": {split: problems_digest(chosen) for split, chosen in problems.items()},
-        "templates": template_digests(game),
-        "addresses": {
-            group: sorted({at.play.base_url, at.control.base_url})
-            for group, at in sorted(endpoints.items())
-        },
-        "models": {},
-        "replies": None,
-    }
-    if origin.models:
-        contents["origin"] = origin.facts()
-    protocol = find_protocol(parameters.interaction_protocol)
-    if ":" in parameters.interaction_protocol:
-        contents["protocol"] = digest(Path(inspect.getfile(protocol)).read_text(encoding="utf-8"))
-    if ":" in parameters.scenario:
-        kind = find_scenario(parameters.scenario)
-        source = Path(inspect.getfile(kind)).read_text(encoding="utf-8", errors="replace")
-        contents["scenario"] = digest(source)
-    for agent in parameters.model_agents.values():
-        path = Path(os.path.expanduser(resolve_model(agent.model_name)))
-        is_hosted = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
-        if is_hosted and os.path.isdir(path):
-            contents["models"][agent.model_name] = _directory_digest(path)
-    if parameters.lm_server.replies is not None:
-        contents["replies"] = digest(_text_of(Path(parameters.lm_server.replies)))
-    return contents
-
-
-def places_of(game: Game) -> dict[str, str]:
-    """By key of `contents_of`, the files and classes of a user's that have a digest there."""
-    parameters = game.parameters
-    places = {
-        f"templates.{agent}": f"the prompt template {path}, with what is added to it,"
-        for agent, path in game.prompts.paths.items()
-    }
-    if ":" in parameters.interaction_protocol:
-        places["protocol"] = _place_of(find_protocol(parameters.interaction_protocol))
-    if ":" in parameters.scenario:
-        places["scenario"] = _place_of(find_scenario(parameters.scenario))
-    if parameters.lm_server.replies is not None:
-        places["replies"] = str(parameters.lm_server.replies)
-    return places
-
-
-def _place_of(kind: type) -> str:
-    return f"{inspect.getfile(kind)}, in which class {kind.__name__} stands,"
-
-
-def _text_of(replies: Path) -> str:
-    try:
-        return read_text(replies)
-    except ReadError as error:
-        raise SettingsError(f"lm_server.replies: {replies} {error}; name a file of text") from None
-
-
-def template_digests(game: Game) -> dict[str, str]:
-    """By agent, of the prompt templates that are not nip's own."""
-    protocol = find_protocol(game.parameters.interaction_protocol)
-    digests = {}
-    for name, agent in game.parameters.model_agents.items():
-        if agent.system_prompt_template_path is not None:
-            digests[name] = digest(game.prompts.texts[name])
-        elif protocol.template_directory is not None or ":" in game.parameters.scenario:
-            digests[name] = digest(game.prompts.template(name).template)
-    return digests
-
-
-def problems_digest(problems: list[Problem]) -> str:
-    """The digest of a split's problems, in their order."""
-    further = [{**p.columns} for p in problems]
-    facts = [[p.id, p.question, p.solution, p.y] for p in problems]
-    return digest([[*f, c] if c else f for f, c in zip(facts, further, strict=True)])
-
-
-def _directory_digest(directory: Path) -> str:
-    facts = []
-    for file in sorted(path for path in directory.rglob("*") if path.is_file()):
-        with file.open("rb") as opened:
-            head = hashlib.sha256(opened.read(1 << 20)).hexdigest()
-        facts.append([str(file.relative_to(directory)), file.stat().st_size, head])
-    return digest(facts)
-
-
-@lru_cache(maxsize=1)
-def code_version() -> str:
-    """The version of nip, with the commit where it runs from a checkout."""
-    root = Path(nip_core.__file__).parent.parent
-    if not (root / ".git").exists():
-        return nip_core.__version__
-    try:
-        asked = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):  # no git here
-        return nip_core.__version__
-    commit = asked.stdout.strip()
-    return f"{nip_core.__version__}+{commit}" if commit else nip_core.__version__

@@ -3,8 +3,6 @@
 remote_endpoints  the addresses of every group that is not on the run's own server
 group_endpoints   those of one group
 key_variables     the environment variables with the keys that these need
-speaks_nip        whether its server is an lm_server, with proofs and settings of its own
-base_name         the name under which an agent's base model answers
 
 In this order: `use_dummy_api` (the run's own server), `base_url`, the addresses of an lm_server
 among the agent's settings, `lm_server.url`, and for SelfHosted the run's own server. Keys come
@@ -12,7 +10,6 @@ from the environment only.
 """
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -23,7 +20,6 @@ from nip_core.parameters.addresses import plain_address
 from nip_core.parameters.checks import uses_own_server
 from nip_core.redaction import read_key
 from nip_core.rollouts.chat_client import Endpoint
-from nip_lm_server.client import base_served_name
 
 _ADDRESSES = {
     "OpenAI": ("OPENAI_BASE_URL", "https://api.openai.com/v1"),
@@ -121,36 +117,3 @@ def _with_path(url: str) -> str:
     """An address as it is given; one that is only a host gets the usual path of the API."""
     url = url.rstrip("/")
     return url if urlsplit(url).path else f"{url}/v1"
-
-
-def check_named(parameters: HyperParameters) -> None:
-    """Raise SettingsError if a run would play with the default model, which costs money."""
-    for name, agent in parameters.model_agents.items():
-        comes_with_a_name = agent.use_dummy_api or agent.load_checkpoint_and_parameters
-        if "model_name" not in agent.model_fields_set and not comes_with_a_name:
-            raise SettingsError(
-                f"agents.{name}.model_name: is missing; name the model that plays, for example "
-                "tiny with model_provider SelfHosted, which is bundled and costs nothing"
-            )
-
-
-def speaks_nip(agent: PureTextAgentParameters) -> bool:
-    """Return whether its server takes the settings ``nip`` of a job and proves what it serves."""
-    return agent.use_dummy_api or agent.model_provider == "SelfHosted"
-
-
-def base_name(parameters: HyperParameters, agent: PureTextAgentParameters) -> str:
-    """The name under which the agent's base model answers."""
-    if agent.use_dummy_api:
-        return dummy_name(agent.model_name)
-    if uses_own_server(parameters, agent):
-        return base_served_name(agent.model_name)
-    return agent.model_name
-
-
-def dummy_name(model_name: str) -> str:
-    """The name of the deterministic engine that stands for a model.
-
-    Not the model's own, with which another group may play on the same server.
-    """
-    return "dummy-" + re.sub(r"[^A-Za-z0-9._-]", "-", base_served_name(model_name))

@@ -32,8 +32,8 @@ from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunRecord, RunStore
 from nip_core.stages.intervals import shown_metrics
 from nip_core.stages.kept_models import fetch, is_kept
-from nip_core.stages.models import ServedModel
-from nip_core.stages.providers import dummy_name
+from nip_core.stages.models_on_record import ServedModel
+from nip_core.stages.provider_names import dummy_name
 from nip_lm_server.client import (
     CHECKSUM,
     MANIFEST,

@@ -15,11 +15,12 @@ from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError
-from nip_core.stages.prepare import code_version
+from nip_core.stages.contents import code_version
 from nip_core.stages.records import BLOCK, IterationRecord, Records
 from nip_core.stages.session import Session
 from nip_core.stages.showing import report_location, write_report
-from nip_core.stages.spending import Spent, add_up, set_aside
+from nip_core.stages.spending import Spent, add_up
+from nip_core.stages.spent_in_all import set_aside
 
 _SHOWN = 5
 _NEWEST = 20  # iterations whose stages a table of costs names one by one

@@ -36,13 +36,13 @@ from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import MANIFEST, is_committed, read_manifest
 from nip_core.run_store.run import RunRecord, RunStore
 from nip_core.run_store.store import walk
-from nip_core.stages.estimate import scheme_tests
 from nip_core.stages.intervals import shown_metrics, split_by_of
-from nip_core.stages.models import NOT_SCHEDULED
-from nip_core.stages.providers import dummy_name
+from nip_core.stages.models_on_record import NOT_SCHEDULED
+from nip_core.stages.provider_names import dummy_name
 from nip_core.stages.shapes import RATES, SECONDS, SWAP, checked, damaged
 from nip_core.stages.spending import Spent, add_up, expected_tokens, stages_of, tree_splits
-from nip_core.stages.stage_times import seconds_so_far
+from nip_core.stages.stage_seconds import seconds_so_far
+from nip_core.stages.tested_iterations import scheme_tests
 from nip_lm_server.client import base_served_name
 
 BLOCK = 25

@@ -1,6 +1,5 @@
 """Doing part of a run again: what comes after a point is set aside, never deleted.
 
-rerun           set aside, once, all from a point on in an open run, and cancel its jobs
 STAGES          the points of an iteration from which it can be done again, in order
 rewind          set aside all that was committed from a stage of an iteration on
 stage_of_split  which of them plays a split
@@ -17,11 +16,10 @@ and for all, so this is the only way to have others under the same name; a job t
 again is a new attempt, and so a new job with a model of its own.
 """
 
-import asyncio
 import logging
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from nip_core.errors import CorruptionError, JobError, RunConflictError, SettingsError
 from nip_core.jobs.document import read_job
@@ -32,11 +30,8 @@ from nip_core.rollouts.chat_client import Endpoint
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, walk
-from nip_core.stages.providers import speaks_nip
+from nip_core.stages.provider_names import speaks_nip
 from nip_lm_server.client import ENDED_STATUSES
-
-if TYPE_CHECKING:
-    from nip_core.stages.session import Session
 
 Stage = Literal["test", "play", "dataset", "train", "swap"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -44,30 +39,6 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 FORMAT_VERSION = 1
 _STAGE_OF_SPLIT: dict[str, Stage] = {"test": "test", "attack": "test", "train": "play"}
 _log = logging.getLogger(__name__)
-
-
-async def rerun(session: "Session", iteration: int, stage: Stage, *, token: str) -> None:
-    """Set aside what an open run has from a stage of an iteration on; `token` as in `rewind`.
-
-    Raises SettingsError for a point that the run does not have, and as `check_submissions_known`
-    and `cancel_jobs` do.
-    """
-    run, last = session.run, session.parameters.rl.num_iterations
-    if is_rewound(run, token):
-        return  # jobs that are open now are those of after
-    if iteration > last or (iteration == last and stage != "test"):
-        raise SettingsError(
-            f"run {run.name!r} can't be done again from {iteration}:{stage}: of {last} iterations "
-            f"the last is {last - 1}, and the last test {last}:test"
-        )
-    # 1. No job may go on unseen: who asked for it is about to be set aside.
-    set_aside = paths_from(run, iteration, stage)
-    check_submissions_known(run, set_aside)
-    control = {group: session.at(group).control for group in session.parameters.groups}
-    await cancel_jobs(run, session.parameters, control, set_aside)
-    # 2. Only then is anything moved.
-    await asyncio.to_thread(rewind, run, session.lease, iteration, stage, token=token)
-    session.budget.look()
 
 
 def rewind(

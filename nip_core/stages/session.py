@@ -1,59 +1,32 @@
-"""The session: all that the stages of a run share in one process, opened and closed as one.
-
-open_session   a prepared run with its lease, the server and its model, the chat template and the
-               context length; only then is the run created
-"""
+"""The session: all that the stages of a run share in one process, opened and closed as one."""
 
 import asyncio
-import contextlib
 import logging
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from nip_core.game.render import Game
 from nip_core.jobs.job import Clock
 from nip_core.parameters import HyperParameters
-from nip_core.processes import seldom_collected
 from nip_core.progress.board import Progress
 from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.engine import places_for
-from nip_core.run_store.lease import Lease, acquire
+from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.scenarios import Problem
 from nip_core.stages.budget import Budget
-from nip_core.stages.checks import (
-    check_engines,
-    check_prompts,
-    check_reachable,
-    check_version,
-)
-from nip_core.stages.costs import record_estimate
 from nip_core.stages.estimate import Estimate
 from nip_core.stages.feeders import Feeders
-from nip_core.stages.kept_models import keep_models, restore
-from nip_core.stages.models import ServedModel
-from nip_core.stages.origin import bring
-from nip_core.stages.own_server import OwnServer, server_directory, server_spec
-from nip_core.stages.prepare import Prepared, prepare
-from nip_core.stages.providers import Endpoints, base_name
+from nip_core.stages.models_on_record import ServedModel
+from nip_core.stages.own_server import OwnServer
+from nip_core.stages.provider_names import base_name
+from nip_core.stages.providers import Endpoints
 from nip_core.stages.records import Records
-from nip_core.stages.rerun import finish_rewinds
-from nip_core.stages.shutdown_dates import warn_of_shutdowns
 from nip_core.stages.too_long import (
     LeftOut,
-    in_words,
-    record,
-    recorded,
-    settle,
-    without,
 )
-
-if TYPE_CHECKING:
-    from nip_core.stages.playing import SplitPlay
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -61,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Session:
-    """A run that this process holds. Made by `open_session`."""
+    """A run that this process holds. Made by `nip_core.stages.opening.open_session`."""
 
     parameters: HyperParameters
     game: Game
@@ -82,8 +55,8 @@ class Session:
     retry_failed_jobs: bool = False  # a failed job on record is submitted anew
     origin: tuple[Mapping[str, ServedModel], ...] = ()
     """[i]: by group, the model of another run that plays iteration i, see `origin`."""
-    splits: dict[tuple[int, str], "SplitPlay"] = field(default_factory=dict)
-    """By iteration and split, what is being played."""
+    splits: dict[tuple[int, str], object] = field(default_factory=dict)
+    """By iteration and split, what is being played: `nip_core.stages.playing` alone reads it."""
     feeders: Feeders | None = None
     """Of the run's trackers; None: there are none."""
     estimate: Estimate | None = None
@@ -121,107 +94,3 @@ class Session:
     def base_model(self, group: str) -> str:
         """The name under which the group's base model is served."""
         return base_name(self.parameters, self.parameters.group_parameters(group))
-
-
-@contextlib.asynccontextmanager
-async def open_session(
-    parameters: HyperParameters,
-    *,
-    environment: Mapping[str, str] = os.environ,
-    progress: Progress | None = None,
-    retry_failed_jobs: bool = False,
-    prepared: Prepared | None = None,
-) -> AsyncIterator[Session]:
-    """Hold the run: checked, leased, its server up. Leaving gives everything back.
-
-    `prepared` is what `prepare` made of `parameters`, where that was just called.
-
-    Raises SettingsError, DatasetError, StoreError, RunConflictError, LeaseError or ServerError;
-    nothing has been spent then.
-    """
-    # 1. Everything that can be known before anything is held or started.
-    prepared = prepared or prepare(parameters, environment)
-    run, progress = prepared.run, progress or Progress()
-    await check_reachable(prepared.parameters, prepared.endpoints, progress)
-    today = datetime.now(UTC).date()
-    await warn_of_shutdowns(prepared.parameters, prepared.endpoints, today)
-    async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(seldom_collected())
-        # 2. The run is this process's alone, and half a rewind is done.
-        lease = stack.enter_context(await asyncio.to_thread(acquire, run.store, run.root))
-        await asyncio.to_thread(finish_rewinds, run, lease)
-        # 3. The servers, and which problems are too long for their models.
-        server = await _own_server(prepared, lease, environment, progress)
-        if server is not None:
-            stack.callback(server.stop)
-            await server.ensure()
-        known = recorded(run)
-        budget = Budget(run, prepared.parameters, progress)
-        budget.look()
-        client = chat_client(prepared.parameters, progress, budget)
-        session = Session(
-            parameters=prepared.parameters,
-            game=prepared.game,
-            run=run,
-            lease=lease,
-            problems=without(prepared.problems, known or {}),
-            endpoints=prepared.endpoints,
-            client=await stack.enter_async_context(client),
-            progress=progress,
-            budget=budget,
-            server=server,
-            retry_failed_jobs=retry_failed_jobs,
-            origin=prepared.origin.models,
-            estimate=prepared.estimate,
-        )
-        with progress.doing("checking model servers and prompt lengths"):
-            await check_version(session)
-            await check_engines(session)
-            too_long = await check_prompts(session)
-        left_out = settle(prepared.parameters, prepared.problems, known, too_long)
-        # 4. Only now is the run created.
-        opened = run.create_or_open(prepared.identity, now=datetime.now(UTC), lease=lease)
-        record_estimate(run, prepared.estimate, opened.created or bool(opened.changed), lease)
-        record(run, left_out, lease)
-        if words := in_words(left_out):
-            _log.warning("run %r: %s", run.name, words)
-        # 5. What shows the run to others ends before the run is let go of.
-        feeders = await stack.enter_async_context(Feeders(run, prepared.parameters.tracking))
-        problems = without(prepared.problems, left_out)
-        yield replace(session, problems=problems, left_out=left_out, feeders=feeders)
-
-
-async def _own_server(
-    prepared: Prepared, lease: Lease, environment: Mapping[str, str], progress: Progress
-) -> OwnServer | None:
-    """The run's own server with the models that it needs, not started; None if none is used."""
-    parameters, run, origin = prepared.parameters, prepared.run, prepared.origin
-    spec = server_spec(parameters)
-    if spec is None:
-        return None
-    directory = server_directory(run, environment)
-    # 1. Models of other runs, which this one then keeps, as those may go.
-    await asyncio.to_thread(bring, origin, run.store, directory)
-    names = [model for models in origin.adapters.values() for model in models]
-    names += origin.published
-    await asyncio.to_thread(keep_models, run, directory, names, lease)
-    # 2. Models of this run that another machine has made.
-    trained = [group for group in parameters.groups if group not in prepared.endpoints]
-    await asyncio.to_thread(restore, run, directory, trained, lease)
-    timeout_s = parameters.lm_server.start_timeout_s
-    return OwnServer(
-        spec, directory, timeout_s=timeout_s, environment=environment, progress=progress
-    )
-
-
-def chat_client(
-    parameters: HyperParameters, progress: Progress, budget: Budget | None = None
-) -> ChatClient:
-    """The client of all chats of a run in one process."""
-    return ChatClient(
-        concurrency=parameters.rollouts.concurrency,
-        timeout_s=parameters.rollouts.request_timeout_s,
-        retries=parameters.rollouts.transport_retries,
-        on_retry=progress.count_retry,
-        admit=contextlib.nullcontext if budget is None else budget.call,
-    )

@@ -1,41 +1,33 @@
-"""Showing a run: its summary, its report, and what is left to do.
+"""Showing a run: its summary and its report.
 
 summary         a run as a JSON document: status, accuracy by iteration, models, jobs
 write_report    the HTML page of a run
 report_data     what it shows, for the viewer as well
-newest_run      the name of the run that was created last, damaged ones left out
 
 A run is shown whatever version wrote it: of its settings only those are read that are needed here,
 with the defaults of today where they are missing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from hashlib import sha256
 from typing import Any
 
-from nip_core.errors import StoreError
 from nip_core.evaluation.attack import attack_shown
 from nip_core.evaluation.attack_words import causes, caution
 from nip_core.evaluation.baselines import left_out_words, remarks
 from nip_core.evaluation.league import league_rows
 from nip_core.evaluation.report import GroupReport, IterationReport, ReportData, build_report
+from nip_core.evaluation.report_checksum import add_checksum
 from nip_core.evaluation.statistics.differences import holm
-from nip_core.parameters import HyperParameters
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
-from nip_core.run_store.run import RunStore, list_runs
-from nip_core.run_store.store import Store
-from nip_core.stages.attacked import shown_attack, training_of
+from nip_core.run_store.run import RunStore
+from nip_core.stages.attack_on_record import shown_attack, training_of
 from nip_core.stages.costs import cost_rows, costs_of, expected_by
-from nip_core.stages.estimate import is_tested
-from nip_core.stages.intervals import hinted_of, rate_alone_of, shown_metrics
-from nip_core.stages.liveness import look
-from nip_core.stages.measuring import transcripts_path
-from nip_core.stages.prepare import Prepared
-from nip_core.stages.records import IterationRecord, Records, document, open_shown
+from nip_core.stages.intervals import hinted_of, rate_alone_of
+from nip_core.stages.records import IterationRecord, Records, document
+from nip_core.stages.status import status_of
 from nip_core.stages.too_long import in_words, recorded
 from nip_core.stages.transcripts import RunTranscripts
-from nip_core.stages.verification import check_run
 
 _IN_SUMMARY = (
     *("accuracy", "accuracy_ci95", "completeness", "completeness_ci95"),
@@ -45,38 +37,6 @@ _OF_BELIEVED = (
     *("accuracy", "accuracy_ci95", "completeness", "soundness"),
     *("episodes", "without_prover"),
 )
-_CHECKSUM = b"<!-- sha256 of the lines above: "
-
-
-def newest_run(store: Store, on_damaged: Callable[[str], None]) -> str | None:
-    """Name of the run that was created last, or None if there is none that can be read.
-
-    `on_damaged` is told of each run that is left out because its run.json can't be read.
-    """
-    created = []
-    for name in list_runs(store):
-        try:
-            created.append((str(open_shown(RunStore(store, name)).record.created_at), name))
-        except StoreError as error:  # one of another format version, too
-            on_damaged(str(error))
-    return max(created)[1] if created else None
-
-
-def status_of(run: RunStore, records: Records | None = None) -> str:
-    """running, finished, or stopped (which running again continues)."""
-    records = records or Records(run)
-    shown = records.shown
-    is_tested = shown.last not in shown.tested or run.store.exists(run.metrics(shown.last, TEST))
-    is_tested &= not shown.attacks or run.store.exists(run.metrics(shown.last, ATTACK))
-    if is_tested and records.finished() >= shown.last:
-        return "finished"
-    return "running" if is_running(run) else "stopped"
-
-
-def is_running(run: RunStore) -> bool:
-    """Return whether somebody who may be alive holds the run. Raises CorruptionError."""
-    seen = look(run)
-    return seen.owner is not None and not seen.is_gone
 
 
 def summary(run: RunStore, records: Records | None = None) -> dict[str, Any]:
@@ -170,7 +130,7 @@ def write_report(run: RunStore, status: str | None = None, records: Records | No
         )
     )
     # The page with its checksum in its last line.
-    run.store.put(f"{run.root}/report.html", _with_checksum(page.encode()))
+    run.store.put(f"{run.root}/report.html", add_checksum(page.encode()))
 
 
 def report_data(records: Records, status: str | None = None) -> ReportData:
@@ -230,16 +190,6 @@ def _iteration_report(record: IterationRecord) -> IterationReport:
     return report
 
 
-def _with_checksum(page: bytes) -> bytes:
-    return page + _CHECKSUM + f"{sha256(page).hexdigest()} -->\n".encode()
-
-
-def report_is_whole(content: bytes) -> bool | None:
-    """Return whether a report is what its last line says; None for one without that line."""
-    page, mark, _ = content.rpartition(_CHECKSUM)
-    return content == _with_checksum(page) if mark else None
-
-
 def _group_reports(record: IterationRecord) -> dict[str, GroupReport]:
     before, swapped, datasets = record.served, record.swap, record.datasets
     reports = {}
@@ -288,74 +238,3 @@ def _comparisons(records: Records) -> list[tuple[int, dict[str, Any]]]:
         (iteration, {**pair, "p_holm": None if pair["p"] is None else next(adjusted)})
         for iteration, pair in known
     ]
-
-
-def is_complete(run: RunStore, parameters: HyperParameters, iteration: int) -> bool:
-    """Return whether nothing is left to do in the iteration."""
-    return run.store.exists(run.models(iteration)) and (
-        not is_tested(parameters, iteration) or run.store.exists(run.metrics(iteration, TEST))
-    )
-
-
-def first_incomplete(records: Records, parameters: HyperParameters) -> int:
-    """The first iteration with something left to do; `num_iterations` if there is none."""
-    last = parameters.rl.num_iterations
-    over = min(records.look_again().over(), last)
-    for i in range(over):  # the settings may ask for a test by now that was not held
-        if is_tested(parameters, i) and records.of(i).stored_metrics(TEST) is None:
-            return i
-    return next((i for i in range(over, last) if not is_complete(records.run, parameters, i)), last)
-
-
-def finished_run(prepared: Prepared) -> dict[str, Any] | None:
-    """The summary of a run that is finished as its settings are now, its report brought up to date.
-
-    None if anything is left to do. Raises CorruptionError for a file that is damaged or missing.
-    """
-    run, parameters = prepared.run, prepared.parameters
-    last = parameters.rl.num_iterations
-    if not run.store.exists(f"{run.root}/run.json"):
-        return None  # even one that has nothing to play begins
-    if first_incomplete(Records(run), parameters) < last:
-        return None
-    if is_tested(parameters, last) and not _is_tested(prepared, last):
-        return None
-    if parameters.attack.run is not None and not run.store.exists(run.metrics(last, ATTACK)):
-        return None
-    if run.open().parameters["rl"]["num_iterations"] != last:
-        return None  # the record is brought up to date when the run is opened
-    check_run(run)
-    write_report(run, "finished")  # whoever finished it may have been killed before that
-    return summary(run)
-
-
-def finished_test(prepared: Prepared) -> dict[str, Any] | None:
-    """Return what `nip evaluate` returns, if the newest models were tested before; otherwise None.
-
-    Raises CorruptionError for a file of the run that is damaged or missing.
-    """
-    run = prepared.run
-    newest = run.finished_iterations()
-    if not _is_tested(prepared, newest):
-        return None
-    check_run(run)
-    return {
-        "run": run.name,
-        "iteration": newest,
-        "test": shown_metrics(
-            run,
-            newest,
-            TEST,
-            run.read_json(run.metrics(newest, TEST)),
-            prepared.parameters.to_dict(),
-        ),
-    }
-
-
-def _is_tested(prepared: Prepared, iteration: int) -> bool:
-    """Say whether the test was held, and written out as a file where the settings ask for it."""
-    run, text_rl = prepared.run, prepared.parameters.text_rl
-    if not run.store.exists(run.metrics(iteration, TEST)):
-        return False
-    path = transcripts_path(run, iteration, TEST, text_rl.transcript_format)
-    return not text_rl.save_transcripts or run.store.exists(path)

@@ -2,7 +2,6 @@
 
 Spent           tokens by agent and by trained group, and what they cost
 stages_of       of an iteration, by stage
-spent_so_far    of a whole run, with what was set aside when a part of it was done again
 shared_prompts  prompts that stand in several rows and were read once
 tree_splits     the splits whose rows may share prompts
 
@@ -13,12 +12,11 @@ models are proved.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nip_core.jobs.document import billed_tokens
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.prices import calls_usd, training_usd
 from nip_core.rollouts.journal_segments import read_journal
@@ -27,15 +25,12 @@ from nip_core.rollouts.tables import SHARED_PROMPTS, StoredRollouts, committed_s
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
-from nip_core.stages.models import NOT_SCHEDULED
-
-if TYPE_CHECKING:
-    from nip_core.stages.records import Records
+from nip_core.stages.models_on_record import NOT_SCHEDULED
 
 Row = Mapping[str, Any]
 Metrics = Mapping[str, Any]
 
-_STAGES = {
+STAGE_BY_SPLIT = {
     TEST: "test",
     ATTACK: "attack",
     TRAIN: "play",
@@ -131,32 +126,6 @@ def tree_splits(settings: Mapping[str, Any]) -> frozenset[str]:
     return frozenset({ATTACK, TRAIN} if settings.get("trainer") == "pure_text_malt" else {ATTACK})
 
 
-def spent_so_far(records: "Records") -> Spent:
-    """Everything that the run has spent. Raises CorruptionError for what can't be read."""
-    is_fork = records.shown.record.forked_from is not None
-    copied = _copied(records)
-    stages: list[Spent] = []
-    for record in records.all():
-        # Around the place from which a fork goes on, an iteration may be its own in part.
-        if is_fork and record.iteration in (copied - 1, copied):
-            stages += _own_stages(records, record.iteration)
-        elif record.iteration >= copied:
-            stages.append(record.all_spent)
-    return add_up([*stages, set_aside(records)])
-
-
-def _own_stages(records: "Records", iteration: int) -> Iterator[Spent]:
-    """Give what a fork has spent on an iteration of which it may have copied a part."""
-    run, record = records.run, records.of(iteration)
-    tables = _Tables(run.store, run.root, f"{iteration:04d}", frozenset())
-    players = {stage: tables.player(split) for split, stage in _STAGES.items()}
-    stages = [stage for stage, player in players.items() if player in (None, run.name)]
-    for group in record.jobs:
-        job = run.read_json_or_none(run.job(iteration, group)) or {}
-        stages += [f"train {group}"] if job.get("run") == run.name else []
-    yield from (of for stage, of in record.stages_spent.items() if stage in stages)
-
-
 def stages_of(
     run: RunStore,
     iteration: int,
@@ -169,9 +138,9 @@ def stages_of(
     A split that is being played counts as far as it is on record. `metrics_of` gives those of a
     split, `jobs` are by group, `trees` are `tree_splits`.
     """
-    tables = _Tables(run.store, run.root, f"{iteration:04d}", trees)
+    tables = PlayedTables(run.store, run.root, f"{iteration:04d}", trees)
     stages = {}
-    for split, stage in _STAGES.items():
+    for split, stage in STAGE_BY_SPLIT.items():
         metrics = metrics_of(split)
         if metrics is not None or split in tables.splits:
             spent = tables.spent(split, metrics)
@@ -183,40 +152,6 @@ def stages_of(
     return stages
 
 
-def set_aside(records: "Records") -> Spent:
-    """Add up what was spent on what was done again since, see `nip_core.stages.rerun`."""
-    if records.rewinds == 0:
-        return Spent()
-    if "set aside" not in records.memory:
-        run, trees = records.run, tree_splits(records.shown.record.parameters)
-        place = f"{run.root}/superseded"
-        roots = [f"{place}/{name}" for name in _folders(run.store, place)]
-        parts = (part for root in roots for part in _below(run, root, trees))
-        records.memory["set aside"] = add_up(parts)
-    spent: Spent = records.memory["set aside"]
-    return spent
-
-
-def _below(run: RunStore, root: str, trees: frozenset[str]) -> Iterator[Spent]:
-    """Give what the run has spent on the files below `root`; of a fork's some may be copies."""
-    kinds = ("iterations", "journals")
-    for name in sorted({n for kind in kinds for n in _folders(run.store, f"{root}/{kind}")}):
-        tables = _Tables(run.store, root, name, trees)
-        for split in tables.splits:
-            if tables.player(split) in (None, run.name):
-                path = f"{root}/iterations/{name}/metrics-{split}.json"
-                yield tables.spent(split, run.read_json_or_none(path))
-        for file in run.store.list(f"{root}/iterations/{name}/jobs"):
-            job = run.read_json(f"{root}/iterations/{name}/jobs/{file}")
-            if job.get("run") == run.name:
-                # The dataset may have stayed where it was, if the job alone was done again.
-                places = (root, run.root)
-                dataset = (f"{at}/iterations/{name}/datasets/{job['group']}" for at in places)
-                known = (expected_tokens(run.store, directory, job) for directory in dataset)
-                expected = next((tokens for tokens in known if tokens is not None), None)
-                yield Spent(trained={str(job["group"]): billed_tokens(job, expected)})
-
-
 def expected_tokens(store: Store, directory: str, job: Mapping[str, Any]) -> int | None:
     """The tokens that a job trains on, as its dataset in `directory` says; None: not known."""
     if job.get("trained_tokens") is not None or not is_committed(store, directory):
@@ -226,14 +161,14 @@ def expected_tokens(store: Store, directory: str, job: Mapping[str, Any]) -> int
     return None if tokens is None or epochs is None else int(tokens) * int(epochs)
 
 
-class _Tables:
+class PlayedTables:
     """What was played in an iteration, under the root of a run or of what it has set aside."""
 
     def __init__(self, store: Store, root: str, iteration: str, trees: frozenset[str]) -> None:
         self._store, self._trees = store, trees
         self._rollouts = f"{root}/iterations/{iteration}/rollouts"
         self._journals = f"{root}/journals/{iteration}"
-        self.splits = {*_folders(store, self._rollouts), *_folders(store, self._journals)}
+        self.splits = {*list_folders(store, self._rollouts), *list_folders(store, self._journals)}
 
     def player(self, split: str) -> str | None:
         """The run that has played the split, by its first shard; None: it has none committed."""
@@ -301,24 +236,5 @@ def _less(spent: Spent, shared: Mapping[str, int]) -> Spent:
     return spent + Spent(by_agent={agent: (-tokens, 0) for agent, tokens in shared.items()})
 
 
-def _copied(records: "Records") -> int:
-    """The number of iterations, from the first on, that a fork has from another run."""
-    if records.shown.record.forked_from is None:
-        return 0
-    if "copied" not in records.memory:
-        own = (i for i in records.iterations() if not _is_copied(records.run, i))
-        first = next(own, None)
-        if first is None:  # of its own it has nothing yet, so the next look may say otherwise
-            return records.shown.last + 1
-        records.memory["copied"] = first
-    return int(records.memory["copied"])
-
-
-def _is_copied(run: RunStore, iteration: int) -> bool:
-    tables = _Tables(run.store, run.root, f"{iteration:04d}", frozenset())
-    players = (tables.player(split) for split in (TRAIN, TEST))
-    return next((player != run.name for player in players if player is not None), False)
-
-
-def _folders(store: Store, directory: str) -> list[str]:
+def list_folders(store: Store, directory: str) -> list[str]:
     return [name.rstrip("/") for name in store.list(directory) if name.endswith("/")]

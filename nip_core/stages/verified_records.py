@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.errors import StoreError
+from nip_core.evaluation.report_checksum import report_is_whole
 from nip_core.hashing import digest
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import JobRecord
@@ -18,10 +19,10 @@ from nip_core.rollouts.tables import shard_manifest, shards_of
 from nip_core.run_store.lease import read_lease
 from nip_core.run_store.manifest import MANIFEST, Manifest, measure
 from nip_core.stages.costs import ESTIMATE
-from nip_core.stages.measuring import CHECKSUM_SUFFIX
-from nip_core.stages.models import opponents_on_record
+from nip_core.stages.models_on_record import opponents_on_record
 from nip_core.stages.records import BLOCKS, open_shown
-from nip_core.stages.showing import report_is_whole, status_of
+from nip_core.stages.status import status_of
+from nip_core.stages.transcript_files import CHECKSUM_SUFFIX
 from nip_core.stages.verification import Check, as_local
 
 _SERVER = ("lm_server", "adapters")

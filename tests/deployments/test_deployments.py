@@ -16,7 +16,7 @@ from nip_core.parameters import load_parameters
 from nip_core.protocols import make_protocol
 from nip_core.scenarios import find_scenario
 from nip_core.stages.estimate import Estimate, estimate_run
-from nip_core.stages.prepare import load_all_problems
+from nip_core.stages.problems_of_run import load_all_problems
 from nip_core.stages.rerun import STAGES
 from nip_prefect.flows.evaluate import evaluate
 from nip_prefect.flows.train import continue_run, train

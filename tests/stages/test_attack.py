@@ -32,7 +32,8 @@ from nip_core.stages.attack import attack_settings
 from nip_core.stages.clean import find_unused
 from nip_core.stages.kept_models import has_model
 from nip_core.stages.own_server import server_directory
-from nip_core.stages.prepare import estimate_of, load_all_problems
+from nip_core.stages.prepare import estimate_of
+from nip_core.stages.problems_of_run import load_all_problems
 from nip_core.stages.showing import summary, write_report
 from nip_core.stages.verification import verify_run
 from nip_prefect.flows.attack import _numbers, _refuse

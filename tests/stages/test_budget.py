@@ -29,11 +29,12 @@ from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.budget import Budget
+from nip_core.stages.opening import open_session
 from nip_core.stages.prepare import fork_run
 from nip_core.stages.records import Records
-from nip_core.stages.rerun import rerun
-from nip_core.stages.session import open_session
-from nip_core.stages.spending import shared_prompts, spent_so_far
+from nip_core.stages.rerun_run import rerun
+from nip_core.stages.spending import shared_prompts
+from nip_core.stages.spent_in_all import spent_so_far
 from nip_core.stages.verification import verify_run
 
 CONCURRENCY = 4

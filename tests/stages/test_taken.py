@@ -14,7 +14,8 @@ from nip_core.run_store.store import open_store
 from nip_core.stages.estimate import estimate_run
 from nip_core.stages.experience import NOTHING, Experience, Keys
 from nip_core.stages.loads import first_prompts
-from nip_core.stages.prepare import estimate_of, load_all_problems
+from nip_core.stages.prepare import estimate_of
+from nip_core.stages.problems_of_run import load_all_problems
 from nip_core.stages.taken import of_run
 from nip_prefect.flows.printing import show_plan
 
