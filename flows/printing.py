@@ -52,9 +52,9 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
 
     As JSON it is all settings.
     """
+    from nip_core.parameters.providers import speaks_nip
     from nip_core.run_store.store import check_location
     from nip_core.stages.prepare import plan_run
-    from nip_core.stages.provider_names import speaks_nip
     from nip_core.stages.too_long import in_words, recorded_of
 
     check_location(parameters.run_store)

@@ -17,6 +17,7 @@ from typing import Any
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.providers import base_name
 from nip_core.problems.datasheet import SHEET, facts_of, write_dataset
 from nip_core.problems.from_tests import (
     LIMITS,
@@ -43,7 +44,6 @@ from nip_core.stages.asked_model import (
     usd_of,
 )
 from nip_core.stages.known_reports import KnownReports
-from nip_core.stages.provider_names import base_name
 from nip_core.stages.written_bugs import STYLES, Record
 from nip_lm_server.client import parse_json
 

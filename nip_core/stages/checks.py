@@ -23,13 +23,13 @@ from nip_core.errors import ServerError, SettingsError
 from nip_core.game.render import Game, Turn, situation_of
 from nip_core.jobs.server_calls import LmServer, version_problem
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.providers import speaks_nip
 from nip_core.progress.board import Progress
 from nip_core.protocols import Move
 from nip_core.proxies import proxy_for
 from nip_core.redaction import redact, shown_address
 from nip_core.scenarios import Problem, Scenario
 from nip_core.scenarios.checked import drawn
-from nip_core.stages.provider_names import speaks_nip
 from nip_core.stages.providers import Endpoints
 from nip_core.stages.session import Session
 from nip_core.stages.too_long import Facts

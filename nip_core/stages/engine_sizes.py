@@ -15,7 +15,7 @@ from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import is_deterministic, uses_own_server
 from nip_core.parameters.opponents import opponents_of
-from nip_core.stages.provider_names import base_name
+from nip_core.parameters.providers import base_name
 from nip_lm_server.client import DEFAULT_LORA_RANK, LARGEST_LORA_RANK, served_lora_rank
 
 MOST_LORAS = 8

@@ -26,6 +26,7 @@ from nip_core.evaluation.statistics.power import detectable_change
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.prices import calls_usd, missing_prices, training_usd
+from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
 from nip_core.rollouts.plan import ATTACK, group_size, plan_episodes
 from nip_core.scenarios import Problem
 from nip_core.stages.experience import NOTHING, Experience, Keys
@@ -45,7 +46,6 @@ from nip_core.stages.loads import (
     training_tokens,
     tree_loads,
 )
-from nip_core.stages.tested_iterations import attacks_by_choice, is_tested
 
 _PROMPT_TOKENS = 300  # instructions, before the problem
 _SEEDS = 16

@@ -13,7 +13,7 @@ from nip_core.hashing import derive_seed, digest
 from nip_core.jobs.job import JobSpec
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import is_deterministic
-from nip_core.stages.provider_names import speaks_nip
+from nip_core.parameters.providers import speaks_nip
 from nip_core.trainers.lines import ADVANTAGE
 from nip_lm_server.client import NipSettings
 

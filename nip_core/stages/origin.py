@@ -29,13 +29,13 @@ from nip_core.errors import SettingsError
 from nip_core.hub.client import connect
 from nip_core.parameters import HyperParameters, PureTextAgentParameters, load_parameters
 from nip_core.parameters.checks import uses_own_server
+from nip_core.parameters.providers import base_name
 from nip_core.parameters.stored import with_defaults
 from nip_core.run_store.run import RunRecord, RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store
 from nip_core.stages.from_hub import PublishedModel, bring_published, find_published
 from nip_core.stages.kept_models import bring_models, has_model
 from nip_core.stages.models_on_record import ServedModel
-from nip_core.stages.provider_names import base_name
 
 _SAME_GAME = ("scenario", "scenario_settings", "code_validation", "dataset", "interaction_protocol")
 

@@ -19,12 +19,12 @@ from nip_core.errors import ServerError, SettingsError
 from nip_core.models import resolve_model
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
 from nip_core.parameters.checks import is_deterministic, serves_several_bases, uses_own_server
+from nip_core.parameters.providers import base_name
 from nip_core.progress.board import Progress
 from nip_core.proxies import as_given
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.run_store.run import RunStore
 from nip_core.stages.engine_sizes import check_ranks, vllm_sizes
-from nip_core.stages.provider_names import base_name
 from nip_lm_server.client import (
     EngineSpec,
     OwnerError,

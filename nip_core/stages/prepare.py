@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from nip_core.errors import SettingsError
 from nip_core.game.render import Game, situation_of
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters
+from nip_core.parameters.providers import check_named
 from nip_core.rollouts.plan import SPLITS
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.run import Identity, RunRecord, RunStore
@@ -26,7 +27,6 @@ from nip_core.stages.kept_models import ADAPTERS
 from nip_core.stages.origin import Origin, find_origin, names_run, resolved, takes_over
 from nip_core.stages.own_server import check_server
 from nip_core.stages.problems_of_run import load_all_problems
-from nip_core.stages.provider_names import check_named
 from nip_core.stages.providers import Endpoints, remote_endpoints
 from nip_core.stages.rerun import finish_rewinds
 from nip_core.stages.room import check_room

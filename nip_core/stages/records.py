@@ -27,7 +27,9 @@ from nip_core.evaluation.embedding import thinned
 from nip_core.evaluation.metrics import paired_difference
 from nip_core.jobs.document import billed_tokens
 from nip_core.jobs.steps import by_step
+from nip_core.parameters.providers import dummy_name
 from nip_core.parameters.stored import with_defaults
+from nip_core.parameters.tested_iterations import scheme_tests
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import StoredRollouts
@@ -38,11 +40,9 @@ from nip_core.run_store.run import RunRecord, RunStore
 from nip_core.run_store.store import walk
 from nip_core.stages.intervals import shown_metrics, split_by_of
 from nip_core.stages.models_on_record import NOT_SCHEDULED
-from nip_core.stages.provider_names import dummy_name
 from nip_core.stages.shapes import RATES, SECONDS, SWAP, checked, damaged
 from nip_core.stages.spending import Spent, add_up, expected_tokens, stages_of, tree_splits
 from nip_core.stages.stage_seconds import seconds_so_far
-from nip_core.stages.tested_iterations import scheme_tests
 from nip_lm_server.client import base_served_name
 
 BLOCK = 25

@@ -26,11 +26,11 @@ from nip_core.jobs.document import read_job
 from nip_core.jobs.job import Backend, Busy, JobRecord, NoAnswer, Refused
 from nip_core.jobs.ledger import open_ledger
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.providers import speaks_nip
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, walk
-from nip_core.stages.provider_names import speaks_nip
 from nip_lm_server.client import ENDED_STATUSES
 
 Stage = Literal["test", "play", "dataset", "train", "swap"]

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from nip_core.game.render import Game
 from nip_core.jobs.job import Clock
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.providers import base_name
 from nip_core.progress.board import Progress
 from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.engine import places_for
@@ -21,7 +22,6 @@ from nip_core.stages.estimate import Estimate
 from nip_core.stages.feeders import Feeders
 from nip_core.stages.models_on_record import ServedModel
 from nip_core.stages.own_server import OwnServer
-from nip_core.stages.provider_names import base_name
 from nip_core.stages.providers import Endpoints
 from nip_core.stages.records import Records
 from nip_core.stages.too_long import (

@@ -22,13 +22,13 @@ from nip_core.jobs.ledger import Ledger, open_ledger
 from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.jobs.steps import by_step, newest_step, steps_of
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.providers import speaks_nip
 from nip_core.progress.board import Activity, Progress
 from nip_core.progress.outlook import STEPS
 from nip_core.run_store.manifest import read_manifest
 from nip_core.stages.choosing import describe
 from nip_core.stages.group_job import Parent, group_job
 from nip_core.stages.models import models_for
-from nip_core.stages.provider_names import speaks_nip
 from nip_core.stages.rerun import next_attempt
 from nip_core.stages.session import Session
 from nip_core.trainers.dataset import open_dataset

@@ -12,10 +12,10 @@ from nip_core.jobs.document import read_job
 from nip_core.jobs.job import Busy, JobRecord, NoAnswer, Refused
 from nip_core.jobs.openai_backend import open_backend
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.providers import speaks_nip
 from nip_core.parameters.stored import from_stored
 from nip_core.stages.kept_models import ADAPTERS
 from nip_core.stages.own_server import server_directory
-from nip_core.stages.provider_names import speaks_nip
 from nip_core.stages.providers import group_endpoints
 from nip_core.stages.verification import Check
 from nip_lm_server.client import (
