@@ -29,10 +29,10 @@ from nip_core.problems.from_tests import (
     rows_of,
 )
 from nip_core.problems.rows import Row
-from nip_core.problems.sandbox import SandboxError
 from nip_core.problems.sources import Source, read_source
 from nip_core.problems.tested import LeftOut, TestRunner
 from nip_core.rollouts.journal import Journal
+from nip_core.sandbox.sandbox import SandboxError
 from nip_core.stages import difficulty, written_bugs
 from nip_core.stages.asked_model import (
     AGENT,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from nip_core.errors import NipError
-from nip_core.problems.sandbox_isolation import empty_directory
+from nip_core.sandbox.sandbox_isolation import empty_directory
 
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 _START_S = 30.0

@@ -26,8 +26,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nip_core.problems import sandbox_filters as filters
-    from nip_core.problems import sandbox_isolation as guard
+    from nip_core.sandbox import sandbox_filters as filters
+    from nip_core.sandbox import sandbox_isolation as guard
 else:
     # Modules of this project, which must not stay importable for the code that runs here.
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))

@@ -63,13 +63,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
-from nip_core.problems.sandbox_process import (
-    Child,
-    SandboxError,
-    Setting,
-    check,
-    why_not,
-)
+from nip_core.sandbox.sandbox_process import Child, SandboxError, Setting, check, why_not
 
 __all__ = [
     "Isolation",
