@@ -28,11 +28,11 @@ from nip_core.problems.from_tests import (
     moved_splits,
     rows_of,
 )
-from nip_core.problems.rows import Row
 from nip_core.problems.sources import Source, read_source
 from nip_core.problems.tested import LeftOut, TestRunner
 from nip_core.rollouts.journal import Journal
 from nip_core.sandbox.sandbox import SandboxError
+from nip_core.scenarios.rows import Row
 from nip_core.stages import difficulty, written_bugs
 from nip_core.stages.asked_model import (
     AGENT,

@@ -13,7 +13,6 @@ from dataclasses import replace
 from nip_core.game.render import Game
 from nip_core.hashing import derive_key, digest
 from nip_core.parameters import HyperParameters
-from nip_core.problems.rows import Row
 from nip_core.progress.board import Progress
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.episode import ShardContext
@@ -21,6 +20,7 @@ from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import EpisodeSpec, episode_spec
 from nip_core.scenarios import Problem
+from nip_core.scenarios.rows import Row
 from nip_core.stages.asked_model import AGENT, ModelOptions, OpenModel, agent_of, settings_of
 
 EASY, HARD = 2 / 3, 1 / 3

@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 from nip_core import how_to_install
 from nip_core.errors import DatasetError
 from nip_core.nearest import did_you_mean, nearest_first
-from nip_core.problems.rows import SPLITS
 from nip_core.proxies import let_find
 from nip_core.redaction import check_address
+from nip_core.scenarios.rows import SPLITS
 from nip_lm_server.client import parse_json, read_text
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
