@@ -31,14 +31,10 @@ from nip_core.agents.protocol_handler import (
 from nip_core.agents.states import AgentState, OpenAiWholeAgentState
 from nip_core.agents.synchronous import synchronous
 from nip_core.agents.whole_agent import Seeds, _ParsedChatCompletion
-from nip_core.answers.decisions import (
-    InvalidDecision,
-    InvalidResponse,
-    MissingPart,
-)
-from nip_core.answers.parsing import AnswerForm, lacks_decision
-from nip_core.answers.reasons import NO_CONTENT, NO_DECISION_GIVEN, Kind
 from nip_core.errors import SettingsError
+from nip_core.game.decisions import InvalidDecision, InvalidResponse, MissingPart
+from nip_core.game.parsing import AnswerForm, lacks_decision
+from nip_core.game.reasons import NO_CONTENT, NO_DECISION_GIVEN, Kind
 from nip_core.game.render import ChatMessage, Situation, Turn
 from nip_core.hashing import derive_seed
 from nip_core.parameters import HyperParameters, PureTextAgentParameters

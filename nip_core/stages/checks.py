@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from nip_core.answers.reasons import Kind
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import ServerError, SettingsError
+from nip_core.game.reasons import Kind
 from nip_core.game.render import Game, Turn, situation_of
 from nip_core.jobs.server_calls import LmServer, version_problem
 from nip_core.parameters import HyperParameters

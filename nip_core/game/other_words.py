@@ -20,15 +20,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from nip_core.answers.answer_lines import NUMBERING
-from nip_core.answers.decisions import (
-    InvalidDecision,
-    VerdictReader,
-    any_case,
-    is_blank,
-    plain,
-)
-from nip_core.answers.labels import (
+from nip_core.game.answer_lines import NUMBERING
+from nip_core.game.decisions import InvalidDecision, VerdictReader, any_case, is_blank, plain
+from nip_core.game.verdict_labels import (
     OTHER_SEPARATOR,
     WORDS,
     Answer,

@@ -20,29 +20,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nip_core.answers.answer_lines import (
-    AnswerLines,
-    part_starts,
-    parts,
-    without_thinking,
-)
-from nip_core.answers.decisions import (
+from nip_core.game.answer_lines import AnswerLines, part_starts, parts, without_thinking
+from nip_core.game.decisions import (
     InvalidDecision,
     InvalidResponse,
     VerdictReader,
     any_case,
     simplified,
 )
-from nip_core.answers.labels import (
-    WORDS,
-    Answer,
-    LabelledLine,
-    is_introduced,
-    labelled_lines,
-)
-from nip_core.answers.other_words import Claim, claims
-from nip_core.answers.plainer import plainer
-from nip_core.answers.reasons import EMPTY
+from nip_core.game.other_words import Claim, claims
+from nip_core.game.plainer import plainer
+from nip_core.game.reasons import EMPTY
+from nip_core.game.verdict_labels import WORDS, Answer, LabelledLine, is_introduced, labelled_lines
 from nip_core.protocols import NO_DECISION, Move
 from nip_core.protocols.scales import DecisionScale, discrete
 
