@@ -15,7 +15,7 @@ import typer
 
 from nip_core.errors import SettingsError
 from nip_core.parameters.published import Kind, Reference
-from nip_core.stages.named_run import find_run
+from nip_core.records.named_run import find_run
 from nip_prefect.flows.options import RunName, say_left_out
 from nip_prefect.flows.printing import print_json
 from nip_prefect.flows.terminal import say

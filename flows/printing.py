@@ -53,9 +53,9 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     As JSON it is all settings.
     """
     from nip_core.parameters.providers import speaks_nip
+    from nip_core.records.left_out import in_words, recorded_of
     from nip_core.run_store.store import check_location
     from nip_core.stages.prepare import plan_run
-    from nip_core.stages.too_long import in_words, recorded_of
 
     check_location(parameters.run_store)
     parameters, estimate, origin = plan_run(parameters)

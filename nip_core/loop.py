@@ -21,6 +21,7 @@ from typing import Any
 from nip_core.concurrency import gather_or_cancel
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
+from nip_core.records.status import first_incomplete
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.stages import (
     agenda,
@@ -37,7 +38,6 @@ from nip_core.stages.publishing import publish
 from nip_core.stages.session import Session
 from nip_core.stages.showing import summary
 from nip_core.stages.stage_times import StageTimes
-from nip_core.stages.status import first_incomplete
 
 Call = Callable[..., Awaitable[Any]]
 

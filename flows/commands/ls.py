@@ -15,8 +15,8 @@ def ls(run_store: RunStoreUrl = "runs", as_json: AsJson = False) -> None:
     Iterations are finished and planned ones; accuracy, with its 95 % interval, is that of the
     newest test; cost is what was spent so far.
     """
+    from nip_core.records.named_run import open_runs
     from nip_core.stages.listing import list_summaries
-    from nip_core.stages.named_run import open_runs
 
     def tell(reason: str) -> None:
         say(f"nip: {reason}", file=sys.stderr)

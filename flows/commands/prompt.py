@@ -51,7 +51,7 @@ def prompt(
         raise SettingsError("nip prompt: name a configuration, or a run by --run")
     place = Place(agent, round_, problem, iteration, split)
     if run is not None:
-        from nip_core.stages.named_run import find_run
+        from nip_core.records.named_run import find_run
 
         if overrides:
             raise SettingsError("--set: a run has the settings with which it was played")

@@ -98,7 +98,7 @@ def _rerun_from(text: str | None) -> dict[str, Any]:
     """The flow's parameters for ``--rerun-from``."""
     if text is None:
         return {}
-    from nip_core.stages.rerun import STAGES
+    from nip_core.records.rewinds import STAGES
 
     number, colon, stage = text.partition(":")
     if not number.isdecimal() or int(number) > 9999 or (colon and stage not in STAGES):

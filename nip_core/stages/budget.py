@@ -24,10 +24,10 @@ from typing import Any
 from nip_core.errors import BudgetError, SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Progress
+from nip_core.records.iterations import Records
+from nip_core.records.spending import Spent
+from nip_core.records.spent_in_all import spent_so_far
 from nip_core.run_store.run import RunStore
-from nip_core.stages.records import Records
-from nip_core.stages.spending import Spent
-from nip_core.stages.spent_in_all import spent_so_far
 
 WARN_AT = 0.8  # of a cap
 _GO_ON = "raise it and run the same command to go on, which pays nothing again"

@@ -27,12 +27,12 @@ from nip_core.parameters.providers import speaks_nip
 from nip_core.progress.board import Progress
 from nip_core.protocols import Move
 from nip_core.proxies import proxy_for
+from nip_core.records.left_out import Facts
 from nip_core.redaction import redact, shown_address
 from nip_core.scenarios import Problem, Scenario
 from nip_core.scenarios.checked import drawn
 from nip_core.stages.providers import Endpoints
 from nip_core.stages.session import Session
-from nip_core.stages.too_long import Facts
 from nip_lm_server.client import parse_json
 
 _log = logging.getLogger(__name__)

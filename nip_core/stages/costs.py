@@ -11,13 +11,13 @@ from dataclasses import asdict
 from typing import Any
 
 from nip_core.parameters.stored import priced
+from nip_core.records.iterations import Records, document
+from nip_core.records.shapes import AMOUNTS, checked
+from nip_core.records.spent_in_all import spent_so_far
 from nip_core.run_store.documents import encode
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.stages.estimate import Estimate
-from nip_core.stages.records import Records, document
-from nip_core.stages.shapes import AMOUNTS, checked
-from nip_core.stages.spent_in_all import spent_so_far
 
 ESTIMATE = "estimate.json"
 """At the root of a run: its `Estimate`, by the settings with which it was last opened."""

@@ -9,13 +9,13 @@ Both check the files first.
 from typing import Any
 
 from nip_core.parameters.tested_iterations import is_tested
+from nip_core.records.intervals import shown_metrics
+from nip_core.records.iterations import Records
+from nip_core.records.status import first_incomplete
+from nip_core.records.transcript_files import transcripts_path
 from nip_core.rollouts.plan import ATTACK, TEST
-from nip_core.stages.intervals import shown_metrics
 from nip_core.stages.prepare import Prepared
-from nip_core.stages.records import Records
 from nip_core.stages.showing import summary, write_report
-from nip_core.stages.status import first_incomplete
-from nip_core.stages.transcript_files import transcripts_path
 from nip_core.stages.verification import check_run
 
 

@@ -21,7 +21,7 @@ from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import uses_own_server
 from nip_core.parameters.providers import base_name
 from nip_core.parameters.published import Reference
-from nip_core.stages.models_on_record import ServedModel
+from nip_core.records.models import ServedModel
 from nip_core.stages.published import CONFIG, WEIGHTS, weights_digest
 from nip_lm_server.client import AdapterError, LaidOut, import_models, lay_out_adapter, parse_json
 

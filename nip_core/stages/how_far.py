@@ -6,10 +6,10 @@ again.
 
 from typing import Any
 
+from nip_core.records.iterations import Records, document
 from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.tables import committed_shards
 from nip_core.run_store.manifest import is_committed
-from nip_core.stages.records import Records, document
 
 
 def how_far(records: Records) -> dict[str, Any]:

@@ -19,10 +19,10 @@ from pathlib import Path
 from nip_core.errors import CorruptionError, StoreError
 from nip_core.jobs.document import JobDocument
 from nip_core.jobs.job import Clock
+from nip_core.records.iterations import Records
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, walk
-from nip_core.stages.records import Records
 from nip_lm_server.client import (
     MANIFEST,
     MODELS,

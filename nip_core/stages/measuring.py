@@ -26,6 +26,8 @@ from nip_core.evaluation.transcripts import transcripts_from_tables
 from nip_core.jobs.document import read_job
 from nip_core.jobs.steps import by_step
 from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
+from nip_core.records.intervals import combined, measure_baselines, measure_intervals
+from nip_core.records.transcript_files import CHECKSUM_SUFFIX, transcripts_path
 from nip_core.rollouts.labels import add_counts, label_counts
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES
@@ -40,10 +42,8 @@ from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
 from nip_core.stages.attacked import is_told, own_test
-from nip_core.stages.intervals import combined, measure_baselines, measure_intervals
 from nip_core.stages.models import models_for, opponents_for
 from nip_core.stages.session import Session
-from nip_core.stages.transcript_files import CHECKSUM_SUFFIX, transcripts_path
 
 _YAML: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is many times faster
 _TOLD = (

@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from nip_core.parameters import HyperParameters
 from nip_core.processes import seldom_collected
 from nip_core.progress.board import Progress
+from nip_core.records.left_out import in_words, record, recorded, settle, without
+from nip_core.records.rewinds import finish_rewinds
 from nip_core.rollouts.chat_client import ChatClient
 from nip_core.run_store.lease import Lease, acquire
 from nip_core.stages.budget import Budget
@@ -26,10 +28,8 @@ from nip_core.stages.kept_models import keep_models, restore
 from nip_core.stages.origin import bring
 from nip_core.stages.own_server import OwnServer, server_directory, server_spec
 from nip_core.stages.prepare import Prepared, prepare
-from nip_core.stages.rerun import finish_rewinds
 from nip_core.stages.session import Session
 from nip_core.stages.shutdown_dates import warn_of_shutdowns
-from nip_core.stages.too_long import in_words, record, recorded, settle, without
 
 _log = logging.getLogger(__name__)
 

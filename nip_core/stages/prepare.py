@@ -14,6 +14,8 @@ from nip_core.errors import SettingsError
 from nip_core.game.render import Game, situation_of
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters
 from nip_core.parameters.providers import check_named
+from nip_core.records.left_out import recorded_of, without
+from nip_core.records.rewinds import finish_rewinds
 from nip_core.rollouts.plan import SPLITS
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.run import Identity, RunRecord, RunStore
@@ -28,13 +30,8 @@ from nip_core.stages.origin import Origin, find_origin, names_run, resolved, tak
 from nip_core.stages.own_server import check_server
 from nip_core.stages.problems_of_run import load_all_problems
 from nip_core.stages.providers import Endpoints, remote_endpoints
-from nip_core.stages.rerun import finish_rewinds
 from nip_core.stages.room import check_room
 from nip_core.stages.taken import known
-from nip_core.stages.too_long import (
-    recorded_of,
-    without,
-)
 from nip_core.stages.trackers import check_trackers
 
 _TRIED = 8  # problems of a split, about, and what a prover might write about them

@@ -18,9 +18,9 @@ from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import takes_turns
 from nip_core.parameters.dialects import dialect_of
 from nip_core.parameters.providers import speaks_nip
+from nip_core.records.models import ServedModel
 from nip_core.rollouts.chat_client import ChatClient, Endpoint, RequestRefusedError
 from nip_core.stages.models import candidates, models_for, opponents_for
-from nip_core.stages.models_on_record import ServedModel
 from nip_core.stages.providers import Endpoints
 from nip_core.stages.session import Session
 

@@ -29,11 +29,11 @@ from nip_core.models import BUNDLED, resolve_model
 from nip_core.parameters.base import Parameters
 from nip_core.parameters.providers import dummy_name
 from nip_core.parameters.stored import from_stored, with_defaults
+from nip_core.records.intervals import shown_metrics
+from nip_core.records.models import ServedModel
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunRecord, RunStore
-from nip_core.stages.intervals import shown_metrics
 from nip_core.stages.kept_models import fetch, is_kept
-from nip_core.stages.models_on_record import ServedModel
 from nip_lm_server.client import (
     CHECKSUM,
     MANIFEST,

@@ -15,14 +15,14 @@ from typing import Any
 import pyarrow as pa
 
 from nip_core.errors import SettingsError
+from nip_core.records.iterations import IterationRecord, Records
+from nip_core.records.named_run import find_run, open_runs
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES, GENERATIONS, TIMINGS
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
 from nip_core.stages.listing import list_summaries
-from nip_core.stages.named_run import find_run, open_runs
-from nip_core.stages.records import IterationRecord, Records
 from nip_core.stages.showing import report_location, summary
 from nip_core.trainers.dataset import open_dataset
 

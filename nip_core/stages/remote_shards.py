@@ -22,6 +22,7 @@ from nip_core.errors import RunConflictError, ServerError
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.progress.board import Progress
+from nip_core.records.left_out import recorded, without
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.rollouts.tables import shard_is_committed
 from nip_core.run_store.lease import borrow
@@ -35,7 +36,6 @@ from nip_core.stages.playing import split_play
 from nip_core.stages.problems_of_run import load_all_problems
 from nip_core.stages.providers import Endpoints, remote_endpoints
 from nip_core.stages.session import Session
-from nip_core.stages.too_long import recorded, without
 from nip_lm_server.client import KEY_FILE
 
 T = TypeVar("T")

@@ -11,10 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from nip_core.records.iterations import Records
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.run import RunStore
-from nip_core.stages.records import Records
 
 _TESTS = 6  # of the run, the newest
 Row = Mapping[str, Any]

@@ -6,7 +6,7 @@ rerun   set aside, once, all from a point on, and cancel its jobs
 import asyncio
 
 from nip_core.errors import SettingsError
-from nip_core.stages.rerun import (
+from nip_core.records.rewinds import (
     Stage,
     cancel_jobs,
     check_submissions_known,

@@ -12,6 +12,9 @@ from nip_core.jobs.job import Clock
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.providers import base_name
 from nip_core.progress.board import Progress
+from nip_core.records.iterations import Records
+from nip_core.records.left_out import LeftOut
+from nip_core.records.models import ServedModel
 from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.engine import places_for
 from nip_core.run_store.lease import Lease
@@ -20,13 +23,8 @@ from nip_core.scenarios import Problem
 from nip_core.stages.budget import Budget
 from nip_core.stages.estimate import Estimate
 from nip_core.stages.feeders import Feeders
-from nip_core.stages.models_on_record import ServedModel
 from nip_core.stages.own_server import OwnServer
 from nip_core.stages.providers import Endpoints
-from nip_core.stages.records import Records
-from nip_core.stages.too_long import (
-    LeftOut,
-)
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -19,14 +19,14 @@ from nip_core.evaluation.league import league_rows
 from nip_core.evaluation.report import GroupReport, IterationReport, ReportData, build_report
 from nip_core.evaluation.report_checksum import add_checksum
 from nip_core.evaluation.statistics.differences import holm
+from nip_core.records.attack_on_record import shown_attack, training_of
+from nip_core.records.intervals import hinted_of, rate_alone_of
+from nip_core.records.iterations import IterationRecord, Records, document
+from nip_core.records.left_out import in_words, recorded
+from nip_core.records.status import status_of
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore
-from nip_core.stages.attack_on_record import shown_attack, training_of
 from nip_core.stages.costs import cost_rows, costs_of, expected_by
-from nip_core.stages.intervals import hinted_of, rate_alone_of
-from nip_core.stages.records import IterationRecord, Records, document
-from nip_core.stages.status import status_of
-from nip_core.stages.too_long import in_words, recorded
 from nip_core.stages.transcripts import RunTranscripts
 
 _IN_SUMMARY = (

@@ -19,14 +19,14 @@ from nip_core.parameters import HyperParameters
 from nip_core.parameters.attack import BEST_OF_N
 from nip_core.parameters.checks import attackers
 from nip_core.parameters.stored import from_stored, with_defaults
+from nip_core.records.iterations import IterationRecord, Records
+from nip_core.records.spending import Spent
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store, is_missing, open_store
 from nip_core.stages.experience import Experience, Keys
 from nip_core.stages.loads import Load, Loads, passes
-from nip_core.stages.records import IterationRecord, Records
 from nip_core.stages.repeats import repeated
-from nip_core.stages.spending import Spent
 
 BUNDLED = Path(__file__).parent / "taken.json"
 _BUNDLED_WORDS = "nip's own run of this game, bundled with it"

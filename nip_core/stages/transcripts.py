@@ -24,12 +24,12 @@ from nip_core.evaluation.embedding import Embedded, embedded, fair_share
 from nip_core.evaluation.transcripts import SAMPLE, Transcript, reasons, transcripts_from_tables
 from nip_core.game.render import Game
 from nip_core.parameters.stored import from_stored
+from nip_core.records.iterations import Records
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN
 from nip_core.rollouts.tables import RolloutTables, StoredRollouts, read_rollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunRecord, RunStore
 from nip_core.stages.contents import template_digests
-from nip_core.stages.records import Records
 
 _SAMPLED = 40  # of each iteration and split
 _MOST = 300  # of each, of those that are worth reading

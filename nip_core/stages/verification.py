@@ -31,11 +31,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nip_core.errors import CorruptionError, StoreError
+from nip_core.records.iterations import BLOCK
+from nip_core.records.rewinds import stage_of, unfinished_rewinds
 from nip_core.run_store.manifest import MANIFEST, Manifest, measure, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, Store, walk
-from nip_core.stages.records import BLOCK
-from nip_core.stages.rerun import stage_of, unfinished_rewinds
 
 T = TypeVar("T")
 _SHOWN = 3

@@ -14,15 +14,15 @@ from nip_core.hashing import digest
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import JobRecord
 from nip_core.parameters.stored import from_stored
+from nip_core.records.iterations import BLOCKS, open_shown
+from nip_core.records.models import opponents_on_record
+from nip_core.records.status import status_of
+from nip_core.records.transcript_files import CHECKSUM_SUFFIX
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN
 from nip_core.rollouts.tables import shard_manifest, shards_of
 from nip_core.run_store.lease import read_lease
 from nip_core.run_store.manifest import MANIFEST, Manifest, measure
 from nip_core.stages.costs import ESTIMATE
-from nip_core.stages.models_on_record import opponents_on_record
-from nip_core.stages.records import BLOCKS, open_shown
-from nip_core.stages.status import status_of
-from nip_core.stages.transcript_files import CHECKSUM_SUFFIX
 from nip_core.stages.verification import Check, as_local
 
 _SERVER = ("lm_server", "adapters")

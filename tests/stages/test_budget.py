@@ -20,6 +20,9 @@ from nip_core.game.render import Game
 from nip_core.jobs.document import billed_tokens
 from nip_core.parameters import load_parameters
 from nip_core.progress.board import Progress
+from nip_core.records.iterations import Records
+from nip_core.records.spending import shared_prompts
+from nip_core.records.spent_in_all import spent_so_far
 from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.episode import no_branching
@@ -31,10 +34,7 @@ from nip_core.run_store.store import open_store
 from nip_core.stages.budget import Budget
 from nip_core.stages.opening import open_session
 from nip_core.stages.prepare import fork_run
-from nip_core.stages.records import Records
 from nip_core.stages.rerun_run import rerun
-from nip_core.stages.spending import shared_prompts
-from nip_core.stages.spent_in_all import spent_so_far
 from nip_core.stages.verification import verify_run
 
 CONCURRENCY = 4

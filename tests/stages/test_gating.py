@@ -9,10 +9,10 @@ from small_game import write_config
 from nip_core.errors import DatasetError, SettingsError
 from nip_core.evaluation.report_text import gate_line
 from nip_core.parameters import load_parameters
+from nip_core.records.models import ServedModel
 from nip_core.rollouts.plan import plan_episodes, replayed
 from nip_core.rollouts.schema import EPISODES
 from nip_core.stages.gating import compare
-from nip_core.stages.models_on_record import ServedModel
 from nip_core.stages.problems_of_run import load_all_problems
 
 BLANK = {

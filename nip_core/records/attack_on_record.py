@@ -9,8 +9,8 @@ from typing import Any
 
 from nip_core.evaluation.attack import as_now
 from nip_core.evaluation.attack_words import by_training
+from nip_core.records.iterations import Records
 from nip_core.rollouts.plan import ATTACK
-from nip_core.stages.records import Records
 
 
 def training_of(records: Records) -> dict[str, Any]:

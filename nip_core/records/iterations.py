@@ -6,7 +6,7 @@ Records           those of a run
 
 An iteration is over when its swap is on record and so is its test, where the settings ask for one.
 From then on its files stay as they are, unless the run is done again from an earlier place
-(`nip_core.stages.rerun`). So `Records` keeps what it has read of such an iteration, and reads no
+(`nip_core.records.rewinds`). So `Records` keeps what it has read of such an iteration, and reads no
 more than one or two of them anew, however many there are.
 
 Whoever opens a long run need not read them all either: each `BLOCK` iterations that are over are
@@ -30,6 +30,11 @@ from nip_core.jobs.steps import by_step
 from nip_core.parameters.providers import dummy_name
 from nip_core.parameters.stored import with_defaults
 from nip_core.parameters.tested_iterations import scheme_tests
+from nip_core.records.intervals import shown_metrics, split_by_of
+from nip_core.records.models import NOT_SCHEDULED
+from nip_core.records.shapes import RATES, SECONDS, SWAP, checked, damaged
+from nip_core.records.spending import Spent, add_up, expected_tokens, stages_of, tree_splits
+from nip_core.records.stage_seconds import seconds_so_far
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import StoredRollouts
@@ -38,11 +43,6 @@ from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import MANIFEST, is_committed, read_manifest
 from nip_core.run_store.run import RunRecord, RunStore
 from nip_core.run_store.store import walk
-from nip_core.stages.intervals import shown_metrics, split_by_of
-from nip_core.stages.models_on_record import NOT_SCHEDULED
-from nip_core.stages.shapes import RATES, SECONDS, SWAP, checked, damaged
-from nip_core.stages.spending import Spent, add_up, expected_tokens, stages_of, tree_splits
-from nip_core.stages.stage_seconds import seconds_so_far
 from nip_lm_server.client import base_served_name
 
 BLOCK = 25
@@ -193,7 +193,7 @@ class IterationRecord:
 
     @cached_property
     def spent(self) -> dict[str, dict[str, Any]]:
-        """By stage, the `facts` of what it has spent, see `nip_core.stages.spending`."""
+        """By stage, the `facts` of what it has spent, see `nip_core.records.spending`."""
         trees = tree_splits(self._records.shown.record.parameters)
         stages = stages_of(self._run, self.iteration, self.stored_metrics, self.jobs, trees)
         return {stage: spent.facts() for stage, spent in stages.items()}

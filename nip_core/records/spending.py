@@ -19,13 +19,13 @@ from typing import Any
 
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.prices import calls_usd, training_usd
+from nip_core.records.models import NOT_SCHEDULED
 from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.tables import SHARED_PROMPTS, StoredRollouts, committed_shards
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
-from nip_core.stages.models_on_record import NOT_SCHEDULED
 
 Row = Mapping[str, Any]
 Metrics = Mapping[str, Any]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, StrictFloat, StrictStr, TypeAdapter, ValidationError
 
 from nip_core.errors import CorruptionError
-from nip_core.stages.models_on_record import Decision
+from nip_core.records.models import Decision
 
 _T = TypeVar("_T")
 _Interval = list[StrictFloat] | None

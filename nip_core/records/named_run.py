@@ -45,7 +45,7 @@ def find_run(
     Raises SettingsError, which lists the runs that there are, and CorruptionError if none of them
     can be read.
     """
-    from nip_core.stages.status import newest_run
+    from nip_core.records.status import newest_run
 
     place, run = (run_store, None) if name is None else place_of(name, run_store)
     store = open_runs(place, setting if place == run_store else f"run {name!r}:")

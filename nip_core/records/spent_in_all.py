@@ -9,10 +9,8 @@ What a fork has copied was paid by the run that it was copied from.
 from collections.abc import Iterator
 
 from nip_core.jobs.document import billed_tokens
-from nip_core.rollouts.plan import TEST, TRAIN
-from nip_core.run_store.run import RunStore
-from nip_core.stages.records import Records
-from nip_core.stages.spending import (
+from nip_core.records.iterations import Records
+from nip_core.records.spending import (
     STAGE_BY_SPLIT,
     PlayedTables,
     Spent,
@@ -21,6 +19,8 @@ from nip_core.stages.spending import (
     list_folders,
     tree_splits,
 )
+from nip_core.rollouts.plan import TEST, TRAIN
+from nip_core.run_store.run import RunStore
 
 
 def spent_so_far(records: Records) -> Spent:
@@ -50,7 +50,7 @@ def _own_stages(records: Records, iteration: int) -> Iterator[Spent]:
 
 
 def set_aside(records: Records) -> Spent:
-    """Add up what was spent on what was done again since, see `nip_core.stages.rerun`."""
+    """Add up what was spent on what was done again since, see `nip_core.records.rewinds`."""
     if records.rewinds == 0:
         return Spent()
     if "set aside" not in records.memory:
