@@ -42,7 +42,7 @@ from nip_core.parameters.providers import base_name
 from nip_core.proxies import blocking_http_client
 from nip_core.rollouts.chat_client import ChatAnswer, ChatClient, Endpoint
 from nip_core.rollouts.model_call import random_answer, request_body
-from nip_core.stages.providers import Endpoints, group_endpoints
+from nip_core.servers.endpoints import Endpoints, group_endpoints
 
 if TYPE_CHECKING:
     from openai import OpenAI

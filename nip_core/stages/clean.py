@@ -26,7 +26,7 @@ from nip_core.rollouts.tables import shard_is_committed, shards_of
 from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import walk
-from nip_core.stages.kept_models import ADAPTERS
+from nip_core.servers.kept_models import ADAPTERS
 from nip_lm_server.client import DATABASE, State, StateError, StateInUseError, read_state, remove
 from nip_lm_server.client import MANIFEST as MODEL_MANIFEST
 

@@ -20,16 +20,16 @@ from nip_core.records.left_out import in_words, record, recorded, settle, withou
 from nip_core.records.rewinds import finish_rewinds
 from nip_core.rollouts.chat_client import ChatClient
 from nip_core.run_store.lease import Lease, acquire
+from nip_core.servers.kept_models import keep_models, restore
+from nip_core.servers.own_server import OwnServer, server_directory, server_spec
+from nip_core.servers.shutdown_dates import warn_of_shutdowns
 from nip_core.stages.budget import Budget
 from nip_core.stages.checks import check_engines, check_prompts, check_reachable, check_version
 from nip_core.stages.costs import record_estimate
 from nip_core.stages.feeders import Feeders
-from nip_core.stages.kept_models import keep_models, restore
 from nip_core.stages.origin import bring
-from nip_core.stages.own_server import OwnServer, server_directory, server_spec
 from nip_core.stages.prepare import Prepared, prepare
 from nip_core.stages.session import Session
-from nip_core.stages.shutdown_dates import warn_of_shutdowns
 
 _log = logging.getLogger(__name__)
 

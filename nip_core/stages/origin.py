@@ -34,8 +34,8 @@ from nip_core.parameters.stored import with_defaults
 from nip_core.records.models import ServedModel
 from nip_core.run_store.run import RunRecord, RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store
+from nip_core.servers.kept_models import bring_models, has_model
 from nip_core.stages.from_hub import PublishedModel, bring_published, find_published
-from nip_core.stages.kept_models import bring_models, has_model
 
 _SAME_GAME = ("scenario", "scenario_settings", "code_validation", "dataset", "interaction_protocol")
 

@@ -22,14 +22,14 @@ from nip_core.run_store.run import Identity, RunRecord, RunStore
 from nip_core.run_store.store import MissingFileError, is_missing, open_store, walk
 from nip_core.scenarios import Problem, Scenario, find_scenario
 from nip_core.scenarios.checked import drawn, raised, text_of, written
+from nip_core.servers.endpoints import Endpoints, remote_endpoints
+from nip_core.servers.kept_models import ADAPTERS
+from nip_core.servers.own_server import check_server
 from nip_core.stages.budget import check_budget
 from nip_core.stages.contents import code_version, contents_of, places_of
 from nip_core.stages.estimate import Estimate, estimate_run
-from nip_core.stages.kept_models import ADAPTERS
 from nip_core.stages.origin import Origin, find_origin, names_run, resolved, takes_over
-from nip_core.stages.own_server import check_server
 from nip_core.stages.problems_of_run import load_all_problems
-from nip_core.stages.providers import Endpoints, remote_endpoints
 from nip_core.stages.room import check_room
 from nip_core.stages.taken import known
 from nip_core.stages.trackers import check_trackers

@@ -20,8 +20,8 @@ from nip_core.parameters.dialects import dialect_of
 from nip_core.parameters.providers import speaks_nip
 from nip_core.records.models import ServedModel
 from nip_core.rollouts.chat_client import ChatClient, Endpoint, RequestRefusedError
+from nip_core.servers.endpoints import Endpoints
 from nip_core.stages.models import candidates, models_for, opponents_for
-from nip_core.stages.providers import Endpoints
 from nip_core.stages.session import Session
 
 

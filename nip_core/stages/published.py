@@ -33,7 +33,7 @@ from nip_core.records.intervals import shown_metrics
 from nip_core.records.models import ServedModel
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunRecord, RunStore
-from nip_core.stages.kept_models import fetch, is_kept
+from nip_core.servers.kept_models import fetch, is_kept
 from nip_lm_server.client import (
     CHECKSUM,
     MANIFEST,

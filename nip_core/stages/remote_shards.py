@@ -28,13 +28,13 @@ from nip_core.rollouts.tables import shard_is_committed
 from nip_core.run_store.lease import borrow
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
+from nip_core.servers.endpoints import Endpoints, remote_endpoints
 from nip_core.stages.budget import Budget
 from nip_core.stages.contents import problems_digest
 from nip_core.stages.opening import chat_client
 from nip_core.stages.origin import Origin
 from nip_core.stages.playing import split_play
 from nip_core.stages.problems_of_run import load_all_problems
-from nip_core.stages.providers import Endpoints, remote_endpoints
 from nip_core.stages.session import Session
 from nip_lm_server.client import KEY_FILE
 

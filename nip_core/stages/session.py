@@ -20,11 +20,11 @@ from nip_core.rollouts.engine import places_for
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.scenarios import Problem
+from nip_core.servers.endpoints import Endpoints
+from nip_core.servers.own_server import OwnServer
 from nip_core.stages.budget import Budget
 from nip_core.stages.estimate import Estimate
 from nip_core.stages.feeders import Feeders
-from nip_core.stages.own_server import OwnServer
-from nip_core.stages.providers import Endpoints
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

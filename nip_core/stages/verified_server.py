@@ -14,9 +14,9 @@ from nip_core.jobs.openai_backend import open_backend
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.providers import speaks_nip
 from nip_core.parameters.stored import from_stored
-from nip_core.stages.kept_models import ADAPTERS
-from nip_core.stages.own_server import server_directory
-from nip_core.stages.providers import group_endpoints
+from nip_core.servers.endpoints import group_endpoints
+from nip_core.servers.kept_models import ADAPTERS
+from nip_core.servers.own_server import server_directory
 from nip_core.stages.verification import Check
 from nip_lm_server.client import (
     CHECKSUM,

@@ -24,7 +24,7 @@ from nip_core.progress.board import Progress
 from nip_core.proxies import as_given
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.run_store.run import RunStore
-from nip_core.stages.engine_sizes import check_ranks, vllm_sizes
+from nip_core.servers.engine_sizes import check_ranks, vllm_sizes
 from nip_lm_server.client import (
     EngineSpec,
     OwnerError,
