@@ -4,13 +4,13 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from nip_core.costs.spent_and_estimated import costs_of
 from nip_core.errors import StoreError
 from nip_core.records.iterations import Records
 from nip_core.records.status import status_of
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
-from nip_core.stages.costs import costs_of
 
 DAMAGED = "damaged"
 """The status of a run that can't be read."""

@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from nip_core.costs.caps import Budget
+from nip_core.costs.spent_and_estimated import record_estimate
 from nip_core.parameters import HyperParameters
 from nip_core.processes import seldom_collected
 from nip_core.progress.board import Progress
@@ -23,9 +25,7 @@ from nip_core.run_store.lease import Lease, acquire
 from nip_core.servers.kept_models import keep_models, restore
 from nip_core.servers.own_server import OwnServer, server_directory, server_spec
 from nip_core.servers.shutdown_dates import warn_of_shutdowns
-from nip_core.stages.budget import Budget
 from nip_core.stages.checks import check_engines, check_prompts, check_reachable, check_version
-from nip_core.stages.costs import record_estimate
 from nip_core.stages.feeders import Feeders
 from nip_core.stages.origin import bring
 from nip_core.stages.prepare import Prepared, prepare

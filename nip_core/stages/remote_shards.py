@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from nip_core.costs.caps import Budget
 from nip_core.errors import RunConflictError, ServerError
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, load_parameters
@@ -29,7 +30,6 @@ from nip_core.run_store.lease import borrow
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.servers.endpoints import Endpoints, remote_endpoints
-from nip_core.stages.budget import Budget
 from nip_core.stages.contents import problems_digest
 from nip_core.stages.opening import chat_client
 from nip_core.stages.origin import Origin

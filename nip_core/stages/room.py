@@ -7,11 +7,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from nip_core.costs.estimate import Estimate
 from nip_core.errors import StoreError
 from nip_core.parameters import HyperParameters
 from nip_core.run_store.run import RunStore
 from nip_core.servers.own_server import server_directory, server_spec
-from nip_core.stages.estimate import Estimate
 from nip_lm_server.client import MIN_FREE_BYTES, want_of_space
 
 

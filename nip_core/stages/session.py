@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
+from nip_core.costs.caps import Budget
+from nip_core.costs.estimate import Estimate
 from nip_core.game.render import Game
 from nip_core.jobs.job import Clock
 from nip_core.parameters import HyperParameters
@@ -22,8 +24,6 @@ from nip_core.run_store.run import RunStore
 from nip_core.scenarios import Problem
 from nip_core.servers.endpoints import Endpoints
 from nip_core.servers.own_server import OwnServer
-from nip_core.stages.budget import Budget
-from nip_core.stages.estimate import Estimate
 from nip_core.stages.feeders import Feeders
 
 _log = logging.getLogger(__name__)

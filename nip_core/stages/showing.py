@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from nip_core.costs.spent_and_estimated import cost_rows, costs_of, expected_by
 from nip_core.evaluation.attack import attack_shown
 from nip_core.evaluation.attack_words import causes, caution
 from nip_core.evaluation.baselines import left_out_words, remarks
@@ -26,7 +27,6 @@ from nip_core.records.left_out import in_words, recorded
 from nip_core.records.status import status_of
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore
-from nip_core.stages.costs import cost_rows, costs_of, expected_by
 from nip_core.stages.transcripts import RunTranscripts
 
 _IN_SUMMARY = (

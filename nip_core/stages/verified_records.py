@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nip_core.costs.spent_and_estimated import ESTIMATE
 from nip_core.errors import StoreError
 from nip_core.evaluation.report_checksum import report_is_whole
 from nip_core.hashing import digest
@@ -22,7 +23,6 @@ from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN
 from nip_core.rollouts.tables import shard_manifest, shards_of
 from nip_core.run_store.lease import read_lease
 from nip_core.run_store.manifest import MANIFEST, Manifest, measure
-from nip_core.stages.costs import ESTIMATE
 from nip_core.stages.verification import Check, as_local
 
 _SERVER = ("lm_server", "adapters")

@@ -15,6 +15,7 @@ from server_here import servers_here
 from small_game import FEW, write_config
 
 from nip_core import loop
+from nip_core.costs.caps import Budget
 from nip_core.errors import BudgetError, SettingsError
 from nip_core.game.render import Game
 from nip_core.jobs.document import billed_tokens
@@ -31,7 +32,6 @@ from nip_core.rollouts.trees import Branching
 from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.budget import Budget
 from nip_core.stages.opening import open_session
 from nip_core.stages.prepare import fork_run
 from nip_core.stages.rerun_run import rerun

@@ -3,7 +3,7 @@
 of_run   what a run on record tells
 known    what runs in a store tell of the game of some settings, and what is bundled with nip
 
-`python -m nip_core.stages.taken RUN...` prints, as JSON, what is bundled.
+`python -m nip_core.costs.taken RUN...` prints, as JSON, what is bundled.
 """
 
 import json
@@ -14,6 +14,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from nip_core.costs.experience import Experience, Keys
+from nip_core.costs.loads import Load, Loads, passes
+from nip_core.costs.repeats import repeated
 from nip_core.errors import StoreError
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.attack import BEST_OF_N
@@ -24,9 +27,6 @@ from nip_core.records.spending import Spent
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store, is_missing, open_store
-from nip_core.stages.experience import Experience, Keys
-from nip_core.stages.loads import Load, Loads, passes
-from nip_core.stages.repeats import repeated
 
 BUNDLED = Path(__file__).parent / "taken.json"
 _BUNDLED_WORDS = "nip's own run of this game, bundled with it"

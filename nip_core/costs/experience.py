@@ -5,7 +5,7 @@ Experience   tokens by episode and, for training, by episode and pass
 
 Two runs play the same game if scenario, dataset, protocol and, agent by agent, model, prompts and
 limits are the same. Temperatures, seeds and sizes may differ, and what is paid for. Trees of
-responses, attacks and training are the same if their own settings are, too. `nip_core.stages.taken`
+responses, attacks and training are the same if their own settings are, too. `nip_core.costs.taken`
 finds what there is.
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nip_core.costs.loads import Load, Loads
 from nip_core.hashing import digest
-from nip_core.stages.loads import Load, Loads
 
 _OF_AN_AGENT = (
     *("is_random", "model_provider", "model_name", "use_dummy_api", "max_tokens_per_message"),

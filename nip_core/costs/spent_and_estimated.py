@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from nip_core.costs.estimate import Estimate
 from nip_core.parameters.stored import priced
 from nip_core.records.iterations import Records, document
 from nip_core.records.shapes import AMOUNTS, checked
@@ -17,7 +18,6 @@ from nip_core.records.spent_in_all import spent_so_far
 from nip_core.run_store.documents import encode
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
-from nip_core.stages.estimate import Estimate
 
 ESTIMATE = "estimate.json"
 """At the root of a run: its `Estimate`, by the settings with which it was last opened."""

@@ -9,7 +9,7 @@ prompt. A prompt to which several answers are asked for is one call and counts o
 that can do so. Invalid answers that are asked for again come on top.
 
 What is *expected* goes by what runs of the same game took, for each episode and for each pass
-over it in training (`nip_core.stages.taken`). Where there is none it is rough: prompts are
+over it in training (`nip_core.costs.taken`). Where there is none it is rough: prompts are
 counted by the tokenizer of the agent's model, if that is on this machine, messages are taken to
 be half as long as they may be, games to end in the middle of the rounds in which the verifier may
 end them, and half of what was played to be chosen, where examples are chosen. What was never
@@ -21,16 +21,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nip_core.evaluation.spread import shared_text
-from nip_core.evaluation.statistics.power import detectable_change
-from nip_core.game.render import Game
-from nip_core.parameters import HyperParameters
-from nip_core.parameters.prices import calls_usd, missing_prices, training_usd
-from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
-from nip_core.rollouts.plan import ATTACK, group_size, plan_episodes
-from nip_core.scenarios import Problem
-from nip_core.stages.experience import NOTHING, Experience, Keys
-from nip_core.stages.loads import (
+from nip_core.costs.experience import NOTHING, Experience, Keys
+from nip_core.costs.loads import (
     AT_MOST,
     BYTES_PER_TOKEN,
     EXPECTED,
@@ -46,6 +38,14 @@ from nip_core.stages.loads import (
     training_tokens,
     tree_loads,
 )
+from nip_core.evaluation.spread import shared_text
+from nip_core.evaluation.statistics.power import detectable_change
+from nip_core.game.render import Game
+from nip_core.parameters import HyperParameters
+from nip_core.parameters.prices import calls_usd, missing_prices, training_usd
+from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
+from nip_core.rollouts.plan import ATTACK, group_size, plan_episodes
+from nip_core.scenarios import Problem
 
 _PROMPT_TOKENS = 300  # instructions, before the problem
 _SEEDS = 16

@@ -8,7 +8,7 @@ tree_loads       of the trees that an iteration may play
 attack_loads     of the tree of an attack by best-of-n, at most; attack_means, as it is expected
 mean_of          of several loads that are equally likely
 
-Of a model's messages nothing is known here but how long they may be; see `nip_core.stages.taken`
+Of a model's messages nothing is known here but how long they may be; see `nip_core.costs.taken`
 for what runs have taken.
 """
 
