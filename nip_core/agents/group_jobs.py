@@ -22,8 +22,8 @@ from nip_core.rollouts.chat_client import ChatClient
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.servers.endpoints import Endpoints
-from nip_core.stages.group_job import Parent, group_job
 from nip_core.stages.proving import prove
+from nip_core.trainers.group_job import Parent, group_job
 from nip_lm_server.client import ENDED_STATUSES, describe_problems, to_jsonl, validate
 
 _SUFFIX = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -32,7 +32,7 @@ from nip_core.parameters.providers import speaks_nip
 from nip_core.proxies import http_client
 from nip_core.redaction import redact
 from nip_core.rollouts.chat_client import Endpoint
-from nip_core.stages.group_job import Parent
+from nip_core.trainers.group_job import Parent
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
