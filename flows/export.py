@@ -76,8 +76,8 @@ def _to_peft(
     group: str | None,
     base_model: str | None,
 ) -> list[str]:
+    from nip_core.hub.adapter_of_run import choose_model, write_adapter
     from nip_core.hub.repository import files_of
-    from nip_core.stages.published import choose_model, write_adapter
 
     if split or len(iteration or ()) > 1:
         raise SettingsError("--to peft: takes one --iteration, and no --split")

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.errors import SettingsError
+from nip_core.hub.adapters_to_start_from import PublishedModel, bring_published, find_published
 from nip_core.hub.client import connect
 from nip_core.parameters import HyperParameters, PureTextAgentParameters, load_parameters
 from nip_core.parameters.checks import uses_own_server
@@ -35,7 +36,6 @@ from nip_core.records.models import ServedModel
 from nip_core.run_store.run import RunRecord, RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store
 from nip_core.servers.kept_models import bring_models, has_model
-from nip_core.stages.from_hub import PublishedModel, bring_published, find_published
 
 _SAME_GAME = ("scenario", "scenario_settings", "code_validation", "dataset", "interaction_protocol")
 

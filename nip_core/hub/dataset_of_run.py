@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nip_core.errors import SettingsError
+from nip_core.hub.adapter_of_run import settings_shown
 from nip_core.hub.cards import dataset_card
 from nip_core.hub.privacy import plain_text, without_places
 from nip_core.hub.repository import CARD, Facts, new_directory, seal
@@ -24,7 +25,6 @@ from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS
 from nip_core.rollouts.tables import shard_manifest, shards_of
 from nip_core.run_store.manifest import is_committed, read_file, read_manifest
 from nip_core.run_store.run import RunStore
-from nip_core.stages.published import settings_shown
 from nip_core.trainers.dataset import FILES, schema_of
 
 _ROLLOUTS = {"episodes": EPISODES, "generations": GENERATIONS, "choices": CHOICES}

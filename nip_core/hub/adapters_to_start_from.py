@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.errors import CorruptionError, SettingsError, StoreError
+from nip_core.hub.adapter_of_run import CONFIG, WEIGHTS, weights_digest
 from nip_core.hub.client import Hub
 from nip_core.hub.repository import Facts, patterns, read_sealed
 from nip_core.models import resolve_model
@@ -22,7 +23,6 @@ from nip_core.parameters.checks import uses_own_server
 from nip_core.parameters.providers import base_name
 from nip_core.parameters.published import Reference
 from nip_core.records.models import ServedModel
-from nip_core.stages.published import CONFIG, WEIGHTS, weights_digest
 from nip_lm_server.client import AdapterError, LaidOut, import_models, lay_out_adapter, parse_json
 
 
