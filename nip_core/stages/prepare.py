@@ -32,7 +32,7 @@ from nip_core.stages.contents import code_version, contents_of, places_of
 from nip_core.stages.origin import Origin, find_origin, names_run, resolved, takes_over
 from nip_core.stages.problems_of_run import load_all_problems
 from nip_core.stages.room import check_room
-from nip_core.stages.trackers import check_trackers
+from nip_core.tracking.places import check_trackers
 
 _TRIED = 8  # problems of a split, about, and what a prover might write about them
 _MESSAGE = "The answer is in the first line."

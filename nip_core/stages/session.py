@@ -24,7 +24,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.scenarios import Problem
 from nip_core.servers.endpoints import Endpoints
 from nip_core.servers.own_server import OwnServer
-from nip_core.stages.feeders import Feeders
+from nip_core.tracking.feeders import Feeders
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from typing import Any, Self
 from nip_core.parameters.tracking import TrackerParameters
 from nip_core.proxies import as_given, spare_this_machine
 from nip_core.run_store.run import RunStore
-from nip_core.stages.trackers import address, is_remote, tracker_directory
+from nip_core.tracking.places import address, is_remote, tracker_directory
 
 _log = logging.getLogger(__name__)
 
