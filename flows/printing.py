@@ -55,7 +55,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     from nip_core.parameters.providers import speaks_nip
     from nip_core.records.left_out import in_words, recorded_of
     from nip_core.run_store.store import check_location
-    from nip_core.stages.prepare import plan_run
+    from nip_core.session.prepare import plan_run
 
     check_location(parameters.run_store)
     parameters, estimate, origin = plan_run(parameters)
@@ -93,7 +93,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
 def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
     """Print on standard error what is probably not meant, after everything else."""
     from nip_core.parameters.shutdowns import shutdown_warnings
-    from nip_core.stages.attacked import untold
+    from nip_core.session.attacked_run import untold
 
     sys.stdout.flush()
     for line in (

@@ -39,7 +39,7 @@ def play(
 
     async def run() -> dict[str, Any]:
         from nip_core.loop import play
-        from nip_core.stages.opening import open_session
+        from nip_core.session.opening import open_session
 
         async with open_session(parameters, progress=progress) as session:
             finished = session.run.finished_iterations()

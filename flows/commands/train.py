@@ -113,7 +113,7 @@ def _fork(
 ) -> tuple["HyperParameters", list[str]]:
     """Start NEW_NAME from what the run has finished, with the settings given now."""
     from nip_core.parameters import load_parameters
-    from nip_core.stages.prepare import fork_run
+    from nip_core.session.prepare import fork_run
 
     # The flow reads its overrides as YAML once more: quoted, the name is what was typed.
     settings = [*settings, f"run_name={json.dumps(new_name)}"]

@@ -20,7 +20,7 @@ from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN, group_size
 from nip_core.rollouts.tables import committed_shards
 from nip_core.run_store.run import RunStore
-from nip_core.stages.session import Session
+from nip_core.session.session import Session
 from nip_core.stages.training import scheduled
 
 _MEASURED_BY = 10  # iterations on record, the newest ones

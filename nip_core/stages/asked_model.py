@@ -24,8 +24,8 @@ from nip_core.progress.board import Progress
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
 from nip_core.servers.endpoints import remote_endpoints
 from nip_core.servers.own_server import OwnServer, check_server, server_spec
-from nip_core.stages.checks import check_reachable
-from nip_core.stages.opening import chat_client
+from nip_core.session.opening import chat_client
+from nip_core.session.server_checks import check_reachable
 
 AGENT = "verifier"
 

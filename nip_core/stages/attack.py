@@ -15,7 +15,7 @@ from nip_core.parameters.checks import attackers
 from nip_core.parameters.stored import from_stored, with_defaults
 from nip_core.run_store.run import RUN_NAME, RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store, is_missing, open_store
-from nip_core.stages.origin import check_attacked
+from nip_core.session.origin import check_attacked
 
 _OF_TRAINING = (
     "base_run",

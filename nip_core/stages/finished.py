@@ -14,7 +14,7 @@ from nip_core.records.iterations import Records
 from nip_core.records.status import first_incomplete
 from nip_core.records.transcript_files import transcripts_path
 from nip_core.rollouts.plan import ATTACK, TEST
-from nip_core.stages.prepare import Prepared
+from nip_core.session.prepare import Prepared
 from nip_core.stages.showing import summary, write_report
 from nip_core.stages.verification import check_run
 

@@ -41,9 +41,9 @@ from nip_core.rollouts.tables import (
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
-from nip_core.stages.attacked import is_told, own_test
+from nip_core.session.attacked_run import is_told, own_test
+from nip_core.session.session import Session
 from nip_core.stages.models import models_for, opponents_for
-from nip_core.stages.session import Session
 
 _YAML: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is many times faster
 _TOLD = (

@@ -8,7 +8,7 @@ opponents_for  the models of earlier iterations that agents meet in one
 from nip_core.jobs.document import read_job
 from nip_core.parameters.opponents import opponents_of
 from nip_core.records.models import ServedModel, map_agents_to_groups, opponents_on_record
-from nip_core.stages.session import Session
+from nip_core.session.session import Session
 
 
 def models_for(session: Session, iteration: int) -> dict[str, ServedModel]:

@@ -21,8 +21,8 @@ from nip_core.rollouts.plan import SPLITS, TEST, EpisodeSpec, plan_episodes
 from nip_core.rollouts.trees import generations_by_episode
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
-from nip_core.stages.prepare import plan_run
-from nip_core.stages.problems_of_run import load_all_problems
+from nip_core.session.prepare import plan_run
+from nip_core.session.problems_of_run import load_all_problems
 from nip_core.stages.transcripts import committed_rollouts, game_of
 
 _SHOWN = 8

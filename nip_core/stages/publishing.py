@@ -18,8 +18,8 @@ from nip_core.records.spending import Spent, add_up
 from nip_core.records.spent_in_all import set_aside
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError
-from nip_core.stages.contents import code_version
-from nip_core.stages.session import Session
+from nip_core.session.contents import code_version
+from nip_core.session.session import Session
 from nip_core.stages.showing import report_location, write_report
 
 _SHOWN = 5

@@ -30,12 +30,12 @@ from nip_core.run_store.lease import borrow
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.servers.endpoints import Endpoints, remote_endpoints
-from nip_core.stages.contents import problems_digest
-from nip_core.stages.opening import chat_client
-from nip_core.stages.origin import Origin
+from nip_core.session.contents import problems_digest
+from nip_core.session.opening import chat_client
+from nip_core.session.origin import Origin
+from nip_core.session.problems_of_run import load_all_problems
+from nip_core.session.session import Session
 from nip_core.stages.playing import split_play
-from nip_core.stages.problems_of_run import load_all_problems
-from nip_core.stages.session import Session
 from nip_lm_server.client import KEY_FILE
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from nip_core.records.rewinds import (
     paths_from,
     rewind,
 )
-from nip_core.stages.session import Session
+from nip_core.session.session import Session
 
 
 async def rerun(session: Session, iteration: int, stage: Stage, *, token: str) -> None:

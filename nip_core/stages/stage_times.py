@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from nip_core.errors import LeaseError, StoreError
 from nip_core.records.stage_seconds import seconds_so_far, times_path
 from nip_core.run_store.documents import encode
-from nip_core.stages.session import Session
+from nip_core.session.session import Session
 
 EVERY_S = 20.0
 """Seconds of an iteration that may be on no record."""

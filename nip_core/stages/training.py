@@ -27,9 +27,9 @@ from nip_core.progress.board import Activity, Progress
 from nip_core.progress.outlook import STEPS
 from nip_core.records.rewinds import next_attempt
 from nip_core.run_store.manifest import read_manifest
+from nip_core.session.session import Session
 from nip_core.stages.choosing import describe
 from nip_core.stages.models import models_for
-from nip_core.stages.session import Session
 from nip_core.trainers.dataset import open_dataset
 from nip_core.trainers.group_job import Parent, group_job
 from nip_core.trainers.lines import held_out, write_payloads

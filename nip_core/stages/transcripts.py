@@ -29,7 +29,7 @@ from nip_core.rollouts.plan import ATTACK, TEST, TRAIN
 from nip_core.rollouts.tables import RolloutTables, StoredRollouts, read_rollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunRecord, RunStore
-from nip_core.stages.contents import template_digests
+from nip_core.session.contents import template_digests
 
 _SAMPLED = 40  # of each iteration and split
 _MOST = 300  # of each, of those that are worth reading

@@ -24,7 +24,7 @@ from nip_core.protocols.nip import NipProtocol
 from nip_core.protocols.scales import ACCEPT, NO_DECISION, REJECT, SCALES, discrete
 from nip_core.scenarios import make_scenario
 from nip_core.scenarios.prompts import PLACEHOLDERS, SystemPrompts
-from nip_core.stages.contents import template_digests
+from nip_core.session.contents import template_digests
 
 PLAIN = ("nip", "adp", "solo_verifier", "debate", "mnip", "merlin_arthur", "multi_channel_test")
 WRAPPED = ("nip", "adp", "debate", "mnip", "merlin_arthur")

@@ -17,7 +17,7 @@ from nip_core.parameters import load_parameters
 from nip_core.protocols import make_protocol
 from nip_core.records.rewinds import STAGES
 from nip_core.scenarios import find_scenario
-from nip_core.stages.problems_of_run import load_all_problems
+from nip_core.session.problems_of_run import load_all_problems
 from nip_prefect.flows.evaluate import evaluate
 from nip_prefect.flows.train import continue_run, train
 from nip_prefect.flows.up import POOLS

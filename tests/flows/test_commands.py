@@ -19,7 +19,7 @@ from nip_core.loop import play
 from nip_core.parameters import load_parameters
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.opening import open_session
+from nip_core.session.opening import open_session
 from nip_core.stages.prompting import Place, chat_on_record, chat_to_come
 from nip_prefect.flows.command_table import PANELS, load_command
 

@@ -10,7 +10,7 @@ from nip_core.rollouts.parquet import parquet_table
 from nip_core.run_store.manifest import is_committed, read_file, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.problems_of_run import load_all_problems
+from nip_core.session.problems_of_run import load_all_problems
 from nip_core.trainers.dataset import EXAMPLES
 
 ALTERNATING = {

@@ -15,7 +15,7 @@ from server_here import servers_here
 from nip_core import loop
 from nip_core.parameters import load_parameters
 from nip_core.records.rewinds import Stage
-from nip_core.stages.opening import open_session
+from nip_core.session.opening import open_session
 from nip_core.stages.rerun_run import rerun
 
 FEW = {"num_iterations": 1, "rollouts_per_iteration": 40, "num_epochs": 1}

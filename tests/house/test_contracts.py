@@ -36,7 +36,7 @@ BROKEN = {
         ("nip_core/game/chat_format.py", "nip_core.scenarios.code_validation.buggy_apps"),
     ),
     "The floors of nip_core": (
-        ("nip_core/tolerance.py", "nip_core.stages.session"),
+        ("nip_core/tolerance.py", "nip_core.session.session"),
         ("nip_core/run_store/documents.py", "nip_core.evaluation.metrics"),
     ),
     "The floors of lm_server": (

@@ -32,8 +32,8 @@ from nip_core.rollouts.trees import Branching
 from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.opening import open_session
-from nip_core.stages.prepare import fork_run
+from nip_core.session.opening import open_session
+from nip_core.session.prepare import fork_run
 from nip_core.stages.rerun_run import rerun
 from nip_core.stages.verification import verify_run
 

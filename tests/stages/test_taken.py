@@ -15,8 +15,8 @@ from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.prepare import estimate_of
-from nip_core.stages.problems_of_run import load_all_problems
+from nip_core.session.prepare import estimate_of
+from nip_core.session.problems_of_run import load_all_problems
 from nip_prefect.flows.printing import show_plan
 
 KINDS = ("prompt_tokens", "completion_tokens", "training_tokens")

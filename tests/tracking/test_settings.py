@@ -7,7 +7,7 @@ from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.prepare import prepare
+from nip_core.session.prepare import prepare
 from nip_core.tracking.places import check_trackers, is_remote, tracker_directory
 from nip_prefect.flows.cli import app
 

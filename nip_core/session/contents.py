@@ -24,7 +24,7 @@ from nip_core.models import resolve_model
 from nip_core.protocols import find_protocol
 from nip_core.scenarios import Problem, find_scenario
 from nip_core.servers.endpoints import Endpoints
-from nip_core.stages.origin import Origin
+from nip_core.session.origin import Origin
 from nip_lm_server.client import ReadError, read_text
 
 

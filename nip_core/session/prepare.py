@@ -28,10 +28,10 @@ from nip_core.scenarios.checked import drawn, raised, text_of, written
 from nip_core.servers.endpoints import Endpoints, remote_endpoints
 from nip_core.servers.kept_models import ADAPTERS
 from nip_core.servers.own_server import check_server
-from nip_core.stages.contents import code_version, contents_of, places_of
-from nip_core.stages.origin import Origin, find_origin, names_run, resolved, takes_over
-from nip_core.stages.problems_of_run import load_all_problems
-from nip_core.stages.room import check_room
+from nip_core.session.contents import code_version, contents_of, places_of
+from nip_core.session.disk_room import check_room
+from nip_core.session.origin import Origin, find_origin, names_run, resolved, takes_over
+from nip_core.session.problems_of_run import load_all_problems
 from nip_core.tracking.places import check_trackers
 
 _TRIED = 8  # problems of a split, about, and what a prover might write about them

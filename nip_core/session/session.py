@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Session:
-    """A run that this process holds. Made by `nip_core.stages.opening.open_session`."""
+    """A run that this process holds. Made by `nip_core.session.opening.open_session`."""
 
     parameters: HyperParameters
     game: Game

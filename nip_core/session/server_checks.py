@@ -32,7 +32,7 @@ from nip_core.redaction import redact, shown_address
 from nip_core.scenarios import Problem, Scenario
 from nip_core.scenarios.checked import drawn
 from nip_core.servers.endpoints import Endpoints
-from nip_core.stages.session import Session
+from nip_core.session.session import Session
 from nip_lm_server.client import parse_json
 
 _log = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.parameters.load import merged_settings
 from nip_core.rollouts.plan import SPLITS, EpisodeSpec, plan_episodes
 from nip_core.scenarios import find_scenario
-from nip_core.stages.prepare import check_functions, check_system
-from nip_core.stages.problems_of_run import load_all_problems
+from nip_core.session.prepare import check_functions, check_system
+from nip_core.session.problems_of_run import load_all_problems
 
 _CHAT_FORMAT = "alternating"
 

@@ -25,10 +25,15 @@ from nip_core.run_store.lease import Lease, acquire
 from nip_core.servers.kept_models import keep_models, restore
 from nip_core.servers.own_server import OwnServer, server_directory, server_spec
 from nip_core.servers.shutdown_dates import warn_of_shutdowns
-from nip_core.stages.checks import check_engines, check_prompts, check_reachable, check_version
-from nip_core.stages.origin import bring
-from nip_core.stages.prepare import Prepared, prepare
-from nip_core.stages.session import Session
+from nip_core.session.origin import bring
+from nip_core.session.prepare import Prepared, prepare
+from nip_core.session.server_checks import (
+    check_engines,
+    check_prompts,
+    check_reachable,
+    check_version,
+)
+from nip_core.session.session import Session
 from nip_core.tracking.feeders import Feeders
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, open_store
 from nip_core.scenarios import Problem
-from nip_core.stages.problems_of_run import load_all_problems
+from nip_core.session.problems_of_run import load_all_problems
 
 
 def own_test(source: RunStore, iteration: int) -> OwnTest:
