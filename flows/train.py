@@ -19,7 +19,7 @@ from nip_core.records.rewinds import Stage
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.publishing import check_store
-from nip_core.stages.rerun_run import rerun
+from nip_core.upkeep.rerun import rerun
 from nip_prefect.flows.form import Bundled
 from nip_prefect.flows.hooks import HOOKS
 from nip_prefect.flows.iteration import call

@@ -31,7 +31,7 @@ def verify(
     and models and jobs against their server. Writes nothing; exit code 5 if anything is wrong."""
     from nip_core.records.named_run import no_such_run, open_runs, place_of
     from nip_core.run_store.run import RunStore, list_runs
-    from nip_core.stages.verification import has_begun, summarise, verify_all
+    from nip_core.upkeep.verify import has_begun, summarise, verify_all
 
     run_store, run = place_of(run, run_store)
     store = open_runs(run_store)

@@ -16,7 +16,7 @@ from nip_core.records.transcript_files import transcripts_path
 from nip_core.rollouts.plan import ATTACK, TEST
 from nip_core.session.prepare import Prepared
 from nip_core.stages.showing import summary, write_report
-from nip_core.stages.verification import check_run
+from nip_core.upkeep.verify import check_run
 
 
 def finished_run(prepared: Prepared) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from nip_core import loop
 from nip_core.parameters import load_parameters
 from nip_core.records.rewinds import Stage
 from nip_core.session.opening import open_session
-from nip_core.stages.rerun_run import rerun
+from nip_core.upkeep.rerun import rerun
 
 FEW = {"num_iterations": 1, "rollouts_per_iteration": 40, "num_epochs": 1}
 """As `rl`, the shortest training of both groups: 10 examples for each."""

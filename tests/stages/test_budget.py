@@ -34,8 +34,8 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.opening import open_session
 from nip_core.session.prepare import fork_run
-from nip_core.stages.rerun_run import rerun
-from nip_core.stages.verification import verify_run
+from nip_core.upkeep.rerun import rerun
+from nip_core.upkeep.verify import verify_run
 
 CONCURRENCY = 4
 PRICE = {"prompt_usd": 1.0, "completion_usd": 2.0, "training_usd": 3.0}

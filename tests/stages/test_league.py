@@ -20,8 +20,8 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.opening import open_session
 from nip_core.session.problems_of_run import load_all_problems
-from nip_core.stages.verification import verify_run
 from nip_core.trainers.dataset import open_dataset
+from nip_core.upkeep.verify import verify_run
 
 HALF = {"kind": "league", "share": 0.5}
 RL = {"num_iterations": 2, "rollouts_per_iteration": 40, "num_epochs": 1}

@@ -20,7 +20,7 @@ from nip_core.run_store.store import open_store
 from nip_core.stages import playing, transcripts
 from nip_core.stages.publishing import check_store, state_of
 from nip_core.stages.showing import summary
-from nip_core.stages.verification import check_presence, verify_run
+from nip_core.upkeep.verify import check_presence, verify_run
 
 MODEL = {"model": "ft:m", "base_model": "m"}
 JOB = {"id": "j", "outcome": "succeeded", "status": "succeeded", "reason": None}

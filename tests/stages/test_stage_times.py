@@ -15,7 +15,7 @@ from nip_core.records.stage_seconds import seconds_so_far
 from nip_core.session.opening import open_session
 from nip_core.stages import agenda, choosing, measuring, stage_times
 from nip_core.stages.stage_times import StageTimes
-from nip_core.stages.verification import verify_run
+from nip_core.upkeep.verify import verify_run
 
 
 class Stopped(Exception):

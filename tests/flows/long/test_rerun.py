@@ -25,7 +25,7 @@ from nip_core.session.opening import open_session
 from nip_core.session.prepare import fork_run, prepare
 from nip_core.stages.finished import finished_run, finished_test
 from nip_core.stages.publishing import check_store, state_of
-from nip_core.stages.verification import verify_all
+from nip_core.upkeep.verify import verify_all
 from nip_prefect.flows.commands.show import show
 from nip_prefect.flows.train import continue_run, train
 from nip_prefect.flows.verify import verify

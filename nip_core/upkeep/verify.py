@@ -212,7 +212,7 @@ def verify_run(run: RunStore, *, deep: bool = True, since: int = 0) -> Check:
     at. `since` is the first iteration that is checked: if not all are, neither is what was set
     aside. Raises StoreError if the store can't be read.
     """
-    from nip_core.stages.verified_records import check_records
+    from nip_core.upkeep.verify_records import check_records
 
     paths = _newest_paths(run, since) if since else walk(run.store, run.root)
     check = Check(run, frozenset(paths), deep, since)
@@ -239,7 +239,7 @@ def has_begun(run: RunStore) -> bool:
 
 async def verify_all(run: RunStore) -> Check:
     """`verify_run`, and the models and jobs at the servers that have trained them."""
-    from nip_core.stages.verified_server import check_servers
+    from nip_core.upkeep.verify_servers import check_servers
 
     check = verify_run(run)
     await check_servers(check)
