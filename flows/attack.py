@@ -73,7 +73,7 @@ def attack(
         return
 
     def look(prepared: Any) -> dict[str, Any] | None:
-        from nip_core.stages.finished import finished_run
+        from nip_core.showing.finished import finished_run
 
         return finished_run(prepared)
 

@@ -215,7 +215,7 @@ class _Team:
         Raises what keeps it from being started at all.
         """
         from nip_core.session.prepare import prepare
-        from nip_core.stages.finished import finished_run
+        from nip_core.showing.finished import finished_run
 
         try:
             finished = finished_run(prepare(run.parameters))

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nip_core.stages.reading import run, runs
+    from nip_core.showing.run_tables import run, runs
 
 __all__ = ["DISTRIBUTION", "__version__", "how_to_install", "run", "runs"]
 
@@ -26,5 +26,5 @@ def __getattr__(name: str) -> Any:
     """Import what reads runs when it is asked for: it takes longer than all else here."""
     if name in ("run", "runs"):
         # By name: whoever imports __version__ from here does not depend on the floors above.
-        return getattr(import_module("nip_core.stages.reading"), name)
+        return getattr(import_module("nip_core.showing.run_tables"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

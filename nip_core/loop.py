@@ -25,6 +25,7 @@ from nip_core.records.status import first_incomplete
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.session.opening import open_session
 from nip_core.session.session import Session
+from nip_core.showing.summary import summary
 from nip_core.stages import (
     agenda,
     choosing,
@@ -36,7 +37,6 @@ from nip_core.stages import (
     training,
 )
 from nip_core.stages.publishing import publish
-from nip_core.stages.showing import summary
 from nip_core.stages.stage_times import StageTimes
 
 Call = Callable[..., Awaitable[Any]]

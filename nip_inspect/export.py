@@ -44,7 +44,7 @@ from nip_core.rollouts.tables import RolloutTables, StoredRollouts
 from nip_core.rollouts.trees import generations_by_episode
 from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunStore
-from nip_core.stages.transcripts import committed_rollouts, game_of
+from nip_core.showing.transcripts import committed_rollouts, game_of
 from nip_inspect.export_sample import Split, sample_of, usage_by
 from nip_inspect.scoring import RATES, is_right, summary
 

@@ -66,7 +66,7 @@ def train(
         parameters, settings = _fork(parameters, config, settings, fork)
 
     def look(prepared: Any) -> dict[str, Any] | None:
-        from nip_core.stages.finished import finished_run
+        from nip_core.showing.finished import finished_run
 
         return None if again else finished_run(prepared)
 

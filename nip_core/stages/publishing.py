@@ -20,7 +20,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError
 from nip_core.session.contents import code_version
 from nip_core.session.session import Session
-from nip_core.stages.showing import report_location, write_report
+from nip_core.showing.summary import report_location, write_report
 
 _SHOWN = 5
 _NEWEST = 20  # iterations whose stages a table of costs names one by one

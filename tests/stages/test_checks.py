@@ -18,8 +18,8 @@ from nip_core.parameters import load_parameters
 from nip_core.records.left_out import settle
 from nip_core.session.opening import open_session
 from nip_core.session.server_checks import _sample_conversation
+from nip_core.showing.summary import summary, write_report
 from nip_core.stages.playing import split_play
-from nip_core.stages.showing import summary, write_report
 from nip_lm_server.client import ServerHandle
 from nip_lm_server.spec import EngineSpec, ServerSpec
 

@@ -23,7 +23,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store, walk
 from nip_core.session.opening import open_session
 from nip_core.session.prepare import fork_run, prepare
-from nip_core.stages.finished import finished_run, finished_test
+from nip_core.showing.finished import finished_run, finished_test
 from nip_core.stages.publishing import check_store, state_of
 from nip_core.upkeep.verify import verify_all
 from nip_prefect.flows.commands.show import show

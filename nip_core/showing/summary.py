@@ -27,7 +27,7 @@ from nip_core.records.left_out import in_words, recorded
 from nip_core.records.status import status_of
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore
-from nip_core.stages.transcripts import RunTranscripts
+from nip_core.showing.transcripts import RunTranscripts
 
 _IN_SUMMARY = (
     *("accuracy", "accuracy_ci95", "completeness", "completeness_ci95"),

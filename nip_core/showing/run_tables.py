@@ -22,8 +22,8 @@ from nip_core.rollouts.schema import EPISODES, GENERATIONS, TIMINGS
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
-from nip_core.stages.listing import list_summaries
-from nip_core.stages.showing import report_location, summary
+from nip_core.showing.listing import list_summaries
+from nip_core.showing.summary import report_location, summary
 from nip_core.trainers.dataset import open_dataset
 
 _SPLITS = (TRAIN, VALIDATION, TEST, CANDIDATE, ATTACK)

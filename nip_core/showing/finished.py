@@ -15,7 +15,7 @@ from nip_core.records.status import first_incomplete
 from nip_core.records.transcript_files import transcripts_path
 from nip_core.rollouts.plan import ATTACK, TEST
 from nip_core.session.prepare import Prepared
-from nip_core.stages.showing import summary, write_report
+from nip_core.showing.summary import summary, write_report
 from nip_core.upkeep.verify import check_run
 
 

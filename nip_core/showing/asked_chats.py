@@ -23,7 +23,7 @@ from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
 from nip_core.session.prepare import plan_run
 from nip_core.session.problems_of_run import load_all_problems
-from nip_core.stages.transcripts import committed_rollouts, game_of
+from nip_core.showing.transcripts import committed_rollouts, game_of
 
 _SHOWN = 8
 """Identifiers in an error."""
