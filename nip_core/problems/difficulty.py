@@ -13,6 +13,7 @@ from dataclasses import replace
 from nip_core.game.render import Game
 from nip_core.hashing import derive_key, digest
 from nip_core.parameters import HyperParameters
+from nip_core.problems.asked_model import AGENT, ModelOptions, OpenModel, agent_of, settings_of
 from nip_core.progress.board import Progress
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.episode import ShardContext
@@ -21,7 +22,6 @@ from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import EpisodeSpec, episode_spec
 from nip_core.scenarios import Problem
 from nip_core.scenarios.rows import Row
-from nip_core.stages.asked_model import AGENT, ModelOptions, OpenModel, agent_of, settings_of
 
 EASY, HARD = 2 / 3, 1 / 3
 """The shares of bugs noticed from which a problem is easy, and below which it is hard."""

@@ -20,6 +20,7 @@ from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import StageError
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.parameters import HyperParameters
+from nip_core.problems.asked_model import OpenModel, agent_of
 from nip_core.problems.from_tests import Examined, Written
 from nip_core.problems.tested import Tested, defined_names, plain
 from nip_core.problems.variants import is_buggy, is_killed
@@ -27,7 +28,6 @@ from nip_core.rollouts.chat_client import ChatAnswer, RequestRefusedError
 from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.model_call import request_body
 from nip_core.sandbox.sandbox import TestReport
-from nip_core.stages.asked_model import OpenModel, agent_of
 
 KIND = "language_model"
 REWRITE = "rewrite"

@@ -18,6 +18,16 @@ from typing import Any
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.providers import base_name
+from nip_core.problems import difficulty, written_bugs
+from nip_core.problems.asked_model import (
+    AGENT,
+    ModelOptions,
+    agent_of,
+    open_model,
+    refuse_unpriced,
+    settings_of,
+    usd_of,
+)
 from nip_core.problems.datasheet import SHEET, facts_of, write_dataset
 from nip_core.problems.from_tests import (
     LIMITS,
@@ -28,23 +38,13 @@ from nip_core.problems.from_tests import (
     moved_splits,
     rows_of,
 )
+from nip_core.problems.known_reports import KnownReports
 from nip_core.problems.sources import Source, read_source
 from nip_core.problems.tested import LeftOut, TestRunner
+from nip_core.problems.written_bugs import STYLES, Record
 from nip_core.rollouts.journal import Journal
 from nip_core.sandbox.sandbox import SandboxError
 from nip_core.scenarios.rows import Row
-from nip_core.stages import difficulty, written_bugs
-from nip_core.stages.asked_model import (
-    AGENT,
-    ModelOptions,
-    agent_of,
-    open_model,
-    refuse_unpriced,
-    settings_of,
-    usd_of,
-)
-from nip_core.stages.known_reports import KnownReports
-from nip_core.stages.written_bugs import STYLES, Record
 from nip_lm_server.client import parse_json
 
 TESTS = "tests.journal"
