@@ -50,7 +50,7 @@ def attack(
 ) -> None:
     """Attack the verifier of RUN, as a run of its own; one that was stopped goes on."""
     from nip_core.records.named_run import place_of
-    from nip_core.stages.attack import STEPS, TESTED_EVERY, attack_settings
+    from nip_core.sweep.attack_run import STEPS, TESTED_EVERY, attack_settings
 
     if by not in _WAYS:
         raise SettingsError(f"--by {by!r}: use one of {', '.join(_WAYS)}")

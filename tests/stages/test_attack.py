@@ -33,7 +33,7 @@ from nip_core.servers.own_server import server_directory
 from nip_core.session.prepare import estimate_of
 from nip_core.session.problems_of_run import load_all_problems
 from nip_core.showing.summary import summary, write_report
-from nip_core.stages.attack import attack_settings
+from nip_core.sweep.attack_run import attack_settings
 from nip_core.upkeep.clean import find_unused
 from nip_core.upkeep.verify import verify_run
 from nip_prefect.flows.attack import _numbers, _refuse
