@@ -24,7 +24,7 @@ from nip_core.records.models import Decision
 from nip_core.rollouts.plan import CANDIDATE, VALIDATION
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.session.session import Session
-from nip_core.stages.models import candidates
+from nip_core.stages.served import candidates
 from nip_core.tolerance import at_least
 
 

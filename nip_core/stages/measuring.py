@@ -43,7 +43,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
 from nip_core.session.attacked_run import is_told, own_test
 from nip_core.session.session import Session
-from nip_core.stages.models import models_for, opponents_for
+from nip_core.stages.served import models_for, opponents_for
 
 _YAML: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is many times faster
 _TOLD = (

@@ -54,7 +54,7 @@ from nip_core.rollouts.tables import (
 from nip_core.rollouts.trees import Branching, tree_order
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.session.session import Session
-from nip_core.stages.models import candidates, models_for, opponents_for
+from nip_core.stages.served import candidates, models_for, opponents_for
 
 _LIKELIEST = 5  # tokens at each place: both verdicts are among them
 _EPISODES_READY = 4  # under way or waiting for a place, for each call in flight

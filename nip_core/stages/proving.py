@@ -22,7 +22,7 @@ from nip_core.records.models import ServedModel
 from nip_core.rollouts.chat_client import ChatClient, Endpoint, RequestRefusedError
 from nip_core.servers.endpoints import Endpoints
 from nip_core.session.session import Session
-from nip_core.stages.models import candidates, models_for, opponents_for
+from nip_core.stages.served import candidates, models_for, opponents_for
 
 
 async def prove_serving(session: Session, iteration: int) -> None:

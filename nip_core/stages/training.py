@@ -29,7 +29,7 @@ from nip_core.records.rewinds import next_attempt
 from nip_core.run_store.manifest import read_manifest
 from nip_core.session.session import Session
 from nip_core.stages.choosing import describe
-from nip_core.stages.models import models_for
+from nip_core.stages.served import models_for
 from nip_core.trainers.dataset import open_dataset
 from nip_core.trainers.group_job import Parent, group_job
 from nip_core.trainers.lines import held_out, write_payloads
