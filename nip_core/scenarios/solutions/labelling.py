@@ -26,7 +26,7 @@ from threading import Event
 
 from nip_core.concurrency import in_thread
 from nip_core.errors import StageError
-from nip_core.problems import Limits, Program, SandboxError, SandboxResult, run_python_batch
+from nip_core.sandbox.sandbox import Limits, Program, SandboxError, SandboxResult, run_python_batch
 from nip_core.scenarios.base import Label, NoLabel
 
 _PROGRAM = Path(__file__).with_name("in_sandbox.py").read_text(encoding="utf-8")
