@@ -34,11 +34,11 @@ from nip_lm_server.api.plumbing import (
 )
 from nip_lm_server.api.proxy import Proxy
 from nip_lm_server.auth import KeyRing
-from nip_lm_server.engines.deterministic import InjectedFault
+from nip_lm_server.engines.scripted.deterministic_engine import InjectedFault
 from nip_lm_server.errors import ApiError, Places
 from nip_lm_server.jobs.supervisor import JobSupervisor
 from nip_lm_server.jobs.table import JobTable
-from nip_lm_server.serving.placement import make_slots
+from nip_lm_server.placement import make_slots
 from nip_lm_server.serving.pool import EnginePool
 from nip_lm_server.spec import ServerSpec
 from nip_lm_server.state.database import UNUSABLE, Database, unusable

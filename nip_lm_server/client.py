@@ -29,7 +29,7 @@ from typing import Any
 from nip_lm_server import formats
 from nip_lm_server.auth import is_secret_name
 from nip_lm_server.devices import OLDEST_DRIVERS, compile_caches, driver_version, has_cuda
-from nip_lm_server.engines.vllm_options import (
+from nip_lm_server.engines.vllm.options import (
     DEFAULT_LORA_RANK,
     LARGEST_LORA_RANK,
     served_lora_rank,
@@ -172,7 +172,7 @@ def describe_vllm(environment: Mapping[str, str]) -> str:
     Raises VllmMissingError, which says how to get one.
     """
     from nip_lm_server.engines.base import EngineError
-    from nip_lm_server.engines.vllm_installation import find_executable, inspect
+    from nip_lm_server.engines.vllm.installation import find_executable, inspect
 
     try:
         python = find_executable(None, environment)
@@ -195,7 +195,7 @@ def public_probe(base_model: str, adapter: Path) -> dict[str, Any]:
     computed, AdapterError if one of them can't be read.
     """
     try:
-        from nip_lm_server.engines.public_probe import public_probe as compute
+        from nip_lm_server.engines.embedded.public_probe import public_probe as compute
 
         return compute(base_model, adapter)
     except ModuleNotFoundError as error:

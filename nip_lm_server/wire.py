@@ -83,7 +83,7 @@ class DpoHyperparameters(Hyperparameters):
 
 
 class TrajectoriesHyperparameters(Hyperparameters):
-    """The three, and the settings of the clipped policy gradient. See `training/trajectories`."""
+    """The three, and the settings of the clipped policy gradient. See `training/rl.py`."""
 
     clip_low: float | None = Field(None, ge=0, le=1)
     """The ratio of new to old probability counts down to 1 - clip_low."""

@@ -35,6 +35,7 @@ from nip_lm_server.jobs.events import step_data
 from nip_lm_server.jobs.settings import client_param, total_rank
 from nip_lm_server.jobs.table import JobTable
 from nip_lm_server.proof import Proof
+from nip_lm_server.serving.training_place import TrainingPlace
 from nip_lm_server.state.database import dump
 from nip_lm_server.state.disk import is_full
 from nip_lm_server.state.models import AdapterError, NotProvedError
@@ -45,7 +46,6 @@ from nip_lm_server.training.job import (
     TrainingJob,
     TrainingStopped,
 )
-from nip_lm_server.training.trainers import TrainingPlace
 from nip_lm_server.wire import ENDED_STATUSES, EffectiveSettings
 
 PUBLISH_ATTEMPTS = 2

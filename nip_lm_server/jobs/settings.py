@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from nip_lm_server import wire
 from nip_lm_server.errors import ApiError, model_not_found
 from nip_lm_server.formats.bounds import parse_json
+from nip_lm_server.serving.training_place import TrainingPlace
 from nip_lm_server.state.models import ModelStore
-from nip_lm_server.training.trainers import TrainingPlace
 from nip_lm_server.wire import (
     CreateJobRequest,
     DpoHyperparameters,

@@ -27,7 +27,7 @@ from nip_lm_server.errors import ApiError
 from nip_lm_server.jobs.run import JobRunner, Turn
 from nip_lm_server.jobs.table import JobTable
 from nip_lm_server.processes import end_process
-from nip_lm_server.training.trainers import TrainingPlace
+from nip_lm_server.serving.training_place import TrainingPlace
 from nip_lm_server.wire import ACTIVE_STATUSES, EffectiveSettings
 
 STOP_GRACE_S = 6.0

@@ -29,9 +29,9 @@ from nip_lm_server.errors import ApiError, model_not_found
 from nip_lm_server.proof import Proof
 from nip_lm_server.serving.engine_lifecycle import Wanted
 from nip_lm_server.serving.served_base import LOAD_TIMEOUT_S, ServedBase, Slot
+from nip_lm_server.serving.training_place import TrainingPlace
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.models import AdapterError, ModelStore
-from nip_lm_server.training.trainers import TrainingPlace
 
 READY_TIMEOUT_S = 600.0
 """Longest wait of a finished training for an engine that comes back to load its adapter."""

@@ -20,10 +20,10 @@ from nip_lm_server.devices import one_queue, overlap
 from nip_lm_server.engines.base import Engine, EngineError
 from nip_lm_server.proof import Proof
 from nip_lm_server.serving.engine_lifecycle import DRAIN_POLL_S, DRAIN_S, EngineLifecycle
+from nip_lm_server.serving.training_place import Trainer
 from nip_lm_server.spec import EngineSpec
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.models import AdapterError, ModelStore, NotProvedError
-from nip_lm_server.training.trainers import Trainer
 
 LOAD_TIMEOUT_S = 60.0
 """Longest wait of a request for its adapter to be loaded."""

@@ -3,6 +3,7 @@
 TrainingJob, read_job    ``job.json``, written and read
 Events                   ``events.jsonl``, appended line by line
 TrainingError            a training that can't go on; becomes the last event, and the job's error
+TrainingResult           what comes out of it
 TrainingStopped          a training that was told to end, and can go on
 """
 
@@ -112,6 +113,22 @@ def read_job(job_dir: Path) -> TrainingJob:
         message = f"{param}: {first['msg']}, got {first.get('input')!r}"
         raise TrainingError("invalid_job", message, param) from None
     return job.model_copy(update={"job_dir": job_dir.absolute()})
+
+
+Report = Callable[[list[dict[str, Any]]], None]
+"""Receives the events of a training in order, a few at a time."""
+
+
+class TrainingResult(BaseModel):
+    """Figures of a finished training, those of its method besides."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    steps: int
+    tokens: int
+    wall_s: float
+    final_loss: float | None  # None where there is no model
+    unchanged: bool = False  # the weights are those that the training started from
 
 
 class Events:

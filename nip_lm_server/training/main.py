@@ -4,7 +4,7 @@
 ``DIR/events.jsonl``, keeps checkpoints in ``DIR/checkpoints`` and fills the job's output directory.
 
 job           job.json and events.jsonl
-sft, dpo, trajectories   one method each: ``prepare(job, text, events)``
+sft, dpo, rl  one method each: ``prepare(job, text, events)``
 policy_gradient, policy_trainer   the loss of trajectories, and its loop
 loading       tokenizer, base model, parent adapter      encoding      conversations -> token ids
 device        the job's device, and the processes that share it
@@ -50,7 +50,7 @@ STOPPED = 143
 _METHODS = {
     "supervised": "nip_lm_server.training.sft",
     "dpo": "nip_lm_server.training.dpo",
-    "trajectories": "nip_lm_server.training.trajectories",
+    "trajectories": "nip_lm_server.training.rl",
 }
 _NO_SPACE = (27, 28, 122)  # EFBIG, ENOSPC, EDQUOT
 

@@ -1,6 +1,6 @@
 """The trainer of method `trajectories`: transformers' Trainer with the clipped policy gradient.
 
-PolicyTrainer    over rows that `trajectories` makes; `fill_in` before training
+PolicyTrainer    over rows that `rl` makes; `fill_in` before training
 
 Whoever imports this loads torch and transformers.
 """

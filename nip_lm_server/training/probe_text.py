@@ -25,7 +25,7 @@ def probe_text(job: TrainingJob, text: loading.Text) -> list[int]:
 
     Of data with hardly any, the tokens of `prove_weights.probe_tokens`.
     """
-    from nip_lm_server.engines.prove_weights import LONGEST, probe_tokens
+    from nip_lm_server.engines.embedded.prove_weights import LONGEST, probe_tokens
 
     most = min(LONGEST, text.context or LONGEST)
     tokens: list[int] = []
@@ -48,13 +48,13 @@ def _sequences(job: TrainingJob, text: loading.Text) -> Iterator[EncodedSequence
 
 
 def _encoded(method: str, line: int, example: Any, text: loading.Text) -> list[EncodedSequence]:
-    from nip_lm_server.training import dpo, encoding, trajectories
+    from nip_lm_server.training import dpo, encoding, rl
 
     if method == "dpo":
         pair = dpo.encode_pair(example, text, line)
         return join([Turn(pair.prompt, pair.preferred)])
     if method == "trajectories":
-        return list(trajectories.encode_episode(line, example, text).sequences)
+        return list(rl.encode_episode(line, example, text).sequences)
     return encoding.encode_example(
         text.tokenizer,
         [message.to_dict() for message in example.messages],

@@ -3,7 +3,7 @@
 run                 all of it
 ProgressCallback    tells of every step, and stops the training where the loss breaks
 
-A method's module (`sft`, `dpo`, `trajectories`) has ``prepare(job, text, events)``, which
+A method's module (`sft`, `dpo`, `rl`) has ``prepare(job, text, events)``, which
 
 1. reads its data with `encoding`,
 2. loads the model with `loading.load_start`,

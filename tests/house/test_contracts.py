@@ -40,7 +40,7 @@ BROKEN = {
         ("nip_core/run_store/documents.py", "nip_core.evaluation.metrics"),
     ),
     "The floors of lm_server": (
-        ("nip_lm_server/engines/kv_cache.py", "nip_lm_server.training.job"),
+        ("nip_lm_server/engines/embedded/kv_cache.py", "nip_lm_server.training.job"),
         ("nip_lm_server/version.py", "nip_lm_server.serving.pool"),
         ("nip_lm_server/state/disk.py", "nip_lm_server.engines.base"),
     ),

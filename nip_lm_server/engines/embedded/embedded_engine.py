@@ -30,11 +30,10 @@ from nip_lm_server.engines.base import (
     GenerationResult,
     room_for_answer,
 )
-from nip_lm_server.engines.loading import EmbeddedOptions
-from nip_lm_server.engines.lora import LoraAdapter, read_lora
-from nip_lm_server.engines.probes import MAX_RIVALS
-from nip_lm_server.engines.prove_weights import prove, prove_base
-from nip_lm_server.engines.requests import (
+from nip_lm_server.engines.embedded.loaded_model import EmbeddedOptions
+from nip_lm_server.engines.embedded.lora import LoraAdapter, read_lora
+from nip_lm_server.engines.embedded.prove_weights import prove, prove_base
+from nip_lm_server.engines.embedded.requests import (
     MAX_TOP_LOGPROBS,
     RowReader,
     abandon,
@@ -45,7 +44,8 @@ from nip_lm_server.engines.requests import (
     refuse_unguided,
     with_calls,
 )
-from nip_lm_server.engines.worker import ModelWorker, Pending
+from nip_lm_server.engines.embedded.worker import ModelWorker, Pending
+from nip_lm_server.engines.probes import MAX_RIVALS
 from nip_lm_server.proof import Proof
 from nip_lm_server.spec import base_served_name
 
@@ -56,7 +56,7 @@ SLEEP_TIMEOUT_S = 60.0
 class EmbeddedEngine(Engine):
     """Serves `model_path` (a directory or a hub name) and adapters over it.
 
-    `options` are those of `loading.EmbeddedOptions`.
+    `options` are those of `loaded_model.EmbeddedOptions`.
     """
 
     name = "embedded"

@@ -14,7 +14,7 @@ from typing import Any
 
 from nip_lm_server.engines.base import Delta, GenerationRequest
 from nip_lm_server.engines.guided import begin, guidance, json_grammar, wrong_schema
-from nip_lm_server.engines.pseudo_tokens import TOKEN_BYTES, pieces, token_count, token_ids
+from nip_lm_server.engines.scripted.pseudo_tokens import TOKEN_BYTES, pieces, token_count, token_ids
 from nip_lm_server.formats.tool_calls import ToolCall, parameters_of
 
 _END = 256  # the token that ends a text

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from nip_lm_server.engines.answers import AnswerText
+from nip_lm_server.engines.embedded.answers import AnswerText
+from nip_lm_server.engines.embedded.kv_cache import ROOM, Part, assemble, new_cache
+from nip_lm_server.engines.embedded.lora import LoraAdapter, RowwiseLora
+from nip_lm_server.engines.embedded.sampling import Allowed, BatchSampler, Settings
 from nip_lm_server.engines.guided import Guide
-from nip_lm_server.engines.kv_cache import ROOM, Part, assemble, new_cache
-from nip_lm_server.engines.lora import LoraAdapter, RowwiseLora
-from nip_lm_server.engines.sampling import Allowed, BatchSampler, Settings
 
 PREFILL_TOKENS = 2048
 """Padded prompt tokens per forward pass; bounds memory, and small passes stay in a CPU's cache."""

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from nip_lm_server.engines.base import EngineError
-from nip_lm_server.engines.batching import Decoder, Row
-from nip_lm_server.engines.sampling import Settings, row_random
+from nip_lm_server.engines.embedded.batching import Decoder, Row
+from nip_lm_server.engines.embedded.sampling import Settings, row_random
 from nip_lm_server.formats import chat_template
 from nip_lm_server.formats.tool_calls import ToolForm
 from nip_lm_server.vllm_keys.nip_control_tokens import template_facts

@@ -16,8 +16,8 @@ def public_probe(base_model: str, adapter: Path) -> dict[str, Any]:
     `base_model` is a directory or a name on the Hub. Raises OSError,
     ValueError or EngineError if they can't be read.
     """
-    from nip_lm_server.engines.lora import read_lora
-    from nip_lm_server.engines.prove_weights import applied, probe_tokens
+    from nip_lm_server.engines.embedded.lora import read_lora
+    from nip_lm_server.engines.embedded.prove_weights import applied, probe_tokens
     from nip_lm_server.formats.chat_template import context_length, load_model, load_tokenizer
 
     tokenizer = load_tokenizer(base_model)

@@ -1,9 +1,6 @@
-"""How a job's training is run: one interface, a subprocess behind it for real training.
+"""How a job's training is run: in children of this process, one after another, until one is done.
 
-TrainingResult      what comes out of a `job.TrainingJob`
-Trainer             the interface; `deterministic` has another
-TrainingPlace       where the jobs of a base model are trained
-SubprocessTrainer   children, one after the other, until one is done
+It is the `training_place.Trainer` of real training; `deterministic_trainer` has the other one.
 
 The contract with a child, in its job directory: it reads ``job.json``, appends JSON lines to
 ``events.jsonl`` ({"type": "progress" | "message" | "error", ...}), keeps checkpoints in
@@ -21,11 +18,8 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
-
-from pydantic import BaseModel, ConfigDict
+from typing import Any
 
 from nip_lm_server.processes import (
     count_oom_kills,
@@ -34,7 +28,14 @@ from nip_lm_server.processes import (
     signal_group,
     working_environment,
 )
-from nip_lm_server.training.job import CHECKPOINTS, TrainingError, TrainingJob, TrainingStopped
+from nip_lm_server.training.job import (
+    CHECKPOINTS,
+    Report,
+    TrainingError,
+    TrainingJob,
+    TrainingResult,
+    TrainingStopped,
+)
 
 TRAINING_MODULE = "nip_lm_server.training.main"
 TAIL_INTERVAL_S = 0.1
@@ -45,65 +46,6 @@ EXIT_TIMEOUT_S = 10.0
 """How long a killed child may take to be gone."""
 MAX_CRASHES = 2
 """A child that a signal ended is started again this many times without a new checkpoint."""
-
-Report = Callable[[list[dict[str, Any]]], None]
-"""Receives the events of a training in order, a few at a time."""
-
-
-class TrainingResult(BaseModel):
-    """Figures of a finished training, those of its method besides."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    steps: int
-    tokens: int
-    wall_s: float
-    final_loss: float | None  # None where there is no model
-    unchanged: bool = False  # the weights are those that the training started from
-
-
-class Trainer(Protocol):
-    """Runs trainings, each until it is done, stopped, cancelled or failed."""
-
-    async def train(
-        self,
-        job: TrainingJob,
-        report: Report,
-        started: Callable[[int, str], None],
-        stop: asyncio.Event,
-    ) -> TrainingResult:
-        """Train, from the task's last checkpoint if it has one, and leave the weights in
-        `job.output_dir`, which it empties first.
-
-        `report` gets events: {"type": "progress", "step", "total_steps", "loss", ...} and
-        {"type": "message", "level", "message"}; progress need not be told of every step where
-        METRICS_FILE, with lines of the same fields, is left in `job.job_dir`. `started` is told
-        pid and identity of every child process, before anything is awaited.
-
-        There are two ways to end it early, and after both nothing that it started is alive:
-
-        - `stop` is set (a pause, the server's end): it finishes its optimizer step, writes a
-          checkpoint and raises TrainingStopped, within seconds to minutes. If it is done or
-          fails before it notices, it returns or raises as if `stop` had not been set. Where it
-          has no checkpoint it begins again next time.
-        - The await is cancelled (the job was cancelled, or there is no more time to stop): it
-          ends at once, without a checkpoint; CancelledError goes on up.
-
-        Raises TrainingError if the training can't be done: the job has failed for good.
-        """
-
-
-@dataclass(frozen=True)
-class TrainingPlace:
-    """The place where the jobs of one base model are trained, and what its engine takes."""
-
-    base_model: str
-    base_model_path: str  # a directory, or a name on the model hub
-    device: str  # jobs with the same device are trained one after the other
-    trainer: Trainer
-    max_lora_rank: int
-    max_model_len: int
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 class SubprocessTrainer:

@@ -1,6 +1,6 @@
 """Runs a server of another environment so that it ends, with all it started, when ours does.
 
-``python -m nip_lm_server.engines.vllm_guard SERVER_PID RECORD COMMAND...``, with a pipe from
+``python -m nip_lm_server.engines.vllm.guard SERVER_PID RECORD COMMAND...``, with a pipe from
 the server as standard input. The command leads a process group of its own. That group is killed
 when the command's first process ends in any way, when the pipe ends, and ten seconds after
 SIGTERM, which is passed to the first process alone so that it can close down what it started.

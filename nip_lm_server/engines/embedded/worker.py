@@ -24,9 +24,8 @@ from typing import Any, TypeVar
 import torch
 
 from nip_lm_server.engines.base import EngineError, EngineState
-from nip_lm_server.engines.batching import Decoder, Row
-from nip_lm_server.engines.guided import Guide, begin, vocabulary
-from nip_lm_server.engines.loading import (
+from nip_lm_server.engines.embedded.batching import Decoder, Row
+from nip_lm_server.engines.embedded.loaded_model import (
     EmbeddedOptions,
     LoadedModel,
     check_batching,
@@ -34,8 +33,9 @@ from nip_lm_server.engines.loading import (
     is_out_of_memory,
     load_model,
 )
-from nip_lm_server.engines.lora import LoraAdapter, RowwiseLora
-from nip_lm_server.engines.prompt_tokens import PromptEncoder
+from nip_lm_server.engines.embedded.lora import LoraAdapter, RowwiseLora
+from nip_lm_server.engines.embedded.prompt_tokens import PromptEncoder
+from nip_lm_server.engines.guided import Guide, begin, vocabulary
 
 JOIN_EVERY_STEPS = 8
 """Requests join a running batch at most this often: joining copies the cache."""

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any
 
 from nip_lm_server import aside
-from nip_lm_server.engines.answers import AnswerText
 from nip_lm_server.engines.base import (
     Delta,
     EngineRequestError,
@@ -23,11 +22,12 @@ from nip_lm_server.engines.base import (
     TopLogprob,
     room_for_answer,
 )
-from nip_lm_server.engines.batching import Row
+from nip_lm_server.engines.embedded.answers import AnswerText
+from nip_lm_server.engines.embedded.batching import Row
+from nip_lm_server.engines.embedded.lora import LoraAdapter
+from nip_lm_server.engines.embedded.sampling import Settings, row_random
+from nip_lm_server.engines.embedded.worker import ModelWorker
 from nip_lm_server.engines.guided import Guide, call_grammar, json_grammar
-from nip_lm_server.engines.lora import LoraAdapter
-from nip_lm_server.engines.sampling import Settings, row_random
-from nip_lm_server.engines.worker import ModelWorker
 
 MAX_TOP_LOGPROBS = 20
 _TOOL_KEYS = {"tool_calls", "tool_call_id"}

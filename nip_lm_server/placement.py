@@ -14,13 +14,14 @@ from typing import Any
 from nip_lm_server.auth import without_secrets
 from nip_lm_server.devices import compile_caches, has_cuda, only_on
 from nip_lm_server.engines.base import Engine
-from nip_lm_server.engines.deterministic import DeterministicEngine
-from nip_lm_server.engines.reply_rules import load_replies
+from nip_lm_server.engines.scripted.deterministic_engine import DeterministicEngine
+from nip_lm_server.engines.scripted.reply_rules import load_replies
+from nip_lm_server.jobs.training_process import SubprocessTrainer
 from nip_lm_server.serving.device_memory import share_memory
 from nip_lm_server.serving.served_base import MakeEngine, Slot
+from nip_lm_server.serving.training_place import Trainer
 from nip_lm_server.spec import EngineSpec, ServerSpec, base_served_name
-from nip_lm_server.training.deterministic import DeterministicTrainer
-from nip_lm_server.training.trainers import SubprocessTrainer, Trainer
+from nip_lm_server.training.deterministic_trainer import DeterministicTrainer
 from nip_lm_server.version import INSTALL_LOCAL
 
 
@@ -81,8 +82,8 @@ def _with_model(
         raise ValueError("--replies belongs to the deterministic engine")
     cuda = has_cuda(environment)
     if spec.engine == "vllm":
-        from nip_lm_server.engines.vllm import VllmEngine
-        from nip_lm_server.engines.vllm_options import VllmOptions
+        from nip_lm_server.engines.vllm.options import VllmOptions
+        from nip_lm_server.engines.vllm.vllm_engine import VllmEngine
 
         _check_options(VllmOptions, spec)
         options = VllmOptions(**spec.options)
@@ -91,8 +92,8 @@ def _with_model(
         make = partial(VllmEngine, state_dir=state_dir, environment=environment, **spec.options)
         return make, device
     try:
-        from nip_lm_server.engines.embedded import EmbeddedEngine
-        from nip_lm_server.engines.loading import EmbeddedOptions
+        from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
+        from nip_lm_server.engines.embedded.loaded_model import EmbeddedOptions
     except ImportError as error:
         raise ValueError(
             f"the embedded engine needs the extra 'local' ({INSTALL_LOCAL}): {error}"

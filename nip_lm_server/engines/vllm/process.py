@@ -1,7 +1,7 @@
 """The `vllm serve` child: how it is called, guarded, started, asked and ended.
 
 child_environment the environment of the child, without our own secrets
-VllmProcess       one child from start to end, behind `vllm_guard`
+VllmProcess       one child from start to end, behind `guard`
 
 The child trusts nothing remote: no code from models, usage statistics off, an API key on every
 path, loopback only. The key goes by environment, never on the command line.
@@ -25,8 +25,8 @@ import aiohttp
 
 from nip_lm_server.devices import compile_caches
 from nip_lm_server.engines.base import EngineError, EngineRequestError
-from nip_lm_server.engines.vllm_guard import GRACE_S, end_recorded
-from nip_lm_server.engines.vllm_installation import without_ours
+from nip_lm_server.engines.vllm.guard import GRACE_S, end_recorded
+from nip_lm_server.engines.vllm.installation import without_ours
 from nip_lm_server.processes import read_tail, working_environment
 
 HOST = "127.0.0.1"
@@ -43,7 +43,7 @@ PROGRESS_INTERVAL_S = 15.0
 LOG_LIMIT_BYTES = 16 * 1024 * 1024
 """A log longer than this is moved aside at the next start."""
 
-_KEYS_DIRECTORY = Path(__file__).parents[1] / "vllm_keys"
+_KEYS_DIRECTORY = Path(__file__).parents[2] / "vllm_keys"
 
 _log = logging.getLogger("nip.lm_server.vllm")
 
@@ -132,12 +132,12 @@ class VllmProcess:
             command += ["--host", HOST, "--port", str(self.port)]
             with self.log_path.open("ab") as log:
                 self._guard = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-P", "-m", "nip_lm_server.engines.vllm_guard"),
+                    *(sys.executable, "-P", "-m", "nip_lm_server.engines.vllm.guard"),
                     *(str(os.getpid()), str(self._record), *command),
                     stdin=asyncio.subprocess.PIPE,  # its end tells the guard that we are gone
                     stdout=log,
                     stderr=log,
-                    env={**self._environment, "PYTHONPATH": str(Path(__file__).parents[2])},
+                    env={**self._environment, "PYTHONPATH": str(Path(__file__).parents[3])},
                     start_new_session=True,
                 )
             # 4. Wait until it answers.

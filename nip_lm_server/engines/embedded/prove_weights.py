@@ -27,9 +27,9 @@ from typing import Any
 import torch
 
 from nip_lm_server.engines.base import EngineError
-from nip_lm_server.engines.batching import Decoder
-from nip_lm_server.engines.loading import LoadedModel
-from nip_lm_server.engines.lora import LoraAdapter, LoraFiles, is_transposed
+from nip_lm_server.engines.embedded.batching import Decoder
+from nip_lm_server.engines.embedded.loaded_model import LoadedModel
+from nip_lm_server.engines.embedded.lora import LoraAdapter, LoraFiles, is_transposed
 from nip_lm_server.engines.probes import (
     LIMITS,
     OVER_NOISE,

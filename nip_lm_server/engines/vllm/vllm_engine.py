@@ -1,12 +1,12 @@
 """The engine over a supervised `vllm serve` child: for GPUs, and for the CPU build of vLLM.
 
 VllmEngine          the `Engine` interface
-vllm_options        its settings, and what may not be one
-vllm_installation   the environment of vLLM, and what is refused of it
-vllm_proof          the proof that a model is served as it was saved
-vllm_process        how the child is started, asked and ended
-vllm_guard          how it dies with the server
-../vllm_keys        what runs inside the child: a key on every path, no control tokens in messages
+options             its settings, and what may not be one
+installation        the environment of vLLM, and what is refused of it
+adapter_proof       the proof that a model is served as it was saved
+process             how the child is started, asked and ended
+guard               how it dies with the server
+vllm_keys           what runs inside the child: a key on every path, no control tokens in texts
 
 Clients' requests are passed through to `upstream`. Nothing here imports vLLM or torch: they are
 in an environment of their own.
@@ -34,10 +34,10 @@ from nip_lm_server.engines.base import (
     EngineError,
     Upstream,
 )
-from nip_lm_server.engines.vllm_installation import Installation, find_executable, inspect
-from nip_lm_server.engines.vllm_options import VllmOptions, find_wide_vocabulary
-from nip_lm_server.engines.vllm_process import VllmProcess, child_environment
-from nip_lm_server.engines.vllm_proof import VllmProver
+from nip_lm_server.engines.vllm.adapter_proof import VllmProver
+from nip_lm_server.engines.vllm.installation import Installation, find_executable, inspect
+from nip_lm_server.engines.vllm.options import VllmOptions, find_wide_vocabulary
+from nip_lm_server.engines.vllm.process import VllmProcess, child_environment
 from nip_lm_server.proof import Proof
 
 MAX_TOP_LOGPROBS = 20
@@ -294,7 +294,7 @@ class VllmEngine(Engine):
         return tuple(self._adapters)
 
     async def prove(self, name: str, path: Path) -> Proof:
-        """Compare what `name` serves with ``probe.json`` in `path`; see `engines.vllm_proof`.
+        """Compare what `name` serves with ``probe.json`` in `path`; see `adapter_proof`.
 
         `name` is an adapter or the base model. Raises EngineError if there is no probe.
         """

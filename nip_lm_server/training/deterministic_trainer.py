@@ -18,12 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from nip_lm_server import formats
-from nip_lm_server.engines.deterministic import ADAPTER_FILE, BASE_FILE, fraction
-from nip_lm_server.engines.pseudo_tokens import token_count
-from nip_lm_server.engines.reply_rules import ReplyFile
+from nip_lm_server.engines.scripted.deterministic_engine import ADAPTER_FILE, BASE_FILE, fraction
+from nip_lm_server.engines.scripted.pseudo_tokens import token_count
+from nip_lm_server.engines.scripted.reply_rules import ReplyFile
 from nip_lm_server.state.disk import damage, sealed
-from nip_lm_server.training.job import TrainingError, TrainingJob, TrainingStopped
-from nip_lm_server.training.trainers import Report, TrainingResult
+from nip_lm_server.training.job import (
+    Report,
+    TrainingError,
+    TrainingJob,
+    TrainingResult,
+    TrainingStopped,
+)
 
 TRAINING_RESULT = "training_result.json"
 _REPORTS = 10  # progress reports of a training

@@ -3,7 +3,7 @@
 DeterministicEngine    replies drawn by a stable hash of (model, messages, seed, choice index)
 InjectedFault          a transport fault that the replies file asked for; the server plays it
 
-Its training is `training.deterministic`. Sampling settings (temperature, top_p,
+Its training is `training.deterministic_trainer`. Sampling settings (temperature, top_p,
 repetition_penalty) have nothing to act on here and change nothing. Log-probabilities are refused,
 there being none. Tokens are pieces of three UTF-8 bytes: stable, reversible, and about as long as
 real ones. For the rules, a prompt that is no conversation is one message of a user.
@@ -33,8 +33,8 @@ from nip_lm_server.engines.base import (
     GenerationResult,
     room_for_answer,
 )
-from nip_lm_server.engines.drawn_answers import deltas_of, draw, drawn_call, follow
-from nip_lm_server.engines.pseudo_tokens import (
+from nip_lm_server.engines.scripted.drawn_answers import deltas_of, draw, drawn_call, follow
+from nip_lm_server.engines.scripted.pseudo_tokens import (
     MESSAGE_OVERHEAD,
     TOKEN_BYTES,
     prompt_ids,
@@ -42,7 +42,7 @@ from nip_lm_server.engines.pseudo_tokens import (
     token_count,
     token_ids,
 )
-from nip_lm_server.engines.reply_rules import Reply, ReplyFile, Rule, Template
+from nip_lm_server.engines.scripted.reply_rules import Reply, ReplyFile, Rule, Template
 from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.proof import Proof
 
