@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 INSTALLED = {"nip_core": "nip_core", "nip_prefect.flows": "flows", "nip_prefect.tasks": "tasks"}
-INSTALLED |= {"factory": "factory", "nip_lm_server": "lm_server"}
+INSTALLED |= {"factory": "factory", "nip_lm_server": "nip_lm_server"}
 BENEATH = {"errors", "hashing", "importing", "nearest", "tolerance"}
 BENEATH |= {"redaction", "processes", "concurrency", "proxies"}
 BENEATH |= {"configurations"}
@@ -37,7 +37,7 @@ def _room(module):
             rest = module[len(package) + 1 :].partition(".")[0]
             if folder == "nip_core":
                 return "stages" if rest == "loop" else rest
-            if folder == "lm_server":
+            if folder == "nip_lm_server":
                 return "client"
             return folder
     return None

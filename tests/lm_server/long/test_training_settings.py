@@ -26,8 +26,8 @@ from nip_core.run_store.run import RunStore
 from nip_core.trainers.dataset import FILES, Dataset, write_examples
 from nip_core.trainers.group_job import training_settings
 from nip_core.trainers.lines import held_out, write_payloads
+from nip_lm_server import placement as slots
 from nip_lm_server.devices import has_cuda
-from nip_lm_server.serving import placement as slots
 
 RATE = 1.23e-5
 CONFIGURATION = {
