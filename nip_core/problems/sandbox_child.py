@@ -177,13 +177,13 @@ def _worker(
         os._exit(code)
 
 
-def _read_messages(data: bytes, at_most: int) -> list[wire.Message]:
+def _read_messages(data: bytes, at_most: int) -> list[wire.WorkerMessage]:
     """Read what a worker said on its pipe, at most so many messages."""
-    messages: list[wire.Message] = []
+    messages: list[wire.WorkerMessage] = []
     for piece in data.split(b"\0")[:-1][:at_most]:
         kind, _, text = piece.decode("utf-8", "replace").partition(" ")
         known = next((k for k in get_args(wire.Kind) if k == kind), None)
-        messages.append(wire.Message(known, text[:_DETAIL_CHARACTERS] if known else ""))
+        messages.append(wire.WorkerMessage(known, text[:_DETAIL_CHARACTERS] if known else ""))
     return messages
 
 

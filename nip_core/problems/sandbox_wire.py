@@ -4,7 +4,7 @@ Header          to the child: what it is to keep to
 Job             and then, of each job, what to run
 About           from the child: what is in force here
 Ending          and then, of each job, how it ended
-Limit, Layers, Message, Status, Stop, Outcome   what these hold
+Limit, Layers, WorkerMessage, Status, Stop, Outcome   what these hold
 
 A message is written as JSON, its fields in their order: both ends read this very file, so no name
 of a field is spelt twice. Imported by `sandbox_child`, which runs without site-packages: nothing is
@@ -84,7 +84,7 @@ class About(NamedTuple):
     """Why there are no namespaces, or ""."""
 
 
-class Message(NamedTuple):
+class WorkerMessage(NamedTuple):
     """One thing that a worker said while it ran tests."""
 
     kind: Kind | None
@@ -100,7 +100,7 @@ class Ending(NamedTuple):
     """Negative: the signal that ended it."""
     wall_s: float
     layers: Layers
-    messages: list[Message]
+    messages: list[WorkerMessage]
     """Of a job with tests."""
     stdout: str = ""
     stderr: str = ""
@@ -131,5 +131,5 @@ def decode_about(data: bytes) -> About:
 def decode_ending(data: bytes) -> Ending:
     """Read a further message of a child."""
     ending = Ending(*json.loads(data))
-    messages = [Message(*message) for message in ending.messages]
+    messages = [WorkerMessage(*message) for message in ending.messages]
     return ending._replace(layers=Layers(*ending.layers), messages=messages)
