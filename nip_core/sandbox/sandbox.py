@@ -57,13 +57,13 @@ What is not covered:
   is watched, not limited.
 """
 
-import json
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar
 
 from nip_core.sandbox.sandbox_process import Child, SandboxError, Setting, check, why_not
+from nip_core.sandbox.sandbox_wire import Ending, Job, Layers, Limit, Outcome, Status, decode_ending
 
 __all__ = [
     "Isolation",
@@ -79,9 +79,6 @@ __all__ = [
     "run_tests",
     "run_tests_batch",
 ]
-
-Status = Literal["ok", "error", "timeout", "memory", "output_limit", "killed"]
-Outcome = Literal["passed", "failed", "error", "timeout", "not_run"]
 
 
 @dataclass(frozen=True)
@@ -239,19 +236,27 @@ def run_python_batch(
 
     Once `stopped` says so, SandboxError is raised after the program that runs.
     """
-    jobs = [{"code": program.code, "stdin": program.stdin} for program in programs]
-    setting = Setting(asdict(limits or Limits()), allow_without_namespaces, refuse)
+    jobs = [Job(program.code, program.stdin) for program in programs]
+    setting = Setting(_limit(limits or Limits()), allow_without_namespaces, refuse)
     return [
         SandboxResult(
-            status=result["status"],
-            stdout=result["stdout"],
-            stderr=result["stderr"],
-            exit_code=result["exit_code"],
-            wall_s=result["wall_s"],
-            isolation=Isolation(**result["isolation"]),
+            status=ending.status,
+            stdout=ending.stdout,
+            stderr=ending.stderr,
+            exit_code=ending.exit_code,
+            wall_s=ending.wall_s,
+            isolation=_isolation(ending.layers),
         )
-        for result in _run_jobs(jobs, setting, stopped)
+        for ending in _run_jobs(jobs, setting, stopped)
     ]
+
+
+def _limit(limits: Limits) -> Limit:
+    return Limit(**asdict(limits))
+
+
+def _isolation(layers: Layers) -> Isolation:
+    return Isolation(**layers._asdict())
 
 
 def run_tests(
@@ -302,39 +307,33 @@ def run_tests_batch(
     Raises:
         SandboxError: this system can't keep the code in, or a child does not run.
     """
-    limits = limits or Limits()
-    setting = Setting(asdict(limits), allow_without_namespaces, refuse)
-    jobs = [
-        {
-            "solution": suite.solution,
-            "tests": list(suite.tests),
-            "max_steps": max_steps,
-            "test_cpu_s": limits.test_cpu_s,
-        }
-        for suite in suites
-    ]
+    setting = Setting(_limit(limits or Limits()), allow_without_namespaces, refuse)
+    jobs = [Job(suite.solution, "", list(suite.tests), max_steps) for suite in suites]
     shares = [jobs[k::workers] for k in range(workers)] if workers > 1 else [jobs]
     with ThreadPoolExecutor(max_workers=max(1, len(shares))) as pool:
         done = list(pool.map(lambda share: _run_jobs(share, setting), shares))
-    results: list[dict[str, Any]] = [{}] * len(jobs)
-    for k, share in enumerate(done):
-        results[k :: len(shares)] = share
-    return [_test_report(suite, result) for suite, result in zip(suites, results, strict=True)]
+    # Shares are dealt like cards, so the k-th ending of a share is that of suite k * workers + it.
+    endings = {
+        first + k * len(shares): ending
+        for first, share in enumerate(done)
+        for k, ending in enumerate(share)
+    }
+    return [_test_report(suite, endings[number]) for number, suite in enumerate(suites)]
 
 
-def _test_report(suite: Suite, result: dict[str, Any]) -> TestReport:
+def _test_report(suite: Suite, ending: Ending) -> TestReport:
     outcomes: list[Outcome] = []
     details: list[str] = []
     load_error = None
     ended = False
-    for message in result["messages"][: len(suite.tests) + 1]:
-        if "load" in message:
-            load_error = _writable(str(message["load"]))
-        elif message.get("outcome") in ("passed", "failed", "error", "timeout"):
-            outcomes.append(message["outcome"])
-            details.append(_writable(str(message.get("detail", ""))))
-        ended = ended or "end" in message or "load" in message
-    status: Status = result["status"]
+    for kind, detail in ending.messages[: len(suite.tests) + 1]:
+        if kind == "load":
+            load_error = _writable(detail)
+        elif kind in ("passed", "failed", "error", "timeout"):
+            outcomes.append(kind)
+            details.append(_writable(detail))
+        ended = ended or kind in ("end", "load")
+    status = ending.status
     if status == "ok" and ("timeout" in outcomes or (load_error or "").startswith("_Stop")):
         status = "timeout"
     if status == "ok" and not ended:  # it left without saying so, for example through os._exit
@@ -344,13 +343,14 @@ def _test_report(suite: Suite, result: dict[str, Any]) -> TestReport:
         outcomes.append("timeout" if status == "timeout" else "error")
         details.append(f"the process ended: {status}")
     missing = len(suite.tests) - len(outcomes)
+    not_run: list[Outcome] = ["not_run"] * missing
     return TestReport(
         status=status,
-        outcomes=(*outcomes, *(["not_run"] * missing)),  # type: ignore[arg-type]
+        outcomes=(*outcomes, *not_run),
         details=(*details, *([""] * missing)),
         load_error=load_error,
-        wall_s=result["wall_s"],
-        isolation=Isolation(**result["isolation"]),
+        wall_s=ending.wall_s,
+        isolation=_isolation(ending.layers),
     )
 
 
@@ -365,26 +365,25 @@ def examine() -> tuple[Isolation, str]:
     Raises:
         SandboxError: the child does not run.
     """
-    with Child([], Setting(asdict(Limits()), True, ())) as child:
+    with Child([], Setting(_limit(Limits()), True, ())) as child:
         about = child.about()
-    return Isolation(**about["isolation"]), why_not(about)
+    return _isolation(about.layers), why_not(about)
 
 
 def _run_jobs(
-    jobs: Sequence[dict[str, Any]], setting: Setting, stopped: Callable[[], bool] = lambda: False
-) -> list[dict[str, Any]]:
+    jobs: Sequence[Job], setting: Setting, stopped: Callable[[], bool] = lambda: False
+) -> list[Ending]:
     """Run all jobs; a job that takes the whole child down is `killed`, the next child goes on."""
-    results: list[dict[str, Any]] = []
-    while len(results) < len(jobs):
-        with Child(jobs[len(results) :], setting) as child:
+    endings: list[Ending] = []
+    while len(endings) < len(jobs):
+        with Child(jobs[len(endings) :], setting) as child:
             about = child.about()
             check(about, setting)
             for line in child.lines():
-                results.append(json.loads(line))
+                endings.append(decode_ending(line))
                 if stopped():
-                    raise SandboxError(f"stopped after {len(results)} of {len(jobs)} programs")
+                    raise SandboxError(f"stopped after {len(endings)} of {len(jobs)} programs")
             error = child.error()
-        if len(results) < len(jobs):
-            lost = {"status": "killed", "exit_code": -9, "wall_s": 0.0, "messages": []}
-            results.append({**lost, "isolation": about["isolation"], "stdout": "", "stderr": error})
-    return results
+        if len(endings) < len(jobs):
+            endings.append(Ending("killed", -9, 0.0, about.layers, [], stderr=error))
+    return endings

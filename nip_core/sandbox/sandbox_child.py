@@ -8,13 +8,12 @@ turn has come. It writes lines of JSON to stdout: what is in force here, then on
     _supervise      fork a worker for one job, read what it says, kill it and all it left behind
     _worker         inside the fork: limits, no privileges, then the untrusted code
 
-What a worker says is read as flat text of bounded length (`_reports`), never as a language that
-could nest. Runs without site-packages: nothing is imported but the standard library and its sister
-files.
+What a worker says is read as flat text of bounded length (`_read_messages`), never as a language
+that could nest. Runs without site-packages: nothing is imported but the standard library and its
+sister files, of which `sandbox_wire` has the messages.
 """
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -23,21 +22,22 @@ import time
 import traceback
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:
     from nip_core.sandbox import sandbox_filters as filters
     from nip_core.sandbox import sandbox_isolation as guard
+    from nip_core.sandbox import sandbox_wire as wire
 else:
     # Modules of this project, which must not stay importable for the code that runs here.
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     import sandbox_filters as filters
     import sandbox_isolation as guard
+    import sandbox_wire as wire
 
     sys.path.pop()
 
-Job = dict[str, Any]
-Report = Callable[[str, str], None]
+Report = Callable[[wire.Kind, str], None]
 
 _REPORT_BYTES = 4_000_000
 _DETAIL_CHARACTERS = 300
@@ -103,16 +103,16 @@ def _guarded(
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _run_suite(job: Job, report: Report) -> int:
+def _run_suite(job: wire.Job, tests: list[str], cpu_s: float, report: Report) -> int:
     """Load the solution, then run its tests in order in the same namespace."""
     namespace: dict[str, Any] = {"__name__": "solution"}
-    limits = (namespace, job["max_steps"], job["test_cpu_s"])
+    limits = (namespace, job.max_steps, cpu_s)
     try:
-        _guarded(job["solution"], "solution.py", *limits)
+        _guarded(job.source, "solution.py", *limits)
     except BaseException as error:
         report("load", _describe(error))
         return 0
-    for test in job["tests"]:
+    for test in tests:
         try:
             _guarded(test, "test.py", *limits)
         except _Stop as error:
@@ -128,7 +128,9 @@ def _run_suite(job: Job, report: Report) -> int:
     return 0
 
 
-def _worker(job: Job, header: dict[str, Any], isolation: guard.Isolation, files: list[int]) -> None:
+def _worker(
+    job: wire.Job, header: wire.Header, isolation: guard.Confinement, files: list[int]
+) -> None:
     """In the fork: never returns. `files` are stdin, stdout, stderr and the report pipe."""
     code = 255
     try:
@@ -144,9 +146,9 @@ def _worker(job: Job, header: dict[str, Any], isolation: guard.Isolation, files:
         os.set_inheritable(3, False)
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
         sys.argv = ["program.py"]
-        os.chdir(header["cwd"])
+        os.chdir(header.cwd)
         # 2. Limits first, then no privileges, then no way back.
-        guard.set_limits(header["limits"], isolation)
+        guard.set_limits(header.limit, isolation)
         guard.drop_privileges(isolation)
         # The supervisor can't be looked into, and so could not this process: let it be counted.
         guard.prctl(guard.DUMPABLE, 1)
@@ -156,11 +158,14 @@ def _worker(job: Job, header: dict[str, Any], isolation: guard.Isolation, files:
         if isolation.program is not None:
             filters.filter_calls(guard.LIBC, isolation.program)
 
-        def report(kind: str, detail: str) -> None:
+        def report(kind: wire.Kind, detail: str) -> None:
             text = f"{kind} {detail}".replace("\0", "\\0")
             os.write(3, text.encode("utf-8", "backslashreplace") + b"\0")
 
-        code = _run_suite(job, report) if "tests" in job else _run_program(job["code"], report)
+        if job.tests is None:
+            code = _run_program(job.source, report)
+        else:
+            code = _run_suite(job, job.tests, header.limit.test_cpu_s, report)
         sys.stdout.flush()
         sys.stderr.flush()
     except MemoryError:
@@ -172,22 +177,17 @@ def _worker(job: Job, header: dict[str, Any], isolation: guard.Isolation, files:
         os._exit(code)
 
 
-def _reports(data: bytes, at_most: int) -> list[dict[str, Any]]:
-    """Return what a worker said, as `sandbox` reads it; a message of no known kind is {}."""
-    messages: list[dict[str, Any]] = []
+def _read_messages(data: bytes, at_most: int) -> list[wire.WorkerMessage]:
+    """Read what a worker said on its pipe, at most so many messages."""
+    messages: list[wire.WorkerMessage] = []
     for piece in data.split(b"\0")[:-1][:at_most]:
         kind, _, text = piece.decode("utf-8", "replace").partition(" ")
-        detail = text[:_DETAIL_CHARACTERS]
-        if kind in ("passed", "failed", "error", "timeout"):
-            messages.append({"outcome": kind, "detail": detail})
-        elif kind in ("load", "end", "memory"):
-            messages.append({kind: detail})
-        else:
-            messages.append({})
+        known = next((k for k in get_args(wire.Kind) if k == kind), None)
+        messages.append(wire.WorkerMessage(known, text[:_DETAIL_CHARACTERS] if known else ""))
     return messages
 
 
-def _kill_everything(worker: int, isolation: guard.Isolation) -> None:
+def _kill_everything(worker: int, isolation: guard.Confinement) -> None:
     """Kill the worker and whatever it started, also in other sessions, and reap all of it."""
     deadline = time.monotonic() + _REAP_S
     while True:
@@ -251,8 +251,8 @@ class _Pipes:
 
 
 def _wait(
-    pid: int, pipes: _Pipes, deadline: float, isolation: guard.Isolation, limits: dict[str, Any]
-) -> tuple[str, int | None]:
+    pid: int, pipes: _Pipes, deadline: float, isolation: guard.Confinement, limit: wire.Limit
+) -> tuple[wire.Stop, int | None]:
     """Read until the worker has ended or must.
 
     Returns why it has to be stopped, "" if it ended, and its status, if it was already asked for.
@@ -262,7 +262,7 @@ def _wait(
     except (AttributeError, OSError):
         pidfd = None
     count = isolation.uid is None and isolation.own_proc
-    watch = count or limits["processes"] > 1  # a single process is held by its own limits
+    watch = count or limit.processes > 1  # a single process is held by its own limits
     next_watch = time.monotonic() + _WATCH_S
     try:
         while True:
@@ -280,7 +280,7 @@ def _wait(
             if pipes.overflowed():
                 return "output_limit", None
             if watch and time.monotonic() >= next_watch:
-                if over := guard.goes_over(limits, isolation):
+                if over := guard.goes_over(limit, isolation):
                     return over, None
                 next_watch = time.monotonic() + _WATCH_S
             if pidfd in ready:
@@ -307,73 +307,80 @@ def _stdin_file(text: str) -> int:
     return file
 
 
-def _supervise(job: Job, header: dict[str, Any], isolation: guard.Isolation) -> dict[str, Any]:
-    """Run one job in a fork of its own and say how it ended, as a JSON-encodable dict."""
-    limits = header["limits"]
-    suite = "tests" in job
+def _layers(isolation: guard.Confinement) -> wire.Layers:
+    return wire.Layers(
+        network=isolation.network,
+        processes=isolation.processes,
+        filesystem=isolation.filesystem,
+        user=isolation.uid is not None,
+        landlock=isolation.ruleset is not None,
+        system_calls=isolation.program is not None,
+    )
+
+
+def _supervise(job: wire.Job, header: wire.Header, isolation: guard.Confinement) -> wire.Ending:
+    """Run one job in a fork of its own and say how it ended."""
+    limit = header.limit
     # 1. What the job reads from and writes to.
-    pipes = _Pipes([limits["output_bytes"], limits["output_bytes"], _REPORT_BYTES])
-    stdin = _stdin_file(job.get("stdin", ""))
+    pipes = _Pipes([limit.output_bytes, limit.output_bytes, _REPORT_BYTES])
+    stdin = _stdin_file(job.stdin)
     null = os.open(os.devnull, os.O_WRONLY)
     # 2. Run it in a fork, until it ends or must.
     started = time.monotonic()
     pid = os.fork()
     if pid == 0:
-        out = [null, null] if suite else pipes.writers[:2]
+        out = pipes.writers[:2] if job.tests is None else [null, null]
         _worker(job, header, isolation, [stdin, *out, pipes.writers[2]])
     for file in [stdin, null, *pipes.writers]:
         os.close(file)
-    stopped, status = _wait(pid, pipes, started + limits["wall_s"], isolation, limits)
+    stopped, ended = _wait(pid, pipes, started + limit.wall_s, isolation, limit)
     wall_s = time.monotonic() - started
     if stopped:
         os.kill(pid, signal.SIGKILL)
-    if status is None:
-        status = os.waitpid(pid, 0)[1]
+    if ended is None:
+        ended = os.waitpid(pid, 0)[1]
     # 3. Leave nothing of it: processes, output, files.
     _kill_everything(pid, isolation)
     pipes.drain()
     pipes.close()
-    guard.empty_directory(header["cwd"])
-    code = os.waitstatus_to_exitcode(status)
+    guard.empty_directory(header.cwd)
+    code = os.waitstatus_to_exitcode(ended)
     if not stopped and pipes.overflowed():
         stopped = "output_limit"
     # 4. Say how it ended.
-    messages = _reports(bytes(pipes.data[2]), len(job.get("tests", ())) + 1)
-    if not stopped:
-        if code == 254 or any("memory" in message for message in messages):
-            stopped = "memory"
-        elif code in (-signal.SIGXCPU, -signal.SIGKILL) and wall_s >= limits["cpu_s"]:
-            stopped = "timeout"
-        elif code < 0:
-            stopped = "killed"
-        else:
-            stopped = "ok" if code == 0 else "error"
-    result: dict[str, Any] = {"status": stopped, "exit_code": code, "wall_s": wall_s}
-    if suite:
-        result["messages"] = messages
-    else:
-        for name, data in (("stdout", pipes.data[0]), ("stderr", pipes.data[1])):
-            result[name] = bytes(data[: limits["output_bytes"]]).decode("utf-8", "replace")
-    return result
+    messages = _read_messages(bytes(pipes.data[2]), len(job.tests or ()) + 1)
+    status: wire.Status = "ok" if code == 0 else "error"
+    if stopped:
+        status = stopped
+    elif code == 254 or any(message.kind == "memory" for message in messages):
+        status = "memory"
+    elif code in (-signal.SIGXCPU, -signal.SIGKILL) and wall_s >= limit.cpu_s:
+        status = "timeout"
+    elif code < 0:
+        status = "killed"
+    stdout, stderr = (
+        bytes(data[: limit.output_bytes]).decode("utf-8", "replace") for data in pipes.data[:2]
+    )
+    return wire.Ending(status, code, wall_s, _layers(isolation), messages, stdout, stderr)
 
 
-def _receive() -> Any:
-    """The next message on stdin, or None. Nothing is read ahead: a worker would inherit it."""
+def _receive() -> bytes:
+    """Read the next message on stdin, b"" at its end. Nothing more: a worker would inherit it."""
     length = int.from_bytes(os.read(0, 8), "big")
     data = b""
     while len(data) < length:
         data += os.read(0, length - len(data))
-    return json.loads(data) if data else None
+    return data
 
 
-def _send(message: dict[str, Any]) -> None:
-    data = json.dumps(message).encode() + b"\n"
+def _send(message: wire.About | wire.Ending) -> None:
+    data = wire.encode_message(message) + b"\n"
     while data:
         data = data[os.write(1, data) :]
 
 
-def _serve(header: dict[str, Any], isolation: guard.Isolation) -> None:
-    refuse = header["refuse"]
+def _serve(header: wire.Header, isolation: guard.Confinement) -> None:
+    refuse = header.refuse
     # 1. Prepare what every worker is held by.
     if "system_calls" not in refuse:
         isolation.program = filters.calls(
@@ -382,30 +389,27 @@ def _serve(header: dict[str, Any], isolation: guard.Isolation) -> None:
         isolation.network |= isolation.program is not None and "network" not in refuse
     if "landlock" not in refuse:
         readable = [*guard.interpreter(), *(["/proc"] if isolation.own_proc else [])]
-        isolation.ruleset = filters.paths(guard.LIBC, readable, [header["cwd"]])
+        isolation.ruleset = filters.paths(guard.LIBC, readable, [header.cwd])
     # 2. See that an empty program runs under it.
-    trial = _supervise({"code": ""}, header, isolation)
-    if trial["status"] != "ok":
-        raise SystemExit(f"an empty program does not run: {trial['status']}, {trial['stderr']}")
+    trial = _supervise(wire.Job(""), header, isolation)
+    if trial.status != "ok":
+        raise SystemExit(f"an empty program does not run: {trial.status}, {trial.stderr}")
     lacking, separate = guard.lacking(isolation), guard.is_separate(isolation)
-    about = {"lacking": lacking, "separate": separate, "reason": isolation.reason}
-    _send({"isolation": isolation.as_dict(), **about})
-    if lacking and not (separate and header["allow_without_namespaces"]):
+    _send(wire.About(_layers(isolation), lacking, separate, isolation.reason))
+    if lacking and not (separate and header.allow_without_namespaces):
         return
     # 3. Jobs, one after the other.
-    while (job := _receive()) is not None:
-        result = _supervise(job, header, isolation)
-        result["isolation"] = isolation.as_dict()
-        _send(result)
+    while data := _receive():
+        _send(_supervise(wire.decode_job(data), header, isolation))
 
 
 def main() -> None:
     guard.prctl(guard.PDEATHSIG, signal.SIGKILL)
-    header = _receive()
-    if os.getppid() != header["parent"]:  # it died before we were watching
+    header = wire.decode_header(_receive())
+    if os.getppid() != header.parent:  # it died before we were watching
         raise SystemExit("the parent is gone")
-    refuse = header["refuse"]
-    isolation = guard.Isolation()
+    refuse = header.refuse
+    isolation = guard.Confinement()
     number = os.getpid()  # in the new process table it will be 1 for every sandbox
     with contextlib.suppress(OSError):
         guard.write("/proc/self/oom_score_adj", "1000")
@@ -420,9 +424,9 @@ def main() -> None:
         guard.prctl(guard.PDEATHSIG, signal.SIGKILL)
     else:
         guard.prctl(guard.CHILD_SUBREAPER, 1)
-    guard.isolate_mounts(isolation, header["cwd"], header["limits"]["disk_mb"])
-    os.chdir(header["cwd"])
-    guard.choose_user(isolation, header["cwd"], refuse, number)
+    guard.isolate_mounts(isolation, header.cwd, header.limit.disk_mb)
+    os.chdir(header.cwd)
+    guard.choose_user(isolation, header.cwd, refuse, number)
     _serve(header, isolation)
 
 

@@ -1,6 +1,6 @@
 """What keeps a sandbox's code in: namespaces, mounts, users, capabilities, resource limits.
 
-    Isolation            what of that is in force
+    Confinement          what of that is in force
     enter_namespaces     leave the network and the process table of the system
     isolate_mounts       see everything read-only, and homes, sockets and other processes not at all
     choose_user          find a user that nobody is
@@ -24,8 +24,10 @@ import resource
 import signal
 import stat
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from nip_core.sandbox import sandbox_wire as wire
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 PDEATHSIG, DUMPABLE, _CAPBSET_DROP, CHILD_SUBREAPER, _NO_NEW_PRIVS = 1, 4, 24, 36, 38
 _MS_NOSUID_NODEV, _MS_BIND, _MS_REC_PRIVATE = 2 | 4, 0x1000 | 0x4000, 0x4000 | 0x40000
@@ -34,7 +36,7 @@ _MASKED = ("/run", "/tmp", "/var/tmp", "/dev/shm", "/home", "/root", "/srv", "/m
 _FIRST_FREE_UID = 1_900_000_000
 
 
-class Isolation:
+class Confinement:
     """What the system allowed beyond plain resource limits."""
 
     def __init__(self) -> None:
@@ -46,18 +48,8 @@ class Isolation:
         self.program: bytes | None = None  # for system calls, see `sandbox_filters`
         self.reason = ""  # why there are no namespaces
 
-    def as_dict(self) -> dict[str, bool]:
-        return {
-            "network": self.network,
-            "processes": self.processes,
-            "filesystem": self.filesystem,
-            "user": self.uid is not None,
-            "landlock": self.ruleset is not None,
-            "system_calls": self.program is not None,
-        }
 
-
-def lacking(isolation: Isolation) -> list[str]:
+def lacking(isolation: Confinement) -> list[str]:
     """List what keeps untrusted code in and is not in force here, in words; [] if all of it is."""
     layers = {
         "a process table of its own": isolation.processes,
@@ -68,7 +60,7 @@ def lacking(isolation: Isolation) -> list[str]:
     return [name for name, there in layers.items() if not there]
 
 
-def is_separate(isolation: Isolation) -> bool:
+def is_separate(isolation: Confinement) -> bool:
     """Tell whether code can't reach what belongs to other processes: memory, files, environment."""
     layers = (isolation.processes, isolation.uid is not None, isolation.ruleset is not None)
     return any(layers)
@@ -116,7 +108,7 @@ def write(path: str, text: str) -> None:
         file.write(text)
 
 
-def enter_namespaces(isolation: Isolation, refuse: list[str]) -> None:
+def enter_namespaces(isolation: Confinement, refuse: list[str]) -> None:
     """Leave the network, the process table and the mounts, as far as the system lets us."""
     if LIBC is None or "namespaces" in refuse:
         isolation.reason = "this system has none" if LIBC is None else "refused by argument"
@@ -174,7 +166,7 @@ def _mask(path: str, shown: list[str], stage: str) -> bool:
     return True
 
 
-def isolate_mounts(isolation: Isolation, cwd: str, disk_mb: int) -> None:
+def isolate_mounts(isolation: Confinement, cwd: str, disk_mb: int) -> None:
     """Make everything read-only but a small tmpfs at `cwd`; hide homes, sockets and /proc."""
     if not isolation.mounts or not _mount(None, "/", None, _MS_REC_PRIVATE):
         return
@@ -223,7 +215,7 @@ def _readable_by_all(path: str) -> bool:
         path = parent
 
 
-def choose_user(isolation: Isolation, cwd: str, refuse: list[str], number: int) -> None:
+def choose_user(isolation: Confinement, cwd: str, refuse: list[str], number: int) -> None:
     """Find a user of its own for the code: only root can change users, and only then needs to.
 
     A number that nobody has, so that RLIMIT_NPROC counts this sandbox alone.
@@ -249,7 +241,7 @@ def choose_user(isolation: Isolation, cwd: str, refuse: list[str], number: int) 
             return
 
 
-def drop_privileges(isolation: Isolation) -> None:
+def drop_privileges(isolation: Confinement) -> None:
     for capability in range(64):  # first: another user may not
         prctl(_CAPBSET_DROP, capability)
     if isolation.uid is not None:
@@ -282,9 +274,9 @@ def _processes_of(uid: int) -> int:
     return count
 
 
-def set_limits(limits: dict[str, Any], isolation: Isolation) -> None:
-    cpu_s = max(1, math.ceil(limits["cpu_s"]))
-    memory = limits["memory_mb"] << 20
+def set_limits(limit: "wire.Limit", isolation: Confinement) -> None:
+    cpu_s = max(1, math.ceil(limit.cpu_s))
+    memory = limit.memory_mb << 20
     # Who is counted with this process: nobody under a user of its own, else the supervisor and
     # the one that started it, or, without a table of processes, all that the user has.
     counted = 0
@@ -294,9 +286,9 @@ def set_limits(limits: dict[str, Any], isolation: Isolation) -> None:
         ("RLIMIT_CORE", 0, 0),
         ("RLIMIT_CPU", cpu_s, cpu_s + 1),
         ("RLIMIT_AS", memory, memory),
-        ("RLIMIT_FSIZE", limits["file_mb"] << 20, limits["file_mb"] << 20),
-        ("RLIMIT_NOFILE", limits["open_files"], limits["open_files"]),
-        ("RLIMIT_NPROC", limits["processes"] + counted, limits["processes"] + counted),
+        ("RLIMIT_FSIZE", limit.file_mb << 20, limit.file_mb << 20),
+        ("RLIMIT_NOFILE", limit.open_files, limit.open_files),
+        ("RLIMIT_NPROC", limit.processes + counted, limit.processes + counted),
     ):
         kind = getattr(resource, name, None)
         if kind is None:
@@ -310,7 +302,7 @@ def set_limits(limits: dict[str, Any], isolation: Isolation) -> None:
                 raise
 
 
-def descendants(isolation: Isolation) -> list[int]:
+def descendants(isolation: Confinement) -> list[int]:
     """All processes below this one; in a process table of its own, all others."""
     pids = _pids()
     if isolation.own_proc:
@@ -340,14 +332,14 @@ def _resident_mb(pid: int, exactly: bool) -> float:
         return _resident_mb(pid, exactly=False) if exactly else 0.0
 
 
-def goes_over(limits: dict[str, Any], isolation: Isolation) -> str:
+def goes_over(limit: "wire.Limit", isolation: Confinement) -> "wire.Stop":
     """Return what the processes of a job use up together, which the kernel doesn't limit; or ""."""
     pids = descendants(isolation)
     # RLIMIT_NPROC doesn't hold root back, whatever root is called in here.
-    if isolation.uid is None and isolation.own_proc and len(pids) > limits["processes"]:
+    if isolation.uid is None and isolation.own_proc and len(pids) > limit.processes:
         return "killed"
     for exactly in (False, True):  # the first is quick, and never too little
-        if sum(_resident_mb(pid, exactly) for pid in pids) <= limits["memory_mb"]:
+        if sum(_resident_mb(pid, exactly) for pid in pids) <= limit.memory_mb:
             return ""
     return "memory"
 

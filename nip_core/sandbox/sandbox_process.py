@@ -6,7 +6,6 @@ check           refuse to go on where untrusted code can't be kept in
 """
 
 import contextlib
-import json
 import os
 import selectors
 import signal
@@ -17,9 +16,10 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from nip_core.errors import NipError
+from nip_core.sandbox import sandbox_wire as wire
 from nip_core.sandbox.sandbox_isolation import empty_directory
 
 _CHILD = Path(__file__).with_name("sandbox_child.py")
@@ -35,21 +35,20 @@ class SandboxError(NipError, RuntimeError):
 class Setting:
     """How a sandbox is to be."""
 
-    limits: dict[str, Any]
-    """As in `sandbox.Limits`."""
+    limit: wire.Limit
     allow_without_namespaces: bool
     refuse: Collection[str]
 
 
-def why_not(about: dict[str, Any]) -> str:
-    """Return what is missing to keep untrusted code in, or ""."""
-    if not about["lacking"]:
+def why_not(about: wire.About) -> str:
+    """Name what is missing to keep untrusted code in, or return ""."""
+    if not about.lacking:
         return ""
-    reason = f" ({about['reason']})" if about["reason"] else ""
-    return f"this system does not give the sandbox {', '.join(about['lacking'])}{reason}"
+    reason = f" ({about.reason})" if about.reason else ""
+    return f"this system does not give the sandbox {', '.join(about.lacking)}{reason}"
 
 
-def check(about: dict[str, Any], setting: Setting) -> None:
+def check(about: wire.About, setting: Setting) -> None:
     """Refuse what the child of these layers would not run either.
 
     Raises:
@@ -58,7 +57,7 @@ def check(about: dict[str, Any], setting: Setting) -> None:
     missing = why_not(about)
     if not missing:
         return
-    if not about["separate"]:
+    if not about.separate:
         raise SandboxError(
             f"untrusted code can't be run here: {missing}, and no Landlock keeps the code from "
             f"other processes of this user; use Linux 5.13 or newer with Landlock, or allow user "
@@ -74,30 +73,31 @@ def check(about: dict[str, Any], setting: Setting) -> None:
 class Child:
     """One child interpreter, from start to the death of everything it started."""
 
-    def __init__(self, jobs: Sequence[dict[str, Any]], setting: Setting) -> None:
+    def __init__(self, jobs: Sequence[wire.Job], setting: Setting) -> None:
         self._stack = contextlib.ExitStack()
         self._pending = b""
-        self._deadline = time.monotonic() + _START_S + len(jobs) * (setting.limits["wall_s"] + 5.0)
+        self._deadline = time.monotonic() + _START_S + len(jobs) * (setting.limit.wall_s + 5.0)
         try:
             self._start(jobs, setting)
         except BaseException:
             self._stack.close()
             raise
 
-    def _start(self, jobs: Sequence[dict[str, Any]], setting: Setting) -> None:
+    def _start(self, jobs: Sequence[wire.Job], setting: Setting) -> None:
         cwd = os.path.realpath(tempfile.mkdtemp(prefix="nip-sandbox-"))
         self._stack.callback(_remove, cwd)
         stdin: IO[bytes] = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         self._stderr: IO[bytes] = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-        header = {
-            "cwd": cwd,
-            "limits": setting.limits,
-            "allow_without_namespaces": setting.allow_without_namespaces,
-            "refuse": sorted(setting.refuse),
-            "parent": os.getpid(),
-        }
-        for message in (header, *jobs):
-            data = json.dumps(message).encode()
+        header = wire.Header(
+            cwd=cwd,
+            limit=setting.limit,
+            allow_without_namespaces=setting.allow_without_namespaces,
+            refuse=sorted(setting.refuse),
+            parent=os.getpid(),
+        )
+        messages: list[wire.Header | wire.Job] = [header, *jobs]
+        for message in messages:
+            data = wire.encode_message(message)
             stdin.write(len(data).to_bytes(8, "big") + data)
         stdin.seek(0)
         try:
@@ -120,15 +120,14 @@ class Child:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def about(self) -> dict[str, Any]:
-        """Return what the child says of itself before it runs anything.
+    def about(self) -> wire.About:
+        """Read what the child says of itself before it runs anything.
 
         Raises:
             SandboxError: it says nothing.
         """
         for line in self.lines():
-            about: dict[str, Any] = json.loads(line)
-            return about
+            return wire.decode_about(line)
         raise SandboxError(f"the sandbox's child process does not run here: {self.error()}")
 
     def lines(self) -> Iterator[bytes]:
