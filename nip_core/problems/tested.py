@@ -13,7 +13,7 @@ import platform
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from nip_core import __version__
+from nip_core.distribution import __version__
 from nip_core.hashing import digest
 from nip_core.sandbox.sandbox import Limits, Suite, TestReport, run_tests_batch
 

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nip_core import how_to_install
+from nip_core.distribution import how_to_install
 from nip_core.errors import DatasetError
 from nip_core.nearest import did_you_mean, nearest_first
 from nip_core.proxies import let_find

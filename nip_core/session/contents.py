@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import nip_core
+from nip_core.distribution import __version__
 from nip_core.errors import SettingsError
 from nip_core.game.render import Game
 from nip_core.hashing import digest
@@ -129,9 +129,9 @@ def _directory_digest(directory: Path) -> str:
 @lru_cache(maxsize=1)
 def code_version() -> str:
     """The version of nip, with the commit where it runs from a checkout."""
-    root = Path(nip_core.__file__).parent.parent
+    root = Path(__file__).parents[2]
     if not (root / ".git").exists():
-        return nip_core.__version__
+        return __version__
     try:
         asked = subprocess.run(
             ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
@@ -141,6 +141,6 @@ def code_version() -> str:
             check=False,
         )
     except (OSError, subprocess.SubprocessError):  # no git here
-        return nip_core.__version__
+        return __version__
     commit = asked.stdout.strip()
-    return f"{nip_core.__version__}+{commit}" if commit else nip_core.__version__
+    return f"{__version__}+{commit}" if commit else __version__

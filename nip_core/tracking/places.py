@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from nip_core import how_to_install
+from nip_core.distribution import how_to_install
 from nip_core.errors import SettingsError
 from nip_core.hashing import digest
 from nip_core.parameters.tracking import TrackerParameters

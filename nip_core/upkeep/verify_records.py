@@ -23,7 +23,7 @@ from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN
 from nip_core.rollouts.tables import shard_manifest, shards_of
 from nip_core.run_store.lease import read_lease
 from nip_core.run_store.manifest import MANIFEST, Manifest, measure
-from nip_core.upkeep.verify import Check, as_local
+from nip_core.upkeep.file_checks import Check, as_local
 
 _SERVER = ("lm_server", "adapters")
 _MANIFEST_NAME = re.compile(r"manifest(-\w+)?\.json")

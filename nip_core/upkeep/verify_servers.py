@@ -17,7 +17,7 @@ from nip_core.parameters.stored import from_stored
 from nip_core.servers.endpoints import group_endpoints
 from nip_core.servers.kept_models import ADAPTERS
 from nip_core.servers.own_server import server_directory
-from nip_core.upkeep.verify import Check
+from nip_core.upkeep.file_checks import Check
 from nip_lm_server.client import (
     CHECKSUM,
     DATABASE,
