@@ -60,7 +60,7 @@ def imports():
                 elif isinstance(node, ast.Import):
                     names = [alias.name for alias in node.names]
                 pairs |= {(room, _room(name)) for name in names if _room(name)}
-    pairs = {(a, b) for a, b in pairs if a and a != b}
+    pairs = {(a, b) for a, b in pairs if a and a != b and a != "__init__"}
     return {(a, b) for a, b in pairs if a not in BENEATH and b not in BENEATH}
 
 
