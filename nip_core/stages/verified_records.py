@@ -94,7 +94,7 @@ def _lease(check: Check, highest_epoch: int) -> None:
     check.known |= set(check.under(f"{check.run.root}/fences"))
     demanded = f"a lease of epoch {highest_epoch} or later, which the manifests name"
     epoch = check.read(
-        path, lambda: int(read_lease(store, path)[0]["epoch"]), demanded if highest_epoch else None
+        path, lambda: read_lease(store, path)[0].epoch, demanded if highest_epoch else None
     )
     if epoch is not None and epoch < highest_epoch:
         check.add(path, "of an earlier time", f"epoch {highest_epoch} or later", epoch)
