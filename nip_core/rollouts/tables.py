@@ -28,6 +28,7 @@ import pyarrow as pa
 from nip_core.errors import CorruptionError, StageError
 from nip_core.rollouts.parquet import parquet_bytes, parquet_table
 from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS, TIMINGS
+from nip_core.run_store.facts import SplitFacts
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import (
     Manifest,
@@ -205,7 +206,7 @@ def join_shards(
         {},
         inputs={_SHARD_INPUT + shard: manifest.digest for shard, manifest in manifests.items()},
         rows={name: sum(m.rows.get(name, 0) for m in manifests.values()) for name in names},
-        extra={"canonical_digest": hashes.digest()},
+        extra=SplitFacts(canonical_digest=hashes.digest()).to_extra(),
         lease=lease,
     )
 

@@ -15,12 +15,15 @@ of the same names removes them.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from nip_core.errors import CorruptionError, RunConflictError, StoreError
 from nip_core.hashing import digest
+from nip_core.run_store.documents import first_fault
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.store import MissingFileError, Store
 from nip_lm_server.client import parse_json
@@ -40,9 +43,22 @@ class FileEntry:
     bytes: int
 
 
+class ManifestDocument(BaseModel):
+    """The JSON of a manifest, without its checksum. What `extra` holds is in `facts`."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    format_version: int = FORMAT_VERSION
+    files: dict[str, FileEntry]
+    inputs: dict[str, str]
+    rows: dict[str, int]
+    extra: dict[str, Any]
+    epoch: int
+
+
 @dataclass(frozen=True)
 class Manifest:
-    """What a commit says of itself."""
+    """A commit: its files, what it was made from, and what it says of itself."""
 
     directory: str
     name: str  # file name of the manifest
@@ -128,27 +144,28 @@ def read_manifest(store: Store, directory: str, name: str = MANIFEST) -> Manifes
     data = store.get(path)
     try:
         # The format before the checksum: a later version may compute it in another way.
-        document = parse_json(data)
-        checksum = document.pop("sha256")
-        if document["format_version"] != FORMAT_VERSION:
+        value = parse_json(data)
+        checksum = value.pop("sha256")
+        if value["format_version"] != FORMAT_VERSION:
             raise StoreError(
-                f"{path}: format version {document['format_version']}, this version of nip reads "
+                f"{path}: format version {value['format_version']}, this version of nip reads "
                 f"{FORMAT_VERSION}; use the version of nip that wrote it"
             )
-        if checksum != digest(document):
+        if checksum != digest(value):
             raise ValueError("its own checksum does not match")
-        files = {file: FileEntry(**entry) for file, entry in document["files"].items()}
-        return Manifest(
-            directory,
-            name,
-            files,
-            document["inputs"],
-            document["rows"],
-            document["extra"],
-            document["epoch"],
-        )
+        document = ManifestDocument.model_validate(value)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CorruptionError(f"{path}: damaged manifest ({error!r}); {_WHAT_TO_DO}") from error
+        reason = first_fault(error) if isinstance(error, ValidationError) else repr(error)
+        raise CorruptionError(f"{path}: damaged manifest ({reason}); {_WHAT_TO_DO}") from error
+    return Manifest(
+        directory,
+        name,
+        document.files,
+        document.inputs,
+        document.rows,
+        document.extra,
+        document.epoch,
+    )
 
 
 def is_committed(store: Store, directory: str, name: str = MANIFEST) -> bool:
@@ -229,14 +246,13 @@ def measure(file: Path) -> tuple[int, str]:
 
 
 def _encode(manifest: Manifest) -> bytes:
-    document = {
-        "format_version": FORMAT_VERSION,
-        "files": {name: asdict(entry) for name, entry in manifest.files.items()},
-        "inputs": dict(manifest.inputs),
-        "rows": dict(manifest.rows),
-        "extra": dict(manifest.extra),
-        "epoch": manifest.epoch,
-    }
+    document = ManifestDocument(
+        files=dict(manifest.files),
+        inputs=dict(manifest.inputs),
+        rows=dict(manifest.rows),
+        extra=dict(manifest.extra),
+        epoch=manifest.epoch,
+    ).model_dump()
     return json.dumps({**document, "sha256": digest(document)}, indent=1).encode()
 
 

@@ -31,9 +31,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
-from nip_core.errors import CorruptionError, RunConflictError, SettingsError, StoreError
+from nip_core.errors import RunConflictError, SettingsError, StoreError
 from nip_core.parameters.stored import with_defaults
 from nip_core.run_store.documents import decode, encode, validate_document
 from nip_core.run_store.lease import Lease
@@ -71,6 +71,34 @@ class Identity:
     def settings(self) -> dict[str, Any]:
         """The parameters as JSON reads them back: tuples are lists."""
         return dict(json.loads(json.dumps(self.parameters, allow_nan=False)))
+
+
+class RunDocument(BaseModel):
+    """``run.json``: what a run was created with. It never changes."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    format_version: int = FORMAT_VERSION
+    run: str
+    parameters: dict[str, Any]
+    contents: dict[str, Any] = {}
+    code_version: str
+    seed: int
+    data_neutral: list[str] = []
+    created_at: str
+    forked_from: str | None
+
+
+class OpeningDocument(BaseModel):
+    """``openings/0001.json``: a later opening that changed something harmless."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    opened_at: str = ""
+    code_version: str
+    parameters: dict[str, Any]
+    changed: dict[str, list[Any]] = {}
+    """By dotted key, the value before and the new one."""
 
 
 @dataclass(frozen=True)
@@ -166,22 +194,21 @@ class RunStore:
         # 1. What run.json will say.
         settings, version = identity.settings(), identity.code_version
         moment = (now or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="milliseconds")
-        document = {
-            "format_version": FORMAT_VERSION,
-            "run": self.name,
-            "parameters": settings,
-            "contents": dict(identity.contents),
-            "code_version": version,
-            "seed": identity.seed,
-            "data_neutral": sorted(identity.data_neutral),
-            "created_at": moment,
-            "forked_from": forked_from,
-        }
+        document = RunDocument(
+            run=self.name,
+            parameters=settings,
+            contents=dict(identity.contents),
+            code_version=version,
+            seed=identity.seed,
+            data_neutral=sorted(identity.data_neutral),
+            created_at=moment,
+            forked_from=forked_from,
+        )
         # 2. A killed fork has copied iterations, and not yet said of what run they are.
         if not forked_from:
             self._refuse_half_a_fork()
         # 3. Whoever writes run.json first has created the run.
-        if self.store.put_if_absent(f"{self.root}/run.json", encode(document)):
+        if self.store.put_if_absent(f"{self.root}/run.json", encode(document.model_dump())):
             return RunRecord(
                 self.name, settings, version, identity.seed, moment, True, {}, forked_from
             )
@@ -253,29 +280,31 @@ class RunStore:
 
     def open(self) -> RunRecord:
         """Read the run as its latest opening left it. Raises MissingFileError if there is none."""
-        document = self.read_json(f"{self.root}/run.json")
-        try:
-            for name in self.store.list(f"{self.root}/openings"):
-                opening = self.read_json(f"{self.root}/openings/{name}")
-                document |= {key: opening[key] for key in ("parameters", "code_version")}
-            if document["format_version"] != FORMAT_VERSION:
-                raise StoreError(
-                    f"{self.root}/run.json: format version {document['format_version']}, this "
-                    f"version of nip reads {FORMAT_VERSION}; use the version that wrote it"
-                )
-            return RunRecord(
-                document["run"],
-                document["parameters"],
-                document["code_version"],
-                document["seed"],
-                document["created_at"],
-                False,
-                {},
-                document["forked_from"],
-                document.get("contents", {}),
+        path = f"{self.root}/run.json"
+        value = self.read_json(path)
+        # The version before all else: a later one may have other keys.
+        version = value.get("format_version", FORMAT_VERSION)
+        if version != FORMAT_VERSION:
+            raise StoreError(
+                f"{path}: format version {version}, this version of nip reads {FORMAT_VERSION}; "
+                "use the version that wrote it"
             )
-        except KeyError as error:
-            raise CorruptionError(f"{self.root}/run.json: {error} is missing") from error
+        document = validate_document(value, RunDocument, path)
+        latest: RunDocument | OpeningDocument = document
+        for name in self.store.list(f"{self.root}/openings"):
+            place = f"{self.root}/openings/{name}"
+            latest = validate_document(self.read_json(place), OpeningDocument, place)
+        return RunRecord(
+            document.run,
+            latest.parameters,
+            latest.code_version,
+            document.seed,
+            document.created_at,
+            False,
+            {},
+            document.forked_from,
+            document.contents,
+        )
 
     def _record_opening(
         self,
@@ -286,15 +315,15 @@ class RunStore:
         lease: Lease | None,
     ) -> None:
         fence = lease.fence if lease else None
-        document = {
-            "opened_at": moment,
-            "code_version": code_version,
-            "parameters": dict(parameters),
-            "changed": {key: list(values) for key, values in difference.items()},
-        }
+        document = OpeningDocument(
+            opened_at=moment,
+            code_version=code_version,
+            parameters=dict(parameters),
+            changed={key: list(values) for key, values in difference.items()},
+        )
         number = len(self.store.list(f"{self.root}/openings")) + 1
         while not self.store.put_if_absent(
-            f"{self.root}/openings/{number:04d}.json", encode(document), fence=fence
+            f"{self.root}/openings/{number:04d}.json", encode(document.model_dump()), fence=fence
         ):
             number += 1
 

@@ -29,6 +29,7 @@ from nip_core.parameters.stored import from_stored
 from nip_core.protocols import make_protocol
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.tables import RolloutTables, read_rollouts
+from nip_core.run_store.facts import SplitFacts
 from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.scenarios import find_scenario, make_scenario
@@ -59,7 +60,8 @@ def write_intervals(
     document = _document(rollouts, metrics, seed, scenario.split_by)
     game = scenario.claims, session.game.protocol.provers
     document["baselines"] = _baselines(rollouts, metrics, seed, scenario.split_by, *game)
-    document["rollouts"] = read_manifest(run.store, directory).extra["canonical_digest"]
+    split_facts = SplitFacts.from_manifest(read_manifest(run.store, directory))
+    document["rollouts"] = split_facts.canonical_digest
     path = run.intervals(iteration, split)
     return dict(run.write_json_once(path, document, lease=session.lease))
 

@@ -31,6 +31,7 @@ from nip_core.hashing import derive_seed
 from nip_core.parameters import Method
 from nip_core.processes import how_many, map_in_processes
 from nip_core.rollouts.parquet import check_version, in_current_version
+from nip_core.run_store.facts import DatasetFacts
 from nip_core.run_store.manifest import read_file, read_manifest, verify
 from nip_core.run_store.store import Store
 from nip_core.trainers.base import AnyExample, InParts
@@ -394,7 +395,7 @@ def open_dataset(store: Store, directory: str) -> Dataset:
     Raises MissingFileError if there is none, CorruptionError if it is damaged, and as `Dataset`.
     """
     manifest = read_manifest(store, directory)
-    method: Method = manifest.extra.get("method", "supervised")
+    method = DatasetFacts.from_manifest(manifest).method
     name = FILES[method]
     place = manifest.path(name)
     local = store.local_path(place)
