@@ -5,8 +5,6 @@ Identity         what a run's name stands for
 RunStore         the tree of one run: its paths, run.json, small JSON documents, forking
 read_document    a JSON document of the run as the model of its kind
 list_runs        names of the runs in a store
-settings_difference   what two runs on record were told differently
-flatten          nested settings as leaves by dotted key
 
 The tree lies directly under the store::
 
@@ -31,24 +29,30 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from nip_core.errors import RunConflictError, SettingsError, StoreError
-from nip_core.parameters.stored import with_defaults
 from nip_core.run_store.documents import decode, encode, validate_document
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import MANIFEST
+from nip_core.run_store.run_documents import FORMAT_VERSION, OpeningDocument, RunDocument
+from nip_core.run_store.settings_difference import (
+    ABSENT,
+    Difference,
+    compare_leaves,
+    flatten,
+    is_neutral,
+    settings_on_record,
+    show_value,
+)
 from nip_core.run_store.store import MissingFileError, Store, walk
 
 _Document = TypeVar("_Document", bound=BaseModel)
 
-FORMAT_VERSION = 1
 _CONFLICTS_SHOWN = 5
-_VALUE_SHOWN = 80  # characters
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 
 _log = logging.getLogger(__name__)
-_ABSENT = "(absent)"
 _SEED = "seed (of the run)"
 
 
@@ -71,34 +75,6 @@ class Identity:
     def settings(self) -> dict[str, Any]:
         """The parameters as JSON reads them back: tuples are lists."""
         return dict(json.loads(json.dumps(self.parameters, allow_nan=False)))
-
-
-class RunDocument(BaseModel):
-    """``run.json``: what a run was created with. It never changes."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    format_version: int = FORMAT_VERSION
-    run: str
-    parameters: dict[str, Any]
-    contents: dict[str, Any] = {}
-    code_version: str
-    seed: int
-    data_neutral: list[str] = []
-    created_at: str
-    forked_from: str | None
-
-
-class OpeningDocument(BaseModel):
-    """``openings/0001.json``: a later opening that changed something harmless."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    opened_at: str = ""
-    code_version: str
-    parameters: dict[str, Any]
-    changed: dict[str, list[Any]] = {}
-    """By dotted key, the value before and the new one."""
 
 
 @dataclass(frozen=True)
@@ -227,8 +203,8 @@ class RunStore:
                 "them; repeat the fork, use another run_name, or delete the directory"
             )
 
-    def check_same(self, identity: Identity) -> dict[str, tuple[Any, Any]]:
-        """The harmless differences to the run on record; nothing is written.
+    def check_same(self, identity: Identity) -> Difference:
+        """Find the harmless differences to the run on record; nothing is written.
 
         Settings that the run's version of nip did not have yet count as their defaults. Raises
         RunConflictError with the differences that change the data. A run that is not there has
@@ -240,16 +216,16 @@ class RunStore:
         except MissingFileError:
             return {}
         given, neutral = identity.settings(), identity.data_neutral
-        difference = _difference(
-            {**_settings_on_record(stored.parameters, given), _SEED: stored.seed},
+        difference = compare_leaves(
+            {**settings_on_record(stored.parameters, given), _SEED: stored.seed},
             {**flatten(given), _SEED: identity.seed},
         )
         if "seed" in difference:  # said once
             difference.pop(_SEED, None)
         # 2. Without what changes no data.
-        conflicts = {k: v for k, v in difference.items() if not _is_neutral(k, neutral)}
+        conflicts = {k: v for k, v in difference.items() if not is_neutral(k, neutral)}
         # 3. A file of the same name may hold something else by now.
-        changed_contents = _difference(flatten(stored.contents), flatten(identity.contents))
+        changed_contents = compare_leaves(flatten(stored.contents), flatten(identity.contents))
         conflicts |= {f"content of {key}": value for key, value in changed_contents.items()}
         if conflicts:
             places = {f"content of {key}": place for key, place in identity.places.items()}
@@ -257,7 +233,7 @@ class RunStore:
             if any(key in changed_contents for key in identity.places):
                 advice += " and the files as they were"
             # What both have says more than what only one of them has, like an agent's whole block.
-            by_weight = sorted(conflicts.items(), key=lambda item: _ABSENT in item[1])
+            by_weight = sorted(conflicts.items(), key=lambda item: ABSENT in item[1])
             shown = by_weight[:_CONFLICTS_SHOWN]
             more = ""
             if len(conflicts) > len(shown):
@@ -269,8 +245,8 @@ class RunStore:
                 f"run {self.name!r} exists with settings that give other data (stored -> given): "
                 + "; ".join(
                     f"{k}: {places[k]} is not what it was when the run began"
-                    if k in places and _ABSENT not in (a, b)
-                    else f"{k}: {_show(a)} -> {_show(b)}"
+                    if k in places and ABSENT not in (a, b)
+                    else f"{k}: {show_value(a)} -> {show_value(b)}"
                     for k, (a, b) in shown
                 )
                 + more
@@ -311,7 +287,7 @@ class RunStore:
         parameters: Mapping[str, Any],
         code_version: str,
         moment: str,
-        difference: Mapping[str, tuple[Any, Any]],
+        difference: Difference,
         lease: Lease | None,
     ) -> None:
         fence = lease.fence if lease else None
@@ -461,44 +437,3 @@ def _part(name: str) -> str:
             f"{name!r}: can't be a file name; use letters, digits, '_', '.' and '-', at most 100"
         )
     return name
-
-
-def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Leaves by dotted key; lists and empty mappings are leaves."""
-    if isinstance(value, Mapping) and value:
-        leaves: dict[str, Any] = {}
-        for key, inner in value.items():
-            leaves |= flatten(inner, f"{prefix}.{key}" if prefix else str(key))
-        return leaves
-    return {prefix: value} if prefix else {}
-
-
-def settings_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """By dotted key, where the settings on record of two runs differ, with both values.
-
-    Settings that the version which wrote one of them did not have yet count as their defaults.
-    """
-    return _difference(flatten(with_defaults(a)), flatten(with_defaults(b)))
-
-
-def _settings_on_record(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored leaves, and defaults for those of `given` that came to be after it was stored."""
-    named = {*flatten(stored), *flatten(given)}
-    return {key: value for key, value in flatten(with_defaults(stored)).items() if key in named}
-
-
-def _difference(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    return {
-        key: (stored.get(key, _ABSENT), given.get(key, _ABSENT))
-        for key in sorted({*stored, *given})
-        if stored.get(key, _ABSENT) != given.get(key, _ABSENT)
-    }
-
-
-def _is_neutral(key: str, data_neutral: Collection[str]) -> bool:
-    return any(key == neutral or key.startswith(f"{neutral}.") for neutral in data_neutral)
-
-
-def _show(value: Any) -> str:
-    shown = _ABSENT if value == _ABSENT else json.dumps(value, ensure_ascii=False)
-    return shown if len(shown) <= _VALUE_SHOWN else f"{shown[:_VALUE_SHOWN]}…"
