@@ -34,7 +34,7 @@ from nip_core.run_store.manifest import (
     Manifest,
     commit,
     is_committed,
-    read_file,
+    read_committed_file,
     read_manifest,
 )
 from nip_core.run_store.store import Store
@@ -341,7 +341,7 @@ def _read_table(
     store: Store, manifest: Manifest, kind: str, columns: Sequence[str] | None = None
 ) -> pa.Table:
     (name,) = [name for name in manifest.files if name.startswith(f"{kind}-")] or [f"{kind}-?"]
-    data = read_file(store, manifest, name)
+    data = read_committed_file(store, manifest, name)
     table = parquet_table(data, _KNOWN[kind], manifest.path(name), columns)
     if table.num_rows != manifest.rows.get(kind):
         raise CorruptionError(

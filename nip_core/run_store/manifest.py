@@ -1,9 +1,10 @@
 """Commits: a group of files that is there as a whole, or not at all.
 
-commit         write the files, then publish their manifest in one atomic put
-read_manifest  the manifest of a committed group
-read_file      one file of the group, checked against its manifest
-verify         every file of the group, checked
+commit               write the files, then publish their manifest in one atomic put
+read_manifest        the manifest of a committed group
+read_committed_file  one file of the group, checked against its manifest
+verify               every file of the group, checked
+measure_file         size and SHA-256 of a local file
 
 A file of a commit is stored under its name with the beginning of its SHA-256 before the suffix,
 ``episodes-0003.9f86d081.parquet``, so that two runners that prepare the same commit never write
@@ -173,7 +174,7 @@ def is_committed(store: Store, directory: str, name: str = MANIFEST) -> bool:
     return store.exists(f"{directory}/{name}")
 
 
-def read_file(store: Store, manifest: Manifest, name: str) -> bytes:
+def read_committed_file(store: Store, manifest: Manifest, name: str) -> bytes:
     """A committed file. Raises CorruptionError, naming it, if it is not what was committed."""
     path, entry = manifest.path(name), manifest.files[name]
     try:
@@ -192,9 +193,9 @@ def verify(store: Store, directory: str, name: str = MANIFEST) -> Manifest:
     for file_name, entry in manifest.files.items():
         local = store.local_path(manifest.path(file_name))
         if local is None or not local.exists():
-            read_file(store, manifest, file_name)
+            read_committed_file(store, manifest, file_name)
         else:
-            _check(manifest.path(file_name), entry, *measure(local))
+            _check(manifest.path(file_name), entry, *measure_file(local))
     return manifest
 
 
@@ -233,12 +234,12 @@ def _entry(name: str, content: bytes | Path) -> FileEntry:
     if isinstance(content, bytes):
         size_bytes, sha256 = len(content), hashlib.sha256(content).hexdigest()
     else:
-        size_bytes, sha256 = measure(content)
+        size_bytes, sha256 = measure_file(content)
     path = PurePosixPath(name)
     return FileEntry(f"{path.stem}.{sha256[:_HASH_CHARACTERS]}{path.suffix}", sha256, size_bytes)
 
 
-def measure(file: Path) -> tuple[int, str]:
+def measure_file(file: Path) -> tuple[int, str]:
     """Size in bytes and SHA-256 of a local file."""
     with file.open("rb") as opened:
         sha256 = hashlib.file_digest(opened, "sha256").hexdigest()

@@ -45,7 +45,7 @@ from nip_core.run_store.settings_difference import (
     settings_on_record,
     show_value,
 )
-from nip_core.run_store.store import MissingFileError, Store, walk
+from nip_core.run_store.store import MissingFileError, Store, list_files
 
 _Document = TypeVar("_Document", bound=BaseModel)
 
@@ -385,7 +385,7 @@ class RunStore:
 
     def _clear_killed_fork(self, other: "RunStore") -> None:
         """Delete what a killed fork has copied to `other`, if all of it is a copy of this run."""
-        copies = list(walk(self.store, f"{other.root}/iterations"))
+        copies = list(list_files(self.store, f"{other.root}/iterations"))
         for path in copies:
             source = f"{self.root}/{path.removeprefix(f'{other.root}/')}"
             if not self.store.exists(source) or self.store.get(source) != self.store.get(path):
@@ -398,7 +398,7 @@ class RunStore:
 
     def _copy_iteration(self, other: "RunStore", iteration: int) -> None:
         source, target = self.iteration(iteration), other.iteration(iteration)
-        for path in walk(self.store, source):
+        for path in list_files(self.store, source):
             relative = path.removeprefix(f"{source}/")
             folder = path.rpartition("/")[0]
             is_group = relative.startswith(("rollouts/", "datasets/"))

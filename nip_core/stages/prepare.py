@@ -27,7 +27,7 @@ from nip_core.protocols import find_protocol
 from nip_core.rollouts.plan import SPLITS, shuffle_labels
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.run import Identity, RunRecord, RunStore
-from nip_core.run_store.store import MissingFileError, is_missing, open_store, walk
+from nip_core.run_store.store import MissingFileError, is_missing, list_files, open_store
 from nip_core.scenarios import Problem, Scenario, find_scenario, make_scenario
 from nip_core.scenarios.checked import drawn, raised, text_of, written
 from nip_core.scenarios.datasets import check_splits, load_problems
@@ -268,12 +268,12 @@ def fork_run(
             name
             for name in (
                 path.removeprefix(f"{run.root}/")
-                for path in walk(run.store, f"{run.root}/lm_server")
+                for path in list_files(run.store, f"{run.root}/lm_server")
             )
             if name not in _OWN_TO_EACH and not name.startswith("lm_server/logs/")
         ]
         # Where there is no disk, the models are kept in the run.
-        adapters = walk(run.store, f"{run.root}/{ADAPTERS}")
+        adapters = list_files(run.store, f"{run.root}/{ADAPTERS}")
         copied += [path.removeprefix(f"{run.root}/") for path in adapters]
         return run.fork(forked.run_name, prepared.identity, also=copied)
 

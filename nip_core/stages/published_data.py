@@ -23,7 +23,7 @@ from nip_core.rollouts.parquet import parquet_bytes, parquet_table
 from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS
 from nip_core.rollouts.tables import shard_manifest, shards_of
 from nip_core.run_store.facts import DatasetFacts, SplitFacts
-from nip_core.run_store.manifest import is_committed, read_file, read_manifest
+from nip_core.run_store.manifest import is_committed, read_committed_file, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.stages.published import settings_shown
 from nip_core.trainers.dataset import FILES, schema_of
@@ -124,7 +124,7 @@ def _pieces(
                             split,
                             iteration,
                             f"{iteration:04d}-{shard}.parquet",
-                            read_file(run.store, manifest, file),
+                            read_committed_file(run.store, manifest, file),
                             _ROLLOUTS[table],
                             manifest.path(file),
                         )
@@ -135,7 +135,7 @@ def _pieces(
             facts = DatasetFacts.from_manifest(manifest)
             method = facts.method
             digests["datasets"][f"{iteration:04d}/{trained}"] = facts.digest
-            content = read_file(run.store, manifest, FILES[method])
+            content = read_committed_file(run.store, manifest, FILES[method])
             yield _Part(
                 f"{FILES[method].removesuffix('.parquet')}-{trained}",
                 "train",

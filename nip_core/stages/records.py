@@ -35,7 +35,7 @@ from nip_core.run_store.documents import encode
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import MANIFEST, is_committed, read_manifest
 from nip_core.run_store.run import RunRecord, RunStore
-from nip_core.run_store.store import walk
+from nip_core.run_store.store import list_files
 from nip_core.stages.estimate import scheme_tests
 from nip_core.stages.intervals import shown_metrics, split_by_of
 from nip_core.stages.models import NOT_SCHEDULED
@@ -236,7 +236,7 @@ class IterationRecord:
             path.removeprefix(f"{run.root}/"): read_manifest(
                 run.store, path.rpartition("/")[0], path.rpartition("/")[2]
             ).digest
-            for path in walk(run.store, run.iteration(self.iteration))
+            for path in list_files(run.store, run.iteration(self.iteration))
             if path.endswith(f"/{MANIFEST}")
         }
 

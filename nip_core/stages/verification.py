@@ -31,9 +31,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nip_core.errors import CorruptionError, StoreError
-from nip_core.run_store.manifest import MANIFEST, Manifest, measure, read_manifest
+from nip_core.run_store.manifest import MANIFEST, Manifest, measure_file, read_manifest
 from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import MissingFileError, Store, walk
+from nip_core.run_store.store import MissingFileError, Store, list_files
 from nip_core.stages.records import BLOCK
 from nip_core.stages.rerun import stage_of, unfinished_rewinds
 
@@ -172,7 +172,7 @@ class Check:
                 self.add(path, "damaged", f"{size_bytes} bytes", f"{found_bytes}")
             elif self.deep:
                 with as_local(store, path) as file:
-                    actual = measure(file)[1]
+                    actual = measure_file(file)[1]
                     if actual != sha256:
                         self.add(path, "damaged", f"SHA-256 {sha256}", actual)
                     elif rows is not None:
@@ -214,7 +214,7 @@ def verify_run(run: RunStore, *, deep: bool = True, since: int = 0) -> Check:
     """
     from nip_core.stages.verified_records import check_records
 
-    paths = _newest_paths(run, since) if since else walk(run.store, run.root)
+    paths = _newest_paths(run, since) if since else list_files(run.store, run.root)
     check = Check(run, frozenset(paths), deep, since)
     check_records(check)
     return check
@@ -224,16 +224,16 @@ def _newest_paths(run: RunStore, since: int) -> Iterator[str]:
     """The files of the run itself, of its openings, and of its iterations from `since` on."""
     names = run.store.list(run.root)
     yield from (f"{run.root}/{name}" for name in names if not name.endswith("/"))
-    yield from walk(run.store, f"{run.root}/openings")
+    yield from list_files(run.store, f"{run.root}/openings")
     yield run.models(since - 1)
     for name in run.store.list(f"{run.root}/iterations"):
         if name.rstrip("/").isdigit() and int(name.rstrip("/")) >= since:
-            yield from walk(run.store, f"{run.root}/iterations/{name.rstrip('/')}")
+            yield from list_files(run.store, f"{run.root}/iterations/{name.rstrip('/')}")
 
 
 def has_begun(run: RunStore) -> bool:
     """Tell whether the run was ever created, even if its run.json is lost by now."""
-    inside = (path.removeprefix(f"{run.root}/") for path in walk(run.store, run.root))
+    inside = (path.removeprefix(f"{run.root}/") for path in list_files(run.store, run.root))
     return any(path.startswith(_SINCE_BEGUN) for path in inside)
 
 

@@ -16,7 +16,7 @@ from nip_core.parameters.stored import from_stored
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN
 from nip_core.rollouts.tables import shard_manifest, shards_of
 from nip_core.run_store.lease import read_lease
-from nip_core.run_store.manifest import MANIFEST, Manifest, measure
+from nip_core.run_store.manifest import MANIFEST, Manifest, measure_file
 from nip_core.stages.costs import ESTIMATE
 from nip_core.stages.measuring import CHECKSUM_SUFFIX
 from nip_core.stages.models import opponents_on_record
@@ -310,7 +310,7 @@ class _Iteration:
                 check.add(checksum, "damaged", expected, "another", remedy, derived=True)
                 return
             with as_local(check.run.store, of) as file:
-                actual = measure(file)[1]
+                actual = measure_file(file)[1]
             if actual != sha256:
                 check.add(of, "damaged", f"SHA-256 {sha256}", actual, remedy, derived=True)
 
