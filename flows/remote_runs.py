@@ -79,7 +79,7 @@ class Cluster:
             "settings": {**run.settings, "run_store": self._store.url},
             "store": self._store.url,
             "directory": self._directory,
-            "lease": self._lease.lend(),
+            "lease": self._lease.lend().model_dump(),
         }
         self._count(+1)
         try:

@@ -23,7 +23,8 @@ from nip_core.hub.repository import CARD, Facts, new_directory, seal
 from nip_core.rollouts.parquet import parquet_bytes, parquet_table
 from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS
 from nip_core.rollouts.tables import shard_manifest, shards_of
-from nip_core.run_store.manifest import is_committed, read_file, read_manifest
+from nip_core.run_store.facts import DatasetFacts, SplitFacts
+from nip_core.run_store.manifest import is_committed, read_committed_file, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.trainers.dataset import FILES, schema_of
 
@@ -110,7 +111,9 @@ def _pieces(
         for split in _folders(run, f"{run.iteration(iteration)}/rollouts"):
             directory = run.rollouts(iteration, split)
             whole = read_manifest(run.store, directory)
-            digests["rollouts"][f"{iteration:04d}/{split}"] = whole.extra["canonical_digest"]
+            digests["rollouts"][f"{iteration:04d}/{split}"] = SplitFacts.from_manifest(
+                whole
+            ).canonical_digest
             for shard in shards_of(whole):
                 manifest = read_manifest(run.store, directory, shard_manifest(shard))
                 for file in manifest.files:
@@ -121,7 +124,7 @@ def _pieces(
                             split,
                             iteration,
                             f"{iteration:04d}-{shard}.parquet",
-                            read_file(run.store, manifest, file),
+                            read_committed_file(run.store, manifest, file),
                             _ROLLOUTS[table],
                             manifest.path(file),
                         )
@@ -129,9 +132,10 @@ def _pieces(
             if group not in (None, trained):
                 continue
             manifest = read_manifest(run.store, run.dataset(iteration, trained))
-            method = manifest.extra.get("method", "supervised")
-            digests["datasets"][f"{iteration:04d}/{trained}"] = str(manifest.extra.get("digest"))
-            content = read_file(run.store, manifest, FILES[method])
+            facts = DatasetFacts.from_manifest(manifest)
+            method = facts.method
+            digests["datasets"][f"{iteration:04d}/{trained}"] = facts.digest
+            content = read_committed_file(run.store, manifest, FILES[method])
             yield _Part(
                 f"{FILES[method].removesuffix('.parquet')}-{trained}",
                 "train",

@@ -3,7 +3,7 @@
 Store        the interface: whole files in, whole files out, two conditional puts, a fence
 open_store   from a directory or a URL to the store there
 check_path   the parts of a path, none of which leads out
-walk         every file under a directory
+list_files   every file under a directory
 
 Paths are relative, with "/" between parts. A file appears whole or not at all. A fence is what
 keeps a replaced runner from writing: a put that names one succeeds only while the fence stands.
@@ -197,11 +197,11 @@ def check_path(path: str) -> list[str]:
     return parts
 
 
-def walk(store: Store, directory: str) -> Iterator[str]:
+def list_files(store: Store, directory: str) -> Iterator[str]:
     """Paths of all files under `directory`, in order."""
     for name in store.list(directory):
         path = f"{directory}/{name}" if directory else name
         if name.endswith("/"):
-            yield from walk(store, path.rstrip("/"))
+            yield from list_files(store, path.rstrip("/"))
         else:
             yield path

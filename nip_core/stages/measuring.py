@@ -38,6 +38,7 @@ from nip_core.rollouts.tables import (
     shard_manifest,
     shards_of,
 )
+from nip_core.run_store.facts import ShardFacts, SplitFacts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
@@ -125,7 +126,7 @@ def _measured(session: Session, iteration: int, split: str) -> dict[str, Any]:
         metrics["invalid_answers"] = invalid
     played = VALIDATION if split == CANDIDATE else split
     metrics["problems_left_out"] = len(session.left_out.get(played, {}))
-    metrics["rollouts"] = read_manifest(run.store, directory).extra["canonical_digest"]
+    metrics["rollouts"] = _digest_of_split(run.store, directory)
     if session.game.scenario.labels_in_play:
         metrics["labels"] = labels_of(run.store, directory) | {
             "workers": session.game.scenario.label_workers()
@@ -186,7 +187,7 @@ def _measured_choices(session: Session, iteration: int) -> dict[str, Any]:
             session.game.scenario.split_by,
             _own_test(session),
         ),
-        "rollouts": read_manifest(run.store, directory).extra["canonical_digest"],
+        "rollouts": _digest_of_split(run.store, directory),
     }
 
 
@@ -198,10 +199,7 @@ def _measured_steps(session: Session, last: int) -> dict[str, Any]:
         i: StoredRollouts(run.store, [place]).episodes(EPISODES.names)
         for i, place in places.items()
     }
-    digests = {
-        str(i): read_manifest(run.store, place).extra["canonical_digest"]
-        for i, place in places.items()
-    }
+    digests = {str(i): _digest_of_split(run.store, place) for i, place in places.items()}
     updates = {i: sum(_updates(run, before) for before in range(i)) for i in places}
     metrics = figures_by_step(
         tests,
@@ -230,8 +228,12 @@ def labels_of(store: Store, directory: str) -> dict[str, Any]:
     """Count the solutions of a committed split that were labelled in play, by kind, and time."""
     stage = read_manifest(store, directory)
     shards = [read_manifest(store, directory, shard_manifest(name)) for name in shards_of(stage)]
-    made = [shard.extra["labels"] for shard in shards if "labels" in shard.extra]
-    return reduce(add_counts, made, label_counts([]))
+    made = [ShardFacts.from_manifest(shard).labels for shard in shards]
+    return reduce(add_counts, filter(None, made), label_counts([]))
+
+
+def _digest_of_split(store: Store, directory: str) -> str:
+    return SplitFacts.from_manifest(read_manifest(store, directory)).canonical_digest
 
 
 def save_transcripts(session: Session, iteration: int, split: str) -> str:

@@ -21,7 +21,7 @@ from nip_core.evaluation.plots import arms_svg
 from nip_core.evaluation.report_text import p_value
 from nip_core.evaluation.statistics.differences import holm
 from nip_core.parameters.stored import with_defaults
-from nip_core.run_store.run import flatten, settings_difference
+from nip_core.run_store.settings_difference import flatten, settings_difference
 from nip_core.sweep.page import MAJORITY, METRICS, Results, markdown_table
 from nip_core.sweep.played import PlayedRun, check_alike, paired
 from nip_lm_server.client import parse_json

@@ -31,7 +31,8 @@ from nip_core.hashing import derive_seed
 from nip_core.parameters import Method
 from nip_core.processes import how_many, map_in_processes
 from nip_core.rollouts.parquet import check_version, in_current_version
-from nip_core.run_store.manifest import read_file, read_manifest, verify
+from nip_core.run_store.facts import DatasetFacts
+from nip_core.run_store.manifest import read_committed_file, read_manifest, verify
 from nip_core.run_store.store import Store
 from nip_core.trainers.base import AnyExample, InParts
 
@@ -394,12 +395,12 @@ def open_dataset(store: Store, directory: str) -> Dataset:
     Raises MissingFileError if there is none, CorruptionError if it is damaged, and as `Dataset`.
     """
     manifest = read_manifest(store, directory)
-    method: Method = manifest.extra.get("method", "supervised")
+    method = DatasetFacts.from_manifest(manifest).method
     name = FILES[method]
     place = manifest.path(name)
     local = store.local_path(place)
     if local is None or not local.exists():
-        return Dataset(read_file(store, manifest, name), method, place)
+        return Dataset(read_committed_file(store, manifest, name), method, place)
     verify(store, directory)
     return Dataset(local, method, place)
 
