@@ -5,7 +5,7 @@ queries     what an address asks for: filters, order, page
 matrix      problems by iterations, and episodes of two places in pairs
 measures    confusion and calibration
 charts      curves as points of an SVG
-episode     one episode with the chats that its agents saw
+episode_page   one episode with the chats that its agents saw
 runs        the runs that are shown, each with its index and its records
 pages       what each page shows
 security    who may ask: host names, a token, headers

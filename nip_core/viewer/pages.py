@@ -17,7 +17,7 @@ from nip_core.errors import NipError
 from nip_core.evaluation.embedding import thinned
 from nip_core.evaluation.transcripts import DECISION_WORDS
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
-from nip_core.viewer.episode import EpisodePage, read_episode, used_in
+from nip_core.viewer.episode_page import EpisodePage, read_episode, used_in
 from nip_core.viewer.index import Episodes
 from nip_core.viewer.matrix import KINDS, MATRIX_SORTS, MOST_COLUMNS, matrix, paired
 from nip_core.viewer.queries import (

@@ -20,7 +20,7 @@ from nip_core.run_store.store import MissingFileError, Store
 from nip_core.stages.records import Records
 from nip_core.stages.showing import report_data, status_of
 from nip_core.stages.transcripts import game_of
-from nip_core.viewer.episode import TextSearch
+from nip_core.viewer.episode_page import TextSearch
 from nip_core.viewer.index import Episodes, RunIndex
 
 _AT_MOST_EVERY_S = 1.0

@@ -13,7 +13,7 @@ from nip_core.evaluation.transcripts import transcript_of
 from nip_core.game.render import Game, situation_of
 from nip_core.parameters import load_parameters
 from nip_core.parameters.stored import from_stored
-from nip_core.viewer.episode import _chats
+from nip_core.viewer.episode_page import _chats
 
 ROOT = Path(__file__).parents[2]
 
