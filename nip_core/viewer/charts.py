@@ -1,6 +1,6 @@
 """Curves as points of an SVG, which a template draws: no script, no picture to load.
 
-lay_out_chart   lines with their axes, in two sizes: for a wide page, and for a narrow one
+lay_out_chart  lines with their axes, in two sizes: for a wide page, and for a narrow one
 """
 
 import math

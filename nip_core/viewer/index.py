@@ -1,8 +1,8 @@
 """The episodes of a run as columns in memory.
 
-RunIndex   reads each committed shard once, and names what it can't read
-Shard      one of them
-COLUMNS    what the index has of each episode
+RunIndex  reads each committed shard once, and names what it can't read
+Shard     one of them
+COLUMNS   what the index has of each episode
 
 A shard counts from when its own manifest is there, so a split that is still being played grows
 while one looks. What is long (questions, solutions, what models wrote) stays in the files.

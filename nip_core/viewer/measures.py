@@ -1,7 +1,7 @@
 """What a set of episodes says of verdicts: confusion, and how well a scale is calibrated.
 
-count_verdicts        labels by decisions
-measure_calibration   of the verdicts on a scale, how often each was the right one
+count_verdicts       labels by decisions
+measure_calibration  of the verdicts on a scale, how often each was the right one
 """
 
 from dataclasses import dataclass

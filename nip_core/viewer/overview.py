@@ -1,6 +1,6 @@
 """The page of a run: its curves, its tables, what its verdicts come to.
 
-run_page   values of the template
+run_page  values of the template
 """
 
 from typing import Any

@@ -2,7 +2,7 @@
 
 Query       the filters of an address, checked
 QueryError  an address that asks for something that there is not
-find_rows     the rows of the index that a query asks for, in its order
+find_rows   the rows of the index that a query asks for, in its order
 CHOICES     filters with a fixed set of values; SORTS, orders
 
 The address is the state: what a page shows follows from it alone, so that it can be sent, and gone

@@ -1,6 +1,6 @@
 """Who may ask the viewer: host names, a token, and what browsers are told.
 
-Guard       the ASGI middleware around the pages
+Guard  the ASGI middleware around the pages
 is_loopback whether an address is this machine's alone
 
 What is covered: another user of the machine, and a web page in the same browser. Neither reads
