@@ -36,15 +36,15 @@ from nip_core.answers.decisions import (
     InvalidResponse,
     MissingPart,
 )
-from nip_core.answers.parsing import AnswerForm, lacks_decision
-from nip_core.answers.reasons import NO_CONTENT, NO_DECISION_GIVEN, Kind
+from nip_core.answers.parsing import AnswerForm
+from nip_core.answers.reasons import Kind
 from nip_core.errors import SettingsError
 from nip_core.game.render import ChatMessage, Situation, Turn
 from nip_core.hashing import derive_seed
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
 from nip_core.proxies import blocking_http_client
 from nip_core.rollouts.chat_client import ChatAnswer, ChatClient, Endpoint
-from nip_core.rollouts.model_call import random_answer, request_body
+from nip_core.rollouts.model_call import judge_answer, random_answer, request_body
 from nip_core.stages.providers import Endpoints, base_name, group_endpoints
 
 if TYPE_CHECKING:
@@ -174,37 +174,31 @@ class OpenAiWholeAgent(PromptedWholeAgent):
         # 2. Ask until an answer can be used, each time with a seed of its own.
         error: GenerationError | None = None
         wrong: Kind | None = None
-        for attempt in range(self.agent_params.num_invalid_generation_retries + 1):
+        retries = self.agent_params.num_invalid_generation_retries
+        for attempt in range(retries + 1):
             chat = game.render(self.agent_name, situation, turns, round_, wrong)
             answer = await self._ask(chat, form, seeds(attempt), client)
             try:
-                _check_usable(answer, attempt)
-                text = answer.text or ""
-                move = game.parse(self.agent_name, round_, situation.seed, text, turns)
-                is_last = attempt == self.agent_params.num_invalid_generation_retries
-                if lacks_decision(move, form) and not is_last:
-                    raise InvalidDecision(NO_DECISION_GIVEN)
-            except GenerationError as problem:
-                error, reason = problem, NO_CONTENT if answer.text is None else str(problem)
-            except InvalidResponse as problem:
-                error, reason = _invalid(attempt, answer.text or "", problem), problem.reason
+                move = judge_answer(answer, form, retries - attempt)
+            except InvalidResponse as response:
+                error = _generation_error(answer, attempt, response)
+                wrong = game.wrong(
+                    {
+                        "agent": self.agent_name,
+                        "text": answer.text or "",
+                        "finish_reason": answer.finish_reason,
+                        "invalid_reason": response.reason,
+                    }
+                )
             else:
                 return _ParsedChatCompletion(
                     messages=dict(move.messages),
-                    raw_message=text,
+                    raw_message=answer.text,
                     decision=move.decision,
                     continuous_decision=move.value,
                     retry_count=attempt,
                     token_limit=answer.finish_reason == "length",
                 )
-            wrong = game.wrong(
-                {
-                    "agent": self.agent_name,
-                    "text": answer.text or "",
-                    "finish_reason": answer.finish_reason,
-                    "invalid_reason": reason,
-                }
-            )
         # 3. None could: be silent where the game allows it, or say why.
         assert error is not None
         if self.protocol_handler.may_be_silent(self.agent_name):
@@ -324,18 +318,18 @@ def check_by_hand(hyper_params: HyperParameters) -> None:
         )
 
 
-def _check_usable(answer: ChatAnswer, retries: int) -> None:
+def _generation_error(
+    answer: ChatAnswer, retries: int, response: InvalidResponse
+) -> GenerationError:
+    """Name what is wrong with an answer by the error class of callers by hand."""
     if answer.finish_reason == "content_filter":
-        raise ContentFilterError(retries)
+        return ContentFilterError(retries)
     if answer.finish_reason not in ("stop", "length"):
-        raise UnknownFinishReasonError(retries, answer.finish_reason)
+        return UnknownFinishReasonError(retries, answer.finish_reason)
     if answer.text is None:
-        raise ContentIsNoneError(retries)
-
-
-def _invalid(retries: int, text: str, problem: InvalidResponse) -> InvalidResponseError:
-    if isinstance(problem, InvalidDecision):
-        return InvalidDecisionError(retries, text, problem.reason)
-    if isinstance(problem, MissingPart):
-        return NotAllActiveChannelsInResponseError(retries, text, problem.reason)
-    return InvalidResponseError(retries, text, problem.reason)
+        return ContentIsNoneError(retries)
+    if isinstance(response, InvalidDecision):
+        return InvalidDecisionError(retries, answer.text, response.reason)
+    if isinstance(response, MissingPart):
+        return NotAllActiveChannelsInResponseError(retries, answer.text, response.reason)
+    return InvalidResponseError(retries, answer.text, response.reason)
