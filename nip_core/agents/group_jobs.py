@@ -7,9 +7,11 @@ loop would record it, in ``jobs/<group>.json`` of an iteration.
 """
 
 import re
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal
+from typing import Literal
 
+from nip_core.agents.chat_types import Example
 from nip_core.errors import DatasetError, JobError, RunConflictError, SettingsError
 from nip_core.hashing import derive_key, digest
 from nip_core.jobs.job import JobRecord, JobSpec, Refused
@@ -40,7 +42,7 @@ class GroupJobs:
 
     async def submit(
         self,
-        dataset: list[dict[str, Any]],
+        dataset: Sequence[Example],
         method: Literal["supervised", "dpo"],
         parent: Parent,
         iteration: int,
@@ -106,7 +108,7 @@ class GroupJobs:
 
     def _spec(
         self,
-        rows: list[dict[str, Any]],
+        rows: Sequence[Example],
         method: str,
         parent: Parent,
         iteration: int,

@@ -25,7 +25,7 @@ from nip_core.agents.nested_array_dict import NestedArrayDict
 from nip_core.agents.openai_whole_agent import OpenAiWholeAgent, check_by_hand, endpoints_of
 from nip_core.agents.protocol_handler import CodeValidationProtocolHandler, ProtocolHandler
 from nip_core.agents.shared_model_group import PureTextSharedModelGroup
-from nip_core.agents.states import OpenAiSharedModelGroupState
+from nip_core.agents.states import OpenAiSharedModelGroupState, PlainState
 from nip_core.errors import JobError, ServerError, SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.proxies import http_client
@@ -304,8 +304,9 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
             is_base=is_base,
             can_stack=state.fine_tuned_model_kind != "base",
         )
-        rows = cast(list[dict[str, Any]], fine_tune_dataset)
-        record = await self._jobs.submit(rows, method, parent, state.iteration, job_name)
+        record = await self._jobs.submit(
+            fine_tune_dataset, method, parent, state.iteration, job_name
+        )
         if record.outcome == "skipped":
             self.settings.log.warning(
                 "group %s: no job, the model stays: %s", self.group_name, record.reason
@@ -421,7 +422,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         """The state for a checkpoint: the job, the model, the number of jobs so far."""
         return self._state
 
-    def set_state(self, checkpoint: OpenAiSharedModelGroupState | dict[str, Any]) -> None:
+    def set_state(self, checkpoint: OpenAiSharedModelGroupState | PlainState) -> None:
         """Restore what `get_state` or `get_state_dict` gave. Raises ValueError for other keys."""
         if not isinstance(checkpoint, OpenAiSharedModelGroupState):
             checkpoint = OpenAiSharedModelGroupState.from_dict(checkpoint)

@@ -4,7 +4,7 @@ The chat comes from `Game.render`, the request from `nip_core.rollouts.model_cal
 the answer is read by `Game.parse`: what is played by hand is what the loop plays.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -28,7 +28,7 @@ from nip_core.agents.protocol_handler import (
     CodeValidationProtocolHandler,
     ProtocolHandler,
 )
-from nip_core.agents.states import AgentState, OpenAiWholeAgentState
+from nip_core.agents.states import AgentState, OpenAiWholeAgentState, PlainState
 from nip_core.agents.synchronous import synchronous
 from nip_core.agents.whole_agent import Seeds, _ParsedChatCompletion
 from nip_core.answers.decisions import (
@@ -126,11 +126,11 @@ class OpenAiWholeAgent(PromptedWholeAgent):
             )
         return self._client
 
-    def get_state_dict(self) -> dict[str, Any]:
+    def get_state_dict(self) -> PlainState:
         """The model that the agent plays with, as plain values."""
         return OpenAiWholeAgentState(self._own_model_name).to_dict()
 
-    def set_state(self, checkpoint: AgentState | Mapping[str, Any]) -> None:
+    def set_state(self, checkpoint: AgentState | PlainState) -> None:
         """Restore what `get_state_dict` gave.
 
         Raises ValueError for other keys, and for another model than that of the agent's group: set

@@ -8,7 +8,7 @@ from nip_core.agents.experiment_settings import ExperimentSettings
 from nip_core.agents.language_model_client import JobStatus
 from nip_core.agents.nested_array_dict import NestedArrayDict
 from nip_core.agents.protocol_handler import ProtocolHandler
-from nip_core.agents.states import PureTextSharedModelGroupState
+from nip_core.agents.states import PlainState, PureTextSharedModelGroupState
 from nip_core.agents.whole_agent import PureTextWholeAgent
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
@@ -154,7 +154,7 @@ class PureTextSharedModelGroup(ABC):
         """The state for a checkpoint: nothing, unless a subclass keeps something."""
         return PureTextSharedModelGroupState()
 
-    def get_state_dict(self) -> dict[str, Any]:
+    def get_state_dict(self) -> PlainState:
         """The same as plain values, which can be written as JSON."""
         return self.get_state().to_dict()
 

@@ -6,7 +6,7 @@ _ParsedChatCompletion  what came of one turn
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nip_core.agents.experiment_settings import ExperimentSettings
-from nip_core.agents.history import ACTIONS, HISTORIES, no_actions, situation_of, turns_of
+from nip_core.agents.history import ACTIONS, HISTORIES, Actions, situation_of, turns_of
 from nip_core.agents.nested_array_dict import Array, NestedArrayDict
 from nip_core.agents.protocol_handler import CodeValidationProtocolHandler, ProtocolHandler
-from nip_core.agents.states import AgentState
+from nip_core.agents.states import AgentState, PlainState
 from nip_core.agents.synchronous import synchronous
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import SettingsError
@@ -154,11 +154,11 @@ class PureTextWholeAgent(ABC):
 
     # Its state, which is the group's where it has a model.
 
-    def get_state_dict(self) -> dict[str, Any]:
+    def get_state_dict(self) -> PlainState:
         """The state that `set_state` takes, as plain values."""
         return AgentState().to_dict()
 
-    def set_state(self, checkpoint: AgentState | Mapping[str, Any]) -> None:  # noqa: B027 - not every agent has one
+    def set_state(self, checkpoint: AgentState | PlainState) -> None:  # noqa: B027 - not every agent has one
         """Restore what `get_state_dict` gave: nothing, unless a subclass keeps something."""
 
     # Its turns.
@@ -228,18 +228,18 @@ class PureTextWholeAgent(ABC):
         size: tuple[int, ...],
     ) -> NestedArrayDict:
         channels = self.protocol_handler.message_channel_names
-        out = NestedArrayDict(no_actions(size, len(channels)), size)
+        out = Actions.make_empty(size, len(channels))
         for place, (channels_written, turn) in zip(places, turns, strict=True):
-            out["raw_message"][place] = turn.raw_message
-            out["decision"][place] = turn.decision
+            out.raw_message[place] = turn.raw_message
+            out.decision[place] = turn.decision
             if turn.continuous_decision is not None:
-                out["continuous_decision"][place] = turn.continuous_decision
+                out.continuous_decision[place] = turn.continuous_decision
             for c, channel in enumerate(channels):
                 if channel in channels_written:
-                    out["message"][(*place, c)] = turn.messages.get(channel)
-                    out["retry_count"][(*place, c)] = turn.retry_count
-                    out["token_limit"][(*place, c)] = turn.token_limit
-        return out
+                    out.message[(*place, c)] = turn.messages.get(channel)
+                    out.retry_count[(*place, c)] = turn.retry_count
+                    out.token_limit[(*place, c)] = turn.token_limit
+        return NestedArrayDict(out.by_key(), size)
 
 
 class RandomWholeAgent(PureTextWholeAgent):
