@@ -100,7 +100,7 @@ class _States:
 
     @classmethod
     def make_empty(cls, episodes: int, rounds: int, channels: int, agents: int) -> Self:
-        """Make the states of episodes in which nobody has said anything yet."""
+        """Make the states of episodes before anybody has said anything."""
         place = (episodes, rounds + 1)
         return cls(
             message_history=_missing((*place, rounds, channels), STRING),
@@ -155,7 +155,7 @@ def rollouts_to_nested(
 
 
 def nested_to_rollouts(game: Game, batch: NestedArrayDict) -> tuple[pa.Table, pa.Table]:
-    """The episodes and generations that a batch of size (N, T) was made from.
+    """Turn a batch of size (N, T) back into its tables of episodes and generations.
 
     Read from the keys under "episode" and "generation" (and "round"), which say everything.
     Episodes keep their order; generations are in that of `nip_core.rollouts.tables.build_tables`.
@@ -192,7 +192,7 @@ def nested_to_rollouts(game: Game, batch: NestedArrayDict) -> tuple[pa.Table, pa
 
 
 def _once(batch: NestedArrayDict, keys: Array, rows: Array) -> Array:
-    """Return which of the generations with these keys in these rows of the batch to take.
+    """Mark the generations to take, of those with these keys in these rows of the batch.
 
     In a tree, that of the first leaf that has it.
     """
@@ -280,7 +280,7 @@ class _Played:
         return cells
 
     def _rows_of_cells(self, generations: pa.Table) -> tuple[Array, Array]:
-        """Map generations to their places in the batch: in a tree, with every leaf that has it."""
+        """Map generations to their places in the batch: in a tree, to every leaf below them."""
         numbered = generations.select(["episode", "branch_path"]).to_pylist()
         for number, row in enumerate(numbered):
             row["number"] = number
@@ -391,7 +391,7 @@ def _put_problems(batch: NestedArrayDict, played: _Played, episodes: pa.Table) -
 
 
 def _prompts(played: _Played) -> Array:
-    """The chat with which each agent was asked; none for agents without a model."""
+    """Render the chat before each turn of an agent; agents without a model get none."""
     game, rounds = played.game, played.rounds
     length = 2 * (rounds * len(played.channels) + 10)
     shape = (played.size, rounds, len(played.agents), length, len(_PROMPT_FIELDS))
@@ -431,7 +431,7 @@ def _present(keys: Array) -> Array:
 
 
 def datapoint_number(problem: str) -> int:
-    """The number that stands for a problem, made from its id."""
+    """Make a number of a problem's id, to stand for it in arrays."""
     return int(digest(problem)[:_DATAPOINT_DIGITS], 16)
 
 

@@ -34,8 +34,8 @@ class GroupJobs:
     """The jobs of one group, recorded under one run."""
 
     def __init__(self, hyper_params: HyperParameters, group: str, run_name: str, at: Endpoints):
-        """`at` is where jobs are created and models answer. Raises SettingsError for a run's name
-        that can't be used.
+        """Create jobs and ask models `at` these addresses. Raises SettingsError for an unusable run
+        name.
         """
         self._parameters, self._group, self._at = hyper_params, group, at
         self._run = RunStore(open_store(hyper_params.run_store), run_name)
@@ -76,7 +76,7 @@ class GroupJobs:
                 ) from None
 
     async def made_model(self, job_id: str, iteration: int) -> str:
-        """The model of a job that has succeeded; its record is closed. Raises JobError."""
+        """Name the model of a succeeded job, and close the job's record. Raises JobError."""
         async with self._ledger() as (ledger, backend):
             # 1. Without a name the record stays open, as the job may yet get one.
             made = (await backend.retrieve_job(job_id)).fine_tuned_model
@@ -93,7 +93,7 @@ class GroupJobs:
         return made
 
     async def proved(self, name: str, base_model: str, job_id: str) -> ServedModel:
-        """The model that a job made, with its digest and proof.
+        """Prove the model of a job; its digest and proof come with it.
 
         Raises StageError if it can't be proved.
         """
@@ -135,7 +135,7 @@ class GroupJobs:
         return spec
 
     async def _attempt(self, ledger: Ledger, backend: OpenAIBackend, iteration: int) -> int:
-        """The attempt on record, or the next one where that has ended without a model."""
+        """Give the attempt on record, or the next one where it has ended without a model."""
         record = ledger.record(iteration, self._group)
         if record is None:
             return 0

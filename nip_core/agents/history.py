@@ -132,7 +132,7 @@ def turns_of(handler: ProtocolHandler, histories: Iterable[Array], seed: int) ->
 def _decided(
     handler: ProtocolHandler, agent: str, round_: int, seed: int, text: str, before: list[Turn]
 ) -> Move:
-    """The move of an agent that sent no message: a decision, or nothing that is one."""
+    """Read the move of an agent without a message: a decision, or no valid one."""
     try:
         return handler.game.parse(agent, round_, seed, text, before)
     except (InvalidResponse, KeyError):  # KeyError: not its turn
@@ -140,7 +140,7 @@ def _decided(
 
 
 def final_timesteps(rollouts: NestedArrayDict) -> NestedArrayDict:
-    """The last timestep of each rollout that is no padding: batch size (batch, round) -> (batch,).
+    """Take the last timestep of each rollout before padding: batch size (batch, round) -> (batch,).
 
     Raises ValueError for a batch without rounds.
     """

@@ -63,8 +63,8 @@ class OpenAiWholeAgent(PromptedWholeAgent):
         agent_name: str,
         protocol_handler: ProtocolHandler | CodeValidationProtocolHandler,
     ):
-        """Opens no connection. Raises SettingsError for an agent without a model, and for settings
-        that name a model of another run.
+        """Open no connection. Raises SettingsError for an agent without a model, and for settings
+        with a model of another run.
         """
         super().__init__(hyper_params, settings, agent_name, protocol_handler)
         check_by_hand(hyper_params)
@@ -74,7 +74,7 @@ class OpenAiWholeAgent(PromptedWholeAgent):
         self._client: OpenAI | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """The object's state without its client, which can't be pickled; the client stays here."""
+        """Give the object's state without its client; a client can't be pickled and stays here."""
         return {**self.__dict__, "_client": None}
 
     # Its model.
@@ -94,12 +94,12 @@ class OpenAiWholeAgent(PromptedWholeAgent):
 
     @property
     def base_model_name(self) -> str:
-        """The name under which the model answers before any fine-tuning."""
+        """Name the model before any fine-tuning."""
         return base_name(self.hyper_params, self.agent_params)
 
     @property
     def model_name(self) -> str:
-        """The name under which the agent's present model answers."""
+        """Name the agent's present model."""
         if self.shared_model_group is not None:
             return self.shared_model_group.model_name
         return self._own_model_name or self.base_model_name
@@ -127,7 +127,7 @@ class OpenAiWholeAgent(PromptedWholeAgent):
         return self._client
 
     def get_state_dict(self) -> PlainState:
-        """The model that the agent plays with, as plain values."""
+        """Give the agent's present model, as plain values."""
         return OpenAiWholeAgentState(self._own_model_name).to_dict()
 
     def set_state(self, checkpoint: AgentState | PlainState) -> None:
@@ -300,7 +300,7 @@ def endpoints_of(hyper_params: HyperParameters, group: str) -> Endpoints:
 
 
 def check_by_hand(hyper_params: HyperParameters) -> None:
-    """Refuse settings that only a run of the loop follows. Raises SettingsError."""
+    """Refuse settings for runs of the loop only. Raises SettingsError."""
     setting = next(
         (
             f"agents.{name}.load_checkpoint_and_parameters"

@@ -12,7 +12,7 @@ PlainState: TypeAlias = dict[str, str | int | bool | None]
 class _State:
     @classmethod
     def from_dict(cls, values: Mapping[str, str | int | bool | None]) -> Self:
-        """From what `to_dict` gave. Raises ValueError naming a key that is not known."""
+        """Make the state from the values of `to_dict`. Raises ValueError naming an unknown key."""
         unknown = sorted(set(values) - {field.name for field in fields(cls)})
         if unknown:
             raise ValueError(f"{cls.__name__}: unknown keys {unknown} in the checkpoint")

@@ -103,12 +103,12 @@ class PureTextWholeAgent(ABC):
 
     @property
     def in_keys(self) -> tuple[str, ...]:
-        """The keys that a turn reads."""
+        """List the keys a turn reads."""
         return self.env_level_in_keys + self.agent_level_in_keys
 
     @property
     def out_keys(self) -> tuple[str, ...]:
-        """The keys that a turn gives."""
+        """List the keys a turn gives."""
         return self.env_level_out_keys + self.agent_level_out_keys
 
     @property
@@ -133,7 +133,7 @@ class PureTextWholeAgent(ABC):
 
     @property
     def visible_message_channel_names(self) -> tuple[str, ...]:
-        """The channels that it reads, in index order."""
+        """List the channels open to it for reading, in index order."""
         return self.protocol_handler.protocol.visible_channels(self.agent_name)
 
     @property
@@ -144,18 +144,18 @@ class PureTextWholeAgent(ABC):
 
     @property
     def visible_message_channel_indices(self) -> Array:
-        """The places of the channels that it reads."""
+        """List the places of the channels open to it for reading."""
         return np.flatnonzero(self.visible_message_channel_mask)
 
     @property
     def num_visible_message_channels(self) -> int:
-        """The number of channels that it reads."""
+        """Count the channels open to it for reading."""
         return len(self.visible_message_channel_names)
 
     # Its state, which is the group's where it has a model.
 
     def get_state_dict(self) -> PlainState:
-        """The state that `set_state` takes, as plain values."""
+        """Give its state as plain values, for `set_state`."""
         return AgentState().to_dict()
 
     def set_state(self, checkpoint: AgentState | PlainState) -> None:  # noqa: B027 - not every agent has one
@@ -193,7 +193,7 @@ class PureTextWholeAgent(ABC):
     async def _turn(
         self, place: NestedArrayDict, environment: "PureTextEnvironment", client: Any
     ) -> "_Turn":
-        """The channels that it writes to in this episode's round, and what it says."""
+        """Take the agent's turn in one episode: the channels written to, and its answer."""
         round_, seed, situation = int(place["round"]), int(place["seed"]), situation_of(place)
         if bool(place.get("done", False)) or bool(place.get("terminated", False)):
             return (), _ParsedChatCompletion()
@@ -218,7 +218,7 @@ class PureTextWholeAgent(ABC):
         """Give the agent's answer in `round_` after `turns`."""
 
     def _client_for_calls(self) -> AbstractAsyncContextManager[Any]:
-        """The `client` that `_answer` gets, for one batch."""
+        """Open the `client` of `_answer`, for one batch."""
         return nullcontext()
 
     def _as_arrays(
