@@ -61,10 +61,10 @@ def sweep(
 ) -> None:
     """Run every combination that FILE names; finished runs are skipped, failed ones shown."""
     from nip_core.run_store.store import open_store
-    from nip_core.sweep.baselines import baseline_lines
+    from nip_core.sweep.arm_baselines import baseline_lines
     from nip_core.sweep.page import table
-    from nip_core.sweep.plan import read_sweep
     from nip_core.sweep.results import collect, write
+    from nip_core.sweep.swept_runs import read_sweep
 
     planned = read_sweep(file, tuple(overrides or ()))
     cluster = None

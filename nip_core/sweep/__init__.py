@@ -1,8 +1,8 @@
 """Sweeps: many runs that differ in a few settings, and one table of them all.
 
-plan       the runs of a sweep, from its file
+swept_runs the runs of a sweep, from its file
 results    what came of them, as a document, a page and a figure
-baselines  what those among the arms say of the others
+arm_baselines  what those among the arms say of the others
 asked_again  what the verifier alone finds by any of k verdicts
 cells      every verdict, as a table
 page       that page

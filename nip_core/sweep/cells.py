@@ -22,7 +22,7 @@ from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
-from nip_core.sweep.plan import Sweep, SweptRun
+from nip_core.sweep.swept_runs import Sweep, SweptRun
 
 AXIS = "axis_"
 """Before the name of an axis, so that no axis has the name of another column."""

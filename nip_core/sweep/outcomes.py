@@ -18,7 +18,7 @@ from nip_core.evaluation.statistics.two_way import TwoWay, two_way
 from nip_core.hashing import derive_seed
 from nip_core.sweep.counted import Counted, rate
 from nip_core.sweep.declaration import Hypothesis, pairs
-from nip_core.sweep.plan import Sweep, SweptRun
+from nip_core.sweep.swept_runs import Sweep, SweptRun
 
 NO_ERROR = 1e-12
 """A standard error that is rounding and nothing else."""

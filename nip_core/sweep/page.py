@@ -10,7 +10,7 @@ from typing import Any
 
 from nip_core.evaluation.attack import LOST_TO_LYING, LOST_TO_TRAINING
 from nip_core.evaluation.report_text import plain_percent
-from nip_core.sweep.baselines import baseline_lines
+from nip_core.sweep.arm_baselines import baseline_lines
 
 MAJORITY = "majority_accuracy"
 """Where problems are played several times: of the verdict that is the more frequent."""

@@ -17,15 +17,15 @@ from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.stages.intervals import shown_metrics
 from nip_core.stages.showing import summary
+from nip_core.sweep.arm_baselines import ByMajority, asked_again_pairs, findings, kind_of
 from nip_core.sweep.asked_again import TOKENS, any_of_tests, at_as_many
 from nip_core.sweep.attacks import SweptAttack
-from nip_core.sweep.baselines import ByMajority, asked_again_pairs, findings, kind_of
 from nip_core.sweep.cells import as_parquet, cells
 from nip_core.sweep.counted import Counted, Figure, LastTest, over_runs
 from nip_core.sweep.declaration import DAMAGED, Hypothesis, departures, read_declaration
 from nip_core.sweep.outcomes import outcomes
 from nip_core.sweep.page import AFTER_ATTACK, LOSSES, MAJORITY, METRICS, Results, page
-from nip_core.sweep.plan import Sweep, SweptRun
+from nip_core.sweep.swept_runs import Sweep, SweptRun
 
 
 def collect(store: Store, sweep: Sweep, failures: Mapping[str, str] | None = None) -> Results:

@@ -22,8 +22,8 @@ from nip_core.sweep.counted import Counted, LastTest
 from nip_core.sweep.counted import rate as rate_of
 from nip_core.sweep.declaration import settings_digest
 from nip_core.sweep.page import AFTER_ATTACK, METRICS, page, table
-from nip_core.sweep.plan import read_sweep
 from nip_core.sweep.results import collect, write
+from nip_core.sweep.swept_runs import read_sweep
 from nip_prefect.flows.sweep import sweep as sweep_command
 
 RATES = ("accuracy", "completeness", "soundness", "always_fail_rate")

@@ -16,7 +16,7 @@ from nip_core.run_store.store import open_store
 from nip_core.sweep.counted import Counted, LastTest, over_runs
 from nip_core.sweep.declaration import Hypothesis, declare, departures, read_declaration, read_plan
 from nip_core.sweep.outcomes import outcomes
-from nip_core.sweep.plan import read_sweep
+from nip_core.sweep.swept_runs import read_sweep
 
 SWEEP = {
     "name": "asked",

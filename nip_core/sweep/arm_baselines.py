@@ -25,7 +25,7 @@ from nip_core.stages.intervals import rate_alone_of
 from nip_core.sweep.counted import Counted, Counts, Figure, LastTest, over_runs
 from nip_core.sweep.declaration import Hypothesis
 from nip_core.sweep.outcomes import outcomes
-from nip_core.sweep.plan import Sweep, SweptRun
+from nip_core.sweep.swept_runs import Sweep, SweptRun
 
 Kind = Literal["alone", "random", "shuffled"]
 Finding = dict[str, Any]
