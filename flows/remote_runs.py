@@ -20,7 +20,7 @@ from nip_core.parameters.training import RolloutParameters
 from nip_core.redaction import check_address, shown_address
 from nip_core.run_store.lease import Lease, acquire
 from nip_core.run_store.store import open_store
-from nip_core.sweep.plan import Sweep
+from nip_core.sweep.swept_runs import Sweep
 from nip_prefect.flows.remote_shards import task_runner
 from nip_prefect.tasks.run_process import LEAVE_S, Ended, run_remotely
 
