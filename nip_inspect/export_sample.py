@@ -36,7 +36,7 @@ from inspect_ai.model import (
 from inspect_ai.scorer import Score
 
 from nip_core.answers.reasons import Kind
-from nip_core.evaluation.transcripts import DECISION_WORDS
+from nip_core.evaluation.episode_transcripts import DECISION_WORDS
 from nip_core.game.render import Game, InvalidResponse, Situation, columns_of
 from nip_core.protocols import Turn
 from nip_core.rollouts.model_call import RANDOM_MODEL

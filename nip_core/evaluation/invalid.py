@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.answers.reasons import KINDS, Kind, is_about_decision, kind_of
-from nip_core.evaluation.report_text import plain_percent
+from nip_core.evaluation.figures_in_words import plain_percent
 
 _COLUMNS = ("agent", "attempt", "invalid_reason", "finish_reason", "text")
 _MANY = 1 / 3  # of an agent's first answers

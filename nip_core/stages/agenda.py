@@ -9,7 +9,7 @@ ending_words    what came of it
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nip_core.evaluation.report_text import plain_percent
+from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Stage
 from nip_core.rollouts.journal_segments import read_journal

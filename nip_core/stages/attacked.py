@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nip_core.errors import SettingsError, StoreError
-from nip_core.evaluation.attack import OwnTest, as_now
+from nip_core.evaluation.attack_figures import OwnTest, as_now
 from nip_core.evaluation.attack_words import by_training
 from nip_core.game.render import Game, situation_of
 from nip_core.parameters import HyperParameters

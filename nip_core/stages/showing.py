@@ -15,10 +15,10 @@ from hashlib import sha256
 from typing import Any
 
 from nip_core.errors import StoreError
-from nip_core.evaluation.attack import attack_shown
+from nip_core.evaluation.attack_figures import attack_shown
 from nip_core.evaluation.attack_words import causes, caution
-from nip_core.evaluation.baselines import left_out_words, remarks
-from nip_core.evaluation.league import league_rows
+from nip_core.evaluation.baseline_verifiers import left_out_words, remarks
+from nip_core.evaluation.league_figures import league_rows
 from nip_core.evaluation.report import GroupReport, IterationReport, ReportData, build_report
 from nip_core.evaluation.statistics.differences import holm
 from nip_core.parameters import HyperParameters
