@@ -3,6 +3,7 @@
 check_run_name   the rule for names
 Identity         what a run's name stands for
 RunStore         the tree of one run: its paths, run.json, small JSON documents, forking
+read_document    a JSON document of the run as the model of its kind
 list_runs        names of the runs in a store
 settings_difference   what two runs on record were told differently
 flatten          nested settings as leaves by dotted key
@@ -28,14 +29,18 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from nip_core.errors import CorruptionError, RunConflictError, SettingsError, StoreError
 from nip_core.parameters.stored import with_defaults
-from nip_core.run_store.documents import decode, encode
+from nip_core.run_store.documents import decode, encode, validate_document
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import MANIFEST
 from nip_core.run_store.store import MissingFileError, Store, walk
+
+_Document = TypeVar("_Document", bound=BaseModel)
 
 FORMAT_VERSION = 1
 _CONFLICTS_SHOWN = 5
@@ -396,6 +401,15 @@ class RunStore:
                 continue  # still being played or built
             content = self.store.local_path(path) or self.store.get(path)
             self.store.put(f"{target}/{relative}", content)
+
+
+def read_document(run: RunStore, path: str, kind: type[_Document]) -> _Document | None:
+    """Read the JSON document at a path of the store as its `kind`; None if there is none.
+
+    Raises CorruptionError with the path, and with the key at fault, if it is damaged.
+    """
+    value = run.read_json_or_none(path)
+    return None if value is None else validate_document(value, kind, path)
 
 
 def list_runs(store: Store) -> list[str]:
