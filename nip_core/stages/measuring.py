@@ -10,19 +10,19 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
-from nip_core.evaluation.attack import (
+from nip_core.evaluation.attack_figures import (
     OwnTest,
     attack_line,
     figures,
     figures_by_step,
     untold,
 )
-from nip_core.evaluation.baselines import believe_the_prover, believed_line, majority
+from nip_core.evaluation.baseline_verifiers import believe_the_prover, believed_line, majority
+from nip_core.evaluation.episode_transcripts import transcripts_from_tables
+from nip_core.evaluation.figures_in_words import result_line
 from nip_core.evaluation.invalid import invalid_answers, invalid_line, invalid_warning
-from nip_core.evaluation.league import BY_OPPONENT, figures_by_opponent
+from nip_core.evaluation.league_figures import BY_OPPONENT, figures_by_opponent
 from nip_core.evaluation.metrics import evaluate
-from nip_core.evaluation.report_text import result_line
-from nip_core.evaluation.transcripts import transcripts_from_tables
 from nip_core.jobs.document import read_job
 from nip_core.jobs.steps import by_step
 from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested

@@ -12,9 +12,9 @@ docs/statistics.md has the rules: what is said follows from intervals and p-valu
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from nip_core.evaluation.baselines import alone_words, majority_decisions
-from nip_core.evaluation.intervals import wilson_of_rate
-from nip_core.evaluation.report_text import plain_percent
+from nip_core.evaluation.baseline_verifiers import alone_words, majority_decisions
+from nip_core.evaluation.confidence_intervals import wilson_of_rate
+from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import ACCEPT, REJECT, make_protocol
 from nip_core.records.intervals import rate_alone_of

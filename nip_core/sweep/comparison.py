@@ -17,8 +17,8 @@ from markupsafe import Markup
 
 from nip_core.costs.spent_and_estimated import costs_of
 from nip_core.errors import SettingsError, StoreError
+from nip_core.evaluation.figures_in_words import p_value
 from nip_core.evaluation.plots import arms_svg
-from nip_core.evaluation.report_text import p_value
 from nip_core.evaluation.statistics.differences import holm
 from nip_core.parameters.stored import with_defaults
 from nip_core.run_store.settings_difference import flatten, settings_difference

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from nip_core.errors import SettingsError
-from nip_core.evaluation.intervals import Interval
+from nip_core.evaluation.confidence_intervals import Interval
 from nip_core.evaluation.statistics.clustered import Mean
 from nip_core.evaluation.statistics.differences import equivalence, holm
 from nip_core.evaluation.statistics.distributions import t_cdf

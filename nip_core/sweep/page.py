@@ -8,8 +8,8 @@ markdown_table  any table
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nip_core.evaluation.attack import LOST_TO_LYING, LOST_TO_TRAINING
-from nip_core.evaluation.report_text import plain_percent
+from nip_core.evaluation.attack_figures import LOST_TO_LYING, LOST_TO_TRAINING
+from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.sweep.arm_baselines import baseline_lines
 
 MAJORITY = "majority_accuracy"

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from nip_core.errors import StoreError
-from nip_core.evaluation.attack import attack_rows
-from nip_core.evaluation.baselines import shows_checking
+from nip_core.evaluation.attack_figures import attack_rows
+from nip_core.evaluation.baseline_verifiers import shows_checking
 from nip_core.evaluation.plots import arms_svg
 from nip_core.records.intervals import shown_metrics
 from nip_core.rollouts.plan import TEST

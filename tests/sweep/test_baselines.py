@@ -9,7 +9,7 @@ from leaking_players import answers
 from scripted_server import scripted_server
 
 from nip_core import loop
-from nip_core.evaluation.baselines import remarks
+from nip_core.evaluation.baseline_verifiers import remarks
 from nip_core.rollouts.tables import build_tables, commit_shard, join_shards
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
