@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
-from nip_core import __version__
+from nip_core.distribution import __version__
 from nip_core.errors import CorruptionError
 from nip_core.hashing import digest
 from nip_core.problems.from_tests import Examined, moved_splits

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nip_core.errors import DatasetError
-from nip_core.run_store.run import flatten, settings_difference
+from nip_core.run_store.settings_difference import flatten, settings_difference
 from nip_core.sweep.played import LABELS, PlayedRun, compare_tests
 
 _OWN = ("run_name", "run_store")
