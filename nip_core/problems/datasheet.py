@@ -20,13 +20,13 @@ from typing import Any
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
-from nip_core import __version__
+from nip_core.distribution import __version__
 from nip_core.errors import CorruptionError
 from nip_core.hashing import digest
 from nip_core.problems.from_tests import Examined, moved_splits
-from nip_core.problems.rows import SPLITS, Row, write_split
 from nip_core.problems.tested import LeftOut
 from nip_core.problems.variants import count_endings
+from nip_core.scenarios.rows import SPLITS, Row, write_split
 from nip_lm_server.client import parse_json
 
 SHEET = "datasheet.json"
