@@ -18,8 +18,8 @@ from rich.text import Text
 
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Progress
-from nip_core.progress.lines import JsonLines, PlainLines
 from nip_core.progress.outlook import EPISODES, Doing, State, Whole, look
+from nip_core.progress.view_lines import JsonLines, PlainLines
 from nip_core.progress.words import (
     between_words,
     clock,

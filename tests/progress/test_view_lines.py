@@ -7,7 +7,7 @@ import pytest
 from ticking import MIDNIGHT, Ticking, small_parameters
 
 from nip_core.progress.board import Stage
-from nip_core.progress.lines import JsonLines, PlainLines
+from nip_core.progress.view_lines import JsonLines, PlainLines
 
 PLAN = (Stage(0, "test", 400), Stage(0, "play", 400), Stage(0, "train"), Stage(1, "test", 400))
 PARAMETERS = small_parameters()
