@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nip_core.game.render import Game
 from nip_core.jobs.job import Clock
 from nip_core.parameters import HyperParameters
-from nip_core.processes import seldom_collected
+from nip_core.processes import collect_seldom
 from nip_core.progress.board import Progress
 from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.engine import places_for
@@ -146,7 +146,7 @@ async def open_session(
     today = datetime.now(UTC).date()
     await warn_of_shutdowns(prepared.parameters, prepared.endpoints, today)
     async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(seldom_collected())
+        stack.enter_context(collect_seldom())
         # 2. The run is this process's alone, and half a rewind is done.
         lease = stack.enter_context(await asyncio.to_thread(acquire, run.store, run.root))
         await asyncio.to_thread(finish_rewinds, run, lease)
