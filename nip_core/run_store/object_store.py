@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nip_core import how_to_install
+from nip_core.distribution import how_to_install
 from nip_core.errors import CorruptionError, LeaseError, SettingsError, StoreError
 from nip_core.proxies import is_on_this_machine, spare_this_machine
 from nip_core.redaction import check_address, show_address
