@@ -34,7 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from nip_core.distribution import how_to_install
 from nip_core.errors import CorruptionError, LeaseError, SettingsError, StoreError
 from nip_core.proxies import is_on_this_machine, spare_this_machine
-from nip_core.redaction import check_address, shown_address
+from nip_core.redaction import check_address, show_address
 from nip_core.run_store.documents import decode, encode, validate_document
 from nip_core.run_store.object_requests import (
     TOMBSTONE_BYTES,
@@ -61,7 +61,7 @@ def open_object_store(
     store can't be reached or does not give conditional writes.
     """
     parts = urlsplit(url)
-    shown = shown_address(url)
+    shown = show_address(url)
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise SettingsError(
             f"run_store: {shown} came with credentials or options in it; credentials are read "

@@ -19,7 +19,7 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from nip_core.errors import SettingsError, StoreError
-from nip_core.redaction import shown_address
+from nip_core.redaction import show_address
 
 OBJECT_STORES = ("s3", "gs")
 
@@ -145,7 +145,7 @@ def local_directory(location: str, setting: str = "run_store") -> Path:
     if not scheme:
         return Path(folder)
     raise SettingsError(
-        f"{setting}: {scheme}:// is not supported, got {shown_address(location)}; "
+        f"{setting}: {scheme}:// is not supported, got {show_address(location)}; "
         "use a directory, or a URL that begins with file://, s3:// or gs://"
     )
 
@@ -158,7 +158,7 @@ def _scheme(location: str, setting: str = "run_store") -> str:
         return urlsplit(location).scheme or "no scheme"
     except ValueError:
         raise SettingsError(
-            f"{setting}: is an address that can't be read ({shown_address(location)}); use a "
+            f"{setting}: is an address that can't be read ({show_address(location)}); use a "
             "directory, or a URL that begins with file://, s3:// or gs://"
         ) from None
 

@@ -283,6 +283,6 @@ def write_intervals(
     document = measure_intervals(rollouts, metrics, seed, scenario.split_by)
     game = scenario.claims, session.game.protocol.provers
     document["baselines"] = measure_baselines(rollouts, metrics, seed, scenario.split_by, *game)
-    document["rollouts"] = read_manifest(run.store, directory).extra["canonical_digest"]
+    document["rollouts"] = _digest_of_split(run.store, directory)
     path = run.intervals(iteration, split)
     return dict(run.write_json_once(path, document, lease=session.lease))

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from nip_core.errors import CorruptionError
 from nip_core.hashing import derive_seed
 from nip_core.parameters import Method
-from nip_core.processes import how_many, map_in_processes
+from nip_core.processes import count_processes, map_in_processes
 from nip_core.rollouts.parquet import check_version, in_current_version
 from nip_core.run_store.facts import DatasetFacts
 from nip_core.run_store.manifest import read_committed_file, read_manifest, verify
@@ -147,7 +147,7 @@ def write_examples(
     if processes is None:
         processes = 1
         if isinstance(examples, InParts):
-            processes = min(how_many(examples.size), len(examples.parts))
+            processes = min(count_processes(examples.size), len(examples.parts))
     if isinstance(examples, InParts) and processes > 1:
         make = partial(_make_part, schema, examples.make)
         made = map_in_processes(make, examples.parts, processes)
