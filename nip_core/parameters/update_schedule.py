@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, InstanceOf, PlainSerializer, WithJsonSchema
 
-from nip_core.parameters.plain import Plain, PlainDict, PlainMapping
+from nip_core.parameters.plain import Plain, PlainMapping
 
 
 class AgentUpdateSchedule(ABC):
@@ -25,7 +25,7 @@ class AgentUpdateSchedule(ABC):
     def updates(self, iteration: int) -> bool:
         """Return whether the agent is trained in this iteration (counted from 0)."""
 
-    def to_dict(self) -> PlainDict:
+    def to_dict(self) -> dict[str, Any]:
         """``{"_type": name, name: arguments}``; `from_dict` reads it."""
         name, arguments = type(self).__name__, asdict(self)  # type: ignore[call-overload]
         return {"_type": name, name: arguments} if arguments else {"_type": name}
