@@ -104,7 +104,7 @@ async def open_server(
 
 
 def _places(state_dir: Path, spec: ServerSpec) -> Places:
-    """The places of files that an error may name: the server's own, its models, its programs."""
+    """List the places of files an error may name: the server's own, its models, its programs."""
     named = [path for engine in spec.engines() for path in (engine.model, engine.replies) if path]
     places = [state_dir, Path(__file__).parent, Path.cwd(), Path.home()]
     places += [Path(path).expanduser() for path in (*named, sys.prefix, sys.base_prefix)]
@@ -112,7 +112,7 @@ def _places(state_dir: Path, spec: ServerSpec) -> Places:
 
 
 def _created_at(database: Database) -> int:
-    """The time at which the state directory was made, in seconds since the epoch."""
+    """Return the time of the state directory's first start, in seconds since the epoch."""
     created_at = database.get_meta("created_at")
     if not created_at:
         created_at = int(time.time())
@@ -121,7 +121,7 @@ def _created_at(database: Database) -> int:
 
 
 async def close_server(services: Services) -> None:
-    """End the trainings that run, the engines, and the database."""
+    """End the running trainings, the engines, and the database."""
     await services.background.close()
     await services.supervisor.stop()
     await services.pool.stop()
@@ -180,7 +180,7 @@ def make_app(services: Services) -> web.Application:
 
 
 def _with_faults(handler: Handler) -> Handler:
-    """Plays the transport faults that a replies file asks for."""
+    """Wrap a handler: the transport faults of the replies file are played around it."""
 
     async def play(request: web.Request) -> web.StreamResponse:
         try:

@@ -1,4 +1,4 @@
-"""Starting, attaching to and stopping a server from the process that needs one.
+"""Starting, attaching to and stopping a server, from the process in need of one.
 
 start_or_attach   a server for this specification, from this state directory
 is_running        whether it is still alive
@@ -77,7 +77,7 @@ class ServerConflictError(OwnerError):
 
 @dataclass(frozen=True)
 class ServerHandle:
-    """A server that answers. `api_key` stays out of the repr."""
+    """A server known to answer. `api_key` stays out of the repr."""
 
     url: str  # without /v1
     api_key: str = field(repr=False)
@@ -160,7 +160,7 @@ def is_running(handle: ServerHandle) -> bool:
 
 
 def stop(handle: ServerHandle, *, grace_s: float = STOP_GRACE_S) -> None:
-    """End a server that this process started; one that was attached to is left alone.
+    """End a server of this process's own; one it merely attached to is left alone.
 
     Raises OwnerError if it can't be ended.
     """
@@ -182,7 +182,7 @@ def stop(handle: ServerHandle, *, grace_s: float = STOP_GRACE_S) -> None:
 
 
 def stop_state_dir(state_dir: Path, *, grace_s: float = STOP_GRACE_S) -> bool:
-    """End the server of a state directory, whoever started it. False if there was none.
+    """End the server of a state directory, no matter who started it. False if there was none.
 
     Raises OwnerError if it can't be ended.
     """
@@ -212,7 +212,7 @@ def _exclusive(state_dir: Path, late: Late):  # type: ignore[no-untyped-def]
 
 
 def _live_card(state_dir: Path, late: Late) -> ServerCard | None:
-    """The card of the live server, None once it is certain that there is none."""
+    """Return the card of the live server, or None once it is certain there is none."""
     while True:
         card = read_card(state_dir)
         if card is not None and card.is_alive():
@@ -237,7 +237,7 @@ def _live_card(state_dir: Path, late: Late) -> ServerCard | None:
 def _attach(
     card: ServerCard, configuration_digest: str, key: str, state_dir: Path, late: Late
 ) -> ServerHandle | None:
-    """A handle on a live server that is configured alike; None if it died in the meantime."""
+    """Return a handle on a live server of the same configuration; None if it died meanwhile."""
     where = f"the server {card.pid} at {card.url} (state {state_dir})"
     if card.version != SERVER_VERSION:
         raise ServerConflictError(

@@ -1,4 +1,4 @@
-"""From a configuration to the slots of the pool: which engine, which trainer, on which device.
+"""From a configuration to the slots of the pool: each one's engine, trainer and device.
 
 Engines are imported where they are made: a server without torch serves `deterministic`, and the
 server of a vLLM engine never loads torch at all.

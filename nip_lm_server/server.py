@@ -52,7 +52,7 @@ _log = logging.getLogger("nip.lm_server")
 
 
 class StartError(Exception):
-    """The server can't start; the message is all that a user needs."""
+    """The server can't start; a user needs no more than the message."""
 
 
 def run(start: Start) -> int:

@@ -74,7 +74,7 @@ def raise_open_files() -> None:
 
 
 def most_connections() -> int:
-    """Count the connections that this process's descriptors suffice for.
+    """Count the connections for which this process has descriptors.
 
     Each may need one more, for the engine's side of its request or for a file.
     """

@@ -144,7 +144,7 @@ class EngineConnections:
         self._sweep: asyncio.TimerHandle | None = None
 
     async def close(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the idle connections."""
         if self._sweep is not None:
             self._sweep.cancel()
         for connection in [c for idle in self._idle.values() for c in idle]:
@@ -176,7 +176,7 @@ class EngineConnections:
                 connection.abort()
 
     def _idle_one(self, place: tuple[str, int]) -> "_Connection | None":
-        """The connection that was used last: it is the last to be closed by the engine."""
+        """Return the idle connection used last, or None. The engine closes it last, too."""
         idle = self._idle.get(place, [])
         while idle:
             connection = idle[-1]

@@ -48,7 +48,9 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
 
 
 async def tokenize(request: web.Request) -> web.StreamResponse:
-    """Token ids of the prompt that messages give, as vLLM's endpoint of this name has them."""
+    """Return the token ids of a prompt given as messages, in the form of vLLM's endpoint of this
+    name.
+    """
     services = request.app[SERVICES]
     raw, body = await read_object(request)
     for name in body:
@@ -132,7 +134,7 @@ async def _generate_all(
 def _whole(
     request: web.Request, results: Sequence[GenerationResult], asked: Asked, shape: Shape
 ) -> dict[str, Any]:
-    """Write an answer that is sent at once, from its model on."""
+    """Build the body of an answer sent in one piece: everything from `model` on."""
     choices = [choice for result in results for choice in result.choices]
     prompt_tokens = sum([result.prompt_tokens for result in results])
     generated = sum([choice.completion_tokens for choice in choices])

@@ -55,7 +55,7 @@ Parse = Callable[[str, Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The way in which the answer is to be sent, and what of the request comes back with it."""
+    """How an answer is sent, and the parts of the request to be repeated in it."""
 
     stream: bool = False
     include_usage: bool = False
@@ -68,7 +68,7 @@ class Delivery:
 
 
 def parse_chat(body: Mapping[str, Any], body_bytes: int = 0) -> tuple[GenerationRequest, Delivery]:
-    """Check a chat completion's body. Raises ApiError 400 that names the parameter."""
+    """Check a chat completion's body. Raises ApiError 400 with the parameter's name."""
     # 1. Each parameter by itself.
     values = _values(body, CHAT_PARAMETERS, ("model", "messages"))
     # 2. Those that need or exclude each other.
@@ -83,7 +83,7 @@ def parse_chat(body: Mapping[str, Any], body_bytes: int = 0) -> tuple[Generation
 def parse_completion(
     body: Mapping[str, Any], body_bytes: int = 0
 ) -> tuple[tuple[GenerationRequest, ...], Delivery]:
-    """Check a completion's body. Raises ApiError 400 that names the parameter."""
+    """Check a completion's body. Raises ApiError 400 with the parameter's name."""
     # 1. Each parameter by itself.
     values = _values(body, COMPLETION_PARAMETERS, ("model", "prompt", "best_of"))
     # 2. Those that mean the same here, or something else than in a chat.
@@ -106,7 +106,7 @@ def parse_completion(
 def check_passed_through(
     body: dict[str, Any], upstream: Upstream, *, chat: bool
 ) -> dict[str, Any] | None:
-    """Refuse what the upstream would ignore. Raises ApiError 400 that names the parameter.
+    """Refuse parameters the upstream would ignore. Raises ApiError 400 with the parameter's name.
 
     Returns None if the body can be passed on as it came, or the body to send instead.
     """
@@ -166,7 +166,7 @@ def model_of(body: Mapping[str, Any]) -> str:
 
 
 def parse_messages(messages: Any) -> tuple[dict[str, Any], ...]:
-    """Check messages and join text parts, so that an engine sees text only."""
+    """Check messages and join their text parts: engines see text only."""
     if not isinstance(messages, list) or not messages:
         raise invalid_value("messages", messages, "a list with at least one message")
     return tuple([_message(index, message) for index, message in enumerate(messages)])
@@ -352,7 +352,7 @@ def _metadata(name: str, value: Any) -> dict[str, str]:
 
 
 def _only(*allowed: Any) -> Parse:
-    """A parameter of which only the values that change nothing are taken."""
+    """Make a parser of a parameter the server can't vary: it takes the harmless values alone."""
 
     def check(name: str, value: Any) -> Any:
         for same in allowed:

@@ -1,4 +1,4 @@
-"""The parts that every route shares.
+"""The shared parts of all routes.
 
 Services                   the server's parts, as routes see them
 BackgroundTasks            work that goes on without its request
@@ -68,7 +68,7 @@ _id_prefix = f"req_{secrets.token_hex(6)}"
 
 
 class BackgroundTasks:
-    """Work that goes on when the request that asked for it is gone.
+    """Work beyond the end of the request it began with.
 
     A client that leaves cancels its handler. That is right for generating text, and wrong for half
     of a change: deleting a model, starting an engine. Such work runs to its end or the server's.
@@ -198,14 +198,14 @@ def guarded(handler: Handler, *, key: bool = True, abandonable: bool = False) ->
 
 
 def _has_left(request: web.Request, error: Exception) -> bool:
-    """Tell if it is the request's own connection that broke, wherever that was noticed."""
+    """Say whether the request's own connection broke, wherever the error was noticed."""
     transport = request.transport
     is_away = transport is None or transport.is_closing()
     return is_away and isinstance(error, ConnectionError)
 
 
 def notes_of(request: web.Request) -> RequestNotes:
-    """Return the notes that a handler makes for the metrics."""
+    """Return the request's notes for the metrics, and begin them at the first call."""
     notes = request.get(_NOTES)
     if notes is None:
         request[_NOTES] = notes = RequestNotes(_id_prefix + str(next(_ids)))
@@ -276,7 +276,7 @@ def _no_key(request: web.Request) -> ApiError:
 
 
 class _BodyWatch:
-    """Breaks off a request whose body comes too slowly, so that it can't hold a connection."""
+    """Breaks off a request with a slow body, to free its connection."""
 
     def __init__(self, content: StreamReader):
         self._content, self._seen = content, content.total_bytes
@@ -358,7 +358,7 @@ def error_response(request: web.Request, error: Exception) -> web.Response:
 
 
 async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Give every answer an id; a signal, so that streamed answers have it too.
+    """Give every answer an id. As a signal of aiohttp, this reaches streamed answers too.
 
     What aiohttp refuses before there is a handler (an `Expect` it does not know, a target that is
     no path) gets OpenAI's error object here.
@@ -371,7 +371,7 @@ async def add_request_id(request: web.Request, response: web.StreamResponse) -> 
 
 
 async def unknown_route(request: web.Request) -> web.StreamResponse:
-    """404 for a path that the API does not have, 405 for a method; OPTIONS tells the methods."""
+    """Answer 404 for an unknown path and 405 for an unknown method; OPTIONS lists the methods."""
     # Asked of each route, so that the answer can't differ from what there is.
     methods: set[str] = set()
     for resource in request.app.router.resources():
@@ -410,7 +410,7 @@ def query_int(request: web.Request, name: str, default: int, low: int, high: int
 
 
 def refuse_unknown_query(request: web.Request, known: set[str]) -> None:
-    """Raise ApiError 400 for a query parameter that would be ignored.
+    """Raise ApiError 400 for a query parameter the route does not know, instead of ignoring it.
 
     In `known`, ``name[`` stands for every ``name[key]``.
     """

@@ -1,4 +1,4 @@
-"""Passing requests through to an engine that is an OpenAI-compatible server itself.
+"""Passing requests through to an engine with an OpenAI-compatible server of its own.
 
 The body goes on as it came and the answer comes back as it came, piece by piece if it is
 streamed (`relay`). Of the upstream's headers only the content type is sent on, and the upstream's
@@ -40,7 +40,7 @@ class Proxy:
     async def forward(
         self, request: web.Request, upstream: Upstream, path: str, raw: bytes
     ) -> tuple[web.StreamResponse, tuple[int, int]]:
-        """Answer with what the upstream answers to `raw`, and say how many tokens that took.
+        """Answer with the upstream's answer to `raw`, and count its tokens.
 
         Returns the response and (prompt tokens, generated tokens), zeros where it doesn't tell.
         Raises ApiError with the upstream's status and message, 503 if it went to sleep over the

@@ -37,12 +37,12 @@ async def health(request: web.Request) -> web.StreamResponse:
 
 
 async def version(request: web.Request) -> web.StreamResponse:
-    """The server's version, which clients compare with their own."""
+    """Answer with the server's version. Clients compare it with their own."""
     return json_response({"version": SERVER_VERSION})
 
 
 async def status(request: web.Request) -> web.StreamResponse:
-    """More than /health: the engines' facts, models with problems, the jobs that run."""
+    """Answer with more than /health: facts of the engines, models with problems, running jobs."""
     services = request.app[SERVICES]
     first = services.pool.base_models()[0]
     return json_response(
@@ -62,7 +62,7 @@ async def status(request: web.Request) -> web.StreamResponse:
 
 
 async def show_metrics(request: web.Request) -> web.StreamResponse:
-    """Everything that is counted, in Prometheus's text format."""
+    """Answer with all counters, in Prometheus's text format."""
     services = request.app[SERVICES]
     body = services.metrics.render(services.state_dir, services.database, services.pool)
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
@@ -82,7 +82,7 @@ async def retrieve_engine(request: web.Request) -> web.StreamResponse:
 
 
 async def address(request: web.Request) -> web.StreamResponse:
-    """Tell a client that wants no detour the address of an engine, and its key.
+    """Tell a client an engine's own address and its key, to spare it the detour.
 
     404 for an engine that lives in the server's own process. It is told to those who have the
     server's key, and changes with each start of the engine.

@@ -107,7 +107,7 @@ async def file_content(request: web.Request) -> web.StreamResponse:
 
 
 async def delete_file(request: web.Request) -> web.StreamResponse:
-    """Delete a file that no unfinished job needs."""
+    """Delete a file, unless an unfinished job needs it."""
     return json_response(request.app[SERVICES].files.delete(request.match_info["id"]))
 
 
@@ -182,7 +182,7 @@ def _invalid_form(message: str) -> ApiError:
 
 
 def _expires_after_s(fields: Mapping[str, str]) -> int | None:
-    """Seconds from creation after which the file expires, None for never."""
+    """Return the seconds from a file's creation to its expiry, None for never."""
     # Both or neither: one alone says nothing.
     anchor, seconds = (fields.get(name) for name in _EXPIRES_AFTER)
     if anchor is None and seconds is None:

@@ -45,7 +45,7 @@ async def retrieve_model(request: web.Request) -> web.StreamResponse:
 
 
 async def delete_model(request: web.Request) -> web.StreamResponse:
-    """Delete a fine-tune that nothing refers to: 403 for a base model, 409 while it is needed."""
+    """Delete an unneeded fine-tune. Answers 403 for a base model, 409 while others need it."""
     services, name = request.app[SERVICES], request.match_info["id"]
     row = services.models.row(name)
     if row is None:

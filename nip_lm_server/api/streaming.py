@@ -62,7 +62,7 @@ async def _send(request: web.Request, response: web.StreamResponse, data: bytes)
 
 
 async def send_end(response: web.StreamResponse) -> None:
-    """End a response that was begun. Raises ClientGone: the last piece may not have gone out."""
+    """End a response already begun. Raises ClientGone: the last piece may not have gone out."""
     try:
         await response.write_eof()
     except ConnectionError as error:
@@ -124,5 +124,5 @@ async def merged(
 
 
 def closing(iterator: AsyncIterator[_T]) -> aclosing[AsyncGenerator[_T, None]]:
-    """Close an engine's stream at the end of a ``with``, which abandons its request."""
+    """Close an engine's stream at the end of a ``with``, and so abandon its request."""
     return aclosing(cast(AsyncGenerator[_T, None], iterator))

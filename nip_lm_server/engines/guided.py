@@ -1,4 +1,4 @@
-"""Guided decoding: an answer that can be nothing but what was asked for.
+"""Guided decoding: an answer can't leave the form its request asks for.
 
 json_grammar   a JSON schema -> its grammar, checked
 call_grammar   tools, and how a template writes a call -> the grammar of an answer with calls
@@ -58,7 +58,7 @@ def call_grammar(
     forced: Sequence[str],
     schema: Mapping[str, Any] | None,
 ) -> str | None:
-    """The grammar of an answer by a model that has `tools`.
+    """Write the grammar of an answer by a model with `tools`.
 
     One call of one of `forced`, if there are any; else free text with calls in it, or either a
     call or JSON of `schema`. None: nothing can be enforced, since in this form a call has no
@@ -96,7 +96,8 @@ def call_grammar(
 
 
 def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema whose objects have the properties that it lists and no others, unless it says so.
+    """Close a schema's objects: they get no other properties than the listed ones, unless the
+    schema says so.
 
     All that follows it follows the schema too. Left open, an object is where a weak model adds
     keys until its tokens end. Where schemas are joined, what lists a property need not be what
@@ -178,15 +179,15 @@ class Guide:
         self.failure = ""
 
     def copy(self) -> "Guide":
-        """Another answer that is as far as this one."""
+        """Make another answer at the same place of the grammar."""
         return Guide(self._matcher.deep_copy())
 
     def fill(self, words: Any) -> None:
-        """Write which tokens may come next into a row of 32-bit words on the CPU, a bit each."""
+        """Mark the tokens allowed next in a row of 32-bit words on the CPU, a bit each."""
         self._matcher.unsafe_compute_mask_ptr(words.data_ptr(), words.numel() * 4)
 
     def push(self, token: int) -> None:
-        """Go on by the token that was chosen."""
+        """Go on by the chosen token."""
         if not self._matcher.consume_token(token):
             self.failure = str(self._matcher.get_error())
 

@@ -66,7 +66,7 @@ class ProbeError(ValueError):
 
 @dataclass(frozen=True)
 class Probe:
-    """Log-probabilities that the saved weights of a model, and its base, give on fixed tokens.
+    """Log-probabilities of the saved weights of a model, and of its base, on fixed tokens.
 
     As it is read, place p of the log-probabilities is for token p + 1, given all before it.
     `parent_logprobs` are those of the adapter that the training started from, if there was one.
@@ -95,7 +95,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Scores:
-    """Log-probabilities that a model serves on some tokens, and those known of it (None: unknown).
+    """Log-probabilities of a served model on some tokens, and those known of it (None: unknown).
 
     As a rival, it may have the same weights as the model in question, or nearly the same: then it
     may be as near, but must not be listed as another.

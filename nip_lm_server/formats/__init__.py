@@ -131,7 +131,7 @@ def read_examples(
 
 
 def parsed(method: str, source: bytes | str | Path) -> Iterator[tuple[int, Any]]:
-    """Yield line and example of a file that `read_examples` has taken, without checking it again.
+    """Yield line and example of a file checked before by `read_examples`, without checking again.
 
     Raises JsonlError, KeyError for an unknown method.
     """

@@ -123,7 +123,8 @@ def message_problems(at: str, message: Any, extra_keys: tuple[str, ...] = ()) ->
 def conversation_problems(
     value: Mapping[str, Any], *, inside: str = "", extra_keys: tuple[str, ...] = ()
 ) -> Iterator[Broken]:
-    """The rules of an object that is a request of chat: `messages`, and tools, which must be none.
+    """Check an object in the form of a chat request: `messages`, and tools, of which none may be
+    given.
 
     `inside` is the key under which it stands in the line, if not the line itself.
     """
@@ -156,7 +157,7 @@ def messages_problems(
 
 
 def learned_problems(messages: list[dict[str, Any]]) -> Iterator[Broken]:
-    """The rules of a conversation that is learned from, once its messages are right."""
+    """Check what a conversation to learn from needs beyond well-formed messages."""
     answers = [message for message in messages if message["role"] == "assistant"]
     if not answers:
         why = "there is no assistant message, so there is nothing to learn"

@@ -26,7 +26,7 @@ _NAME_RULE = "1 to 64 letters, digits, dashes and underscores"
 
 
 def response_format(name: str, value: Any) -> dict[str, Any] | None:
-    """The schema that an answer must have. Raises ApiError 400."""
+    """Return the schema for the answer. Raises ApiError 400."""
     kind = _object(name, value).get("type")
     if kind == "json_schema":
         _only_keys(name, value, ("type", "json_schema"))
@@ -45,7 +45,7 @@ def response_format(name: str, value: Any) -> dict[str, Any] | None:
 
 
 def tools(name: str, value: Any) -> tuple[dict[str, Any], ...]:
-    """The functions that may be called. Raises ApiError 400."""
+    """Return the callable functions. Raises ApiError 400."""
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise invalid_value(name, value, f"a list of at most {MAX_TOOLS} tools")
     names = set()
@@ -71,7 +71,7 @@ def tools(name: str, value: Any) -> tuple[dict[str, Any], ...]:
 
 
 def tool_choice(name: str, value: Any) -> str | tuple[str]:
-    """none, auto or required; or the one function that must be called. Raises ApiError 400."""
+    """Return none, auto or required; or the one function to be called. Raises ApiError 400."""
     if value in ("none", "auto", "required"):
         return str(value)
     if isinstance(value, dict) and value.get("type") == "function":
@@ -86,8 +86,9 @@ def tool_choice(name: str, value: Any) -> str | tuple[str]:
 
 
 def settle_tools(values: dict[str, Any]) -> None:
-    """Make `tools` (those the model is told of) and `forced_tools` (of which it must call one) of
-    `tools` and `tool_choice` in `values`. Raises ApiError 400 if they contradict each other."""
+    """Turn `tools` and `tool_choice` in `values` into `tools`, as told to the model, and
+    `forced_tools`, of which it must call one. Raises ApiError 400 if the two contradict each other.
+    """
     # Who may not call is not told of any tool.
     choice = values.pop("tool_choice", "auto")
     if choice == "none":

@@ -84,7 +84,7 @@ def _parse_turn(turn: Mapping[str, Any]) -> Turn:
 
 
 class AcrossLines:
-    """The rules that hold between the lines of a file."""
+    """The rules between the lines of a file."""
 
     def __init__(self, mode: AdvantageMode | None):
         self._mode = mode
@@ -93,7 +93,7 @@ class AcrossLines:
         self._groups: dict[str, list[int]] = {}  # group -> first line, number of lines
 
     def problems(self, line: int, value: Mapping[str, Any]) -> Iterator[Broken]:
-        """The advantage of a line that is right by itself, where others have one."""
+        """Compare a line with the earlier ones: have they advantages, and has it?"""
         # Settled at the end of the file: groups may stand scattered over it.
         self._groups.setdefault(value["group_id"], [line, 0])[1] += 1
         has = value.get("advantage") is not None

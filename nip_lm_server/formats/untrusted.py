@@ -1,4 +1,4 @@
-"""Files that anybody may have written: how much of one is read, and what YAML may hold.
+"""Files from anybody: limits on their size, and on what YAML may hold.
 
 read_text    a file -> text; a pipe or a device is read no further than a file
 parse_yaml   YAML -> value
@@ -65,7 +65,7 @@ def _has_something(pipe: int, within_s: float) -> bool:
 
 
 def _read(file: int, most_bytes: int) -> bytes:
-    """Read to the end, or to the first byte that is too many."""
+    """Read to the end, or to the first byte too many."""
     parts, left = [], most_bytes + 1
     while left and (part := os.read(file, min(left, 1 << 20))):
         parts.append(part)
@@ -103,7 +103,7 @@ class _Refused(yaml.constructor.ConstructorError):
 
 
 class _AnyNumber(yaml.SafeLoader):
-    """A SafeLoader that takes no more than `parse_yaml` says."""
+    """A SafeLoader with the bounds of `parse_yaml`."""
 
     def __init__(self, text: str):
         try:
@@ -135,7 +135,7 @@ class _AnyNumber(yaml.SafeLoader):
         return node
 
     def compose_scalar_node(self, anchor: Any) -> Any:
-        """Refuse half a surrogate pair, which is in no text that can be written."""
+        """Refuse half a surrogate pair: no writable text has one."""
         node: Any = super().compose_scalar_node(anchor)
         if any("\ud800" <= character <= "\udfff" for character in node.value):
             raise _Refused("it has half a surrogate pair", node)
@@ -150,7 +150,7 @@ class _AnyNumber(yaml.SafeLoader):
             raise _Refused(f"{_shown(node)} can't be read as {kind}", node) from None
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """Refuse a key that stands twice."""
+        """Refuse a doubled key."""
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -161,7 +161,7 @@ class _AnyNumber(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_yaml_int(self, node: Any) -> int:
-        """Refuse an integer that could not be written again."""
+        """Refuse an integer too large to be written again."""
         if len(node.value) <= MAX_DIGITS:
             value = super().construct_yaml_int(node)
             if abs(value).bit_length() <= _MAX_BITS:
@@ -175,7 +175,7 @@ class _AnyNumber(yaml.SafeLoader):
 
 
 class _Loader(_AnyNumber):
-    """Refuses also a number that means another one to whoever wrote it."""
+    """Refuses also numbers with another meaning to their writer."""
 
     def construct_yaml_int(self, node: Any) -> int:
         value = super().construct_yaml_int(node)
@@ -202,7 +202,7 @@ def _other_number(node: Any, value: float) -> _Refused:
 
 
 def _register(loader: Any) -> None:
-    """Let the tags find the methods, which PyYAML keeps as functions of its own class."""
+    """Register the methods for their tags: PyYAML keeps them as functions of its own class."""
     made: dict[str, Callable[[Any, Any], Any]] = {
         "int": loader.construct_yaml_int,
         "float": loader.construct_yaml_float,

@@ -107,7 +107,7 @@ class JobRunner:
             await self._tidy(id)
 
     def _keep(self, digest: str) -> str:
-        """Move a model that was not proved where people find it; returns words about that."""
+        """Move an unproved model to ``set_aside``, for people to find; returns words about it."""
         # Minutes or days of training: whatever was wrong, the weights are not thrown away.
         aside = None
         with contextlib.suppress(OSError):
@@ -124,7 +124,7 @@ class JobRunner:
         self.remove_leftovers(id)
 
     def remove_leftovers(self, id: str) -> None:
-        """Remove what an ended job needs no more; one that is to go on keeps everything.
+        """Remove an ended job's leftovers; an unfinished one keeps everything.
 
         The job's model must not be served unless it succeeded.
         """
@@ -302,7 +302,7 @@ def _all_steps(told: Sequence[dict[str, Any]], path: Path) -> list[dict[str, Any
 
 
 def _metrics_csv(metrics: Sequence[dict[str, Any]]) -> bytes:
-    """The result file: the columns that every method has, and then a method's own."""
+    """Write the result file: the columns of every method, then those of this method."""
     of_method = sorted({name for row in metrics for name in row} - {*_RESULT_COLUMNS})
     columns = [*_RESULT_COLUMNS, *(name for name in of_method if name not in _NOT_RESULTS)]
     out = io.StringIO()

@@ -1,4 +1,4 @@
-"""From the request of a job to what it really trains, or a refusal that names the parameter.
+"""From the request of a job to its training, or a refusal with the parameter's name.
 
 resolve         request, base models, models -> Plan
 client_param    what a client calls a setting that a training process names
@@ -54,8 +54,8 @@ class _Start:
 
 
 def resolve(request: CreateJobRequest, pool: "EnginePool", models: ModelStore) -> Plan:
-    """Fill in every default. Raises ApiError 400 for what can't be trained, 503 if the engine of
-    the base model has not run yet, so that its limits aren't known.
+    """Fill in every default. Raises ApiError 400 for an impossible training, 503 if the engine of
+    the base model has not run yet: its limits aren't known.
     """
     method, hyper = _method(request)
     nip = request.nip
@@ -93,7 +93,7 @@ def resolve(request: CreateJobRequest, pool: "EnginePool", models: ModelStore) -
 
 
 def client_param(method: str, setting: str | None) -> str | None:
-    """The name in a request of a setting that a training process calls `setting`."""
+    """Return the name in a request of the training process's `setting`."""
     if setting is None:
         return None
     name = setting.removeprefix("hyperparameters.")
@@ -206,7 +206,7 @@ def _start(request: CreateJobRequest, pool: "EnginePool", models: ModelStore) ->
 
 
 def _configured_base(base_model: str, models: ModelStore) -> str:
-    """The base model of the configuration; for one that was trained here, that it comes from."""
+    """Return the base model of the configuration; from one trained here, follow its origins."""
     seen: set[str] = set()
     while (row := models.row(base_model)) is not None and base_model not in seen:
         seen.add(base_model)
@@ -218,7 +218,7 @@ def _configured_base(base_model: str, models: ModelStore) -> str:
 
 
 def _check_applies(nip: NipSettings, method: str, start: _Start) -> None:
-    """Refuse settings that were given and would mean nothing for this job."""
+    """Refuse settings without a meaning for this job."""
     chosen = {name for name in nip.model_fields_set if getattr(nip, name) is not None}
     if not nip.use_lora:
         for name in _LORA:
@@ -340,7 +340,7 @@ def _adapter_shape(row: Row, models: ModelStore) -> dict[str, Any]:
 
 
 def total_rank(plan_settings: EffectiveSettings, parent: Mapping[str, Any] | None) -> int | None:
-    """The rank of the adapter that a job makes, for its manifest; None for a base model.
+    """Return the rank of the job's new adapter, for its manifest; None for a base model.
 
     `parent` is the manifest of the adapter that is continued or stacked upon.
     """

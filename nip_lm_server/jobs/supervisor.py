@@ -46,7 +46,7 @@ MOST_UNPUBLISHED = 8
 
 @dataclass
 class _Run:
-    """A job that is trained or published; `turn.stop` asks for a checkpoint, cancelling doesn't."""
+    """A job in training or publication. `turn.stop` asks for a checkpoint, cancelling doesn't."""
 
     device: str
     turn: Turn
@@ -78,7 +78,7 @@ class JobSupervisor:
         ]
 
     async def stop(self) -> None:
-        """Let the trainings that run write checkpoints; the next start goes on from there."""
+        """Let the running trainings write checkpoints; the next start goes on from there."""
         # 1. No more jobs begin.
         for task in self._loops:
             task.cancel()
@@ -96,12 +96,12 @@ class JobSupervisor:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def submit(self) -> None:
-        """Tell that a job was created or resumed."""
+        """Wake the loops for a new or resumed job."""
         self._wake_validator.set()
         self._wake_runner.set()
 
     def pause(self, id: str) -> None:
-        """End the training of a job that was paused, with a checkpoint."""
+        """End the training of a paused job, with a checkpoint."""
         if id in self._runs:
             self._runs[id].turn.stop.set()
 
@@ -113,7 +113,7 @@ class JobSupervisor:
             self._runner.remove_leftovers(id)
 
     def running_jobs(self) -> dict[str, str]:
-        """Id of the job that is being trained on each device that is busy."""
+        """Map each busy device to the id of the job in training there."""
         return {run.device: id for id, run in self._runs.items() if run.has_device}
 
     def healthy(self) -> bool:
@@ -134,7 +134,10 @@ class JobSupervisor:
         self._jobs.requeue(id, "The server was restarted; the job is run again")
 
     def _tell_of_missing_base(self, row: sqlite3.Row) -> None:
-        """Such a job is kept: a server that was started with the wrong model must not end it."""
+        """Warn in the events of a job for an unknown base model, and leave the job queued.
+
+        Such a job is kept: a server that was started with the wrong model must not end it.
+        """
         known = ", ".join(map(repr, self._pool.base_models()))
         self._jobs.events.add_new(
             row["id"],
@@ -231,7 +234,7 @@ class JobSupervisor:
         return run
 
     async def _pass_on(self, id: str) -> bool:
-        """Give a trained job's device to the oldest one that is queued for it; see `Turn`."""
+        """Give a trained job's device to the oldest queued job for it; see `Turn`."""
         device = self._runs[id].device
         waiting = [
             run for run in self._runs.values() if run.device == device and not run.has_device

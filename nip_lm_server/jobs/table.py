@@ -103,7 +103,9 @@ class JobTable:
     def _first_job(
         self, key: str | None, payload_digest: str, content_digest: str
     ) -> sqlite3.Row | None:
-        """The job that was made under this key. Raises ApiError 409 if that is another one."""
+        """Find the job made under this key before. Raises ApiError 409 if it was for another
+        payload.
+        """
         first = self.database.one("SELECT * FROM jobs WHERE idempotency_key = ?", key)
         if first is None:
             return None
@@ -119,7 +121,7 @@ class JobTable:
         return first
 
     def _with_file_contents(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """The payload with the SHA-256 of each file that is there in place of its id."""
+        """Put the SHA-256 of each known file in the place of its id."""
         contents = dict(payload)
         for field in ("training_file", "validation_file"):
             row = self.database.one("SELECT sha256 FROM files WHERE id = ?", payload.get(field))
@@ -243,7 +245,7 @@ class JobTable:
         return wire.list_object([self.object(row) for row in rows[:limit]], len(rows) > limit)
 
     def checkpoints(self, id: str, *, limit: int, after: str | None) -> dict[str, Any]:
-        """The final weights are the one checkpoint that can be used; none before success."""
+        """List a job's one usable checkpoint: its final weights. None before success."""
         row = self.row(id)
         checkpoint_id = "ftckpt-" + row["adapter_digest"]
         if after is not None and after != checkpoint_id:
@@ -290,7 +292,7 @@ class JobTable:
         failure: Mapping[str, Any] | None = None,
         **columns: Any,
     ) -> bool:
-        """`transition` with an event that says so, and a line of the job's log."""
+        """Do a `transition`, with an event for the API and a line of the job's log."""
         level = "info" if failure is None else "error"
         with self.database.transaction():
             changed = self.transition(id, before, after, **columns)
@@ -327,8 +329,8 @@ class JobTable:
         return True
 
     def pause(self, id: str) -> tuple[dict[str, Any], bool]:
-        """Keep a job that has not ended from running; returns (its object, whether it ran or
-        could have). Pausing a paused job is no error. Raises ApiError 404, 400 if it ended.
+        """Keep an unfinished job from running; returns (its object, whether it ran or could have).
+        Pausing a paused job is no error. Raises ApiError 404, 400 if it ended.
         """
         with self.database.transaction():
             changed = self.database.execute(
@@ -370,7 +372,7 @@ class JobTable:
         return self.object(row)
 
     def cancel(self, id: str) -> tuple[dict[str, Any], bool]:
-        """Cancel a job that has not ended; returns (its object, whether this call did it).
+        """Cancel an unfinished job; returns (its object, whether this call did it).
 
         Cancelling a cancelled job is no error. Raises ApiError 404, 400 if it succeeded or failed.
         """
@@ -388,7 +390,7 @@ class JobTable:
         return self.object(row), changed
 
     def fail(self, id: str, code: str, message: str, param: str | None = None) -> None:
-        """End a job without a model; one that was cancelled meanwhile stays so."""
+        """End a job without a model. A job cancelled meanwhile stays cancelled."""
         error = {"code": code, "message": message, "param": param}
         self.move(
             id,
@@ -402,11 +404,11 @@ class JobTable:
         )
 
     def requeue(self, id: str, message: str) -> None:
-        """From `running` back to `queued`, with an event; a job that is not running is left."""
+        """Move a job from `running` back to `queued`, with an event. Others are left alone."""
         self.move(id, ("running",), "queued", message)
 
     def set_child(self, id: str, pid: int | None, identity: str | None) -> None:
-        """Write down the training process, so that the next start can end one that is left."""
+        """Write down the training process: the next start ends a left one by it."""
         self.database.execute(
             "UPDATE jobs SET child_pid = ?, child_identity = ? WHERE id = ?", pid, identity, id
         )

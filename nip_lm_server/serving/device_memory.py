@@ -49,7 +49,7 @@ def _with_part(slot: Slot, parts: Sequence[float | None]) -> Slot:
 
 
 def _part(device: int, on_cuda: Sequence[Slot], trainings: Sequence[str]) -> float | None:
-    """The part of a device that each base model without one gets; None: all that vLLM takes."""
+    """Compute the part of a device for each base model without one; None: vLLM's own default."""
     # 1. Who is there, and what of it is given away.
     sharing = [slot for slot in on_cuda if _is_on(slot, device)]
     given = [(slot, _set_part(slot)) for slot in sharing]
@@ -84,7 +84,7 @@ def _is_on(slot: Slot, device: int) -> bool:
 
 
 def _set_part(slot: Slot) -> float | None:
-    """The part that is set for an engine; other engines than vLLM have no such option."""
+    """Return the part set for an engine; other engines than vLLM have no such option."""
     part = slot.spec.options.get("gpu_memory_utilization")
     return None if part is None else float(part)
 

@@ -86,7 +86,7 @@ class EngineLifecycle(ABC):
             self._at_work -= 1
 
     async def set_wanted(self, state: Wanted, *, drain: bool = False) -> None:
-        """Bring the engine there. While its device is lent, that happens afterwards.
+        """Bring the engine to this state; while its device is lent, afterwards.
 
         With `drain`, what it answers may end before it stops, for up to DRAIN_S. Raises EngineError
         if it can't be done: for "running", attempts go on nevertheless.
@@ -121,7 +121,7 @@ class EngineLifecycle(ABC):
             await asyncio.shield(asyncio.ensure_future(self._settle_or_retry()))
 
     async def until_ready(self, timeout_s: float) -> None:
-        """Wait for an engine that is coming up. Raises EngineError if it isn't in time.
+        """Wait for the engine to come up. Raises EngineError after `timeout_s`.
 
         Time in which a training has its device does not count.
         """

@@ -1,4 +1,4 @@
-"""An adapter that no server here has trained, laid out as a model of a server's state.
+"""An adapter from elsewhere, laid out as a model of a server's state.
 
 lay_out_adapter   its files and a manifest, in a folder that `import_models` takes it over from
 
@@ -38,7 +38,7 @@ _FILES = ("adapter_config.json", "adapter_model.safetensors", PROBE)
 
 @dataclass(frozen=True)
 class LaidOut:
-    """An adapter under the name by which it is served, with the digest of its content."""
+    """An adapter under its served name, with the digest of its content."""
 
     name: str
     digest: str
@@ -105,7 +105,7 @@ def lay_out_adapter(
 
 
 def _training(source: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Say of a training what the server's table has. Whoever published it may say anything."""
+    """Describe a training as the server's table does. Its publisher may have said anything."""
     method, seed = facts.get("method"), facts.get("seed")
     try:
         settings = EffectiveSettings.model_validate(facts.get("settings"))
@@ -120,7 +120,7 @@ def _training(source: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _settings_of(source: Path) -> EffectiveSettings:
-    """Give the settings that the adapter itself tells of, and the least for the others."""
+    """Read the settings told by the adapter itself, and take the least for the others."""
     try:
         config = parse_json((source / "adapter_config.json").read_text(encoding="utf-8"))
         targets = config.get("target_modules")

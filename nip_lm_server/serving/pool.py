@@ -1,4 +1,4 @@
-"""The engines of a server, which of them answers for a model, and where a model is trained.
+"""The engines of a server: who answers for a model, and where a model is trained.
 
 EnginePool.using                 the engine that answers for a model, for as long as it does
 EnginePool.engine_for            the same for a moment, and only if the model is loaded
@@ -83,7 +83,7 @@ class EnginePool:
 
     @asynccontextmanager
     async def using(self, model: str) -> AsyncIterator[Engine]:
-        """The engine that answers for `model`; within, its adapter stays loaded.
+        """Hold the engine of `model`: within, its adapter stays loaded.
 
         Waits for an adapter that has to be loaded, and for a base model whose place another one
         has. Raises ApiError 404 if there is no such model, 503 (with Retry-After where waiting
@@ -104,7 +104,7 @@ class EnginePool:
                 del self._in_use[model]
 
     def engine_for(self, model: str) -> Engine:
-        """The engine that answers for `model` now. Raises ApiError as `using` does."""
+        """Return the engine of `model` for a moment. Raises ApiError as `using` does."""
         return self._serving(model).engine
 
     def is_served(self, model: str) -> bool:
@@ -113,7 +113,7 @@ class EnginePool:
         return base is not None and base.is_ready
 
     def bases(self) -> tuple[ServedBase, ...]:
-        """All base models, those that are stopped too, slot by slot."""
+        """List all base models, stopped ones too, slot by slot."""
         return tuple(base for slot in self._slots for base in slot.bases.values())
 
     def base_models(self) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ class EnginePool:
         return base
 
     async def publish(self, name: str, digest: str) -> Proof:
-        """Make a committed model answer to `name` and prove that it does.
+        """Make a committed model answer to `name`, and prove it.
 
         An adapter is loaded while its engine goes on; a base model gets a start of the engine.
         Raises AdapterError if it does not answer with the weights that were saved; then it does
@@ -208,7 +208,7 @@ class EnginePool:
 
     @asynccontextmanager
     async def training_on_device(self, base_model: str) -> AsyncIterator[bool]:
-        """Within, engines that share the device of this training sleep or are stopped.
+        """Within, the engines sharing the device of this training sleep or are stopped.
 
         Yields whether there are any. Afterwards they are back with their adapters, whatever
         happened inside, unless another training has the device by then.
@@ -225,7 +225,7 @@ class EnginePool:
             yield bool(sharing)
 
     async def until_back(self, base_model: str) -> None:
-        """Wait for an engine that is away for another training; `publish` says what is wrong."""
+        """Wait for an engine lent to another training. `publish` says what is wrong with it."""
         base = self.base(base_model)
         if base.is_lent:
             with contextlib.suppress(EngineError):
@@ -234,7 +234,7 @@ class EnginePool:
     # Inside
 
     async def _bring(self, model: str, waiting: contextlib.ExitStack) -> None:
-        """Have a model answer that does not but could, or wait for it as long as requests may."""
+        """Make a silent model answer if it could, or wait for it as long as requests may."""
         row, base = self._models.row(model), self._find(model)
         if base is None and row is not None:
             base = self._find(row["base_model"])
@@ -255,7 +255,9 @@ class EnginePool:
             await base.load_on_demand(model, row["digest"])
 
     async def _bring_back(self, base: ServedBase) -> None:
-        """Start a base model in the place that it had; if it can't, what is there goes on."""
+        """Start a displaced base model in its old place; if it can't start, the present one goes
+        on.
+        """
         async with base.slot.publishing:
             if not base.is_displaced or base.slot.is_lent:
                 return
@@ -274,7 +276,7 @@ class EnginePool:
         slot.bases[name] = ServedBase(slot, name, path, self._database, self._models, self._in_use)
 
     async def _activate(self, base: ServedBase) -> None:
-        """Start a base model in its slot, stopping those that don't fit beside it."""
+        """Start a base model in its slot, and stop others until there is room."""
         slot = base.slot
         # 1. The one that was asked for longest ago goes first, the configured one last.
         beside = [other for other in slot.active() if other is not base]
@@ -296,7 +298,7 @@ class EnginePool:
             )
 
     def _active_before(self, slot: Slot) -> list[ServedBase]:
-        """The base models that the slot served when the server last ran."""
+        """List the slot's base models from the server's last run."""
         key = f"active {slot.base_model}"
         row = self._database.one("SELECT value FROM meta WHERE key = ?", key)
         names = [name for name in (json.loads(row["value"]) if row else []) if name in slot.bases]
@@ -341,7 +343,8 @@ class EnginePool:
         return next((base for base in self.bases() if base.name == base_model), None)
 
     def _serving(self, model: str) -> ServedBase:
-        """The base that answers for `model` now, which it notes. Raises ApiError as `using` does.
+        """Return the answering base of `model`, and note the request. Raises ApiError as `using`
+        does.
 
         Not one that is about to sleep: it only ends what it has begun.
         """

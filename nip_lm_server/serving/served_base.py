@@ -1,4 +1,4 @@
-"""A slot of the server, and a base model in it with the adapters that answer over it.
+"""A slot of the server, and a base model in it with its answering adapters.
 
 Slot         one engine of the configuration, with all base models that it has ever served
 ServedBase   a base model: the life of its engine, its proof, its adapters
@@ -40,7 +40,7 @@ _log = logging.getLogger("nip.lm_server.engine")
 
 @dataclass
 class Slot:
-    """One engine of the configuration, with all base models that it has ever served."""
+    """One engine of the configuration, with all base models it has ever served."""
 
     spec: EngineSpec
     base_model: str
@@ -63,7 +63,7 @@ class Slot:
         return any(base.is_lent for base in self.bases.values())
 
     def active(self) -> "list[ServedBase]":
-        """The base models that are wanted, in the order they were made."""
+        """List the wanted base models, in the order they were made."""
         return [base for base in self.bases.values() if base.wanted != "stopped"]
 
 
@@ -106,7 +106,7 @@ class ServedBase(EngineLifecycle):
         return model in self._adapters or (model == self.name and self._proved)
 
     def note_asked(self, model: str) -> None:
-        """Remember that the model was asked for now."""
+        """Remember the time of this request for the model."""
         self.asked_s = time.monotonic()
         if model in self._adapters:
             self._adapters.move_to_end(model)
@@ -137,7 +137,7 @@ class ServedBase(EngineLifecycle):
         return time.monotonic() - self._failed_s.get(name, -RETRY_PROBLEM_S) < RETRY_PROBLEM_S
 
     def note_failure(self, name: str) -> None:
-        """Remember that loading this failed now."""
+        """Remember the time of this failed loading."""
         self._failed_s[name] = time.monotonic()
 
     def describe_absence(self) -> str:
@@ -154,7 +154,7 @@ class ServedBase(EngineLifecycle):
         await super().close()
 
     async def prove(self, digest: str) -> Proof:
-        """Check that the base model answers with the weights of `digest`, of which it was made.
+        """Compare the base model's answers with its weights, those of `digest`.
 
         Raises NotProvedError if it doesn't, AdapterError if they are damaged.
         """
@@ -246,7 +246,7 @@ class ServedBase(EngineLifecycle):
             await self.engine.unload_adapter(name)
 
     async def load_on_demand(self, name: str, digest: str) -> None:
-        """Load an adapter that isn't, once for all who ask for it, and wait, but not for ever.
+        """Load a missing adapter, once for all its requests, and wait at most LOAD_TIMEOUT_S.
 
         One that could not be loaded is tried again, as what was wrong may have passed.
         """
@@ -272,7 +272,7 @@ class ServedBase(EngineLifecycle):
             await asyncio.gather(task, return_exceptions=True)
 
     async def _load_listed(self, name: str, digest: str) -> None:
-        """Load an adapter of the table and note there how that went.
+        """Load an adapter of the table, and note the outcome there.
 
         Raises EngineError if the engine is gone, which is no fault of the adapter.
         """

@@ -76,7 +76,7 @@ _OBJECTS = {table: set(columns) for table, columns in JSON_COLUMNS.items() if ta
 def broken_cells(
     connection: sqlite3.Connection, manifest_of: Callable[[str], Mapping[str, Any] | None]
 ) -> Iterator[Cell]:
-    """Every cell that can't be what was written. `manifest_of` has a model's manifest by digest.
+    """Yield every cell no server can have written. `manifest_of` has a model's manifest by digest.
 
     Raises sqlite3.Error for a table that can't be read at all.
     """
@@ -138,7 +138,7 @@ def _problem(table: str, column: str, value: Any) -> str | None:
 
 
 def _references(connection: sqlite3.Connection, rows: Rows) -> Iterator[Cell]:
-    """Rows that name others, which are never removed: what is deleted is only marked."""
+    """Yield references to missing rows. No row is ever removed: a deletion is only a mark."""
     for table, rowid, parent, _ in connection.execute("PRAGMA foreign_key_check"):
         yield f"row {rowid} of {table}", f"it names a row of {parent} that is not there"
     files = {row["id"] for row in rows["files"]}
@@ -203,7 +203,7 @@ def _metadata(rows: Rows, stored: list[sqlite3.Row]) -> Iterator[Cell]:
 def _manifests(
     rows: Rows, manifest_of: Callable[[str], Mapping[str, Any] | None]
 ) -> Iterator[Cell]:
-    """Compare the job that made a model with the manifest of the model, where that is there."""
+    """Compare each job with its model's manifest, where there is one."""
     jobs = {row["id"]: row for row in rows["jobs"]}
     for model in rows["models"]:
         manifest = None if model["deleted_at"] is not None else manifest_of(model["digest"])

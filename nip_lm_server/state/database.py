@@ -262,14 +262,14 @@ def _make_private(path: Path) -> None:
 
 
 def unusable(path: Path, error: Exception) -> StateError:
-    """The error for a database that SQLite can't open, read or write."""
+    """Build the error for a database SQLite can't open, read or write."""
     if isinstance(error, sqlite3.OperationalError):  # the disk is full, or away
         return StateError(f"{path} can't be used: {error}")
     return damaged(path, str(error))
 
 
 def damaged(path: Path, problem: str) -> StateError:
-    """The error for a database that is not as it was written."""
+    """Build the error for a database with other contents than were written."""
     return StateError(f"{path} is damaged ({problem}): {_REMEDY}")
 
 

@@ -1,4 +1,4 @@
-"""Files that survive a power loss, and directories that are whole or not there.
+"""Files safe from a power loss, and directories either whole or absent.
 
 sha256_of, sync   one file
 is_full           whether an error means that nothing more can be written
@@ -77,7 +77,7 @@ def publish(part: Path, path: Path, manifest: Mapping[str, Any] | None = None) -
 
 @contextmanager
 def sealed(path: Path) -> Iterator[Path]:
-    """Publish the directory that is given to be filled, in place of what is at `path`.
+    """Give an empty directory to fill, and publish it whole in the place of `path`.
 
     Where filling it fails nothing is changed. Leftovers of writes that were cut short are removed.
     """
@@ -97,7 +97,7 @@ def sealed(path: Path) -> Iterator[Path]:
 
 
 def damage(path: Path, needed: Set[str] = frozenset()) -> str | None:
-    """Say what is wrong with a sealed directory, which must have the files `needed`, or None."""
+    """Describe the damage of a sealed directory with the files `needed`; None if it is whole."""
     try:
         listed = parse_json((path / MANIFEST).read_text())["files"]
         for name, expected in listed.items():

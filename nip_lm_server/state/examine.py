@@ -24,7 +24,7 @@ from nip_lm_server.state.models import CHECKSUM, checksum_of, content_digest
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that is not what it was."""
+    """A file with other contents than it was given."""
 
     path: Path
     what: str
@@ -92,7 +92,7 @@ def stored_ids(state_dir: Path, table: Literal["jobs", "files"]) -> set[str]:
 
 
 def open_to_read(database: Path) -> sqlite3.Connection:
-    """Open a database of a server, which may be running, without writing anything."""
+    """Open the database of a server, perhaps a running one, without writing anything."""
     # A database in WAL mode that nobody has open would be given files beside it.
     still = "" if database.with_name(f"{database.name}-wal").exists() else "&immutable=1"
     return sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro{still}", uri=True)
@@ -105,7 +105,7 @@ def _check_structure(connection: sqlite3.Connection) -> None:
 
 
 def _manifest(state_dir: Path, digest: str) -> dict[str, Any] | None:
-    """A model's manifest; None where it can't be read, which is a damage of its own."""
+    """Read a model's manifest. None if it can't be read: its file is told as damaged elsewhere."""
     try:
         manifest = parse_json((state_dir / MODELS / digest / MANIFEST).read_text())
     except (OSError, ValueError):
@@ -118,7 +118,7 @@ def _manifest(state_dir: Path, digest: str) -> dict[str, Any] | None:
 
 
 def _check_model(result: Examined, folder: Path, row: tuple[str, str, str, str, str]) -> set[Path]:
-    """One model; returns the files that belong to it."""
+    """Check one model; returns its files."""
     name, digest, of_content, base_model, job = row
     path = folder / MANIFEST
     try:

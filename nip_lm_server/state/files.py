@@ -44,7 +44,7 @@ _log = logging.getLogger("nip.lm_server.files")
 
 @dataclass(frozen=True)
 class StagedFile:
-    """An upload that was written and checked, but is no file yet."""
+    """An upload, written and checked, but no file yet."""
 
     id: str
     part: Path
@@ -147,7 +147,7 @@ class FileStore:
         staged.part.unlink(missing_ok=True)
 
     def store_result(self, job_id: str, content: bytes, filename: str) -> str:
-        """Store a job's result file and return its id; one that is there already is kept."""
+        """Store a job's result file and return its id; a present one is kept."""
         id = "file-" + hashlib.sha256(f"result of {job_id}".encode()).hexdigest()[:24]
         if self._database.one("SELECT id FROM files WHERE id = ?", id) is not None:
             return id
@@ -232,7 +232,7 @@ class FileStore:
         return {"id": id, "object": "file", "deleted": True}
 
     def _put_away(self, name: str) -> None:
-        """Move content that the table doesn't know; a broken upload goes, anything else stays."""
+        """Move content unknown to the table; a broken upload goes, anything else stays."""
         path, aside = self._directory / name, self._directory.with_name(SET_ASIDE)
         if _UPLOAD.fullmatch(name):
             path.unlink()
@@ -286,7 +286,7 @@ def too_large(max_bytes: int) -> ApiError:
 
 
 def _object(row: sqlite3.Row) -> dict[str, Any]:
-    """OpenAI's `file`. `expires_at` is there only for a file that expires, and is no null."""
+    """Build OpenAI's `file`. Only a file with an expiry has `expires_at`; it is never null."""
     value = {
         "id": row["id"],
         "object": "file",

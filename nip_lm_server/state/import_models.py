@@ -1,4 +1,4 @@
-"""Taking over models that another server has trained, from its state directory into a new one.
+"""Taking over models of another server, from its state directory into a new one.
 
 A model's directory has a manifest that says all about it, so nothing but that is read, and
 nothing is written on the other side. Everything is copied aside and checked against the digests
@@ -63,7 +63,7 @@ def import_models(source: Path, target: Path, expected: Mapping[str, str | None]
 
 
 def _with_bases(source: Path, expected: Mapping[str, str | None]) -> dict[str, str | None]:
-    """`expected` with the base models of this server's making that they stand on, those first."""
+    """Add to `expected` the base models made here beneath them, and put those first."""
     ordered: dict[str, str | None] = {}
     for name, digest in expected.items():
         chain: list[tuple[str, str | None]] = [(name, digest)]
@@ -105,7 +105,7 @@ def _copy(
 def _enter(
     database: Database, models: ModelStore, manifest: Mapping[str, Any], source: Path
 ) -> None:
-    """Enter the model, and the job that made it as one that is over."""
+    """Enter the model, and its job as an ended one."""
     proof = Proof(False, {"not proved here yet, copied from": str(source)})
     database.insert(
         "jobs",

@@ -41,7 +41,7 @@ MIN_INTERVAL_OF_SAVE = 20.0
 
 
 def newest(job: TrainingJob, events: Events) -> Path | None:
-    """The newest checkpoint that is whole; for each damaged one an event says why it is not used.
+    """Find the newest whole checkpoint. An event tells of each damaged one, and what is wrong.
 
     Leftovers of a write that was cut short are removed by the next write.
     """
@@ -189,14 +189,14 @@ def write(path: Path, trained: dict[str, Any], state: dict[str, Any], trainer_st
 
 
 def read(path: Path) -> Any:
-    """The state that `write` was given."""
+    """Read back the state given to `write`."""
     from safetensors.torch import load_file
 
     return _unpack(json.loads((path / STATE).read_text()), load_file(path / TENSORS))
 
 
 def _pack(value: Any, tensors: dict[str, Any], name: str) -> Any:
-    """`value` as JSON that keeps its types; its tensors go to `tensors` and are named in it."""
+    """Turn `value` into JSON with its types; its tensors go to `tensors` and are named in it."""
     import torch
 
     if isinstance(value, torch.Tensor):

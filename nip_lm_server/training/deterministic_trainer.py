@@ -36,7 +36,7 @@ _REPORTS = 10  # progress reports of a training
 
 @dataclass(frozen=True)
 class _Inputs:
-    """The data of a job. `learned` counts the pseudo tokens that one epoch would learn."""
+    """The data of a job. `learned` counts one epoch's pseudo tokens to learn."""
 
     examples: tuple[Any, ...]
     content_digest: str
@@ -132,7 +132,7 @@ def _read(method: str, path: Path) -> tuple[Any, ...]:
 
 
 def _learned(example: Any) -> int:
-    """Pseudo tokens that an example would teach."""
+    """Count the pseudo tokens an example would teach."""
     messages: Sequence[formats.Message]
     if isinstance(example, formats.PreferenceExample):
         messages = (example.preferred, example.rejected)
@@ -145,7 +145,7 @@ def _learned(example: Any) -> int:
 
 
 def _has_no_signal(job: TrainingJob, examples: Sequence[Any]) -> bool:
-    """Return whether every advantage is zero, so that a policy gradient would be too."""
+    """Say whether every advantage is zero; a policy gradient is then zero too."""
     if job.method != "trajectories":
         return False
     mode = job.settings.advantage
@@ -158,7 +158,7 @@ def _has_no_signal(job: TrainingJob, examples: Sequence[Any]) -> bool:
 
 
 def _write_model(job: TrainingJob, inputs: _Inputs, result: TrainingResult) -> None:
-    """Write an adapter or a base; one that learned nothing is of the same generation."""
+    """Write an adapter or a base. Having learned nothing, it is of the same generation."""
     model = {
         "generation": inputs.generation + (0 if result.unchanged else 1),
         "unchanged": result.unchanged,
@@ -190,7 +190,7 @@ def _write_checkpoint(job: TrainingJob, step: int, total: int) -> None:
 
 
 def _newest_checkpoint(job: TrainingJob, total: int) -> int:
-    """The step of the newest checkpoint that is whole; 0 if there is none."""
+    """Return the step of the newest whole checkpoint; 0 if there is none."""
     for path in sorted(job.checkpoints_dir.glob("step-*"), reverse=True):
         if damage(path, {"state.json"}) is None:
             state = json.loads((path / "state.json").read_text())

@@ -40,7 +40,7 @@ class EncodedPair:
 
     @property
     def tokens(self) -> int:
-        """Tokens that one epoch computes with."""
+        """Count the tokens one epoch computes with."""
         return 2 * len(self.prompt) + len(self.preferred) + len(self.rejected)
 
     @property
@@ -95,7 +95,7 @@ def build_trainer(
     training: Sequence[EncodedPair],
     validation: Sequence[EncodedPair],
 ) -> Any:
-    """TRL's trainer over encoded pairs, with the reference that the job asks for."""
+    """Build TRL's trainer over encoded pairs, with the job's reference."""
     from trl import DPOConfig, DPOTrainer
 
     from nip_lm_server.training.arguments import common_arguments

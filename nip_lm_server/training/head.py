@@ -85,7 +85,7 @@ def _score(model: Any, scored: Any, *, input_ids: Any, **options: Any) -> Any:
 
 
 def chunk_size(model: Any) -> int:
-    """Count the tokens that go through the output layer at a time."""
+    """Count the tokens to send through the output layer at a time."""
     return max(1, CHUNK_LOGITS // int(model.get_output_embeddings().weight.shape[0]))
 
 

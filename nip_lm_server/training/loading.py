@@ -1,4 +1,4 @@
-"""What a training starts from: tokenizer, base model, and the adapter that is to be trained.
+"""The start of a training: tokenizer, base model, and the adapter to be trained.
 
 load_text       tokenizer, stop tokens and longest sequence of a job
 Prepared        what a method then hands over to `runner`
@@ -77,7 +77,7 @@ def load_text(job: TrainingJob) -> Text:
 
 
 def load_start(job: TrainingJob) -> Any:
-    """The model that is trained: a PeftModel, or without LoRA a plain one.
+    """Load the model to train: a PeftModel, or without LoRA a plain one.
 
     The initial values of a new adapter are drawn from the job's seed. Raises TrainingError if base,
     parent and settings don't fit each other or this machine.
@@ -119,7 +119,7 @@ def read_parent(job: TrainingJob) -> "LoraFiles | None":
 
 
 def load_base(job: TrainingJob, *, trained: bool = False) -> Any:
-    """The base model on the device that trains; float32 if every weight of it is `trained`."""
+    """Load the base model on the training device; in float32 if every weight of it is `trained`."""
     import torch
 
     settings = job.settings
@@ -151,7 +151,7 @@ def _attention(settings: EffectiveSettings, device: str) -> dict[str, Any]:
 
 
 def base_dtype(job: TrainingJob) -> Any:
-    """The torch dtype in which the base model lies on disk; float32 where its config is silent."""
+    """Return the torch dtype of the base model on disk; float32 if its config is silent."""
     import torch
 
     dtype = getattr(read_config(job), "dtype", None)
@@ -203,7 +203,7 @@ def check_fits(model: Any, files: "LoraFiles") -> dict[str, Any]:
 
 
 def check_continued(parent: "LoraFiles", settings: EffectiveSettings) -> None:
-    """The parent's shape is the adapter's shape: settings that differ are refused, not ignored."""
+    """Refuse settings of another shape than the parent adapter's, instead of ignoring them."""
     config = parse_json((parent.path / "adapter_config.json").read_text())
     for name, key in (("lora_rank", "r"), ("lora_alpha", "lora_alpha")):
         asked, has = getattr(settings, name), config[key]
@@ -248,7 +248,7 @@ def _with_new_adapter(job: TrainingJob, model: Any) -> Any:
 
 
 def check_targets(model: Any, targets: Sequence[str]) -> None:
-    """Raise TrainingError unless every name is of linear layers that an adapter may change.
+    """Raise TrainingError unless every name belongs to linear layers an adapter may change.
 
     PEFT would leave out names that it doesn't find, and adapt embeddings, which engines don't load.
     """

@@ -109,7 +109,7 @@ def divide(
 
 
 def kept_bytes_per_token(model: Any, autocast: Callable[[], Any]) -> float:
-    """Bytes that a pass without checkpointing keeps for its backward pass, per token.
+    """Measure the bytes per token a pass without checkpointing keeps for its backward pass.
 
     Two passes of different lengths through all but the output layer tell it: what they keep of
     the weights is the same in both. Random generators are left as they are.
@@ -184,7 +184,7 @@ def count_parameters(job: TrainingJob) -> int:
 
 
 def total_bytes(job: TrainingJob) -> int:
-    """All memory of the device that trains."""
+    """Return the whole memory of the training device."""
     import torch
 
     if choose_device(job) == "cuda":
@@ -203,7 +203,7 @@ def _free_bytes() -> int:
 
 
 def _autocast(job: TrainingJob) -> Callable[[], Any]:
-    """A context in which the training computes."""
+    """Return the context to compute in."""
     import torch
 
     precision = getattr(torch, choose_precision(job.settings, "cuda"))

@@ -99,7 +99,8 @@ def write_output(
 
 
 def concatenate(parent: "LoraFiles", new: "LoraFiles") -> "LoraFiles":
-    """One adapter that adds what both add: ranks one after the other, scales folded into B.
+    """Join two adapters to one with the sum of their effects: ranks one after the other, scales
+    folded into B.
 
     Every module gets the same rank, filled up with zeros, and the scale is 1.
     """
@@ -121,7 +122,7 @@ def concatenate(parent: "LoraFiles", new: "LoraFiles") -> "LoraFiles":
 
 
 def same_weights(first: "LoraFiles | None", second: "LoraFiles | None") -> bool:
-    """Compare what two adapters add to the base; None is an adapter that adds nothing."""
+    """Compare the effects of two adapters on the base; None is an adapter without effect."""
     import torch
 
     names = {name for files in (first, second) if files for name in files.pairs}

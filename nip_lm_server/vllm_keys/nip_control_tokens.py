@@ -61,7 +61,7 @@ def set_template_kwargs(tokenizer: Any, kwargs: Mapping[str, Any]) -> None:
 
 
 def template_kwargs(tokenizer: Any) -> dict[str, Any]:
-    """The variables that `set_template_kwargs` has set."""
+    """Return the variables set by `set_template_kwargs`."""
     return dict(getattr(tokenizer, "nip_template_kwargs", {}))
 
 
@@ -134,7 +134,7 @@ def thought_form(tokenizer: Any) -> str | None:
 
 
 def with_thoughts(message: Mapping[str, Any], thoughts: str, field: str) -> dict[str, Any]:
-    """A message with its thoughts in a field that `thought_form` names."""
+    """Put a message's thoughts into the field named by `thought_form`."""
     if field == "content":
         return {**message, "content": f"<think>\n{thoughts}\n</think>\n\n{message['content']}"}
     return {**message, field: thoughts}
@@ -211,7 +211,7 @@ def _broken(match: "re.Match[str]") -> str:
 
 
 def _plain_markers(tokenizer: Any, control: "re.Pattern[str]") -> set[str]:
-    """Words that the template writes instead of control tokens, or beside them in brackets."""
+    """Collect the template's words in place of control tokens, or beside them in brackets."""
     markers: set[str] = set()
     for roles in _SHAPES:
         contents = [_SENTINEL.format(index) for index in range(len(roles))]

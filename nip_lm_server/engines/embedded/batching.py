@@ -64,7 +64,7 @@ def _live(row: Row) -> bool:
 
 
 class Decoder:
-    """The batch that one model is running.
+    """The running batch of one model.
 
     All methods must be called from one thread, under ``torch.inference_mode()``.
     """
@@ -92,7 +92,7 @@ class Decoder:
 
     @property
     def longest(self) -> int:
-        """The most positions that a running row may come to need."""
+        """Return the largest number of positions a running row may come to need."""
         return max((len(r.prompt) + r.max_tokens for r in self._rows if _live(r)), default=0)
 
     def clear(self) -> None:
@@ -122,7 +122,7 @@ class Decoder:
         return finished
 
     def step(self) -> list[Row]:
-        """Add one token to every row; returns the rows that this finished."""
+        """Add one token to every row; returns the rows finished by it."""
         # 1. Leave finished rows out once they are a quarter: rebuilding copies the cache.
         if 4 * sum(map(_live, self._rows)) <= 3 * len(self._rows):
             self._assemble([])
@@ -209,7 +209,7 @@ class Decoder:
         return ids, (offsets >= starts).long(), (offsets - starts).clamp(min=0)
 
     def _assemble(self, joining: Sequence[tuple[Any, list[Row], list[int]]]) -> None:
-        """Rebuild the batch from the rows that still run and those that join."""
+        """Rebuild the batch from its running rows and the joining ones."""
         # 1. All rows with the cache that they are in: number 0 is the batch so far.
         members: list[tuple[Row, int, int]] = []  # row, its cache, its place there
         caches = []
@@ -271,7 +271,7 @@ class Decoder:
             row.finish_reason = self._finish_reason(row)
 
     def _allowed(self, rows: Sequence[Row], width: int) -> Allowed | None:
-        """The tokens that may come next in those rows that have a grammar."""
+        """Mask the tokens allowed next, for the rows with a grammar."""
         guided = [i for i, row in enumerate(rows) if row.guide is not None and _live(row)]
         if not guided:
             return None

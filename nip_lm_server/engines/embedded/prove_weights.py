@@ -1,4 +1,4 @@
-"""The proof that a served model answers with its saved weights.
+"""The proof of a served model's answering with its saved weights.
 
 probe_tokens    a fixed conversation and a fixed sequence of tokens, for one tokenizer
 applied         within it, a base model computes with an adapter's weights
@@ -61,7 +61,7 @@ LONGEST = 256
 
 
 def probe_tokens(tokenizer: Any, max_model_len: int) -> list[int]:
-    """A probe for models of which no data is known: a conversation, then tokens by a hash.
+    """Make a probe for models trained on unknown data: a conversation, then tokens by a hash.
 
     The latter, because a small vocabulary may know no word of the conversation. A training has
     better: text that its model has learned (`training.probe_text`).
@@ -191,7 +191,7 @@ def prove_base(decoder: Decoder, loaded: LoadedModel, path: Path) -> Proof:
 def _saved_tensors(
     path: Path, loaded: LoadedModel, state: dict[str, torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in a model's files under the names that the loaded model has for them."""
+    """Yield the tensors of a model's files under their names in the loaded model."""
     from safetensors import safe_open
 
     index = path / "model.safetensors.index.json"
@@ -222,7 +222,7 @@ def _saved_tensors(
 def _compare_recorded(
     decoder: Decoder, loaded: LoadedModel, adapter: LoraAdapter | None, path: Path
 ) -> dict[str, Any]:
-    """Compare with the log-probabilities that the training computed from what it had saved."""
+    """Compare with the log-probabilities computed by the training from its saved weights."""
     if not (path / PROBE).is_file():
         return {}
     try:

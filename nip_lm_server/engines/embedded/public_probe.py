@@ -1,4 +1,4 @@
-"""A probe without any training data, for an adapter that is to be published.
+"""A probe without any training data, for an adapter about to be published.
 
 public_probe   log-probabilities of an adapter and of its base on a fixed text
 

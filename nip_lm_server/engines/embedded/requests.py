@@ -115,8 +115,9 @@ def refuse_tools(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Raise EngineRequestError where a template that knows no tools would leave them out of the
-    prompt without a word."""
+    """Raise EngineRequestError for tools in a prompt, if the template knows none: it would leave
+    them out without a word.
+    """
     if worker.loaded.tool_form is not None:
         return
     at = next((i for i, m in enumerate(messages) if m.keys() & _TOOL_KEYS), None)
@@ -130,7 +131,7 @@ def refuse_tools(
 
 
 def make_guide(worker: ModelWorker, request: GenerationRequest) -> Guide | None:
-    """The beginning of an answer that has a grammar."""
+    """Begin to guide an answer, if the request gives it a grammar; None if not."""
     form = worker.loaded.tool_form
     if request.tools and form is not None:
         tools, schema = request.tools, request.schema
@@ -143,7 +144,7 @@ def make_guide(worker: ModelWorker, request: GenerationRequest) -> Guide | None:
 
 
 def refuse_unguided(rows: Sequence[Row]) -> None:
-    """Raise EngineRequestError for an answer that left its grammar, of which nothing is right."""
+    """Raise EngineRequestError for an answer outside of its grammar: nothing in it is right."""
     failure = next((row.guide.failure for row in rows if row.guide and row.guide.failure), "")
     if failure:
         raise EngineRequestError(

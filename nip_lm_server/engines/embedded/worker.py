@@ -51,7 +51,7 @@ _log = logging.getLogger("nip.lm_server.engine")
 
 @dataclass(eq=False)
 class Pending:
-    """A request that waits or runs; its rows share one prompt.
+    """A waiting or running request; its rows share one prompt.
 
     It belongs to the event loop that it is made on. `progress` is set there once it has `ended`,
     or has a `failure`, and where it is `streamed` also after every step that may have added tokens.
@@ -137,7 +137,7 @@ class ModelWorker:
 
     @property
     def waiting(self) -> int:
-        """Requests that have not joined the batch yet."""
+        """Count the requests not yet in the batch."""
         return len(self._waiting)
 
     def submit(self, pending: Pending) -> None:
@@ -277,7 +277,7 @@ class ModelWorker:
             steps += 1
 
     def _await_company(self) -> None:
-        """Give requests that are sent at the same time the chance to run together."""
+        """Wait a moment for requests sent at the same time: they can then run together."""
         deadline = time.monotonic() + self._options.max_wait_s
         while self._waiting and len(self._waiting) < self._options.max_batch:
             before = len(self._waiting)
@@ -286,7 +286,7 @@ class ModelWorker:
                 return
 
     def _guarded(self, advance: Callable[[], list[Row]]) -> None:
-        """Advance the batch; if that fails, fail its requests and go on with the next ones."""
+        """Advance the batch; if this fails, fail its requests and go on with the next ones."""
         try:
             finished = advance()
         except Exception as error:

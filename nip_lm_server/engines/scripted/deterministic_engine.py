@@ -277,7 +277,7 @@ class DeterministicEngine(Engine):
         return hashlib.sha256(self._seed + b"\n" + joined).digest()
 
     async def _answer(self, asked: _Asked) -> tuple[Delta, ...]:
-        """The choices; what has a form is drawn aside, since that can take a second."""
+        """Draw the choices, one in a form aside: it can take a second."""
         if asked.request.schema is None and not asked.request.forced_tools:
             return await aside.run(asked.request.body_bytes, self._choices, asked)
         return await aside.follow_form(self._choices, asked)
@@ -325,7 +325,7 @@ class DeterministicEngine(Engine):
         )
 
     def _text(self, reply: Reply, random: Random, generation: int) -> tuple[str, str]:
-        """(text, finish reason) of a reply, or of the fault that was drawn in its place."""
+        """Return (text, finish reason) of a reply, or of a fault drawn in its place."""
         faults, template, finish_reason = self._replies.faults, reply.template, reply.finish_reason
         if self._faulty_text:
             draw = random.random()
@@ -366,7 +366,7 @@ def _token_count(messages: Sequence[Mapping[str, Any]]) -> int:
 def _prompt(
     request: GenerationRequest, context: int
 ) -> tuple[tuple[dict[str, Any], ...], tuple[int, ...] | None]:
-    """Return what the rules look at, and the token ids of a prompt that is no conversation.
+    """Return the messages for the rules, and the token ids of a prompt without a conversation.
 
     Raises EngineRequestError.
     """

@@ -1,4 +1,4 @@
-"""Answers in a form that was asked for, by an engine without a model, and how they are told.
+"""Answers in a requested form, by an engine without a model, and how they are told.
 
 draw         a JSON text of a schema, byte by byte
 follow       a text as JSON of a schema, if it is that
@@ -25,7 +25,7 @@ _LETTERS = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789 ")
 
 
 class _Bytes:
-    """The vocabulary of 256 bytes and an end, in the shape that llguidance asks for."""
+    """The vocabulary of 256 bytes and an end, in the shape llguidance asks for."""
 
     eos_token_id, bos_token_id = _END, None
     tokens = (*(bytes([value]) for value in range(256)), b"<end>")
@@ -81,7 +81,7 @@ def _weight(token: int, inside_text: bool) -> float:
 
 
 def drawn_call(index: int, request: GenerationRequest, random: Random, limit: int) -> Delta:
-    """A call of one of the tools that must be called, with arguments that its schema allows."""
+    """Draw a call of one of the forced tools, with arguments by its schema."""
     name = random.choice(request.forced_tools)
     place = [tool["function"]["name"] for tool in request.tools].index(name)
     param = f"tools[{place}].function.parameters"
@@ -98,7 +98,7 @@ def drawn_call(index: int, request: GenerationRequest, random: Random, limit: in
 
 
 def deltas_of(choice: Delta) -> list[Delta]:
-    """A whole choice token by token. One that has no text is one delta that ends it."""
+    """Cut a whole choice into one delta per token. A choice without text is one delta, its end."""
     texts = [*pieces(choice.text)]
     if not texts:
         return [choice]

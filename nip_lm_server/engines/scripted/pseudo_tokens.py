@@ -42,7 +42,7 @@ def prompt_ids(messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
 
 
 def text_of_ids(ids: Sequence[int]) -> str:
-    """The text of tokens; those of `prompt_ids` that stand for no text have none."""
+    """Return the text of tokens. Those of `prompt_ids` without a text of their own add none."""
     raw = bytearray()
     for token in ids:
         size, value = token >> 24, token & 0xFFFFFF
@@ -55,7 +55,7 @@ def text_of_ids(ids: Sequence[int]) -> str:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """The text that each token completes; a character that is cut in two comes with its end."""
+    """Yield the text completed by each token; a character cut in two comes with its end."""
     raw = _encode(text)
     decoder = codecs.getincrementaldecoder("utf-8")("surrogatepass")
     for start in range(0, len(raw), TOKEN_BYTES):

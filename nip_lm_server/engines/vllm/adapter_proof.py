@@ -1,4 +1,4 @@
-"""The proof that vLLM answers with saved weights: probes scored token by token, and judged.
+"""The proof of vLLM's answering with saved weights: probes scored token by token, and judged.
 
 VllmProver   of one vLLM child: scores models, remembers what they gave, and proves one
 
@@ -107,7 +107,7 @@ class VllmProver:
         *,
         again: bool,
     ) -> dict[str, Scores]:
-        """The scores of the other adapters that were loaded last, and what is saved of them."""
+        """Score the other adapters loaded last, beside the scores saved of them."""
         digest = adapters[name].digest if name in adapters else None
         others = [(rival, adapter) for rival, adapter in adapters.items() if rival != name]
         rivals = {r: Scores((), same_weights=True) for r, a in others if a.digest == digest}
@@ -120,7 +120,7 @@ class VllmProver:
         return rivals
 
     def _places(self, count: int) -> list[int]:
-        """Choose which of `count` places are compared: spread evenly, the last among them."""
+        """Choose the places to compare among `count`: spread evenly, the last among them."""
         count = min(count, CPU_TOKENS) if self._is_quick else count
         compared = min(count, CPU_PLACES if self._is_quick else PLACES)
         return [(number + 1) * count // compared - 1 for number in range(compared)]

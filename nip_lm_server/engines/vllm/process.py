@@ -162,7 +162,7 @@ class VllmProcess:
             await asyncio.wait({self.exited}, timeout=0.2)
 
     async def health(self) -> Literal["ok", "dead", "silent"]:
-        """Say whether it answers; "dead" is its own word for an engine process that has ended."""
+        """Ask whether it answers; "dead" is its own word for an ended engine process."""
         timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
         try:
             async with self._connections().get(self.url + "/health", timeout=timeout) as response:
@@ -224,7 +224,7 @@ class VllmProcess:
                 await self.unload_adapter(name)
 
     async def unload_adapter(self, name: str) -> None:
-        """Forget an adapter; one that it does not have is no error."""
+        """Forget an adapter; no error if it has none of this name."""
         with contextlib.suppress(EngineRequestError):
             body = {"lora_name": name}
             await self.call("POST", "/v1/unload_lora_adapter", body, MOVE_TIMEOUT_S)
@@ -246,7 +246,7 @@ class VllmProcess:
         return f"exited with status {status}"
 
     async def stop(self) -> None:
-        """End it and everything that it started. No error if it has ended."""
+        """End it with all its children. No error if it has ended."""
         guard = self._guard
         if guard is None:
             return

@@ -221,7 +221,7 @@ class VllmEngine(Engine):
             raise
 
     async def wake(self) -> None:
-        """Undo `sleep`. An adapter that was lost meanwhile is not among the loaded any more."""
+        """Undo `sleep`. Adapters lost meanwhile are not among the loaded any more."""
         self._refuse_unless("running", "sleeping")
         if self._state == "running":
             return
