@@ -29,7 +29,7 @@ from nip_lm_server.api.plumbing import (
     Handler,
     Services,
     add_request_id,
-    guarded,
+    guard_route,
     unknown_route,
 )
 from nip_lm_server.api.proxy import Proxy
@@ -41,7 +41,7 @@ from nip_lm_server.jobs.table import JobTable
 from nip_lm_server.placement import make_slots
 from nip_lm_server.serving.pool import EnginePool
 from nip_lm_server.spec import ServerSpec
-from nip_lm_server.state.database import UNUSABLE, Database, unusable
+from nip_lm_server.state.database import UNUSABLE, Database, unusable_error
 from nip_lm_server.state.directory import DATABASE, FILES, JOBS, MODELS
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore
@@ -83,7 +83,7 @@ async def open_server(
     except BaseException as error:
         database.close()
         if isinstance(error, UNUSABLE):
-            raise unusable(database.path, error) from error
+            raise unusable_error(database.path, error) from error
         raise
     return Services(
         state_dir=state_dir,
@@ -155,31 +155,34 @@ def make_app(services: Services) -> web.Application:
         ("GET", "/v1/models/{id:.+}", routes_models.retrieve_model),
         ("DELETE", "/v1/models/{id:.+}", routes_models.delete_model),
         ("GET", "/metrics", routes_engines.show_metrics),
-        ("GET", "/nip/status", routes_engines.status),
+        ("GET", "/nip/status", routes_engines.show_status),
         ("GET", "/nip/engines", routes_engines.list_engines),
-        ("GET", "/nip/engines/{base:.+}/address", routes_engines.address),
+        ("GET", "/nip/engines/{base:.+}/address", routes_engines.show_address),
         ("GET", "/nip/engines/{base:.+}", routes_engines.retrieve_engine),
-        ("POST", "/nip/engines/{base:.+}/{action}", routes_engines.act),
+        ("POST", "/nip/engines/{base:.+}/{action}", routes_engines.move_engine),
     ]
     for path, answer in (
         ("/v1/chat/completions", generation.create_chat_completion),
         ("/v1/completions", generation.create_completion),
     ):
-        add("POST", path, guarded(_with_faults(answer), abandonable=True))
+        add("POST", path, guard_route(_play_faults(answer), abandonable=True))
     for method, path, handler in routes:
-        add(method, path, guarded(handler))
+        add(method, path, guard_route(handler))
         if method == "GET":
-            add("HEAD", path, guarded(handler))
+            add("HEAD", path, guard_route(handler))
     # 2. What needs none.
-    for path, handler in (("/health", routes_engines.health), ("/version", routes_engines.version)):
+    for path, handler in (
+        ("/health", routes_engines.show_health),
+        ("/version", routes_engines.show_version),
+    ):
         for method in ("GET", "HEAD"):
-            add(method, path, guarded(handler, key=False))
+            add(method, path, guard_route(handler, key=False))
     # 3. Everything else is told what there is.
-    add("*", "/{rest:.*}", guarded(unknown_route))
+    add("*", "/{rest:.*}", guard_route(unknown_route))
     return app
 
 
-def _with_faults(handler: Handler) -> Handler:
+def _play_faults(handler: Handler) -> Handler:
     """Wrap a handler: the transport faults of the replies file are played around it."""
 
     async def play(request: web.Request) -> web.StreamResponse:

@@ -87,7 +87,7 @@ def load_keys(
     contradicts given keys.
     """
     # 1. From the environment, which is the poorer for it.
-    keys = _keys(environment.pop(KEYS_VARIABLE, "").split(","), KEYS_VARIABLE)
+    keys = _split_keys(environment.pop(KEYS_VARIABLE, "").split(","), KEYS_VARIABLE)
     # 2. From the file; an empty one is a mistake, not a server without keys.
     if keys_file is not None:
         with keys_file.open("rb") as file:
@@ -100,7 +100,7 @@ def load_keys(
             text = raw.decode("utf-8-sig")
         except UnicodeDecodeError:
             raise ValueError(f"the API keys file {keys_file} is no UTF-8 text") from None
-        from_file = _keys(text.splitlines(), f"the API keys file {keys_file}")
+        from_file = _split_keys(text.splitlines(), f"the API keys file {keys_file}")
         if not from_file:
             raise ValueError(f"the API keys file {keys_file} is empty: one key per line")
         keys.extend(from_file)
@@ -109,7 +109,7 @@ def load_keys(
     return KeyRing(keys, open_to_all=no_auth)
 
 
-def _keys(raw: Iterable[str], source: str) -> list[str]:
+def _split_keys(raw: Iterable[str], source: str) -> list[str]:
     keys = [key for key in map(str.strip, raw) if key]
     for number, key in enumerate(keys, 1):
         if not (key.isascii() and key.isprintable()):
@@ -137,7 +137,7 @@ def make_key_file(path: Path) -> str:
         try:
             os.link(part, path)
         except FileExistsError:
-            (key,) = _keys([path.read_text()], f"the API key file {path}") or [""]
+            (key,) = _split_keys([path.read_text()], f"the API key file {path}") or [""]
     finally:
         part.unlink()
     if not key:

@@ -3,7 +3,7 @@
 ApiError                 raised anywhere below a route, it becomes the response
 error_body               the shape of that response
 Places                   directories of this machine, of which no answer tells
-shown                    a value as it stands in a message
+abbreviate               a value as it stands in a message
 unknown_parameter ...    the errors that many places raise
 """
 
@@ -93,11 +93,14 @@ def not_found(kind: str, id: str, param: str | None = "id") -> ApiError:
 def model_not_found(name: str, status: int = 404) -> ApiError:
     """The model named is not served here. Chat answers 404, creating a job 400, as OpenAI does."""
     return ApiError(
-        status, f"The model {shown(name)} does not exist", code="model_not_found", param="model"
+        status,
+        f"The model {abbreviate(name)} does not exist",
+        code="model_not_found",
+        param="model",
     )
 
 
-def shown(value: Any) -> str:
+def abbreviate(value: Any) -> str:
     """Return the beginning of a value's repr. No more is made: the value may be very large."""
     return repr(_beginning(value, 4))[:80]
 
@@ -129,7 +132,7 @@ def invalid_value(name: str, value: Any, expected: str) -> ApiError:
     if value is None:
         message = f"Missing required parameter: '{name}' ({expected})."
         return ApiError(400, message, code="missing_required_parameter", param=name)
-    return wrong_value(name, f"Invalid '{name}': got {shown(value)}, expected {expected}.")
+    return wrong_value(name, f"Invalid '{name}': got {abbreviate(value)}, expected {expected}.")
 
 
 def wrong_value(name: str | None, message: str) -> ApiError:
@@ -154,7 +157,7 @@ def unsupported_header(name: str, why: str) -> ApiError:
     return ApiError(415, message, code="unsupported_value", param=name)
 
 
-def given_twice(name: str) -> ApiError:
+def doubled_parameter(name: str) -> ApiError:
     """Build the 400 for a parameter given twice: all but one value would be ignored."""
     return wrong_value(name, f"Invalid '{name}': it is given twice.")
 

@@ -25,8 +25,8 @@ from pydantic import (
 
 from nip_lm_server.errors import (
     ApiError,
+    abbreviate,
     missing_parameter,
-    shown,
     unsupported_value,
     wrong_value,
 )
@@ -324,7 +324,7 @@ def _request_error(error: ValidationError, plain: dict[str, Any]) -> ApiError:
         )
     if first["type"] == "missing":
         return missing_parameter(str(param))
-    got = shown(first.get("input"))
+    got = abbreviate(first.get("input"))
     return wrong_value(param, f"Invalid '{param}': {first['msg']} (got {got}).")
 
 

@@ -166,7 +166,7 @@ class EngineConnections:
             f"Authorization: Bearer {api_key}\r\nContent-Type: application/json\r\n"
             f"Accept-Encoding: identity\r\nContent-Length: {len(raw)}\r\n\r\n"
         )
-        connection = self._idle_one(place) or await _connect(place)
+        connection = self._pick_idle(place) or await _connect(place)
         try:
             yield await connection.ask(head.encode("latin-1") + raw)
         finally:
@@ -175,7 +175,7 @@ class EngineConnections:
             else:
                 connection.abort()
 
-    def _idle_one(self, place: tuple[str, int]) -> "_Connection | None":
+    def _pick_idle(self, place: tuple[str, int]) -> "_Connection | None":
         """Return the idle connection used last, or None. The engine closes it last, too."""
         idle = self._idle.get(place, [])
         while idle:

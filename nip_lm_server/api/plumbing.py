@@ -2,7 +2,7 @@
 
 Services                   the server's parts, as routes see them
 BackgroundTasks            work that goes on without its request
-guarded                    around every route: key, errors, request id, metrics, slow bodies
+guard_route                around every route: key, errors, request id, metrics, slow bodies
 error_answer               which status and error object an exception becomes
 json_object, json_response the JSON of a body, and of an answer
 query_int ...              query parameters
@@ -32,8 +32,8 @@ from nip_lm_server.engines.base import EngineError, EngineRequestError
 from nip_lm_server.errors import (
     ApiError,
     Places,
+    doubled_parameter,
     error_body,
-    given_twice,
     other_value,
     unsupported_header,
     unsupported_value,
@@ -147,7 +147,7 @@ def json_object(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def guarded(handler: Handler, *, key: bool = True, abandonable: bool = False) -> Handler:
+def guard_route(handler: Handler, *, key: bool = True, abandonable: bool = False) -> Handler:
     """Check the key before a handler, and turn what it raises into OpenAI's error object.
 
     When the client leaves, an `abandonable` handler is cancelled and any other is finished; it is
@@ -158,7 +158,7 @@ def guarded(handler: Handler, *, key: bool = True, abandonable: bool = False) ->
     async def guard(request: web.Request) -> web.StreamResponse:
         services = request.app[SERVICES]
         metrics, begun, status = services.metrics, time.perf_counter(), _CLIENT_GONE
-        notes = notes_of(request)
+        notes = take_notes(request)
         watch = None if request.content.is_eof() else _BodyWatch(request.content)
         metrics.in_flight += 1
         try:
@@ -204,7 +204,7 @@ def _has_left(request: web.Request, error: Exception) -> bool:
     return is_away and isinstance(error, ConnectionError)
 
 
-def notes_of(request: web.Request) -> RequestNotes:
+def take_notes(request: web.Request) -> RequestNotes:
     """Return the request's notes for the metrics, and begin them at the first call."""
     notes = request.get(_NOTES)
     if notes is None:
@@ -332,7 +332,7 @@ def _answer_of(request: web.Request, error: Exception) -> tuple[int, dict[str, A
         message = "The body's JSON is nested too deeply"
         return 400, error_body(message, "invalid_request_error", "invalid_json")
     # 3. What is the server's own trouble.
-    id = notes_of(request).id
+    id = take_notes(request).id
     if isinstance(error, EngineError):
         _log.error("%s %s %s: %s", id, request.method, request.path, error)
         return 503, error_body(str(error), "server_error", "engine_error")
@@ -367,7 +367,7 @@ async def add_request_id(request: web.Request, response: web.StreamResponse) -> 
         response.body = body = orjson.dumps(error_answer(request, response)[1])
         response.content_type = "application/json"
         response.headers["Content-Length"] = str(len(body))
-    response.headers[REQUEST_ID_HEADER] = notes_of(request).id
+    response.headers[REQUEST_ID_HEADER] = take_notes(request).id
 
 
 async def unknown_route(request: web.Request) -> web.StreamResponse:
@@ -416,7 +416,7 @@ def refuse_unknown_query(request: web.Request, known: set[str]) -> None:
     """
     for name in request.query:
         if len(request.query.getall(name)) > 1:
-            raise given_twice(name)
+            raise doubled_parameter(name)
         keyed = re.fullmatch(r"(\w+\[).+\]", name, re.DOTALL)
         if name not in known and (keyed is None or keyed[1] not in known):
             raise ApiError(

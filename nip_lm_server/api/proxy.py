@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 
 from nip_lm_server.api.engine_http import EngineConnections, EngineLost
-from nip_lm_server.api.relay import RETRY_AFTER_S, aborted, find_aborted, read_usage, relay
+from nip_lm_server.api.relay import RETRY_AFTER_S, broken_off_error, find_aborted, read_usage, relay
 from nip_lm_server.engines.base import Upstream
 from nip_lm_server.errors import ApiError
 from nip_lm_server.formats import bounds
@@ -54,20 +54,20 @@ class Proxy:
                 self._connections.post(upstream.url, path, raw, upstream.api_key) as answer,
             ):
                 if answer.status != 200:
-                    raise _error_of(answer.status, await answer.read(_ERROR_BYTES), upstream)
+                    raise _read_error(answer.status, await answer.read(_ERROR_BYTES), upstream)
                 if answer.is_event_stream:
                     waiting.reschedule(None)  # the relay looks at the deadline itself
                     return await relay(request, answer, deadline, partial(_explain, upstream))
                 body = await answer.read()
                 if find_aborted(body) is not None:
-                    raise aborted()
+                    raise broken_off_error()
                 headers = {"Content-Type": answer.content_type or "application/json"}
                 return web.Response(body=body, headers=headers), read_usage(body)
         except (EngineLost, TimeoutError) as error:
             raise _explain(upstream, error) from error
 
 
-def _error_of(status: int, body: bytes, upstream: Upstream) -> ApiError:
+def _read_error(status: int, body: bytes, upstream: Upstream) -> ApiError:
     """OpenAI's error object for an error of the upstream, whose own come in several shapes."""
     try:
         answer: Any = bounds.parse_json(body)

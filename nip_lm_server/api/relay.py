@@ -76,7 +76,7 @@ class _Stream:
         if ended and not events.broken_off:
             self._first += events.rest()
         if events.broken_off and not self._first:
-            raise aborted()
+            raise broken_off_error()
         await self.send(self._first)
         # 2. The others, straight from socket to socket; a client that is slow is waited for.
         while not ended and not events.broken_off:
@@ -86,7 +86,7 @@ class _Stream:
         if ended and not events.broken_off:
             await self.send(events.rest())
         if events.broken_off:
-            raise aborted()
+            raise broken_off_error()
 
     async def send(self, data: bytes) -> None:
         """Send with the response's head before, if it is the first. Raises ClientGone."""
@@ -176,7 +176,7 @@ def find_aborted(data: bytes) -> int | None:
     return None if match is None else match.start()
 
 
-def aborted() -> ApiError:
+def broken_off_error() -> ApiError:
     """vLLM answers so, with status 200 and what there is, when it is put to sleep."""
     return ApiError(
         503,

@@ -15,7 +15,7 @@ from nip_lm_server.api.plumbing import (
     query_int,
     refuse_unknown_query,
 )
-from nip_lm_server.errors import ApiError, given_twice, wrong_value
+from nip_lm_server.errors import ApiError, doubled_parameter, wrong_value
 from nip_lm_server.state.disk import want_of_space
 from nip_lm_server.wire import CreateJobRequest, parse_object
 
@@ -48,7 +48,7 @@ def _idempotency_key(request: web.Request) -> str | None:
     if not keys:
         return None
     if len(keys) > 1:
-        raise given_twice(IDEMPOTENCY_KEY)
+        raise doubled_parameter(IDEMPOTENCY_KEY)
     if not 1 <= len(keys[0]) <= _MAX_KEY_CHARACTERS or not keys[0].isprintable():
         raise wrong_value(
             IDEMPOTENCY_KEY,

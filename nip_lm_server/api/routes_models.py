@@ -58,7 +58,7 @@ async def delete_model(request: web.Request) -> web.StreamResponse:
             param="model",
         )
     # What a job or another model is made of stays.
-    user = services.models.user_of(name)
+    user = services.models.find_user(name)
     if user is not None:
         raise ApiError(409, f"{name!r} is needed by {user}", code="model_in_use", param="model")
     await services.pool.withdraw(name)

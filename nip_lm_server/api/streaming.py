@@ -1,7 +1,7 @@
 """Server-sent events: how a streamed answer is sent and broken off.
 
 send_events    an iterator of encoded events -> the response, ``data: [DONE]`` at its end
-merged         several iterators as one, in the order in which their items come
+merge_streams  several iterators as one, in the order in which their items come
 
 What goes wrong before the first event is raised, and becomes a plain HTTP error. After it, an
 event with the error object ends the stream, without ``[DONE]``.
@@ -69,7 +69,7 @@ async def send_end(response: web.StreamResponse) -> None:
         raise ClientGone from error
 
 
-async def merged(
+async def merge_streams(
     iterators: Sequence[AsyncIterator[_T]],
 ) -> AsyncGenerator[tuple[int, _T], None]:
     """Yield (index of the iterator, item) as they come. The first exception of any is raised.

@@ -24,10 +24,10 @@ from nip_lm_server.formats.tool_calls import ToolForm, find_form
 from nip_lm_server.formats.tool_parameters import template_call
 from nip_lm_server.vllm_keys.nip_control_tokens import (
     ControlTokens,
+    add_thoughts,
     set_template_kwargs,
     template_kwargs,
     thought_form,
-    with_thoughts,
 )
 
 Messages = Sequence[Mapping[str, Any]]
@@ -202,7 +202,7 @@ def render(
             )
         # After the breaking: <think> itself may be a control token.
         broken = control_tokens(tokenizer).break_in(thoughts)
-        seen[-1] = with_thoughts(seen[-1], broken, field)
+        seen[-1] = add_thoughts(seen[-1], broken, field)
     try:
         text = tokenizer.apply_chat_template(
             seen,

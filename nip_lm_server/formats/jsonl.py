@@ -1,10 +1,10 @@
 """Lines of JSON and back, and how a broken rule is told.
 
-read_jsonl      bytes or a file -> (line number, value), one line at a time
-check_jsonl     what an upload must satisfy: UTF-8, not empty, an object on every line
-to_jsonl        the other direction: examples or plain objects -> bytes
-Problem         one broken rule, with its line
-JsonlError, FormatError    what readers raise
+read_jsonl               bytes or a file -> (line number, value), one line at a time
+check_jsonl              what an upload must satisfy: UTF-8, not empty, an object on every line
+to_jsonl                 the other direction: examples or plain objects -> bytes
+Problem                  one broken rule, with its line
+JsonlError, FormatError  what readers raise
 """
 
 import io
@@ -142,7 +142,7 @@ def check_jsonl(source: bytes | str | Path, max_rows: int | None = None) -> int:
     count = 0
     for number, value in read_jsonl(source):
         if not isinstance(value, dict):
-            raise JsonlError(number, f"expected a JSON object, got {kind(value)}")
+            raise JsonlError(number, f"expected a JSON object, got {name_kind(value)}")
         count += 1
         if max_rows is not None and count > max_rows:
             break
@@ -158,19 +158,21 @@ def describe_problems(problems: Sequence[Problem], shown: int = 5) -> str:
     return f"{text}; and {more} more" if more > 0 else text
 
 
-def unknown_keys(where: str, value: Mapping[str, Any], known: Sequence[str]) -> Iterator[Broken]:
+def find_unknown_keys(
+    where: str, value: Mapping[str, Any], known: Sequence[str]
+) -> Iterator[Broken]:
     """Name every unknown key. `where` begins the message."""
     for key in value:
         if key not in known:
             yield "unknown_key", f"{where} has the unknown key {key!r}; known: {list(known)}"
 
 
-def wrong(code: str, at: str, expected: str, value: Any) -> Broken:
+def describe_wrong(code: str, at: str, expected: str, value: Any) -> Broken:
     """Describe a wrong value: its place, the expected kind, the kind found."""
-    return code, f"{at} must be {expected}, got {kind(value)}"
+    return code, f"{at} must be {expected}, got {name_kind(value)}"
 
 
-def kind(value: Any) -> str:
+def name_kind(value: Any) -> str:
     """Name a value's kind in words, for messages; `MISSING` is nothing."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
     if value is None:

@@ -1,8 +1,8 @@
 """Tools: how a chat template describes them, and how its model writes a call.
 
-ToolForm      how calls stand in a model's text; reads them from an answer
-find_form     the form of a template, by rendering a call with it
-parameters_of the schema of a tool's arguments
+ToolForm         how calls stand in a model's text; reads them from an answer
+find_form        the form of a template, by rendering a call with it
+read_parameters  the schema of a tool's arguments
 
 The form is not looked up by the model's name: the template itself is asked to write a call, and
 what it writes around the name and the arguments is the form. Read are those in which a call is one
@@ -143,7 +143,7 @@ def find_form(render: Render, special: Sequence[str]) -> ToolForm | None:
     return ToolForm(opening, closing.rstrip(), key)
 
 
-def parameters_of(tool: Mapping[str, Any]) -> dict[str, Any]:
+def read_parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of a tool's arguments; a tool without one takes no arguments."""
     empty = {"type": "object", "properties": {}, "additionalProperties": False}
     return dict(tool["function"].get("parameters") or empty)

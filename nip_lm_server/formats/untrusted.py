@@ -147,7 +147,7 @@ class _AnyNumber(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             kind = node.tag.rpartition(":")[2]
-            raise _Refused(f"{_shown(node)} can't be read as {kind}", node) from None
+            raise _Refused(f"{_abbreviate(node)} can't be read as {kind}", node) from None
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         """Refuse a doubled key."""
@@ -156,7 +156,7 @@ class _AnyNumber(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 continue
             if key.value in seen:
-                raise _Refused(f"the key {_shown(key)} stands twice", key)
+                raise _Refused(f"the key {_abbreviate(key)} stands twice", key)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -166,7 +166,7 @@ class _AnyNumber(yaml.SafeLoader):
             value = super().construct_yaml_int(node)
             if abs(value).bit_length() <= _MAX_BITS:
                 return int(value)
-        raise _Refused(f"{_shown(node)} has more than {MAX_DIGITS} digits", node)
+        raise _Refused(f"{_abbreviate(node)} has more than {MAX_DIGITS} digits", node)
 
     def refuse_kind(self, node: Any) -> Any:
         """Refuse what JSON has no form for, and so no setting."""
@@ -186,7 +186,7 @@ class _Loader(_AnyNumber):
 
     def construct_yaml_timestamp(self, node: Any) -> Any:
         super().construct_yaml_timestamp(node)
-        raise _Refused(f"{_shown(node)} is a date in YAML: write it in quotes", node)
+        raise _Refused(f"{_abbreviate(node)} is a date in YAML: write it in quotes", node)
 
     def construct_yaml_float(self, node: Any) -> float:
         value = float(super().construct_yaml_float(node))
@@ -197,7 +197,7 @@ class _Loader(_AnyNumber):
 
 def _other_number(node: Any, value: float) -> _Refused:
     base = "60" if ":" in node.value else "8"
-    problem = f"{_shown(node)} is {value} in YAML 1.1, to base {base}"
+    problem = f"{_abbreviate(node)} is {value} in YAML 1.1, to base {base}"
     return _Refused(f"{problem}: write that number, or quotes around a text", node)
 
 
@@ -223,6 +223,6 @@ def _parts(node: Any) -> list[Any]:
     return list(node.value) if isinstance(node, yaml.SequenceNode) else []
 
 
-def _shown(node: Any) -> str:
+def _abbreviate(node: Any) -> str:
     text = str(node.value)
     return repr(text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…")

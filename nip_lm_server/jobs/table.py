@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from nip_lm_server import wire
 from nip_lm_server.errors import ApiError, not_found
 from nip_lm_server.jobs.events import JobEvents
-from nip_lm_server.jobs.settings import resolve
-from nip_lm_server.state.database import UNFINISHED, Database, damaged, dump, load
+from nip_lm_server.jobs.settings import resolve_request
+from nip_lm_server.state.database import UNFINISHED, Database, damage_error, dump, load
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore, adapter_digest, adapter_name
 from nip_lm_server.wire import CreateJobRequest, EffectiveSettings
@@ -57,14 +57,14 @@ class JobTable:
         """
         # 1. The same request again is the first job. Ids of files are drawn, so that names of
         #    models, and a key sent again with the same files uploaded anew, go by their content.
-        payload_digest = _digest(payload)
-        content_digest = _digest(self._with_file_contents(payload))
-        first = self._first_job(key, payload_digest, content_digest)
+        payload_digest = _digest_payload(payload)
+        content_digest = _digest_payload(self._name_files_by_content(payload))
+        first = self._find_first_job(key, payload_digest, content_digest)
         if first is not None:
             return self.object(first), False
         # 2. What can't be trained is refused before anything is written.
         self._check_files(request)
-        plan = resolve(request, self.pool, self.models)
+        plan = resolve_request(request, self.pool, self.models)
         admit()
         # 3. From here on there is a job.
         id = "ftjob-" + secrets.token_hex(12)
@@ -100,7 +100,7 @@ class JobTable:
         self.events.log(id, "created", key=key, **facts, settings=plan.settings.model_dump())
         return self.retrieve(id), True
 
-    def _first_job(
+    def _find_first_job(
         self, key: str | None, payload_digest: str, content_digest: str
     ) -> sqlite3.Row | None:
         """Find the job made under this key before. Raises ApiError 409 if it was for another
@@ -120,7 +120,7 @@ class JobTable:
             )
         return first
 
-    def _with_file_contents(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+    def _name_files_by_content(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Put the SHA-256 of each known file in the place of its id."""
         contents = dict(payload)
         for field in ("training_file", "validation_file"):
@@ -164,9 +164,9 @@ class JobTable:
                 self.object(row)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 problem = f"job {row['id']}: {' '.join(str(error).split())}"
-                raise damaged(self.database.path, problem) from error
+                raise damage_error(self.database.path, problem) from error
 
-    def rows_in(self, statuses: Sequence[str]) -> list[sqlite3.Row]:
+    def list_rows_in(self, statuses: Sequence[str]) -> list[sqlite3.Row]:
         """Jobs in any of these statuses, oldest first."""
         marks = ", ".join("?" * len(statuses))
         return self.database.all(
@@ -199,7 +199,7 @@ class JobTable:
             "trained_tokens": result.get("tokens") if succeeded else None,
             "error": load(row["error"]),
             "seed": row["seed"],
-            "estimated_finish": _estimated_finish(row),
+            "estimated_finish": _estimate_finish(row),
             "integrations": [],
             "method": {
                 "type": method,
@@ -343,7 +343,7 @@ class JobTable:
                 self.events.add(id, "The job was paused")
         row = self.row(id)
         if not row["paused"]:
-            raise _ended(row, "paused")
+            raise _ended_error(row, "paused")
         if changed:
             self.events.log(id, "paused")
         return self.object(row), changed == 1
@@ -386,7 +386,7 @@ class JobTable:
         )
         row = self.row(id)
         if row["status"] != "cancelled":
-            raise _ended(row, "cancelled")
+            raise _ended_error(row, "cancelled")
         return self.object(row), changed
 
     def fail(self, id: str, code: str, message: str, param: str | None = None) -> None:
@@ -417,14 +417,14 @@ class JobTable:
             self.events.log(id, "process_started", pid=pid)
 
 
-def _estimated_finish(row: sqlite3.Row) -> int | None:
+def _estimate_finish(row: sqlite3.Row) -> int | None:
     progress = load(row["progress"])
     if row["status"] != "running" or not progress or progress.get("time_left_s") is None:
         return None
     return int(progress["at"] + progress["time_left_s"])
 
 
-def _ended(row: sqlite3.Row, verb: str) -> ApiError:
+def _ended_error(row: sqlite3.Row, verb: str) -> ApiError:
     return ApiError(
         400,
         f"The job {row['id']} has status {row['status']!r} and can't be {verb}",
@@ -433,7 +433,7 @@ def _ended(row: sqlite3.Row, verb: str) -> ApiError:
     )
 
 
-def _digest(value: Mapping[str, Any]) -> str:
+def _digest_payload(value: Mapping[str, Any]) -> str:
     return hashlib.sha256(
         json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
     ).hexdigest()

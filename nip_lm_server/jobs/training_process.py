@@ -79,7 +79,7 @@ class SubprocessTrainer:
         job.write()
         crashes = 0
         while not stop.is_set():
-            before, kills = _checkpoints(job.job_dir), count_oom_kills()
+            before, kills = _list_checkpoints(job.job_dir), count_oom_kills()
             returncode, error = await self._run_child(job, report, started, stop)
             # 1. An end that is final: it is done, or it says itself what is wrong.
             if returncode == 0:
@@ -96,7 +96,7 @@ class SubprocessTrainer:
             name = _signal_name(returncode)
             out_of_memory = name == "SIGKILL" and count_oom_kills() > kills
             why = ", because the memory was full" if out_of_memory else ""
-            crashes = 1 if _checkpoints(job.job_dir) - before else crashes + 1
+            crashes = 1 if _list_checkpoints(job.job_dir) - before else crashes + 1
             if name is None or crashes > MAX_CRASHES:
                 how = f"was ended by {name}" if name else f"exited with status {returncode}"
                 if name and crashes > 1:
@@ -170,7 +170,7 @@ class SubprocessTrainer:
         signal_group(pid, signal.SIGKILL)
 
 
-def _checkpoints(job_dir: Path) -> frozenset[str]:
+def _list_checkpoints(job_dir: Path) -> frozenset[str]:
     """List the whole checkpoints: their manifest is written last."""
     names = {path.parent.name for path in (job_dir / CHECKPOINTS).glob("*/manifest.json")}
     return frozenset(name for name in names if not name.startswith("."))

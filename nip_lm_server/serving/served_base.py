@@ -62,7 +62,7 @@ class Slot:
         """Say whether a training has the device of its engines."""
         return any(base.is_lent for base in self.bases.values())
 
-    def active(self) -> "list[ServedBase]":
+    def list_active(self) -> "list[ServedBase]":
         """List the wanted base models, in the order they were made."""
         return [base for base in self.bases.values() if base.wanted != "stopped"]
 
@@ -117,7 +117,7 @@ class ServedBase(EngineLifecycle):
         return self.wanted == "stopped" and not self.stopped_on_request
 
     @contextlib.contextmanager
-    def expected(self) -> Iterator[None]:
+    def expect_return(self) -> Iterator[None]:
         """Within, somebody waits for its return, and is answered before it makes room again."""
         self._expecting += 1
         try:
@@ -182,7 +182,7 @@ class ServedBase(EngineLifecycle):
         self._proved = True
         # 2. Load and prove the newest adapters; where the engine only slept and has them still,
         #    those that were asked for last. The others are proved when they are asked for.
-        rows = self._models.adapters_of(self.name)[: self.slot.spec.loaded_adapters]
+        rows = self._models.list_adapters(self.name)[: self.slot.spec.loaded_adapters]
         self._unproved = {}
         if woken:
             rows = [row for row in rows if row["name"] in self._asked_last]
@@ -211,7 +211,7 @@ class ServedBase(EngineLifecycle):
         if verify:
             await asyncio.to_thread(self._models.verify, digest)
         self._unproved.pop(name, None)
-        with self.working():
+        with self.keep_at_work():
             proof = await self._load_and_prove(name, self._models.path(digest))
         self._adapters[name] = None
         # The ones that were asked for longest ago make room, those before a sleep first.
@@ -256,10 +256,10 @@ class ServedBase(EngineLifecycle):
         if task is None:
             task = asyncio.create_task(self._load_listed(name, digest), name=f"load {name}")
             self._loading[name] = task
-            task.add_done_callback(lambda done: self._loaded(name, done))
+            task.add_done_callback(lambda done: self._end_loading(name, done))
         await asyncio.wait({task}, timeout=LOAD_TIMEOUT_S)
 
-    def _loaded(self, name: str, task: "asyncio.Task[None]") -> None:
+    def _end_loading(self, name: str, task: "asyncio.Task[None]") -> None:
         self._loading.pop(name, None)
         if not task.cancelled() and task.exception() is not None:
             _log.error("loading %s: %s", name, task.exception())

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nip_lm_server.formats.bounds import parse_json
-from nip_lm_server.state.cells import broken_cells
+from nip_lm_server.state.cells import find_broken_cells
 from nip_lm_server.state.directory import DATABASE, FILES, MODELS
-from nip_lm_server.state.disk import MANIFEST, sha256_of
+from nip_lm_server.state.disk import MANIFEST, hash_file
 from nip_lm_server.state.models import CHECKSUM, checksum_of, content_digest
 
 
@@ -73,7 +73,7 @@ def examine(state_dir: Path) -> Examined:
             ):
                 result.models[row[0]] = row[2]
                 known |= _check_model(result, state_dir / MODELS / row[1], row)
-            for where, problem in broken_cells(connection, partial(_manifest, state_dir)):
+            for where, problem in find_broken_cells(connection, partial(_read_manifest, state_dir)):
                 result.add(database, f"damaged: {where}", "what the server wrote", problem)
     except (sqlite3.Error, ValueError) as error:
         result.add(database, "damaged", "the server's database", error)
@@ -104,7 +104,7 @@ def _check_structure(connection: sqlite3.Connection) -> None:
         raise ValueError(found)
 
 
-def _manifest(state_dir: Path, digest: str) -> dict[str, Any] | None:
+def _read_manifest(state_dir: Path, digest: str) -> dict[str, Any] | None:
     """Read a model's manifest. None if it can't be read: its file is told as damaged elsewhere."""
     try:
         manifest = parse_json((state_dir / MODELS / digest / MANIFEST).read_text())
@@ -156,7 +156,7 @@ def _check_file(result: Examined, path: Path, size_bytes: int, sha256: str) -> N
         result.add(path, "missing", f"{size_bytes} bytes", "none")
     elif path.stat().st_size != size_bytes:
         result.add(path, "damaged", f"{size_bytes} bytes", path.stat().st_size)
-    elif (found := sha256_of(path)) != sha256:
+    elif (found := hash_file(path)) != sha256:
         result.add(path, "damaged", f"SHA-256 {sha256}", found)
 
 

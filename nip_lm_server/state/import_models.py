@@ -53,7 +53,7 @@ def import_models(source: Path, target: Path, expected: Mapping[str, str | None]
     try:
         with closing(Database(target / DATABASE)) as database:
             models, copies = ModelStore(target / MODELS, database), ModelStore(aside, database)
-            for name, digest in _with_bases(source, expected).items():
+            for name, digest in _add_bases(source, expected).items():
                 if models.row(name) is None:
                     manifest = _copy(source, name, digest, models, copies)
                     with database.transaction():
@@ -62,7 +62,7 @@ def import_models(source: Path, target: Path, expected: Mapping[str, str | None]
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _with_bases(source: Path, expected: Mapping[str, str | None]) -> dict[str, str | None]:
+def _add_bases(source: Path, expected: Mapping[str, str | None]) -> dict[str, str | None]:
     """Add to `expected` the base models made here beneath them, and put those first."""
     ordered: dict[str, str | None] = {}
     for name, digest in expected.items():

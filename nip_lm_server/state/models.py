@@ -20,7 +20,7 @@ from typing import Any
 from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.proof import Proof
 from nip_lm_server.state.database import UNFINISHED, Database, dump
-from nip_lm_server.state.disk import MANIFEST, publish, sha256_of
+from nip_lm_server.state.disk import MANIFEST, hash_file, publish
 from nip_lm_server.state.files import SET_ASIDE
 
 MANIFEST_FORMAT = 1
@@ -92,7 +92,7 @@ class ModelStore:
         shutil.rmtree(part, ignore_errors=True)
         output_dir.rename(part)
         files = {
-            str(file.relative_to(part)): {"sha256": sha256_of(file), "bytes": file.stat().st_size}
+            str(file.relative_to(part)): {"sha256": hash_file(file), "bytes": file.stat().st_size}
             for file in sorted(part.rglob("*"))
             if file.is_file()
         }
@@ -123,7 +123,7 @@ class ModelStore:
                 raise AdapterError(f"{path / MANIFEST} is damaged: its own checksum differs")
             files: dict[str, dict[str, Any]] = manifest["files"]
             for name, expected in files.items():
-                found = sha256_of(path / name)
+                found = hash_file(path / name)
                 if found != expected["sha256"]:
                     raise AdapterError(
                         f"{path / name} has SHA-256 {found[:12]}…, its manifest says "
@@ -211,7 +211,7 @@ class ModelStore:
             "SELECT * FROM models WHERE deleted_at IS NULL ORDER BY created_at, name"
         )
 
-    def adapters_of(self, base_model: str) -> list[sqlite3.Row]:
+    def list_adapters(self, base_model: str) -> list[sqlite3.Row]:
         """The adapters over a base model, newest first."""
         return self._database.all(
             "SELECT * FROM models WHERE deleted_at IS NULL AND kind = 'adapter' "
@@ -219,7 +219,7 @@ class ModelStore:
             base_model,
         )
 
-    def user_of(self, name: str) -> str | None:
+    def find_user(self, name: str) -> str | None:
         """Name what still needs a model: a fine-tune, an adapter over it, or an unfinished job."""
         child = self._database.one(
             "SELECT name FROM models WHERE (parent = ?1 OR base_model = ?1) "

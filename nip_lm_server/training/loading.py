@@ -90,7 +90,7 @@ def load_start(job: TrainingJob) -> Any:
     # 1. A copy of the parent adapter is trained on.
     if parent is not None and settings.use_lora and settings.start_from == "continue":
         check_continued(parent, settings)
-        return _continued(job, load_base(job), parent)
+        return _continue_adapter(job, load_base(job), parent)
     # 2. Anything else begins with the base, the parent merged into it.
     if parent is not None and settings.quantization != "none":
         raise TrainingError(
@@ -103,7 +103,7 @@ def load_start(job: TrainingJob) -> Any:
     if parent is not None:
         merge(model, parent)
     # 3. Over it a new adapter, or all of it.
-    return _with_new_adapter(job, model) if settings.use_lora else model
+    return _add_new_adapter(job, model) if settings.use_lora else model
 
 
 def read_parent(job: TrainingJob) -> "LoraFiles | None":
@@ -126,9 +126,9 @@ def load_base(job: TrainingJob, *, trained: bool = False) -> Any:
     device = choose_device(job)
     precision = choose_precision(settings, device)
     dtype = torch.float32 if trained else getattr(torch, precision)
-    options = _attention(settings, device)
+    options = _choose_attention(settings, device)
     if settings.quantization != "none":
-        options.update(_quantization(settings, device, precision))
+        options.update(_configure_quantization(settings, device, precision))
     if device == "cuda":
         options["device_map"] = {"": torch.cuda.current_device()}
     try:
@@ -139,7 +139,7 @@ def load_base(job: TrainingJob, *, trained: bool = False) -> Any:
         raise TrainingError("attention_unsupported", str(error), "attention") from error
 
 
-def _attention(settings: EffectiveSettings, device: str) -> dict[str, Any]:
+def _choose_attention(settings: EffectiveSettings, device: str) -> dict[str, Any]:
     name = settings.attention
     if name in ("flash_attention_2", "flex_attention") and device != "cuda":
         raise TrainingError(
@@ -216,7 +216,7 @@ def check_continued(parent: "LoraFiles", settings: EffectiveSettings) -> None:
             )
 
 
-def _continued(job: TrainingJob, model: Any, parent: "LoraFiles") -> Any:
+def _continue_adapter(job: TrainingJob, model: Any, parent: "LoraFiles") -> Any:
     from peft import LoraConfig, PeftModel
 
     check_fits(model, parent)
@@ -224,11 +224,11 @@ def _continued(job: TrainingJob, model: Any, parent: "LoraFiles") -> Any:
     config.inference_mode = False
     config.lora_dropout = job.settings.lora_dropout
     return PeftModel.from_pretrained(
-        _prepared(job, model), parent.path, config=config, is_trainable=True
+        _prepare(job, model), parent.path, config=config, is_trainable=True
     )
 
 
-def _with_new_adapter(job: TrainingJob, model: Any) -> Any:
+def _add_new_adapter(job: TrainingJob, model: Any) -> Any:
     from peft import LoraConfig, get_peft_model
     from transformers import set_seed
 
@@ -244,7 +244,7 @@ def _with_new_adapter(job: TrainingJob, model: Any) -> Any:
         bias="none",
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(_prepared(job, model), config)
+    return get_peft_model(_prepare(job, model), config)
 
 
 def check_targets(model: Any, targets: Sequence[str]) -> None:
@@ -274,7 +274,7 @@ def check_targets(model: Any, targets: Sequence[str]) -> None:
             )
 
 
-def _prepared(job: TrainingJob, model: Any) -> Any:
+def _prepare(job: TrainingJob, model: Any) -> Any:
     """A quantized model made ready for adapters; any other as it is."""
     if job.settings.quantization == "none":
         return model
@@ -284,7 +284,9 @@ def _prepared(job: TrainingJob, model: Any) -> Any:
     return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 
 
-def _quantization(settings: EffectiveSettings, device: str, precision: str) -> dict[str, Any]:
+def _configure_quantization(
+    settings: EffectiveSettings, device: str, precision: str
+) -> dict[str, Any]:
     import torch
     from transformers import BitsAndBytesConfig
 

@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             traceback.print_exc()
         failed = Events(path)  # of any process: the first may hang for want of another
-        failed.error(as_training_error(error))
+        failed.error(explain_error(error))
         failed.close()
         return 1
     finally:
@@ -111,7 +111,7 @@ def _train(job: TrainingJob, events: Events) -> int:
     return 0
 
 
-def as_training_error(error: Exception) -> TrainingError:
+def explain_error(error: Exception) -> TrainingError:
     """The error to report for any exception."""
     if isinstance(error, TrainingError):
         return error

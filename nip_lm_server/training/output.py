@@ -239,7 +239,7 @@ def _probe(
     import torch
 
     from nip_lm_server.engines.embedded.lora import read_lora
-    from nip_lm_server.engines.embedded.prove_weights import applied
+    from nip_lm_server.engines.embedded.prove_weights import apply_adapter
 
     device = choose_device(job)
     precision = choose_precision(job.settings, device)
@@ -252,10 +252,10 @@ def _probe(
                 model = load_model(job.base_model_path, getattr(torch, precision)).to(place).eval()
             without = _logprobs(model, tokens)
             if parent is not None:
-                with applied(model, parent):
+                with apply_adapter(model, parent):
                     before = _logprobs(model, tokens)
             if job.settings.result == "adapter":
-                with applied(model, read_lora(job.output_dir)):
+                with apply_adapter(model, read_lora(job.output_dir)):
                     saved = _logprobs(model, tokens)
             else:
                 model = None

@@ -56,7 +56,7 @@ def run(
         "effective arguments " + json.dumps(effective_arguments(trainer), sort_keys=True)
     )
     # 3. Train, from the newest checkpoint on.
-    checkpoint = checkpoints.newest(job, events)
+    checkpoint = checkpoints.find_newest(job, events)
     begin = None if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
     if checkpoint is not None:
         events.message(f"continues from step {begin}")

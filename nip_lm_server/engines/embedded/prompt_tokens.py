@@ -114,7 +114,7 @@ class PromptEncoder:
         """Refuse a text of this size as too long, if no tokens could make it short enough."""
         at_least = max(messages, -(-size // self._longest_token))
         if at_least > contexts * self._context:
-            raise self._too_long(at_least, param)
+            raise self._too_long_error(at_least, param)
 
     def _count(
         self, tokenizer: Any, text: str, abandoned: threading.Event, contexts: int, param: str
@@ -128,9 +128,9 @@ class PromptEncoder:
                 raise _Abandoned
             count += len(chat_template.encode(tokenizer, text[start : start + LONG_TEXT]))
             if count > 2 * most:  # where a text is cut, a token may become several
-                raise self._too_long(most, param)
+                raise self._too_long_error(most, param)
 
-    def _too_long(self, at_least: int, param: str) -> EngineRequestError:
+    def _too_long_error(self, at_least: int, param: str) -> EngineRequestError:
         verb = "messages take" if param == "messages" else "prompt takes"
         return EngineRequestError(
             f"This model's context is {self._context} tokens; the {verb} more than "

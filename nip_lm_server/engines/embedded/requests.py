@@ -27,7 +27,7 @@ from nip_lm_server.engines.embedded.batching import Row
 from nip_lm_server.engines.embedded.lora import LoraAdapter
 from nip_lm_server.engines.embedded.sampling import Settings, row_random
 from nip_lm_server.engines.embedded.worker import ModelWorker
-from nip_lm_server.engines.guided import Guide, call_grammar, json_grammar
+from nip_lm_server.engines.guided import Guide, write_call_grammar, write_json_grammar
 
 MAX_TOP_LOGPROBS = 20
 _TOOL_KEYS = {"tool_calls", "tool_call_id"}
@@ -135,9 +135,9 @@ def make_guide(worker: ModelWorker, request: GenerationRequest) -> Guide | None:
     form = worker.loaded.tool_form
     if request.tools and form is not None:
         tools, schema = request.tools, request.schema
-        grammar = call_grammar(form, tools, request.forced_tools, schema)
+        grammar = write_call_grammar(form, tools, request.forced_tools, schema)
     elif request.schema is not None:
-        grammar = json_grammar(request.schema)
+        grammar = write_json_grammar(request.schema)
     else:
         return None
     return None if grammar is None else worker.guide(grammar)

@@ -35,7 +35,7 @@ from nip_lm_server.engines.embedded.loaded_model import (
 )
 from nip_lm_server.engines.embedded.lora import LoraAdapter, RowwiseLora
 from nip_lm_server.engines.embedded.prompt_tokens import PromptEncoder
-from nip_lm_server.engines.guided import Guide, begin, vocabulary
+from nip_lm_server.engines.guided import Guide, begin_matching, make_vocabulary
 
 JOIN_EVERY_STEPS = 8
 """Requests join a running batch at most this often: joining copies the cache."""
@@ -192,10 +192,10 @@ class ModelWorker:
             if self._vocabulary is None:
                 with self._tokenizer_lock:
                     loaded, config = self.loaded, self.loaded.model.config.get_text_config()
-                    self._vocabulary = vocabulary(
+                    self._vocabulary = make_vocabulary(
                         loaded.tokenizer, config.vocab_size, loaded.stop_tokens
                     )
-        return Guide(begin(self._vocabulary, grammar, "response_format"))
+        return Guide(begin_matching(self._vocabulary, grammar, "response_format"))
 
     def _refuse_unless(self, *states: EngineState) -> None:
         if self._closing or self.state not in states:
@@ -271,9 +271,9 @@ class ModelWorker:
                 self._await_company()
             if steps >= JOIN_EVERY_STEPS or not self._running:
                 steps = 0
-                self._guarded(self._admit)
+                self._advance_safely(self._admit)
             # 4. One more token for every row.
-            self._guarded(self.decoder.step)
+            self._advance_safely(self.decoder.step)
             steps += 1
 
     def _await_company(self) -> None:
@@ -285,7 +285,7 @@ class ModelWorker:
             if len(self._waiting) == before or time.monotonic() > deadline:
                 return
 
-    def _guarded(self, advance: Callable[[], list[Row]]) -> None:
+    def _advance_safely(self, advance: Callable[[], list[Row]]) -> None:
         """Advance the batch; if this fails, fail its requests and go on with the next ones."""
         try:
             finished = advance()

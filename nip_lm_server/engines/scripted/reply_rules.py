@@ -136,12 +136,12 @@ def _as_list(value: Any) -> Any:
 _Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(min_length=1)]
 
 
-def _checked(text: str) -> str:
+def _check(text: str) -> str:
     Template(text)
     return text
 
 
-_TemplateText = Annotated[str, AfterValidator(_checked)]
+_TemplateText = Annotated[str, AfterValidator(_check)]
 
 
 class When(_Strict):

@@ -149,7 +149,9 @@ class VllmProcess:
         while await self.health() != "ok":
             now = time.monotonic()
             if self.exited.done():
-                raise EngineError(f"vLLM {self.ending()}. End of {self.log_path}:\n{self._tail()}")
+                raise EngineError(
+                    f"vLLM {self.describe_end()}. End of {self.log_path}:\n{self._tail()}"
+                )
             if now - began > timeout_s:
                 raise EngineError(
                     f"vLLM did not answer within {timeout_s:g} s (start_timeout_s). End of "
@@ -190,7 +192,7 @@ class VllmProcess:
         with contextlib.suppress(ValueError):
             answer = json.loads(answer)
         if response.status != 200:
-            raise error_of(response.status, answer)
+            raise read_error(response.status, answer)
         return answer
 
     async def sleep(self) -> None:
@@ -237,7 +239,7 @@ class VllmProcess:
             )
         return self._session
 
-    def ending(self) -> str:
+    def describe_end(self) -> str:
         """Tell in words how it ended."""
         status = self.exited.result() if self.exited.done() else 0
         if status > 128:
@@ -269,7 +271,7 @@ class VllmProcess:
         return read_tail(self.log_path)
 
 
-def error_of(status: int, body: Any) -> EngineError:
+def read_error(status: int, body: Any) -> EngineError:
     """Return the exception for an error of vLLM's: 4xx is the request's fault."""
     error = body.get("error") if isinstance(body, Mapping) else None
     error = error if isinstance(error, Mapping) else {"message": str(error or body)}

@@ -245,7 +245,7 @@ class VllmEngine(Engine):
             if self._process is not process:
                 await asyncio.Event().wait()  # stopped on purpose: nothing to tell, until cancelled
             if process.exited.done():
-                reason = f"vLLM {process.ending()}"
+                reason = f"vLLM {process.describe_end()}"
                 break
             health = await process.health()
             if health == "ok":
