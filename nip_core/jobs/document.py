@@ -5,7 +5,6 @@ read_job     what it says, for those who change nothing
 billed_tokens   what its attempts were trained on
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -97,16 +96,16 @@ def _parse(data: bytes, path: str) -> JobRecord:
         raise CorruptionError(f"{path}: damaged, not a job record; {_REMEDY}") from error
 
 
-def billed_tokens(job: Mapping[str, Any], expected: int | None) -> int:
-    """The tokens that all attempts of the job with this document were trained on.
+def billed_tokens(job: JobRecord, expected: int | None) -> int:
+    """Add up the tokens of all attempts of a job.
 
     Of one that goes on, or has succeeded at a back-end that doesn't say, the `expected` ones (None:
     not known).
     """
-    earlier = sum(attempt.get("trained_tokens") or 0 for attempt in job.get("previous") or ())
-    if job.get("trained_tokens") is not None:
-        return earlier + int(job["trained_tokens"])
-    was_sent = job.get("id") is not None or bool(job.get("creates_open"))
-    if was_sent and job.get("outcome") in (None, "succeeded"):
+    earlier = sum(attempt.get("trained_tokens") or 0 for attempt in job.previous)
+    if job.trained_tokens is not None:
+        return earlier + job.trained_tokens
+    was_sent = job.id is not None or bool(job.creates_open)
+    if was_sent and job.outcome in (None, "succeeded"):
         return earlier + (expected or 0)
     return earlier

@@ -16,7 +16,6 @@ from typing import Any
 from nip_core.jobs.document import read_job
 from nip_core.jobs.steps import by_step
 from nip_core.records.iterations import IterationRecord, Records
-from nip_core.records.models import NOT_SCHEDULED
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore
 
@@ -58,8 +57,7 @@ def list_parts(record: IterationRecord) -> list[Part]:
     """
     parts = [split for split in _SPLITS if record.stored_metrics(split) is not None]
     for group, job in record.jobs.items():
-        is_due = job["status"] != NOT_SCHEDULED
-        if is_due and (job["outcome"] == "succeeded" or record.swap is not None):
+        if job.is_due and (job.outcome == "succeeded" or record.swap is not None):
             parts.append(f"{_JOB}{group}")
     return [*parts, *([_TIMES] if record.stage_s else [])]
 
