@@ -25,8 +25,9 @@ import pyarrow as pa
 from nip_core.errors import CorruptionError, StoreError
 from nip_core.evaluation.embedding import thinned
 from nip_core.evaluation.metrics import paired_difference
-from nip_core.jobs.document import billed_tokens
-from nip_core.jobs.steps import by_step
+from nip_core.jobs.document import count_billed_tokens, read_job
+from nip_core.jobs.job import JobRecord
+from nip_core.jobs.steps import read_step_figures
 from nip_core.parameters.providers import dummy_name
 from nip_core.parameters.stored import with_defaults
 from nip_core.parameters.tested_iterations import scheme_tests
@@ -58,7 +59,6 @@ _NOT_DUE = {
     "billed_tokens": 0,
     "loss": (),
 }
-_OF_A_JOB = ("id", "outcome", "status", "reason", "trained_tokens")
 _OF_A_DATASET = ("episodes", "examples", "method", "counts", "tokens", "training_usd")
 _PARTS = (
     *("swap", "served", "promotion", "jobs", "datasets", "spent", "stage_s", "manifests"),
@@ -178,15 +178,22 @@ class IterationRecord:
         jobs: dict[str, dict[str, Any]] = {}
         for group in self._records.shown.first_models:
             path = self._run.job(self.iteration, group)
-            job = document(self._run, path, "id", "outcome", "status", "reason")
+            job = read_job(self._run, path)
             if job is not None:
-                jobs[group] = {name: job.get(name) for name in _OF_A_JOB} | {"loss": _losses(job)}
-                jobs[group]["billed_tokens"] = billed_tokens(job, self._expected_tokens(group, job))
+                jobs[group] = {
+                    "id": job.id,
+                    "outcome": job.outcome,
+                    "status": job.status,
+                    "reason": job.reason,
+                    "trained_tokens": job.trained_tokens,
+                    "loss": _losses(job),
+                    "billed_tokens": count_billed_tokens(job, self._expected_tokens(group, job)),
+                }
             elif group in (self.swap or {}).get("not_scheduled", ()):
                 jobs[group] = dict(_NOT_DUE)
         return jobs
 
-    def _expected_tokens(self, group: str, job: Mapping[str, Any]) -> int | None:
+    def _expected_tokens(self, group: str, job: JobRecord) -> int | None:
         """The tokens that training takes by what its dataset says, None where that is not known."""
         directory = self._run.dataset(self.iteration, group)
         return expected_tokens(self._run.store, directory, job)
@@ -437,9 +444,8 @@ def _without_breakdowns(metrics: Mapping[str, Any] | None) -> dict[str, Any] | N
     }
 
 
-def _losses(job: Mapping[str, Any]) -> list[tuple[int, float]]:
+def _losses(job: JobRecord) -> list[tuple[int, float]]:
     """(step, training loss) from the back-end's metrics events; of many, some with the last."""
-    told = by_step(job.get("backend_events") or ())
-    losses = ((step, event["data"].get("train_loss")) for step, event in told.items())
-    points = [(step, float(loss)) for step, loss in losses if loss is not None]
+    told = read_step_figures(job.backend_events)
+    points = [(step, of_step.loss) for step, of_step in told.items() if of_step.loss is not None]
     return thinned(points, _MOST_LOSSES)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
+from nip_core.jobs.job import JobRecord
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.prices import calls_usd, training_usd
 from nip_core.records.models import NOT_SCHEDULED
@@ -153,12 +154,12 @@ def stages_of(
     return stages
 
 
-def expected_tokens(store: Store, directory: str, job: Mapping[str, Any]) -> int | None:
+def expected_tokens(store: Store, directory: str, job: JobRecord) -> int | None:
     """The tokens that a job trains on, as its dataset in `directory` says; None: not known."""
-    if job.get("trained_tokens") is not None or not is_committed(store, directory):
+    if job.trained_tokens is not None or not is_committed(store, directory):
         return None
     tokens = DatasetFacts.from_manifest(read_manifest(store, directory)).tokens
-    epochs = (job.get("settings") or {}).get("n_epochs")
+    epochs = job.settings.get("n_epochs")
     return None if tokens is None or epochs is None else int(tokens) * int(epochs)
 
 
