@@ -27,9 +27,9 @@ from pydantic import BaseModel, ConfigDict
 from nip_core.errors import StoreError
 from nip_core.evaluation.embedding import thinned
 from nip_core.evaluation.metrics import paired_difference
-from nip_core.jobs.document import billed_tokens
+from nip_core.jobs.document import count_billed_tokens, read_job
 from nip_core.jobs.job import JobRecord
-from nip_core.jobs.steps import by_step
+from nip_core.jobs.steps import read_step_figures
 from nip_core.parameters.providers import dummy_name
 from nip_core.parameters.stored import with_defaults
 from nip_core.parameters.tested_iterations import scheme_tests
@@ -203,7 +203,7 @@ class IterationRecord:
         jobs: dict[str, JobShown] = {}
         not_scheduled = [] if self.swap is None else self.swap.not_scheduled
         for group in self._records.shown.first_models:
-            job = read_document(self._run, self._run.job(self.iteration, group), JobRecord)
+            job = read_job(self._run, self._run.job(self.iteration, group))
             if job is not None:
                 directory = self._run.dataset(self.iteration, group)
                 jobs[group] = JobShown(
@@ -213,7 +213,7 @@ class IterationRecord:
                     reason=job.reason,
                     trained_tokens=job.trained_tokens,
                     loss=_losses(job),
-                    billed_tokens=billed_tokens(
+                    billed_tokens=count_billed_tokens(
                         job, expected_tokens(self._run.store, directory, job)
                     ),
                 )
@@ -506,7 +506,6 @@ def _without_breakdowns(metrics: Mapping[str, Any] | None) -> dict[str, Any] | N
 
 def _losses(job: JobRecord) -> list[tuple[int, float]]:
     """Give (step, training loss) from the back-end's events; of many some, with the last."""
-    told = by_step(job.backend_events)
-    losses = ((step, event["data"].get("train_loss")) for step, event in told.items())
-    points = [(step, float(loss)) for step, loss in losses if loss is not None]
+    told = read_step_figures(job.backend_events)
+    points = [(step, of_step.loss) for step, of_step in told.items() if of_step.loss is not None]
     return thinned(points, _MOST_LOSSES)

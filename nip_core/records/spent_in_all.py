@@ -8,8 +8,7 @@ What a fork has copied was paid by the run that it was copied from.
 
 from collections.abc import Iterator
 
-from nip_core.jobs.document import billed_tokens
-from nip_core.jobs.job import JobRecord
+from nip_core.jobs.document import count_billed_tokens, read_job
 from nip_core.records.iterations import Records
 from nip_core.records.spending import (
     STAGE_BY_SPLIT,
@@ -21,7 +20,7 @@ from nip_core.records.spending import (
     tree_splits,
 )
 from nip_core.rollouts.plan import TEST, TRAIN
-from nip_core.run_store.run import RunStore, read_document
+from nip_core.run_store.run import RunStore
 
 
 def spent_so_far(records: Records) -> Spent:
@@ -45,7 +44,7 @@ def _own_stages(records: Records, iteration: int) -> Iterator[Spent]:
     players = {stage: tables.player(split) for split, stage in STAGE_BY_SPLIT.items()}
     stages = [stage for stage, player in players.items() if player in (None, run.name)]
     for group in record.jobs:
-        job = read_document(run, run.job(iteration, group), JobRecord)
+        job = read_job(run, run.job(iteration, group))
         stages += [f"train {group}"] if job is not None and job.run == run.name else []
     yield from (of for stage, of in record.spent.items() if stage in stages)
 
@@ -75,14 +74,14 @@ def _below(run: RunStore, root: str, trees: frozenset[str]) -> Iterator[Spent]:
                 yield tables.spent(split, run.read_json_or_none(path))
         for file in run.store.list(f"{root}/iterations/{name}/jobs"):
             path = f"{root}/iterations/{name}/jobs/{file}"
-            job = read_document(run, path, JobRecord)
+            job = read_job(run, path)
             if job is not None and job.run == run.name:
                 # The dataset may have stayed where it was, if the job alone was done again.
                 places = (root, run.root)
                 dataset = (f"{at}/iterations/{name}/datasets/{job.group}" for at in places)
                 known = (expected_tokens(run.store, directory, job) for directory in dataset)
                 expected = next((tokens for tokens in known if tokens is not None), None)
-                yield Spent(trained={job.group: billed_tokens(job, expected)})
+                yield Spent(trained={job.group: count_billed_tokens(job, expected)})
 
 
 def _copied(records: Records) -> int:

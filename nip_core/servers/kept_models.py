@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from nip_core.errors import CorruptionError, StoreError
-from nip_core.jobs.document import JobDocument
+from nip_core.jobs.document import JobDocument, read_job
 from nip_core.jobs.job import Clock
 from nip_core.records.iterations import Records
 from nip_core.records.models import taken_over
@@ -194,8 +194,8 @@ def _reopen_lost_job(
 
 def _trained(run: RunStore, iteration: int, groups: Collection[str]) -> dict[str, None]:
     """Models of the iteration under way: kept ones are there if it is done again from its swap."""
-    documents = (run.read_json_or_none(run.job(iteration, group)) for group in groups)
-    return {doc["model"]: None for doc in documents if doc is not None and doc.get("model")}
+    records = (read_job(run, run.job(iteration, group)) for group in groups)
+    return {record.model: None for record in records if record is not None and record.model}
 
 
 def _directory(run: RunStore, name: str) -> str:

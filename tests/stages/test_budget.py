@@ -9,6 +9,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+from job_documents import job_record
 from playing import MemoryLog, make_context, problems
 from scripted_server import scripted_server
 from server_here import servers_here
@@ -18,8 +19,7 @@ from nip_core import loop
 from nip_core.costs.caps import Budget
 from nip_core.errors import BudgetError, SettingsError
 from nip_core.game.render import Game
-from nip_core.jobs.document import billed_tokens
-from nip_core.jobs.job import JobRecord
+from nip_core.jobs.document import count_billed_tokens
 from nip_core.parameters import load_parameters
 from nip_core.progress.board import Progress
 from nip_core.records.iterations import Records
@@ -141,14 +141,14 @@ def test_a_job_begins_only_if_it_fits_into_what_is_left(cap, tmp_path, monkeypat
 
 
 def test_a_job_that_goes_on_counts_with_what_it_is_expected_to_take():
-    job = JobRecord.model_construct
-    attempt = {"trained_tokens": 5}
-    assert billed_tokens(job(previous=(attempt,), trained_tokens=7), 100) == 12
-    assert billed_tokens(job(id="j", previous=(attempt,)), 100) == 105
-    assert billed_tokens(job(creates_open=1), 100) == 100
-    assert billed_tokens(job(id="j", outcome="succeeded"), 100) == 100
-    assert billed_tokens(job(id="j", outcome="failed"), 100) == 0
-    assert billed_tokens(job(state="intent"), 100) == 0
+    attempt = job_record(trained_tokens=5).model_dump(exclude={"previous"})
+    done = job_record(previous=[attempt], trained_tokens=7)
+    assert count_billed_tokens(done, 100) == 12
+    assert count_billed_tokens(job_record(id="j", previous=[attempt]), 100) == 105
+    assert count_billed_tokens(job_record(creates_open=1), 100) == 100
+    assert count_billed_tokens(job_record(id="j", outcome="succeeded"), 100) == 100
+    assert count_billed_tokens(job_record(id="j", outcome="failed"), 100) == 0
+    assert count_billed_tokens(job_record(state="intent"), 100) == 0
 
 
 async def go(config, *changes):

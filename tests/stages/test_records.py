@@ -7,6 +7,7 @@ from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
+from job_documents import job_document
 
 from nip_core.errors import CorruptionError
 from nip_core.evaluation.embedding import fair_share, thinned
@@ -24,7 +25,7 @@ from nip_core.stages.publishing import check_store, state_of
 from nip_core.upkeep.verify import check_presence, verify_run
 
 MODEL = {"model": "ft:m", "base_model": "m"}
-JOB = {"id": "j", "outcome": "succeeded", "status": "succeeded", "reason": None}
+JOB = job_document(id="j", outcome="succeeded", status="succeeded")
 LAST = BLOCK + 5
 
 
