@@ -38,7 +38,7 @@ is neither done nor terminated.
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -46,30 +46,20 @@ import pyarrow as pa
 from nip_core.agents.history import NO_STANCE, no_actions
 from nip_core.agents.nested_array_dict import STRING, Array, NestedArrayDict
 from nip_core.errors import SettingsError
+from nip_core.game.answer_rows import RecordedToken
 from nip_core.game.render import Game, InvalidResponse, Situation
 from nip_core.hashing import digest
 from nip_core.protocols import Turn
+from nip_core.rollouts.rows import Episode, read_rows
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
-from nip_core.rollouts.trees import generations_by_episode, steps
+from nip_core.rollouts.trees import generation_numbers, generations_by_episode, steps
 from nip_core.tolerance import TOLERANCE
-
-Row = dict[str, Any]
 
 _NOBODY = -1
 _DATAPOINT_DIGITS = 15  # 60 bits, so that two problems don't meet and int64 holds them
 _PROMPT_FIELDS = ("role", "content", "name")
 # The place of a generation in the batch says these.
 _PLACE = ("episode", "round", "agent", "attempt")
-_TURN_COLUMNS = (
-    "key",
-    "episode",
-    "branch_path",
-    "round",
-    "agent",
-    "text",
-    "invalid_reason",
-    "token_logprobs",
-)
 
 
 def rollouts_to_nested(
@@ -163,32 +153,42 @@ def _once(batch: NestedArrayDict, keys: Array, rows: Array) -> Array:
     return np.asarray(rows == np.array([first[key] for key in keys.tolist()], dtype=int))
 
 
+class _Said(NamedTuple):
+    """What of a generation a turn is made of."""
+
+    episode: str
+    branch_path: str
+    round: int
+    agent: str
+    text: str
+    invalid_reason: str | None
+    token_logprobs: list[RecordedToken] | None
+
+
 class _Played:
     """The tables with what of them is asked often."""
 
     def __init__(self, game: Game, episodes: pa.Table, generations: pa.Table):
         protocol = game.protocol
         self.game = game
-        self.episodes: list[Row] = episodes.to_pylist()
+        self.episodes = [*read_rows(episodes, Episode)]
         self.size = len(self.episodes)
         self.rounds = protocol.max_message_rounds
         self.agents = {name: i for i, name in enumerate(protocol.agent_names)}
         self.channels = {name: i for i, name in enumerate(protocol.channels)}
-        self._position = {row["key"]: n for n, row in enumerate(self.episodes)}
+        self._position = {row.key: n for n, row in enumerate(self.episodes)}
         for row in self.episodes:
             self._check(row)
         self.cells = self._cells(generations)
         self.calls = _present(self.cells["key"]).sum(axis=-1)  # (N, T, A)
-        self._rows = generations_by_episode(
-            self.episodes, generations.select(_TURN_COLUMNS).to_pylist()
-        )
+        self._rows = generations_by_episode(self.episodes, read_rows(generations, _Said))
 
-    def _check(self, episode: Row) -> None:
+    def _check(self, episode: Episode) -> None:
         name = self.game.protocol.name
-        if episode["protocol"] != name:
-            _refuse(episode, f"was played by protocol {episode['protocol']!r}, not {name!r}")
-        if not 0 < episode["rounds"] <= self.rounds:
-            _refuse(episode, f"has {episode['rounds']} rounds of at most {self.rounds}")
+        if episode.protocol != name:
+            _refuse(episode, f"was played by protocol {episode.protocol!r}, not {name!r}")
+        if not 0 < episode.rounds <= self.rounds:
+            _refuse(episode, f"has {episode.rounds} rounds of at most {self.rounds}")
 
     @cached_property
     def turns(self) -> list[list[Turn]]:
@@ -196,7 +196,7 @@ class _Played:
         by_episode = []
         for episode in self.episodes:
             try:
-                by_episode.append(self.game.turns(self._rows[episode["key"]], episode["seed"]))
+                by_episode.append(self.game.turns(self._rows[episode.key], episode.seed))
             except (InvalidResponse, KeyError) as error:
                 _refuse(episode, f"an answer recorded as valid is none ({error})")
         return by_episode
@@ -238,13 +238,8 @@ class _Played:
 
     def _rows_of_cells(self, generations: pa.Table) -> tuple[Array, Array]:
         """Map generations to their places in the batch: in a tree, with every leaf that has it."""
-        numbered = generations.select(["episode", "branch_path"]).to_pylist()
-        for number, row in enumerate(numbered):
-            row["number"] = number
-        by_episode = generations_by_episode(self.episodes, numbered)
-        pairs = [
-            (self._position[key], row["number"]) for key, rows in by_episode.items() for row in rows
-        ]
+        numbers = generation_numbers(self.episodes, generations)
+        pairs = [(self._position[key], number) for key, number in numbers]
         both = np.array(pairs, dtype=int).reshape(-1, 2)
         return both[:, 0], both[:, 1]
 
@@ -255,7 +250,7 @@ def _replay(
     actions: dict[str, Array],
     reward: Array,
     n: int,
-    episode: Row,
+    episode: Episode,
 ) -> None:
     """Fill in the episode's places by playing it again, and check it against its record."""
     # 1. Put down who said and decided what; the states after it have it too.
@@ -273,9 +268,9 @@ def _replay(
             states["message_history"][n, t + 1 :, t, c] = message
             states["message_agent_id"][n, t + 1 :, t, c] = a
     # 2. Put down what it took to get each answer, and let the protocol judge round after round.
-    protocol, seed = played.game.protocol, episode["seed"]
+    protocol, seed = played.game.protocol, episode.seed
     earned = dict.fromkeys(played.agents, 0.0)
-    for t in range(episode["rounds"]):
+    for t in range(episode.rounds):
         so_far = [turn for turn in turns if turn.round <= t]
         movers = protocol.movers(t, seed, [turn for turn in so_far if turn.round < t])
         for agent, channels in movers.items():
@@ -284,18 +279,18 @@ def _replay(
             is_cut = played.cells["finish_reason"][n, t, a, last] == "length"
             actions["retry_count"][n, t, a, written] = last
             actions["token_limit"][n, t, a, written] = is_cut
-        if episode["outcome"] == "failed":
+        if episode.outcome == "failed":
             continue
         silent = set(movers) - {turn.agent for turn in so_far if turn.round == t}
-        stance = episode["prover_stance"]
-        result = played.game.judge(t, seed, episode["y"], stance, so_far, silent)
+        stance = episode.prover_stance
+        result = played.game.judge(t, seed, episode.y, stance, so_far, silent)
         for agent, paid in result.rewards.items():
             reward[n, t, played.agents[agent]] = paid
             earned[agent] += paid
         states["done"][n, t + 1 :] = result.done
         states["terminated"][n, t + 1 :] = result.terminated
     # 3. What it pays must be what was recorded, or the settings are others.
-    recorded = {entry["agent"]: entry["reward"] for entry in episode["rewards"]}
+    recorded = episode.rewards
     same = recorded.keys() == earned.keys() and all(
         np.isclose(recorded[agent], earned[agent], rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
         for agent in earned
@@ -318,14 +313,14 @@ def _put_problems(batch: NestedArrayDict, played: _Played, episodes: pa.Table) -
     for field in EPISODES:
         column = _values(episodes.column(field.name), field)
         batch["episode", field.name] = np.broadcast_to(column.reshape(-1, 1), shape)
-    for key in ("seed", "y"):
-        put(key, [row[key] for row in played.episodes])
-    put("datapoint_id", [datapoint_number(row["problem"]) for row in played.episodes])
-    stances = [played.game.protocol.shared_stance(row["prover_stance"]) for row in played.episodes]
+    put("seed", [row.seed for row in played.episodes])
+    put("y", [row.y for row in played.episodes])
+    put("datapoint_id", [datapoint_number(row.problem) for row in played.episodes])
+    stances = [played.game.protocol.shared_stance(row.prover_stance) for row in played.episodes]
     put("prover_stance", [NO_STANCE if stance is None else stance for stance in stances])
     for key in ("question", "solution"):
         batch[key] = batch["next", key] = batch["episode", key]
-    lengths = np.array([row["rounds"] for row in played.episodes], dtype=int).reshape(-1, 1)
+    lengths = np.array([row.rounds for row in played.episodes], dtype=int).reshape(-1, 1)
     batch["padding"] = rounds[:-1] >= lengths
 
 
@@ -337,11 +332,11 @@ def _prompts(played: _Played) -> Array:
     prompts = _missing(shape, STRING)
     for n, episode in enumerate(played.episodes):
         situation = Situation(
-            episode["question"], episode["solution"], episode["prover_stance"], episode["seed"]
+            episode.question, episode.solution, episode.prover_stance, episode.seed
         )
-        for t in range(episode["rounds"]):
+        for t in range(episode.rounds):
             before = [turn for turn in played.turns[n] if turn.round < t]
-            for agent in game.protocol.movers(t, episode["seed"], before):
+            for agent in game.protocol.movers(t, episode.seed, before):
                 if agent not in game.parameters.model_agents:
                     continue
                 for i, message in enumerate(game.render(agent, situation, before, t)):
@@ -374,7 +369,7 @@ def datapoint_number(problem: str) -> int:
     return int(digest(problem)[:_DATAPOINT_DIGITS], 16)
 
 
-def _refuse(episode: Row, why: str) -> NoReturn:
+def _refuse(episode: Episode, why: str) -> NoReturn:
     raise SettingsError(
-        f"episode {episode['key']} {why}; give the game with the settings that it was played with"
+        f"episode {episode.key} {why}; give the game with the settings that it was played with"
     )

@@ -197,13 +197,8 @@ class OpenAiWholeAgent(PromptedWholeAgent):
                     retry_count=attempt,
                     token_limit=answer.finish_reason == "length",
                 )
-            wrong = game.wrong(
-                {
-                    "agent": self.agent_name,
-                    "text": answer.text or "",
-                    "finish_reason": answer.finish_reason,
-                    "invalid_reason": reason,
-                }
+            wrong = game.find_mistake(
+                self.agent_name, answer.text or "", answer.finish_reason, reason
             )
         # 3. None could: be silent where the game allows it, or say why.
         assert error is not None

@@ -24,7 +24,7 @@ from nip_core.evaluation.report_text import result_line
 from nip_core.evaluation.transcripts import transcripts_from_tables
 from nip_core.jobs.document import read_job
 from nip_core.jobs.steps import by_step
-from nip_core.rollouts.labels import add_counts, label_counts
+from nip_core.rollouts.labels import LabelCounts, add_counts
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import (
@@ -229,8 +229,8 @@ def labels_of(store: Store, directory: str) -> dict[str, Any]:
     """Count the solutions of a committed split that were labelled in play, by kind, and time."""
     stage = read_manifest(store, directory)
     shards = [read_manifest(store, directory, shard_manifest(name)) for name in shards_of(stage)]
-    made = [shard.extra["labels"] for shard in shards if "labels" in shard.extra]
-    return reduce(add_counts, made, label_counts([]))
+    made = (LabelCounts(**s.extra["labels"]) for s in shards if "labels" in s.extra)
+    return asdict(reduce(add_counts, made, LabelCounts()))
 
 
 def transcripts_path(run: RunStore, iteration: int, split: str, form: str) -> str:
