@@ -37,13 +37,14 @@ is neither done nor terminated.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 import pyarrow as pa
 
-from nip_core.agents.history import NO_STANCE, no_actions
+from nip_core.agents.history import NO_STANCE, Actions
 from nip_core.agents.nested_array_dict import STRING, Array, NestedArrayDict
 from nip_core.errors import SettingsError
 from nip_core.game.answer_rows import RecordedToken
@@ -62,6 +63,39 @@ _PROMPT_FIELDS = ("role", "content", "name")
 _PLACE = ("episode", "round", "agent", "attempt")
 
 
+@dataclass(frozen=True)
+class _States:
+    """The keys that stand at the top of a batch and below "next", before each of T + 1 rounds."""
+
+    message_history: Array
+    message_agent_id: Array
+    raw_message_history: Array
+    done: Array
+    terminated: Array
+
+    @classmethod
+    def make_empty(cls, episodes: int, rounds: int, channels: int, agents: int) -> Self:
+        """Make the states of episodes before anybody has said anything."""
+        place = (episodes, rounds + 1)
+        return cls(
+            message_history=_missing((*place, rounds, channels), STRING),
+            message_agent_id=np.full((*place, rounds, channels), _NOBODY),
+            raw_message_history=_missing((*place, rounds, agents), STRING),
+            done=np.zeros(place, dtype=bool),
+            terminated=np.zeros(place, dtype=bool),
+        )
+
+    def by_key(self) -> dict[str, Array]:
+        """Give the arrays under their keys; they are not copied."""
+        return {
+            "message_history": self.message_history,
+            "message_agent_id": self.message_agent_id,
+            "raw_message_history": self.raw_message_history,
+            "done": self.done,
+            "terminated": self.terminated,
+        }
+
+
 def rollouts_to_nested(
     game: Game, episodes: pa.Table, generations: pa.Table, *, prompts: bool = True
 ) -> NestedArrayDict:
@@ -76,25 +110,19 @@ def rollouts_to_nested(
     played = _Played(game, episodes, generations)
     n, t, a, c = played.size, played.rounds, len(played.agents), len(played.channels)
     # 1. Begin with nothing said, in the T + 1 states before each round and after the last one.
-    states = {
-        "message_history": _missing((n, t + 1, t, c), STRING),
-        "message_agent_id": np.full((n, t + 1, t, c), _NOBODY),
-        "raw_message_history": _missing((n, t + 1, t, a), STRING),
-        "done": np.zeros((n, t + 1), dtype=bool),
-        "terminated": np.zeros((n, t + 1), dtype=bool),
-    }
-    actions, reward = no_actions((n, t, a), c), np.zeros((n, t, a))
+    states = _States.make_empty(n, t, c, a)
+    actions, reward = Actions.make_empty((n, t, a), c), np.zeros((n, t, a))
     # 2. Play each episode again.
     for number, episode in enumerate(played.episodes):
         _replay(played, states, actions, reward, number, episode)
     # 3. Before and after a round are the same states, seen from two places.
     batch = NestedArrayDict({}, (n, t))
     _put_problems(batch, played, episodes)
-    for key, state in states.items():
+    for key, state in states.by_key().items():
         batch[key], batch["next", key] = state[:, :-1], state[:, 1:]
-    each = np.broadcast_to(states["done"][..., None], (n, t + 1, a))
+    each = np.broadcast_to(states.done[..., None], (n, t + 1, a))
     batch["agents", "done"], batch["next", "agents", "done"] = each[:, :-1], each[:, 1:]
-    batch["agents"], batch["next", "agents", "reward"] = actions, reward
+    batch["agents"], batch["next", "agents", "reward"] = actions.by_key(), reward
     batch["generation"] = played.cells
     if prompts:
         batch["agents", "prompt"] = _prompts(played)
@@ -102,7 +130,7 @@ def rollouts_to_nested(
 
 
 def nested_to_rollouts(game: Game, batch: NestedArrayDict) -> tuple[pa.Table, pa.Table]:
-    """The episodes and generations that a batch of size (N, T) was made from.
+    """Turn a batch of size (N, T) back into its tables of episodes and generations.
 
     Read from the keys under "episode" and "generation" (and "round"), which say everything.
     Episodes keep their order; generations are in that of `nip_core.rollouts.tables.build_tables`.
@@ -139,7 +167,7 @@ def nested_to_rollouts(game: Game, batch: NestedArrayDict) -> tuple[pa.Table, pa
 
 
 def _once(batch: NestedArrayDict, keys: Array, rows: Array) -> Array:
-    """Return which of the generations with these keys in these rows of the batch to take.
+    """Mark the generations to take, of those with these keys in these rows of the batch.
 
     In a tree, that of the first leaf that has it.
     """
@@ -203,11 +231,10 @@ class _Played:
 
     def _cells(self, generations: pa.Table) -> dict[str, Array]:
         """The columns of `generations` with the shape (N, T, A, K)."""
-        place = {name: generations.column(name).to_pylist() for name in _PLACE}
-        keys = generations.column("key").to_pylist()
-        for key, episode, round_, agent in zip(
-            keys, place["episode"], place["round"], place["agent"], strict=True
-        ):
+        keys, episodes, rounds, agents, attempts = (
+            generations.column(name).to_pylist() for name in ("key", *_PLACE)
+        )
+        for key, episode, round_, agent in zip(keys, episodes, rounds, agents, strict=True):
             known = episode in self._position and agent in self.agents and round_ < self.rounds
             if not known:
                 raise SettingsError(
@@ -218,11 +245,11 @@ class _Played:
         rows, which = self._rows_of_cells(generations)
         at = (
             rows,
-            np.array(place["round"], dtype=int)[which],
-            np.array([self.agents[name] for name in place["agent"]], dtype=int)[which],
-            np.array(place["attempt"], dtype=int)[which],
+            np.array(rounds, dtype=int)[which],
+            np.array([self.agents[name] for name in agents], dtype=int)[which],
+            np.array(attempts, dtype=int)[which],
         )
-        shape = (self.size, self.rounds, len(self.agents), max(place["attempt"], default=0) + 1)
+        shape = (self.size, self.rounds, len(self.agents), max(attempts, default=0) + 1)
         cells: dict[str, Array] = {}
         for field in GENERATIONS:
             if field.name not in _PLACE:
@@ -246,8 +273,8 @@ class _Played:
 
 def _replay(
     played: _Played,
-    states: dict[str, Array],
-    actions: dict[str, Array],
+    states: _States,
+    actions: Actions,
     reward: Array,
     n: int,
     episode: Episode,
@@ -257,16 +284,16 @@ def _replay(
     turns = played.turns[n]
     for turn in turns:
         t, a = turn.round, played.agents[turn.agent]
-        actions["raw_message"][n, t, a] = turn.text
-        states["raw_message_history"][n, t + 1 :, t, a] = turn.text
-        actions["decision"][n, t, a] = turn.move.decision
+        actions.raw_message[n, t, a] = turn.text
+        states.raw_message_history[n, t + 1 :, t, a] = turn.text
+        actions.decision[n, t, a] = turn.move.decision
         if turn.move.value is not None:
-            actions["continuous_decision"][n, t, a] = turn.move.value
+            actions.continuous_decision[n, t, a] = turn.move.value
         for channel, message in turn.move.messages.items():
             c = played.channels[channel]
-            actions["message"][n, t, a, c] = message
-            states["message_history"][n, t + 1 :, t, c] = message
-            states["message_agent_id"][n, t + 1 :, t, c] = a
+            actions.message[n, t, a, c] = message
+            states.message_history[n, t + 1 :, t, c] = message
+            states.message_agent_id[n, t + 1 :, t, c] = a
     # 2. Put down what it took to get each answer, and let the protocol judge round after round.
     protocol, seed = played.game.protocol, episode.seed
     earned = dict.fromkeys(played.agents, 0.0)
@@ -277,8 +304,8 @@ def _replay(
             a, written = played.agents[agent], [played.channels[channel] for channel in channels]
             last = max(played.calls[n, t, a] - 1, 0)
             is_cut = played.cells["finish_reason"][n, t, a, last] == "length"
-            actions["retry_count"][n, t, a, written] = last
-            actions["token_limit"][n, t, a, written] = is_cut
+            actions.retry_count[n, t, a, written] = last
+            actions.token_limit[n, t, a, written] = is_cut
         if episode.outcome == "failed":
             continue
         silent = set(movers) - {turn.agent for turn in so_far if turn.round == t}
@@ -287,8 +314,8 @@ def _replay(
         for agent, paid in result.rewards.items():
             reward[n, t, played.agents[agent]] = paid
             earned[agent] += paid
-        states["done"][n, t + 1 :] = result.done
-        states["terminated"][n, t + 1 :] = result.terminated
+        states.done[n, t + 1 :] = result.done
+        states.terminated[n, t + 1 :] = result.terminated
     # 3. What it pays must be what was recorded, or the settings are others.
     recorded = episode.rewards
     same = recorded.keys() == earned.keys() and all(
@@ -313,19 +340,20 @@ def _put_problems(batch: NestedArrayDict, played: _Played, episodes: pa.Table) -
     for field in EPISODES:
         column = _values(episodes.column(field.name), field)
         batch["episode", field.name] = np.broadcast_to(column.reshape(-1, 1), shape)
-    put("seed", [row.seed for row in played.episodes])
-    put("y", [row.y for row in played.episodes])
-    put("datapoint_id", [datapoint_number(row.problem) for row in played.episodes])
-    stances = [played.game.protocol.shared_stance(row.prover_stance) for row in played.episodes]
+    put("seed", [episode.seed for episode in played.episodes])
+    put("y", [episode.y for episode in played.episodes])
+    put("datapoint_id", [datapoint_number(episode.problem) for episode in played.episodes])
+    share = played.game.protocol.shared_stance
+    stances = [share(episode.prover_stance) for episode in played.episodes]
     put("prover_stance", [NO_STANCE if stance is None else stance for stance in stances])
     for key in ("question", "solution"):
         batch[key] = batch["next", key] = batch["episode", key]
-    lengths = np.array([row.rounds for row in played.episodes], dtype=int).reshape(-1, 1)
+    lengths = np.array([episode.rounds for episode in played.episodes], dtype=int).reshape(-1, 1)
     batch["padding"] = rounds[:-1] >= lengths
 
 
 def _prompts(played: _Played) -> Array:
-    """The chat with which each agent was asked; none for agents without a model."""
+    """Render the chat before each turn of an agent; agents without a model get none."""
     game, rounds = played.game, played.rounds
     length = 2 * (rounds * len(played.channels) + 10)
     shape = (played.size, rounds, len(played.agents), length, len(_PROMPT_FIELDS))
@@ -365,7 +393,7 @@ def _present(keys: Array) -> Array:
 
 
 def datapoint_number(problem: str) -> int:
-    """The number that stands for a problem, made from its id."""
+    """Make a number of a problem's id, to stand for it in arrays."""
     return int(digest(problem)[:_DATAPOINT_DIGITS], 16)
 
 

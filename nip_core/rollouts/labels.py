@@ -9,7 +9,7 @@ making it took stands in the manifest of the shard.
 """
 
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import reduce
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from nip_core.game.render import Game
 from nip_core.protocols import Move, Turn
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.rows import LabelRow
+from nip_core.run_store.facts import LabelCounts
 from nip_core.scenarios import NO_LABEL, Problem
 from nip_core.scenarios.checked import label_of, written
 
@@ -91,23 +92,17 @@ def _message(move: Move) -> str:
     return "\n".join(move.messages.values())
 
 
-@dataclass(frozen=True)
-class LabelCounts:
-    """How many solutions were labelled in play, and what it took; stands in a shard's manifest."""
-
-    solutions: int = 0
-    seconds: float = 0.0
-    slowest_s: float = 0.0
-    kinds: dict[str, int] = field(default_factory=dict)
-    """By mutation, or `RIGHT`, or `WRONG` where the mutation is not known."""
-
-
 def count_labels(rows: Iterable[LabelRow]) -> LabelCounts:
     """Count the solutions that were labelled, those of each kind, and the seconds it took."""
     # In the order of keys, so that the rounded sum does not depend on who was labelled first.
     ordered = sorted(rows, key=lambda row: str(row.key))
     counted = (
-        LabelCounts(1, row.seconds, row.seconds, {row.mutation or (RIGHT if row.y else WRONG): 1})
+        LabelCounts(
+            solutions=1,
+            seconds=row.seconds,
+            slowest_s=row.seconds,
+            kinds={row.mutation or (RIGHT if row.y else WRONG): 1},
+        )
         for row in ordered
     )
     return reduce(add_counts, counted, LabelCounts())

@@ -209,7 +209,7 @@ def assert_agents(known, played, n, t, step) -> None:
         retries = [max(calls - 1, 0) * (c in movers.get(agent, ())) for c in protocol.channels]
         assert mine["retry_count"][a].tolist() == retries
         last = next((g for g in reversed(played.generations) if calls and g.key == derive_key(row.key, t, agent, calls - 1)), None)  # fmt: skip
-        long = last is not None and last["finish_reason"] == "length"
+        long = last is not None and last.finish_reason == "length"
         limits = [long and c in movers[agent] for c in protocol.channels]
         assert mine["token_limit"][a].tolist() == limits
         chat = []

@@ -8,13 +8,13 @@ import pytest
 from playing import agent_of, play
 from stored_rows import typed_generations
 
-from nip_core.answers import reasons
-from nip_core.answers.reasons import KINDS, kind_of
-from nip_core.evaluation.transcripts import transcript_of
+from nip_core.evaluation.episode_transcripts import transcript_of
+from nip_core.game import reasons
+from nip_core.game.reasons import KINDS, kind_of
 from nip_core.game.render import Game, situation_of
 from nip_core.parameters import load_parameters
 from nip_core.parameters.stored import from_stored
-from nip_core.viewer.episode import _chats
+from nip_core.viewer.episode_page import _render_chats
 
 ROOT = Path(__file__).parents[2]
 
@@ -136,7 +136,7 @@ async def test_transcripts_and_the_viewer_show_with_what_each_answer_was_asked_f
     assert [told[place] for place in (("prover", 1, 1), ("verifier", 2, 1), ("verifier", 2, 2))] == [
         hints[2], hints[4], hints[5],
     ]  # fmt: skip
-    chats_by_key, _ = _chats(played.typed.episodes[0], rows, played.game)
+    chats_by_key, _ = _render_chats(played.typed.episodes[0], rows, played.game)
     assert [list(chats_by_key[row.key][0]) for row in rows] == [
         body["messages"] for body in played.server.bodies
     ]
@@ -186,7 +186,7 @@ def test_a_run_of_a_version_without_the_setting_has_it_off():
 
 def reasons_in_the_code():
     """Texts with which answers are refused: arguments of InvalidResponse and its kinds."""
-    for path in sorted((ROOT / "nip_core" / "answers").glob("*.py")):
+    for path in sorted((ROOT / "nip_core" / "game").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
             if named and node.func.id in ("InvalidResponse", "InvalidDecision", "MissingPart"):

@@ -6,7 +6,7 @@ import pytest
 from scripted_play import bare_settings, own, play, said, with_tokens
 from stored_rows import typed_tables
 
-from nip_core.evaluation.transcripts import transcripts_from_tables
+from nip_core.evaluation.episode_transcripts import transcripts_from_tables
 from nip_core.protocols import make_protocol
 
 V, A, S = "verifier", "adversarial_verifier", "simulator"
