@@ -13,7 +13,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from functools import cached_property, partial
 from typing import Any, cast
 
@@ -29,7 +28,7 @@ from nip_core.rollouts.engine import PlayedShard, PlaySpec, play_episodes
 from nip_core.rollouts.episode import Branch, Failures, ShardContext, no_branching, play_episode
 from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.journal_segments import open_journal, remove_journal
-from nip_core.rollouts.labels import label_counts
+from nip_core.rollouts.labels import count_labels
 from nip_core.rollouts.league import with_opponents
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import (
@@ -44,6 +43,7 @@ from nip_core.rollouts.plan import (
     plan_episodes,
     replayed,
 )
+from nip_core.rollouts.rows import CallRecord, recorded_calls, recorded_labels
 from nip_core.rollouts.tables import (
     SHARED_PROMPTS,
     build_tables,
@@ -52,7 +52,7 @@ from nip_core.rollouts.tables import (
     shard_is_committed,
     shard_manifest,
 )
-from nip_core.rollouts.trees import Branching, tree_order
+from nip_core.rollouts.trees import Branching, steps
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.facts import ShardFacts, SplitFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
@@ -149,8 +149,8 @@ class SplitPlay:
         """Take what the journal has, and ask for the rest."""
         session = self.session
         records = journal.replay()
-        recorded = {r["generation"]["key"]: r for r in records if "generation" in r}
-        labels = {r["label"]["key"]: r["label"] for r in records if "label" in r}
+        recorded = recorded_calls(records, journal.name)
+        labels = recorded_labels(records, journal.name)
         self._check_models(recorded, journal.name)
 
         async def work() -> PlayedShard:
@@ -174,22 +174,18 @@ class SplitPlay:
 
     def commit(self, shard: str, specs: Sequence[EpisodeSpec], played: PlayedShard) -> Manifest:
         """Publish what was played, in the order of the plan."""
-        timings = [
-            {**row, "started_at": datetime.fromisoformat(row["started_at"])}
-            for row in played.timings
-        ]
         order = {(spec.problem.id, spec.sample): i for i, spec in enumerate(specs)}
         played.episodes.sort(
-            key=lambda row: (order[row["problem"], row["sample"]], tree_order(row))
+            key=lambda row: (order[row.problem, row.sample], steps(row.branch_path))
         )
-        played.choices.sort(key=lambda row: (order[row["problem"], row["sample"]], row["n"]))
+        played.choices.sort(key=lambda row: (order[row.problem, row.sample], row.n))
         failed = set(played.failed)
         shared = shared_prompts(played.generations, played.timings)
         return commit_shard(
             self.store,
             self.directory,
             shard,
-            build_tables(played.episodes, played.generations, timings, played.choices),
+            build_tables(played.episodes, played.generations, played.timings, played.choices),
             inputs={
                 "plan": self.plan.plan_digest,
                 "models": digest(self.models),
@@ -197,7 +193,7 @@ class SplitPlay:
             },
             extra={
                 "failed": [spec.key for spec in specs if spec.key in failed],
-                **({"labels": label_counts(played.labels)} if played.labels else {}),
+                **({"labels": count_labels(played.labels).model_dump()} if played.labels else {}),
                 **({SHARED_PROMPTS: shared} if shared else {}),
             },
             lease=self.session.lease,
@@ -263,12 +259,12 @@ class SplitPlay:
         is_scripted = is_deterministic(parameters, parameters.model_agents["verifier"])
         return () if is_scripted else ("verifier",)
 
-    def _check_models(self, recorded: Mapping[str, Mapping[str, Any]], path: str) -> None:
+    def _check_models(self, recorded: Mapping[str, CallRecord], path: str) -> None:
         """The journal must hold answers of the models that play now."""
         groups = self.session.parameters.groups
         plays = {agent: self.models[group] for group in groups for agent in groups[group]}
         for record in recorded.values():
-            agent, asked = record["generation"]["agent"], record["generation"]["model_asked"]
+            agent, asked = record.generation.agent, record.generation.model_asked
             if asked in self.opponents.get(agent, {}).values():
                 continue
             if asked != plays.get(agent, asked):  # a random agent has no model
