@@ -14,10 +14,10 @@ from pydantic import JsonValue
 from nip_core.hub.facts import (
     AdapterFacts,
     BaseFacts,
-    DatasetFacts,
     Lineage,
     ProofFacts,
     ResultFacts,
+    TablesFacts,
     TrainingFacts,
 )
 from nip_lm_server.client import served_lora_rank
@@ -79,7 +79,7 @@ def adapter_card(place: str, facts: AdapterFacts) -> str:
     return _write_page(head, text)
 
 
-def dataset_card(place: str, facts: DatasetFacts) -> str:
+def dataset_card(place: str, facts: TablesFacts) -> str:
     """Write the page of a run's rollouts and training examples. `place` is its repository."""
     lineage, tables = facts.lineage, facts.tables
     name = place.rpartition("/")[2]
@@ -216,7 +216,7 @@ def _list_lineage(lineage: Lineage, training: TrainingFacts) -> list[_Fact]:
     return [row for row in rows if row[1] is not None]
 
 
-def _list_data_lineage(facts: DatasetFacts) -> list[_Fact]:
+def _list_data_lineage(facts: TablesFacts) -> list[_Fact]:
     lineage = facts.lineage
     rows: list[_Fact] = [
         ("run", lineage.run),

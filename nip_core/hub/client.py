@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nip_core import __version__, how_to_install
+from nip_core.distribution import __version__, how_to_install
 from nip_core.errors import NipError, ServerError, SettingsError, StoreError
 from nip_core.parameters.published import Reference
 from nip_core.proxies import let_find
-from nip_core.redaction import check_address, read_key, redact, shown_address
+from nip_core.redaction import check_address, read_key, redact, show_address
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -138,7 +138,7 @@ class Hub:
     def url(self, reference: Reference) -> str:
         """Return the address of the repository's page."""
         kind = "datasets/" if reference.kind == "dataset" else ""
-        return f"{shown_address(self._api.endpoint)}/{kind}{reference.repository}"
+        return f"{show_address(self._api.endpoint)}/{kind}{reference.repository}"
 
     def look(self, reference: Reference) -> Remote | None:
         """Return what the repository has at its revision; None if it is not to be seen."""
@@ -300,7 +300,7 @@ class Hub:
         if status is not None or isinstance(error, ValueError):
             return SettingsError(f"{place}: the Hub refuses to {what}: {text}")
         return UnclearError(
-            f"{place}: the connection to {shown_address(self._api.endpoint)} broke "
+            f"{place}: the connection to {show_address(self._api.endpoint)} broke "
             f"({type(error).__name__}: {text}); run again, what the Hub has is not sent again"
         )
 

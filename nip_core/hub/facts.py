@@ -1,7 +1,7 @@
 """The document ``nip.json`` of a repository, which says what it holds and where that comes from.
 
 AdapterFacts  of a repository with an adapter
-DatasetFacts  of a repository with a run's tables
+TablesFacts  of a repository with a run's tables
 Facts         either
 Lineage       where it comes from, of both
 FileEntry     a file of it, by its digest
@@ -139,7 +139,7 @@ class AdapterFacts(HubDocument):
     files: Mapping[str, FileEntry] = Field(default_factory=dict)
 
 
-class SplitFacts(HubDocument):
+class TableSplit(HubDocument):
     """A split of a table."""
 
     rows: int
@@ -149,12 +149,12 @@ class SplitFacts(HubDocument):
 class TableFacts(HubDocument):
     """A table of a dataset."""
 
-    splits: Mapping[str, SplitFacts]
+    splits: Mapping[str, TableSplit]
     columns: tuple[tuple[str, str], ...]
     """Names and Arrow types."""
 
 
-class DatasetFacts(HubDocument):
+class TablesFacts(HubDocument):
     """The tables of a run."""
 
     kind: Literal["dataset"] = "dataset"
@@ -177,4 +177,4 @@ def first_flaw(error: ValidationError) -> str:
     return f"{place}: {flaw['msg']}" if place else flaw["msg"]
 
 
-Facts = Annotated[AdapterFacts | DatasetFacts, Field(discriminator="kind")]
+Facts = Annotated[AdapterFacts | TablesFacts, Field(discriminator="kind")]

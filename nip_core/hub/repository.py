@@ -26,11 +26,11 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from nip_core.errors import CorruptionError, SettingsError, StoreError
-from nip_core.hub.facts import AdapterFacts, DatasetFacts, Facts, FileEntry, first_flaw
+from nip_core.hub.facts import AdapterFacts, Facts, FileEntry, TablesFacts, first_flaw
 from nip_core.parameters.published import Kind
 from nip_lm_server.client import parse_json
 
-F = TypeVar("F", AdapterFacts, DatasetFacts)
+F = TypeVar("F", AdapterFacts, TablesFacts)
 _FACTS: TypeAdapter[Facts] = TypeAdapter(Facts)
 
 FACTS = "nip.json"

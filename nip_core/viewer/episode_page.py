@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from nip_core.errors import CorruptionError, NipError
-from nip_core.evaluation.transcripts import Message, Transcript, transcript_of
+from nip_core.evaluation.episode_transcripts import Message, Transcript, transcript_of
 from nip_core.game.render import ChatMessage, Game, InvalidResponse, Situation, columns_of
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
 from nip_core.rollouts.tables import StoredRollouts
@@ -185,7 +185,12 @@ class TextSearch:
 
 def read_examples(store: Store, directory: str, key: str) -> list[dict[str, Any]]:
     """The examples of a dataset that were made of an episode: agent, reason and reward."""
-    from nip_core.run_store.manifest import MANIFEST, is_committed, read_file, read_manifest
+    from nip_core.run_store.manifest import (
+        MANIFEST,
+        is_committed,
+        read_committed_file,
+        read_manifest,
+    )
 
     if not is_committed(store, directory, MANIFEST):
         return []
@@ -199,7 +204,9 @@ def read_examples(store: Store, directory: str, key: str) -> list[dict[str, Any]
 
     columns = ["agent", "episode", "reason", "reward"]
     try:
-        table = pq.read_table(io.BytesIO(read_file(store, manifest, names[0])), columns=columns)
+        table = pq.read_table(
+            io.BytesIO(read_committed_file(store, manifest, names[0])), columns=columns
+        )
     except (pa.ArrowException, OSError, KeyError) as error:
         raise CorruptionError(f"{manifest.path(names[0])}: can't be read ({error})") from error
     examples: list[dict[str, Any]] = table.filter(pc.equal(table["episode"], key)).to_pylist()

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from nip_core.evaluation.intervals import Interval, wilson
+from nip_core.evaluation.confidence_intervals import Interval, wilson
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION, REJECT
 
 DECISIONS = (ACCEPT, REJECT, NEITHER, NO_DECISION)

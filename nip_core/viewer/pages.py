@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from nip_core.errors import NipError
 from nip_core.evaluation.embedding import thinned
-from nip_core.evaluation.transcripts import DECISION_WORDS
+from nip_core.evaluation.episode_transcripts import DECISION_WORDS
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.viewer.episode_page import EpisodePage, read_episode, read_examples
 from nip_core.viewer.index import Episodes
