@@ -22,7 +22,7 @@ from nip_prefect.flows.terminal import say
 
 if TYPE_CHECKING:
     from nip_core.hub.client import Hub
-    from nip_core.hub.facts import Facts
+    from nip_core.hub.nip_json import Facts
     from nip_core.hub.transfer import Published
     from nip_core.run_store.run import RunStore
 

@@ -23,7 +23,7 @@ from pydantic import JsonValue, ValidationError
 
 from nip_core.errors import CorruptionError, SettingsError, StoreError
 from nip_core.hub.cards import adapter_card
-from nip_core.hub.facts import (
+from nip_core.hub.nip_json import (
     AdapterFacts,
     BaseFacts,
     FileEntry,

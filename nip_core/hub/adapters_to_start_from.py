@@ -17,7 +17,7 @@ from pydantic import JsonValue, ValidationError
 from nip_core.errors import CorruptionError, SettingsError, StoreError
 from nip_core.hub.adapter_of_run import CONFIG, WEIGHTS, weights_digest
 from nip_core.hub.client import Hub
-from nip_core.hub.facts import AdapterFacts, HubDocument, TablesFacts, first_flaw
+from nip_core.hub.nip_json import AdapterFacts, HubDocument, TablesFacts, first_flaw
 from nip_core.hub.repository import list_patterns, read_sealed
 from nip_core.models import resolve_model
 from nip_core.parameters import HyperParameters

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import yaml
 from pydantic import JsonValue
 
-from nip_core.hub.facts import (
+from nip_core.hub.nip_json import (
     AdapterFacts,
     BaseFacts,
     Lineage,

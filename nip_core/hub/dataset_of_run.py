@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from nip_core.errors import SettingsError
 from nip_core.hub.adapter_of_run import select_settings
 from nip_core.hub.cards import dataset_card
-from nip_core.hub.facts import Lineage, TableFacts, TablesFacts, TableSplit
+from nip_core.hub.nip_json import Lineage, TableFacts, TablesFacts, TableSplit
 from nip_core.hub.privacy import hide_lineage, hide_places
 from nip_core.hub.repository import CARD, new_directory, seal
 from nip_core.rollouts.parquet import parquet_bytes, parquet_table

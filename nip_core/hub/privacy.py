@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from nip_core.errors import SettingsError
-from nip_core.hub.facts import Lineage
+from nip_core.hub.nip_json import Lineage
 from nip_core.hub.repository import FACTS
 from nip_lm_server.client import is_secret_name, parse_json
 

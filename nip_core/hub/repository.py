@@ -26,7 +26,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from nip_core.errors import CorruptionError, SettingsError, StoreError
-from nip_core.hub.facts import AdapterFacts, Facts, FileEntry, TablesFacts, first_flaw
+from nip_core.hub.nip_json import AdapterFacts, Facts, FileEntry, TablesFacts, first_flaw
 from nip_core.parameters.published import Kind
 from nip_lm_server.client import parse_json
 

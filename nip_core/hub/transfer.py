@@ -18,7 +18,7 @@ from pathlib import Path
 
 from nip_core.errors import NipError, SettingsError
 from nip_core.hub.client import Hub, Remote, UnclearError
-from nip_core.hub.facts import Facts
+from nip_core.hub.nip_json import Facts
 from nip_core.hub.repository import (
     FACTS,
     list_files,

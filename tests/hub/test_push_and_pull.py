@@ -33,7 +33,7 @@ from nip_core.hub.dataset_of_run import (
     _remove_places,
     write_run_tables,
 )
-from nip_core.hub.facts import AdapterFacts, Lineage
+from nip_core.hub.nip_json import AdapterFacts, Lineage
 from nip_core.hub.privacy import (
     LEFT_OUT,
     check_nothing_leaks,
