@@ -33,7 +33,6 @@ from nip_core.hub.nip_json import (
     ProofFacts,
     ResultFacts,
     TrainingFacts,
-    first_flaw,
 )
 from nip_core.hub.privacy import hide_lineage, without_places
 from nip_core.hub.repository import CARD, new_directory, seal
@@ -45,6 +44,7 @@ from nip_core.parameters.stored import from_stored, with_defaults
 from nip_core.records.intervals import shown_metrics
 from nip_core.records.models import ServedModel
 from nip_core.rollouts.plan import TEST
+from nip_core.run_store.documents import first_fault
 from nip_core.run_store.run import RunRecord, RunStore
 from nip_core.servers.kept_models import fetch, is_kept
 from nip_lm_server.client import (
@@ -212,7 +212,7 @@ def verify_model(source: Path, on_record: str | None) -> ModelManifest:
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, CorruptionError):
             raise
-        why = first_flaw(error) if isinstance(error, ValidationError) else repr(error)
+        why = first_fault(error) if isinstance(error, ValidationError) else repr(error)
         raise CorruptionError(f"{source}: the model can't be read ({why})") from error
     if digest != manifest.content_digest or on_record not in (None, digest):
         raise CorruptionError(

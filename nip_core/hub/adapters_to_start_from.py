@@ -17,7 +17,7 @@ from pydantic import JsonValue, ValidationError
 from nip_core.errors import CorruptionError, SettingsError, StoreError
 from nip_core.hub.adapter_of_run import CONFIG, WEIGHTS, weights_digest
 from nip_core.hub.client import Hub
-from nip_core.hub.nip_json import AdapterFacts, HubDocument, TablesFacts, first_flaw
+from nip_core.hub.nip_json import AdapterFacts, HubDocument, TablesFacts
 from nip_core.hub.repository import list_patterns, read_sealed
 from nip_core.models import resolve_model
 from nip_core.parameters import HyperParameters
@@ -25,6 +25,7 @@ from nip_core.parameters.checks import uses_own_server
 from nip_core.parameters.providers import base_name
 from nip_core.parameters.published import Reference
 from nip_core.records.models import ServedModel
+from nip_core.run_store.documents import first_fault
 from nip_lm_server.client import AdapterError, LaidOut, import_models, lay_out_adapter, parse_json
 
 
@@ -147,7 +148,7 @@ def _read_config(folder: Path, place: str) -> AdapterConfig:
         document = parse_json((folder / CONFIG).read_text(encoding="utf-8"))
         config = AdapterConfig.model_validate(document)
     except ValidationError as error:
-        raise SettingsError(f"{place}: {CONFIG} can't be read: {first_flaw(error)}") from None
+        raise SettingsError(f"{place}: {CONFIG} can't be read: {first_fault(error)}") from None
     except (ValueError, TypeError) as error:
         raise SettingsError(f"{place}: {CONFIG} can't be read: {error}") from None
     if config.peft_type != "LORA":

@@ -1,11 +1,10 @@
 """The document ``nip.json`` of a repository, which says what it holds and where that comes from.
 
 AdapterFacts  of a repository with an adapter
-TablesFacts  of a repository with a run's tables
+TablesFacts   of a repository with a run's tables
 Facts         either
 Lineage       where it comes from, of both
 FileEntry     a file of it, by its digest
-first_flaw    what is wrong with a document
 
 Whoever has published a repository, with whichever version of nip, may have left keys out or added
 some. So a key that another version may lack has a default here, and others are kept as they came.
@@ -15,7 +14,7 @@ some. So a key that another version may lack has a default here, and others are 
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 Number = int | float
 """As it stands in the document: a 1 that became 1.0 would be another file."""
@@ -168,13 +167,6 @@ class TablesFacts(HubDocument):
     settings: Mapping[str, JsonValue] = Field(default_factory=dict)
     """As those of an adapter."""
     files: Mapping[str, FileEntry] = Field(default_factory=dict)
-
-
-def first_flaw(error: ValidationError) -> str:
-    """Name the first place of a document that is wrong, and what is wrong there."""
-    flaw = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = ".".join(map(str, flaw["loc"]))
-    return f"{place}: {flaw['msg']}" if place else flaw["msg"]
 
 
 Facts = Annotated[AdapterFacts | TablesFacts, Field(discriminator="kind")]

@@ -26,8 +26,9 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from nip_core.errors import CorruptionError, SettingsError, StoreError
-from nip_core.hub.nip_json import AdapterFacts, Facts, FileEntry, TablesFacts, first_flaw
+from nip_core.hub.nip_json import AdapterFacts, Facts, FileEntry, TablesFacts
 from nip_core.parameters.published import Kind
+from nip_core.run_store.documents import first_fault
 from nip_lm_server.client import parse_json
 
 F = TypeVar("F", AdapterFacts, TablesFacts)
@@ -97,7 +98,7 @@ def read_facts(directory: Path, place: str) -> Facts | None:
         raise
     except ValidationError as error:
         raise SettingsError(
-            f"{place}: {FACTS} is not what nip writes ({first_flaw(error)})"
+            f"{place}: {FACTS} is not what nip writes ({first_fault(error)})"
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise SettingsError(f"{place}: {FACTS} is not what nip writes ({error!r})") from None

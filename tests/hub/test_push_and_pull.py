@@ -659,7 +659,8 @@ def with_thoughts(run, store, thought):
     ]
     file = store / FILES["supervised"]
     write_examples(file, "supervised", examples, has_reasoning=True)
-    manifest.commit(copied.store, directory, {file.name: file}, extra={"method": "supervised"})
+    extra = {"digest": "of these", "examples": 3, "episodes": 3, "method": "supervised"}
+    manifest.commit(copied.store, directory, {file.name: file}, extra=extra)
     return copied
 
 
