@@ -42,7 +42,7 @@ from nip_core.parameters.base import Parameters
 from nip_core.parameters.providers import dummy_name
 from nip_core.parameters.stored import from_stored, with_defaults
 from nip_core.records.intervals import shown_metrics
-from nip_core.records.models import ServedModel
+from nip_core.records.models import ServedModel, read_models
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.documents import first_fault
 from nip_core.run_store.run import RunRecord, RunStore
@@ -120,11 +120,7 @@ def choose_model(run: RunStore, iteration: int | None, group: str | None) -> Cho
             f"models that play it are not there yet; the newest play iteration {finished}"
         )
     # 1. What plays the iteration.
-    if which == 0:
-        groups = (record.contents.get("origin") or [{}])[0]
-    else:
-        groups = run.read_json(run.models(which - 1))["groups"]
-    models = {name: ServedModel(**model) for name, model in groups.items()}
+    models = read_models(run, which)
     trained = [name for name, model in models.items() if model.trained_in is not None]
     # 2. Which group is meant.
     if group is not None and group not in models and group not in _list_groups(record):

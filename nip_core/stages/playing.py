@@ -12,7 +12,7 @@ split_play    its episodes, plan and models, which all shards share
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
 from typing import Any, cast
@@ -39,6 +39,7 @@ from nip_core.rollouts.plan import (
     TRAIN,
     VALIDATION,
     EpisodeSpec,
+    SplitPlan,
     cut,
     plan_episodes,
     replayed,
@@ -52,8 +53,10 @@ from nip_core.rollouts.tables import (
     shard_manifest,
 )
 from nip_core.rollouts.trees import Branching, tree_order
+from nip_core.run_store.documents import validate_document
 from nip_core.run_store.facts import ShardFacts, SplitFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
+from nip_core.run_store.run import read_document
 from nip_core.session.session import Session
 from nip_core.stages.served import candidates, models_for, opponents_for
 
@@ -61,21 +64,6 @@ _LIKELIEST = 5  # tokens at each place: both verdicts are among them
 _EPISODES_READY = 4  # under way or waiting for a place, for each call in flight
 _SHARDS_ENDING = 4  # beside those that fill the places: each waits for its slowest episodes
 _MOST_KEPT = 4  # splits whose episodes are kept in memory; an iteration has no more
-
-
-@dataclass(frozen=True)
-class SplitPlan:
-    """The episodes and shards of a split, as written to its plan.json."""
-
-    episodes: int
-    episodes_per_shard: int
-    plan_digest: str  # over the keys of the episodes
-
-    @property
-    def shards(self) -> tuple[str, ...]:
-        """Names of the shards in order."""
-        count = -(-self.episodes // self.episodes_per_shard)
-        return tuple(f"{i:04d}" for i in range(count))
 
 
 class SplitPlay:
@@ -91,11 +79,15 @@ class SplitPlay:
     def _plan(self) -> SplitPlan:
         run, path = self.session.run, f"{self.directory}/plan.json"
         per_shard = self.session.parameters.rollouts.episodes_per_shard
-        plan = SplitPlan(len(self.specs), per_shard, digest([spec.key for spec in self.specs]))
-        stored = run.read_json_or_none(path)
-        if stored is None:
-            stored = run.write_json_once(path, asdict(plan), lease=self.session.lease)
-        recorded = SplitPlan(**stored)
+        plan = SplitPlan(
+            episodes=len(self.specs),
+            episodes_per_shard=per_shard,
+            plan_digest=digest([spec.key for spec in self.specs]),
+        )
+        recorded = read_document(run, path, SplitPlan)
+        if recorded is None:
+            stored = run.write_json_once(path, plan.model_dump(), lease=self.session.lease)
+            recorded = validate_document(stored, SplitPlan, path)
         if recorded.plan_digest == plan.plan_digest:
             return recorded
         # A fork has splits that were played under the name of the run that it comes from.

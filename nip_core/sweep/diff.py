@@ -84,12 +84,12 @@ def _last_models(run: PlayedRun) -> dict[str, dict[str, Any]]:
         return _first_models(run)
     return {
         group: {
-            "model": model["model"],
-            "digest": model.get("digest"),
+            "model": model.model,
+            "digest": model.digest,
             # A model that was not trained is known by its name.
-            "base": model["model"] if model.get("trained_in") is None else None,
+            "base": model.model if model.trained_in is None else None,
         }
-        for group, model in swaps[-1]["groups"].items()
+        for group, model in swaps[-1].groups.items()
     }
 
 

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from nip_core.jobs.document import read_job
-from nip_core.jobs.steps import by_step
+from nip_core.jobs.steps import read_step_figures
 from nip_core.records.iterations import IterationRecord, Records
-from nip_core.records.models import NOT_SCHEDULED
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore
 
@@ -59,8 +58,7 @@ def list_parts(record: IterationRecord) -> list[Part]:
     """
     parts = [split for split in _SPLITS if record.stored_metrics(split) is not None]
     for group, job in record.jobs.items():
-        is_due = job["status"] != NOT_SCHEDULED
-        if is_due and (job["outcome"] == "succeeded" or record.swap is not None):
+        if job.is_due and (job.outcome == "succeeded" or record.swap is not None):
             parts.append(f"{_JOB}{group}")
     return [*parts, *([_TIMES] if record.stage_s else [])]
 
@@ -87,13 +85,13 @@ def _read_job_rows(
         return [], steps
     # 1. Of a step that several attempts of the back-end have reported, the last counts.
     told: dict[int, tuple[float | None, dict[str, float]]] = {}
-    for step, event in by_step(job.backend_events).items():
-        figures = {name: x for name, x in event["data"].items() if name not in _NO_FIGURE}
-        told[step] = event.get("created_at"), dict(_list_numbers(figures, f"training/{group}"))
+    for step, of_step in read_step_figures(job.backend_events).items():
+        figures = {name: x for name, x in of_step.figures.items() if name not in _NO_FIGURE}
+        told[step] = of_step.told_at, dict(_list_numbers(figures, f"training/{group}"))
     # 2. Steps go on where the group's job before has ended.
     before = steps.get(group, 0)
     rows = [
-        PointRow(STEP, before + step, None if at is None else float(at), figures)
+        PointRow(STEP, before + step, at, figures)
         for step, (at, figures) in told.items()
         if figures
     ]
