@@ -21,6 +21,19 @@ from nip_core.stages import named_run
 from nip_core.stages.intervals import split_by_of
 from nip_core.stages.records import Records
 from nip_core.stages.showing import status_of
+from nip_core.sweep.results_document import Interval95, Part
+
+
+class PairedDifference(Part):
+    """How much better the second of two tests is on the same problems."""
+
+    difference: float | None
+    ci95: Interval95 | None
+    problems: int
+    questions: int | None = None
+    p: float | None = None
+    """Exact, after McNemar; None where it can't be said."""
+
 
 LABELS: Mapping[str, int | None] = {"accuracy": None, "completeness": 1, "soundness": 0}
 """The rates that are compared, with the label of the problems that each is about."""
@@ -89,9 +102,11 @@ def check_alike(a: PlayedRun, b: PlayedRun) -> None:
 
 def compare_tests(
     a: tuple[PlayedRun, int], b: tuple[PlayedRun, int], rates: Sequence[str] = tuple(LABELS)
-) -> dict[str, dict[str, Any]]:
-    """By rate, how much higher it is in the test of `b` than in that of `a` (a run and an iteration
-    each), as `paired_difference` gives it. Raises DatasetError for different problems."""
+) -> dict[str, PairedDifference]:
+    """Compare a test of `b` with one of `a`, problem by problem: by rate, how much higher it is.
+
+    Each is a run and an iteration. Raises DatasetError for different problems.
+    """
     check_alike(a[0], b[0])
     tables = [run.records.test_episodes(iteration) for run, iteration in (a, b)]
     settings = a[0].record.parameters
@@ -102,6 +117,7 @@ def compare_tests(
         parts = tables
         if label is not None:
             parts = [table.filter(pc.equal(table["y"], label)) for table in tables]
-        seed = a[0].record.seed
-        differences[rate] = paired_difference(parts[0], parts[1], seed, split_by=split_by)
+        # The seed of the first run for both, so that a comparison says the same each time.
+        found = paired_difference(parts[0], parts[1], a[0].record.seed, split_by=split_by)
+        differences[rate] = PairedDifference.model_validate(found)
     return differences
