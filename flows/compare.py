@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from nip_core.errors import DatasetError
-from nip_core.evaluation.report_text import plain_percent
+from nip_core.evaluation.figures_in_words import plain_percent
 from nip_prefect.flows.console import make_console
 from nip_prefect.flows.options import AsJson, complete_run
 from nip_prefect.flows.printing import print_json

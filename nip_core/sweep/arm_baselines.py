@@ -12,16 +12,16 @@ docs/statistics.md has the rules: what is said follows from intervals and p-valu
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
-from nip_core.evaluation.baselines import alone_words, majority_decisions
-from nip_core.evaluation.intervals import wilson_of_rate
-from nip_core.evaluation.report_text import plain_percent
+from nip_core.evaluation.baseline_verifiers import alone_words, majority_decisions
+from nip_core.evaluation.confidence_intervals import wilson_of_rate
+from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import ACCEPT, REJECT, make_protocol
+from nip_core.records.intervals import rate_alone_of
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
-from nip_core.stages.intervals import rate_alone_of
 from nip_core.sweep.counted import Counted, Counts, Figure, LastTest, average_runs
 from nip_core.sweep.declaration import Hypothesis
 from nip_core.sweep.outcomes import judge_hypotheses

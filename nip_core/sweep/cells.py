@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nip_core.errors import StoreError
-from nip_core.evaluation.attack import episodes_of
+from nip_core.evaluation.attack_figures import episodes_of
 from nip_core.protocols import NO_DECISION
 from nip_core.rollouts.plan import ATTACK, TEST
 from nip_core.rollouts.tables import StoredRollouts

@@ -15,13 +15,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from pydantic import Field
 
+from nip_core.costs.spent_and_estimated import costs_of
 from nip_core.errors import SettingsError, StoreError
+from nip_core.evaluation.figures_in_words import p_value
 from nip_core.evaluation.plots import arms_svg
-from nip_core.evaluation.report_text import p_value
 from nip_core.evaluation.statistics.differences import holm
 from nip_core.parameters.stored import with_defaults
-from nip_core.run_store.run import flatten, settings_difference
-from nip_core.stages.costs import costs_of
+from nip_core.run_store.settings_difference import flatten, settings_difference
 from nip_core.sweep.page import markdown_table
 from nip_core.sweep.played import PairedDifference, PlayedRun, check_alike, compare_tests
 from nip_core.sweep.results_document import FINISHED, Interval95, Part

@@ -33,11 +33,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from nip_core.errors import CorruptionError, RunConflictError, SettingsError
-from nip_core.evaluation import attack, statistics
+from nip_core.evaluation import attack_figures, statistics
 from nip_core.hashing import digest
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
-from nip_core.stages.prepare import code_version
+from nip_core.session.contents import code_version
 from nip_core.sweep.counted import Figure
 from nip_core.sweep.results_document import DAMAGED, FINISHED, NOT_BEGUN
 from nip_core.sweep.swept_runs import Sweep, SweptRun, as_text, read_sweep, read_yaml_as
@@ -165,11 +165,11 @@ def analysis_digest() -> str:
     """SHA-256 of the code that makes a figure, its interval and its test of what was played."""
     assert statistics.__file__ is not None
     here = Path(__file__).parent
-    assert attack.__file__ is not None
+    assert attack_figures.__file__ is not None
     files = [
         here / "counted.py",
         here / "outcomes.py",
-        Path(attack.__file__),
+        Path(attack_figures.__file__),
         *Path(statistics.__file__).parent.glob("*.py"),
     ]
     hashed = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nip_core.errors import DatasetError
-from nip_core.run_store.run import flatten, settings_difference
+from nip_core.run_store.settings_difference import flatten, settings_difference
 from nip_core.sweep.played import LABELS, PlayedRun, compare_tests
 from nip_core.sweep.results_document import Interval95
 

@@ -7,7 +7,7 @@ markdown_table  any table
 
 from collections.abc import Iterable, Sequence
 
-from nip_core.evaluation.report_text import plain_percent
+from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.sweep.arm_baselines import baseline_lines
 from nip_core.sweep.results_document import (
     FINISHED,

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nip_core.errors import StoreError
-from nip_core.evaluation.attack import LOST_TO_LYING, LOST_TO_TRAINING, attack_rows
-from nip_core.evaluation.baselines import shows_checking
+from nip_core.evaluation.attack_figures import LOST_TO_LYING, LOST_TO_TRAINING, attack_rows
+from nip_core.evaluation.baseline_verifiers import shows_checking
 from nip_core.evaluation.plots import arms_svg
+from nip_core.records.intervals import shown_metrics
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
-from nip_core.stages.intervals import shown_metrics
-from nip_core.stages.showing import summary
+from nip_core.showing.summary import summary
 from nip_core.sweep.arm_baselines import (
     ByMajority,
     asked_again_pairs,

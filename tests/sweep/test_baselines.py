@@ -9,11 +9,11 @@ from leaking_players import answers
 from scripted_server import scripted_server
 
 from nip_core import loop
-from nip_core.evaluation.baselines import remarks
+from nip_core.evaluation.baseline_verifiers import remarks
 from nip_core.rollouts.tables import build_tables, commit_shard, join_shards
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.showing import write_report
+from nip_core.showing.summary import write_report
 from nip_core.sweep.arm_baselines import ByMajority, baseline_kind, baseline_lines
 from nip_core.sweep.counted import LastTest
 from nip_core.sweep.page import render_results

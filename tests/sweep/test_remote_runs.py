@@ -55,7 +55,7 @@ def test_machines_elsewhere_need_a_prefect_server_that_they_reach(address):
 def errand(lease, store):
     settings = {"run_name": "small-1"}
     place = {"store": store.url, "directory": DIRECTORY}
-    return {"run": "small-1", "settings": settings, "lease": lease.lend(), **place}
+    return {"run": "small-1", "settings": settings, "lease": lease.lend().model_dump(), **place}
 
 
 def test_a_machine_that_does_not_see_the_sweep_s_store_says_so(tmp_path):

@@ -15,7 +15,7 @@ from small_game import FEW, train_here, write_config
 
 from nip_core.errors import SettingsError
 from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import open_store, walk
+from nip_core.run_store.store import list_files, open_store
 from nip_core.sweep.cells import encode_parquet, read_verdicts
 from nip_core.sweep.counted import Counted, LastTest, share_right
 from nip_core.sweep.declaration import settings_digest
@@ -170,12 +170,12 @@ def test_the_query_of_the_page_gives_what_the_table_has(sweep, tmp_path):
 
 def test_what_is_there_of_a_sweep_is_collected_and_nothing_is_started(sweep, tmp_path, capsys):
     file = Path(sweep.config).with_name("sweep.yaml")
-    before = {*walk(open_store(sweep.run_store), "")}
+    before = {*list_files(open_store(sweep.run_store), "")}
     sweep_command(file, collect_only=True, out=tmp_path / "out")
     assert "| adp | 2 | " in capsys.readouterr().out
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"README.md", "arms.svg", "cells.parquet", "results.json"}
-    assert {*walk(open_store(sweep.run_store), "")} == before
+    assert {*list_files(open_store(sweep.run_store), "")} == before
     # Results would keep whoever wants to declare what it will show from it.
     with pytest.raises(SettingsError, match="no run of sweep 'small' has begun in"):
         sweep_command(file, [f"run_store={tmp_path}"], collect_only=True)
@@ -185,7 +185,7 @@ def test_what_is_there_of_a_sweep_is_collected_and_nothing_is_started(sweep, tmp
 
 def test_a_run_whose_verdicts_cannot_be_read_is_named_and_the_others_are_there(sweep, tmp_path):
     whole, damaged = open_store(sweep.run_store), open_store(tmp_path)
-    for path in walk(whole, ""):
+    for path in list_files(whole, ""):
         damaged.put(path, whole.get(path))
     place = "small-adp-2/iterations/0000/rollouts/test"
     [file] = [name for name in damaged.list(place) if name.startswith("episodes-")]
