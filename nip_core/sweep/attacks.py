@@ -9,7 +9,6 @@ AttackEntry  what a sweep's file says of an attack
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -18,9 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.attack import BEST_OF_N, SNEAKY
+from nip_core.parameters.plain import PlainDict, PlainMapping
 from nip_core.run_store.run import RUN_NAME
 from nip_core.session.origin import check_game
-from nip_core.sweep.attack_run import STEPS, TESTED_EVERY, attack_of
+from nip_core.sweep.attack_run import STEPS, TESTED_EVERY, derive_attack
 
 Value = str | int | float | bool | None
 Count = Annotated[int, Field(ge=1)]
@@ -67,8 +67,8 @@ class SweptAttack:
     parameters: HyperParameters
 
     @property
-    def settings(self) -> Mapping[str, Any]:
-        """All of its settings."""
+    def settings(self) -> PlainMapping:
+        """Return all of its settings."""
         return self.parameters.to_dict()
 
     @property
@@ -99,13 +99,12 @@ def plan_attack(label: str, entry: AttackEntry, attacked: HyperParameters) -> Sw
             "the run trains no verifier; leave it out (leave_out), or attack the models that it "
             "begins with (iteration: 0)"
         )
-    attack = {"by": entry.by, "run": attacked.run_name, "iteration": iteration}
-    attack |= {"problems": entry.problems, **({} if entry.n is None else {"n": entry.n})}
+    attack: PlainDict = {"by": entry.by, "run": attacked.run_name, "iteration": iteration}
+    attack |= {"problems": entry.problems, **({} if entry.n is None else {"n": [*entry.n]})}
     overrides = [f"{key}={json.dumps(value)}" for key, value in entry.set.items()]
-    parameters = attack_of(
-        stored,
+    parameters = derive_attack(
+        attacked,
         attack,
-        attacked.run_store,
         steps=entry.steps or STEPS,
         every=entry.every or TESTED_EVERY,
         name=name,

@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from nip_core.costs.spent_and_estimated import costs_of
 from nip_core.errors import SettingsError, StoreError
@@ -96,7 +96,7 @@ class Comparison(Part):
     """The document ``results.json`` of runs side by side."""
 
     runs: tuple[ComparedRun, ...]
-    settings: Mapping[str, list[Any]] = {}
+    settings: Mapping[str, list[JsonValue]] = {}
     """By dotted key, where they differ, the values of all runs."""
 
 
@@ -181,7 +181,7 @@ def _compare_with_first(runs: Sequence[PlayedRun]) -> list[AgainstFirst | None]:
     ]
 
 
-def _differing_settings(runs: Sequence[PlayedRun]) -> dict[str, list[Any]]:
+def _differing_settings(runs: Sequence[PlayedRun]) -> dict[str, list[JsonValue]]:
     """Return by key the values of all runs, where they are not all the same."""
     given = [run.record.parameters for run in runs]
     keys = {key for other in given[1:] for key in settings_difference(given[0], other)}

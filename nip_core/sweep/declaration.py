@@ -35,6 +35,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from nip_core.errors import CorruptionError, RunConflictError, SettingsError
 from nip_core.evaluation import attack_figures, statistics
 from nip_core.hashing import digest
+from nip_core.parameters.plain import PlainMapping
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.session.contents import code_version
@@ -156,7 +157,7 @@ def settings_digests(sweep: Sweep) -> dict[str, str]:
     return {name: settings_digest(parameters.to_dict()) for name, parameters in played.items()}
 
 
-def settings_digest(settings: Mapping[str, Any]) -> str:
+def settings_digest(settings: PlainMapping) -> str:
     """SHA-256 of a run's settings, but for where it is kept."""
     return digest({key: value for key, value in settings.items() if key != "run_store"})
 
@@ -231,7 +232,7 @@ def _check_attacked(
             raise SettingsError(f"after: {after!r} leaves out {run.name}")
 
 
-def _runs_with(sweep: Sweep, arm: Mapping[str, Any]) -> list[SweptRun]:
+def _runs_with(sweep: Sweep, arm: Arm) -> list[SweptRun]:
     for axis, value in arm.items():
         values = list(dict.fromkeys(run.values.get(axis) for run in sweep.runs))
         if as_text(value) not in values:

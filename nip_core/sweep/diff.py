@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nip_core.errors import DatasetError
+from nip_core.parameters.plain import Plain
 from nip_core.run_store.settings_difference import flatten, settings_difference
 from nip_core.sweep.played import LABELS, PlayedRun, compare_tests
 from nip_core.sweep.results_document import Interval95
@@ -83,10 +84,10 @@ class RunDifferences:
     """The differences of two runs `a` and `b`."""
 
     runs: tuple[DifferingRun, DifferingRun]
-    settings: dict[str, tuple[Any, Any]]
+    settings: dict[str, tuple[Plain, Plain]]
     """By dotted key."""
     code: tuple[str, str]
-    data: dict[str, tuple[Any, Any]]
+    data: dict[str, tuple[Plain, Plain]]
     """By name (``problems.test``, ``templates.prover``, ...) the digests that differ."""
     models: dict[str, GroupModels]
     """By group."""

@@ -34,6 +34,7 @@ from nip_core.errors import SettingsError
 from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.parameters.load import merged_settings, read_yaml
+from nip_core.parameters.plain import PlainDict, PlainMapping
 from nip_core.run_store.run import RUN_NAME
 from nip_core.sweep.attacks import AttackEntry, SweptAttack, Value, plan_attack
 
@@ -44,6 +45,7 @@ MOST_RUNS = 2_000
 """Combinations of a sweep; every one is read and checked before the first run."""
 
 _File = TypeVar("_File", bound=BaseModel)
+# Any: YAML has dates, too; the error about one names its run, which is not known here yet.
 Values = Annotated[list[Value] | dict[str, dict[str, Any]], Field(min_length=1)]
 
 
@@ -79,7 +81,7 @@ class SweptRun:
     """By axis, the value as it is written or named in the file."""
     overrides: tuple[str, ...]
     """Settings on top of the configuration, as of ``--set``."""
-    settings: Mapping[str, Any]
+    settings: PlainMapping
     """All of them, so that a configuration that changes meanwhile changes nothing."""
     parameters: HyperParameters
     """The same, checked."""
@@ -184,14 +186,14 @@ def as_text(value: Value) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _named_values(axis: str, values: Any) -> dict[str, dict[str, Any]]:
+def _named_values(axis: str, values: list[Value] | dict[str, PlainDict]) -> dict[str, PlainDict]:
     """By name, the settings that a value of an axis stands for."""
     if isinstance(values, dict):
         return values
     return {as_text(value): {axis: value} for value in values}
 
 
-Named = dict[str, tuple[str, dict[str, Any]]]  # by axis, a value's name and its settings
+Named = dict[str, tuple[str, PlainDict]]  # by axis, a value's name and its settings
 
 
 def _combinations(file: SweepFile) -> Iterator[Named]:
