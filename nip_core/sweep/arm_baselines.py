@@ -1,4 +1,4 @@
-"""What the baselines among the arms of a sweep say of the others.
+"""The baselines among the arms of a sweep, held against the others.
 
 baseline_kind           which baseline an arm is, by its settings
 ByMajority              how often its verifier was right by the majority of several plays
@@ -60,7 +60,7 @@ _MEANING: Mapping[str, tuple[str, str]] = {
 
 
 def baseline_kind(parameters: HyperParameters) -> Kind | None:
-    """Return which baseline these settings are; None for a game that baselines are there for."""
+    """Name the kind of baseline of these settings; None for any other game."""
     provers = make_protocol(parameters).provers
     if not provers:
         return "alone"
@@ -70,7 +70,7 @@ def baseline_kind(parameters: HyperParameters) -> Kind | None:
 
 
 class ByMajority(Counted):
-    """As `Counted`, but in these `runs` the more frequent verdict on each problem counts, once."""
+    """Counts as `Counted` does, but for these `runs` the more frequent verdict on each problem."""
 
     def __init__(self, store: Store, tests: Mapping[str, LastTest], runs: Collection[str]):
         super().__init__(store, tests)
@@ -116,7 +116,7 @@ def compare_with_baselines(
 
 
 def _compare_accuracy(counted: ByMajority, sweep: Sweep) -> Iterator[BaselineComparison]:
-    """Compare the accuracy of each arm with that of each baseline for it."""
+    """Compare the accuracy of each arm with each of its baselines."""
     arms = {arm: runs[0].parameters for arm, runs in sweep.arms.items()}
     kinds = {arm: baseline_kind(parameters) for arm, parameters in arms.items()}
     both = [
@@ -155,7 +155,7 @@ def _compare_accuracy(counted: ByMajority, sweep: Sweep) -> Iterator[BaselineCom
 
 
 def asked_again_pairs(sweep: Sweep) -> list[tuple[int, int]]:
-    """The places of each arm with provers and of each without that plays the same problems."""
+    """Pair the places of each arm with provers with those of verifiers alone on its problems."""
     arms = [runs[0].parameters for runs in sweep.arms.values()]
     kinds = [baseline_kind(parameters) for parameters in arms]
     return [
@@ -194,7 +194,7 @@ def _find_alone(counted: Counted, sweep: Sweep) -> Iterator[VerifierAlone]:
 
 
 def _find_believed(sweep: Sweep, last_tests: Mapping[str, SweptTest]) -> Iterator[ProverBelieved]:
-    """Count in how many runs of each arm the verifier beats one that believes the prover."""
+    """Count in how many runs of each arm the verifier beats believing the prover."""
     for arm, runs in sweep.arms.items():
         tests = [last_tests[run.name] for run in runs if run.name in last_tests]
         tests = [test for test in tests if test.shows_checking is not None]
@@ -216,7 +216,7 @@ def baseline_lines(found: BaselineFindings) -> list[str]:
         for row in found.alone
         if row.is_above
     ]
-    lines += [_comparison_line(row) for row in found.compared if _is_told(row)]
+    lines += [_comparison_line(row) for row in found.compared if _is_not_better(row)]
     return lines + [
         f"`{row.arm}`: in {row.runs - row.more_often} of {row.runs} runs the verifier "
         "is not shown to be right more often than one that believes the prover "
@@ -228,20 +228,20 @@ def baseline_lines(found: BaselineFindings) -> list[str]:
 
 
 def _left_out_words(row: ProverBelieved) -> str:
-    """Say how many episodes that leaves out, as no prover had spoken in them."""
+    """Say how many episodes are left out because no prover spoke in them; "" for none."""
     if not row.without_prover:
         return ""
     counted = f"{row.without_prover:,} of {row.episodes:,} episodes"
     return f", without {counted} in which no prover spoke"
 
 
-def _is_told(row: BaselineComparison) -> bool:
+def _is_not_better(row: BaselineComparison) -> bool:
     """Return whether an arm is not shown to be better than the baseline, once both were played."""
     return row.outcome != "shown" and None not in row.rates
 
 
 def _comparison_line(row: BaselineComparison) -> str:
-    """Say that an arm is not shown to be better than a baseline, and what follows."""
+    """Write the sentence on an arm not shown to be better than its baseline."""
     what, meaning = _MEANING[row.kind]
     if row.because is not None:
         return f"`{row.arm}` was not compared with `{row.baseline}`, {what}: {row.because}."

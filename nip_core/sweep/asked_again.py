@@ -1,4 +1,4 @@
-"""What the verifier alone finds by being asked again: any of k verdicts, beside the other arms.
+"""A verifier alone, asked again: one rejection among k verdicts rejects.
 
 summarize_asked_again    of an arm, for each k, both rates with their intervals, and tokens
 compare_at_equal_tokens  each arm with provers beside as many verdicts as make its tokens
@@ -99,7 +99,7 @@ def _count_right(store: Store, run: str, iteration: int) -> dict[tuple[str, int]
 def compare_at_equal_tokens(
     arms: Sequence[ArmResult], pairs: Sequence[tuple[int, int]]
 ) -> Iterator[AtEqualTokens]:
-    """Put each arm beside a baseline that is asked again, at no more generated tokens.
+    """Put each arm beside a baseline asked again, at no more generated tokens.
 
     `pairs` say by the places of `arms` which is compared with which. ``k`` is the highest with no
     more tokens, at least 1; the figures are those of both.
@@ -127,6 +127,7 @@ def compare_at_equal_tokens(
 
 
 def _take_row(test: AskedAgainTest, k: int) -> AskedAgainAt:
+    """Take the row of k plays out of a test."""
     row = test.rows[k - 1]
     return AskedAgainAt(
         iteration=test.iteration,

@@ -1,4 +1,4 @@
-"""The attacks of a sweep: by what the verifier of each run is attacked once it is trained.
+"""The attacks of a sweep on the verifiers of its runs, once these are trained.
 
 SweptAttack  an attack on one run of a sweep, with its settings checked
 AttackEntry  what a sweep's file says of an attack
@@ -27,7 +27,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class AttackEntry(BaseModel):
-    """An attack in a sweep's file; what is left out is as in `nip attack`."""
+    """An attack in a sweep's file; defaults are those of `nip attack`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -58,7 +58,7 @@ class AttackEntry(BaseModel):
 
 @dataclass(frozen=True)
 class SweptAttack:
-    """An attack on a run of a sweep, which is a run of its own."""
+    """An attack on a run of a sweep; it is a run of its own."""
 
     label: str
     """Its name in the sweep's file."""
@@ -73,13 +73,13 @@ class SweptAttack:
 
     @property
     def n(self) -> int | None:
-        """Of best-of-n the largest number of messages, which counts; None for other attacks."""
+        """Return the largest number of messages of best-of-n; None for other attacks."""
         attack = self.parameters.attack
         return attack.n[-1] if attack.by == BEST_OF_N else None
 
 
 def plan_attack(label: str, entry: AttackEntry, attacked: HyperParameters) -> SweptAttack:
-    """The attack `label` on a run that has not begun yet.
+    """Plan the attack `label` on a planned run.
 
     Raises SettingsError where the run has nobody who could attack, or nothing worth attacking.
     """

@@ -127,7 +127,7 @@ def _check_several(runs: Sequence[PlayedRun]) -> None:
 
 
 def _labels(runs: Sequence[PlayedRun]) -> list[str]:
-    """Names, with their places where they alone don't tell runs apart."""
+    """Name each run; by its place, where another has the same name."""
     names = [run.name for run in runs]
     return [run.name if names.count(run.name) == 1 else run.place for run in runs]
 
@@ -163,7 +163,7 @@ def _describe_run(label: str, run: PlayedRun, against: AgainstFirst | None) -> C
 
 
 def _compare_with_first(runs: Sequence[PlayedRun]) -> list[AgainstFirst | None]:
-    """Pair the last test of each run with that of the first; None for it, and without a test."""
+    """Compare the last test of each run with the first run's; None for the first, and untested."""
     first, *others = runs
     found: list[AgainstFirst | None] = [None]
     for run in others:
@@ -244,6 +244,7 @@ def comparison_figure(results: Comparison) -> str:
 
 
 def _marks(row: ComparedRun) -> dict[str, dict[str, float] | None]:
+    """Return by rate what the figure shows: the value, and the ends of its interval."""
     marks: dict[str, dict[str, float] | None] = {}
     for rate, (value, interval) in row.rates.items():
         if value is None:
@@ -255,7 +256,7 @@ def _marks(row: ComparedRun) -> dict[str, dict[str, float] | None]:
 
 
 def render_comparison(results: Comparison) -> str:
-    """Write all of it as one HTML page, which needs no other file."""
+    """Write the whole comparison as one HTML page. It needs no other file."""
     heads, rows = heads_and_rows(results)
     style = resources.files("nip_core.evaluation").joinpath("report.css").read_text("utf-8")
     return _template().render(
@@ -289,7 +290,7 @@ def _template() -> Template:
 
 
 def write_comparison(results: Comparison, directory: Path) -> Path:
-    """Write results.json, table.md, figure.svg and index.html; returns the page's path.
+    """Write results.json, table.md, figure.svg and index.html; return the page's path.
 
     Those of an earlier comparison of the same runs are replaced. Raises SettingsError if something
     else is there, and StoreError if it can't be written.
@@ -328,7 +329,7 @@ def _check_free(directory: Path, results: Comparison) -> None:
 
 
 def _read_comparison(directory: Path) -> Comparison | None:
-    """Read the comparison that lies in a directory; None where something else does."""
+    """Read the comparison in a directory; None if something else lies there."""
     try:
         text = (directory / "results.json").read_text(encoding="utf-8")
         return Comparison.model_validate(parse_json(text))

@@ -34,7 +34,7 @@ _LABELS: Mapping[Figure, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class LastTest:
-    """Where the last test of a run is."""
+    """The place of a run's last test."""
 
     iteration: int
     n: int | None = None
@@ -42,14 +42,17 @@ class LastTest:
 
 
 class Counted:
-    """By run and figure, how often which question was judged rightly in the last test."""
+    """Counts right verdicts by question in the last test of each run, and keeps what it counted."""
 
     def __init__(self, store: Store, tests: Mapping[str, LastTest]):
         self._store, self._tests = store, tests
         self._known: dict[tuple[str, Figure], Counts] = {}
 
     def count(self, run: str | None, figure: Figure) -> Counts | None:
-        """None for a run that is not finished and tested, and without a run."""
+        """Count right plays and all plays by question, for one rate of a run.
+
+        None without a run, and for one that is not finished and tested.
+        """
         if run is None or run not in self._tests:
             return None
         if (run, figure) not in self._known:
@@ -60,6 +63,7 @@ class Counted:
         counts: dict[str, tuple[float, int]] = {}
         for row in self._episodes(name).to_pylist():
             if row["y"] in _LABELS[figure]:
+                # A failed episode has no verdict, and nobody is right without one.
                 right = row["outcome"] != "failed"
                 right &= row["decision"] == (ACCEPT if row["y"] else REJECT)
                 hits, plays = counts.get(row["question_id"], (0.0, 0))
@@ -76,13 +80,16 @@ class Counted:
 
 
 def share_right(runs: Sequence[Counts]) -> float | None:
-    """The share of right plays over all runs, in [0, 1]; None without plays."""
+    """Return the share of right plays over all runs, in [0, 1]; None without plays."""
     plays = sum(n for counts in runs for _, n in counts.values())
     return sum(hits for counts in runs for hits, _ in counts.values()) / plays if plays else None
 
 
 def average_runs(runs: Sequence[Counts], name: str) -> TwoWay | None:
-    """The mean over runs and questions; `name` seeds the bootstrap. None without plays."""
+    """Average right plays over runs and questions, with the interval over both.
+
+    `name` seeds the bootstrap. None without plays.
+    """
     questions = sorted({question for counts in runs for question in counts})
     if not questions:
         return None

@@ -1,4 +1,4 @@
-"""What a study will show is said before it is run, and what was done otherwise is listed.
+"""A study says before it is run what it will show; later, what was done otherwise is listed.
 
 read_plan        a YAML file -> StudyPlan: a sweep and hypotheses about its arms
 declare          the plan's declaration, put beside the sweep's results before its first run
@@ -100,7 +100,7 @@ class PlanFile(BaseModel):
 
 
 class DeclaredPlan(BaseModel):
-    """All that is declared of a sweep; a change of any of it is another declaration."""
+    """The declared part of a declaration; with any change of it, it is another one."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -141,7 +141,7 @@ class StudyPlan:
 
     @property
     def contents(self) -> dict[str, Any]:
-        """Return the `DeclaredPlan` as JSON, with the defaults of all that the file leaves out."""
+        """Return the `DeclaredPlan` as JSON, defaults included."""
         # A later version may have other defaults, which must not change what was declared.
         return {
             **self.file.model_dump(mode="json"),
@@ -151,19 +151,20 @@ class StudyPlan:
 
 
 def settings_digests(sweep: Sweep) -> dict[str, str]:
-    """By name, the digest of the settings of each run and of each attack on one."""
+    """Digest the settings of each run, and of each attack on one, by name."""
     played = {run.name: run.parameters for run in sweep.runs}
     played |= {attack.name: attack.parameters for run in sweep.runs for attack in run.attacks}
     return {name: settings_digest(parameters.to_dict()) for name, parameters in played.items()}
 
 
 def settings_digest(settings: PlainMapping) -> str:
-    """SHA-256 of a run's settings, but for where it is kept."""
+    """Digest a run's settings by SHA-256, but for the place of its files."""
+    # Runs may be moved to another store, or be collected from a copy, and are the same runs.
     return digest({key: value for key, value in settings.items() if key != "run_store"})
 
 
 def analysis_digest() -> str:
-    """SHA-256 of the code that makes a figure, its interval and its test of what was played."""
+    """Digest by SHA-256 the code behind figures, intervals and tests of what was played."""
     assert statistics.__file__ is not None
     here = Path(__file__).parent
     assert attack_figures.__file__ is not None
@@ -173,12 +174,13 @@ def analysis_digest() -> str:
         Path(attack_figures.__file__),
         *Path(statistics.__file__).parent.glob("*.py"),
     ]
+    # Whole files, although a comment changes no figure: a departure too many misleads nobody.
     hashed = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     return digest(hashed)
 
 
 def read_plan(path: Path, overrides: tuple[str, ...] = ()) -> StudyPlan:
-    """The plan of a file, its sweep read and every arm looked up in it.
+    """Read a plan from its file, with its sweep, and look every arm up in it.
 
     Raises SettingsError for what is wrong; the message names file and place.
     """
@@ -196,7 +198,7 @@ def read_plan(path: Path, overrides: tuple[str, ...] = ()) -> StudyPlan:
 
 
 def pair_runs(sweep: Sweep, hypothesis: Hypothesis) -> list[tuple[SweptRun, SweptRun]]:
-    """The runs of both arms that differ in nothing but what the hypothesis is about.
+    """Pair the runs of both arms; two of a pair differ in nothing but the hypothesis.
 
     Raises SettingsError for an arm that no run has, or a run without its counterpart.
     """
@@ -223,6 +225,7 @@ def pair_runs(sweep: Sweep, hypothesis: Hypothesis) -> list[tuple[SweptRun, Swep
 def _check_attacked(
     sweep: Sweep, hypothesis: Hypothesis, both: Sequence[tuple[SweptRun, SweptRun]]
 ) -> None:
+    """Raise SettingsError unless each run has the attack of the hypothesis, if it names one."""
     after = hypothesis.after
     if after is not None and after not in sweep.attacks:
         there = ", ".join(sweep.attacks) or "none"
@@ -233,6 +236,7 @@ def _check_attacked(
 
 
 def _runs_with(sweep: Sweep, arm: Arm) -> list[SweptRun]:
+    """Find the runs with these values. Raises SettingsError for a value or an axis not there."""
     for axis, value in arm.items():
         values = list(dict.fromkeys(run.values.get(axis) for run in sweep.runs))
         if as_text(value) not in values:
@@ -269,7 +273,7 @@ def declare(store: Store, plan: StudyPlan) -> tuple[Declaration, bool]:
 
 
 def _check_undeclared(store: Store, sweep: str, runs: set[str], before: Declaration | None) -> None:
-    """Raise RunConflictError for a sweep of which something is known already."""
+    """Raise RunConflictError if anything is known of the sweep already."""
     # Results can be had of runs that were deleted since, so they count beside the runs.
     if store.exists(f"sweeps/{sweep}/results.json"):
         raise RunConflictError(

@@ -1,4 +1,4 @@
-"""What is different about two runs: settings, code, data, models and results.
+"""The differences of two runs: settings, code, data, models and results.
 
 find_differences  two runs -> RunDifferences
 RunDifferences    all of it, as `nip diff` shows it
@@ -29,7 +29,7 @@ class DifferingRun:
 
 @dataclass(frozen=True)
 class ModelOnRecord:
-    """A model that played for a group."""
+    """A model of a group, as a run has it on record."""
 
     model: str
     digest: str | None
@@ -50,7 +50,7 @@ class ModelPair:
 
 @dataclass(frozen=True)
 class GroupModels:
-    """The models of a group: those that each run began with, and its last ones."""
+    """The models of a group in both runs: the first, and the last."""
 
     first: ModelPair
     last: ModelPair
@@ -126,7 +126,7 @@ def _describe(run: PlayedRun) -> DifferingRun:
 
 
 def _compare_models(a: PlayedRun, b: PlayedRun) -> dict[str, GroupModels]:
-    """Pair by group the models that both runs began with, and the last ones of both."""
+    """Pair by group the first models of both runs, and the last ones."""
     first, last = (_first_models(a), _first_models(b)), (_last_models(a), _last_models(b))
     groups = [*first[0], *(group for group in first[1] if group not in first[0])]
     return {
@@ -139,6 +139,7 @@ def _compare_models(a: PlayedRun, b: PlayedRun) -> dict[str, GroupModels]:
 
 
 def _pair(a: ModelOnRecord | None, b: ModelOnRecord | None) -> ModelPair:
+    """Compare two models by their weights, or by their names where they were not trained here."""
     known = [model and (model.digest or model.base) for model in (a, b)]
     return ModelPair(a, b, known[0] == known[1] if all(known) else None)
 

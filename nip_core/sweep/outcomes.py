@@ -1,4 +1,4 @@
-"""What came of declared hypotheses: differences between arms over seeds and questions.
+"""The outcomes of declared hypotheses: differences between arms over seeds and questions.
 
 judge_hypotheses  a hypothesis each: the difference, its interval, its p-value, and what follows
 """
@@ -61,7 +61,7 @@ def judge_hypotheses(
 
 
 def _compare_arms(counted: Counted, sweep: Sweep, hypothesis: Hypothesis) -> ArmsCompared:
-    """The difference between both arms, over the pairs of runs that are finished."""
+    """Compare both arms over their finished pairs of runs."""
     try:
         named = pair_runs(sweep, hypothesis)
     except SettingsError as error:  # the sweep is not as it was when this was declared
@@ -99,7 +99,7 @@ def _compare_arms(counted: Counted, sweep: Sweep, hypothesis: Hypothesis) -> Arm
 def _find_unmet(
     counted: Counted, named: Sequence[tuple[SweptRun, SweptRun]], hypothesis: Hypothesis
 ) -> str | None:
-    """Return which condition is not met, or None."""
+    """Name in words the first unmet condition of the hypothesis; None if all are met."""
     for figure, least in hypothesis.where.items():
         for side, which in enumerate(("arm", "against")):
             plays = (
@@ -113,6 +113,7 @@ def _find_unmet(
 
 
 def _p_value(hypothesis: Hypothesis, both: ArmsCompared) -> float:
+    """Compute the two-sided p-value of a difference, or of an equality within its margin."""
     difference = both.difference
     assert difference is not None and difference.error is not None
     value, error, margin = difference.value, difference.error, hypothesis.margin
@@ -131,8 +132,9 @@ def _p_value(hypothesis: Hypothesis, both: ArmsCompared) -> float:
 def _adjust_p_values(
     hypotheses: Sequence[Hypothesis], p_values: Sequence[float | None]
 ) -> list[float | None]:
-    """After Holm, among the hypotheses that are not primary and were tested."""
+    """Adjust p-values after Holm, among tested hypotheses but the primary one."""
     adjusted: list[float | None] = list(p_values)
+    # The primary hypothesis is the only one of its kind, so nothing is to be shared with others.
     places = [
         place
         for place, (hypothesis, p) in enumerate(zip(hypotheses, p_values, strict=True))
@@ -147,7 +149,7 @@ def _adjust_p_values(
 def _judge(
     hypothesis: Hypothesis, both: ArmsCompared, p: float | None, p_holm: float | None
 ) -> HypothesisOutcome:
-    """Put together what came of a hypothesis whose p-value is known, before and after Holm."""
+    """Put together what came of a hypothesis, by its p-values before and after Holm."""
     difference = both.difference
     interval = None if difference is None else difference.ci95
     outcome, because = _find_outcome(hypothesis, both, p_holm)

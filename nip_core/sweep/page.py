@@ -69,13 +69,13 @@ def arms_table(results: SweepResults) -> str:
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table as Markdown, whatever its texts have in them."""
+    """Write a table as Markdown. Bars and line breaks in its texts stay in their cells."""
     lines = [_row(heads), "|---" * len(heads) + "|", *map(_row, rows)]
     return "\n".join(lines) + "\n"
 
 
 def _row(cells: Iterable[str]) -> str:
-    """A row of a Markdown table, whatever its texts have in them."""
+    """Write a row of a Markdown table. Bars and line breaks in its texts stay in their cells."""
     return "| " + " | ".join(_line(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -134,7 +134,7 @@ def render_results(results: SweepResults) -> str:
 
 
 def _cells_line(cells: CellsWritten | None) -> str:
-    """Say where each verdict is, and which could not be read."""
+    """Say where each verdict is, and list the files not read."""
     if cells is None:
         return ""
     text = f"\nEach of the {cells.verdicts:,} verdicts is in `cells.parquet`.\n"
@@ -144,7 +144,7 @@ def _cells_line(cells: CellsWritten | None) -> str:
 
 
 def _asked_again_page(results: SweepResults) -> str:
-    """Write the tables of a verifier alone that is asked again; "" where nobody was."""
+    """Write the tables of verifiers alone, asked again; "" where none was."""
     asked = [arm for arm in results.arms if arm.any_of]
     if not asked:
         return ""

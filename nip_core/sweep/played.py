@@ -1,4 +1,4 @@
-"""Runs on record as they are compared: which they are, what they were tested on, and how far apart.
+"""Runs on record, for comparisons: their names, their tests, and how far apart these are.
 
 PlayedRun        a run by its place, with what comparing needs of it
 find_played_run  the run that a name, or a path to it, stands for
@@ -41,48 +41,48 @@ LABELS: Mapping[str, int | None] = {"accuracy": None, "completeness": 1, "soundn
 
 @dataclass(frozen=True)
 class PlayedRun:
-    """A run on record. Nothing is written."""
+    """A run on record, read only."""
 
     tree: RunStore
 
     @property
     def name(self) -> str:
-        """Its name, without its place."""
+        """Return its name, without its place."""
         return self.tree.name
 
     @property
     def place(self) -> str:
-        """Its store and its name."""
+        """Return its store and its name."""
         return f"{self.tree.store.url}/{self.name}"
 
     @cached_property
     def records(self) -> Records:
-        """Return what is on record of its iterations."""
+        """Open the records of its iterations."""
         return Records(self.tree)
 
     @property
     def record(self) -> RunRecord:
-        """Its settings, version and contents."""
+        """Return its settings, version and contents."""
         return self.records.shown.record
 
     @cached_property
     def status(self) -> str:
-        """running, finished or stopped."""
+        """Say whether it is running, finished or stopped."""
         return status_of(self.tree, self.records)
 
     @cached_property
     def tests(self) -> tuple[int, ...]:
-        """The iterations whose models were tested."""
+        """List the tested iterations, in order."""
         known = self.records.all()
         return tuple(r.iteration for r in known if r.stored_metrics(TEST) is not None)
 
     def test(self, iteration: int) -> dict[str, Any]:
-        """The metrics of a test that there is."""
+        """Return the metrics of the test of one of `tests`."""
         return dict(self.records.of(iteration).metrics(TEST) or {})
 
 
 def find_played_run(name: str, run_store: str) -> PlayedRun:
-    """The run called `name` in `run_store`, or at the path or address STORE/NAME.
+    """Find the run called `name` in `run_store`, or at the path or address STORE/NAME.
 
     Raises SettingsError if it is not there.
     """

@@ -1,4 +1,4 @@
-"""What came of the runs of a sweep: one document, one table, one figure.
+"""The results of a sweep's runs: one document, one table, one figure.
 
 collect_results  a sweep -> its results, from what is in the store
 write_results    them, every verdict, a page and a figure into the store, under sweeps/NAME
@@ -289,7 +289,7 @@ def _sum_up_attack(
 
 
 class _Plays:
-    """The plays of some runs, by which rates get intervals over seeds and questions."""
+    """The plays of some runs. Rates get their intervals over seeds and questions from them."""
 
     def __init__(self, counted: Counted, runs: Sequence[str], name: str):
         self._counted, self._runs, self._name = counted, runs, name

@@ -78,7 +78,7 @@ def clip_interval(interval: Interval95, lowest: float = 0.0) -> Interval95:
 
 
 class AnyOfRow(Part):
-    """A test of a verifier that plays a problem `k` times and rejects where any play does."""
+    """A test of a verifier with `k` plays of each problem: any rejecting play rejects."""
 
     k: int
     accuracy: float | None = None
@@ -148,12 +148,12 @@ class RunResult(Part):
 
     @property
     def last_test(self) -> SweptTest | None:
-        """Return the test that a finished run is judged by; None for any other run."""
+        """Return the last test of a finished run; None for any other run."""
         return self.tests[-1] if self.status == FINISHED and self.tests else None
 
 
 class AskedAgainRow(Part):
-    """An arm whose verifier plays each problem `k` times and rejects where any play does."""
+    """The runs of an arm with `k` plays of each problem: any rejecting play rejects."""
 
     k: int
     soundness: OverRuns | None
@@ -192,7 +192,7 @@ class ArmAttack(Part):
 
 
 class ArmResult(Part):
-    """The runs of an arm, which differ in the seed alone; figures are those of their last tests."""
+    """The runs of an arm: they differ in the seed alone. Figures are those of their last tests."""
 
     values: Mapping[str, str]
     """By axis, without the seed."""
@@ -229,7 +229,7 @@ class ArmResult(Part):
 
 
 class BaselineComparison(Part):
-    """An arm beside a baseline that plays the same problems."""
+    """An arm beside a baseline on the same problems."""
 
     arm: str
     baseline: str
@@ -276,7 +276,7 @@ class AttackedRates(Part):
 
 
 class AskedAgainAt(Part):
-    """A baseline that is asked `k` times, in one of its tests."""
+    """A baseline asked `k` times, in one of its tests."""
 
     iteration: int
     k: int
@@ -287,7 +287,7 @@ class AskedAgainAt(Part):
 
 
 class AtEqualTokens(Part):
-    """An arm beside a verifier alone that is asked again, at no more generated tokens."""
+    """An arm beside a verifier alone, asked again at no more generated tokens."""
 
     arm: str
     baseline: str
@@ -355,7 +355,7 @@ class CellsWritten(Part):
 
 
 class SweepResults(Part):
-    """All that came of a sweep."""
+    """The results of a sweep."""
 
     sweep: str
     axes: tuple[str, ...]
