@@ -16,13 +16,13 @@ from nip_core.evaluation.baseline_verifiers import alone_words, majority_decisio
 from nip_core.evaluation.confidence_intervals import wilson_of_rate
 from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.parameters import HyperParameters
-from nip_core.protocols import ACCEPT, REJECT, make_protocol
+from nip_core.protocols import make_protocol
 from nip_core.records.intervals import rate_alone_of
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
-from nip_core.sweep.counted import Counted, Counts, Figure, LastTest, average_runs
+from nip_core.sweep.counted import Counted, Counts, Figure, LastTest, average_runs, is_right, tally
 from nip_core.sweep.declaration import Hypothesis
 from nip_core.sweep.outcomes import judge_hypotheses
 from nip_core.sweep.results_document import (
@@ -82,14 +82,13 @@ class ByMajority(Counted):
         place = RunStore(self._store, name).rollouts(self._tests[name].iteration, TEST)
         columns = ["problem", "question_id", "y", "decision", "outcome"]
         episodes = StoredRollouts(self._store, [place]).episodes(columns)
-        decided, counts = majority_decisions(episodes), dict[str, tuple[float, int]]()
+        decided = majority_decisions(episodes)
         labels = {row["problem"]: row for row in episodes.to_pylist()}
-        for problem, decision in decided.items():
-            row = labels[problem]
-            hits, plays = counts.get(row["question_id"], (0.0, 0))
-            right = decision == (ACCEPT if row["y"] else REJECT)
-            counts[row["question_id"]] = (hits + right, plays + 1)
-        return counts
+        # The majority is a verdict even where some of its plays failed.
+        return tally(
+            (row["question_id"], is_right(row["y"], "finished", decided[problem]))
+            for problem, row in labels.items()
+        )
 
 
 def compare_with_baselines(

@@ -83,7 +83,6 @@ def plan_attack(label: str, entry: AttackEntry, attacked: HyperParameters) -> Sw
 
     Raises SettingsError where the run has nobody who could attack, or nothing worth attacking.
     """
-    stored = attacked.to_dict()
     name = f"{attacked.run_name}-{label}"
     if not RUN_NAME.fullmatch(name):
         raise SettingsError(
@@ -94,7 +93,9 @@ def plan_attack(label: str, entry: AttackEntry, attacked: HyperParameters) -> Sw
     iteration = last if entry.iteration is None else entry.iteration
     if iteration > last:
         raise SettingsError(f"iteration {iteration}: the run has {last}, counted from 0")
-    if entry.iteration is None and (last == 0 or stored["agents"]["verifier"].get("freeze_agent")):
+    verifier = attacked.model_agents.get("verifier")
+    is_trained = last > 0 and (verifier is None or not verifier.freeze_agent)
+    if entry.iteration is None and not is_trained:
         raise SettingsError(
             "the run trains no verifier; leave it out (leave_out), or attack the models that it "
             "begins with (iteration: 0)"
@@ -110,5 +111,5 @@ def plan_attack(label: str, entry: AttackEntry, attacked: HyperParameters) -> Sw
         name=name,
         overrides=overrides,
     )
-    check_game(parameters, stored)
+    check_game(parameters, attacked.to_dict())
     return SweptAttack(label, name, parameters)

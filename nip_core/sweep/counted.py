@@ -3,9 +3,11 @@
 Counted       by run and figure, from the episodes of its last test
 share_right   over runs
 average_runs  the same as a mean over seeds and questions, with its interval
+tally         of plays, by question
+is_right      of one play
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,15 +62,12 @@ class Counted:
         return self._known[run, figure]
 
     def _read(self, name: str, figure: Figure) -> Counts:
-        counts: dict[str, tuple[float, int]] = {}
-        for row in self._episodes(name).to_pylist():
-            if row["y"] in _LABELS[figure]:
-                # A failed episode has no verdict, and nobody is right without one.
-                right = row["outcome"] != "failed"
-                right &= row["decision"] == (ACCEPT if row["y"] else REJECT)
-                hits, plays = counts.get(row["question_id"], (0.0, 0))
-                counts[row["question_id"]] = (hits + right, plays + 1)
-        return counts
+        """Count the plays of the last test of a run, of problems with the labels of a rate."""
+        return tally(
+            (row["question_id"], is_right(row["y"], row["outcome"], row["decision"]))
+            for row in self._episodes(name).to_pylist()
+            if row["y"] in _LABELS[figure]
+        )
 
     def _episodes(self, name: str) -> pa.Table:
         columns = ["key", "branch_path", "question_id", "y", "decision", "outcome"]
@@ -77,6 +76,21 @@ class Counted:
         stored = StoredRollouts(self._store, [tree.rollouts(test.iteration, split)])
         episodes = stored.episodes(columns)
         return episodes if test.n is None else episodes_of(episodes, stored.choices(), test.n)
+
+
+def is_right(y: int, outcome: str, decision: int) -> bool:
+    """Return whether a play ended with the right verdict."""
+    # A failed episode has no verdict, and nobody is right without one.
+    return outcome != "failed" and decision == (ACCEPT if y else REJECT)
+
+
+def tally(plays: Iterable[tuple[str, bool]]) -> Counts:
+    """Count by question the right plays and all plays."""
+    counts: dict[str, tuple[float, int]] = {}
+    for question, right in plays:
+        hits, count = counts.get(question, (0.0, 0))
+        counts[question] = (hits + right, count + 1)
+    return counts
 
 
 def share_right(runs: Sequence[Counts]) -> float | None:

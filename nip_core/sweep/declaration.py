@@ -140,14 +140,14 @@ class StudyPlan:
     file: PlanFile
 
     @property
-    def contents(self) -> dict[str, Any]:
-        """Return the `DeclaredPlan` as JSON, defaults included."""
-        # A later version may have other defaults, which must not change what was declared.
-        return {
-            **self.file.model_dump(mode="json"),
-            "sweep": self.sweep.name,
-            "runs": settings_digests(self.sweep),
-        }
+    def contents(self) -> DeclaredPlan:
+        """Return all that is to be declared."""
+        return DeclaredPlan(
+            sweep=self.sweep.name,
+            stopping=self.file.stopping,
+            hypotheses=tuple(self.file.hypotheses),
+            runs=settings_digests(self.sweep),
+        )
 
 
 def settings_digests(sweep: Sweep) -> dict[str, str]:
@@ -256,12 +256,14 @@ def declare(store: Store, plan: StudyPlan) -> tuple[Declaration, bool]:
             declaration.
     """
     before, contents = read_declaration(store, plan.sweep.name), plan.contents
-    plan_sha256 = digest(contents)
+    # With all defaults: a later version may have others, and they must not change what was said.
+    in_full = contents.model_dump(mode="json")
+    plan_sha256 = digest(in_full)
     if before is not None and before.plan_sha256 == plan_sha256:
         return before, False
-    _check_undeclared(store, plan.sweep.name, {*contents["runs"]}, before)
+    _check_undeclared(store, plan.sweep.name, {*contents.runs}, before)
     document = {
-        "plan": contents,
+        "plan": in_full,
         "plan_sha256": plan_sha256,
         "analysis_sha256": analysis_digest(),
         "code_version": code_version(),
