@@ -15,9 +15,9 @@ import aiohttp
 from nip_core import how_to_install
 from nip_core.errors import SettingsError
 from nip_core.models import BUNDLED, ONLY_IN_REPOSITORY
-from nip_core.problems import sandbox
 from nip_core.proxies import proxy_for
 from nip_core.redaction import check_address, shown_address
+from nip_core.sandbox import sandbox
 from nip_lm_server.client import (
     OLDEST_DRIVERS,
     VllmMissingError,

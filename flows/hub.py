@@ -15,7 +15,7 @@ import typer
 
 from nip_core.errors import SettingsError
 from nip_core.parameters.published import Kind, Reference
-from nip_core.stages.named_run import find_run
+from nip_core.records.named_run import find_run
 from nip_prefect.flows.options import RunName, say_left_out
 from nip_prefect.flows.printing import print_json
 from nip_prefect.flows.terminal import say
@@ -169,7 +169,7 @@ def _write(
 ) -> "Facts":
     """Write what is to be published."""
     if reference.kind == "dataset":
-        from nip_core.stages.published_data import write_dataset
+        from nip_core.hub.dataset_of_run import write_dataset
 
         if base_model is not None:
             raise SettingsError("--base-model: data has none; leave it out")
@@ -182,7 +182,7 @@ def _write(
             license_id=license_id,
             secrets=secrets,
         )
-    from nip_core.stages.published import choose_model, write_adapter
+    from nip_core.hub.adapter_of_run import choose_model, write_adapter
 
     return write_adapter(
         choose_model(tree, iteration, group),

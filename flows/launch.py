@@ -73,8 +73,8 @@ def run_flow(
     def work(stop: Stop) -> Any:
         # 1. What needs no server: nothing may be left to do.
         with progress.doing("checking the settings and the problems"):
-            from nip_core.stages.prepare import prepare
-            from nip_core.stages.session import open_session
+            from nip_core.session.opening import open_session
+            from nip_core.session.prepare import prepare
 
             prepared = prepare(parameters)
             result = look(prepared)

@@ -100,9 +100,9 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Make a dataset of SOURCE: right solutions, and variants that their tests prove wrong."""
-    from nip_core.stages import build_problems as stage
-    from nip_core.stages.asked_model import ModelOptions
-    from nip_core.stages.written_bugs import STYLES
+    from nip_core.problems import build_problems as stage
+    from nip_core.problems.asked_model import ModelOptions
+    from nip_core.problems.written_bugs import STYLES
 
     def asked(name: str | None, usd: tuple[float, float] | None, heat: float | None) -> Any:
         more = tuple(overrides or ())

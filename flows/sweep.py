@@ -214,8 +214,8 @@ class _Team:
 
         Raises what keeps it from being started at all.
         """
-        from nip_core.stages.prepare import prepare
-        from nip_core.stages.showing import finished_run
+        from nip_core.session.prepare import prepare
+        from nip_core.showing.finished import finished_run
 
         try:
             finished = finished_run(prepare(run.parameters))
@@ -326,7 +326,7 @@ class _Here:
 def _show_plan(planned: Any, as_json: bool) -> None:
     """The runs with what they would take."""
     from nip_core.run_store.store import check_location
-    from nip_core.stages.prepare import estimate_of, plan_run
+    from nip_core.session.prepare import estimate_of, plan_run
 
     check_location(planned.run_store)
     rows = []

@@ -37,14 +37,14 @@ from nip_core.evaluation.metrics import evaluate, weights_of
 from nip_core.evaluation.spread import questions_of
 from nip_core.game.render import Game
 from nip_core.hashing import derive_key
+from nip_core.records.intervals import split_by_of
+from nip_core.records.iterations import Records
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.tables import RolloutTables, StoredRollouts
 from nip_core.rollouts.trees import generations_by_episode
 from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunStore
-from nip_core.stages.intervals import split_by_of
-from nip_core.stages.records import Records
-from nip_core.stages.transcripts import committed_rollouts, game_of
+from nip_core.showing.transcripts import committed_rollouts, game_of
 from nip_inspect.export_sample import Split, sample_of, usage_by
 from nip_inspect.scoring import RATES, is_right, summary
 

@@ -17,7 +17,7 @@ from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifa
 
 from nip_core.progress.outlook import State, Whole, look
 from nip_core.progress.words import state_line
-from nip_core.stages.session import Session
+from nip_core.session.session import Session
 
 ARTIFACT_EVERY_S = 10.0
 LOG_EVERY_S = 60.0

@@ -18,13 +18,14 @@ from nip_core.jobs.job import JobRecord, JobSpec, Refused
 from nip_core.jobs.ledger import Ledger, open_ledger
 from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.providers import speaks_nip
+from nip_core.records.models import ServedModel
 from nip_core.rollouts.chat_client import ChatClient
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.models import ServedModel
-from nip_core.stages.providers import Endpoints, speaks_nip
+from nip_core.servers.endpoints import Endpoints
 from nip_core.stages.proving import prove
-from nip_core.stages.training import Parent, group_job
+from nip_core.trainers.group_job import Parent, group_job
 from nip_lm_server.client import ENDED_STATUSES, describe_problems, to_jsonl, validate
 
 _SUFFIX = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -31,21 +31,18 @@ from nip_core.agents.protocol_handler import (
 from nip_core.agents.states import AgentState, OpenAiWholeAgentState, PlainState
 from nip_core.agents.synchronous import synchronous
 from nip_core.agents.whole_agent import Seeds, _ParsedChatCompletion
-from nip_core.answers.decisions import (
-    InvalidDecision,
-    InvalidResponse,
-    MissingPart,
-)
-from nip_core.answers.parsing import AnswerForm
-from nip_core.answers.reasons import Kind
 from nip_core.errors import SettingsError
+from nip_core.game.decisions import InvalidDecision, InvalidResponse, MissingPart
+from nip_core.game.parsing import AnswerForm
+from nip_core.game.reasons import Kind
 from nip_core.game.render import ChatMessage, Situation, Turn
 from nip_core.hashing import derive_seed
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
+from nip_core.parameters.providers import base_name
 from nip_core.proxies import blocking_http_client
 from nip_core.rollouts.chat_client import ChatAnswer, ChatClient, Endpoint
 from nip_core.rollouts.model_call import judge_answer, random_answer, request_body
-from nip_core.stages.providers import Endpoints, base_name, group_endpoints
+from nip_core.servers.endpoints import Endpoints, group_endpoints
 
 if TYPE_CHECKING:
     from openai import OpenAI

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nip_core import __version__, how_to_install
+from nip_core.distribution import __version__, how_to_install
 from nip_core.errors import NipError, ServerError, SettingsError, StoreError
 from nip_core.parameters.published import Reference
 from nip_core.proxies import let_find

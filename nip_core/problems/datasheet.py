@@ -17,12 +17,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from nip_core import __version__
+from nip_core.distribution import __version__
 from nip_core.hashing import digest
 from nip_core.problems.from_tests import Examined, moved_splits
-from nip_core.problems.rows import SPLITS, Row, write_split
 from nip_core.problems.tested import LeftOut
 from nip_core.problems.variants import endings
+from nip_core.scenarios.rows import SPLITS, Row, write_split
 
 SHEET = "datasheet.json"
 PAGE = "datasheet.md"

@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from nip_core.errors import DatasetError
 from nip_core.hashing import derive_key
 from nip_core.problems.mutate import Mutant
-from nip_core.problems.rows import SPLITS, Row, splits_of
-from nip_core.problems.sandbox import Limits, TestReport
 from nip_core.problems.sources import Source
 from nip_core.problems.tested import (
     LeftOut,
@@ -39,6 +37,8 @@ from nip_core.problems.variants import (
     told,
     try_mutants,
 )
+from nip_core.sandbox.sandbox import Limits, TestReport
+from nip_core.scenarios.rows import SPLITS, Row, splits_of
 
 MAX_STEPS = 2_000_000
 """Lines that a test of a right solution may execute, unless told otherwise."""

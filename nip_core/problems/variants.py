@@ -18,8 +18,8 @@ from typing import TypeVar
 from nip_core.hashing import derive_key
 from nip_core.problems.mutate import Mutant, mutants
 from nip_core.problems.rewrite import rewrites
-from nip_core.problems.sandbox import TestReport
 from nip_core.problems.tested import Reports, Tested, TestRunner
+from nip_core.sandbox.sandbox import TestReport
 
 T = TypeVar("T")
 _SAY_S = 10.0

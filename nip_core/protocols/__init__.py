@@ -3,6 +3,7 @@
 base                what a protocol is
 checks              which settings make a game
 scales              what a verifier may answer when it decides
+settings            what a game reads of a run's settings, as a type
 two_provers         what `debate` and `mnip` share
 zero_knowledge      a protocol around another one, with an adversarial verifier and a simulator
 
@@ -12,7 +13,6 @@ no settings (the settings look up the protocol that they name).
 """
 
 import sys
-from typing import TYPE_CHECKING
 
 from nip_core.importing import class_in, classes_in, import_object, line_of
 from nip_core.nearest import did_you_mean, nearest_first
@@ -28,10 +28,8 @@ from nip_core.protocols.base import (
     TokenChoice,
     Turn,
 )
+from nip_core.protocols.settings import GameSettings
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
-
-if TYPE_CHECKING:
-    from nip_core.parameters import HyperParameters
 
 __all__ = [
     "ACCEPT",
@@ -74,7 +72,7 @@ def find_protocol(name: str) -> type[Protocol]:
     )
 
 
-def make_protocol(parameters: "HyperParameters") -> Protocol:
+def make_protocol(parameters: GameSettings) -> Protocol:
     """The protocol that the settings name. Raises ValueError for settings that make no game."""
     kind = find_protocol(parameters.interaction_protocol)
     try:

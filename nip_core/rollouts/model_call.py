@@ -17,14 +17,10 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
-from nip_core.answers.decisions import InvalidDecision
-from nip_core.answers.parsing import (
-    AnswerForm,
-    lacks_decision,
-    parse_response,
-)
-from nip_core.answers.reasons import NO_CONTENT, NO_DECISION_GIVEN
 from nip_core.errors import StageError
+from nip_core.game.decisions import InvalidDecision
+from nip_core.game.parsing import AnswerForm, lacks_decision, parse_response
+from nip_core.game.reasons import NO_CONTENT, NO_DECISION_GIVEN
 from nip_core.game.render import ChatMessage, Game, InvalidResponse
 from nip_core.parameters import PureTextAgentParameters, RandomAgentParameters
 from nip_core.parameters.dialects import dialect_of

@@ -46,7 +46,7 @@ _KNOWN = {**_SCHEMAS, **_OF_ATTACKS}
 _SHARD_INPUT = "shard/"
 SHARED_PROMPTS = "shared_prompts"
 """In a shard's manifest: by agent, tokens of prompts that stand in several rows and were read once
-(see `nip_core.stages.spending`)."""
+(see `nip_core.records.spending`)."""
 _DIGEST_VERSION = 2
 _LATER = ("columns", "opponent", "opponent_iteration", "reasoning", "reasoning_tokens")
 """What later versions of the schema have added, which is left out of digests where it is empty."""

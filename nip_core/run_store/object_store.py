@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from nip_core import how_to_install
+from nip_core.distribution import how_to_install
 from nip_core.errors import CorruptionError, LeaseError, SettingsError, StoreError
 from nip_core.proxies import is_on_this_machine, spare_this_machine
 from nip_core.redaction import check_address, shown_address

@@ -14,7 +14,7 @@ from nip_core.parameters.prices import training_usd
 from nip_core.rollouts.plan import TRAIN
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.manifest import Manifest, commit, is_committed, read_manifest
-from nip_core.stages.session import Session
+from nip_core.session.session import Session
 from nip_core.trainers import chooser
 from nip_core.trainers.base import OfProblems, Rollouts
 from nip_core.trainers.dataset import FILES, Dataset, write_examples

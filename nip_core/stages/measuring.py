@@ -1,6 +1,7 @@
 """Measuring a committed split: its metrics, and its transcripts where the settings ask for them."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import reduce
 from hashlib import sha256
@@ -24,10 +25,14 @@ from nip_core.evaluation.report_text import result_line
 from nip_core.evaluation.transcripts import transcripts_from_tables
 from nip_core.jobs.document import read_job
 from nip_core.jobs.steps import by_step
+from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
+from nip_core.records.intervals import combined, measure_baselines, measure_intervals
+from nip_core.records.transcript_files import CHECKSUM_SUFFIX, transcripts_path
 from nip_core.rollouts.labels import add_counts, label_counts
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import (
+    RolloutTables,
     StoredRollouts,
     read_rollouts,
     shard_manifest,
@@ -36,19 +41,15 @@ from nip_core.rollouts.tables import (
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
-from nip_core.stages.attacked import is_told, own_test
-from nip_core.stages.estimate import attacks_by_choice, is_tested
-from nip_core.stages.intervals import combined, write_intervals
-from nip_core.stages.models import models_for, opponents_for
-from nip_core.stages.session import Session
+from nip_core.session.attacked_run import is_told, own_test
+from nip_core.session.session import Session
+from nip_core.stages.served import models_for, opponents_for
 
 _YAML: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is many times faster
 _TOLD = (
     *("accuracy", "accuracy_ci95", "completeness", "soundness", "episodes"),
     *("distinct_problems", "questions", "no_decision_rate"),
 )
-CHECKSUM_SUFFIX = ".sha256"
-"""Of the file beside it with its SHA-256, in the form of sha256sum."""
 
 
 def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
@@ -233,11 +234,6 @@ def labels_of(store: Store, directory: str) -> dict[str, Any]:
     return reduce(add_counts, made, label_counts([]))
 
 
-def transcripts_path(run: RunStore, iteration: int, split: str, form: str) -> str:
-    """Return where all episodes of a split are written for reading."""
-    return f"{run.iteration(iteration)}/transcripts-{split}.{form}"
-
-
 def save_transcripts(session: Session, iteration: int, split: str) -> str:
     """Write all episodes of a committed split as one YAML or JSON file, if it is not there.
 
@@ -266,3 +262,25 @@ def save_transcripts(session: Session, iteration: int, split: str) -> str:
     run.store.put(f"{path}{CHECKSUM_SUFFIX}", line.encode())
     run.store.put(path, content)
     return path
+
+
+def write_intervals(
+    session: Session,
+    iteration: int,
+    split: str,
+    metrics: Mapping[str, Any],
+    rollouts: RolloutTables | None = None,
+) -> dict[str, Any]:
+    """The document of a committed split with these metrics; made from its rollouts if need be."""
+    run, directory = session.run, session.run.rollouts(iteration, split)
+    stored = run.read_json_or_none(run.intervals(iteration, split))
+    if stored is not None:
+        return dict(stored)
+    rollouts = rollouts or read_rollouts(run.store, directory)
+    scenario, seed = session.game.scenario, session.parameters.seed
+    document = measure_intervals(rollouts, metrics, seed, scenario.split_by)
+    game = scenario.claims, session.game.protocol.provers
+    document["baselines"] = measure_baselines(rollouts, metrics, seed, scenario.split_by, *game)
+    document["rollouts"] = read_manifest(run.store, directory).extra["canonical_digest"]
+    path = run.intervals(iteration, split)
+    return dict(run.write_json_once(path, document, lease=session.lease))

@@ -19,8 +19,8 @@ from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.attack import BEST_OF_N, SNEAKY
 from nip_core.run_store.run import RUN_NAME
-from nip_core.stages.attack import STEPS, TESTED_EVERY, attack_of
-from nip_core.stages.origin import check_game
+from nip_core.session.origin import check_game
+from nip_core.sweep.attack_run import STEPS, TESTED_EVERY, attack_of
 
 Value = str | int | float | bool | None
 Count = Annotated[int, Field(ge=1)]

@@ -17,11 +17,11 @@ from nip_core.evaluation.intervals import wilson_of_rate
 from nip_core.evaluation.report_text import plain_percent
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import ACCEPT, REJECT, make_protocol
+from nip_core.records.intervals import rate_alone_of
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
-from nip_core.stages.intervals import rate_alone_of
 from nip_core.sweep.counted import Counted, Counts, Figure, LastTest, over_runs
 from nip_core.sweep.declaration import Hypothesis
 from nip_core.sweep.outcomes import outcomes

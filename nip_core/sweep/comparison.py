@@ -15,13 +15,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from nip_core.costs.spent_and_estimated import costs_of
 from nip_core.errors import SettingsError, StoreError
 from nip_core.evaluation.plots import arms_svg
 from nip_core.evaluation.report_text import p_value
 from nip_core.evaluation.statistics.differences import holm
 from nip_core.parameters.stored import with_defaults
 from nip_core.run_store.run import flatten, settings_difference
-from nip_core.stages.costs import costs_of
 from nip_core.sweep.page import MAJORITY, METRICS, Results, markdown_table
 from nip_core.sweep.played import PlayedRun, check_alike, paired
 from nip_lm_server.client import parse_json

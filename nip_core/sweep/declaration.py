@@ -37,7 +37,7 @@ from nip_core.evaluation import attack, statistics
 from nip_core.hashing import digest
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
-from nip_core.stages.prepare import code_version
+from nip_core.session.contents import code_version
 from nip_core.sweep.counted import Figure
 from nip_core.sweep.plan import Sweep, SweptRun, as_text, read_file, read_sweep
 from nip_lm_server.client import parse_json

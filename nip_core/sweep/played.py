@@ -15,12 +15,12 @@ import pyarrow.compute as pc
 
 from nip_core.errors import DatasetError
 from nip_core.evaluation.metrics import paired_difference
+from nip_core.records import named_run
+from nip_core.records.intervals import split_by_of
+from nip_core.records.iterations import Records
+from nip_core.records.status import status_of
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunRecord, RunStore
-from nip_core.stages import named_run
-from nip_core.stages.intervals import split_by_of
-from nip_core.stages.records import Records
-from nip_core.stages.showing import status_of
 
 LABELS: Mapping[str, int | None] = {"accuracy": None, "completeness": 1, "soundness": 0}
 """The rates that are compared, with the label of the problems that each is about."""

@@ -12,11 +12,11 @@ from nip_core.errors import StoreError
 from nip_core.evaluation.attack import attack_rows
 from nip_core.evaluation.baselines import shows_checking
 from nip_core.evaluation.plots import arms_svg
+from nip_core.records.intervals import shown_metrics
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
-from nip_core.stages.intervals import shown_metrics
-from nip_core.stages.showing import summary
+from nip_core.showing.summary import summary
 from nip_core.sweep.asked_again import TOKENS, any_of_tests, at_as_many
 from nip_core.sweep.attacks import SweptAttack
 from nip_core.sweep.baselines import ByMajority, asked_again_pairs, findings, kind_of

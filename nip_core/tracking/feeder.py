@@ -33,7 +33,7 @@ from nip_core.run_store.documents import encode
 from nip_core.run_store.lease import Lease, acquire
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.trackers import address, tracker_directory
+from nip_core.tracking.places import address, tracker_directory
 from nip_core.tracking.point_log import PointLog
 from nip_core.tracking.trackers import RunToTrack, Tracker, TrackerError, make_tracker
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from nip_core.errors import CorruptionError
 from nip_core.hashing import digest
+from nip_core.records.iterations import Records
 from nip_core.run_store.documents import encode
 from nip_core.run_store.run import RunStore
-from nip_core.stages.records import Records
 from nip_core.tracking.points import Row, Spans, Steps, is_in, parts_of, rows_of, with_part
 
 _FORMAT_VERSION = 1

@@ -15,10 +15,10 @@ from typing import Any
 
 from nip_core.jobs.document import read_job
 from nip_core.jobs.steps import by_step
+from nip_core.records.iterations import IterationRecord, Records
+from nip_core.records.models import NOT_SCHEDULED
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore
-from nip_core.stages.models import NOT_SCHEDULED
-from nip_core.stages.records import IterationRecord, Records
 
 Part = str
 """The name of a split, "times", or "job-" and the name of a group."""

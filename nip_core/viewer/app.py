@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from nip_core import __version__
+from nip_core.distribution import __version__
 from nip_core.errors import NipError
 from nip_core.evaluation.report import asset, report_environment
 from nip_core.viewer import pages

@@ -15,11 +15,12 @@ from typing import Any
 from nip_core.errors import NipError
 from nip_core.evaluation.report import ReportData, page_values
 from nip_core.game.render import Game
+from nip_core.records.iterations import Records
+from nip_core.records.status import status_of
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store
-from nip_core.stages.records import Records
-from nip_core.stages.showing import report_data, status_of
-from nip_core.stages.transcripts import game_of
+from nip_core.showing.summary import report_data
+from nip_core.showing.transcripts import game_of
 from nip_core.viewer.episode import TextSearch
 from nip_core.viewer.index import Episodes, RunIndex
 

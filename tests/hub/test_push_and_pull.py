@@ -26,7 +26,9 @@ from made_examples import made as made_examples
 from small_game import FEW, train_here, write_config
 
 from nip_core.errors import CorruptionError, ServerError, SettingsError
+from nip_core.hub.adapter_of_run import choose_model, write_adapter
 from nip_core.hub.client import connect
+from nip_core.hub.dataset_of_run import _Part, _without_leaks, write_dataset
 from nip_core.hub.privacy import (
     LEFT_OUT,
     check_nothing_leaks,
@@ -43,8 +45,6 @@ from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store import manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.published import choose_model, write_adapter
-from nip_core.stages.published_data import _Part, _without_leaks, write_dataset
 from nip_core.trainers.dataset import FILES, write_examples
 from nip_prefect.flows import cli
 from nip_prefect.flows import export as export_command

@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 
 from nip_lm_server import formats, wire
-from nip_lm_server.engines.reply_rules import ReplyFile
+from nip_lm_server.engines.scripted.reply_rules import ReplyFile
 from nip_lm_server.errors import ApiError
 from nip_lm_server.jobs.run import JobRunner, Turn
 from nip_lm_server.jobs.settings import client_param, resolve, total_rank
 from nip_lm_server.jobs.table import JobTable
+from nip_lm_server.jobs.training_process import SubprocessTrainer
 from nip_lm_server.proof import Proof
+from nip_lm_server.serving.training_place import TrainingPlace
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore
-from nip_lm_server.training.deterministic import DeterministicTrainer
-from nip_lm_server.training.trainers import SubprocessTrainer, TrainingPlace
+from nip_lm_server.training.deterministic_trainer import DeterministicTrainer
 from nip_lm_server.wire import CreateJobRequest, EffectiveSettings
 
 ROWS = [

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from playing import agent_of, play
 
-from nip_core.answers import reasons
-from nip_core.answers.reasons import KINDS, kind_of
 from nip_core.evaluation.transcripts import transcript_of
+from nip_core.game import reasons
+from nip_core.game.reasons import KINDS, kind_of
 from nip_core.game.render import Game, situation_of
 from nip_core.parameters import load_parameters
 from nip_core.parameters.stored import from_stored

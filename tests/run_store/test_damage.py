@@ -18,7 +18,7 @@ from nip_core.run_store.lease import acquire
 from nip_core.run_store.manifest import commit, read_manifest, verify
 from nip_core.run_store.run import Identity, RunStore, list_runs
 from nip_core.run_store.store import Store, walk
-from nip_core.stages.verification import verify_run
+from nip_core.upkeep.verify import verify_run
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "cut": lambda data: data[: len(data) * 2 // 3],

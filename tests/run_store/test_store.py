@@ -11,9 +11,9 @@ import pytest
 from unprivileged import as_users_are
 
 from nip_core.errors import LeaseError, SettingsError, StoreError
+from nip_core.records.named_run import open_runs
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.store import MissingFileError, Store, check_location, open_store, walk
-from nip_core.stages.named_run import open_runs
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import commit, verify
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import walk
-from nip_core.stages.clean import find_unused
+from nip_core.upkeep.clean import find_unused
 from nip_lm_server.proof import Proof
 from nip_lm_server.state.database import Database, dump
 from nip_lm_server.state.files import FileStore, StagedFile

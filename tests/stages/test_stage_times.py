@@ -11,10 +11,11 @@ from nip_core import loop
 from nip_core.parameters import load_parameters
 from nip_core.progress.board import Stage
 from nip_core.progress.outlook import look
+from nip_core.records.stage_seconds import seconds_so_far
+from nip_core.session.opening import open_session
 from nip_core.stages import agenda, choosing, measuring, stage_times
-from nip_core.stages.session import open_session
-from nip_core.stages.stage_times import StageTimes, seconds_so_far
-from nip_core.stages.verification import verify_run
+from nip_core.stages.stage_times import StageTimes
+from nip_core.upkeep.verify import verify_run
 
 
 class Stopped(Exception):

@@ -13,7 +13,7 @@ from nip_core.evaluation.baselines import remarks
 from nip_core.rollouts.tables import build_tables, commit_shard, join_shards
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.showing import write_report
+from nip_core.showing.summary import write_report
 from nip_core.sweep.baselines import ByMajority, baseline_lines, kind_of
 from nip_core.sweep.counted import LastTest
 from nip_core.sweep.page import page

@@ -13,7 +13,7 @@ from nip_core.evaluation.invalid import invalid_line
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.prompting import Place, chat_on_record
+from nip_core.showing.asked_chats import Place, chat_on_record
 from nip_core.viewer.pages import places_of
 
 LINK = re.compile(r'(?:href|action)="(/[^"]*|\?[^"]*)"')

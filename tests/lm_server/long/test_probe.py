@@ -14,10 +14,10 @@ pytest.importorskip("peft")
 from tiny_model import make_adapter, make_model, peft_logprobs
 
 from nip_lm_server.engines import probes as proof
-from nip_lm_server.engines import prove_weights as probe
 from nip_lm_server.engines.base import EngineError
-from nip_lm_server.engines.embedded import EmbeddedEngine
-from nip_lm_server.engines.lora import read_lora
+from nip_lm_server.engines.embedded import prove_weights as probe
+from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
+from nip_lm_server.engines.embedded.lora import read_lora
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -288,7 +288,7 @@ async def test_swapped_cut_and_absent_adapters_are_caught(base, tmp_path, dtype)
     import torch
 
     from nip_lm_server.engines.adapter_files import read_adapter
-    from nip_lm_server.engines.vllm_proof import SCORINGS, VllmProver
+    from nip_lm_server.engines.vllm.adapter_proof import SCORINGS, VllmProver
     from nip_lm_server.formats.chat_template import load_model, load_tokenizer
     from nip_lm_server.training.output import _logprobs
 

@@ -26,7 +26,7 @@ from nip_lm_server.formats import to_jsonl
 from nip_lm_server.training import loading
 from nip_lm_server.training.job import read_job
 from nip_lm_server.training.main import main
-from nip_lm_server.training.trajectories import read_episodes, with_advantages
+from nip_lm_server.training.rl import read_episodes, with_advantages
 
 SETTINGS = {"method": "trajectories", "learning_rate": 0.003, "n_epochs": 1}
 
