@@ -77,13 +77,13 @@ def _to_peft(
     base_model: str | None,
 ) -> list[str]:
     from nip_core.hub.adapter_of_run import choose_model, write_adapter
-    from nip_core.hub.repository import files_of
+    from nip_core.hub.repository import list_files
 
     if split or len(iteration or ()) > 1:
         raise SettingsError("--to peft: takes one --iteration, and no --split")
     chosen = choose_model(tree, iteration[0] if iteration else None, group)
     write_adapter(chosen, directory, place=directory.name, base=base_model)
-    return [str(directory / name) for name in files_of(directory)]
+    return [str(directory / name) for name in list_files(directory)]
 
 
 def _to_inspect(

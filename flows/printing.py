@@ -20,15 +20,15 @@ from rich.table import Table
 
 from nip_core.costs.spent_and_estimated import USD, cost_rows
 from nip_core.evaluation.attack_words import sentences
-from nip_core.evaluation.baselines import believed_line
-from nip_core.evaluation.league import opponent_words
-from nip_core.evaluation.report_text import (
+from nip_core.evaluation.baseline_verifiers import believed_line
+from nip_core.evaluation.figures_in_words import (
     alike,
     gate_line,
     in_spans,
     plain_percent,
     problems_words,
 )
+from nip_core.evaluation.league_figures import opponent_words
 from nip_core.parameters import HyperParameters
 from nip_prefect.flows.console import make_console
 from nip_prefect.flows.terminal import say

@@ -35,7 +35,7 @@ from inspect_ai.model import (
 )
 from inspect_ai.scorer import Score
 
-from nip_core.evaluation.transcripts import DECISION_WORDS
+from nip_core.evaluation.episode_transcripts import DECISION_WORDS
 from nip_core.game.reasons import Kind
 from nip_core.game.render import Game, InvalidResponse, Situation, columns_of
 from nip_core.protocols import Turn

@@ -22,8 +22,8 @@ from inspect_ai.util import span
 
 import nip_core
 from nip_core.errors import NipError
+from nip_core.evaluation.episode_transcripts import DECISION_WORDS
 from nip_core.evaluation.spread import shared_text
-from nip_core.evaluation.transcripts import DECISION_WORDS
 from nip_core.parameters import RandomAgentParameters
 from nip_core.progress.board import Progress
 from nip_core.rollouts.chat_client import Endpoint

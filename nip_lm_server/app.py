@@ -29,7 +29,7 @@ from nip_lm_server.api.plumbing import (
     Handler,
     Services,
     add_request_id,
-    guarded,
+    guard_route,
     unknown_route,
 )
 from nip_lm_server.api.proxy import Proxy
@@ -41,7 +41,7 @@ from nip_lm_server.jobs.table import JobTable
 from nip_lm_server.placement import make_slots
 from nip_lm_server.serving.pool import EnginePool
 from nip_lm_server.spec import ServerSpec
-from nip_lm_server.state.database import UNUSABLE, Database, unusable
+from nip_lm_server.state.database import UNUSABLE, Database, unusable_error
 from nip_lm_server.state.directory import DATABASE, FILES, JOBS, MODELS
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore
@@ -83,7 +83,7 @@ async def open_server(
     except BaseException as error:
         database.close()
         if isinstance(error, UNUSABLE):
-            raise unusable(database.path, error) from error
+            raise unusable_error(database.path, error) from error
         raise
     return Services(
         state_dir=state_dir,
@@ -104,7 +104,7 @@ async def open_server(
 
 
 def _places(state_dir: Path, spec: ServerSpec) -> Places:
-    """The places of files that an error may name: the server's own, its models, its programs."""
+    """List the places of files an error may name: the server's own, its models, its programs."""
     named = [path for engine in spec.engines() for path in (engine.model, engine.replies) if path]
     places = [state_dir, Path(__file__).parent, Path.cwd(), Path.home()]
     places += [Path(path).expanduser() for path in (*named, sys.prefix, sys.base_prefix)]
@@ -112,7 +112,7 @@ def _places(state_dir: Path, spec: ServerSpec) -> Places:
 
 
 def _created_at(database: Database) -> int:
-    """The time at which the state directory was made, in seconds since the epoch."""
+    """Return the time of the state directory's first start, in seconds since the epoch."""
     created_at = database.get_meta("created_at")
     if not created_at:
         created_at = int(time.time())
@@ -121,7 +121,7 @@ def _created_at(database: Database) -> int:
 
 
 async def close_server(services: Services) -> None:
-    """End the trainings that run, the engines, and the database."""
+    """End the running trainings, the engines, and the database."""
     await services.background.close()
     await services.supervisor.stop()
     await services.pool.stop()
@@ -155,32 +155,35 @@ def make_app(services: Services) -> web.Application:
         ("GET", "/v1/models/{id:.+}", routes_models.retrieve_model),
         ("DELETE", "/v1/models/{id:.+}", routes_models.delete_model),
         ("GET", "/metrics", routes_engines.show_metrics),
-        ("GET", "/nip/status", routes_engines.status),
+        ("GET", "/nip/status", routes_engines.show_status),
         ("GET", "/nip/engines", routes_engines.list_engines),
-        ("GET", "/nip/engines/{base:.+}/address", routes_engines.address),
+        ("GET", "/nip/engines/{base:.+}/address", routes_engines.show_address),
         ("GET", "/nip/engines/{base:.+}", routes_engines.retrieve_engine),
-        ("POST", "/nip/engines/{base:.+}/{action}", routes_engines.act),
+        ("POST", "/nip/engines/{base:.+}/{action}", routes_engines.move_engine),
     ]
     for path, answer in (
         ("/v1/chat/completions", generation.create_chat_completion),
         ("/v1/completions", generation.create_completion),
     ):
-        add("POST", path, guarded(_with_faults(answer), abandonable=True))
+        add("POST", path, guard_route(_play_faults(answer), abandonable=True))
     for method, path, handler in routes:
-        add(method, path, guarded(handler))
+        add(method, path, guard_route(handler))
         if method == "GET":
-            add("HEAD", path, guarded(handler))
+            add("HEAD", path, guard_route(handler))
     # 2. What needs none.
-    for path, handler in (("/health", routes_engines.health), ("/version", routes_engines.version)):
+    for path, handler in (
+        ("/health", routes_engines.show_health),
+        ("/version", routes_engines.show_version),
+    ):
         for method in ("GET", "HEAD"):
-            add(method, path, guarded(handler, key=False))
+            add(method, path, guard_route(handler, key=False))
     # 3. Everything else is told what there is.
-    add("*", "/{rest:.*}", guarded(unknown_route))
+    add("*", "/{rest:.*}", guard_route(unknown_route))
     return app
 
 
-def _with_faults(handler: Handler) -> Handler:
-    """Plays the transport faults that a replies file asks for."""
+def _play_faults(handler: Handler) -> Handler:
+    """Wrap a handler: the transport faults of the replies file are played around it."""
 
     async def play(request: web.Request) -> web.StreamResponse:
         try:

@@ -41,7 +41,7 @@ async def check_file(work: Callable[..., _T], *arguments: Any) -> _T:
 
 
 async def follow_form(work: Callable[..., _T], *arguments: Any) -> _T:
-    """``work(*arguments)``, which makes a grammar: of a large one that takes seconds."""
+    """Run ``work(*arguments)`` in the thread for grammars, as a large grammar takes seconds."""
     return await asyncio.get_running_loop().run_in_executor(_forms, work, *arguments)
 
 

@@ -27,12 +27,12 @@ _NEEDED_VARIABLES = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
 
 
 def is_secret_name(name: str) -> bool:
-    """Tell by the name of an environment variable, in capitals or not, that its value is secret."""
+    """Judge by an environment variable's name, in capitals or not, whether its value is secret."""
     return _SECRET_NAME.search(name.upper()) is not None
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """Take the secrets out of an environment, but for those that load a model."""
+    """Take the secrets out of an environment, but for those needed to load a model."""
     return {
         name: value
         for name, value in environment.items()
@@ -41,7 +41,7 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class KeyRing:
-    """The keys that are accepted. An empty ring accepts nobody; `open_to_all` accepts everybody."""
+    """The accepted keys. An empty ring accepts nobody; `open_to_all` accepts everybody."""
 
     def __init__(self, keys: Iterable[str] = (), *, open_to_all: bool = False):
         self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
@@ -68,7 +68,7 @@ class KeyRing:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell if a host's name or address means this machine, whatever name servers say."""
+    """Say whether a host's name or address means this machine, without asking name servers."""
     if host.lower() == "localhost":
         return True
     # Any other name is somebody else's word for an address.
@@ -80,14 +80,14 @@ def is_loopback(host: str) -> bool:
 def load_keys(
     keys_file: Path | None, no_auth: bool, environment: MutableMapping[str, str]
 ) -> KeyRing:
-    """Read the keys, and take them out of `environment` so that no child inherits them.
+    """Read the keys, and take them out of `environment`: no child inherits them.
 
     Spaces and line ends around a key are no part of it. Raises ValueError if there is none (unless
     `no_auth`), if a file was named that has none, if one can't stand in a header, or if `no_auth`
     contradicts given keys.
     """
     # 1. From the environment, which is the poorer for it.
-    keys = _keys(environment.pop(KEYS_VARIABLE, "").split(","), KEYS_VARIABLE)
+    keys = _split_keys(environment.pop(KEYS_VARIABLE, "").split(","), KEYS_VARIABLE)
     # 2. From the file; an empty one is a mistake, not a server without keys.
     if keys_file is not None:
         with keys_file.open("rb") as file:
@@ -100,7 +100,7 @@ def load_keys(
             text = raw.decode("utf-8-sig")
         except UnicodeDecodeError:
             raise ValueError(f"the API keys file {keys_file} is no UTF-8 text") from None
-        from_file = _keys(text.splitlines(), f"the API keys file {keys_file}")
+        from_file = _split_keys(text.splitlines(), f"the API keys file {keys_file}")
         if not from_file:
             raise ValueError(f"the API keys file {keys_file} is empty: one key per line")
         keys.extend(from_file)
@@ -109,7 +109,7 @@ def load_keys(
     return KeyRing(keys, open_to_all=no_auth)
 
 
-def _keys(raw: Iterable[str], source: str) -> list[str]:
+def _split_keys(raw: Iterable[str], source: str) -> list[str]:
     keys = [key for key in map(str.strip, raw) if key]
     for number, key in enumerate(keys, 1):
         if not (key.isascii() and key.isprintable()):
@@ -137,7 +137,7 @@ def make_key_file(path: Path) -> str:
         try:
             os.link(part, path)
         except FileExistsError:
-            (key,) = _keys([path.read_text()], f"the API key file {path}") or [""]
+            (key,) = _split_keys([path.read_text()], f"the API key file {path}") or [""]
     finally:
         part.unlink()
     if not key:

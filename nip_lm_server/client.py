@@ -1,4 +1,4 @@
-"""The server's face: all that anybody who is not the server may import of it.
+"""The server's face: everybody outside of the server imports this module of it alone.
 
 launching    ServerSpec, EngineSpec; start_or_attach, is_running, stop, stop_state_dir;
              serve_command
@@ -157,7 +157,7 @@ __all__ = [
 
 
 def serve_command() -> Callable[..., None]:
-    """Return the command that runs a server, for Typer.
+    """Return the server's command, for Typer.
 
     The context's `obj` says where a model lies that it has another name for.
     """
@@ -167,7 +167,7 @@ def serve_command() -> Callable[..., None]:
 
 
 def describe_vllm(environment: Mapping[str, str]) -> str:
-    """Return the version, build and place of the vLLM that `environment` leads to.
+    """Return version, build and place of the vLLM in `environment`.
 
     Raises VllmMissingError, which says how to get one.
     """
@@ -185,7 +185,7 @@ def describe_vllm(environment: Mapping[str, str]) -> str:
 
 
 class VllmMissingError(Exception):
-    """There is no vLLM that can run here; the message says what to do."""
+    """No vLLM can run here; the message says what to do."""
 
 
 def public_probe(base_model: str, adapter: Path) -> dict[str, Any]:
@@ -206,4 +206,4 @@ def public_probe(base_model: str, adapter: Path) -> dict[str, Any]:
 
 
 class TorchMissingError(Exception):
-    """A package that trains and runs models is missing; the message names it."""
+    """A package for training and running models is missing; the message names it."""

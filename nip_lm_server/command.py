@@ -1,4 +1,4 @@
-"""The command that runs a server, as ``python -m nip_lm_server`` and `nip serve` have it.
+"""The command to run a server, shared by ``python -m nip_lm_server`` and `nip serve`.
 
 serve           the command's options -> `spec.Start` -> the server
 command_line    a list of arguments -> exit status

@@ -30,7 +30,7 @@ def has_cuda(environment: Mapping[str, str]) -> bool:
 
 
 def count_cuda(environment: Mapping[str, str]) -> int | None:
-    """Count the CUDA devices that a process of this environment has; None if nothing tells.
+    """Count the CUDA devices a process of this environment would have; None if nothing tells.
 
     What the variable names and is not there is counted too.
     """
@@ -44,7 +44,7 @@ def count_cuda(environment: Mapping[str, str]) -> int | None:
 
 
 def device_numbers(device: str) -> frozenset[int] | None:
-    """The numbers of a name of CUDA devices; None: all that there are. "cpu" has none."""
+    """Return the device numbers in a name like "cuda:0,1". None: all devices; "cpu" has none."""
     kind, _, numbers = device.partition(":")
     if kind == "cuda" and not numbers:
         return None
@@ -65,7 +65,7 @@ def one_queue(a: str, b: str) -> bool:
 
 
 def only_on(environment: Mapping[str, str], device: str, setting: str) -> dict[str, str]:
-    """The environment of a process that is to see this device alone.
+    """Return the environment of a process restricted to this device.
 
     Numbers count the devices that `environment` shows. Raises ValueError that names `setting` if it
     hasn't so many.
@@ -87,7 +87,7 @@ def only_on(environment: Mapping[str, str], device: str, setting: str) -> dict[s
 
 
 def compile_caches(directory: Path) -> dict[str, str]:
-    """Variables by which vLLM, Triton and torch keep what they compile in `directory`.
+    """Return the variables to make vLLM, Triton and torch keep compiled code in `directory`.
 
     By themselves they use the home directory and /tmp, which a container loses.
     """

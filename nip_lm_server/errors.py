@@ -3,7 +3,7 @@
 ApiError                 raised anywhere below a route, it becomes the response
 error_body               the shape of that response
 Places                   directories of this machine, of which no answer tells
-shown                    a value as it stands in a message
+abbreviate               a value as it stands in a message
 unknown_parameter ...    the errors that many places raise
 """
 
@@ -18,7 +18,7 @@ MAX_PARAM_CHARACTERS = 500
 
 
 class ApiError(Exception):
-    """An HTTP answer that is not a success. `status` decides the `type` unless one is given."""
+    """An HTTP answer without success. `status` decides the `type` unless one is given."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ _TYPES = {
 def error_body(
     message: str, type: str, code: str | None = None, param: str | None = None
 ) -> dict[str, Any]:
-    """OpenAI's error object. What a client sent that is no text stands in it escaped."""
+    """Build OpenAI's error object. Broken text of a client is escaped in it."""
     # Long or broken text of a client would make an answer that others can't read.
     param = None if param is None else _sayable(param[:MAX_PARAM_CHARACTERS])
     message = _sayable(message[:MAX_MESSAGE_CHARACTERS])
@@ -59,7 +59,7 @@ def error_body(
 
 
 class Places:
-    """Directories of the server's machine, of which clients are told the last name alone.
+    """Directories of the server's machine. Clients are told their last name alone.
 
     What goes wrong below names files, as its log should; where they lie is no client's business.
     """
@@ -86,19 +86,22 @@ def _sayable(text: str) -> str:
 
 
 def not_found(kind: str, id: str, param: str | None = "id") -> ApiError:
-    """404 for a file or a job that does not exist."""
+    """Build the 404 for a missing file or job."""
     return ApiError(404, f"No such {kind}: {id!r}", code="not_found", param=param)
 
 
 def model_not_found(name: str, status: int = 404) -> ApiError:
     """The model named is not served here. Chat answers 404, creating a job 400, as OpenAI does."""
     return ApiError(
-        status, f"The model {shown(name)} does not exist", code="model_not_found", param="model"
+        status,
+        f"The model {abbreviate(name)} does not exist",
+        code="model_not_found",
+        param="model",
     )
 
 
-def shown(value: Any) -> str:
-    """The beginning of a value's repr, of which no more is made: the value may be very large."""
+def abbreviate(value: Any) -> str:
+    """Return the beginning of a value's repr. No more is made: the value may be very large."""
     return repr(_beginning(value, 4))[:80]
 
 
@@ -114,7 +117,7 @@ def _beginning(value: Any, depth: int) -> Any:
 
 
 def unknown_parameter(name: str) -> ApiError:
-    """400 for a parameter that the API does not have."""
+    """Build the 400 for a parameter unknown to the API."""
     name = name[:MAX_PARAM_CHARACTERS]
     return ApiError(
         400,
@@ -125,37 +128,37 @@ def unknown_parameter(name: str) -> ApiError:
 
 
 def invalid_value(name: str, value: Any, expected: str) -> ApiError:
-    """400 for a value that is wrong, or for a required one that is missing (None)."""
+    """Build the 400 for a wrong value, or for a missing required one (None)."""
     if value is None:
         message = f"Missing required parameter: '{name}' ({expected})."
         return ApiError(400, message, code="missing_required_parameter", param=name)
-    return wrong_value(name, f"Invalid '{name}': got {shown(value)}, expected {expected}.")
+    return wrong_value(name, f"Invalid '{name}': got {abbreviate(value)}, expected {expected}.")
 
 
 def wrong_value(name: str | None, message: str) -> ApiError:
-    """400 for a value that is wrong, in words of its own."""
+    """Build the 400 for a wrong value, with a message of the caller's own."""
     return ApiError(400, message, code="invalid_value", param=name)
 
 
 def other_value(name: str, got: str | None, expected: str) -> ApiError:
-    """400 for a text that is none of those expected."""
+    """Build the 400 for a text outside of the expected ones."""
     return wrong_value(name, f"Invalid '{name}': got {got!r}, expected {expected}")
 
 
 def missing_parameter(name: str) -> ApiError:
-    """400 for a required parameter that is not there."""
+    """Build the 400 for a missing required parameter."""
     message = f"Missing required parameter: '{name}'."
     return ApiError(400, message, code="missing_required_parameter", param=name)
 
 
 def unsupported_header(name: str, why: str) -> ApiError:
-    """415 for a body that comes in a form that is not taken."""
+    """Build the 415 for a body in a form the server does not take."""
     message = f"Unsupported '{name}': {why}"
     return ApiError(415, message, code="unsupported_value", param=name)
 
 
-def given_twice(name: str) -> ApiError:
-    """400 for a parameter of which all but one value would have to be ignored."""
+def doubled_parameter(name: str) -> ApiError:
+    """Build the 400 for a parameter given twice: all but one value would be ignored."""
     return wrong_value(name, f"Invalid '{name}': it is given twice.")
 
 

@@ -1,4 +1,4 @@
-"""Starting, attaching to and stopping a server from the process that needs one.
+"""Starting, attaching to and stopping a server, from the process in need of one.
 
 start_or_attach   a server for this specification, from this state directory
 is_running        whether it is still alive
@@ -77,7 +77,7 @@ class ServerConflictError(OwnerError):
 
 @dataclass(frozen=True)
 class ServerHandle:
-    """A server that answers. `api_key` stays out of the repr."""
+    """A server known to answer. `api_key` stays out of the repr."""
 
     url: str  # without /v1
     api_key: str = field(repr=False)
@@ -132,20 +132,20 @@ def start_or_attach(
     except StateError as error:
         raise OwnerError(str(error), str(error)) from None
     except (OSError, ValueError) as error:
-        raise _unusable(state_dir, error) from None
+        raise _unusable_error(state_dir, error) from None
     # 2. The server that it has, or a new one; one caller at a time.
     try:
         with _exclusive(state_dir, late):
-            while (card := _live_card(state_dir, late)) is not None:
+            while (card := _find_live_card(state_dir, late)) is not None:
                 handle = _attach(card, configuration_digest, key, state_dir, late)
                 if handle is not None:
                     return handle
             return _start(spec, state_dir, key, late, os.environ if env is None else env)
     except OSError as error:
-        raise _unusable(state_dir, error) from None
+        raise _unusable_error(state_dir, error) from None
 
 
-def _unusable(state_dir: Path, error: Exception) -> OwnerError:
+def _unusable_error(state_dir: Path, error: Exception) -> OwnerError:
     message = f"the state directory {state_dir} can't be used: {error}"
     return OwnerError(message, message)
 
@@ -160,7 +160,7 @@ def is_running(handle: ServerHandle) -> bool:
 
 
 def stop(handle: ServerHandle, *, grace_s: float = STOP_GRACE_S) -> None:
-    """End a server that this process started; one that was attached to is left alone.
+    """End a server of this process's own; one it merely attached to is left alone.
 
     Raises OwnerError if it can't be ended.
     """
@@ -182,7 +182,7 @@ def stop(handle: ServerHandle, *, grace_s: float = STOP_GRACE_S) -> None:
 
 
 def stop_state_dir(state_dir: Path, *, grace_s: float = STOP_GRACE_S) -> bool:
-    """End the server of a state directory, whoever started it. False if there was none.
+    """End the server of a state directory, no matter who started it. False if there was none.
 
     Raises OwnerError if it can't be ended.
     """
@@ -211,8 +211,8 @@ def _exclusive(state_dir: Path, late: Late):  # type: ignore[no-untyped-def]
         os.close(lock)
 
 
-def _live_card(state_dir: Path, late: Late) -> ServerCard | None:
-    """The card of the live server, None once it is certain that there is none."""
+def _find_live_card(state_dir: Path, late: Late) -> ServerCard | None:
+    """Return the card of the live server, or None once it is certain there is none."""
     while True:
         card = read_card(state_dir)
         if card is not None and card.is_alive():
@@ -237,7 +237,7 @@ def _live_card(state_dir: Path, late: Late) -> ServerCard | None:
 def _attach(
     card: ServerCard, configuration_digest: str, key: str, state_dir: Path, late: Late
 ) -> ServerHandle | None:
-    """A handle on a live server that is configured alike; None if it died in the meantime."""
+    """Return a handle on a live server of the same configuration; None if it died meanwhile."""
     where = f"the server {card.pid} at {card.url} (state {state_dir})"
     if card.version != SERVER_VERSION:
         raise ServerConflictError(
@@ -252,7 +252,7 @@ def _attach(
     if problem is not None:
         if not card.is_alive():
             return None
-        raise _unhealthy(where, problem, lasting, state_dir)
+        raise _unhealthy_error(where, problem, lasting, state_dir)
     return ServerHandle(card.url, key, card.pid, False, state_dir)
 
 
@@ -272,7 +272,7 @@ def _start(
     # 2. The process, in a session of its own: Ctrl-C in the terminal is for its owner. With -P no
     #    file in the working directory is a module to it, whatever it is called.
     try:
-        with open(state_dir / LOG, "ab", opener=_private) as log:
+        with open(state_dir / LOG, "ab", opener=_open_private) as log:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "nip_lm_server", "--spec", start.to_json()],
                 stdin=subprocess.DEVNULL,
@@ -294,14 +294,14 @@ def _start(
         card = _wait_card(process, state_dir, late)
         problem, lasting = _wait_healthy(card, key, late)
         if problem is not None:
-            raise _unhealthy("the server", problem, lasting, state_dir)
+            raise _unhealthy_error("the server", problem, lasting, state_dir)
     except BaseException:
         stop(handle, grace_s=1.0)
         raise
     return ServerHandle(card.url, key, process.pid, True, state_dir)
 
 
-def _private(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
@@ -314,14 +314,14 @@ def _wait_card(process: "subprocess.Popen[bytes]", state_dir: Path, late: Late) 
             raise OwnerError(
                 f"the server exited with status {process.returncode} before it was ready.\n"
                 + _log_tail(state_dir),
-                _refusal(state_dir) if process.returncode == REFUSED_STATUS else None,
+                _read_refusal(state_dir) if process.returncode == REFUSED_STATUS else None,
             )
         if late():
             raise OwnerError(f"the server was not ready in time.\n{_log_tail(state_dir)}")
         time.sleep(_POLL_S)
 
 
-def _unhealthy(server: str, problem: str, lasting: bool, state_dir: Path) -> OwnerError:
+def _unhealthy_error(server: str, problem: str, lasting: bool, state_dir: Path) -> OwnerError:
     message = f"{server} is not healthy: {problem}"
     # What does not pass by itself is known by now, and in the log is nothing more of it.
     reason = f"{message} (its state is in {state_dir})" if lasting else None
@@ -384,7 +384,7 @@ def _end(card: ServerCard, state_dir: Path, grace_s: float) -> None:
     remove_card(state_dir, card.pid)
 
 
-def _refusal(state_dir: Path) -> str | None:
+def _read_refusal(state_dir: Path) -> str | None:
     lines = read_tail(state_dir / LOG).splitlines()
     refusals = [line.removeprefix(REFUSAL) for line in lines if line.startswith(REFUSAL)]
     return refusals[-1] if refusals else None

@@ -1,4 +1,4 @@
-"""From a configuration to the slots of the pool: which engine, which trainer, on which device.
+"""From a configuration to the slots of the pool: each one's engine, trainer and device.
 
 Engines are imported where they are made: a server without torch serves `deterministic`, and the
 server of a vLLM engine never loads torch at all.
@@ -29,7 +29,7 @@ def make_slots(
     spec: ServerSpec, environment: Mapping[str, str], state_dir: Path
 ) -> tuple[Slot, ...]:
     """The slots of a server. Raises ValueError if the configuration makes no sense."""
-    slots = tuple(_slot(engine, environment, state_dir) for engine in spec.engines())
+    slots = tuple(_make_slot(engine, environment, state_dir) for engine in spec.engines())
     names = [slot.base_model for slot in slots]
     for name in names:
         if names.count(name) > 1:
@@ -37,7 +37,7 @@ def make_slots(
     return share_memory(slots)
 
 
-def _slot(spec: EngineSpec, environment: Mapping[str, str], state_dir: Path) -> Slot:
+def _make_slot(spec: EngineSpec, environment: Mapping[str, str], state_dir: Path) -> Slot:
     # 1. Devices: "auto" is CUDA where there is one, but not without a model.
     cuda = spec.engine != "deterministic" and has_cuda(environment)
     automatic = "cuda" if cuda else "cpu"
@@ -46,9 +46,9 @@ def _slot(spec: EngineSpec, environment: Mapping[str, str], state_dir: Path) -> 
     trainer: Trainer
     if spec.engine == "deterministic":
         engine_device = "cpu"
-        make_engine, trainer = _deterministic(spec)
+        make_engine, trainer = _make_deterministic(spec)
     else:
-        make_engine, engine_device = _with_model(spec, environment, state_dir)
+        make_engine, engine_device = _make_with_model(spec, environment, state_dir)
         children = {**compile_caches(state_dir / "caches"), **without_secrets(environment)}
         trainer = SubprocessTrainer(only_on(children, training_device, "training_device"))
     # 3. The name. What can't stand in one becomes a dash.
@@ -63,7 +63,7 @@ def _slot(spec: EngineSpec, environment: Mapping[str, str], state_dir: Path) -> 
     )
 
 
-def _deterministic(spec: EngineSpec) -> tuple[MakeEngine, Trainer]:
+def _make_deterministic(spec: EngineSpec) -> tuple[MakeEngine, Trainer]:
     if spec.options:
         raise ValueError(f"the deterministic engine has no options, got {dict(spec.options)}")
     replies = load_replies(Path(spec.replies) if spec.replies else None)
@@ -74,7 +74,7 @@ def _deterministic(spec: EngineSpec) -> tuple[MakeEngine, Trainer]:
     return make, DeterministicTrainer(replies)
 
 
-def _with_model(
+def _make_with_model(
     spec: EngineSpec, environment: Mapping[str, str], state_dir: Path
 ) -> tuple[MakeEngine, str]:
     """The way to make the engine, and the device it will be on."""

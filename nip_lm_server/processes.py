@@ -24,7 +24,7 @@ torch has it (300 times as long) 42; but that fell to 1 to 4 where other program
 
 
 def working_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a child that computes: its threads wait as `WORKING_THREADS` says.
+    """Return the environment for a computing child: its threads wait as in `WORKING_THREADS`.
 
     A policy that somebody else has set than the server's launch stays.
     """
@@ -33,7 +33,7 @@ def working_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def process_identity(pid: int) -> str | None:
-    """A string that no other process will ever share, or None if `pid` is not alive.
+    """Return a string unique to this process for all time, or None if `pid` is not alive.
 
     A zombie counts as not alive.
     """
@@ -58,7 +58,7 @@ def process_identity(pid: int) -> str | None:
 
 
 def is_alive(pid: int, identity: str) -> bool:
-    """Tell if the very process that had `identity` still runs under `pid`."""
+    """Say whether the very process of this `identity` still runs under `pid`."""
     return process_identity(pid) == identity
 
 
@@ -151,7 +151,7 @@ def read_tail(path: Path, limit: int = 2000) -> str:
 
 
 def count_oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Processes that the kernel has killed for want of memory so far; 0 if it doesn't tell.
+    """Count the processes killed by the kernel for want of memory; 0 if it doesn't tell.
 
     Those of this process's control group where that is counted, otherwise of the machine. A
     child that died of SIGKILL while this grew was, most likely, one of them.

@@ -1,4 +1,4 @@
-"""Evidence that a model answers with its own weights: engines give it, the store keeps it."""
+"""Evidence of a model's answering with its own weights: engines give it, the store keeps it."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Proof:
-    """Evidence that an adapter answers with its own weights.
+    """Evidence of an adapter's answering with its own weights.
 
     `matches` says whether what the served model gave on the probe is what the saved weights
     give; `detail` carries the figures (distance, tolerance, nearest other adapter). It has

@@ -52,7 +52,7 @@ _log = logging.getLogger("nip.lm_server")
 
 
 class StartError(Exception):
-    """The server can't start; the message is all that a user needs."""
+    """The server can't start; a user needs no more than the message."""
 
 
 def run(start: Start) -> int:
@@ -125,7 +125,7 @@ async def _serve(start: Start, keys: KeyRing, listener: socket.socket, digest: s
     for sent in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sent, stop.set)
     if start.parent is not None:
-        watch_parent(start.parent, start.parent_pipe, _stopper(loop, stop))
+        watch_parent(start.parent, start.parent_pipe, _make_stopper(loop, stop))
     # 1. The engines, unless a stop comes first.
     spec, state_dir = start.spec, start.state
     _log.info("starting the engine %s with %s; state in %s", spec.engine, spec.model, state_dir)
@@ -161,7 +161,7 @@ async def _serve(start: Start, keys: KeyRing, listener: socket.socket, digest: s
         await web.SockSite(runner, listener, backlog=ACCEPTED_AT_ONCE).start()
         listener.listen(BACKLOG)  # what waits is more than what is accepted in one go
         # 3. The card, by which others find this server, until the stop.
-        card = _card(start, services.pool.base_models()[0], listener, digest)
+        card = _make_card(start, services.pool.base_models()[0], listener, digest)
         if not stop.is_set():
             try:
                 write_card(state_dir, card)
@@ -182,7 +182,7 @@ async def _serve(start: Start, keys: KeyRing, listener: socket.socket, digest: s
         await close_server(services)
 
 
-def _card(start: Start, model: str, listener: socket.socket, digest: str) -> ServerCard:
+def _make_card(start: Start, model: str, listener: socket.socket, digest: str) -> ServerCard:
     host, port = listener.getsockname()[:2]
     return ServerCard(
         pid=os.getpid(),
@@ -197,7 +197,7 @@ def _card(start: Start, model: str, listener: socket.socket, digest: str) -> Ser
     )
 
 
-def _stopper(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> Callable[[], None]:
+def _make_stopper(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> Callable[[], None]:
     def on_death() -> None:
         timer = threading.Timer(LAST_RESORT_S, os._exit, (1,))
         timer.daemon = True

@@ -31,7 +31,7 @@ def base_served_name(model: str) -> str:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """One engine: the base model that it serves, and where fine-tunes of that are trained."""
+    """One engine: its base model, and the place where fine-tunes of it are trained."""
 
     engine: str
     model: str  # a name, or the path of a model
@@ -62,7 +62,7 @@ class EngineSpec:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
 
     def facts(self) -> dict[str, Any]:
-        """Everything that changes what the engine does; a replies file counts by its content."""
+        """List all settings of the engine's behaviour; a replies file counts by its content."""
         path = Path(os.path.expanduser(self.model))
         return {
             **{setting.name: getattr(self, setting.name) for setting in fields(EngineSpec)},
@@ -108,7 +108,7 @@ class ServerSpec(EngineSpec):
         return (EngineSpec(**first), *self.more_engines)
 
     def digest(self) -> str:
-        """SHA-256 of everything that changes what the server does."""
+        """Return the SHA-256 over all settings of the server's behaviour."""
         value = {
             "version": SERVER_VERSION,
             "engines": [engine.facts() for engine in self.engines()],

@@ -1,4 +1,4 @@
-"""What the server prints and logs: whoever wrote a text, a terminal shows it and does not obey it.
+"""What the server prints and logs: a terminal shows texts, no matter whose, and obeys none.
 
 say        in place of `print`
 log_here   the log of this process, on standard error

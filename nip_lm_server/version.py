@@ -1,4 +1,4 @@
-"""The server's version, and which versions of it fit a client.
+"""The server's version, and the versions of it fit for a client.
 
 Who attaches to a run's own server asks for this same version, see `launch`.
 """
@@ -10,7 +10,7 @@ INSTALL_LOCAL = "pip install 'nip-loop[local]'"
 
 
 def compatible(version: str) -> bool:
-    """Tell if a server of that version fits: the major version, below 1.0 the minor one too."""
+    """Say whether a server of this version fits: the same major one, below 1.0 minor one too."""
     return _release(version) == _release(SERVER_VERSION)
 
 

@@ -25,8 +25,8 @@ from pydantic import (
 
 from nip_lm_server.errors import (
     ApiError,
+    abbreviate,
     missing_parameter,
-    shown,
     unsupported_value,
     wrong_value,
 )
@@ -109,7 +109,7 @@ METHODS = ("supervised", "dpo", "trajectories")
 
 
 class Method(_Strict):
-    """The training method. Which types there are, `jobs.settings` knows."""
+    """The training method. `jobs.settings` knows the types."""
 
     type: str
     supervised: MethodSettings[Hyperparameters] | None = None
@@ -120,9 +120,7 @@ class Method(_Strict):
 
 
 class TrainerSettings(BaseModel):
-    """Training settings that have one meaning, and one default, in a request and in what a job
-    trains with.
-    """
+    """Training settings with one meaning, and one default, in a request and in a training alike."""
 
     use_lora: bool = True
     """False trains every weight and makes a new base model, for which the engine is restarted."""
@@ -156,7 +154,7 @@ class TrainerSettings(BaseModel):
 
 
 class NipSettings(_Strict, TrainerSettings):
-    """Training settings that the OpenAI API has no word for."""
+    """Training settings unknown to the OpenAI API."""
 
     learning_rate: float | None = Field(None, ge=0, le=1)
     """Peak rate before `learning_rate_multiplier`. 0 trains nothing, on purpose."""
@@ -297,7 +295,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def parse_object(model: type[_Model], plain: dict[str, Any]) -> tuple[_Model, dict[str, Any]]:
-    """Check a JSON object. Returns the model, and the object without its nulls, which count as not
+    """Check a JSON object. Returns the model, and the object without its nulls: null means not
     sent. Raises ApiError 400.
     """
     try:
@@ -326,13 +324,15 @@ def _request_error(error: ValidationError, plain: dict[str, Any]) -> ApiError:
         )
     if first["type"] == "missing":
         return missing_parameter(str(param))
-    got = shown(first.get("input"))
+    got = abbreviate(first.get("input"))
     return wrong_value(param, f"Invalid '{param}': {first['msg']} (got {got}).")
 
 
 def _param(location: tuple[int | str, ...], plain: Any, *, missing: bool) -> str | None:
-    """The client's name of a place. What is no key there is pydantic's: a branch of a union, or
-    "[key]" for a key that is wrong itself, where the object is what to name.
+    """Return the client's name of a place in its object.
+
+    What is no key there is pydantic's: a branch of a union, or "[key]" for a key that is wrong
+    itself, where the object is what to name.
     """
     # The client's own object decides which steps are its keys.
     path = []
@@ -360,7 +360,7 @@ def list_object(data: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
 def list_with_ends(
     data: list[dict[str, Any]], has_more: bool, *, none: str | None
 ) -> dict[str, Any]:
-    """A page that names its first and last object; `none` stands there when it is empty."""
+    """Build a page with the ids of its first and last object, or `none` when it is empty."""
     return {
         **list_object(data, has_more),
         "first_id": data[0]["id"] if data else none,

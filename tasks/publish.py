@@ -19,7 +19,7 @@ from prefect.artifacts import (
     acreate_table_artifact,
 )
 
-from nip_core.evaluation.baselines import believed_line
+from nip_core.evaluation.baseline_verifiers import believed_line
 from nip_core.evaluation.embedding import thinned
 from nip_core.evaluation.report import metrics_table
 from nip_core.evaluation.transcripts_markdown import transcripts_markdown

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nip_core.evaluation.report_text import plain_percent
+from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.game.reasons import KINDS, Kind, is_about_decision, kind_of
 
 _COLUMNS = ("agent", "attempt", "invalid_reason", "finish_reason", "text")

@@ -1,8 +1,8 @@
 """A trained model of a run as others take it: a plain adapter of PEFT, and what is known of it.
 
-choose_model      the model of a group in an iteration, with where it comes from
-write_adapter     its files, its facts and its card, into a new directory
-settings_shown, result_of   what cards say of a run
+choose_model   the model of a group in an iteration, with where it comes from
+write_adapter  its files, its facts and its card, into a new directory
+select_settings, read_result  what cards say of a run
 
 The base model has a portable name there: that of the Hub, a bundled one's, or the one that the
 caller says; never a path. A bundled base, which no hub has, lies in the folder ``base``. The probe
@@ -95,10 +95,10 @@ def choose_model(run: RunStore, iteration: int | None, group: str | None) -> Cho
     models = {name: ServedModel(**model) for name, model in groups.items()}
     trained = [name for name, model in models.items() if model.trained_in is not None]
     # 2. Which group is meant.
-    if group is not None and group not in models and group not in _groups(record):
+    if group is not None and group not in models and group not in _list_groups(record):
         raise SettingsError(
             f"--group {group!r}: run {run.name!r} has no such model group; it has "
-            f"{', '.join(_groups(record))}"
+            f"{', '.join(_list_groups(record))}"
         )
     if not trained or (group is not None and group not in trained):
         raise SettingsError(
@@ -112,10 +112,10 @@ def choose_model(run: RunStore, iteration: int | None, group: str | None) -> Cho
             "with --group"
         )
     chosen = group or trained[0]
-    agents = _groups(record)[chosen]
+    agents = _list_groups(record)[chosen]
     base = str(with_defaults(record.parameters)["agents"][agents[0]]["model_name"])
-    playing = {name: models[name].model if name in models else "" for name in _groups(record)}
-    playing = {name: model or _base_of(record, name) for name, model in playing.items()}
+    playing = {name: models[name].model if name in models else "" for name in _list_groups(record)}
+    playing = {name: model or _find_base(record, name) for name, model in playing.items()}
     return ChosenModel(run, record, which, chosen, agents, models[chosen], base, playing)
 
 
@@ -137,12 +137,12 @@ def write_adapter(
     can't be read for the probe;
     CorruptionError if its files are not those on record.
     """
-    name = _portable_base(chosen, base)
-    with _files_of_model(chosen) as source:
+    name = _choose_portable_base(chosen, base)
+    with _find_files(chosen) as source:
         # 1. What is on record is what lies there.
-        manifest = verified(source, chosen.model.digest)
+        manifest = verify_model(source, chosen.model.digest)
         _check_is_adapter(chosen, source, manifest)
-        facts = _facts(chosen, manifest, name, license_id, probe)
+        facts = _collect_facts(chosen, manifest, name, license_id, probe)
         with new_directory(target) as part:
             # 2. The adapter: its weights as they are, its base by a name.
             shutil.copyfile(source / WEIGHTS, part / WEIGHTS)
@@ -163,7 +163,7 @@ def write_adapter(
     return sealed
 
 
-def verified(source: Path, on_record: str | None) -> dict[str, Any]:
+def verify_model(source: Path, on_record: str | None) -> dict[str, Any]:
     """The manifest of a model's directory, with every file compared. Raises CorruptionError."""
     try:
         manifest: dict[str, Any] = parse_json((source / MANIFEST).read_text(encoding="utf-8"))
@@ -194,18 +194,18 @@ def weights_digest(directory: Path) -> str | None:
     return hashlib.sha256(listed.encode()).hexdigest() if files else None
 
 
-def settings_shown(record: RunRecord) -> dict[str, Any]:
+def select_settings(record: RunRecord) -> dict[str, Any]:
     """The run's settings that are not the defaults, without places; {} if they are of no version
     that is known here."""
     try:
         settings = from_stored(record.parameters)
     except ValueError:
         return {}
-    shown: dict[str, Any] = without_places(_differing(settings))
+    shown: dict[str, Any] = without_places(_find_changes(settings))
     return shown
 
 
-def result_of(run: RunStore, record: RunRecord, iteration: int) -> dict[str, Any] | None:
+def read_result(run: RunStore, record: RunRecord, iteration: int) -> dict[str, Any] | None:
     """The measures of an iteration's test with their intervals; None if it has none."""
     metrics = run.read_json_or_none(run.metrics(iteration, TEST))
     if metrics is None:
@@ -230,7 +230,7 @@ def result_of(run: RunStore, record: RunRecord, iteration: int) -> dict[str, Any
     }
 
 
-def _groups(record: RunRecord) -> dict[str, tuple[str, ...]]:
+def _list_groups(record: RunRecord) -> dict[str, tuple[str, ...]]:
     """By model group, its agents, of a run's settings on record."""
     groups: dict[str, tuple[str, ...]] = {}
     for name, agent in with_defaults(record.parameters)["agents"].items():
@@ -240,13 +240,13 @@ def _groups(record: RunRecord) -> dict[str, tuple[str, ...]]:
     return groups
 
 
-def _base_of(record: RunRecord, group: str) -> str:
-    agent = with_defaults(record.parameters)["agents"][_groups(record)[group][0]]
+def _find_base(record: RunRecord, group: str) -> str:
+    agent = with_defaults(record.parameters)["agents"][_list_groups(record)[group][0]]
     name_of = dummy_name if agent["use_dummy_api"] else base_served_name
     return str(without_places(name_of(agent["model_name"])))
 
 
-def _portable_base(chosen: ChosenModel, name: str | None) -> str:
+def _choose_portable_base(chosen: ChosenModel, name: str | None) -> str:
     """The name by which others find the base model. Raises SettingsError if nobody knows one."""
     if chosen.model.base_model.startswith("ft:"):
         raise SettingsError(
@@ -268,7 +268,7 @@ def _portable_base(chosen: ChosenModel, name: str | None) -> str:
 
 
 @contextlib.contextmanager
-def _files_of_model(chosen: ChosenModel) -> Iterator[Path]:
+def _find_files(chosen: ChosenModel) -> Iterator[Path]:
     """Within, the directory of the model: at the run's own server, or fetched from its bucket."""
     run, name = chosen.run, chosen.model.model
     state = run.store.local_path(f"{run.root}/lm_server")
@@ -317,7 +317,7 @@ def _write_probe(chosen: ChosenModel, source: Path, part: Path) -> None:
     (part / "probe.json").write_text(json.dumps(probe, indent=1) + "\n", encoding="utf-8")
 
 
-def _facts(
+def _collect_facts(
     chosen: ChosenModel, manifest: Mapping[str, Any], base: str, license_id: str | None, probe: bool
 ) -> Facts:
     run, record, model = chosen.run, chosen.record, chosen.model
@@ -366,23 +366,23 @@ def _facts(
                 "settings": dict(manifest["settings"]),
                 **training,
             },
-            "results": result_of(run, record, chosen.iteration),
+            "results": read_result(run, record, chosen.iteration),
             "playing": dict(chosen.playing),
             "proof": {"matches": proof.get("matches"), "detail": without_places(detail)},
-            "settings": settings_shown(record),
+            "settings": select_settings(record),
         },
     )
 
 
-def _differing(settings: Parameters) -> dict[str, Any]:
+def _find_changes(settings: Parameters) -> dict[str, Any]:
     differing: dict[str, Any] = {}
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
         if isinstance(value, Parameters):
-            if inner := _differing(value):
+            if inner := _find_changes(value):
                 differing[name] = inner
         elif isinstance(value, dict) and all(isinstance(v, Parameters) for v in value.values()):
-            if inner := {key: _differing(part) for key, part in value.items()}:
+            if inner := {key: _find_changes(part) for key, part in value.items()}:
                 differing[name] = inner
         elif value != field.get_default(call_default_factory=True):
             differing[name] = settings.model_dump(mode="json", include={name})[name]

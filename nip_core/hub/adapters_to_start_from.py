@@ -16,7 +16,7 @@ from typing import Any
 from nip_core.errors import CorruptionError, SettingsError, StoreError
 from nip_core.hub.adapter_of_run import CONFIG, WEIGHTS, weights_digest
 from nip_core.hub.client import Hub
-from nip_core.hub.repository import Facts, patterns, read_sealed
+from nip_core.hub.repository import Facts, list_patterns, read_sealed
 from nip_core.models import resolve_model
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import uses_own_server
@@ -83,13 +83,13 @@ def find_published(
     # 1. Which commit it is, once and for all; its files, from the cache if they are there.
     hub = connect()
     reference = hub.pin(Reference.parse(agent.published_adapter))
-    folder = hub.download(reference, patterns("adapter"))
+    folder = hub.download(reference, list_patterns("adapter"))
     place = f"{setting}: {reference}"
     # 2. They are what whoever published them had.
     facts = read_sealed(folder, place)
     if facts is not None and facts.kind != "adapter":
         raise SettingsError(f"{place} is a repository of data; name one with an adapter")
-    config = _config(folder, place)
+    config = _read_config(folder, place)
     # 3. An adapter plays over the base model that it was trained on, and over no other.
     _check_base(place, facts, config, agent.model_name)
     needs_probe = parameters.lm_server.engine == "vllm"
@@ -105,7 +105,7 @@ def find_published(
         folder,
         reference,
         base,
-        _training_facts(facts),
+        _collect_training(facts),
         trained_in if isinstance(trained_in, int) else 0,
     )
 
@@ -129,7 +129,7 @@ def bring_published(models: Iterable[PublishedModel], state_dir: Path) -> None:
             raise StoreError(f"{state_dir}: {published.reference}: {error}") from error
 
 
-def _config(folder: Path, place: str) -> dict[str, Any]:
+def _read_config(folder: Path, place: str) -> dict[str, Any]:
     missing = [file for file in (CONFIG, WEIGHTS) if not (folder / file).is_file()]
     if missing:
         raise SettingsError(
@@ -172,7 +172,7 @@ def _check_base(
         )
 
 
-def _training_facts(facts: Facts | None) -> dict[str, Any]:
+def _collect_training(facts: Facts | None) -> dict[str, Any]:
     """Say what is known of its training; nothing of an adapter that nip has not published."""
     if facts is None:
         return {}

@@ -1,6 +1,6 @@
 """The tables of a run as others take them: rollouts and training examples, as Parquet, with a card.
 
-write_dataset   all that is committed of them, into a new directory
+write_run_tables  all that is committed of them, into a new directory
 
 Files are those that the run has committed, byte for byte, but where the column `error` of an
 episode quotes an address or a path, which are left out. Times of calls stay here.
@@ -16,14 +16,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nip_core.errors import SettingsError
-from nip_core.hub.adapter_of_run import settings_shown
+from nip_core.hub.adapter_of_run import select_settings
 from nip_core.hub.cards import dataset_card
-from nip_core.hub.privacy import plain_text, without_places
+from nip_core.hub.privacy import hide_places, without_places
 from nip_core.hub.repository import CARD, Facts, new_directory, seal
 from nip_core.rollouts.parquet import parquet_bytes, parquet_table
 from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS
 from nip_core.rollouts.tables import shard_manifest, shards_of
-from nip_core.run_store.manifest import is_committed, read_file, read_manifest
+from nip_core.run_store.facts import DatasetFacts, SplitFacts
+from nip_core.run_store.manifest import is_committed, read_committed_file, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.trainers.dataset import FILES, schema_of
 
@@ -43,7 +44,7 @@ class _Part:
     place: str  # in the run store, for errors
 
 
-def write_dataset(
+def write_run_tables(
     run: RunStore,
     target: Path,
     *,
@@ -58,14 +59,14 @@ def write_dataset(
     `iterations`: those alone, if any; `group`: the training examples of that one alone.
 
     Raises SettingsError if there are none, or one has one of `secrets` in it, see
-    `nip_core.hub.privacy.secrets_of`; CorruptionError for a file that is not what was committed.
+    `nip_core.hub.privacy.find_secrets`; CorruptionError for a file that is not what was committed.
     """
     record = run.open()
     tables: dict[str, dict[str, Any]] = {}
     digests: dict[str, dict[str, str]] = {"rollouts": {}, "datasets": {}}
     with new_directory(target) as part:
-        for piece in _pieces(run, iterations, group, digests):
-            content, rows = _without_leaks(piece, secrets)
+        for piece in _read_parts(run, iterations, group, digests):
+            content, rows = _remove_places(piece, secrets)
             file = part / piece.table / piece.split / piece.name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
@@ -92,14 +93,14 @@ def write_dataset(
             "license": license_id,
             "tables": tables,
             **digests,
-            "settings": settings_shown(record),
+            "settings": select_settings(record),
         }
         facts = Facts("dataset", without_places(lineage), content_of)
         (part / CARD).write_text(dataset_card(place, facts), encoding="utf-8")
         return seal(part, facts)
 
 
-def _pieces(
+def _read_parts(
     run: RunStore,
     iterations: Collection[int],
     group: str | None,
@@ -107,10 +108,12 @@ def _pieces(
 ) -> Iterator[_Part]:
     """The files, and meanwhile by iteration the digests of what they are part of."""
     for iteration in iterations or range(run.finished_iterations() + 1):
-        for split in _folders(run, f"{run.iteration(iteration)}/rollouts"):
+        for split in _list_committed(run, f"{run.iteration(iteration)}/rollouts"):
             directory = run.rollouts(iteration, split)
             whole = read_manifest(run.store, directory)
-            digests["rollouts"][f"{iteration:04d}/{split}"] = whole.extra["canonical_digest"]
+            digests["rollouts"][f"{iteration:04d}/{split}"] = SplitFacts.from_manifest(
+                whole
+            ).canonical_digest
             for shard in shards_of(whole):
                 manifest = read_manifest(run.store, directory, shard_manifest(shard))
                 for file in manifest.files:
@@ -121,17 +124,18 @@ def _pieces(
                             split,
                             iteration,
                             f"{iteration:04d}-{shard}.parquet",
-                            read_file(run.store, manifest, file),
+                            read_committed_file(run.store, manifest, file),
                             _ROLLOUTS[table],
                             manifest.path(file),
                         )
-        for trained in _folders(run, f"{run.iteration(iteration)}/datasets"):
+        for trained in _list_committed(run, f"{run.iteration(iteration)}/datasets"):
             if group not in (None, trained):
                 continue
             manifest = read_manifest(run.store, run.dataset(iteration, trained))
-            method = manifest.extra.get("method", "supervised")
-            digests["datasets"][f"{iteration:04d}/{trained}"] = str(manifest.extra.get("digest"))
-            content = read_file(run.store, manifest, FILES[method])
+            facts = DatasetFacts.from_manifest(manifest)
+            method = facts.method
+            digests["datasets"][f"{iteration:04d}/{trained}"] = facts.digest
+            content = read_committed_file(run.store, manifest, FILES[method])
             yield _Part(
                 f"{FILES[method].removesuffix('.parquet')}-{trained}",
                 "train",
@@ -143,7 +147,7 @@ def _pieces(
             )
 
 
-def _folders(run: RunStore, directory: str) -> Iterable[str]:
+def _list_committed(run: RunStore, directory: str) -> Iterable[str]:
     """The committed groups of files in a directory."""
     names = [name.rstrip("/") for name in run.store.list(directory) if name.endswith("/")]
     return [name for name in sorted(names) if is_committed(run.store, f"{directory}/{name}")]
@@ -160,7 +164,7 @@ def _texts(name: str, column: pa.ChunkedArray) -> Iterator[tuple[str, pa.Chunked
         yield name, column
 
 
-def _without_leaks(piece: _Part, secrets: Mapping[str, str]) -> tuple[bytes, int]:
+def _remove_places(piece: _Part, secrets: Mapping[str, str]) -> tuple[bytes, int]:
     """The file as it is published, and its number of rows."""
     table = parquet_table(piece.content, piece.schema, piece.place, None)
     columns = zip(table.column_names, table.columns, strict=True)
@@ -172,7 +176,7 @@ def _without_leaks(piece: _Part, secrets: Mapping[str, str]) -> tuple[bytes, int
                 )
     if piece.table == "episodes":
         errors = table["error"].to_pylist()
-        plain = [None if error is None else plain_text(error) for error in errors]
+        plain = [None if error is None else hide_places(error) for error in errors]
         if plain != errors:
             place = table.schema.get_field_index("error")
             field = table.schema.field(place)

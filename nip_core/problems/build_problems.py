@@ -2,6 +2,7 @@
 
     BuildOptions   what decides about it
     build          from a source to Parquet files and a datasheet
+    Built          what it has done
 
 Everything that costs nothing is done first. Then an estimate is made, and only then is a model
 asked. What tests said and its answers are in journals in the directory that is built: a build that
@@ -13,9 +14,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from nip_core.errors import SettingsError
+from nip_core.errors import CorruptionError, SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.providers import base_name
 from nip_core.problems import difficulty, written_bugs
@@ -28,7 +28,15 @@ from nip_core.problems.asked_model import (
     settings_of,
     usd_of,
 )
-from nip_core.problems.datasheet import SHEET, facts_of, write_dataset
+from nip_core.problems.datasheet import (
+    SHEET,
+    Datasheet,
+    ModelFacts,
+    Option,
+    collect_datasheet,
+    read_source_facts,
+    write_built_dataset,
+)
 from nip_core.problems.from_tests import (
     LIMITS,
     MAX_STEPS,
@@ -45,7 +53,6 @@ from nip_core.problems.written_bugs import STYLES, Record
 from nip_core.rollouts.journal import Journal
 from nip_core.sandbox.sandbox import SandboxError
 from nip_core.scenarios.rows import Row
-from nip_lm_server.client import parse_json
 
 TESTS = "tests.journal"
 ANSWERS = "answers.journal"
@@ -88,6 +95,37 @@ class BuildOptions:
             raise SettingsError(f"--styles: {unknown[0]!r} is none of {known}")
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """Upper bounds of what is still to be asked of models."""
+
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    usd: float
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build has done, or would do."""
+
+    files: tuple[Path, ...]
+    """Those of the dataset; none in a dry run."""
+    estimate: Estimate
+    """As it was before models were asked."""
+    sheet: Datasheet | None
+    """None in a dry run."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the same for `--json`."""
+        facts = {} if self.sheet is None else {"facts": self.sheet.model_dump(exclude_unset=True)}
+        return {
+            "files": [str(file) for file in self.files],
+            "estimate": vars(self.estimate),
+            **facts,
+        }
+
+
 @dataclass
 class _Build:
     """What is known so far."""
@@ -96,7 +134,7 @@ class _Build:
     examined: Examined
     environment: Mapping[str, str]
     say: Say
-    models: dict[str, Any] = field(default_factory=dict)
+    models: dict[str, ModelFacts] = field(default_factory=dict)
     """What models did, for the datasheet."""
 
     def rows(
@@ -110,8 +148,8 @@ def build(
     options: BuildOptions,
     say: Say = lambda line: None,
     environment: Mapping[str, str] = os.environ,
-) -> dict[str, Any]:
-    """Build the dataset; returns the names of its files and the facts of its datasheet.
+) -> Built:
+    """Build the dataset.
 
     Raises:
         SettingsError: an option is wrong, the estimate is above `at_most_usd`, or this system
@@ -139,7 +177,7 @@ def _build(
     reports: KnownReports,
     say: Say,
     environment: Mapping[str, str],
-) -> dict[str, Any]:
+) -> Built:
     # 2. What costs nothing.
     if reports.by_key:
         say(f"{len(reports.by_key)} reports of tests are known from a build before")
@@ -158,9 +196,8 @@ def _build(
         flag = "pass allow_without_namespaces=True"
         raise SettingsError(str(error).replace(flag, "give --allow-without-namespaces")) from error
     made = _Build(options, examined, environment, say)
-    solutions = examined.solutions
     say(
-        f"{solutions['passed']} of {solutions['tried']} solutions pass their tests; "
+        f"{examined.passed} of {examined.tried} solutions pass their tests; "
         f"{len(examined.reports)} mutants of them were run"
     )
     # 3. What a model adds.
@@ -168,9 +205,9 @@ def _build(
     for note in moved_splits(read, rows):
         say(note)
     if options.dry_run:
-        return {"files": [], "estimate": estimate}
+        return Built((), estimate, None)
     # 4. The files.
-    facts = facts_of(
+    sheet = collect_datasheet(
         examined,
         rows,
         [*read.left_out, *examined.left_out, *left_out],
@@ -178,8 +215,8 @@ def _build(
         options=_recorded(options),
         models=made.models,
     )
-    files = write_dataset(options.out, rows, facts)
-    return {"files": [str(file) for file in files], "estimate": estimate, "facts": facts}
+    files = write_built_dataset(options.out, rows, sheet)
+    return Built(tuple(files), estimate, sheet)
 
 
 def _check_out(out: Path) -> None:
@@ -196,31 +233,33 @@ def _check_out(out: Path) -> None:
 
 def _check_made_of(options: BuildOptions, read: Source, source: Path) -> None:
     """Refuse a directory with the dataset of another source, unless it is to be replaced."""
-    sheet = options.out / SHEET
-    if options.replace or not sheet.exists():
+    if options.replace:
         return
     try:
-        made_of = parse_json(sheet.read_text(encoding="utf-8"))["source"]
-        before = f"{made_of['name']} (SHA-256 {made_of['sha256']:.12})"
-        is_same = (made_of["name"], made_of["sha256"]) == (read.name, read.sha256)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        before, is_same = f"what can't be read ({type(error).__name__} in {SHEET})", False
-    if not is_same:
-        raise SettingsError(
-            f"--out {options.out}: holds a dataset made of {before}, and {source} is not the same "
-            f"(SHA-256 {read.sha256:.12}); give another directory, or --replace to replace it"
-        )
+        made_of = read_source_facts(options.out)
+        if made_of is None or (made_of.name, made_of.sha256) == (read.name, read.sha256):
+            return
+        before = f"{made_of.name} (SHA-256 {made_of.sha256:.12})"
+    except CorruptionError as error:
+        before = f"what can't be read ({type(error.__cause__).__name__} in {SHEET})"
+    raise SettingsError(
+        f"--out {options.out}: holds a dataset made of {before}, and {source} is not the same "
+        f"(SHA-256 {read.sha256:.12}); give another directory, or --replace to replace it"
+    )
 
 
-def _recorded(options: BuildOptions) -> dict[str, Any]:
-    recorded: dict[str, Any] = {"variants": options.variants, "max_steps": options.max_steps}
+def _recorded(options: BuildOptions) -> dict[str, Option]:
+    recorded: dict[str, Option] = {
+        "variants": options.variants,
+        "max_steps": options.max_steps,
+    }
     if options.writer is not None:
         recorded |= {"styles": ", ".join(options.styles), "samples": options.samples}
         recorded |= {"temperature": options.writer.temperature}
     return recorded
 
 
-async def _with_models(made: _Build) -> tuple[Rows, list[LeftOut], dict[str, Any]]:
+async def _with_models(made: _Build) -> tuple[Rows, list[LeftOut], Estimate]:
     """Ask the models for what their journals lack. Returns the rows, and the estimate before."""
     options, out = made.options, made.options.out
     answers, verdicts = _read_journal(out / ANSWERS), _read_journal(out / VERDICTS)
@@ -270,7 +309,7 @@ def _estimate(
     pending: Sequence[written_bugs.Request],
     rows: Rows,
     verdicts: Mapping[str, Record],
-) -> dict[str, Any]:
+) -> Estimate:
     """Return upper bounds of what is still to be asked; asking again for an answer comes on top."""
     options = made.options
     calls, prompt, completion, usd = len(pending), 0, 0, 0.0
@@ -293,20 +332,20 @@ def _estimate(
         said = most * options.verifier.max_tokens
         calls, prompt, completion = calls + most, prompt + read, completion + said
         usd += usd_of(game.parameters, read, said)
-    return {"calls": calls, "prompt_tokens": prompt, "completion_tokens": completion, "usd": usd}
+    return Estimate(calls, prompt, completion, usd)
 
 
-def _agree(options: BuildOptions, estimate: Mapping[str, Any], say: Say) -> None:
+def _agree(options: BuildOptions, estimate: Estimate, say: Say) -> None:
     """Say what may be paid, and refuse what is more than was allowed."""
     if options.writer is None and options.verifier is None:
         return
     say(
-        f"at most {estimate['calls']} calls, {estimate['prompt_tokens']} prompt and "
-        f"{estimate['completion_tokens']} generated tokens, ${estimate['usd']:.2f}"
+        f"at most {estimate.calls} calls, {estimate.prompt_tokens} prompt and "
+        f"{estimate.completion_tokens} generated tokens, ${estimate.usd:.2f}"
     )
-    if options.at_most_usd is not None and estimate["usd"] > options.at_most_usd:
+    if options.at_most_usd is not None and estimate.usd > options.at_most_usd:
         raise SettingsError(
-            f"--at-most-usd {options.at_most_usd:g}: it may cost ${estimate['usd']:.2f}, so "
+            f"--at-most-usd {options.at_most_usd:g}: it may cost ${estimate.usd:.2f}, so "
             "nothing was asked; allow more, or ask for fewer --samples or --styles"
         )
 
@@ -330,17 +369,17 @@ def _sorted(
 
 def _spent(
     parameters: HyperParameters, totals: tuple[int, int, int], outcomes: Mapping[str, int]
-) -> dict[str, Any]:
+) -> ModelFacts:
     agent, (calls, prompt, completion) = agent_of(parameters), totals
-    return {
-        "model": agent.model_name,
-        "provider": agent.model_provider,
-        "calls": calls,
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "usd": usd_of(parameters, prompt, completion),
-        "answers": dict(outcomes),
-    }
+    return ModelFacts(
+        model=agent.model_name,
+        provider=agent.model_provider,
+        calls=calls,
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        usd=usd_of(parameters, prompt, completion),
+        answers=dict(outcomes),
+    )
 
 
 async def _write_bugs(

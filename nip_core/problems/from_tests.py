@@ -72,8 +72,10 @@ class Examined:
     """Of the mutants that were tried."""
     runner: TestRunner
     """With the limits of each problem."""
-    solutions: Mapping[str, int]
-    """How many were tried, and how many passed."""
+    tried: int
+    """Solutions that were run on the tests of their problem."""
+    passed: int
+    """Those of them that passed."""
     left_out: tuple[LeftOut, ...]
 
 
@@ -121,7 +123,8 @@ def examine_source(source: Source, runner: TestRunner, variants: int) -> Examine
         candidates=candidates,
         reports=try_mutants(candidates, runner, at_once=_MUTANTS_AT_ONCE),
         runner=runner,
-        solutions={"tried": tried, "passed": sum(len(passing) for _, passing in right)},
+        tried=tried,
+        passed=sum(len(passing) for _, passing in right),
         left_out=tuple(left_out),
     )
 

@@ -14,7 +14,7 @@ no settings (the settings look up the protocol that they name).
 
 import sys
 
-from nip_core.importing import class_in, classes_in, import_object, line_of
+from nip_core.importing import find_class, find_classes, find_line, import_object
 from nip_core.nearest import did_you_mean, nearest_first
 from nip_core.protocols.base import (
     ACCEPT,
@@ -51,7 +51,7 @@ __all__ = [
 
 def protocol_names() -> tuple[str, ...]:
     """The names of the protocols in this package."""
-    return classes_in(__name__, Protocol)
+    return find_classes(__name__, Protocol)
 
 
 def find_protocol(name: str) -> type[Protocol]:
@@ -61,7 +61,7 @@ def find_protocol(name: str) -> type[Protocol]:
     """
     if ":" in name:
         return _imported(name)
-    protocol = class_in(__name__, name, Protocol)
+    protocol = find_class(__name__, name, Protocol)
     if protocol is not None:
         return protocol
     names = protocol_names()
@@ -82,7 +82,7 @@ def make_protocol(parameters: GameSettings) -> Protocol:
         raise
     except Exception as error:  # whatever a user's class raises
         file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-        line = line_of(error, file)
+        line = find_line(error, file)
         raise ValueError(
             f"protocol {kind.name!r} raised {type(error).__name__}: {' '.join(str(error).split())}"
             f"{line and f' ({file}{line})'}; it is asked for {kind.max_message_rounds} rounds, the "

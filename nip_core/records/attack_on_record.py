@@ -7,7 +7,7 @@ shown_attack   the figures on record, with that
 from collections.abc import Mapping
 from typing import Any
 
-from nip_core.evaluation.attack import as_now
+from nip_core.evaluation.attack_figures import as_now
 from nip_core.evaluation.attack_words import by_training
 from nip_core.records.iterations import Records
 from nip_core.rollouts.plan import ATTACK

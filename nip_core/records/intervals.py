@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from nip_core.errors import StoreError
 from nip_core.evaluation.any_of import any_of
-from nip_core.evaluation.baselines import believe_the_prover, majority
+from nip_core.evaluation.baseline_verifiers import believe_the_prover, majority
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.spread import only_intervals, questions_of, with_intervals
 from nip_core.evaluation.statistics.differences import at_most

@@ -42,7 +42,7 @@ from nip_core.run_store.documents import encode
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import MANIFEST, is_committed, read_manifest
 from nip_core.run_store.run import RunRecord, RunStore
-from nip_core.run_store.store import walk
+from nip_core.run_store.store import list_files
 from nip_lm_server.client import base_served_name
 
 BLOCK = 25
@@ -236,7 +236,7 @@ class IterationRecord:
             path.removeprefix(f"{run.root}/"): read_manifest(
                 run.store, path.rpartition("/")[0], path.rpartition("/")[2]
             ).digest
-            for path in walk(run.store, run.iteration(self.iteration))
+            for path in list_files(run.store, run.iteration(self.iteration))
             if path.endswith(f"/{MANIFEST}")
         }
 

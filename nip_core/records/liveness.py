@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from nip_core.errors import CorruptionError
-from nip_core.run_store.lease import Machine, Owner, ThisMachine
+from nip_core.run_store.lease import Machine, ThisMachine, read_lease
 from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import MissingFileError
 
 
 @dataclass(frozen=True)
@@ -21,16 +21,11 @@ class Sighting:
 def look(run: RunStore, machine: Machine | None = None) -> Sighting:
     """Read the lease. Two looks at least `ttl_s` apart with one heartbeat: its owner is dead."""
     path = f"{run.root}/lease.json"
-    lease = run.read_json_or_none(path)
-    if lease is None:
-        return Sighting(None)
     try:
-        if lease["state"] != "held":
-            return Sighting(None, epoch=int(lease["epoch"]))
-        owner = Owner.read(lease["owner"])
-        is_gone = (machine or ThisMachine()).is_gone(owner)
-        return Sighting(
-            owner.id, int(lease["heartbeat"]), float(lease["ttl_s"]), is_gone, int(lease["epoch"])
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptionError(f"{path}: not a lease that this version can read") from error
+        lease, _ = read_lease(run.store, path)
+    except MissingFileError:
+        return Sighting(None)
+    if lease.state != "held":
+        return Sighting(None, epoch=lease.epoch)
+    is_gone = (machine or ThisMachine()).is_gone(lease.owner)
+    return Sighting(lease.owner.id, lease.heartbeat, lease.ttl_s, is_gone, lease.epoch)

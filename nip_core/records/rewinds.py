@@ -30,7 +30,7 @@ from nip_core.parameters.providers import speaks_nip
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import MissingFileError, walk
+from nip_core.run_store.store import MissingFileError, list_files
 from nip_lm_server.client import ENDED_STATUSES
 
 Stage = Literal["test", "play", "dataset", "train", "swap"]
@@ -118,7 +118,7 @@ def paths_from(run: RunStore, iteration: int, stage: Stage) -> list[str]:
     """Files that `rewind` would set aside, journals included, relative to the run's root."""
     paths = []
     for top in ("iterations", "journals"):
-        for path in walk(run.store, f"{run.root}/{top}"):
+        for path in list_files(run.store, f"{run.root}/{top}"):
             relative = path.removeprefix(f"{run.root}/")
             _, number, inner = relative.split("/", 2)
             of = stage_of(inner, is_journal=top == "journals")
@@ -188,7 +188,7 @@ def open_jobs(run: RunStore, among: Collection[str] | None = None) -> list[JobRe
     `among`: paths of files relative to the run's root; only the jobs in these. None: all.
     """
     jobs = []
-    for path in walk(run.store, f"{run.root}/iterations"):
+    for path in list_files(run.store, f"{run.root}/iterations"):
         relative = path.removeprefix(f"{run.root}/")
         is_job = relative.split("/")[2] == "jobs"
         if is_job and (among is None or relative in among):

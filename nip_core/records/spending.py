@@ -22,7 +22,8 @@ from nip_core.parameters.prices import calls_usd, training_usd
 from nip_core.records.models import NOT_SCHEDULED
 from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
-from nip_core.rollouts.tables import SHARED_PROMPTS, StoredRollouts, committed_shards
+from nip_core.rollouts.tables import StoredRollouts, committed_shards
+from nip_core.run_store.facts import DatasetFacts, ShardFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
@@ -156,7 +157,7 @@ def expected_tokens(store: Store, directory: str, job: Mapping[str, Any]) -> int
     """The tokens that a job trains on, as its dataset in `directory` says; None: not known."""
     if job.get("trained_tokens") is not None or not is_committed(store, directory):
         return None
-    tokens = read_manifest(store, directory).extra.get("tokens")
+    tokens = DatasetFacts.from_manifest(read_manifest(store, directory)).tokens
     epochs = (job.get("settings") or {}).get("n_epochs")
     return None if tokens is None or epochs is None else int(tokens) * int(epochs)
 
@@ -208,13 +209,15 @@ class PlayedTables:
 
     def _without_shared(self, spent: Spent, split: str) -> Spent:
         shards = committed_shards(self._store, f"{self._rollouts}/{split}").values()
-        return reduce(_less, (shard.extra.get(SHARED_PROMPTS) or {} for shard in shards), spent)
+        return reduce(
+            _less, (ShardFacts.from_manifest(shard).shared_prompts or {} for shard in shards), spent
+        )
 
 
 def _of_shard(store: Store, manifest: Manifest) -> Spent:
     shard = StoredRollouts.of_shard(store, manifest)
     rows = shard.generations(["agent", "prompt_tokens", "completion_tokens"]).to_pylist()
-    return _less(_of_rows(rows), manifest.extra.get(SHARED_PROMPTS) or {})
+    return _less(_of_rows(rows), ShardFacts.from_manifest(manifest).shared_prompts or {})
 
 
 def _of_journal(records: Sequence[Row]) -> Spent:

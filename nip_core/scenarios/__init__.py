@@ -12,7 +12,7 @@ of this package imports one scenario. Scenarios import no settings (the settings
 scenario that they name).
 """
 
-from nip_core.importing import class_in, classes_in, import_object
+from nip_core.importing import find_class, find_classes, import_object
 from nip_core.nearest import did_you_mean, nearest_first
 from nip_core.protocols.settings import GameSettings
 from nip_core.scenarios.base import (
@@ -50,7 +50,7 @@ __all__ = [
 
 def scenario_names() -> tuple[str, ...]:
     """The names of the scenarios in this package."""
-    return classes_in(__name__, Scenario)
+    return find_classes(__name__, Scenario)
 
 
 def find_scenario(name: str) -> type[Scenario]:
@@ -64,7 +64,7 @@ def find_scenario(name: str) -> type[Scenario]:
             raise ValueError(f"{name!r} is not a subclass of nip_core.scenarios.Scenario")
         check_scenario(kind)
         return kind
-    kind = class_in(__name__, name, Scenario)
+    kind = find_class(__name__, name, Scenario)
     if kind is None:
         names = scenario_names()
         raise ValueError(

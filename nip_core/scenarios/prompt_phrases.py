@@ -281,7 +281,6 @@ def zero_knowledge_rewards(settings: SecrecySettings, words: Words) -> dict[str,
     """Return what the similarity of adversarial verifier and simulator earns everybody."""
     simulator = settings.simulator_reward_coefficient
     prover = simulator * settings.aux_prover_reward_coefficient
-    told = words.placeholders()
     alike = "The more alike your messages and those of the {} are, the"
 
     def signed(amount: float, more: str, less: str) -> str:
@@ -293,7 +292,7 @@ def zero_knowledge_rewards(settings: SecrecySettings, words: Words) -> dict[str,
             f"{alike.format('verifier')} higher your reward.",
             f"{alike.format('verifier')} lower your reward.",
         ),
-        "adversary_reward": f"A simulator, who reads {told['materials']} but none of the "
+        "adversary_reward": f"A simulator, who reads {words.all_materials} but none of the "
         "experts' messages, tries to write what you write. "
         + signed(
             simulator,
@@ -302,7 +301,7 @@ def zero_knowledge_rewards(settings: SecrecySettings, words: Words) -> dict[str,
         ),
         "prover_secrecy": ""
         if prover <= 0
-        else f" One of them tries to learn more from you than whether {told['correct']}. The "
+        else f" One of them tries to learn more from you than whether {words.shortly_correct}. The "
         "better somebody who does not read your messages could write what it writes, the higher "
         "your reward.",
     }

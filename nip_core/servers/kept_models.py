@@ -22,7 +22,7 @@ from nip_core.jobs.job import Clock
 from nip_core.records.iterations import Records
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import MissingFileError, walk
+from nip_core.run_store.store import MissingFileError, list_files
 from nip_lm_server.client import (
     MANIFEST,
     MODELS,
@@ -145,7 +145,7 @@ def fetch(run: RunStore, name: str, folder: Path) -> None:
         return
     source = _directory(run, name)
     target = folder / MODELS / source.rpartition("/")[2]
-    for path in walk(run.store, source):
+    for path in list_files(run.store, source):
         file = target / path.removeprefix(f"{source}/")
         file.parent.mkdir(parents=True, exist_ok=True)
         run.store.download(path, file)

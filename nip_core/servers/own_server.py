@@ -21,7 +21,7 @@ from nip_core.parameters import HyperParameters, PureTextAgentParameters
 from nip_core.parameters.checks import is_deterministic, serves_several_bases, uses_own_server
 from nip_core.parameters.providers import base_name
 from nip_core.progress.board import Progress
-from nip_core.proxies import as_given
+from nip_core.proxies import restore_proxies
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.run_store.run import RunStore
 from nip_core.servers.engine_sizes import check_ranks, vllm_sizes
@@ -172,7 +172,7 @@ class OwnServer:
         self._spec, self.directory = spec, directory
         # What is compiled for one run serves the next, which has a state directory of its own.
         compiled = compile_caches(_cache(environment) / "compiled")
-        self._timeout_s, self._environment = timeout_s, {**compiled, **as_given(environment)}
+        self._timeout_s, self._environment = timeout_s, {**compiled, **restore_proxies(environment)}
         self._handle: ServerHandle | None = None
         self._starting = asyncio.Lock()
 

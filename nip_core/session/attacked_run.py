@@ -7,7 +7,7 @@ is_told        whether provers are told otherwise here than there; untold: a war
 from collections.abc import Iterator
 
 from nip_core.errors import SettingsError, StoreError
-from nip_core.evaluation.attack import OwnTest
+from nip_core.evaluation.attack_figures import OwnTest
 from nip_core.game.render import Game, situation_of
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import attackers

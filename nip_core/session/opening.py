@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from nip_core.costs.caps import Budget
 from nip_core.costs.spent_and_estimated import record_estimate
 from nip_core.parameters import HyperParameters
-from nip_core.processes import seldom_collected
+from nip_core.processes import collect_seldom
 from nip_core.progress.board import Progress
 from nip_core.records.left_out import in_words, record, recorded, settle, without
 from nip_core.records.rewinds import finish_rewinds
@@ -62,7 +62,7 @@ async def open_session(
     today = datetime.now(UTC).date()
     await warn_of_shutdowns(prepared.parameters, prepared.endpoints, today)
     async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(seldom_collected())
+        stack.enter_context(collect_seldom())
         # 2. The run is this process's alone, and half a rewind is done.
         lease = stack.enter_context(await asyncio.to_thread(acquire, run.store, run.root))
         await asyncio.to_thread(finish_rewinds, run, lease)

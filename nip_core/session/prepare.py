@@ -22,7 +22,7 @@ from nip_core.records.rewinds import finish_rewinds
 from nip_core.rollouts.plan import SPLITS
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.run import Identity, RunRecord, RunStore
-from nip_core.run_store.store import MissingFileError, is_missing, open_store, walk
+from nip_core.run_store.store import MissingFileError, is_missing, list_files, open_store
 from nip_core.scenarios import Problem, Scenario, find_scenario
 from nip_core.scenarios.checked import drawn, raised, text_of, written
 from nip_core.servers.endpoints import Endpoints, remote_endpoints
@@ -205,11 +205,11 @@ def fork_run(
             name
             for name in (
                 path.removeprefix(f"{run.root}/")
-                for path in walk(run.store, f"{run.root}/lm_server")
+                for path in list_files(run.store, f"{run.root}/lm_server")
             )
             if name not in _OWN_TO_EACH and not name.startswith("lm_server/logs/")
         ]
         # Where there is no disk, the models are kept in the run.
-        adapters = walk(run.store, f"{run.root}/{ADAPTERS}")
+        adapters = list_files(run.store, f"{run.root}/{ADAPTERS}")
         copied += [path.removeprefix(f"{run.root}/") for path in adapters]
         return run.fork(forked.run_name, prepared.identity, also=copied)

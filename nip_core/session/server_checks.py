@@ -28,7 +28,7 @@ from nip_core.progress.board import Progress
 from nip_core.protocols import Move
 from nip_core.proxies import proxy_for
 from nip_core.records.left_out import Facts
-from nip_core.redaction import redact, shown_address
+from nip_core.redaction import redact, show_address
 from nip_core.scenarios import Problem, Scenario
 from nip_core.scenarios.checked import drawn
 from nip_core.servers.endpoints import Endpoints
@@ -63,7 +63,7 @@ async def check_reachable(
 
     async def reach(url: str) -> None:
         proxy = proxy_for(url)
-        through = f" through the proxy {shown_address(proxy)}" if proxy is not None else ""
+        through = f" through the proxy {show_address(proxy)}" if proxy is not None else ""
         for pause_s in (*_PAUSES_S, None):
             try:
                 return await asyncio.wait_for(_connect(proxy or url), _CONNECT_S)

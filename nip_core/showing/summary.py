@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from nip_core.costs.spent_and_estimated import cost_rows, costs_of, expected_by
-from nip_core.evaluation.attack import attack_shown
+from nip_core.evaluation.attack_figures import attack_shown
 from nip_core.evaluation.attack_words import causes, caution
-from nip_core.evaluation.baselines import left_out_words, remarks
-from nip_core.evaluation.league import league_rows
+from nip_core.evaluation.baseline_verifiers import left_out_words, remarks
+from nip_core.evaluation.league_figures import league_rows
 from nip_core.evaluation.report import GroupReport, IterationReport, ReportData, build_report
 from nip_core.evaluation.report_checksum import add_checksum
 from nip_core.evaluation.statistics.differences import holm

@@ -19,9 +19,14 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nip_core.evaluation.attack import counted
+from nip_core.evaluation.attack_figures import counted
 from nip_core.evaluation.embedding import Embedded, embedded, fair_share
-from nip_core.evaluation.transcripts import SAMPLE, Transcript, reasons, transcripts_from_tables
+from nip_core.evaluation.episode_transcripts import (
+    SAMPLE,
+    Transcript,
+    reasons,
+    transcripts_from_tables,
+)
 from nip_core.game.render import Game
 from nip_core.parameters.stored import from_stored
 from nip_core.records.iterations import Records

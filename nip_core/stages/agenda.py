@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nip_core.costs.estimate import Estimate
-from nip_core.evaluation.report_text import plain_percent
+from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
 from nip_core.progress.board import Stage

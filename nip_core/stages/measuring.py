@@ -10,19 +10,19 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
-from nip_core.evaluation.attack import (
+from nip_core.evaluation.attack_figures import (
     OwnTest,
     attack_line,
     figures,
     figures_by_step,
     untold,
 )
-from nip_core.evaluation.baselines import believe_the_prover, believed_line, majority
+from nip_core.evaluation.baseline_verifiers import believe_the_prover, believed_line, majority
+from nip_core.evaluation.episode_transcripts import transcripts_from_tables
+from nip_core.evaluation.figures_in_words import result_line
 from nip_core.evaluation.invalid import invalid_answers, invalid_line, invalid_warning
-from nip_core.evaluation.league import BY_OPPONENT, figures_by_opponent
+from nip_core.evaluation.league_figures import BY_OPPONENT, figures_by_opponent
 from nip_core.evaluation.metrics import evaluate
-from nip_core.evaluation.report_text import result_line
-from nip_core.evaluation.transcripts import transcripts_from_tables
 from nip_core.jobs.document import read_job
 from nip_core.jobs.steps import by_step
 from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
@@ -38,6 +38,7 @@ from nip_core.rollouts.tables import (
     shard_manifest,
     shards_of,
 )
+from nip_core.run_store.facts import ShardFacts, SplitFacts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
@@ -125,7 +126,7 @@ def _measured(session: Session, iteration: int, split: str) -> dict[str, Any]:
         metrics["invalid_answers"] = invalid
     played = VALIDATION if split == CANDIDATE else split
     metrics["problems_left_out"] = len(session.left_out.get(played, {}))
-    metrics["rollouts"] = read_manifest(run.store, directory).extra["canonical_digest"]
+    metrics["rollouts"] = _digest_of_split(run.store, directory)
     if session.game.scenario.labels_in_play:
         metrics["labels"] = labels_of(run.store, directory) | {
             "workers": session.game.scenario.label_workers()
@@ -186,7 +187,7 @@ def _measured_choices(session: Session, iteration: int) -> dict[str, Any]:
             session.game.scenario.split_by,
             _own_test(session),
         ),
-        "rollouts": read_manifest(run.store, directory).extra["canonical_digest"],
+        "rollouts": _digest_of_split(run.store, directory),
     }
 
 
@@ -198,10 +199,7 @@ def _measured_steps(session: Session, last: int) -> dict[str, Any]:
         i: StoredRollouts(run.store, [place]).episodes(EPISODES.names)
         for i, place in places.items()
     }
-    digests = {
-        str(i): read_manifest(run.store, place).extra["canonical_digest"]
-        for i, place in places.items()
-    }
+    digests = {str(i): _digest_of_split(run.store, place) for i, place in places.items()}
     updates = {i: sum(_updates(run, before) for before in range(i)) for i in places}
     metrics = figures_by_step(
         tests,
@@ -230,8 +228,12 @@ def labels_of(store: Store, directory: str) -> dict[str, Any]:
     """Count the solutions of a committed split that were labelled in play, by kind, and time."""
     stage = read_manifest(store, directory)
     shards = [read_manifest(store, directory, shard_manifest(name)) for name in shards_of(stage)]
-    made = [shard.extra["labels"] for shard in shards if "labels" in shard.extra]
-    return reduce(add_counts, made, label_counts([]))
+    made = [ShardFacts.from_manifest(shard).labels for shard in shards]
+    return reduce(add_counts, filter(None, made), label_counts([]))
+
+
+def _digest_of_split(store: Store, directory: str) -> str:
+    return SplitFacts.from_manifest(read_manifest(store, directory)).canonical_digest
 
 
 def save_transcripts(session: Session, iteration: int, split: str) -> str:
@@ -281,6 +283,6 @@ def write_intervals(
     document = measure_intervals(rollouts, metrics, seed, scenario.split_by)
     game = scenario.claims, session.game.protocol.provers
     document["baselines"] = measure_baselines(rollouts, metrics, seed, scenario.split_by, *game)
-    document["rollouts"] = read_manifest(run.store, directory).extra["canonical_digest"]
+    document["rollouts"] = _digest_of_split(run.store, directory)
     path = run.intervals(iteration, split)
     return dict(run.write_json_once(path, document, lease=session.lease))

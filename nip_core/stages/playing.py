@@ -52,6 +52,7 @@ from nip_core.rollouts.tables import (
     shard_manifest,
 )
 from nip_core.rollouts.trees import Branching, tree_order
+from nip_core.run_store.facts import ShardFacts, SplitFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.session.session import Session
 from nip_core.stages.served import candidates, models_for, opponents_for
@@ -118,7 +119,7 @@ class SplitPlay:
         for shard in self.plan.shards:
             if shard_is_committed(self.store, self.directory, shard):
                 manifest = read_manifest(self.store, self.directory, shard_manifest(shard))
-                failures.keys.update(manifest.extra.get("failed", ()))
+                failures.keys.update(ShardFacts.from_manifest(manifest).failed)
         return failures
 
     @cached_property
@@ -383,7 +384,7 @@ async def play_shard(session: Session, iteration: int, split: str, shard: str) -
         "shard": shard,
         "reused": False,
         "rows": dict(manifest.rows),
-        "canonical_digest": manifest.extra["canonical_digest"],
+        "canonical_digest": SplitFacts.from_manifest(manifest).canonical_digest,
         "seconds": round(time.monotonic() - started, 3),
     }
 
@@ -406,5 +407,5 @@ def commit_split(session: Session, iteration: int, split: str) -> dict[str, Any]
     session.budget.tell(session.log)
     return {
         "rows": dict(manifest.rows),
-        "canonical_digest": manifest.extra["canonical_digest"],
+        "canonical_digest": SplitFacts.from_manifest(manifest).canonical_digest,
     }

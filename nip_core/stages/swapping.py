@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from nip_core.evaluation.report_text import gate_line
+from nip_core.evaluation.figures_in_words import gate_line
 from nip_core.records.models import ServedModel
 from nip_core.servers.kept_models import keep_models
 from nip_core.session.session import Session

@@ -26,6 +26,7 @@ from nip_core.parameters.providers import speaks_nip
 from nip_core.progress.board import Activity, Progress
 from nip_core.progress.outlook import STEPS
 from nip_core.records.rewinds import next_attempt
+from nip_core.run_store.facts import DatasetFacts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.session.session import Session
 from nip_core.stages.choosing import describe
@@ -52,7 +53,7 @@ async def submit_job(session: Session, iteration: int, group: str) -> dict[str, 
     """
     # 1. What the job is follows from settings, dataset and parent alone.
     directory = session.run.dataset(iteration, group)
-    facts = read_manifest(session.run.store, directory).extra
+    facts = DatasetFacts.from_manifest(read_manifest(session.run.store, directory))
     dataset = open_dataset(session.run.store, directory)
     out = held_out(session.parameters, dataset)
     spec = job_spec(session, iteration, group, facts, out)
@@ -60,7 +61,7 @@ async def submit_job(session: Session, iteration: int, group: str) -> dict[str, 
     stored = _stored(session, iteration, group)
     if stored is not None and stored.key == spec.key and stored.id is not None:
         return _submitted(session, stored)
-    epochs, tokens = spec.hyper_parameters["n_epochs"], facts.get("tokens")
+    epochs, tokens = spec.hyper_parameters["n_epochs"], facts.tokens
     note = describe(facts, epochs)
     is_new = stored is None or stored.key != spec.key or not stored.creates_open
     if is_new and spec.examples >= MIN_EXAMPLES:  # with fewer the ledger skips it, for nothing
@@ -194,8 +195,9 @@ async def _watch(
 
 def _tokens_of(session: Session, record: JobRecord) -> int | None:
     """The tokens that the job is trained on in all; None where they are not known."""
-    facts = read_manifest(session.run.store, session.run.dataset(record.iteration, record.group))
-    tokens, epochs = facts.extra.get("tokens"), record.settings.get("n_epochs")
+    directory = session.run.dataset(record.iteration, record.group)
+    facts = DatasetFacts.from_manifest(read_manifest(session.run.store, directory))
+    tokens, epochs = facts.tokens, record.settings.get("n_epochs")
     return None if tokens is None or not isinstance(epochs, int) else tokens * epochs
 
 
@@ -222,7 +224,7 @@ def _figures(record: JobRecord) -> _Figures:
 
 
 def job_spec(
-    session: Session, iteration: int, group: str, dataset: Mapping[str, Any], out: frozenset[str]
+    session: Session, iteration: int, group: str, dataset: DatasetFacts, out: frozenset[str]
 ) -> JobSpec:
     """The group's job of this iteration: equal settings and data, equal job.
 
@@ -239,16 +241,16 @@ def job_spec(
         # What was stacked too high was merged into a base model, and goes on as one.
         can_stack=current.kind != "base",
     )
-    validation_examples = dataset.get("validation_examples", 0)
+    validation_examples = dataset.validation_examples
     return group_job(
         parameters,
         session.run.name,
         iteration,
         group,
         parent,
-        method=dataset.get("method", "supervised"),
-        dataset_digest=dataset["digest"],
-        examples=dataset["examples"] - validation_examples,
+        method=dataset.method,
+        dataset_digest=dataset.digest,
+        examples=dataset.examples - validation_examples,
         attempt=_attempt(session, iteration, group),
         validation_examples=validation_examples,
         validation_digest=digest(sorted(out)) if out else None,

@@ -1,7 +1,7 @@
 """The attacks of a sweep: by what the verifier of each run is attacked once it is trained.
 
-SweptAttack     an attack on one run of a sweep, with its settings checked
-AttackEntry     what a sweep's file says of an attack
+SweptAttack  an attack on one run of a sweep, with its settings checked
+AttackEntry  what a sweep's file says of an attack
 
     attacks:
       sneaky: {by: sneaky, steps: 20, every: 5, set: {rl.lr: 0.001}}
@@ -78,7 +78,7 @@ class SweptAttack:
         return attack.n[-1] if attack.by == BEST_OF_N else None
 
 
-def swept_attack(label: str, entry: AttackEntry, attacked: HyperParameters) -> SweptAttack:
+def plan_attack(label: str, entry: AttackEntry, attacked: HyperParameters) -> SweptAttack:
     """The attack `label` on a run that has not begun yet.
 
     Raises SettingsError where the run has nobody who could attack, or nothing worth attacking.

@@ -1,9 +1,9 @@
 """Runs on record as they are compared: which they are, what they were tested on, and how far apart.
 
-PlayedRun    a run by its place, with what comparing needs of it
-find_run     the run that a name, or a path to it, stands for
-check_alike  refuse runs that were tested on different problems
-paired       how much better one test is than another, problem by problem
+PlayedRun        a run by its place, with what comparing needs of it
+find_played_run  the run that a name, or a path to it, stands for
+check_alike      refuse runs that were tested on different problems
+compare_tests    how much better one test is than another, problem by problem
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,7 +68,7 @@ class PlayedRun:
         return dict(self.records.of(iteration).metrics(TEST) or {})
 
 
-def find_run(name: str, run_store: str) -> PlayedRun:
+def find_played_run(name: str, run_store: str) -> PlayedRun:
     """The run called `name` in `run_store`, or at the path or address STORE/NAME.
 
     Raises SettingsError if it is not there.
@@ -87,7 +87,7 @@ def check_alike(a: PlayedRun, b: PlayedRun) -> None:
         )
 
 
-def paired(
+def compare_tests(
     a: tuple[PlayedRun, int], b: tuple[PlayedRun, int], rates: Sequence[str] = tuple(LABELS)
 ) -> dict[str, dict[str, Any]]:
     """By rate, how much higher it is in the test of `b` than in that of `a` (a run and an iteration

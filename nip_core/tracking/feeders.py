@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from nip_core.parameters.tracking import TrackerParameters
-from nip_core.proxies import as_given, spare_this_machine
+from nip_core.proxies import restore_proxies, spare_this_machine
 from nip_core.run_store.run import RunStore
 from nip_core.tracking.places import address, is_remote, tracker_directory
 
@@ -133,7 +133,7 @@ class _Process:
         log = self._run.store.local_path(f"{tracker_directory(self._run, self.tracker)}/feeder.log")
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
-        environment = as_given(os.environ)
+        environment = restore_proxies(os.environ)
         spare_this_machine(environment)
         with open(log or os.devnull, "wb") as errors:
             # Its own group: no signal of the terminal, and it is ended with what it has started.

@@ -79,22 +79,22 @@ def address(tracker: TrackerParameters, environment: Mapping[str, str] = os.envi
     match tracker.kind:
         case "mlflow":
             uri = tracker.uri or environment.get("MLFLOW_TRACKING_URI") or str(Path.cwd())
-            return f"{_without_user(uri)} {tracker.project}"
+            return f"{_remove_user(uri)} {tracker.project}"
         case "wandb" if wandb_mode(tracker, environment) == "offline":
             return f"{wandb_files(tracker, environment)} {tracker.project}"
         case "wandb":
             base = environment.get("WANDB_BASE_URL") or "https://api.wandb.ai"
             entity = tracker.entity or environment.get("WANDB_ENTITY") or ""
-            return f"{_without_user(base)} {entity}/{tracker.project}"
+            return f"{_remove_user(base)} {entity}/{tracker.project}"
         case "trackio":
             server = trackio_server(tracker, environment)
             files = tracker.directory or environment.get("TRACKIO_DIR") or ""
-            return f"{_without_user(server or files)} {tracker.project}"
+            return f"{_remove_user(server or files)} {tracker.project}"
         case "tensorboard":
             return str(tensorboard_files(tracker))
 
 
-def _without_user(address: str) -> str:
+def _remove_user(address: str) -> str:
     parts = urlsplit(address)
     if "@" not in parts.netloc:
         return address

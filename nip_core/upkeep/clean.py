@@ -25,7 +25,7 @@ from nip_core.rollouts.journal_segments import remove_journal
 from nip_core.rollouts.tables import shard_is_committed, shards_of
 from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import walk
+from nip_core.run_store.store import list_files
 from nip_core.servers.kept_models import ADAPTERS
 from nip_lm_server.client import DATABASE, State, StateError, StateInUseError, read_state, remove
 from nip_lm_server.client import MANIFEST as MODEL_MANIFEST
@@ -79,7 +79,7 @@ def remove_unused(run: RunStore, state_dir: Path, unused: Sequence[Unused]) -> N
         elif thing.kind == "kept model":
             # The manifest first: without it the rest is no model.
             run.store.delete(f"{thing.name}/{MODEL_MANIFEST}")
-            for path in list(walk(run.store, thing.name)):
+            for path in list(list_files(run.store, thing.name)):
                 run.store.delete(path)
     models = [thing.name for thing in unused if thing.kind == "model"]
     files = [thing.name for thing in unused if thing.kind == "upload"]
@@ -99,7 +99,7 @@ def _leftovers(run: RunStore) -> Iterator[Unused]:
 def _uncommitted_data(run: RunStore) -> Iterator[Unused]:
     """Versions of a committed file that its manifest, which is beside them, does not have."""
     folders: dict[str, list[str]] = {}
-    for path in walk(run.store, f"{run.root}/iterations"):
+    for path in list_files(run.store, f"{run.root}/iterations"):
         folder, _, name = path.rpartition("/")
         folders.setdefault(folder, []).append(name)
     for folder, names in folders.items():
@@ -120,7 +120,7 @@ def _uncommitted_data(run: RunStore) -> Iterator[Unused]:
 
 def _journals(run: RunStore) -> Iterator[Unused]:
     sizes: dict[str, int] = {}
-    for path in walk(run.store, f"{run.root}/journals"):
+    for path in list_files(run.store, f"{run.root}/journals"):
         journal = path[: path.index(".journal") + len(".journal")] if ".journal" in path else None
         if journal is not None:
             sizes[journal] = sizes.get(journal, 0) + run.store.size(path)
@@ -169,7 +169,7 @@ def _of_the_server(run: RunStore, state_dir: Path) -> Iterator[Unused]:
     digests = {name.rpartition(":")[2] for name in needed | bases}
     for path, name, _ in models_kept:
         if path.rpartition("/")[2] not in digests:
-            size = sum(run.store.size(inner) for inner in walk(run.store, path))
+            size = sum(run.store.size(inner) for inner in list_files(run.store, path))
             yield _in_store(run, "kept model", path, size, why if name else "it was not completed")
 
 
@@ -177,7 +177,7 @@ def _named_in_documents(run: RunStore) -> frozenset[str]:
     """Models and files that JSON documents of the run name, those set aside included."""
     names: set[str] = set()
     for top in ("iterations", "superseded", "openings"):
-        for path in walk(run.store, f"{run.root}/{top}"):
+        for path in list_files(run.store, f"{run.root}/{top}"):
             if path.split("/")[-2] == "jobs":
                 read_job(run, path)  # a damaged one may no longer name what it needs
             if path.endswith(".json"):

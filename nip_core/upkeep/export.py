@@ -5,7 +5,7 @@ from pathlib import Path
 
 from nip_core.errors import SettingsError
 from nip_core.rollouts.tables import StoredRollouts, shard_manifest, shards_of
-from nip_core.run_store.manifest import read_file, read_manifest
+from nip_core.run_store.manifest import read_committed_file, read_manifest
 from nip_core.run_store.run import RunStore
 
 
@@ -31,7 +31,9 @@ def export_rollouts(run: RunStore, iteration: int, split: str, target: Path) -> 
         manifest = read_manifest(run.store, directory, shard_manifest(shard))
         contents = {manifest.name: run.store.get(f"{directory}/{manifest.name}")}
         for file, entry in manifest.files.items():
-            contents[entry.file] = read_file(run.store, manifest, file)  # as the manifest names it
+            contents[entry.file] = read_committed_file(
+                run.store, manifest, file
+            )  # as the manifest names it
         for name, content in contents.items():
             (target / name).write_bytes(content)
             written.append(target / name)

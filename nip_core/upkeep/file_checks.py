@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from nip_core.errors import CorruptionError, StoreError
 from nip_core.records.rewinds import stage_of
-from nip_core.run_store.manifest import MANIFEST, Manifest, measure, read_manifest
+from nip_core.run_store.manifest import MANIFEST, Manifest, measure_file, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, Store
 
@@ -158,7 +158,7 @@ class Check:
                 self.add(path, "damaged", f"{size_bytes} bytes", f"{found_bytes}")
             elif self.deep:
                 with as_local(store, path) as file:
-                    actual = measure(file)[1]
+                    actual = measure_file(file)[1]
                     if actual != sha256:
                         self.add(path, "damaged", f"SHA-256 {sha256}", actual)
                     elif rows is not None:

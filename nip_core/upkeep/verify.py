@@ -24,7 +24,7 @@ from nip_core.errors import CorruptionError
 from nip_core.records.iterations import BLOCK
 from nip_core.records.rewinds import unfinished_rewinds
 from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import walk
+from nip_core.run_store.store import list_files
 from nip_core.upkeep.file_checks import Check
 from nip_core.upkeep.verify_records import check_records
 from nip_core.upkeep.verify_servers import check_servers
@@ -41,7 +41,7 @@ def verify_run(run: RunStore, *, deep: bool = True, since: int = 0) -> Check:
     at. `since` is the first iteration that is checked: if not all are, neither is what was set
     aside. Raises StoreError if the store can't be read.
     """
-    paths = _newest_paths(run, since) if since else walk(run.store, run.root)
+    paths = _newest_paths(run, since) if since else list_files(run.store, run.root)
     check = Check(run, frozenset(paths), deep, since)
     check_records(check)
     return check
@@ -51,16 +51,16 @@ def _newest_paths(run: RunStore, since: int) -> Iterator[str]:
     """The files of the run itself, of its openings, and of its iterations from `since` on."""
     names = run.store.list(run.root)
     yield from (f"{run.root}/{name}" for name in names if not name.endswith("/"))
-    yield from walk(run.store, f"{run.root}/openings")
+    yield from list_files(run.store, f"{run.root}/openings")
     yield run.models(since - 1)
     for name in run.store.list(f"{run.root}/iterations"):
         if name.rstrip("/").isdigit() and int(name.rstrip("/")) >= since:
-            yield from walk(run.store, f"{run.root}/iterations/{name.rstrip('/')}")
+            yield from list_files(run.store, f"{run.root}/iterations/{name.rstrip('/')}")
 
 
 def has_begun(run: RunStore) -> bool:
     """Tell whether the run was ever created, even if its run.json is lost by now."""
-    inside = (path.removeprefix(f"{run.root}/") for path in walk(run.store, run.root))
+    inside = (path.removeprefix(f"{run.root}/") for path in list_files(run.store, run.root))
     return any(path.startswith(_SINCE_BEGUN) for path in inside)
 
 

@@ -22,7 +22,7 @@ from nip_core.records.transcript_files import CHECKSUM_SUFFIX
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN
 from nip_core.rollouts.tables import shard_manifest, shards_of
 from nip_core.run_store.lease import read_lease
-from nip_core.run_store.manifest import MANIFEST, Manifest, measure
+from nip_core.run_store.manifest import MANIFEST, Manifest, measure_file
 from nip_core.upkeep.file_checks import Check, as_local
 
 _SERVER = ("lm_server", "adapters")
@@ -95,7 +95,7 @@ def _lease(check: Check, highest_epoch: int) -> None:
     check.known |= set(check.under(f"{check.run.root}/fences"))
     demanded = f"a lease of epoch {highest_epoch} or later, which the manifests name"
     epoch = check.read(
-        path, lambda: int(read_lease(store, path)[0]["epoch"]), demanded if highest_epoch else None
+        path, lambda: read_lease(store, path)[0].epoch, demanded if highest_epoch else None
     )
     if epoch is not None and epoch < highest_epoch:
         check.add(path, "of an earlier time", f"epoch {highest_epoch} or later", epoch)
@@ -311,7 +311,7 @@ class _Iteration:
                 check.add(checksum, "damaged", expected, "another", remedy, derived=True)
                 return
             with as_local(check.run.store, of) as file:
-                actual = measure(file)[1]
+                actual = measure_file(file)[1]
             if actual != sha256:
                 check.add(of, "damaged", f"SHA-256 {sha256}", actual, remedy, derived=True)
 

@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from nip_lm_server import aside
-from nip_lm_server.api.plumbing import json_object, notes_of
+from nip_lm_server.api.plumbing import json_object, take_notes
 from nip_lm_server.errors import ApiError
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
@@ -41,7 +41,7 @@ async def read_object(
     if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
         raw = await asyncio.to_thread(unpack, raw, most)
     # 3. Parse; where it is large, beside the event loop.
-    notes_of(request).body_bytes = len(raw)
+    take_notes(request).body_bytes = len(raw)
     return raw, await aside.run(len(raw), json_object, raw)
 
 

@@ -74,7 +74,7 @@ def raise_open_files() -> None:
 
 
 def most_connections() -> int:
-    """Count the connections that this process's descriptors suffice for.
+    """Count the connections for which this process has descriptors.
 
     Each may need one more, for the engine's side of its request or for a file.
     """
@@ -133,7 +133,7 @@ class _Connection(RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("a part of the answer was sent already")
         body = error_body(
-            _what_is_wrong(status, exc),
+            _describe_failure(status, exc),
             "server_error" if status >= 500 else "invalid_request_error",
             "internal_error" if status >= 500 else "invalid_http",
         )
@@ -199,7 +199,7 @@ def make_runner(app: web.Application, drain_s: float) -> web.AppRunner:
     )
 
 
-def _what_is_wrong(status: int, error: BaseException | None) -> str:
+def _describe_failure(status: int, error: BaseException | None) -> str:
     if status >= 500:
         return f"The server broke: {type(error).__name__}"
     if isinstance(error, LineTooLong):

@@ -144,7 +144,7 @@ class EngineConnections:
         self._sweep: asyncio.TimerHandle | None = None
 
     async def close(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the idle connections."""
         if self._sweep is not None:
             self._sweep.cancel()
         for connection in [c for idle in self._idle.values() for c in idle]:
@@ -166,7 +166,7 @@ class EngineConnections:
             f"Authorization: Bearer {api_key}\r\nContent-Type: application/json\r\n"
             f"Accept-Encoding: identity\r\nContent-Length: {len(raw)}\r\n\r\n"
         )
-        connection = self._idle_one(place) or await _connect(place)
+        connection = self._pick_idle(place) or await _connect(place)
         try:
             yield await connection.ask(head.encode("latin-1") + raw)
         finally:
@@ -175,8 +175,8 @@ class EngineConnections:
             else:
                 connection.abort()
 
-    def _idle_one(self, place: tuple[str, int]) -> "_Connection | None":
-        """The connection that was used last: it is the last to be closed by the engine."""
+    def _pick_idle(self, place: tuple[str, int]) -> "_Connection | None":
+        """Return the idle connection used last, or None. The engine closes it last, too."""
         idle = self._idle.get(place, [])
         while idle:
             connection = idle[-1]

@@ -23,12 +23,12 @@ from nip_lm_server.api.bodies import read_object
 from nip_lm_server.api.generation_parameters import (
     check_capabilities,
     check_passed_through,
-    model_of,
     parse_messages,
+    read_model,
 )
-from nip_lm_server.api.plumbing import SERVICES, error_answer, json_response, notes_of
+from nip_lm_server.api.plumbing import SERVICES, error_answer, json_response, take_notes
 from nip_lm_server.api.shapes import CHAT, COMPLETION, Asked, Shape
-from nip_lm_server.api.streaming import merged, send_events
+from nip_lm_server.api.streaming import merge_streams, send_events
 from nip_lm_server.engines.base import Engine, GenerationRequest, GenerationResult, Upstream
 from nip_lm_server.errors import unknown_parameter
 from nip_lm_server.version import SERVER_VERSION
@@ -48,13 +48,15 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
 
 
 async def tokenize(request: web.Request) -> web.StreamResponse:
-    """Token ids of the prompt that messages give, as vLLM's endpoint of this name has them."""
+    """Return the token ids of a prompt given as messages, in the form of vLLM's endpoint of this
+    name.
+    """
     services = request.app[SERVICES]
     raw, body = await read_object(request)
     for name in body:
         if name not in ("model", "messages"):
             raise unknown_parameter(name)
-    model = model_of(body)
+    model = read_model(body)
     messages = await aside.run(len(raw), parse_messages, body.get("messages"))
     async with services.pool.using(model) as engine:
         if engine.upstream is not None:
@@ -71,9 +73,9 @@ async def _answer(request: web.Request, shape: Shape) -> web.StreamResponse:
     services = request.app[SERVICES]
     # 1. The body, and the engine of its model.
     raw, body = await read_object(request)
-    async with services.pool.using(model_of(body)) as engine:
+    async with services.pool.using(read_model(body)) as engine:
         kind = "base" if body["model"] == engine.base_model else "adapter"
-        notes_of(request).model_kind = kind
+        take_notes(request).model_kind = kind
         # 2. An engine that is a server itself answers, or
         upstream = engine.upstream
         if upstream is not None:
@@ -98,10 +100,10 @@ async def _answer(request: web.Request, shape: Shape) -> web.StreamResponse:
         }
         if not stream:
             results = await _generate_all(engine, asked.prompts)
-            return json_response(head | _whole(request, results, asked, shape))
+            return json_response(head | _build_answer(request, results, asked, shape))
         return await send_events(
             request,
-            _events(request, engine, asked, shape, head),
+            _write_events(request, engine, asked, shape, head),
             lambda error: dumps(error_answer(request, error)[1]),
         )
 
@@ -129,10 +131,10 @@ async def _generate_all(
     return [task.result() for task in tasks]
 
 
-def _whole(
+def _build_answer(
     request: web.Request, results: Sequence[GenerationResult], asked: Asked, shape: Shape
 ) -> dict[str, Any]:
-    """Write an answer that is sent at once, from its model on."""
+    """Build the body of an answer sent in one piece: everything from `model` on."""
     choices = [choice for result in results for choice in result.choices]
     prompt_tokens = sum([result.prompt_tokens for result in results])
     generated = sum([choice.completion_tokens for choice in choices])
@@ -140,7 +142,7 @@ def _whole(
     body: dict[str, Any] = {
         "model": results[0].model,
         "choices": [shape.choice(index, choice, asked) for index, choice in enumerate(choices)],
-        "usage": _usage(prompt_tokens, generated, shape),
+        "usage": _count_usage(prompt_tokens, generated, shape),
     }
     if asked.delivery.metadata is not None:
         body["metadata"] = asked.delivery.metadata
@@ -152,7 +154,7 @@ def _whole(
     return body
 
 
-async def _events(
+async def _write_events(
     request: web.Request, engine: Engine, asked: Asked, shape: Shape, head: dict[str, Any]
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a streamed answer: the pieces of each choice, then the usage.
@@ -165,7 +167,9 @@ async def _events(
     offsets: dict[int, int] = {}  # index -> characters of the tokens so far
     prompt_tokens = generated = 0
     try:
-        async with aclosing(merged([engine.stream(prompt) for prompt in asked.prompts])) as deltas:
+        async with aclosing(
+            merge_streams([engine.stream(prompt) for prompt in asked.prompts])
+        ) as deltas:
             async for number, delta in deltas:
                 index = number * asked.first.n + delta.index
                 offset = offsets.get(index)
@@ -184,17 +188,17 @@ async def _events(
         # Also of an answer whose client has left: they were generated.
         _note_tokens(request, prompt_tokens, generated)
     if asked.delivery.include_usage:
-        usage = dumps(_usage(prompt_tokens, generated, shape))
+        usage = dumps(_count_usage(prompt_tokens, generated, shape))
         yield prefix + b',"choices":[],"usage":' + usage + b"}\n\n"
 
 
 def _note_tokens(request: web.Request, prompt: int, generated: int) -> None:
     """Count the tokens of an answer, or of what there was of it."""
-    kind = notes_of(request).model_kind
+    kind = take_notes(request).model_kind
     request.app[SERVICES].metrics.add_tokens(kind, prompt, generated)
 
 
-def _usage(prompt_tokens: int, completion_tokens: int, shape: Shape) -> dict[str, Any]:
+def _count_usage(prompt_tokens: int, completion_tokens: int, shape: Shape) -> dict[str, Any]:
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

@@ -22,19 +22,19 @@ from typing import Any
 from nip_lm_server.engines.base import Engine, GenerationRequest, Upstream
 from nip_lm_server.errors import (
     ApiError,
+    abbreviate,
     invalid_value,
-    shown,
     unknown_parameter,
     unsupported_value,
     wrong_value,
 )
-from nip_lm_server.formats import ROLES, text_of
+from nip_lm_server.formats import ROLES, join_text
 from nip_lm_server.formats.tool_parameters import (
-    response_format,
+    parse_response_format,
+    parse_tool_choice,
+    parse_tools,
     settle_tools,
-    tool_choice,
     tool_message,
-    tools,
 )
 
 MAX_CHOICES = 128
@@ -55,7 +55,7 @@ Parse = Callable[[str, Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The way in which the answer is to be sent, and what of the request comes back with it."""
+    """How an answer is sent, and the parts of the request to be repeated in it."""
 
     stream: bool = False
     include_usage: bool = False
@@ -68,36 +68,38 @@ class Delivery:
 
 
 def parse_chat(body: Mapping[str, Any], body_bytes: int = 0) -> tuple[GenerationRequest, Delivery]:
-    """Check a chat completion's body. Raises ApiError 400 that names the parameter."""
+    """Check a chat completion's body. Raises ApiError 400 with the parameter's name."""
     # 1. Each parameter by itself.
-    values = _values(body, CHAT_PARAMETERS, ("model", "messages"))
+    values = _parse_values(body, CHAT_PARAMETERS, ("model", "messages"))
     # 2. Those that need or exclude each other.
     if values.get("top_logprobs") and not values.get("logprobs"):
         raise _needs("top_logprobs", "logprobs: true")
     settle_tools(values)
-    delivery = _delivery(values)
+    delivery = _parse_delivery(values)
     values["messages"] = parse_messages(body.get("messages"))
-    return GenerationRequest(model=model_of(body), body_bytes=body_bytes, **values), delivery
+    return GenerationRequest(model=read_model(body), body_bytes=body_bytes, **values), delivery
 
 
 def parse_completion(
     body: Mapping[str, Any], body_bytes: int = 0
 ) -> tuple[tuple[GenerationRequest, ...], Delivery]:
-    """Check a completion's body. Raises ApiError 400 that names the parameter."""
+    """Check a completion's body. Raises ApiError 400 with the parameter's name."""
     # 1. Each parameter by itself.
-    values = _values(body, COMPLETION_PARAMETERS, ("model", "prompt", "best_of"))
+    values = _parse_values(body, COMPLETION_PARAMETERS, ("model", "prompt", "best_of"))
     # 2. Those that mean the same here, or something else than in a chat.
     best_of = body.get("best_of")
     if best_of is not None and best_of != values.get("n", 1):
-        raise unsupported_value("best_of", f"got {shown(best_of)}, it can only be the same as n")
+        raise unsupported_value(
+            "best_of", f"got {abbreviate(best_of)}, it can only be the same as n"
+        )
     top_logprobs = values.pop("top_logprobs", None)
     if top_logprobs is not None:
         values |= {"logprobs": True, "top_logprobs": top_logprobs}
     values.setdefault("max_tokens", DEFAULT_COMPLETION_TOKENS)
-    delivery = _delivery(values)
+    delivery = _parse_delivery(values)
     # 3. A request for each prompt.
-    values |= {"model": model_of(body), "body_bytes": body_bytes}
-    prompts = _prompts(body.get("prompt"))
+    values |= {"model": read_model(body), "body_bytes": body_bytes}
+    prompts = _parse_prompts(body.get("prompt"))
     if len(prompts) * values.get("n", 1) > MAX_PROMPTS:
         raise invalid_value("prompt", len(prompts), f"at most {MAX_PROMPTS} prompts times n")
     return tuple([GenerationRequest(prompt=prompt, **values) for prompt in prompts]), delivery
@@ -106,7 +108,7 @@ def parse_completion(
 def check_passed_through(
     body: dict[str, Any], upstream: Upstream, *, chat: bool
 ) -> dict[str, Any] | None:
-    """Refuse what the upstream would ignore. Raises ApiError 400 that names the parameter.
+    """Refuse parameters the upstream would ignore. Raises ApiError 400 with the parameter's name.
 
     Returns None if the body can be passed on as it came, or the body to send instead.
     """
@@ -157,7 +159,7 @@ def check_capabilities(request: GenerationRequest, engine: Engine, *, chat: bool
         )
 
 
-def model_of(body: Mapping[str, Any]) -> str:
+def read_model(body: Mapping[str, Any]) -> str:
     """The model's name. Raises ApiError 400 if there is none."""
     model = body.get("model")
     if not isinstance(model, str) or not model:
@@ -166,13 +168,13 @@ def model_of(body: Mapping[str, Any]) -> str:
 
 
 def parse_messages(messages: Any) -> tuple[dict[str, Any], ...]:
-    """Check messages and join text parts, so that an engine sees text only."""
+    """Check messages and join their text parts: engines see text only."""
     if not isinstance(messages, list) or not messages:
         raise invalid_value("messages", messages, "a list with at least one message")
-    return tuple([_message(index, message) for index, message in enumerate(messages)])
+    return tuple([_parse_message(index, message) for index, message in enumerate(messages)])
 
 
-def _message(index: int, message: Any) -> dict[str, Any]:
+def _parse_message(index: int, message: Any) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise _wrong_role(index, message, _CHAT_ROLES)
     role, content = message.get("role"), message.get("content")
@@ -184,7 +186,7 @@ def _message(index: int, message: Any) -> dict[str, Any]:
             return message
     else:
         # Who calls tools need not say anything.
-        text = "" if content is None and message.get("tool_calls") else text_of(content)
+        text = "" if content is None and message.get("tool_calls") else join_text(content)
         if text is None:
             raise invalid_value(f"messages[{index}].content", content, "text")
         content = text
@@ -205,14 +207,14 @@ def _message(index: int, message: Any) -> dict[str, Any]:
 
 def _wrong_role(index: int, message: Any, roles: frozenset[str]) -> ApiError:
     if not isinstance(message, dict):
-        name, got = f"messages[{index}]", "null" if message is None else shown(message)
+        name, got = f"messages[{index}]", "null" if message is None else abbreviate(message)
         message = f"Invalid '{name}': got {got}, expected an object."
         return wrong_value(name, message)
     expected = f"one of {', '.join(sorted(roles))}"
     return invalid_value(f"messages[{index}].role", message.get("role"), expected)
 
 
-def _prompts(prompt: Any) -> tuple[str | tuple[int, ...], ...]:
+def _parse_prompts(prompt: Any) -> tuple[str | tuple[int, ...], ...]:
     expected = "a text, a list of texts, a list of token ids, or a list of such lists"
     if isinstance(prompt, str):
         return (prompt,)
@@ -233,7 +235,7 @@ def _token_ids(tokens: list[int]) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def _values(
+def _parse_values(
     body: Mapping[str, Any], parameters: Mapping[str, tuple[str, Parse]], own: tuple[str, ...]
 ) -> dict[str, Any]:
     values: dict[str, Any] = {}
@@ -258,7 +260,7 @@ def _values(
     return values
 
 
-def _delivery(values: dict[str, Any]) -> Delivery:
+def _parse_delivery(values: dict[str, Any]) -> Delivery:
     """Take what is no setting of the generation out of `values`."""
     stream = values.pop("stream", False)
     include_usage = values.pop("stream_options", None)
@@ -330,7 +332,7 @@ def _stream_options(name: str, value: Any) -> bool:
         if key == "include_usage":
             _boolean(f"{name}.{key}", item)
         elif key == "include_obfuscation":
-            _only(False)(f"{name}.{key}", item)
+            _accept_only(False)(f"{name}.{key}", item)
         else:
             raise unknown_parameter(f"{name}.{key}")
     return bool(value.get("include_usage", False))
@@ -351,8 +353,8 @@ def _metadata(name: str, value: Any) -> dict[str, str]:
     )
 
 
-def _only(*allowed: Any) -> Parse:
-    """A parameter of which only the values that change nothing are taken."""
+def _accept_only(*allowed: Any) -> Parse:
+    """Make a parser of a parameter the server can't vary: it takes the harmless values alone."""
 
     def check(name: str, value: Any) -> Any:
         for same in allowed:
@@ -360,7 +362,7 @@ def _only(*allowed: Any) -> Parse:
             if value == same and isinstance(value, bool) == isinstance(same, bool):
                 return value
         listed = " or ".join([json.dumps(same) for same in allowed])
-        raise unsupported_value(name, f"got {shown(value)}, it can only be {listed}")
+        raise unsupported_value(name, f"got {abbreviate(value)}, it can only be {listed}")
 
     return check
 
@@ -372,38 +374,38 @@ _NO_EFFECT: dict[str, Parse] = {
     "prompt_cache_retention": _text,
     "prompt_cache_options": _object,
     "metadata": _metadata,
-    "store": _only(False),
-    "service_tier": _only("auto", "default"),
+    "store": _accept_only(False),
+    "service_tier": _accept_only("auto", "default"),
 }
 
 CHAT_HARMLESS: dict[str, Parse] = {
     **_NO_EFFECT,
-    "presence_penalty": _only(0),
-    "frequency_penalty": _only(0),
-    "logit_bias": _only({}),
-    "response_format": _only({"type": "text"}),
-    "modalities": _only(["text"]),
-    "reasoning_effort": _only("none"),
-    "verbosity": _only("medium"),
-    "tools": _only([]),
-    "tool_choice": _only("none", "auto"),
+    "presence_penalty": _accept_only(0),
+    "frequency_penalty": _accept_only(0),
+    "logit_bias": _accept_only({}),
+    "response_format": _accept_only({"type": "text"}),
+    "modalities": _accept_only(["text"]),
+    "reasoning_effort": _accept_only("none"),
+    "verbosity": _accept_only("medium"),
+    "tools": _accept_only([]),
+    "tool_choice": _accept_only("none", "auto"),
     "parallel_tool_calls": _boolean,
-    "functions": _only([]),
-    "function_call": _only("none", "auto"),
-    "audio": _only(None),
-    "prediction": _only(None),
-    "moderation": _only(None),
-    "web_search_options": _only(None),
+    "functions": _accept_only([]),
+    "function_call": _accept_only("none", "auto"),
+    "audio": _accept_only(None),
+    "prediction": _accept_only(None),
+    "moderation": _accept_only(None),
+    "web_search_options": _accept_only(None),
 }
 """Parameters that chat completions take without doing anything about them, in these values."""
 
 COMPLETION_HARMLESS: dict[str, Parse] = {
     "user": _text,
-    "presence_penalty": _only(0),
-    "frequency_penalty": _only(0),
-    "logit_bias": _only({}),
-    "echo": _only(False),
-    "suffix": _only(None, ""),
+    "presence_penalty": _accept_only(0),
+    "frequency_penalty": _accept_only(0),
+    "logit_bias": _accept_only({}),
+    "echo": _accept_only(False),
+    "suffix": _accept_only(None, ""),
 }
 
 _SHARED: dict[str, tuple[str, Parse]] = {
@@ -422,9 +424,9 @@ _SHARED: dict[str, tuple[str, Parse]] = {
 CHAT_PARAMETERS: dict[str, tuple[str, Parse]] = {
     **{name: ("", check) for name, check in CHAT_HARMLESS.items()},
     **_SHARED,
-    "response_format": ("schema", response_format),
-    "tools": ("tools", tools),
-    "tool_choice": ("tool_choice", tool_choice),
+    "response_format": ("schema", parse_response_format),
+    "tools": ("tools", parse_tools),
+    "tool_choice": ("tool_choice", parse_tool_choice),
     "parallel_tool_calls": ("parallel_tool_calls", _boolean),
     "max_completion_tokens": ("max_tokens", _integer(1, 2**31 - 1)),
     "logprobs": ("logprobs", _boolean),

@@ -1,8 +1,8 @@
-"""The parts that every route shares.
+"""The shared parts of all routes.
 
 Services                   the server's parts, as routes see them
 BackgroundTasks            work that goes on without its request
-guarded                    around every route: key, errors, request id, metrics, slow bodies
+guard_route                around every route: key, errors, request id, metrics, slow bodies
 error_answer               which status and error object an exception becomes
 json_object, json_response the JSON of a body, and of an answer
 query_int ...              query parameters
@@ -32,8 +32,8 @@ from nip_lm_server.engines.base import EngineError, EngineRequestError
 from nip_lm_server.errors import (
     ApiError,
     Places,
+    doubled_parameter,
     error_body,
-    given_twice,
     other_value,
     unsupported_header,
     unsupported_value,
@@ -68,7 +68,7 @@ _id_prefix = f"req_{secrets.token_hex(6)}"
 
 
 class BackgroundTasks:
-    """Work that goes on when the request that asked for it is gone.
+    """Work beyond the end of the request it began with.
 
     A client that leaves cancels its handler. That is right for generating text, and wrong for half
     of a change: deleting a model, starting an engine. Such work runs to its end or the server's.
@@ -147,7 +147,7 @@ def json_object(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def guarded(handler: Handler, *, key: bool = True, abandonable: bool = False) -> Handler:
+def guard_route(handler: Handler, *, key: bool = True, abandonable: bool = False) -> Handler:
     """Check the key before a handler, and turn what it raises into OpenAI's error object.
 
     When the client leaves, an `abandonable` handler is cancelled and any other is finished; it is
@@ -158,7 +158,7 @@ def guarded(handler: Handler, *, key: bool = True, abandonable: bool = False) ->
     async def guard(request: web.Request) -> web.StreamResponse:
         services = request.app[SERVICES]
         metrics, begun, status = services.metrics, time.perf_counter(), _CLIENT_GONE
-        notes = notes_of(request)
+        notes = take_notes(request)
         watch = None if request.content.is_eof() else _BodyWatch(request.content)
         metrics.in_flight += 1
         try:
@@ -198,14 +198,14 @@ def guarded(handler: Handler, *, key: bool = True, abandonable: bool = False) ->
 
 
 def _has_left(request: web.Request, error: Exception) -> bool:
-    """Tell if it is the request's own connection that broke, wherever that was noticed."""
+    """Say whether the request's own connection broke, wherever the error was noticed."""
     transport = request.transport
     is_away = transport is None or transport.is_closing()
     return is_away and isinstance(error, ConnectionError)
 
 
-def notes_of(request: web.Request) -> RequestNotes:
-    """Return the notes that a handler makes for the metrics."""
+def take_notes(request: web.Request) -> RequestNotes:
+    """Return the request's notes for the metrics, and begin them at the first call."""
     notes = request.get(_NOTES)
     if notes is None:
         request[_NOTES] = notes = RequestNotes(_id_prefix + str(next(_ids)))
@@ -276,7 +276,7 @@ def _no_key(request: web.Request) -> ApiError:
 
 
 class _BodyWatch:
-    """Breaks off a request whose body comes too slowly, so that it can't hold a connection."""
+    """Breaks off a request with a slow body, to free its connection."""
 
     def __init__(self, content: StreamReader):
         self._content, self._seen = content, content.total_bytes
@@ -332,7 +332,7 @@ def _answer_of(request: web.Request, error: Exception) -> tuple[int, dict[str, A
         message = "The body's JSON is nested too deeply"
         return 400, error_body(message, "invalid_request_error", "invalid_json")
     # 3. What is the server's own trouble.
-    id = notes_of(request).id
+    id = take_notes(request).id
     if isinstance(error, EngineError):
         _log.error("%s %s %s: %s", id, request.method, request.path, error)
         return 503, error_body(str(error), "server_error", "engine_error")
@@ -358,7 +358,7 @@ def error_response(request: web.Request, error: Exception) -> web.Response:
 
 
 async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Give every answer an id; a signal, so that streamed answers have it too.
+    """Give every answer an id. As a signal of aiohttp, this reaches streamed answers too.
 
     What aiohttp refuses before there is a handler (an `Expect` it does not know, a target that is
     no path) gets OpenAI's error object here.
@@ -367,11 +367,11 @@ async def add_request_id(request: web.Request, response: web.StreamResponse) -> 
         response.body = body = orjson.dumps(error_answer(request, response)[1])
         response.content_type = "application/json"
         response.headers["Content-Length"] = str(len(body))
-    response.headers[REQUEST_ID_HEADER] = notes_of(request).id
+    response.headers[REQUEST_ID_HEADER] = take_notes(request).id
 
 
 async def unknown_route(request: web.Request) -> web.StreamResponse:
-    """404 for a path that the API does not have, 405 for a method; OPTIONS tells the methods."""
+    """Answer 404 for an unknown path and 405 for an unknown method; OPTIONS lists the methods."""
     # Asked of each route, so that the answer can't differ from what there is.
     methods: set[str] = set()
     for resource in request.app.router.resources():
@@ -410,13 +410,13 @@ def query_int(request: web.Request, name: str, default: int, low: int, high: int
 
 
 def refuse_unknown_query(request: web.Request, known: set[str]) -> None:
-    """Raise ApiError 400 for a query parameter that would be ignored.
+    """Raise ApiError 400 for a query parameter the route does not know, instead of ignoring it.
 
     In `known`, ``name[`` stands for every ``name[key]``.
     """
     for name in request.query:
         if len(request.query.getall(name)) > 1:
-            raise given_twice(name)
+            raise doubled_parameter(name)
         keyed = re.fullmatch(r"(\w+\[).+\]", name, re.DOTALL)
         if name not in known and (keyed is None or keyed[1] not in known):
             raise ApiError(

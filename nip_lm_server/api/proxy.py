@@ -1,4 +1,4 @@
-"""Passing requests through to an engine that is an OpenAI-compatible server itself.
+"""Passing requests through to an engine with an OpenAI-compatible server of its own.
 
 The body goes on as it came and the answer comes back as it came, piece by piece if it is
 streamed (`relay`). Of the upstream's headers only the content type is sent on, and the upstream's
@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 
 from nip_lm_server.api.engine_http import EngineConnections, EngineLost
-from nip_lm_server.api.relay import RETRY_AFTER_S, aborted, find_aborted, read_usage, relay
+from nip_lm_server.api.relay import RETRY_AFTER_S, broken_off_error, find_aborted, read_usage, relay
 from nip_lm_server.engines.base import Upstream
 from nip_lm_server.errors import ApiError
 from nip_lm_server.formats import bounds
@@ -40,7 +40,7 @@ class Proxy:
     async def forward(
         self, request: web.Request, upstream: Upstream, path: str, raw: bytes
     ) -> tuple[web.StreamResponse, tuple[int, int]]:
-        """Answer with what the upstream answers to `raw`, and say how many tokens that took.
+        """Answer with the upstream's answer to `raw`, and count its tokens.
 
         Returns the response and (prompt tokens, generated tokens), zeros where it doesn't tell.
         Raises ApiError with the upstream's status and message, 503 if it went to sleep over the
@@ -54,20 +54,20 @@ class Proxy:
                 self._connections.post(upstream.url, path, raw, upstream.api_key) as answer,
             ):
                 if answer.status != 200:
-                    raise _error_of(answer.status, await answer.read(_ERROR_BYTES), upstream)
+                    raise _read_error(answer.status, await answer.read(_ERROR_BYTES), upstream)
                 if answer.is_event_stream:
                     waiting.reschedule(None)  # the relay looks at the deadline itself
                     return await relay(request, answer, deadline, partial(_explain, upstream))
                 body = await answer.read()
                 if find_aborted(body) is not None:
-                    raise aborted()
+                    raise broken_off_error()
                 headers = {"Content-Type": answer.content_type or "application/json"}
                 return web.Response(body=body, headers=headers), read_usage(body)
         except (EngineLost, TimeoutError) as error:
             raise _explain(upstream, error) from error
 
 
-def _error_of(status: int, body: bytes, upstream: Upstream) -> ApiError:
+def _read_error(status: int, body: bytes, upstream: Upstream) -> ApiError:
     """OpenAI's error object for an error of the upstream, whose own come in several shapes."""
     try:
         answer: Any = bounds.parse_json(body)

@@ -69,14 +69,14 @@ class _Stream:
             self.response.enable_chunked_encoding()
 
     async def send_all(self) -> None:
-        """Send all events. Raises ApiError 503 where the upstream says that it broke off."""
+        """Send all events. Raises ApiError 503 where the upstream reports a broken answer."""
         events, answer = self.events, self._answer
         # 1. The first events start the response; what fails before them can still be a status.
         ended = await answer.pass_on(self._hold)
         if ended and not events.broken_off:
             self._first += events.rest()
         if events.broken_off and not self._first:
-            raise aborted()
+            raise broken_off_error()
         await self.send(self._first)
         # 2. The others, straight from socket to socket; a client that is slow is waited for.
         while not ended and not events.broken_off:
@@ -86,7 +86,7 @@ class _Stream:
         if ended and not events.broken_off:
             await self.send(events.rest())
         if events.broken_off:
-            raise aborted()
+            raise broken_off_error()
 
     async def send(self, data: bytes) -> None:
         """Send with the response's head before, if it is the first. Raises ClientGone."""
@@ -123,7 +123,7 @@ class _Stream:
 
 
 class WholeEvents:
-    """Lets the whole events of a stream through, up to one that says that it was broken off.
+    """Lets the whole events of a stream through, up to the upstream's word of a broken answer.
 
     Half of that one could not be taken back. `usage` is (prompt tokens, generated tokens), zeros
     as long as no event has told.
@@ -135,7 +135,7 @@ class WholeEvents:
         self._part = b""
 
     def take(self, data: bytes) -> bytes:
-        """Return what may be sent on, now that `data` has come."""
+        """Add `data` and return the whole events it completes."""
         if self.broken_off:
             return b""
         # 1. Whole events only.
@@ -161,19 +161,22 @@ class WholeEvents:
 
 
 def _split(data: bytes, before: int) -> tuple[bytes, bytes]:
-    """Split after the last whole event that ends before this place."""
+    """Split `data` behind its last whole event before this place."""
     end = data.rfind(_EVENT_END, 0, before)
     end = 0 if end < 0 else end + len(_EVENT_END)
     return data[:end], data[end:]
 
 
 def find_aborted(data: bytes) -> int | None:
-    """Find where an answer says that it was broken off; most have no such word at all."""
+    """Return the place of the upstream's word of a broken answer, None without one.
+
+    Most answers have no such word at all, and a plain search tells those.
+    """
     match = _ABORTED.search(data) if b'"abort"' in data else None
     return None if match is None else match.start()
 
 
-def aborted() -> ApiError:
+def broken_off_error() -> ApiError:
     """vLLM answers so, with status 200 and what there is, when it is put to sleep."""
     return ApiError(
         503,

@@ -30,19 +30,19 @@ _ACTIONS: dict[str, Wanted] = {
 }
 
 
-async def health(request: web.Request) -> web.StreamResponse:
+async def show_health(request: web.Request) -> web.StreamResponse:
     """200 if chat and jobs work, 503 with what doesn't. Needs no key and tells no secret."""
     body = _health(request.app[SERVICES])
     return json_response(body, 200 if body["status"] == "ok" else 503)
 
 
-async def version(request: web.Request) -> web.StreamResponse:
-    """The server's version, which clients compare with their own."""
+async def show_version(request: web.Request) -> web.StreamResponse:
+    """Answer with the server's version. Clients compare it with their own."""
     return json_response({"version": SERVER_VERSION})
 
 
-async def status(request: web.Request) -> web.StreamResponse:
-    """More than /health: the engines' facts, models with problems, the jobs that run."""
+async def show_status(request: web.Request) -> web.StreamResponse:
+    """Answer with more than /health: facts of the engines, models with problems, running jobs."""
     services = request.app[SERVICES]
     first = services.pool.base_models()[0]
     return json_response(
@@ -62,7 +62,7 @@ async def status(request: web.Request) -> web.StreamResponse:
 
 
 async def show_metrics(request: web.Request) -> web.StreamResponse:
-    """Everything that is counted, in Prometheus's text format."""
+    """Answer with all counters, in Prometheus's text format."""
     services = request.app[SERVICES]
     body = services.metrics.render(services.state_dir, services.database, services.pool)
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
@@ -81,8 +81,8 @@ async def retrieve_engine(request: web.Request) -> web.StreamResponse:
     return json_response(_engine(services, _known(services, request.match_info["base"])))
 
 
-async def address(request: web.Request) -> web.StreamResponse:
-    """Tell a client that wants no detour the address of an engine, and its key.
+async def show_address(request: web.Request) -> web.StreamResponse:
+    """Tell a client an engine's own address and its key, to spare it the detour.
 
     404 for an engine that lives in the server's own process. It is told to those who have the
     server's key, and changes with each start of the engine.
@@ -104,7 +104,7 @@ async def address(request: web.Request) -> web.StreamResponse:
     )
 
 
-async def act(request: web.Request) -> web.StreamResponse:
+async def move_engine(request: web.Request) -> web.StreamResponse:
     """Start, stop, put to sleep or wake an engine; answers once it is there.
 
     While a training has the engine's device, that happens after the training. 400 if the engine
@@ -185,7 +185,7 @@ def _health(services: Services) -> dict[str, Any]:
     except OSError as error:
         lasting.append(f"the state directory can't be read: {error.strerror}")
     # 3. The queue of jobs.
-    if not services.supervisor.healthy():
+    if not services.supervisor.is_healthy():
         lasting.append("no jobs are being taken, which a restart of the server mends")
     wrong += lasting
     return {

@@ -12,14 +12,14 @@ from aiohttp.http_exceptions import BadHttpMessage
 from nip_lm_server.api.plumbing import SERVICES, json_response, query_int, refuse_unknown_query
 from nip_lm_server.errors import (
     ApiError,
-    given_twice,
+    doubled_parameter,
     invalid_value,
     missing_parameter,
     other_value,
     unknown_parameter,
     unsupported_header,
 )
-from nip_lm_server.state.files import PURPOSES, StagedFile, too_large
+from nip_lm_server.state.files import PURPOSES, StagedFile, too_large_error
 
 _FORM_OVERHEAD = 64 * 1024  # what boundaries and other fields may add to an upload
 _MAX_FIELD_BYTES = 1024
@@ -50,7 +50,7 @@ async def _create_file(request: web.Request) -> web.StreamResponse:
     if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
         raise unsupported_header("Content-Encoding", "an upload is taken as it is, not packed")
     if (request.content_length or 0) > files.max_bytes + _FORM_OVERHEAD:
-        raise too_large(files.max_bytes)
+        raise too_large_error(files.max_bytes)
     # 2. Its parts; the file goes to the disk as it comes.
     staged: StagedFile | None = None
     try:
@@ -58,7 +58,7 @@ async def _create_file(request: web.Request) -> web.StreamResponse:
         async for part in _parts(request):
             name = part.name or ""
             if name in fields or (name == "file" and staged is not None):
-                raise given_twice(name)
+                raise doubled_parameter(name)
             if name == "file":
                 staged = await files.stage(_chunks(part), _basename(part.filename))
             elif name in ("purpose", *_EXPIRES_AFTER):
@@ -102,12 +102,12 @@ async def retrieve_file(request: web.Request) -> web.StreamResponse:
 
 async def file_content(request: web.Request) -> web.StreamResponse:
     """One file's content."""
-    path = await request.app[SERVICES].files.intact(request.match_info["id"])
+    path = await request.app[SERVICES].files.find_intact(request.match_info["id"])
     return web.FileResponse(path, headers={"Content-Type": "application/octet-stream"})
 
 
 async def delete_file(request: web.Request) -> web.StreamResponse:
-    """Delete a file that no unfinished job needs."""
+    """Delete a file, unless an unfinished job needs it."""
     return json_response(request.app[SERVICES].files.delete(request.match_info["id"]))
 
 
@@ -182,7 +182,7 @@ def _invalid_form(message: str) -> ApiError:
 
 
 def _expires_after_s(fields: Mapping[str, str]) -> int | None:
-    """Seconds from creation after which the file expires, None for never."""
+    """Return the seconds from a file's creation to its expiry, None for never."""
     # Both or neither: one alone says nothing.
     anchor, seconds = (fields.get(name) for name in _EXPIRES_AFTER)
     if anchor is None and seconds is None:

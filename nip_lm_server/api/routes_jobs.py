@@ -15,7 +15,7 @@ from nip_lm_server.api.plumbing import (
     query_int,
     refuse_unknown_query,
 )
-from nip_lm_server.errors import ApiError, given_twice, wrong_value
+from nip_lm_server.errors import ApiError, doubled_parameter, wrong_value
 from nip_lm_server.state.disk import want_of_space
 from nip_lm_server.wire import CreateJobRequest, parse_object
 
@@ -43,12 +43,12 @@ async def create_job(request: web.Request) -> web.StreamResponse:
 
 
 def _idempotency_key(request: web.Request) -> str | None:
-    """The key under which a job is created once. Raises ApiError 400 for a bad one, or for two."""
+    """Read the key of a job from the headers. Raises ApiError 400 for a bad one, or for two."""
     keys = request.headers.getall(IDEMPOTENCY_KEY, ())
     if not keys:
         return None
     if len(keys) > 1:
-        raise given_twice(IDEMPOTENCY_KEY)
+        raise doubled_parameter(IDEMPOTENCY_KEY)
     if not 1 <= len(keys[0]) <= _MAX_KEY_CHARACTERS or not keys[0].isprintable():
         raise wrong_value(
             IDEMPOTENCY_KEY,
@@ -87,7 +87,7 @@ async def retrieve_job(request: web.Request) -> web.StreamResponse:
 
 
 async def cancel_job(request: web.Request) -> web.StreamResponse:
-    """Cancel a job that has not ended."""
+    """Cancel an unfinished job."""
     services = request.app[SERVICES]
     id = request.match_info["id"]
     job, changed = services.jobs.cancel(id)
@@ -97,7 +97,7 @@ async def cancel_job(request: web.Request) -> web.StreamResponse:
 
 
 async def pause_job(request: web.Request) -> web.StreamResponse:
-    """Keep a job from running until it is resumed; one that runs writes a checkpoint first."""
+    """Keep a job from running until it is resumed. A running one writes a checkpoint first."""
     services = request.app[SERVICES]
     id = request.match_info["id"]
     job, changed = services.jobs.pause(id)

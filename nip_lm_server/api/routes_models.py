@@ -45,7 +45,7 @@ async def retrieve_model(request: web.Request) -> web.StreamResponse:
 
 
 async def delete_model(request: web.Request) -> web.StreamResponse:
-    """Delete a fine-tune that nothing refers to: 403 for a base model, 409 while it is needed."""
+    """Delete an unneeded fine-tune. Answers 403 for a base model, 409 while others need it."""
     services, name = request.app[SERVICES], request.match_info["id"]
     row = services.models.row(name)
     if row is None:
@@ -58,7 +58,7 @@ async def delete_model(request: web.Request) -> web.StreamResponse:
             param="model",
         )
     # What a job or another model is made of stays.
-    user = services.models.user_of(name)
+    user = services.models.find_user(name)
     if user is not None:
         raise ApiError(409, f"{name!r} is needed by {user}", code="model_in_use", param="model")
     await services.pool.withdraw(name)

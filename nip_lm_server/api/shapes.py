@@ -30,7 +30,7 @@ _CHAT_DETAILS = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A checked body: one request per prompt, which differ in nothing else."""
+    """A checked body: one request per prompt. The requests differ in their prompt alone."""
 
     prompts: Sequence[GenerationRequest]
     delivery: Delivery

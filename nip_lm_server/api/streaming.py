@@ -1,7 +1,7 @@
 """Server-sent events: how a streamed answer is sent and broken off.
 
 send_events    an iterator of encoded events -> the response, ``data: [DONE]`` at its end
-merged         several iterators as one, in the order in which their items come
+merge_streams  several iterators as one, in the order in which their items come
 
 What goes wrong before the first event is raised, and becomes a plain HTTP error. After it, an
 event with the error object ends the stream, without ``[DONE]``.
@@ -62,14 +62,14 @@ async def _send(request: web.Request, response: web.StreamResponse, data: bytes)
 
 
 async def send_end(response: web.StreamResponse) -> None:
-    """End a response that was begun. Raises ClientGone: the last piece may not have gone out."""
+    """End a response already begun. Raises ClientGone: the last piece may not have gone out."""
     try:
         await response.write_eof()
     except ConnectionError as error:
         raise ClientGone from error
 
 
-async def merged(
+async def merge_streams(
     iterators: Sequence[AsyncIterator[_T]],
 ) -> AsyncGenerator[tuple[int, _T], None]:
     """Yield (index of the iterator, item) as they come. The first exception of any is raised.
@@ -124,5 +124,5 @@ async def merged(
 
 
 def closing(iterator: AsyncIterator[_T]) -> aclosing[AsyncGenerator[_T, None]]:
-    """Close an engine's stream at the end of a ``with``, which abandons its request."""
+    """Close an engine's stream at the end of a ``with``, and so abandon its request."""
     return aclosing(cast(AsyncGenerator[_T, None], iterator))

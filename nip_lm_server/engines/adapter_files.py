@@ -11,7 +11,7 @@ from nip_lm_server.formats.bounds import parse_json
 
 @dataclass(frozen=True)
 class ServedAdapter:
-    """An adapter that lies in `path`. `digest` is that of its weights and their settings."""
+    """An adapter in the directory `path`. `digest` covers its weights and their settings."""
 
     path: Path
     digest: str
@@ -36,7 +36,7 @@ def read_adapter(path: Path) -> ServedAdapter:
 
 
 def is_unchanged(path: Path) -> bool:
-    """Say whether the training said that it changed nothing."""
+    """Say whether the training reported no change of the weights."""
     try:
         result = parse_json((path / "training_result.json").read_text())
         return bool(result.get("unchanged", False))

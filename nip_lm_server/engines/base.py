@@ -1,4 +1,4 @@
-"""The small interface behind which every engine stands.
+"""The small interface of every engine.
 
 An engine answers for one base model and any number of adapters over it. It knows nothing of
 HTTP, files or jobs; the server (`nip_lm_server.app`) wires it. An engine that is a server
@@ -54,7 +54,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Upstream:
-    """The address of an engine that is an OpenAI-compatible server itself."""
+    """The address of an engine with an OpenAI-compatible server of its own."""
 
     url: str  # without /v1
     api_key: str = field(repr=False)
@@ -87,7 +87,7 @@ class GenerationRequest:
 
 
 def room_for_answer(request: GenerationRequest, prompt_tokens: int, context: int) -> int:
-    """Tokens that the answer may have. Raises EngineRequestError if they don't fit."""
+    """Return how many tokens the answer may have. Raises EngineRequestError if they don't fit."""
     max_tokens = request.max_tokens
     if max_tokens is not None and max_tokens < 1:
         raise EngineRequestError(
@@ -116,7 +116,7 @@ class TopLogprob:
 
 @dataclass(frozen=True)
 class Delta:
-    """A piece of an answer, or all of it: text of choice `index` that is certain by now.
+    """A piece of an answer, or all of it: the text of choice `index` certain by now.
 
     `tokens`, `token_ids` and `logprobs` have one entry per generated token, stop included, and are
     empty where they weren't asked for. The pieces of a choice joined are the whole that `generate`
@@ -139,7 +139,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """An engine's answer to a request; `model` is the one that really answered."""
+    """An engine's answer to a request; `model` is the one really answering."""
 
     model: str
     choices: tuple[Delta, ...]  # whole ones
@@ -167,7 +167,7 @@ class Engine(ABC):
 
     @property
     def upstream(self) -> Upstream | None:
-        """The address that requests are passed through to; None: ask `generate` and `stream`."""
+        """Return the address to pass requests on to. None: ask `generate` and `stream`."""
         return None
 
     async def start(self) -> None:
@@ -205,8 +205,9 @@ class Engine(ABC):
 
     @abstractmethod
     async def wake(self) -> None:
-        """Undo `sleep`, no error if it is awake. Adapters that survived it are still loaded; the
-        caller proves them again."""
+        """Undo `sleep`; no error if it is awake. Surviving adapters are still loaded, and the
+        caller proves them again.
+        """
 
     async def wait_dead(self) -> str:
         """Return why, once a running engine has ended without being asked to."""
@@ -235,7 +236,7 @@ class Engine(ABC):
         raise EngineError(f"the engine {self.name} answers at its own address")
 
     async def tokenize(self, request: GenerationRequest) -> tuple[int, ...]:
-        """Token ids of the prompt that the messages give, generation prompt included.
+        """Return the token ids of the messages' prompt, generation prompt included.
 
         Raises EngineRequestError for more than COUNTED_CONTEXTS times the context.
         """
@@ -256,15 +257,15 @@ class Engine(ABC):
 
     @abstractmethod
     async def unload_adapter(self, name: str) -> None:
-        """Forget an adapter; one that isn't loaded is no error."""
+        """Forget an adapter; no error if it isn't loaded."""
 
     @abstractmethod
     def loaded_adapters(self) -> tuple[str, ...]:
-        """Names of the adapters that answer now, in the order they were loaded."""
+        """List the names of the answering adapters, in the order they were loaded."""
 
     @abstractmethod
     async def prove(self, name: str, path: Path) -> Proof:
-        """Check that `name`, an adapter or the base model, answers with the weights in `path`."""
+        """Compare what `name`, an adapter or the base model, answers with the weights in `path`."""
 
     def status(self) -> dict[str, Any]:
         """JSON-encodable facts: state, epoch, requests served, device, versions."""

@@ -3,7 +3,7 @@
 judge               served against saved, and against everything else that answers
 Probe, read_probe   what the training wrote beside the weights: tokens and their log-probabilities
 judge_probe         the same for a model whose saved log-probabilities are those of a probe
-limits              what two precisions, or quantized weights, may differ by
+choose_limits       what two precisions, or quantized weights, may differ by
 
 All log-probabilities are in nats. Distances are means over the probe's tokens of the absolute
 difference, each counted up to a cap. Kernels that sum in another order, which is what one does for
@@ -66,7 +66,7 @@ class ProbeError(ValueError):
 
 @dataclass(frozen=True)
 class Probe:
-    """Log-probabilities that the saved weights of a model, and its base, give on fixed tokens.
+    """Log-probabilities of the saved weights of a model, and of its base, on fixed tokens.
 
     As it is read, place p of the log-probabilities is for token p + 1, given all before it.
     `parent_logprobs` are those of the adapter that the training started from, if there was one.
@@ -95,7 +95,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Scores:
-    """Log-probabilities that a model serves on some tokens, and those known of it (None: unknown).
+    """Log-probabilities of a served model on some tokens, and those known of it (None: unknown).
 
     As a rival, it may have the same weights as the model in question, or nearly the same: then it
     may be as near, but must not be listed as another.
@@ -177,15 +177,15 @@ def judge(
     rival which the model can be told from: `noise` is the distance that two computations of the
     same weights have. A NaN or an infinity anywhere is a failure.
     """
-    largest, mean = differences(served, saved)
-    own_distance = distance(served, saved, cap)
+    largest, mean = measure_differences(served, saved)
+    own_distance = mean_difference(served, saved, cap)
     compared = _Comparison()
     for name, rival in rivals.items():
         # 1. The same weights under another name are no rival.
         if rival.same_weights:
             compared.same.append(name)
             continue
-        compared.distances[name] = differences(rival.served, saved)[1]
+        compared.distances[name] = measure_differences(rival.served, saved)[1]
         # 2. Nor is what can't be told from the model, neither by what is served nor by what is
         #    saved.
         references = [
@@ -198,13 +198,13 @@ def judge(
         # 3. From all others, what is served must be farther than from what is saved; and they
         #    must not serve the model instead of themselves.
         elif any(
-            not own_distance < distance(served, reference, cap) for reference in references
+            not own_distance < mean_difference(served, reference, cap) for reference in references
         ) or _serves_another(rival, saved, noise, cap):
             compared.nearer.append(name)
     # 4. Where the model is not near itself, tell who is.
     if own_distance > tolerance:
         for name in [*compared.alike]:
-            if distance(rivals[name].served, saved, cap) < own_distance:
+            if mean_difference(rivals[name].served, saved, cap) < own_distance:
                 compared.alike.remove(name)
                 compared.nearer.append(name)
     nearest = min(compared.distances, key=lambda key: compared.distances[key], default=None)
@@ -225,7 +225,9 @@ def _serves_another(rival: Scores, saved: Sequence[float], noise: float, cap: fl
     """Say whether a rival with other weights gives what is `saved` of the model in question."""
     if rival.saved is None or not is_apart(rival.saved, saved, noise, cap):
         return False
-    return distance(rival.served, saved, cap) < distance(rival.served, rival.saved, cap)
+    return mean_difference(rival.served, saved, cap) < mean_difference(
+        rival.served, rival.saved, cap
+    )
 
 
 def judge_probe(
@@ -246,7 +248,7 @@ def judge_probe(
     A quantized engine is compared with its own base: by how much a model differs from the base as
     it is served, and as it was saved.
     """
-    allowed = limits(probe, dtype, quantization)
+    allowed = choose_limits(probe, dtype, quantization)
     tolerance, noise = allowed.mean, allowed.noise
     base_largest, base_distance = None, 0.0
     if base is None:
@@ -255,8 +257,8 @@ def judge_probe(
     else:
         # 1. The noise is what the base differs from itself by.
         served_base = rivals[base].served
-        base_largest, _ = differences(served_base, probe.base_logprobs)
-        base_distance = distance(served_base, probe.base_logprobs, allowed.cap)
+        base_largest, _ = measure_differences(served_base, probe.base_logprobs)
+        base_distance = mean_difference(served_base, probe.base_logprobs, allowed.cap)
         rivals = {**rivals, base: replace(rivals[base], saved=probe.base_logprobs)}
         if allowed is QUANTIZED:
             # 2. What quantization does to the base it does to all: it is taken off.
@@ -298,7 +300,7 @@ def _is_half(probe: Probe, served: Sequence[float], noise: float, cap: float) ->
     """Say whether `served` is nearer to half of what the training changed than to all of it."""
     half = [(a + b) / 2 for a, b in zip(probe.logprobs, probe.base_logprobs, strict=True)]
     return is_apart(half, probe.logprobs, noise, cap) and not (
-        distance(served, probe.logprobs, cap) < distance(served, half, cap)
+        mean_difference(served, probe.logprobs, cap) < mean_difference(served, half, cap)
     )
 
 
@@ -306,7 +308,7 @@ def _less(values: Sequence[float], error: Sequence[float]) -> list[float]:
     return [value - wrong for value, wrong in zip(values, error, strict=True)]
 
 
-def limits(probe: Probe, dtype: str, quantization: str = "none") -> Limits:
+def choose_limits(probe: Probe, dtype: str, quantization: str = "none") -> Limits:
     """The limits for these precisions."""
     if quantization != probe.quantization:
         return QUANTIZED
@@ -315,16 +317,16 @@ def limits(probe: Probe, dtype: str, quantization: str = "none") -> Limits:
 
 def is_apart(left: Sequence[float], right: Sequence[float], noise: float, cap: float) -> bool:
     """Say whether two models can be told from each other; True if a number is none."""
-    return not distance(left, right, cap) <= CLEARLY * noise
+    return not mean_difference(left, right, cap) <= CLEARLY * noise
 
 
-def distance(left: Sequence[float], right: Sequence[float], cap: float) -> float:
+def mean_difference(left: Sequence[float], right: Sequence[float], cap: float) -> float:
     """The mean absolute difference, each counted up to `cap`; NaN if any is not finite."""
     each = [abs(a - b) for a, b in zip(left, right, strict=True)]
     return fmean(min(value, cap) for value in each) if all(map(math.isfinite, each)) else math.nan
 
 
-def differences(left: Sequence[float], right: Sequence[float]) -> tuple[float, float]:
+def measure_differences(left: Sequence[float], right: Sequence[float]) -> tuple[float, float]:
     """(largest, mean) absolute difference; NaN if any is."""
     each = [abs(a - b) for a, b in zip(left, right, strict=True)]
     if any(map(math.isnan, each)):

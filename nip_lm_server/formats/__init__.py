@@ -1,7 +1,7 @@
 """The JSONL data formats of fine-tuning, and every rule about them. Imports nothing heavy.
 
 jsonl           lines of JSON and back: read_jsonl, check_jsonl, to_jsonl; Problem and the errors
-messages        one message of a conversation: Message, text_of, and its rules
+messages        one message of a conversation: Message, join_text, and its rules
 supervised      method `supervised`: SupervisedExample
 preferences     method `dpo`: PreferenceExample
 trajectories    method `trajectories`: Trajectory, Turn
@@ -27,11 +27,11 @@ from nip_lm_server.formats.jsonl import (
     Problem,
     check_jsonl,
     describe_problems,
-    kind,
+    name_kind,
     read_jsonl,
     to_jsonl,
 )
-from nip_lm_server.formats.messages import ROLES, Message, text_of
+from nip_lm_server.formats.messages import ROLES, Message, join_text
 from nip_lm_server.formats.preferences import PreferenceExample
 from nip_lm_server.formats.supervised import SupervisedExample
 from nip_lm_server.formats.trajectories import AdvantageMode, Trajectory, Turn
@@ -52,10 +52,10 @@ __all__ = [
     "Turn",
     "check_jsonl",
     "describe_problems",
+    "join_text",
     "parsed",
     "read_examples",
     "read_jsonl",
-    "text_of",
     "to_jsonl",
     "validate",
 ]
@@ -96,7 +96,7 @@ def validate(
         count += 1
         broken: list[Broken] = []
         if not isinstance(value, dict):
-            broken.append(("invalid_example", f"expected an object, got {kind(value)}"))
+            broken.append(("invalid_example", f"expected an object, got {name_kind(value)}"))
         else:
             broken.extend(method_rules(value))
             # Lines are compared with each other only where they are right by themselves.
@@ -131,7 +131,7 @@ def read_examples(
 
 
 def parsed(method: str, source: bytes | str | Path) -> Iterator[tuple[int, Any]]:
-    """Yield line and example of a file that `read_examples` has taken, without checking it again.
+    """Yield line and example of a file checked before by `read_examples`, without checking again.
 
     Raises JsonlError, KeyError for an unknown method.
     """

@@ -19,7 +19,7 @@ _SAME = 1e-9
 def group_advantages(
     rewards: Sequence[float], *, divide_by: Deviation | None = None, add: float = 0.0
 ) -> list[float] | None:
-    """Each reward less the mean of its group; None if all are equal, so that nothing is learned.
+    """Subtract the group's mean from each reward. None if all are equal: nothing is learned.
 
     `divide_by` divides by the rewards' standard deviation plus `add`: that of a "sample" (n - 1) or
     of a "population" (n).

@@ -1,4 +1,4 @@
-"""JSON that anybody may have sent: how much of it is taken, and how it is read.
+"""JSON from anybody: limits on its size, and how it is read.
 
 loads            what is sent -> value: by a fast parser, or if it has many values by a patient one
 parse_json       what is in a file, which may have many values -> value
@@ -26,15 +26,15 @@ _SLICE_BYTES = 1 << 20
 
 
 class ReadError(ValueError):
-    """A file, or a text, that is not read."""
+    """A file or a text is refused."""
 
 
 class JsonBoundsError(ReadError):
-    """JSON that is not read, or not used, because of what it would take."""
+    """JSON is refused for what reading or using it would take."""
 
 
 def loads(raw: bytes, fast: Callable[[bytes], Any], *, surrogates: bool) -> Any:
-    """The value of `raw`, in UTF-8, by `fast` or by a parser that is as strict and patient.
+    """Parse `raw`, in UTF-8, by `fast` or by an equally strict parser with more patience.
 
     `surrogates`: whether halves of surrogate pairs are taken. Raises ValueError, JsonBoundsError
     and RecursionError.
@@ -55,7 +55,7 @@ def loads(raw: bytes, fast: Callable[[bytes], Any], *, surrogates: bool) -> Any:
 
 
 def _weigh(raw: bytes) -> tuple[int, int]:
-    """Count the characters that begin a list or an object, and those that go before a value."""
+    """Count the openings of lists and objects, and the separators before values."""
     containers = values = 0
     for start in range(0, len(raw), _SLICE_BYTES):
         part = raw[start : start + _SLICE_BYTES]
@@ -86,7 +86,7 @@ def parse_json(raw: bytes | str, *, max_depth: int | None = MAX_DEPTH) -> Any:
 
 
 def check_depth(value: Any, most: int = MAX_DEPTH) -> None:
-    """Raise JsonBoundsError for a value that is nested deeper than `most`."""
+    """Raise JsonBoundsError for a value nested deeper than `most`."""
     level = [value]
     for _ in range(most):
         level = [child for item in level for child in _inside(item)]

@@ -1,4 +1,4 @@
-"""From chat messages to tokens: the one place, so that the text trained on is the text served.
+"""From chat messages to tokens: one place for training and serving, so both see the same text.
 
 load_tokenizer      the tokenizer of a model given by path or name
 load_model          its weights
@@ -24,10 +24,10 @@ from nip_lm_server.formats.tool_calls import ToolForm, find_form
 from nip_lm_server.formats.tool_parameters import template_call
 from nip_lm_server.vllm_keys.nip_control_tokens import (
     ControlTokens,
+    add_thoughts,
     set_template_kwargs,
     template_kwargs,
     thought_form,
-    with_thoughts,
 )
 
 Messages = Sequence[Mapping[str, Any]]
@@ -126,8 +126,9 @@ def load_model(path: str | Path, dtype: Any, **options: Any) -> Any:
 
 
 def template_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Pick what a template may see of each message: role, content, and what else there is of name,
-    calls of tools and the call that is answered."""
+    """Pick a template's part of each message: role, content, and where present name, calls of tools
+    and the id of the answered call.
+    """
     seen = []
     for message in messages:
         keys = {key: message[key] for key in _TEMPLATE_KEYS if message.get(key) is not None}
@@ -201,7 +202,7 @@ def render(
             )
         # After the breaking: <think> itself may be a control token.
         broken = control_tokens(tokenizer).break_in(thoughts)
-        seen[-1] = with_thoughts(seen[-1], broken, field)
+        seen[-1] = add_thoughts(seen[-1], broken, field)
     try:
         text = tokenizer.apply_chat_template(
             seen,
@@ -234,7 +235,7 @@ def encode_prompt(
 
 
 def tool_form(tokenizer: Any) -> ToolForm | None:
-    """Find out how the template writes calls of tools; None if it has none that can be read."""
+    """Find out how the template writes calls of tools; None if it has no readable form."""
     special = {*tokenizer.all_special_tokens} | {
         token.content for token in tokenizer.added_tokens_decoder.values() if token.special
     }
@@ -246,7 +247,7 @@ def tool_form(tokenizer: Any) -> ToolForm | None:
 
 
 def check_shapes(tokenizer: Any) -> dict[str, bool]:
-    """Try which of SHAPES the template accepts with every message's content in the text."""
+    """Try each of SHAPES: does the template accept it, with every message's content in the text?"""
     accepted = {}
     for name, roles in SHAPES.items():
         messages = [
@@ -262,7 +263,7 @@ def check_shapes(tokenizer: Any) -> dict[str, bool]:
 
 
 def stop_token_ids(tokenizer: Any, generation_config: Any = None) -> frozenset[int]:
-    """The tokens that end an assistant message.
+    """Collect the tokens at the end of an assistant message.
 
     The tokenizer's end token, those of the model's generation configuration, and the special
     token that the template writes after an assistant message.

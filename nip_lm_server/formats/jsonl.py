@@ -1,10 +1,10 @@
 """Lines of JSON and back, and how a broken rule is told.
 
-read_jsonl      bytes or a file -> (line number, value), one line at a time
-check_jsonl     what an upload must satisfy: UTF-8, not empty, an object on every line
-to_jsonl        the other direction: examples or plain objects -> bytes
-Problem         one broken rule, with its line
-JsonlError, FormatError    what readers raise
+read_jsonl               bytes or a file -> (line number, value), one line at a time
+check_jsonl              what an upload must satisfy: UTF-8, not empty, an object on every line
+to_jsonl                 the other direction: examples or plain objects -> bytes
+Problem                  one broken rule, with its line
+JsonlError, FormatError  what readers raise
 """
 
 import io
@@ -66,14 +66,14 @@ class Example:
     """An example of a method, or a part of one; a dataclass."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as they stand in a JSONL line: those that are neither None nor empty."""
+        """Return the fields as in a JSONL line, without None and without empty ones."""
         return {
             name: value for name, value in vars(self).items() if value is not None and value != ()
         }
 
 
 def to_jsonl(rows: Iterable[Example | Mapping[str, Any]]) -> bytes:
-    """Encode one object per line as UTF-8 with sorted keys, so that equal rows give equal bytes."""
+    """Encode one object per line as UTF-8. With sorted keys, equal rows give equal bytes."""
     lines = [
         json.dumps(
             dict(row) if isinstance(row, Mapping) else row.to_dict(),
@@ -89,7 +89,7 @@ def to_jsonl(rows: Iterable[Example | Mapping[str, Any]]) -> bytes:
 
 
 def read_jsonl(source: bytes | str | Path) -> Iterator[tuple[int, Any]]:
-    """Yield (line number from 1, parsed value) of every line that is not blank.
+    """Yield (line number from 1, parsed value) of every line but blank ones.
 
     `source` is the content itself when bytes, otherwise the path of a file, which is read line
     by line. Raises JsonlError at the first line that is not UTF-8 or not JSON, is longer than
@@ -142,7 +142,7 @@ def check_jsonl(source: bytes | str | Path, max_rows: int | None = None) -> int:
     count = 0
     for number, value in read_jsonl(source):
         if not isinstance(value, dict):
-            raise JsonlError(number, f"expected a JSON object, got {kind(value)}")
+            raise JsonlError(number, f"expected a JSON object, got {name_kind(value)}")
         count += 1
         if max_rows is not None and count > max_rows:
             break
@@ -158,19 +158,21 @@ def describe_problems(problems: Sequence[Problem], shown: int = 5) -> str:
     return f"{text}; and {more} more" if more > 0 else text
 
 
-def unknown_keys(where: str, value: Mapping[str, Any], known: Sequence[str]) -> Iterator[Broken]:
-    """Name every key that isn't known. `where` begins the message."""
+def find_unknown_keys(
+    where: str, value: Mapping[str, Any], known: Sequence[str]
+) -> Iterator[Broken]:
+    """Name every unknown key. `where` begins the message."""
     for key in value:
         if key not in known:
             yield "unknown_key", f"{where} has the unknown key {key!r}; known: {list(known)}"
 
 
-def wrong(code: str, at: str, expected: str, value: Any) -> Broken:
-    """Say what stands at a place that must be something else."""
-    return code, f"{at} must be {expected}, got {kind(value)}"
+def describe_wrong(code: str, at: str, expected: str, value: Any) -> Broken:
+    """Describe a wrong value: its place, the expected kind, the kind found."""
+    return code, f"{at} must be {expected}, got {name_kind(value)}"
 
 
-def kind(value: Any) -> str:
+def name_kind(value: Any) -> str:
     """Name a value's kind in words, for messages; `MISSING` is nothing."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
     if value is None:

@@ -1,17 +1,17 @@
 """One message of a conversation, as it stands in the lines of every method.
 
 Message             role, content, and for assistant messages whether it is learned
-text_of             the text of a message's content
-message_problems    its rules
+join_text             the text of a message's content
+find_message_problems    its rules
 parse_message       a checked message
-conversation_problems, learned_problems    the rules of the object that has `messages`
+find_conversation_problems, find_learned_problems    the rules of the object that has `messages`
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nip_lm_server.formats.jsonl import MISSING, Broken, Example, unknown_keys, wrong
+from nip_lm_server.formats.jsonl import MISSING, Broken, Example, describe_wrong, find_unknown_keys
 
 ROLES = ("system", "user", "assistant")
 _ACCEPTED_ROLES = (*ROLES, "developer")
@@ -53,7 +53,7 @@ def parse_message(message: Mapping[str, Any]) -> Message:
     role = message["role"]
     return Message(
         role="system" if role == "developer" else role,
-        content=text_of(message["content"]) or "",
+        content=join_text(message["content"]) or "",
         weight=int(message.get("weight", 1)),
         name=message.get("name"),
         token_ids=None if token_ids is None else tuple(token_ids),
@@ -62,7 +62,7 @@ def parse_message(message: Mapping[str, Any]) -> Message:
     )
 
 
-def text_of(content: Any) -> str | None:
+def join_text(content: Any) -> str | None:
     """The text of a message's content: a string, or a list of parts of type ``text``.
 
     None if it is anything else (an image, an empty list, null).
@@ -82,23 +82,27 @@ def text_of(content: Any) -> str | None:
     return "".join(parts)
 
 
-def message_problems(at: str, message: Any, extra_keys: tuple[str, ...] = ()) -> Iterator[Broken]:
+def find_message_problems(
+    at: str, message: Any, extra_keys: tuple[str, ...] = ()
+) -> Iterator[Broken]:
     """The rules of one message. `at` names its place; `extra_keys` are allowed besides the usual,
     and, except for `weight`, not looked at here."""
     if not isinstance(message, dict):
-        yield wrong("invalid_message", at, "an object", message)
+        yield describe_wrong("invalid_message", at, "an object", message)
         return
     # 1. Its keys; an answer of chat has more, with nothing in them.
     keys = {k: v for k, v in message.items() if k not in _EMPTY_IN_ANSWERS or v not in (None, [])}
-    yield from unknown_keys(at, keys, (*_KEYS, *extra_keys))
+    yield from find_unknown_keys(at, keys, (*_KEYS, *extra_keys))
     role = message.get("role")
     if role not in _ACCEPTED_ROLES:
         expected = ", ".join(_ACCEPTED_ROLES)
         yield "invalid_role", f"{at}.role is {role!r}; expected one of {expected}"
     # 2. Its text.
-    text = text_of(message.get("content"))
+    text = join_text(message.get("content"))
     if text is None:
-        yield wrong("invalid_content", f"{at}.content", "text", message.get("content", MISSING))
+        yield describe_wrong(
+            "invalid_content", f"{at}.content", "text", message.get("content", MISSING)
+        )
     elif not _is_unicode(text):
         yield "invalid_content", f"{at}.content has half of a surrogate pair: it is no text"
     # 3. What may stand beside it.
@@ -111,36 +115,39 @@ def message_problems(at: str, message: Any, extra_keys: tuple[str, ...] = ()) ->
             yield "invalid_weight", f"{at}.weight must be 0 or 1, got {weight!r}"
     name = message.get("name")
     if name is not None and not (isinstance(name, str) and _is_unicode(name)):
-        yield wrong("invalid_name", f"{at}.name", "a string", name)
+        yield describe_wrong("invalid_name", f"{at}.name", "a string", name)
     thoughts = message.get("reasoning_content")
     if thoughts is not None and not (isinstance(thoughts, str) and _is_unicode(thoughts)):
-        yield wrong("invalid_reasoning_content", f"{at}.reasoning_content", "a text", thoughts)
+        yield describe_wrong(
+            "invalid_reasoning_content", f"{at}.reasoning_content", "a text", thoughts
+        )
     elif thoughts and role != "assistant":
         why = f"only assistant messages think (role is {role!r})"
         yield "invalid_reasoning_content", f"{at} has reasoning_content, but {why}"
 
 
-def conversation_problems(
+def find_conversation_problems(
     value: Mapping[str, Any], *, inside: str = "", extra_keys: tuple[str, ...] = ()
 ) -> Iterator[Broken]:
-    """The rules of an object that is a request of chat: `messages`, and tools, which must be none.
+    """Check an object in the form of a chat request: `messages`, and tools, of which none may be
+    given.
 
     `inside` is the key under which it stands in the line, if not the line itself.
     """
     at = f"{inside}." if inside else ""
-    yield from messages_problems(f"{at}messages", value, extra_keys)
+    yield from find_messages_problems(f"{at}messages", value, extra_keys)
     where = f"'{inside}'" if inside else "the example"
-    yield from unknown_keys(where, value, _CONVERSATION_KEYS)
+    yield from find_unknown_keys(where, value, _CONVERSATION_KEYS)
     if value.get("tools") not in (None, []):
-        code, message = wrong("tools_unsupported", f"'{at}tools'", "empty", value["tools"])
+        code, message = describe_wrong("tools_unsupported", f"'{at}tools'", "empty", value["tools"])
         yield code, f"{message}: tools are not supported"
     parallel = value.get("parallel_tool_calls")
     if parallel is not None and not isinstance(parallel, bool):
         at = f"'{at}parallel_tool_calls'"
-        yield wrong("invalid_parallel_tool_calls", at, "a boolean", parallel)
+        yield describe_wrong("invalid_parallel_tool_calls", at, "a boolean", parallel)
 
 
-def messages_problems(
+def find_messages_problems(
     at: str, value: Mapping[str, Any], extra_keys: tuple[str, ...] = ()
 ) -> Iterator[Broken]:
     """The rules of ``value["messages"]`` and of each message in it."""
@@ -149,14 +156,16 @@ def messages_problems(
         return
     messages = value["messages"]
     if not isinstance(messages, list) or not messages:
-        yield wrong("invalid_messages", f"'{at}'", "a list with at least one message", messages)
+        yield describe_wrong(
+            "invalid_messages", f"'{at}'", "a list with at least one message", messages
+        )
         return
     for index, message in enumerate(messages):
-        yield from message_problems(f"{at}[{index}]", message, extra_keys)
+        yield from find_message_problems(f"{at}[{index}]", message, extra_keys)
 
 
-def learned_problems(messages: list[dict[str, Any]]) -> Iterator[Broken]:
-    """The rules of a conversation that is learned from, once its messages are right."""
+def find_learned_problems(messages: list[dict[str, Any]]) -> Iterator[Broken]:
+    """Check what a conversation to learn from needs beyond well-formed messages."""
     answers = [message for message in messages if message["role"] == "assistant"]
     if not answers:
         why = "there is no assistant message, so there is nothing to learn"

@@ -15,13 +15,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nip_lm_server.formats.jsonl import Broken, Example, kind, unknown_keys, wrong
+from nip_lm_server.formats.jsonl import (
+    Broken,
+    Example,
+    describe_wrong,
+    find_unknown_keys,
+    name_kind,
+)
 from nip_lm_server.formats.messages import (
     Message,
-    conversation_problems,
-    message_problems,
+    find_conversation_problems,
+    find_message_problems,
+    join_text,
     parse_message,
-    text_of,
 )
 
 _OUTPUTS = ("preferred_output", "non_preferred_output")
@@ -59,14 +65,14 @@ def problems(value: Mapping[str, Any]) -> Iterator[Broken]:
     broken = [
         *_input_problems(value),
         *(problem for key in _OUTPUTS for problem in _output_problems(key, value)),
-        *unknown_keys("the example", value, ("input", *_OUTPUTS)),
+        *find_unknown_keys("the example", value, ("input", *_OUTPUTS)),
     ]
     yield from broken
     if broken:
         return
     # 2. The two answers beside each other.
     outputs = [value[key][0] for key in _OUTPUTS]
-    preferred, rejected = (text_of(output["content"]) for output in outputs)
+    preferred, rejected = (join_text(output["content"]) for output in outputs)
     thoughts = [output.get("reasoning_content") or None for output in outputs]
     if preferred == rejected and thoughts[0] == thoughts[1]:
         why = "'preferred_output' and 'non_preferred_output' are equal"
@@ -82,9 +88,9 @@ def _input_problems(value: Mapping[str, Any]) -> Iterator[Broken]:
         return
     conversation = value["input"]
     if not isinstance(conversation, dict):
-        yield wrong("invalid_input", "'input'", "an object", conversation)
+        yield describe_wrong("invalid_input", "'input'", "an object", conversation)
         return
-    broken = [*conversation_problems(conversation, inside="input")]
+    broken = [*find_conversation_problems(conversation, inside="input")]
     yield from broken
     if not broken and conversation["messages"][-1]["role"] == "assistant":
         why = "the last message of the input is the assistant's, so there is nothing to answer"
@@ -97,11 +103,11 @@ def _output_problems(key: str, value: Mapping[str, Any]) -> Iterator[Broken]:
         return
     output = value[key]
     if not isinstance(output, list) or len(output) != 1:
-        got = f"{len(output)} messages" if isinstance(output, list) else kind(output)
+        got = f"{len(output)} messages" if isinstance(output, list) else name_kind(output)
         why = f"'{key}' must be a list of exactly one assistant message, got {got}"
         yield f"invalid_{key}", why
         return
-    broken = [*message_problems(f"{key}[0]", output[0])]
+    broken = [*find_message_problems(f"{key}[0]", output[0])]
     yield from broken
     if not broken and (role := output[0]["role"]) != "assistant":
         yield "invalid_role", f"{key}[0].role is {role!r}; it must be 'assistant'"

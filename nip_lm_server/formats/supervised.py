@@ -14,10 +14,10 @@ from typing import Any
 from nip_lm_server.formats.jsonl import Broken, Example
 from nip_lm_server.formats.messages import (
     Message,
-    conversation_problems,
-    learned_problems,
+    find_conversation_problems,
+    find_learned_problems,
+    join_text,
     parse_message,
-    text_of,
 )
 
 
@@ -36,14 +36,14 @@ def parse(value: Mapping[str, Any]) -> SupervisedExample:
 def problems(value: Mapping[str, Any]) -> Iterator[Broken]:
     """The rules of one line."""
     # 1. The conversation.
-    broken = list(conversation_problems(value, extra_keys=("weight",)))
+    broken = list(find_conversation_problems(value, extra_keys=("weight",)))
     yield from broken
     if broken:
         return
     # 2. What is learned of it.
-    yield from learned_problems(value["messages"])
+    yield from find_learned_problems(value["messages"])
     for index, message in enumerate(value["messages"]):
         learned = message["role"] == "assistant" and message.get("weight", 1) != 0
-        if learned and not text_of(message["content"]):
+        if learned and not join_text(message["content"]):
             why = f"messages[{index}].content is empty, so there is nothing to learn"
             yield "empty_answer", f"{why}: leave the message out, or give it weight 0"

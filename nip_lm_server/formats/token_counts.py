@@ -1,4 +1,4 @@
-"""How many tokens texts have, by the tokenizer of a model that is on this machine."""
+"""Counting the tokens of texts, by the tokenizer of a model on this machine."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ _FILE = "tokenizer.json"
 
 
 def count_tokens(model: str, texts: Sequence[str]) -> list[int] | None:
-    """Count the tokens of each text, with nothing around it; None where that can't be done here.
+    """Count the tokens of each text, with nothing around it; None if it can't be done here.
 
     `model` is a directory, or a name on the Hub of which the tokenizer has been downloaded
     already; nothing is downloaded, and no weights are loaded.

@@ -1,8 +1,8 @@
-"""Tools: how a chat template describes them, and how its model writes that it calls one.
+"""Tools: how a chat template describes them, and how its model writes a call.
 
-ToolForm      how calls stand in a model's text; reads them from an answer
-find_form     the form of a template, by rendering a call with it
-parameters_of the schema of a tool's arguments
+ToolForm         how calls stand in a model's text; reads them from an answer
+find_form        the form of a template, by rendering a call with it
+read_parameters  the schema of a tool's arguments
 
 The form is not looked up by the model's name: the template itself is asked to write a call, and
 what it writes around the name and the arguments is the form. Read are those in which a call is one
@@ -44,7 +44,7 @@ Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]], boo
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a tool. `arguments` is JSON as the model wrote it, which may be wrong."""
+    """A call of a tool. `arguments` is JSON in the model's own words, and may be wrong."""
 
     name: str
     arguments: str
@@ -86,7 +86,7 @@ class ToolForm:
         return words.strip() if calls else text, tuple(calls)
 
     def _call_at(self, text: str, start: int, names: Sequence[str]) -> tuple[ToolCall | None, int]:
-        """The call that begins at `start`, and where it ends; no call: None, and `start`."""
+        """Read the call from `start` on, and return it with its end; no call: None, and `start`."""
         begin = start + len(text[start:]) - len(text[start:].lstrip())
         try:
             value, end = json.JSONDecoder().raw_decode(text, begin)
@@ -105,7 +105,7 @@ class ToolForm:
 
 
 def find_form(render: Render, special: Sequence[str]) -> ToolForm | None:
-    """The form in which a template writes calls; None if it has none that is read here.
+    """Find the form of a template's calls; None if it has no form known here.
 
     `special` are the texts of the tokenizer's special tokens, which no answer's text shows.
     """
@@ -143,7 +143,7 @@ def find_form(render: Render, special: Sequence[str]) -> ToolForm | None:
     return ToolForm(opening, closing.rstrip(), key)
 
 
-def parameters_of(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a tool's arguments; a tool that names none has none."""
+def read_parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a tool's arguments; a tool without one takes no arguments."""
     empty = {"type": "object", "properties": {}, "additionalProperties": False}
     return dict(tool["function"].get("parameters") or empty)

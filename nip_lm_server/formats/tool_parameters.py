@@ -1,7 +1,7 @@
 """Checks what a client says about the form of an answer: `response_format`, tools, their calls.
 
-response_format   -> the JSON schema of the answer, None for text
-tools, tool_choice -> see `settle_tools`
+parse_response_format   -> the JSON schema of the answer, None for text
+parse_tools, tool_choice -> see `settle_tools`
 tool_message      a message that calls tools, or answers a call
 """
 
@@ -25,8 +25,8 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NAME_RULE = "1 to 64 letters, digits, dashes and underscores"
 
 
-def response_format(name: str, value: Any) -> dict[str, Any] | None:
-    """The schema that an answer must have. Raises ApiError 400."""
+def parse_response_format(name: str, value: Any) -> dict[str, Any] | None:
+    """Return the schema for the answer. Raises ApiError 400."""
     kind = _object(name, value).get("type")
     if kind == "json_schema":
         _only_keys(name, value, ("type", "json_schema"))
@@ -44,8 +44,8 @@ def response_format(name: str, value: Any) -> dict[str, Any] | None:
     return {"type": "object"} if kind == "json_object" else None
 
 
-def tools(name: str, value: Any) -> tuple[dict[str, Any], ...]:
-    """The functions that may be called. Raises ApiError 400."""
+def parse_tools(name: str, value: Any) -> tuple[dict[str, Any], ...]:
+    """Return the callable functions. Raises ApiError 400."""
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise invalid_value(name, value, f"a list of at most {MAX_TOOLS} tools")
     names = set()
@@ -70,8 +70,8 @@ def tools(name: str, value: Any) -> tuple[dict[str, Any], ...]:
     return tuple(value)
 
 
-def tool_choice(name: str, value: Any) -> str | tuple[str]:
-    """none, auto or required; or the one function that must be called. Raises ApiError 400."""
+def parse_tool_choice(name: str, value: Any) -> str | tuple[str]:
+    """Return none, auto or required; or the one function to be called. Raises ApiError 400."""
     if value in ("none", "auto", "required"):
         return str(value)
     if isinstance(value, dict) and value.get("type") == "function":
@@ -86,8 +86,9 @@ def tool_choice(name: str, value: Any) -> str | tuple[str]:
 
 
 def settle_tools(values: dict[str, Any]) -> None:
-    """Make `tools` (those the model is told of) and `forced_tools` (of which it must call one) of
-    `tools` and `tool_choice` in `values`. Raises ApiError 400 if they contradict each other."""
+    """Turn `tools` and `tool_choice` in `values` into `tools`, as told to the model, and
+    `forced_tools`, of which it must call one. Raises ApiError 400 if the two contradict each other.
+    """
     # Who may not call is not told of any tool.
     choice = values.pop("tool_choice", "auto")
     if choice == "none":

@@ -23,11 +23,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nip_lm_server.formats.jsonl import MISSING, Broken, Example, Problem, unknown_keys, wrong
+from nip_lm_server.formats.jsonl import (
+    MISSING,
+    Broken,
+    Example,
+    Problem,
+    describe_wrong,
+    find_unknown_keys,
+)
 from nip_lm_server.formats.messages import (
     Message,
-    learned_problems,
-    messages_problems,
+    find_learned_problems,
+    find_messages_problems,
     parse_message,
 )
 
@@ -84,7 +91,7 @@ def _parse_turn(turn: Mapping[str, Any]) -> Turn:
 
 
 class AcrossLines:
-    """The rules that hold between the lines of a file."""
+    """The rules between the lines of a file."""
 
     def __init__(self, mode: AdvantageMode | None):
         self._mode = mode
@@ -93,7 +100,7 @@ class AcrossLines:
         self._groups: dict[str, list[int]] = {}  # group -> first line, number of lines
 
     def problems(self, line: int, value: Mapping[str, Any]) -> Iterator[Broken]:
-        """The advantage of a line that is right by itself, where others have one."""
+        """Compare a line with the earlier ones: have they advantages, and has it?"""
         # Settled at the end of the file: groups may stand scattered over it.
         self._groups.setdefault(value["group_id"], [line, 0])[1] += 1
         has = value.get("advantage") is not None
@@ -133,25 +140,25 @@ def problems(value: Mapping[str, Any]) -> Iterator[Broken]:
     else:
         yield from _messages_problems(value)
     # 2. What it is compared with, and by what.
-    yield from unknown_keys("the example", value, ("messages", "turns", *_SHARED_KEYS))
+    yield from find_unknown_keys("the example", value, ("messages", "turns", *_SHARED_KEYS))
     group = value.get("group_id", MISSING)
     if group == "":
         yield "invalid_group_id", "'group_id' must be a string, got an empty one"
     elif not isinstance(group, str):
-        yield wrong("invalid_group_id", "'group_id'", "a string", group)
+        yield describe_wrong("invalid_group_id", "'group_id'", "a string", group)
     if not _is_finite(reward := value.get("reward", MISSING)):
-        yield wrong("invalid_reward", "'reward'", "a finite number", reward)
+        yield describe_wrong("invalid_reward", "'reward'", "a finite number", reward)
     advantage = value.get("advantage")
     if advantage is not None and not _is_finite(advantage):
-        yield wrong("invalid_advantage", "'advantage'", "a finite number", advantage)
+        yield describe_wrong("invalid_advantage", "'advantage'", "a finite number", advantage)
 
 
 def _messages_problems(value: Mapping[str, Any]) -> Iterator[Broken]:
-    broken = [*messages_problems("messages", value, ("weight", "token_ids", "logprobs"))]
+    broken = [*find_messages_problems("messages", value, ("weight", "token_ids", "logprobs"))]
     yield from broken
     if broken:
         return
-    yield from learned_problems(value["messages"])
+    yield from find_learned_problems(value["messages"])
     for index, message in enumerate(value["messages"]):
         at = f"messages[{index}]"
         token_ids, logprobs = message.get("token_ids"), message.get("logprobs")
@@ -167,14 +174,14 @@ def _messages_problems(value: Mapping[str, Any]) -> Iterator[Broken]:
 
 def _turns_problems(turns: Any) -> Iterator[Broken]:
     if not isinstance(turns, list) or not turns:
-        yield wrong("invalid_turns", "'turns'", "a list of at least one", turns)
+        yield describe_wrong("invalid_turns", "'turns'", "a list of at least one", turns)
         return
     for index, turn in enumerate(turns):
         at = f"turns[{index}]"
         if not isinstance(turn, dict):
-            yield wrong("invalid_turns", at, "an object", turn)
+            yield describe_wrong("invalid_turns", at, "an object", turn)
             continue
-        yield from unknown_keys(at, turn, _TURN_KEYS)
+        yield from find_unknown_keys(at, turn, _TURN_KEYS)
         yield from _token_problems(f"{at}.prompt_token_ids", turn.get("prompt_token_ids"))
         completion = turn.get("completion_token_ids")
         if completion is None:
@@ -193,7 +200,7 @@ def _action_problems(at: str, key: str, token_ids: Any, logprobs: Any) -> Iterat
     if logprobs is None:
         return
     if not isinstance(logprobs, list) or not logprobs:
-        yield wrong("invalid_logprobs", f"{at}.logprobs", "a list of numbers", logprobs)
+        yield describe_wrong("invalid_logprobs", f"{at}.logprobs", "a list of numbers", logprobs)
         return
     # Lists are long: what is right is seen without a look at each.
     right = set(map(type, logprobs)) == {float} and math.isfinite(sum(logprobs))
@@ -201,7 +208,9 @@ def _action_problems(at: str, key: str, token_ids: Any, logprobs: Any) -> Iterat
         for index, logprob in enumerate(logprobs):
             if not _is_finite(logprob) or not LEAST_LOGPROB <= logprob <= LOGPROB_TOLERANCE:
                 expected = f"a number from {LEAST_LOGPROB:g} to 0"
-                yield wrong("invalid_logprobs", f"{at}.logprobs[{index}]", expected, logprob)
+                yield describe_wrong(
+                    "invalid_logprobs", f"{at}.logprobs[{index}]", expected, logprob
+                )
                 return
     # Each token has one, and each one a token.
     if token_ids is not None and len(token_ids) != len(logprobs):
@@ -211,14 +220,14 @@ def _action_problems(at: str, key: str, token_ids: Any, logprobs: Any) -> Iterat
 
 def _token_problems(at: str, token_ids: Any) -> Iterator[Broken]:
     if not isinstance(token_ids, list) or not token_ids:
-        yield wrong("invalid_token_ids", at, "a list of at least one token id", token_ids)
+        yield describe_wrong("invalid_token_ids", at, "a list of at least one token id", token_ids)
         return
     if set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < 2**31:
         return
     for index, token in enumerate(token_ids):
         if type(token) is not int or not 0 <= token < 2**31:
             expected = "a token id (an integer from 0)"
-            yield wrong("invalid_token_ids", f"{at}[{index}]", expected, token)
+            yield describe_wrong("invalid_token_ids", f"{at}[{index}]", expected, token)
             return
 
 

@@ -1,4 +1,4 @@
-"""Files that anybody may have written: how much of one is read, and what YAML may hold.
+"""Files from anybody: limits on their size, and on what YAML may hold.
 
 read_text    a file -> text; a pipe or a device is read no further than a file
 parse_yaml   YAML -> value
@@ -65,7 +65,7 @@ def _has_something(pipe: int, within_s: float) -> bool:
 
 
 def _read(file: int, most_bytes: int) -> bytes:
-    """Read to the end, or to the first byte that is too many."""
+    """Read to the end, or to the first byte too many."""
     parts, left = [], most_bytes + 1
     while left and (part := os.read(file, min(left, 1 << 20))):
         parts.append(part)
@@ -103,7 +103,7 @@ class _Refused(yaml.constructor.ConstructorError):
 
 
 class _AnyNumber(yaml.SafeLoader):
-    """A SafeLoader that takes no more than `parse_yaml` says."""
+    """A SafeLoader with the bounds of `parse_yaml`."""
 
     def __init__(self, text: str):
         try:
@@ -135,7 +135,7 @@ class _AnyNumber(yaml.SafeLoader):
         return node
 
     def compose_scalar_node(self, anchor: Any) -> Any:
-        """Refuse half a surrogate pair, which is in no text that can be written."""
+        """Refuse half a surrogate pair: no writable text has one."""
         node: Any = super().compose_scalar_node(anchor)
         if any("\ud800" <= character <= "\udfff" for character in node.value):
             raise _Refused("it has half a surrogate pair", node)
@@ -147,26 +147,26 @@ class _AnyNumber(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             kind = node.tag.rpartition(":")[2]
-            raise _Refused(f"{_shown(node)} can't be read as {kind}", node) from None
+            raise _Refused(f"{_abbreviate(node)} can't be read as {kind}", node) from None
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """Refuse a key that stands twice."""
+        """Refuse a doubled key."""
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 continue
             if key.value in seen:
-                raise _Refused(f"the key {_shown(key)} stands twice", key)
+                raise _Refused(f"the key {_abbreviate(key)} stands twice", key)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
     def construct_yaml_int(self, node: Any) -> int:
-        """Refuse an integer that could not be written again."""
+        """Refuse an integer too large to be written again."""
         if len(node.value) <= MAX_DIGITS:
             value = super().construct_yaml_int(node)
             if abs(value).bit_length() <= _MAX_BITS:
                 return int(value)
-        raise _Refused(f"{_shown(node)} has more than {MAX_DIGITS} digits", node)
+        raise _Refused(f"{_abbreviate(node)} has more than {MAX_DIGITS} digits", node)
 
     def refuse_kind(self, node: Any) -> Any:
         """Refuse what JSON has no form for, and so no setting."""
@@ -175,7 +175,7 @@ class _AnyNumber(yaml.SafeLoader):
 
 
 class _Loader(_AnyNumber):
-    """Refuses also a number that means another one to whoever wrote it."""
+    """Refuses also numbers with another meaning to their writer."""
 
     def construct_yaml_int(self, node: Any) -> int:
         value = super().construct_yaml_int(node)
@@ -186,7 +186,7 @@ class _Loader(_AnyNumber):
 
     def construct_yaml_timestamp(self, node: Any) -> Any:
         super().construct_yaml_timestamp(node)
-        raise _Refused(f"{_shown(node)} is a date in YAML: write it in quotes", node)
+        raise _Refused(f"{_abbreviate(node)} is a date in YAML: write it in quotes", node)
 
     def construct_yaml_float(self, node: Any) -> float:
         value = float(super().construct_yaml_float(node))
@@ -197,12 +197,12 @@ class _Loader(_AnyNumber):
 
 def _other_number(node: Any, value: float) -> _Refused:
     base = "60" if ":" in node.value else "8"
-    problem = f"{_shown(node)} is {value} in YAML 1.1, to base {base}"
+    problem = f"{_abbreviate(node)} is {value} in YAML 1.1, to base {base}"
     return _Refused(f"{problem}: write that number, or quotes around a text", node)
 
 
 def _register(loader: Any) -> None:
-    """Let the tags find the methods, which PyYAML keeps as functions of its own class."""
+    """Register the methods for their tags: PyYAML keeps them as functions of its own class."""
     made: dict[str, Callable[[Any, Any], Any]] = {
         "int": loader.construct_yaml_int,
         "float": loader.construct_yaml_float,
@@ -223,6 +223,6 @@ def _parts(node: Any) -> list[Any]:
     return list(node.value) if isinstance(node, yaml.SequenceNode) else []
 
 
-def _shown(node: Any) -> str:
+def _abbreviate(node: Any) -> str:
     text = str(node.value)
     return repr(text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…")

@@ -45,7 +45,7 @@ class JobEvents:
         self._directory = directory
 
     def log(self, id: str, event: str, level: str = "info", **fields: Any) -> None:
-        """Append one line {"time", "level", "event", ...}; a disk that refuses it is no error."""
+        """Append one line {"time", "level", "event", ...}; a disk refusing it is no error."""
         if self._directory is None:
             return
         at = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
@@ -124,7 +124,9 @@ class JobEvents:
         )
 
     def _time_left_s(self, id: str, step: int, total: int, now: float) -> float | None:
-        """By the pace since this attempt's first step that was told of; None before the second."""
+        """Estimate the time left by the pace since the attempt's first reported step; None before
+        the second.
+        """
         if step >= total:
             return 0.0
         first_step, first_at = self._first_progress.setdefault(id, (step, now))
@@ -165,8 +167,8 @@ class JobEvents:
         return wire.list_object(data, len(rows) > limit)
 
     def metrics(self, id: str) -> list[dict[str, Any]]:
-        """The progress by step, which need not have every step; of a step that was reported by
-        several attempts, the last.
+        """Return the reported figures by step. Steps may be missing; of a step in several attempts,
+        the last counts.
         """
         rows = self._database.all(
             "SELECT data FROM events WHERE job_id = ? AND type = 'metrics' ORDER BY seq", id

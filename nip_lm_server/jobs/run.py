@@ -1,7 +1,7 @@
 """One job, from queued to ended: train, commit, publish with proof, succeed.
 
 JobRunner.run                 what becomes of a queued job whose turn it is
-Turn                          a job's turn on its device, as the supervisor has it
+DeviceTurn                    a job's turn on its device, as the supervisor has it
 JobRunner.remove_leftovers    what an ended job needs no more
 
 A job is `succeeded` only once its model is committed, answers under its new name and is proved.
@@ -32,7 +32,7 @@ from typing import Any
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.errors import ApiError
 from nip_lm_server.jobs.events import step_data
-from nip_lm_server.jobs.settings import client_param, total_rank
+from nip_lm_server.jobs.settings import name_param, sum_ranks
 from nip_lm_server.jobs.table import JobTable
 from nip_lm_server.proof import Proof
 from nip_lm_server.serving.training_place import TrainingPlace
@@ -58,7 +58,7 @@ _NOT_RESULTS = ("total_steps", "time_left_s")
 
 
 @dataclass
-class Turn:
+class DeviceTurn:
     """A job's turn on its device.
 
     `stop` asks for the training's end with a checkpoint. `begun` is set once engines that share the
@@ -78,7 +78,7 @@ class JobRunner:
         self._directory = directory
         self._jobs, self._models, self._pool = jobs, jobs.models, jobs.pool
 
-    async def run(self, row: sqlite3.Row, place: TrainingPlace, turn: Turn) -> None:
+    async def run(self, row: sqlite3.Row, place: TrainingPlace, turn: DeviceTurn) -> None:
         """Bring a queued job to its end; `turn.stop` ends its training with a checkpoint.
 
         Cancelling the await ends it without one. What went wrong is in the job, not raised.
@@ -91,7 +91,7 @@ class JobRunner:
             # The job was cancelled or paused, which its row says, or the server stops.
             self._jobs.requeue(id, "The server is stopping; the job will be run again")
         except TrainingError as failure:
-            param = client_param(row["method"], failure.param)
+            param = name_param(row["method"], failure.param)
             self._jobs.fail(id, failure.code, failure.message, param)
         except AdapterError as error:
             self._jobs.fail(id, "adapter_not_proved", f"{error}{self._keep(row['adapter_digest'])}")
@@ -107,7 +107,7 @@ class JobRunner:
             await self._tidy(id)
 
     def _keep(self, digest: str) -> str:
-        """Move a model that was not proved where people find it; returns words about that."""
+        """Move an unproved model to ``set_aside``, for people to find; returns words about it."""
         # Minutes or days of training: whatever was wrong, the weights are not thrown away.
         aside = None
         with contextlib.suppress(OSError):
@@ -124,7 +124,7 @@ class JobRunner:
         self.remove_leftovers(id)
 
     def remove_leftovers(self, id: str) -> None:
-        """Remove what an ended job needs no more; one that is to go on keeps everything.
+        """Remove an ended job's leftovers; an unfinished one keeps everything.
 
         The job's model must not be served unless it succeeded.
         """
@@ -136,7 +136,9 @@ class JobRunner:
             for name in ("output", "trained_adapter", CHECKPOINTS):
                 shutil.rmtree(self._directory / id / name, ignore_errors=True)
 
-    async def _train_and_publish(self, row: sqlite3.Row, place: TrainingPlace, turn: Turn) -> None:
+    async def _train_and_publish(
+        self, row: sqlite3.Row, place: TrainingPlace, turn: DeviceTurn
+    ) -> None:
         id, name, digest = row["id"], row["adapter_name"], row["adapter_digest"]
         # 1. The model: committed by an attempt before, or trained and committed now.
         if self._models.is_committed(digest):
@@ -145,7 +147,7 @@ class JobRunner:
             turn.begun.set()  # who has passed the device on need not wait for what isn't trained
         else:
             manifest = await self._train_and_commit(row, place, turn)
-            await self._pool.until_back(row["base_model"])
+            await self._pool.wait_until_back(row["base_model"])
         if self._jobs.row(id)["status"] != "running":
             return  # paused meanwhile: the committed model is used when it is resumed
         # 2. It answers under its name, and is proved.
@@ -177,8 +179,10 @@ class JobRunner:
     ) -> bool:
         """Enter the proved model and end the job. False if it was cancelled or paused meanwhile."""
         id, training = row["id"], manifest["training"]
-        metrics = _all_steps(self._jobs.events.metrics(id), self._directory / id / METRICS_FILE)
-        result_file = self._jobs.files.store_result(id, _metrics_csv(metrics), "step_metrics.csv")
+        metrics = _join_steps(self._jobs.events.metrics(id), self._directory / id / METRICS_FILE)
+        result_file = self._jobs.files.store_result(
+            id, _write_metrics_csv(metrics), "step_metrics.csv"
+        )
         result = {"unchanged": False, **training, "swap_s": swap_s, "proof": asdict(proof)}
         # Model and status in one transaction: there is no moment with one and not the other.
         with self._jobs.database.transaction():
@@ -206,19 +210,19 @@ class JobRunner:
         return True
 
     async def _train_and_commit(
-        self, row: sqlite3.Row, place: TrainingPlace, turn: Turn
+        self, row: sqlite3.Row, place: TrainingPlace, turn: DeviceTurn
     ) -> dict[str, Any]:
         """Train and commit; returns the manifest."""
         id, validation = row["id"], row["validation_file"]
-        parent = self._parent(row)
+        parent = self._find_parent(row)
         # A parent that is a base model is what the place trains; an adapter lies beside it.
         below = parent["digest"] if parent is not None and parent["kind"] == "adapter" else None
         job = TrainingJob(
             method=row["method"],
             base_model_path=place.base_model_path,
             parent_adapter_path=None if below is None else self._models.path(below),
-            training_file=await self._intact(row["training_file"]),
-            validation_file=await self._intact(validation) if validation else None,
+            training_file=await self._find_intact(row["training_file"]),
+            validation_file=await self._find_intact(validation) if validation else None,
             settings=EffectiveSettings.model_validate_json(row["settings"]),
             seed=row["seed"],
             chat_template_kwargs=dict(place.chat_template_kwargs),
@@ -249,7 +253,7 @@ class JobRunner:
                 "parent_content_digest": parent["content_digest"] if parent else None,
                 "method": row["method"],
                 "settings": job.settings.model_dump(),
-                "lora_rank": total_rank(
+                "lora_rank": sum_ranks(
                     job.settings, None if below is None else self._models.manifest(below)
                 ),
                 "seed": row["seed"],
@@ -276,14 +280,14 @@ class JobRunner:
             await asyncio.wait({commit})
             raise
 
-    async def _intact(self, file_id: str) -> Path:
+    async def _find_intact(self, file_id: str) -> Path:
         """Compared right before it is used: hours may lie between a job's making and its turn."""
         try:
-            return await self._jobs.files.intact(file_id)
+            return await self._jobs.files.find_intact(file_id)
         except ApiError as error:
             raise TrainingError(error.code or "file_damaged", error.message) from None
 
-    def _parent(self, row: sqlite3.Row) -> sqlite3.Row | None:
+    def _find_parent(self, row: sqlite3.Row) -> sqlite3.Row | None:
         if row["parent"] is None:
             return None
         parent = self._models.row(row["parent"])
@@ -292,7 +296,7 @@ class JobRunner:
         return parent
 
 
-def _all_steps(told: Sequence[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
+def _join_steps(told: Sequence[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
     """The figures by step: those in the trainer's own file, else what it told of."""
     by_step = {row["step"]: row for row in told}
     if path.exists():
@@ -301,8 +305,8 @@ def _all_steps(told: Sequence[dict[str, Any]], path: Path) -> list[dict[str, Any
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _metrics_csv(metrics: Sequence[dict[str, Any]]) -> bytes:
-    """The result file: the columns that every method has, and then a method's own."""
+def _write_metrics_csv(metrics: Sequence[dict[str, Any]]) -> bytes:
+    """Write the result file: the columns of every method, then those of this method."""
     of_method = sorted({name for row in metrics for name in row} - {*_RESULT_COLUMNS})
     columns = [*_RESULT_COLUMNS, *(name for name in of_method if name not in _NOT_RESULTS)]
     out = io.StringIO()

@@ -1,7 +1,7 @@
-"""From the request of a job to what it really trains, or a refusal that names the parameter.
+"""From the request of a job to its training, or a refusal with the parameter's name.
 
-resolve         request, base models, models -> Plan
-client_param    what a client calls a setting that a training process names
+resolve_request  request, base models, models -> Plan
+name_param       what a client calls a setting that a training process names
 
 What depends on the engine and the device (`TrainingPlace`) is decided here too, so that a job
 that can't work is refused when it is created, not when it runs.
@@ -53,18 +53,18 @@ class _Start:
     parent: Row | None  # the adapter or the base model that was trained here
 
 
-def resolve(request: CreateJobRequest, pool: "EnginePool", models: ModelStore) -> Plan:
-    """Fill in every default. Raises ApiError 400 for what can't be trained, 503 if the engine of
-    the base model has not run yet, so that its limits aren't known.
+def resolve_request(request: CreateJobRequest, pool: "EnginePool", models: ModelStore) -> Plan:
+    """Fill in every default. Raises ApiError 400 for an impossible training, 503 if the engine of
+    the base model has not run yet: its limits aren't known.
     """
-    method, hyper = _method(request)
+    method, hyper = _choose_method(request)
     nip = request.nip
-    start = _start(request, pool, models)
+    start = _find_start(request, pool, models)
     place = pool.training_place(start.base_model)
     _check_applies(nip, method, start)
     _check_device(nip, place, start)
     _check_max_length(nip, place)
-    shape, result = _shape(nip, start, place, models)
+    shape, result = _settle_shape(nip, start, place, models)
     multiplier = hyper.learning_rate_multiplier or 1.0
     rate = nip.learning_rate
     if rate is None:
@@ -73,7 +73,7 @@ def resolve(request: CreateJobRequest, pool: "EnginePool", models: ModelStore) -
     settings = EffectiveSettings(
         **{name: getattr(nip, name) for name in wire.TrainerSettings.model_fields},
         **shape,
-        **_method_settings(method, hyper, nip),
+        **_settle_method(method, hyper, nip),
         n_epochs=hyper.n_epochs or wire.DEFAULT_N_EPOCHS,
         batch_size=hyper.batch_size or wire.DEFAULT_BATCH_SIZE,
         learning_rate_multiplier=multiplier,
@@ -85,15 +85,15 @@ def resolve(request: CreateJobRequest, pool: "EnginePool", models: ModelStore) -
     return Plan(
         method=method,
         base_model=start.base_model,
-        named_after=_configured_base(start.base_model, models),
+        named_after=_find_configured_base(start.base_model, models),
         parent=start.parent["name"] if start.parent is not None else None,
         settings=settings,
-        note=_note(settings, start.base_model, pool.base(start.base_model).wanted),
+        note=_write_note(settings, start.base_model, pool.base(start.base_model).wanted),
     )
 
 
-def client_param(method: str, setting: str | None) -> str | None:
-    """The name in a request of a setting that a training process calls `setting`."""
+def name_param(method: str, setting: str | None) -> str | None:
+    """Return the name in a request of the training process's `setting`."""
     if setting is None:
         return None
     name = setting.removeprefix("hyperparameters.")
@@ -102,7 +102,7 @@ def client_param(method: str, setting: str | None) -> str | None:
     return f"nip.{name}" if name in NipSettings.model_fields else setting
 
 
-def _note(settings: EffectiveSettings, base_model: str, state: str) -> str | None:
+def _write_note(settings: EffectiveSettings, base_model: str, state: str) -> str | None:
     if settings.result == "base":
         why = (
             "The adapters together have a higher rank than the engine takes, so they are merged"
@@ -124,7 +124,7 @@ def _note(settings: EffectiveSettings, base_model: str, state: str) -> str | Non
 # The method
 
 
-def _method(request: CreateJobRequest) -> tuple[str, Hyperparameters]:
+def _choose_method(request: CreateJobRequest) -> tuple[str, Hyperparameters]:
     """The method's type and its hyperparameters, from whichever place they were given in."""
     method = request.method
     if method is None:
@@ -154,7 +154,7 @@ def _method(request: CreateJobRequest) -> tuple[str, Hyperparameters]:
     return method.type, hyper
 
 
-def _method_settings(method: str, hyper: Hyperparameters, nip: NipSettings) -> dict[str, Any]:
+def _settle_method(method: str, hyper: Hyperparameters, nip: NipSettings) -> dict[str, Any]:
     if isinstance(hyper, DpoHyperparameters):
         return {
             "beta": wire.DEFAULT_BETA if hyper.beta is None else hyper.beta,
@@ -176,7 +176,7 @@ def _method_settings(method: str, hyper: Hyperparameters, nip: NipSettings) -> d
 # Where it starts
 
 
-def _start(request: CreateJobRequest, pool: "EnginePool", models: ModelStore) -> _Start:
+def _find_start(request: CreateJobRequest, pool: "EnginePool", models: ModelStore) -> _Start:
     asked, name = request.nip.start_from, request.model
     row = models.row(name)
     if row is None or row["kind"] == "base":
@@ -205,8 +205,8 @@ def _start(request: CreateJobRequest, pool: "EnginePool", models: ModelStore) ->
     return _Start(start_from, row["base_model"], None if start_from == "base" else row)
 
 
-def _configured_base(base_model: str, models: ModelStore) -> str:
-    """The base model of the configuration; for one that was trained here, that it comes from."""
+def _find_configured_base(base_model: str, models: ModelStore) -> str:
+    """Return the base model of the configuration; from one trained here, follow its origins."""
     seen: set[str] = set()
     while (row := models.row(base_model)) is not None and base_model not in seen:
         seen.add(base_model)
@@ -218,7 +218,7 @@ def _configured_base(base_model: str, models: ModelStore) -> str:
 
 
 def _check_applies(nip: NipSettings, method: str, start: _Start) -> None:
-    """Refuse settings that were given and would mean nothing for this job."""
+    """Refuse settings without a meaning for this job."""
     chosen = {name for name in nip.model_fields_set if getattr(nip, name) is not None}
     if not nip.use_lora:
         for name in _LORA:
@@ -281,7 +281,7 @@ def _check_targets(targets: str | list[str] | None) -> None:
         )
 
 
-def _shape(
+def _settle_shape(
     nip: NipSettings, start: _Start, place: TrainingPlace, models: ModelStore
 ) -> tuple[dict[str, Any], Literal["adapter", "base"]]:
     """The new adapter's shape (all None without LoRA), and what the training makes."""
@@ -291,7 +291,7 @@ def _shape(
     asked: dict[str, Any] = {name: getattr(nip, name) for name in _LORA}
     inherited: Mapping[str, Any] = {}
     if start.parent is not None and start.start_from != "base":
-        inherited = _adapter_shape(start.parent, models)
+        inherited = _read_adapter_shape(start.parent, models)
     shape = dict(asked)
     if start.start_from == "continue":
         for name, value in asked.items():
@@ -327,7 +327,7 @@ def _shape(
     )
 
 
-def _adapter_shape(row: Row, models: ModelStore) -> dict[str, Any]:
+def _read_adapter_shape(row: Row, models: ModelStore) -> dict[str, Any]:
     """The shape of an adapter as it was saved; where it is no LoRA file, as it was asked for."""
     manifest = models.manifest(row["digest"])
     shape: dict[str, Any] = {name: manifest["settings"][name] for name in _LORA}
@@ -339,8 +339,8 @@ def _adapter_shape(row: Row, models: ModelStore) -> dict[str, Any]:
     return shape
 
 
-def total_rank(plan_settings: EffectiveSettings, parent: Mapping[str, Any] | None) -> int | None:
-    """The rank of the adapter that a job makes, for its manifest; None for a base model.
+def sum_ranks(plan_settings: EffectiveSettings, parent: Mapping[str, Any] | None) -> int | None:
+    """Return the rank of the job's new adapter, for its manifest; None for a base model.
 
     `parent` is the manifest of the adapter that is continued or stacked upon.
     """

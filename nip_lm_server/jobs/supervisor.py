@@ -24,7 +24,7 @@ from pathlib import Path
 from nip_lm_server import formats
 from nip_lm_server.devices import one_queue
 from nip_lm_server.errors import ApiError
-from nip_lm_server.jobs.run import JobRunner, Turn
+from nip_lm_server.jobs.run import DeviceTurn, JobRunner
 from nip_lm_server.jobs.table import JobTable
 from nip_lm_server.processes import end_process
 from nip_lm_server.serving.training_place import TrainingPlace
@@ -46,10 +46,10 @@ MOST_UNPUBLISHED = 8
 
 @dataclass
 class _Run:
-    """A job that is trained or published; `turn.stop` asks for a checkpoint, cancelling doesn't."""
+    """A job in training or publication. `turn.stop` asks for a checkpoint, cancelling doesn't."""
 
     device: str
-    turn: Turn
+    turn: DeviceTurn
     task: "asyncio.Task[None]"
     has_device: bool = True
 
@@ -70,7 +70,7 @@ class JobSupervisor:
 
     def start(self) -> None:
         """Take up what an earlier server left, and begin."""
-        for row in self._jobs.rows_in(ACTIVE_STATUSES):
+        for row in self._jobs.list_rows_in(ACTIVE_STATUSES):
             self._recover(row)
         self._loops = [
             asyncio.create_task(_repeat(self._validate_next), name="validate jobs"),
@@ -78,7 +78,7 @@ class JobSupervisor:
         ]
 
     async def stop(self) -> None:
-        """Let the trainings that run write checkpoints; the next start goes on from there."""
+        """Let the running trainings write checkpoints; the next start goes on from there."""
         # 1. No more jobs begin.
         for task in self._loops:
             task.cancel()
@@ -96,12 +96,12 @@ class JobSupervisor:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def submit(self) -> None:
-        """Tell that a job was created or resumed."""
+        """Wake the loops for a new or resumed job."""
         self._wake_validator.set()
         self._wake_runner.set()
 
     def pause(self, id: str) -> None:
-        """End the training of a job that was paused, with a checkpoint."""
+        """End the training of a paused job, with a checkpoint."""
         if id in self._runs:
             self._runs[id].turn.stop.set()
 
@@ -113,10 +113,10 @@ class JobSupervisor:
             self._runner.remove_leftovers(id)
 
     def running_jobs(self) -> dict[str, str]:
-        """Id of the job that is being trained on each device that is busy."""
+        """Map each busy device to the id of the job in training there."""
         return {run.device: id for id, run in self._runs.items() if run.has_device}
 
-    def healthy(self) -> bool:
+    def is_healthy(self) -> bool:
         """Return whether jobs are being taken."""
         return bool(self._loops) and not any(task.done() for task in self._loops)
 
@@ -134,7 +134,10 @@ class JobSupervisor:
         self._jobs.requeue(id, "The server was restarted; the job is run again")
 
     def _tell_of_missing_base(self, row: sqlite3.Row) -> None:
-        """Such a job is kept: a server that was started with the wrong model must not end it."""
+        """Warn in the events of a job for an unknown base model, and leave the job queued.
+
+        Such a job is kept: a server that was started with the wrong model must not end it.
+        """
         known = ", ".join(map(repr, self._pool.base_models()))
         self._jobs.events.add_new(
             row["id"],
@@ -147,7 +150,7 @@ class JobSupervisor:
 
     async def _validate_next(self) -> None:
         self._wake_validator.clear()
-        rows = self._jobs.rows_in(("validating_files",))
+        rows = self._jobs.list_rows_in(("validating_files",))
         if not rows:
             self._wake_runner.set()
             await self._wake_validator.wait()
@@ -165,12 +168,12 @@ class JobSupervisor:
             if file_id is None:
                 continue
             try:
-                path = await self._jobs.files.intact(file_id)
+                path = await self._jobs.files.find_intact(file_id)
             except ApiError as error:
                 self._jobs.fail(row["id"], error.code or "file_damaged", error.message, param)
                 return
             problems = await asyncio.to_thread(
-                _problems, row["method"], path, least, settings.advantage
+                _find_problems, row["method"], path, least, settings.advantage
             )
             if problems:
                 self._jobs.fail(
@@ -191,11 +194,11 @@ class JobSupervisor:
         self._wake_runner.clear()
         waits_for_engine = False
         # 1. What should run and does not, because its end could not be written, is queued again.
-        for row in self._jobs.rows_in(("running",)):
+        for row in self._jobs.list_rows_in(("running",)):
             if row["id"] not in self._runs:
                 self._jobs.requeue(row["id"], "The job's end can't be written; it is run again")
         # 2. The oldest queued job of each device that is free begins.
-        for row in self._jobs.rows_in(("queued",)):
+        for row in self._jobs.list_rows_in(("queued",)):
             if row["base_model"] not in self._pool.base_models():
                 self._tell_of_missing_base(row)
                 continue
@@ -224,14 +227,14 @@ class JobSupervisor:
             del self._runs[id]
             asyncio.get_running_loop().call_later(pause_s, self._wake_runner.set)
 
-        turn = Turn(partial(self._pass_on, id))
+        turn = DeviceTurn(partial(self._pass_on, id))
         task = asyncio.create_task(self._runner.run(row, place, turn), name=f"job {id}")
         self._runs[id] = run = _Run(place.device, turn, task)
         task.add_done_callback(ended)
         return run
 
     async def _pass_on(self, id: str) -> bool:
-        """Give a trained job's device to the oldest one that is queued for it; see `Turn`."""
+        """Give a trained job's device to the oldest queued job for it; see `DeviceTurn`."""
         device = self._runs[id].device
         waiting = [
             run for run in self._runs.values() if run.device == device and not run.has_device
@@ -239,7 +242,7 @@ class JobSupervisor:
         if not self._loops or len(waiting) + 1 >= MOST_UNPUBLISHED:
             return False
         # 1. The next one, if it would train just there: then the same engines are away for it.
-        for row in self._jobs.rows_in(("queued",)):
+        for row in self._jobs.list_rows_in(("queued",)):
             known = row["base_model"] in self._pool.base_models() and row["id"] not in self._runs
             if known and not row["paused"]:
                 with contextlib.suppress(ApiError):
@@ -269,7 +272,7 @@ async def _repeat(step: Callable[[], Awaitable[None]]) -> None:
             await asyncio.sleep(BROKEN_PAUSE_S)
 
 
-def _problems(
+def _find_problems(
     method: str, path: Path, least: int, advantage: formats.AdvantageMode | None
 ) -> list[formats.Problem]:
     try:

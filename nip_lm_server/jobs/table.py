@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from nip_lm_server import wire
 from nip_lm_server.errors import ApiError, not_found
 from nip_lm_server.jobs.events import JobEvents
-from nip_lm_server.jobs.settings import resolve
-from nip_lm_server.state.database import UNFINISHED, Database, damaged, dump, load
+from nip_lm_server.jobs.settings import resolve_request
+from nip_lm_server.state.database import UNFINISHED, Database, damage_error, dump, load
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore, adapter_digest, adapter_name
 from nip_lm_server.wire import CreateJobRequest, EffectiveSettings
@@ -57,14 +57,14 @@ class JobTable:
         """
         # 1. The same request again is the first job. Ids of files are drawn, so that names of
         #    models, and a key sent again with the same files uploaded anew, go by their content.
-        payload_digest = _digest(payload)
-        content_digest = _digest(self._with_file_contents(payload))
-        first = self._first_job(key, payload_digest, content_digest)
+        payload_digest = _digest_payload(payload)
+        content_digest = _digest_payload(self._name_files_by_content(payload))
+        first = self._find_first_job(key, payload_digest, content_digest)
         if first is not None:
             return self.object(first), False
         # 2. What can't be trained is refused before anything is written.
         self._check_files(request)
-        plan = resolve(request, self.pool, self.models)
+        plan = resolve_request(request, self.pool, self.models)
         admit()
         # 3. From here on there is a job.
         id = "ftjob-" + secrets.token_hex(12)
@@ -100,10 +100,12 @@ class JobTable:
         self.events.log(id, "created", key=key, **facts, settings=plan.settings.model_dump())
         return self.retrieve(id), True
 
-    def _first_job(
+    def _find_first_job(
         self, key: str | None, payload_digest: str, content_digest: str
     ) -> sqlite3.Row | None:
-        """The job that was made under this key. Raises ApiError 409 if that is another one."""
+        """Find the job made under this key before. Raises ApiError 409 if it was for another
+        payload.
+        """
         first = self.database.one("SELECT * FROM jobs WHERE idempotency_key = ?", key)
         if first is None:
             return None
@@ -118,8 +120,8 @@ class JobTable:
             )
         return first
 
-    def _with_file_contents(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """The payload with the SHA-256 of each file that is there in place of its id."""
+    def _name_files_by_content(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Put the SHA-256 of each known file in the place of its id."""
         contents = dict(payload)
         for field in ("training_file", "validation_file"):
             row = self.database.one("SELECT sha256 FROM files WHERE id = ?", payload.get(field))
@@ -162,9 +164,9 @@ class JobTable:
                 self.object(row)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 problem = f"job {row['id']}: {' '.join(str(error).split())}"
-                raise damaged(self.database.path, problem) from error
+                raise damage_error(self.database.path, problem) from error
 
-    def rows_in(self, statuses: Sequence[str]) -> list[sqlite3.Row]:
+    def list_rows_in(self, statuses: Sequence[str]) -> list[sqlite3.Row]:
         """Jobs in any of these statuses, oldest first."""
         marks = ", ".join("?" * len(statuses))
         return self.database.all(
@@ -197,7 +199,7 @@ class JobTable:
             "trained_tokens": result.get("tokens") if succeeded else None,
             "error": load(row["error"]),
             "seed": row["seed"],
-            "estimated_finish": _estimated_finish(row),
+            "estimated_finish": _estimate_finish(row),
             "integrations": [],
             "method": {
                 "type": method,
@@ -243,7 +245,7 @@ class JobTable:
         return wire.list_object([self.object(row) for row in rows[:limit]], len(rows) > limit)
 
     def checkpoints(self, id: str, *, limit: int, after: str | None) -> dict[str, Any]:
-        """The final weights are the one checkpoint that can be used; none before success."""
+        """List a job's one usable checkpoint: its final weights. None before success."""
         row = self.row(id)
         checkpoint_id = "ftckpt-" + row["adapter_digest"]
         if after is not None and after != checkpoint_id:
@@ -290,7 +292,7 @@ class JobTable:
         failure: Mapping[str, Any] | None = None,
         **columns: Any,
     ) -> bool:
-        """`transition` with an event that says so, and a line of the job's log."""
+        """Do a `transition`, with an event for the API and a line of the job's log."""
         level = "info" if failure is None else "error"
         with self.database.transaction():
             changed = self.transition(id, before, after, **columns)
@@ -327,8 +329,8 @@ class JobTable:
         return True
 
     def pause(self, id: str) -> tuple[dict[str, Any], bool]:
-        """Keep a job that has not ended from running; returns (its object, whether it ran or
-        could have). Pausing a paused job is no error. Raises ApiError 404, 400 if it ended.
+        """Keep an unfinished job from running; returns (its object, whether it ran or could have).
+        Pausing a paused job is no error. Raises ApiError 404, 400 if it ended.
         """
         with self.database.transaction():
             changed = self.database.execute(
@@ -341,7 +343,7 @@ class JobTable:
                 self.events.add(id, "The job was paused")
         row = self.row(id)
         if not row["paused"]:
-            raise _ended(row, "paused")
+            raise _ended_error(row, "paused")
         if changed:
             self.events.log(id, "paused")
         return self.object(row), changed == 1
@@ -370,7 +372,7 @@ class JobTable:
         return self.object(row)
 
     def cancel(self, id: str) -> tuple[dict[str, Any], bool]:
-        """Cancel a job that has not ended; returns (its object, whether this call did it).
+        """Cancel an unfinished job; returns (its object, whether this call did it).
 
         Cancelling a cancelled job is no error. Raises ApiError 404, 400 if it succeeded or failed.
         """
@@ -384,11 +386,11 @@ class JobTable:
         )
         row = self.row(id)
         if row["status"] != "cancelled":
-            raise _ended(row, "cancelled")
+            raise _ended_error(row, "cancelled")
         return self.object(row), changed
 
     def fail(self, id: str, code: str, message: str, param: str | None = None) -> None:
-        """End a job without a model; one that was cancelled meanwhile stays so."""
+        """End a job without a model. A job cancelled meanwhile stays cancelled."""
         error = {"code": code, "message": message, "param": param}
         self.move(
             id,
@@ -402,11 +404,11 @@ class JobTable:
         )
 
     def requeue(self, id: str, message: str) -> None:
-        """From `running` back to `queued`, with an event; a job that is not running is left."""
+        """Move a job from `running` back to `queued`, with an event. Others are left alone."""
         self.move(id, ("running",), "queued", message)
 
     def set_child(self, id: str, pid: int | None, identity: str | None) -> None:
-        """Write down the training process, so that the next start can end one that is left."""
+        """Write down the training process: the next start ends a left one by it."""
         self.database.execute(
             "UPDATE jobs SET child_pid = ?, child_identity = ? WHERE id = ?", pid, identity, id
         )
@@ -415,14 +417,14 @@ class JobTable:
             self.events.log(id, "process_started", pid=pid)
 
 
-def _estimated_finish(row: sqlite3.Row) -> int | None:
+def _estimate_finish(row: sqlite3.Row) -> int | None:
     progress = load(row["progress"])
     if row["status"] != "running" or not progress or progress.get("time_left_s") is None:
         return None
     return int(progress["at"] + progress["time_left_s"])
 
 
-def _ended(row: sqlite3.Row, verb: str) -> ApiError:
+def _ended_error(row: sqlite3.Row, verb: str) -> ApiError:
     return ApiError(
         400,
         f"The job {row['id']} has status {row['status']!r} and can't be {verb}",
@@ -431,7 +433,7 @@ def _ended(row: sqlite3.Row, verb: str) -> ApiError:
     )
 
 
-def _digest(value: Mapping[str, Any]) -> str:
+def _digest_payload(value: Mapping[str, Any]) -> str:
     return hashlib.sha256(
         json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
     ).hexdigest()

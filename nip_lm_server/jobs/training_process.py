@@ -49,7 +49,7 @@ MAX_CRASHES = 2
 
 
 class SubprocessTrainer:
-    """Trains in a child process that leads a process group of its own and dies with us.
+    """Trains in a child process, the leader of a process group of its own. It dies with us.
 
     A child that a signal ended (the kernel was out of memory, a library crashed) is started
     again and goes on from its last checkpoint, MAX_CRASHES times without a new checkpoint. What
@@ -79,7 +79,7 @@ class SubprocessTrainer:
         job.write()
         crashes = 0
         while not stop.is_set():
-            before, kills = _checkpoints(job.job_dir), count_oom_kills()
+            before, kills = _list_checkpoints(job.job_dir), count_oom_kills()
             returncode, error = await self._run_child(job, report, started, stop)
             # 1. An end that is final: it is done, or it says itself what is wrong.
             if returncode == 0:
@@ -96,7 +96,7 @@ class SubprocessTrainer:
             name = _signal_name(returncode)
             out_of_memory = name == "SIGKILL" and count_oom_kills() > kills
             why = ", because the memory was full" if out_of_memory else ""
-            crashes = 1 if _checkpoints(job.job_dir) - before else crashes + 1
+            crashes = 1 if _list_checkpoints(job.job_dir) - before else crashes + 1
             if name is None or crashes > MAX_CRASHES:
                 how = f"was ended by {name}" if name else f"exited with status {returncode}"
                 if name and crashes > 1:
@@ -120,7 +120,7 @@ class SubprocessTrainer:
         started: Callable[[int, str], None],
         stop: asyncio.Event,
     ) -> tuple[int, dict[str, Any] | None]:
-        """Run one child to its end; returns its exit status and the error that it reported."""
+        """Run one child to its end; returns its exit status and its reported error."""
         # 1. Nothing of an attempt before is taken for this one's.
         events_path = job.job_dir / "events.jsonl"
         events_path.unlink(missing_ok=True)
@@ -163,21 +163,21 @@ class SubprocessTrainer:
                     child.stdin.close()
 
     async def _terminate_on(self, stop: asyncio.Event, pid: int) -> None:
-        """Once `stop` is set: SIGTERM, and SIGKILL for a child that doesn't come to its end."""
+        """Once `stop` is set, send SIGTERM, and after the grace SIGKILL to what still runs."""
         await stop.wait()
         signal_group(pid, signal.SIGTERM)
         await asyncio.sleep(self._stop_grace_s)
         signal_group(pid, signal.SIGKILL)
 
 
-def _checkpoints(job_dir: Path) -> frozenset[str]:
-    """The checkpoints that are whole: their manifest is written last."""
+def _list_checkpoints(job_dir: Path) -> frozenset[str]:
+    """List the whole checkpoints: their manifest is written last."""
     names = {path.parent.name for path in (job_dir / CHECKPOINTS).glob("*/manifest.json")}
     return frozenset(name for name in names if not name.startswith("."))
 
 
 def _signal_name(returncode: int) -> str | None:
-    """The signal that ended a process, by its exit status; None if it exited otherwise."""
+    """Name the signal behind an exit status; None for an ordinary exit."""
     number = -returncode if returncode < 0 else returncode - 128
     try:
         return signal.Signals(number).name if number > 0 else None
@@ -186,7 +186,7 @@ def _signal_name(returncode: int) -> str | None:
 
 
 class _EventTail:
-    """Reads the whole lines that were appended to a file since the last read."""
+    """Reads the whole lines appended to a file since the last read."""
 
     def __init__(self, path: Path):
         self._path = path

@@ -33,26 +33,26 @@ def share_memory(slots: Sequence[Slot]) -> tuple[Slot, ...]:
     trainings = [slot.training_device for slot in slots]
     on_cuda = [slot for slot in slots if slot.engine_device.startswith("cuda")]
     devices = sorted({0}.union(*[device_numbers(slot.engine_device) or () for slot in on_cuda]))
-    parts = {device: _part(device, on_cuda, trainings) for device in devices}
+    parts = {device: _compute_part(device, on_cuda, trainings) for device in devices}
     return tuple(
-        _with_part(slot, [parts[device] for device in devices if _is_on(slot, device)])
+        _give_part(slot, [parts[device] for device in devices if _is_on(slot, device)])
         for slot in slots
     )
 
 
-def _with_part(slot: Slot, parts: Sequence[float | None]) -> Slot:
+def _give_part(slot: Slot, parts: Sequence[float | None]) -> Slot:
     free = [part for part in parts if part is not None]
-    if slot.spec.engine != "vllm" or _set_part(slot) is not None or not free:
+    if slot.spec.engine != "vllm" or _read_set_part(slot) is not None or not free:
         return slot
     make: Any = slot.make_engine  # which takes the options of its engine, too
     return replace(slot, make_engine=partial(make, gpu_memory_utilization=round(min(free), 3)))
 
 
-def _part(device: int, on_cuda: Sequence[Slot], trainings: Sequence[str]) -> float | None:
-    """The part of a device that each base model without one gets; None: all that vLLM takes."""
+def _compute_part(device: int, on_cuda: Sequence[Slot], trainings: Sequence[str]) -> float | None:
+    """Compute the part of a device for each base model without one; None: vLLM's own default."""
     # 1. Who is there, and what of it is given away.
     sharing = [slot for slot in on_cuda if _is_on(slot, device)]
-    given = [(slot, _set_part(slot)) for slot in sharing]
+    given = [(slot, _read_set_part(slot)) for slot in sharing]
     taken = sum(part * slot.spec.bases_at_once for slot, part in given if part is not None)
     bases = sum(slot.spec.bases_at_once for slot, part in given if part is None)
     if taken > 1:
@@ -83,8 +83,8 @@ def _is_on(slot: Slot, device: int) -> bool:
     return slot.engine_device.startswith("cuda") and (numbers is None or device in numbers)
 
 
-def _set_part(slot: Slot) -> float | None:
-    """The part that is set for an engine; other engines than vLLM have no such option."""
+def _read_set_part(slot: Slot) -> float | None:
+    """Return the part set for an engine; other engines than vLLM have no such option."""
     part = slot.spec.options.get("gpu_memory_utilization")
     return None if part is None else float(part)
 
@@ -92,7 +92,7 @@ def _set_part(slot: Slot) -> float | None:
 def _describe(slots: Sequence[Slot]) -> str:
     words = []
     for slot in slots:
-        part, bases = _set_part(slot), slot.spec.bases_at_once
+        part, bases = _read_set_part(slot), slot.spec.bases_at_once
         times = f" x {bases} bases at once" if bases > 1 else ""
         words.append(f"{slot.base_model} {'unset' if part is None else format(part, 'g')}{times}")
     return ", ".join(words)

@@ -2,7 +2,7 @@
 
 EngineLifecycle.set_wanted   what a user asks for: start, sleep, wake, stop
 EngineLifecycle.lend         within, the engine leaves its device to a training
-EngineLifecycle.working      within, it is at work: it leaves once that has ended
+EngineLifecycle.keep_at_work      within, it is at work: it leaves once that has ended
 EngineLifecycle.is_ready     whether it answers; describe_absence says why not
 
 An engine that ends by itself is started again, after a pause that doubles up to MAX_PAUSE_S.
@@ -77,7 +77,7 @@ class EngineLifecycle(ABC):
         return self._lent > 0
 
     @contextmanager
-    def working(self) -> Iterator[None]:
+    def keep_at_work(self) -> Iterator[None]:
         """Within, the engine is at work, and is not put to sleep for up to DRAIN_S."""
         self._at_work += 1
         try:
@@ -86,7 +86,7 @@ class EngineLifecycle(ABC):
             self._at_work -= 1
 
     async def set_wanted(self, state: Wanted, *, drain: bool = False) -> None:
-        """Bring the engine there. While its device is lent, that happens afterwards.
+        """Bring the engine to this state; while its device is lent, afterwards.
 
         With `drain`, what it answers may end before it stops, for up to DRAIN_S. Raises EngineError
         if it can't be done: for "running", attempts go on nevertheless.
@@ -101,7 +101,7 @@ class EngineLifecycle(ABC):
         self.wanted = "stopped"
         await self._stop_watching()
         async with self._lock:
-            await self._down()
+            await self._take_down()
             await self.engine.stop()
 
     @asynccontextmanager
@@ -120,8 +120,8 @@ class EngineLifecycle(ABC):
             # Even when the work inside was cancelled, the engine has to come back.
             await asyncio.shield(asyncio.ensure_future(self._settle_or_retry()))
 
-    async def until_ready(self, timeout_s: float) -> None:
-        """Wait for an engine that is coming up. Raises EngineError if it isn't in time.
+    async def wait_until_ready(self, timeout_s: float) -> None:
+        """Wait for the engine to come up. Raises EngineError after `timeout_s`.
 
         Time in which a training has its device does not count.
         """
@@ -148,7 +148,7 @@ class EngineLifecycle(ABC):
 
     # Moving
 
-    def _target(self) -> Wanted:
+    def _choose_target(self) -> Wanted:
         if self.wanted == "stopped" or not self._lent:
             return self.wanted
         return "sleeping" if self.engine.capabilities.sleep else "stopped"
@@ -160,7 +160,7 @@ class EngineLifecycle(ABC):
             async with self._lock:
                 await self._move(drain)
         finally:
-            if self._watcher is None and self._target() == "running":
+            if self._watcher is None and self._choose_target() == "running":
                 name = f"watch {self.engine.base_model}"
                 self._watcher = asyncio.create_task(self._bring_back_when_dead(), name=name)
 
@@ -171,13 +171,13 @@ class EngineLifecycle(ABC):
             _log.error("%s does not come back, trying again: %s", self.engine.base_model, error)
 
     async def _move(self, drain: bool = False) -> None:
-        engine, target = self.engine, self._target()
+        engine, target = self.engine, self._choose_target()
         if target == "running":
-            await self._up()
+            await self._bring_up()
             return
         if engine.state == "running" and (drain or target == "sleeping" or self._lent):
             await self._drain()
-        await self._down()
+        await self._take_down()
         if target == "sleeping" and engine.state == "running":
             try:
                 await engine.sleep()
@@ -187,7 +187,7 @@ class EngineLifecycle(ABC):
         elif target == "stopped":
             await engine.stop()
 
-    async def _up(self) -> None:
+    async def _bring_up(self) -> None:
         engine = self.engine
         if self.is_ready:
             return
@@ -221,7 +221,7 @@ class EngineLifecycle(ABC):
                 *(self.engine.base_model, self._at_work, DRAIN_S),
             )
 
-    async def _down(self) -> None:
+    async def _take_down(self) -> None:
         self._ready.clear()
         self._went_down()
 
@@ -246,7 +246,7 @@ class EngineLifecycle(ABC):
                 _log.error("the engine of %s died: %s", self.engine.base_model, self.last_death)
                 if loop.time() - since > QUIET_S:
                     pause_s = FIRST_PAUSE_S
-                await self._down()
+                await self._take_down()
             # 2. Pause, longer each time.
             await asyncio.sleep(pause_s)
             pause_s = min(MAX_PAUSE_S, 2 * pause_s)

@@ -1,4 +1,4 @@
-"""An adapter that no server here has trained, laid out as a model of a server's state.
+"""An adapter from elsewhere, laid out as a model of a server's state.
 
 lay_out_adapter   its files and a manifest, in a folder that `import_models` takes it over from
 
@@ -21,7 +21,7 @@ from nip_lm_server.engines.base import EngineError
 from nip_lm_server.engines.probes import PROBE, ProbeError, read_probe
 from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.state.directory import MODELS
-from nip_lm_server.state.disk import publish, sha256_of
+from nip_lm_server.state.disk import hash_file, publish
 from nip_lm_server.state.models import (
     CHECKSUM,
     MANIFEST_FORMAT,
@@ -38,7 +38,7 @@ _FILES = ("adapter_config.json", "adapter_model.safetensors", PROBE)
 
 @dataclass(frozen=True)
 class LaidOut:
-    """An adapter under the name by which it is served, with the digest of its content."""
+    """An adapter under its served name, with the digest of its content."""
 
     name: str
     digest: str
@@ -71,7 +71,7 @@ def lay_out_adapter(
     # 1. What makes it what it is.
     present = [name for name in _FILES if (source / name).is_file()]
     files = {
-        name: {"sha256": sha256_of(source / name), "bytes": (source / name).stat().st_size}
+        name: {"sha256": hash_file(source / name), "bytes": (source / name).stat().st_size}
         for name in present
     }
     content = content_digest(files)
@@ -95,7 +95,7 @@ def lay_out_adapter(
         "parent": None,
         "parent_content_digest": None,
         "lora_rank": adapter.rank,
-        **_training(source, facts),
+        **_describe_training(source, facts),
         "created_at": time.time(),
         "files": files,
     }
@@ -104,13 +104,13 @@ def lay_out_adapter(
     return LaidOut(name, content, adapter.rank, has_probe)
 
 
-def _training(source: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Say of a training what the server's table has. Whoever published it may say anything."""
+def _describe_training(source: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe a training as the server's table does. Its publisher may have said anything."""
     method, seed = facts.get("method"), facts.get("seed")
     try:
         settings = EffectiveSettings.model_validate(facts.get("settings"))
     except ValidationError:
-        settings = _settings_of(source)
+        settings = _read_settings(source)
     return {
         "method": method if method in METHOD_HYPERPARAMETERS else "supervised",
         "settings": settings.model_dump(),
@@ -119,8 +119,8 @@ def _training(source: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _settings_of(source: Path) -> EffectiveSettings:
-    """Give the settings that the adapter itself tells of, and the least for the others."""
+def _read_settings(source: Path) -> EffectiveSettings:
+    """Read the settings told by the adapter itself, and take the least for the others."""
     try:
         config = parse_json((source / "adapter_config.json").read_text(encoding="utf-8"))
         targets = config.get("target_modules")

@@ -1,4 +1,4 @@
-"""The engines of a server, which of them answers for a model, and where a model is trained.
+"""The engines of a server: who answers for a model, and where a model is trained.
 
 EnginePool.using                 the engine that answers for a model, for as long as it does
 EnginePool.engine_for            the same for a moment, and only if the model is loaded
@@ -63,7 +63,7 @@ class EnginePool:
         serves the configured one.
         """
         for slot in self._slots:
-            for base in self._active_before(slot):
+            for base in self._list_formerly_active(slot):
                 try:
                     await self._activate(base)
                 except EngineError as error:
@@ -71,7 +71,7 @@ class EnginePool:
                         raise
                     self._models.note_problem(base.name, str(error))
                     await base.set_wanted("stopped")
-            if not slot.active():
+            if not slot.list_active():
                 await self._activate(slot.bases[slot.base_model])
 
     async def stop(self) -> None:
@@ -83,7 +83,7 @@ class EnginePool:
 
     @asynccontextmanager
     async def using(self, model: str) -> AsyncIterator[Engine]:
-        """The engine that answers for `model`; within, its adapter stays loaded.
+        """Hold the engine of `model`: within, its adapter stays loaded.
 
         Waits for an adapter that has to be loaded, and for a base model whose place another one
         has. Raises ApiError 404 if there is no such model, 503 (with Retry-After where waiting
@@ -94,8 +94,8 @@ class EnginePool:
             with contextlib.ExitStack() as waiting:
                 if not self.is_served(model):
                     await self._bring(model, waiting)
-                serving = self._serving(model)
-                with serving.working():
+                serving = self._find_serving(model)
+                with serving.keep_at_work():
                     waiting.close()
                     yield serving.engine
         finally:
@@ -104,16 +104,16 @@ class EnginePool:
                 del self._in_use[model]
 
     def engine_for(self, model: str) -> Engine:
-        """The engine that answers for `model` now. Raises ApiError as `using` does."""
-        return self._serving(model).engine
+        """Return the engine of `model` for a moment. Raises ApiError as `using` does."""
+        return self._find_serving(model).engine
 
     def is_served(self, model: str) -> bool:
         """Say whether a request for `model` would be answered now."""
-        base = self._answering(model)
+        base = self._find_answering(model)
         return base is not None and base.is_ready
 
     def bases(self) -> tuple[ServedBase, ...]:
-        """All base models, those that are stopped too, slot by slot."""
+        """List all base models, stopped ones too, slot by slot."""
         return tuple(base for slot in self._slots for base in slot.bases.values())
 
     def base_models(self) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ class EnginePool:
         return base
 
     async def publish(self, name: str, digest: str) -> Proof:
-        """Make a committed model answer to `name` and prove that it does.
+        """Make a committed model answer to `name`, and prove it.
 
         An adapter is loaded while its engine goes on; a base model gets a start of the engine.
         Raises AdapterError if it does not answer with the weights that were saved; then it does
@@ -142,13 +142,13 @@ class EnginePool:
                     return await self._publish_base(name, digest, base.slot)
                 if base.wanted != "running":
                     await self._activate(base)
-                await base.until_ready(READY_TIMEOUT_S)
+                await base.wait_until_ready(READY_TIMEOUT_S)
                 return await base.load(name, digest)
             except EngineError as error:
                 raise AdapterError(f"the engine can't load {name}: {error}") from error
 
     async def _publish_base(self, name: str, digest: str, slot: Slot) -> Proof:
-        before = slot.active()
+        before = slot.list_active()
         if name not in slot.bases:
             self._add_base(slot, name, str(self._models.path(digest)))
         try:
@@ -170,10 +170,10 @@ class EnginePool:
         if made_here is not None and name != made_here.slot.base_model:
             slot = made_here.slot
             await slot.bases.pop(name).close()
-            if not slot.active():
+            if not slot.list_active():
                 await self._activate(slot.bases[slot.base_model])
             return
-        answering = self._answering(name)
+        answering = self._find_answering(name)
         if answering is not None:
             await answering.unload(name)
 
@@ -195,7 +195,7 @@ class EnginePool:
         """
         base = self.base(base_model)
         if base.max_model_len is None:
-            raise self._why_not(base_model)
+            raise self._explain_silence(base_model)
         return TrainingPlace(
             base_model=base_model,
             base_model_path=base.path,
@@ -208,7 +208,7 @@ class EnginePool:
 
     @asynccontextmanager
     async def training_on_device(self, base_model: str) -> AsyncIterator[bool]:
-        """Within, engines that share the device of this training sleep or are stopped.
+        """Within, the engines sharing the device of this training sleep or are stopped.
 
         Yields whether there are any. Afterwards they are back with their adapters, whatever
         happened inside, unless another training has the device by then.
@@ -224,17 +224,17 @@ class EnginePool:
                 await lent.enter_async_context(base.lend())
             yield bool(sharing)
 
-    async def until_back(self, base_model: str) -> None:
-        """Wait for an engine that is away for another training; `publish` says what is wrong."""
+    async def wait_until_back(self, base_model: str) -> None:
+        """Wait for an engine lent to another training. `publish` says what is wrong with it."""
         base = self.base(base_model)
         if base.is_lent:
             with contextlib.suppress(EngineError):
-                await base.until_ready(READY_TIMEOUT_S)
+                await base.wait_until_ready(READY_TIMEOUT_S)
 
     # Inside
 
     async def _bring(self, model: str, waiting: contextlib.ExitStack) -> None:
-        """Have a model answer that does not but could, or wait for it as long as requests may."""
+        """Make a silent model answer if it could, or wait for it as long as requests may."""
         row, base = self._models.row(model), self._find(model)
         if base is None and row is not None:
             base = self._find(row["base_model"])
@@ -244,22 +244,24 @@ class EnginePool:
         made_here = self._models.row(base.name)
         is_well = made_here is None or made_here["problem"] is None
         if base.is_displaced and is_well and not base.failed_lately(base.name):
-            waiting.enter_context(base.expected())
+            waiting.enter_context(base.expect_return())
             if base.returning is None or base.returning.done():
                 name = f"bring {base.name} back"
                 base.returning = asyncio.create_task(self._bring_back(base), name=name)
             await asyncio.wait({base.returning}, timeout=LOAD_TIMEOUT_S)
         # 2. Itself, if it is an adapter.
         is_adapter = row is not None and row["kind"] != "base"
-        if row is not None and is_adapter and base.is_ready and self._answering(model) is None:
+        if row is not None and is_adapter and base.is_ready and self._find_answering(model) is None:
             await base.load_on_demand(model, row["digest"])
 
     async def _bring_back(self, base: ServedBase) -> None:
-        """Start a base model in the place that it had; if it can't, what is there goes on."""
+        """Start a displaced base model in its old place; if it can't start, the present one goes
+        on.
+        """
         async with base.slot.publishing:
             if not base.is_displaced or base.slot.is_lent:
                 return
-            before = base.slot.active()
+            before = base.slot.list_active()
             try:
                 await self._activate(base)
             except EngineError as error:
@@ -274,10 +276,10 @@ class EnginePool:
         slot.bases[name] = ServedBase(slot, name, path, self._database, self._models, self._in_use)
 
     async def _activate(self, base: ServedBase) -> None:
-        """Start a base model in its slot, stopping those that don't fit beside it."""
+        """Start a base model in its slot, and stop others until there is room."""
         slot = base.slot
         # 1. The one that was asked for longest ago goes first, the configured one last.
-        beside = [other for other in slot.active() if other is not base]
+        beside = [other for other in slot.list_active() if other is not base]
         beside.sort(key=lambda other: (other.name == slot.base_model, other.asked_s))
         for other in beside[: max(0, len(beside) + 1 - slot.spec.bases_at_once)]:
             await other.make_room()
@@ -292,17 +294,17 @@ class EnginePool:
             self._database.execute(
                 "INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)",
                 f"active {slot.base_model}",
-                json.dumps([active.name for active in slot.active()]),
+                json.dumps([active.name for active in slot.list_active()]),
             )
 
-    def _active_before(self, slot: Slot) -> list[ServedBase]:
-        """The base models that the slot served when the server last ran."""
+    def _list_formerly_active(self, slot: Slot) -> list[ServedBase]:
+        """List the slot's base models from the server's last run."""
         key = f"active {slot.base_model}"
         row = self._database.one("SELECT value FROM meta WHERE key = ?", key)
         names = [name for name in (json.loads(row["value"]) if row else []) if name in slot.bases]
         return [slot.bases[name] for name in names or [slot.base_model]]
 
-    def _why_not(self, model: str) -> ApiError:
+    def _explain_silence(self, model: str) -> ApiError:
         base, row = self._find(model), None
         if base is None:
             row = self._models.row(model)
@@ -340,16 +342,17 @@ class EnginePool:
     def _find(self, base_model: str) -> ServedBase | None:
         return next((base for base in self.bases() if base.name == base_model), None)
 
-    def _serving(self, model: str) -> ServedBase:
-        """The base that answers for `model` now, which it notes. Raises ApiError as `using` does.
+    def _find_serving(self, model: str) -> ServedBase:
+        """Return the answering base of `model`, and note the request. Raises ApiError as `using`
+        does.
 
         Not one that is about to sleep: it only ends what it has begun.
         """
-        base = self._answering(model)
+        base = self._find_answering(model)
         if base is None or not base.is_ready:
-            raise self._why_not(model)
+            raise self._explain_silence(model)
         base.note_asked(model)
         return base
 
-    def _answering(self, model: str) -> ServedBase | None:
+    def _find_answering(self, model: str) -> ServedBase | None:
         return next((base for base in self.bases() if base.answers_to(model)), None)

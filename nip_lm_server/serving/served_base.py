@@ -1,4 +1,4 @@
-"""A slot of the server, and a base model in it with the adapters that answer over it.
+"""A slot of the server, and a base model in it with its answering adapters.
 
 Slot         one engine of the configuration, with all base models that it has ever served
 ServedBase   a base model: the life of its engine, its proof, its adapters
@@ -40,7 +40,7 @@ _log = logging.getLogger("nip.lm_server.engine")
 
 @dataclass
 class Slot:
-    """One engine of the configuration, with all base models that it has ever served."""
+    """One engine of the configuration, with all base models it has ever served."""
 
     spec: EngineSpec
     base_model: str
@@ -62,8 +62,8 @@ class Slot:
         """Say whether a training has the device of its engines."""
         return any(base.is_lent for base in self.bases.values())
 
-    def active(self) -> "list[ServedBase]":
-        """The base models that are wanted, in the order they were made."""
+    def list_active(self) -> "list[ServedBase]":
+        """List the wanted base models, in the order they were made."""
         return [base for base in self.bases.values() if base.wanted != "stopped"]
 
 
@@ -106,7 +106,7 @@ class ServedBase(EngineLifecycle):
         return model in self._adapters or (model == self.name and self._proved)
 
     def note_asked(self, model: str) -> None:
-        """Remember that the model was asked for now."""
+        """Remember the time of this request for the model."""
         self.asked_s = time.monotonic()
         if model in self._adapters:
             self._adapters.move_to_end(model)
@@ -117,7 +117,7 @@ class ServedBase(EngineLifecycle):
         return self.wanted == "stopped" and not self.stopped_on_request
 
     @contextlib.contextmanager
-    def expected(self) -> Iterator[None]:
+    def expect_return(self) -> Iterator[None]:
         """Within, somebody waits for its return, and is answered before it makes room again."""
         self._expecting += 1
         try:
@@ -137,7 +137,7 @@ class ServedBase(EngineLifecycle):
         return time.monotonic() - self._failed_s.get(name, -RETRY_PROBLEM_S) < RETRY_PROBLEM_S
 
     def note_failure(self, name: str) -> None:
-        """Remember that loading this failed now."""
+        """Remember the time of this failed loading."""
         self._failed_s[name] = time.monotonic()
 
     def describe_absence(self) -> str:
@@ -154,7 +154,7 @@ class ServedBase(EngineLifecycle):
         await super().close()
 
     async def prove(self, digest: str) -> Proof:
-        """Check that the base model answers with the weights of `digest`, of which it was made.
+        """Compare the base model's answers with its weights, those of `digest`.
 
         Raises NotProvedError if it doesn't, AdapterError if they are damaged.
         """
@@ -182,7 +182,7 @@ class ServedBase(EngineLifecycle):
         self._proved = True
         # 2. Load and prove the newest adapters; where the engine only slept and has them still,
         #    those that were asked for last. The others are proved when they are asked for.
-        rows = self._models.adapters_of(self.name)[: self.slot.spec.loaded_adapters]
+        rows = self._models.list_adapters(self.name)[: self.slot.spec.loaded_adapters]
         self._unproved = {}
         if woken:
             rows = [row for row in rows if row["name"] in self._asked_last]
@@ -211,7 +211,7 @@ class ServedBase(EngineLifecycle):
         if verify:
             await asyncio.to_thread(self._models.verify, digest)
         self._unproved.pop(name, None)
-        with self.working():
+        with self.keep_at_work():
             proof = await self._load_and_prove(name, self._models.path(digest))
         self._adapters[name] = None
         # The ones that were asked for longest ago make room, those before a sleep first.
@@ -246,7 +246,7 @@ class ServedBase(EngineLifecycle):
             await self.engine.unload_adapter(name)
 
     async def load_on_demand(self, name: str, digest: str) -> None:
-        """Load an adapter that isn't, once for all who ask for it, and wait, but not for ever.
+        """Load a missing adapter, once for all its requests, and wait at most LOAD_TIMEOUT_S.
 
         One that could not be loaded is tried again, as what was wrong may have passed.
         """
@@ -256,10 +256,10 @@ class ServedBase(EngineLifecycle):
         if task is None:
             task = asyncio.create_task(self._load_listed(name, digest), name=f"load {name}")
             self._loading[name] = task
-            task.add_done_callback(lambda done: self._loaded(name, done))
+            task.add_done_callback(lambda done: self._end_loading(name, done))
         await asyncio.wait({task}, timeout=LOAD_TIMEOUT_S)
 
-    def _loaded(self, name: str, task: "asyncio.Task[None]") -> None:
+    def _end_loading(self, name: str, task: "asyncio.Task[None]") -> None:
         self._loading.pop(name, None)
         if not task.cancelled() and task.exception() is not None:
             _log.error("loading %s: %s", name, task.exception())
@@ -272,7 +272,7 @@ class ServedBase(EngineLifecycle):
             await asyncio.gather(task, return_exceptions=True)
 
     async def _load_listed(self, name: str, digest: str) -> None:
-        """Load an adapter of the table and note there how that went.
+        """Load an adapter of the table, and note the outcome there.
 
         Raises EngineError if the engine is gone, which is no fault of the adapter.
         """

@@ -25,7 +25,7 @@ class Trainer(Protocol):
         stop: asyncio.Event,
     ) -> TrainingResult:
         """Train, from the task's last checkpoint if it has one, and leave the weights in
-        `job.output_dir`, which it empties first.
+        `job.output_dir`. It is emptied first.
 
         `report` gets events: {"type": "progress", "step", "total_steps", "loss", ...} and
         {"type": "message", "level", "message"}; progress need not be told of every step where

@@ -1,6 +1,6 @@
 """The cells of a server's database, each compared with what can stand there and with the others.
 
-broken_cells   a database that is open to read -> what is wrong in which cell
+find_broken_cells   a database that is open to read -> what is wrong in which cell
 
 What is covered: the kind of value in every cell, JSON, words, ids, digests, times, and whatever two
 cells, or a cell and a model's manifest, say of the same thing. What is not: a text that is told
@@ -73,10 +73,10 @@ _TIMES = ("created_at", "started_at", "finished_at", "expires_at", "deleted_at")
 _OBJECTS = {table: set(columns) for table, columns in JSON_COLUMNS.items() if table != "meta"}
 
 
-def broken_cells(
+def find_broken_cells(
     connection: sqlite3.Connection, manifest_of: Callable[[str], Mapping[str, Any] | None]
 ) -> Iterator[Cell]:
-    """Every cell that can't be what was written. `manifest_of` has a model's manifest by digest.
+    """Yield every cell no server can have written. `manifest_of` has a model's manifest by digest.
 
     Raises sqlite3.Error for a table that can't be read at all.
     """
@@ -86,24 +86,24 @@ def broken_cells(
         for table in TABLES
     }
     # 1. Each cell by itself. What is wrong there is not compared with others.
-    alone = [cell for table in TABLES for cell in _alone(connection, table, rows[table])]
+    alone = [cell for table in TABLES for cell in _check_alone(connection, table, rows[table])]
     yield from alone
     if alone:
         return
     # 2. What two of them say of the same thing.
-    yield from _references(connection, rows)
-    yield from _jobs(rows)
+    yield from _check_references(connection, rows)
+    yield from _check_jobs(rows)
     metadata = connection.execute("SELECT job_seq, key, value FROM job_metadata").fetchall()
-    yield from _metadata(rows, metadata)
+    yield from _check_metadata(rows, metadata)
     # 3. What a model's manifest says too.
-    yield from _manifests(rows, manifest_of)
+    yield from _check_manifests(rows, manifest_of)
 
 
-def _at(table: str, row: Row, column: str) -> str:
+def _name_cell(table: str, row: Row, column: str) -> str:
     return f"row {row['rowid ']} of {table}, {column}"
 
 
-def _alone(connection: sqlite3.Connection, table: str, rows: list[Row]) -> Iterator[Cell]:
+def _check_alone(connection: sqlite3.Connection, table: str, rows: list[Row]) -> Iterator[Cell]:
     types = {
         column["name"]: (_KINDS[column["type"]], bool(column["notnull"]))
         for column in connection.execute("SELECT * FROM pragma_table_info(?)", (table,))
@@ -114,14 +114,14 @@ def _alone(connection: sqlite3.Connection, table: str, rows: list[Row]) -> Itera
             value = row[column]
             if value is None:
                 if is_needed:
-                    yield _at(table, row, column), "it is empty"
+                    yield _name_cell(table, row, column), "it is empty"
             elif not isinstance(value, python[kind]):
-                yield _at(table, row, column), f"it is no {kind} but {str(value)[:60]!r}"
-            elif problem := _problem(table, column, value):
-                yield _at(table, row, column), problem
+                yield _name_cell(table, row, column), f"it is no {kind} but {str(value)[:60]!r}"
+            elif problem := _find_problem(table, column, value):
+                yield _name_cell(table, row, column), problem
 
 
-def _problem(table: str, column: str, value: Any) -> str | None:
+def _find_problem(table: str, column: str, value: Any) -> str | None:
     rule = _is_time if column in _TIMES else _RULES.get((table, column))
     if rule is not None and not rule(value):
         return f"no server writes {str(value)[:60]!r} there"
@@ -137,8 +137,8 @@ def _problem(table: str, column: str, value: Any) -> str | None:
     return None
 
 
-def _references(connection: sqlite3.Connection, rows: Rows) -> Iterator[Cell]:
-    """Rows that name others, which are never removed: what is deleted is only marked."""
+def _check_references(connection: sqlite3.Connection, rows: Rows) -> Iterator[Cell]:
+    """Yield references to missing rows. No row is ever removed: a deletion is only a mark."""
     for table, rowid, parent, _ in connection.execute("PRAGMA foreign_key_check"):
         yield f"row {rowid} of {table}", f"it names a row of {parent} that is not there"
     files = {row["id"] for row in rows["files"]}
@@ -146,20 +146,23 @@ def _references(connection: sqlite3.Connection, rows: Rows) -> Iterator[Cell]:
     for row in rows["jobs"]:
         for column in ("training_file", "validation_file", "result_file"):
             if row[column] and row[column] not in files:  # a job that was imported has no file
-                yield _at("jobs", row, column), f"there is no file {row[column]!r}"
+                yield _name_cell("jobs", row, column), f"there is no file {row[column]!r}"
     for row in rows["meta"]:
         kind = list if row["key"].startswith("active ") else int
         if type(parse_json(row["value"])) is not kind:
-            yield _at("meta", row, "value"), f"{row['key']} is no {kind.__name__}: {row['value']!r}"
+            yield (
+                _name_cell("meta", row, "value"),
+                f"{row['key']} is no {kind.__name__}: {row['value']!r}",
+            )
     # What was imported came without its parent.
     own = {row["id"] for row in rows["jobs"] if row["payload_digest"]}
     for table, id in (("jobs", "id"), ("models", "job_id")):
         for row in rows[table]:
             if row[id] in own and row["parent"] is not None and row["parent"] not in models:
-                yield _at(table, row, "parent"), f"there is no model {row['parent']!r}"
+                yield _name_cell(table, row, "parent"), f"there is no model {row['parent']!r}"
 
 
-def _jobs(rows: Rows) -> Iterator[Cell]:
+def _check_jobs(rows: Rows) -> Iterator[Cell]:
     """Compare a job's status with its other cells, and with its model."""
     models = {row["job_id"]: row for row in rows["models"]}
     for row in rows["jobs"]:
@@ -172,38 +175,41 @@ def _jobs(rows: Rows) -> Iterator[Cell]:
         for column, (is_expected, value) in facts.items():
             if is_expected != (value is not None):
                 there = "is empty" if value is None else "is not"
-                yield _at("jobs", row, "status"), f"it is {status!r}, but {column} {there}"
+                yield _name_cell("jobs", row, "status"), f"it is {status!r}, but {column} {there}"
         if (status == "succeeded") != (model is not None):
             there = "no model" if model is None else f"the model {model['name']}"
-            yield _at("jobs", row, "status"), f"it is {status!r}, but the job has {there}"
+            yield _name_cell("jobs", row, "status"), f"it is {status!r}, but the job has {there}"
         name = adapter_name("", row["suffix"], row["adapter_digest"]).removeprefix("ft::")
         if not row["payload_digest"]:  # imported, without its suffix
             name = row["adapter_digest"]
         if not row["adapter_name"].endswith(f":{name}"):
             expected = f"suffix and digest make a name on {name!r}"
-            yield _at("jobs", row, "adapter_name"), f"{row['adapter_name']!r}, but {expected}"
+            yield (
+                _name_cell("jobs", row, "adapter_name"),
+                f"{row['adapter_name']!r}, but {expected}",
+            )
         if model is not None:
             pairs = (("adapter_name", "name"), ("adapter_digest", "digest"))
             for column, same in (*pairs, ("base_model", "base_model"), ("parent", "parent")):
                 if row[column] != model[same]:
                     got = f"{row[column]!r}, but its model has {model[same]!r}"
-                    yield _at("jobs", row, column), got
+                    yield _name_cell("jobs", row, column), got
 
 
-def _metadata(rows: Rows, stored: list[sqlite3.Row]) -> Iterator[Cell]:
+def _check_metadata(rows: Rows, stored: list[sqlite3.Row]) -> Iterator[Cell]:
     by_job: dict[int, dict[str, str]] = {}
     for pair in stored:
         by_job.setdefault(pair["job_seq"], {})[pair["key"]] = pair["value"]
     for row in rows["jobs"]:
         told = parse_json(row["metadata"]) if row["metadata"] else {}
         if told != by_job.get(row["seq"], {}):
-            yield _at("jobs", row, "metadata"), "job_metadata has other pairs of this job"
+            yield _name_cell("jobs", row, "metadata"), "job_metadata has other pairs of this job"
 
 
-def _manifests(
+def _check_manifests(
     rows: Rows, manifest_of: Callable[[str], Mapping[str, Any] | None]
 ) -> Iterator[Cell]:
-    """Compare the job that made a model with the manifest of the model, where that is there."""
+    """Compare each job with its model's manifest, where there is one."""
     jobs = {row["id"]: row for row in rows["jobs"]}
     for model in rows["models"]:
         manifest = None if model["deleted_at"] is not None else manifest_of(model["digest"])
@@ -211,16 +217,22 @@ def _manifests(
         if manifest is None or row is None:
             continue
         if model.get("kind", "adapter") != manifest.get("kind", "adapter"):
-            yield _at("models", model, "kind"), f"its manifest says {manifest.get('kind')!r}"
+            yield _name_cell("models", model, "kind"), f"its manifest says {manifest.get('kind')!r}"
         told = {name: (row[name], manifest.get(name)) for name in ("method", "seed", "parent")}
         if row["payload_digest"]:  # imported ones left their key behind
             told["idempotency_key"] = (row["idempotency_key"] or row["id"], manifest.get("job_key"))
         for column, (got, expected) in told.items():
             if expected is not None and got != expected:
-                yield _at("jobs", row, column), f"{got!r}, but its model's manifest {expected!r}"
+                yield (
+                    _name_cell("jobs", row, column),
+                    f"{got!r}, but its model's manifest {expected!r}",
+                )
         # Later versions may have written more of either.
         for column, name in (("settings", "settings"), ("result", "training")):
             got, expected = parse_json(row[column] or "{}"), manifest.get(name) or {}
             other = [key for key in got.keys() & expected.keys() if got[key] != expected[key]]
             if other:
-                yield _at("jobs", row, column), f"its model's manifest has another {min(other)}"
+                yield (
+                    _name_cell("jobs", row, column),
+                    f"its model's manifest has another {min(other)}",
+                )

@@ -143,7 +143,7 @@ class Database:
             version = self._format()
             problem = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
             if problem != "ok":  # pages or indices don't fit together
-                raise damaged(path, " ".join(problem.split()))
+                raise damage_error(path, " ".join(problem.split()))
             _make_private(path)
             for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
                 self._connection.execute(f"PRAGMA {pragma}")
@@ -159,7 +159,7 @@ class Database:
             self._refuse_broken_rows()
         except UNUSABLE as error:
             self._connection.close()
-            raise unusable(path, error) from error
+            raise unusable_error(path, error) from error
         except StateError:
             self._connection.close()
             raise
@@ -191,7 +191,9 @@ class Database:
                     f"AND NOT json_valid({column}) LIMIT 1"
                 )
                 if row is not None:
-                    raise damaged(self.path, f"row {row[0]} of {table} has no JSON in {column}")
+                    raise damage_error(
+                        self.path, f"row {row[0]} of {table} has no JSON in {column}"
+                    )
 
     def close(self) -> None:
         """Close the connection; the write-ahead log is folded in."""
@@ -237,7 +239,7 @@ class Database:
         try:
             return int(row["value"]) if row else default
         except ValueError:
-            raise damaged(self.path, f"{key} in meta is no number") from None
+            raise damage_error(self.path, f"{key} in meta is no number") from None
 
     def set_meta(self, key: str, value: int) -> None:
         """Set a counter."""
@@ -261,15 +263,15 @@ def _make_private(path: Path) -> None:
             path.with_name(path.name + end).chmod(0o600)
 
 
-def unusable(path: Path, error: Exception) -> StateError:
-    """The error for a database that SQLite can't open, read or write."""
+def unusable_error(path: Path, error: Exception) -> StateError:
+    """Build the error for a database SQLite can't open, read or write."""
     if isinstance(error, sqlite3.OperationalError):  # the disk is full, or away
         return StateError(f"{path} can't be used: {error}")
-    return damaged(path, str(error))
+    return damage_error(path, str(error))
 
 
-def damaged(path: Path, problem: str) -> StateError:
-    """The error for a database that is not as it was written."""
+def damage_error(path: Path, problem: str) -> StateError:
+    """Build the error for a database with other contents than were written."""
     return StateError(f"{path} is damaged ({problem}): {_REMEDY}")
 
 

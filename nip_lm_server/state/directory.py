@@ -1,4 +1,4 @@
-"""The state directory from outside: its lock, and the card of the server that holds it.
+"""The state directory from outside: its lock, and the card of the server in it.
 
 lock            held for as long as a server lives (flock: gone with the process)
 owner.lock      held while somebody starts or stops a server here
@@ -70,7 +70,7 @@ def check_state_dir(state_dir: Path, *beside: str | Path | None) -> None:
 
 
 def refuse_lost_database(state_dir: Path) -> None:
-    """Raise StateError for a directory without a database that has what one would tell about."""
+    """Raise StateError if the directory has files of a server but no database."""
     database = state_dir / DATABASE
     log = database.with_name(f"{DATABASE}-wal")
     left = [log.name] if log.exists() and log.stat().st_size else []
@@ -88,7 +88,7 @@ def refuse_lost_database(state_dir: Path) -> None:
 
 @dataclass(frozen=True)
 class ServerCard:
-    """What a server that is ready tells about itself."""
+    """The facts a ready server publishes about itself."""
 
     pid: int
     identity: str
@@ -105,7 +105,7 @@ class ServerCard:
         return is_alive(self.pid, self.identity)
 
     def is_orphaned(self) -> bool:
-        """Return whether the process that it ends with is gone, so that it is about to end."""
+        """Say whether the server's owner is gone; the server is then about to end."""
         return self.owner_pid is not None and not is_alive(
             self.owner_pid, self.owner_identity or ""
         )
@@ -119,7 +119,7 @@ def write_card(state_dir: Path, card: ServerCard) -> None:
 
 
 def read_card(state_dir: Path) -> ServerCard | None:
-    """The card, or None if there is none that can be read."""
+    """Read the card, or return None if there is no readable one."""
     try:
         return ServerCard(**json.loads((state_dir / CARD).read_text()))
     except (OSError, ValueError, TypeError):
@@ -127,7 +127,7 @@ def read_card(state_dir: Path) -> ServerCard | None:
 
 
 def remove_card(state_dir: Path, pid: int) -> None:
-    """Remove the card if it is that of `pid`; what is no card stays."""
+    """Remove the card if it is that of `pid`; anything else stays."""
     card = read_card(state_dir)
     if card is not None and card.pid == pid:
         with contextlib.suppress(FileNotFoundError):

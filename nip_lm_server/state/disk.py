@@ -1,11 +1,11 @@
-"""Files that survive a power loss, and directories that are whole or not there.
+"""Files safe from a power loss, and directories either whole or absent.
 
-sha256_of, sync   one file
+hash_file, sync   one file
 is_full           whether an error means that nothing more can be written
 want_of_space     whether a disk has room for what is to be written
 publish           a directory gets its manifest, and by one rename its name
-sealed            the same for a new directory of plain files, whose manifest has their SHA-256
-damage            what is wrong with such a directory
+seal_directory    the same for a new directory of plain files, whose manifest has their SHA-256
+find_damage       what is wrong with such a directory
 """
 
 import errno
@@ -27,7 +27,7 @@ MIN_FREE_BYTES = 64 * 1024 * 1024
 """A server needs so much room on its disk: with less, no job could end well."""
 
 
-def sha256_of(path: Path) -> str:
+def hash_file(path: Path) -> str:
     """Hex digest of a file's content, read in pieces."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -76,8 +76,8 @@ def publish(part: Path, path: Path, manifest: Mapping[str, Any] | None = None) -
 
 
 @contextmanager
-def sealed(path: Path) -> Iterator[Path]:
-    """Publish the directory that is given to be filled, in place of what is at `path`.
+def seal_directory(path: Path) -> Iterator[Path]:
+    """Give an empty directory to fill, and publish it whole in the place of `path`.
 
     Where filling it fails nothing is changed. Leftovers of writes that were cut short are removed.
     """
@@ -88,7 +88,7 @@ def sealed(path: Path) -> Iterator[Path]:
     part.mkdir()
     try:
         yield part
-        files = {file.name: sha256_of(file) for file in sorted(part.iterdir())}
+        files = {file.name: hash_file(file) for file in sorted(part.iterdir())}
         shutil.rmtree(path, ignore_errors=True)
         publish(part, path, {"format": 1, "files": files})
     except BaseException:
@@ -96,12 +96,12 @@ def sealed(path: Path) -> Iterator[Path]:
         raise
 
 
-def damage(path: Path, needed: Set[str] = frozenset()) -> str | None:
-    """Say what is wrong with a sealed directory, which must have the files `needed`, or None."""
+def find_damage(path: Path, needed: Set[str] = frozenset()) -> str | None:
+    """Describe the damage of a sealed directory with the files `needed`; None if it is whole."""
     try:
         listed = parse_json((path / MANIFEST).read_text())["files"]
         for name, expected in listed.items():
-            if sha256_of(path / name) != expected:
+            if hash_file(path / name) != expected:
                 return f"{name} does not have the SHA-256 of its manifest"
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         return f"{type(error).__name__}: {error}"

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nip_lm_server.formats.bounds import parse_json
-from nip_lm_server.state.cells import broken_cells
+from nip_lm_server.state.cells import find_broken_cells
 from nip_lm_server.state.directory import DATABASE, FILES, MODELS
-from nip_lm_server.state.disk import MANIFEST, sha256_of
+from nip_lm_server.state.disk import MANIFEST, hash_file
 from nip_lm_server.state.models import CHECKSUM, checksum_of, content_digest
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that is not what it was."""
+    """A file with other contents than it was given."""
 
     path: Path
     what: str
@@ -73,7 +73,7 @@ def examine(state_dir: Path) -> Examined:
             ):
                 result.models[row[0]] = row[2]
                 known |= _check_model(result, state_dir / MODELS / row[1], row)
-            for where, problem in broken_cells(connection, partial(_manifest, state_dir)):
+            for where, problem in find_broken_cells(connection, partial(_read_manifest, state_dir)):
                 result.add(database, f"damaged: {where}", "what the server wrote", problem)
     except (sqlite3.Error, ValueError) as error:
         result.add(database, "damaged", "the server's database", error)
@@ -92,7 +92,7 @@ def stored_ids(state_dir: Path, table: Literal["jobs", "files"]) -> set[str]:
 
 
 def open_to_read(database: Path) -> sqlite3.Connection:
-    """Open a database of a server, which may be running, without writing anything."""
+    """Open the database of a server, perhaps a running one, without writing anything."""
     # A database in WAL mode that nobody has open would be given files beside it.
     still = "" if database.with_name(f"{database.name}-wal").exists() else "&immutable=1"
     return sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro{still}", uri=True)
@@ -104,8 +104,8 @@ def _check_structure(connection: sqlite3.Connection) -> None:
         raise ValueError(found)
 
 
-def _manifest(state_dir: Path, digest: str) -> dict[str, Any] | None:
-    """A model's manifest; None where it can't be read, which is a damage of its own."""
+def _read_manifest(state_dir: Path, digest: str) -> dict[str, Any] | None:
+    """Read a model's manifest. None if it can't be read: its file is told as damaged elsewhere."""
     try:
         manifest = parse_json((state_dir / MODELS / digest / MANIFEST).read_text())
     except (OSError, ValueError):
@@ -118,7 +118,7 @@ def _manifest(state_dir: Path, digest: str) -> dict[str, Any] | None:
 
 
 def _check_model(result: Examined, folder: Path, row: tuple[str, str, str, str, str]) -> set[Path]:
-    """One model; returns the files that belong to it."""
+    """Check one model; returns its files."""
     name, digest, of_content, base_model, job = row
     path = folder / MANIFEST
     try:
@@ -156,7 +156,7 @@ def _check_file(result: Examined, path: Path, size_bytes: int, sha256: str) -> N
         result.add(path, "missing", f"{size_bytes} bytes", "none")
     elif path.stat().st_size != size_bytes:
         result.add(path, "damaged", f"{size_bytes} bytes", path.stat().st_size)
-    elif (found := sha256_of(path)) != sha256:
+    elif (found := hash_file(path)) != sha256:
         result.add(path, "damaged", f"SHA-256 {sha256}", found)
 
 

@@ -29,7 +29,7 @@ from typing import Any
 from nip_lm_server import aside, formats, wire
 from nip_lm_server.errors import ApiError, not_found
 from nip_lm_server.state.database import UNFINISHED, Database
-from nip_lm_server.state.disk import sha256_of, sync
+from nip_lm_server.state.disk import hash_file, sync
 
 SET_ASIDE = "set_aside"
 PURPOSES = ("fine-tune",)
@@ -44,7 +44,7 @@ _log = logging.getLogger("nip.lm_server.files")
 
 @dataclass(frozen=True)
 class StagedFile:
-    """An upload that was written and checked, but is no file yet."""
+    """An upload, written and checked, but no file yet."""
 
     id: str
     part: Path
@@ -98,7 +98,7 @@ class FileStore:
                 async for chunk in chunks:
                     size += len(chunk)
                     if size > self.max_bytes:
-                        raise too_large(self.max_bytes)
+                        raise too_large_error(self.max_bytes)
                     digest.update(chunk)
                     file.write(chunk)
                 file.flush()
@@ -147,7 +147,7 @@ class FileStore:
         staged.part.unlink(missing_ok=True)
 
     def store_result(self, job_id: str, content: bytes, filename: str) -> str:
-        """Store a job's result file and return its id; one that is there already is kept."""
+        """Store a job's result file and return its id; a present one is kept."""
         id = "file-" + hashlib.sha256(f"result of {job_id}".encode()).hexdigest()[:24]
         if self._database.one("SELECT id FROM files WHERE id = ?", id) is not None:
             return id
@@ -162,18 +162,18 @@ class FileStore:
 
     def retrieve(self, id: str) -> dict[str, Any]:
         """The object of a file. Raises ApiError 404."""
-        return _object(self._row(id))
+        return _build_object(self._row(id))
 
     def content(self, id: str) -> Path:
         """Return where the content lies, unread. Raises ApiError 404."""
         self._row(id)
         return self._directory / id
 
-    async def intact(self, id: str) -> Path:
+    async def find_intact(self, id: str) -> Path:
         """`content`, once it has been read and is what was stored. Raises ApiError 404, 500."""
         path, expected = self.content(id), self._row(id)["sha256"]
         try:
-            if await asyncio.to_thread(sha256_of, path) == expected:
+            if await asyncio.to_thread(hash_file, path) == expected:
                 return path
             problem = "it is no longer what was uploaded"
         except OSError as error:
@@ -213,7 +213,7 @@ class FileStore:
             limit + 1 + len(self._unmarked | self._lost),
         )
         rows = [row for row in rows if not self._is_gone(row["id"])]
-        data = [_object(row) for row in rows[:limit]]
+        data = [_build_object(row) for row in rows[:limit]]
         # Null is no text, which is all that the API's description allows here.
         return wire.list_with_ends(data, len(rows) > limit, none="")
 
@@ -232,7 +232,7 @@ class FileStore:
         return {"id": id, "object": "file", "deleted": True}
 
     def _put_away(self, name: str) -> None:
-        """Move content that the table doesn't know; a broken upload goes, anything else stays."""
+        """Move content unknown to the table; a broken upload goes, anything else stays."""
         path, aside = self._directory / name, self._directory.with_name(SET_ASIDE)
         if _UPLOAD.fullmatch(name):
             path.unlink()
@@ -278,15 +278,15 @@ class FileStore:
         return row
 
 
-def too_large(max_bytes: int) -> ApiError:
+def too_large_error(max_bytes: int) -> ApiError:
     """413 for an upload."""
     return ApiError(
         413, f"The file is larger than {max_bytes} bytes", code="file_too_large", param="file"
     )
 
 
-def _object(row: sqlite3.Row) -> dict[str, Any]:
-    """OpenAI's `file`. `expires_at` is there only for a file that expires, and is no null."""
+def _build_object(row: sqlite3.Row) -> dict[str, Any]:
+    """Build OpenAI's `file`. Only a file with an expiry has `expires_at`; it is never null."""
     value = {
         "id": row["id"],
         "object": "file",

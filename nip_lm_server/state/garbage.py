@@ -1,4 +1,4 @@
-"""Removing models and uploads that nobody refers to from the state of a server that does not run.
+"""Removing unneeded models and uploads from the state of a stopped server.
 
 State         what is there: fine-tuned models and uploaded files, read without writing
 read_state    read it
@@ -22,7 +22,7 @@ from nip_lm_server.state.models import ModelStore
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A fine-tuned model: its directory, and the models that it needs."""
+    """A fine-tuned model: its directory, and the models it needs."""
 
     name: str
     path: Path
@@ -45,7 +45,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class State:
-    """Everything that could be removed, and what unfinished jobs need of it."""
+    """Everything removable, and the needs of unfinished jobs."""
 
     models: tuple[StoredModel, ...] = ()
     files: tuple[StoredFile, ...] = ()

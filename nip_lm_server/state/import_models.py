@@ -1,4 +1,4 @@
-"""Taking over models that another server has trained, from its state directory into a new one.
+"""Taking over models of another server, from its state directory into a new one.
 
 A model's directory has a manifest that says all about it, so nothing but that is read, and
 nothing is written on the other side. Everything is copied aside and checked against the digests
@@ -53,7 +53,7 @@ def import_models(source: Path, target: Path, expected: Mapping[str, str | None]
     try:
         with closing(Database(target / DATABASE)) as database:
             models, copies = ModelStore(target / MODELS, database), ModelStore(aside, database)
-            for name, digest in _with_bases(source, expected).items():
+            for name, digest in _add_bases(source, expected).items():
                 if models.row(name) is None:
                     manifest = _copy(source, name, digest, models, copies)
                     with database.transaction():
@@ -62,8 +62,8 @@ def import_models(source: Path, target: Path, expected: Mapping[str, str | None]
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _with_bases(source: Path, expected: Mapping[str, str | None]) -> dict[str, str | None]:
-    """`expected` with the base models of this server's making that they stand on, those first."""
+def _add_bases(source: Path, expected: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Add to `expected` the base models made here beneath them, and put those first."""
     ordered: dict[str, str | None] = {}
     for name, digest in expected.items():
         chain: list[tuple[str, str | None]] = [(name, digest)]
@@ -105,7 +105,7 @@ def _copy(
 def _enter(
     database: Database, models: ModelStore, manifest: Mapping[str, Any], source: Path
 ) -> None:
-    """Enter the model, and the job that made it as one that is over."""
+    """Enter the model, and its job as an ended one."""
     proof = Proof(False, {"not proved here yet, copied from": str(source)})
     database.insert(
         "jobs",

@@ -1,4 +1,4 @@
-"""Fine-tuned models on disk and in the table. Which of them answer, `serving.pool` decides.
+"""Fine-tuned models on disk and in the table. `serving.pool` decides whether they answer.
 
 A model is a directory ``models/<digest>`` whose ``manifest.json`` has the SHA-256 of every other
 file in it. It is put there by one rename, so a directory that exists is whole. There are two
@@ -20,7 +20,7 @@ from typing import Any
 from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.proof import Proof
 from nip_lm_server.state.database import UNFINISHED, Database, dump
-from nip_lm_server.state.disk import MANIFEST, publish, sha256_of
+from nip_lm_server.state.disk import MANIFEST, hash_file, publish
 from nip_lm_server.state.files import SET_ASIDE
 
 MANIFEST_FORMAT = 1
@@ -41,7 +41,7 @@ class NotProvedError(AdapterError):
 
 
 def adapter_digest(job_key: str, content_digest: str) -> str:
-    """The digest in a model's name, of its job's key and of what that asks for."""
+    """Make the digest in a model's name from its job's key and the content of its request."""
     joined = json.dumps([job_key, content_digest]).encode()
     return hashlib.sha256(joined).hexdigest()[:DIGEST_CHARACTERS]
 
@@ -92,7 +92,7 @@ class ModelStore:
         shutil.rmtree(part, ignore_errors=True)
         output_dir.rename(part)
         files = {
-            str(file.relative_to(part)): {"sha256": sha256_of(file), "bytes": file.stat().st_size}
+            str(file.relative_to(part)): {"sha256": hash_file(file), "bytes": file.stat().st_size}
             for file in sorted(part.rglob("*"))
             if file.is_file()
         }
@@ -112,7 +112,7 @@ class ModelStore:
         return manifest
 
     def verify(self, digest: str) -> dict[str, Any]:
-        """Check every file against the manifest, and that against the table; return the manifest.
+        """Check every file against the manifest, and the manifest against the table; return it.
 
         Raises AdapterError.
         """
@@ -123,7 +123,7 @@ class ModelStore:
                 raise AdapterError(f"{path / MANIFEST} is damaged: its own checksum differs")
             files: dict[str, dict[str, Any]] = manifest["files"]
             for name, expected in files.items():
-                found = sha256_of(path / name)
+                found = hash_file(path / name)
                 if found != expected["sha256"]:
                     raise AdapterError(
                         f"{path / name} has SHA-256 {found[:12]}…, its manifest says "
@@ -180,7 +180,7 @@ class ModelStore:
         )
 
     def note_proof(self, name: str, proof: Proof) -> None:
-        """Write down that a model answers, and with which proof."""
+        """Write down a model's new proof: it answers."""
         self._database.execute(
             "UPDATE models SET problem = NULL, proof = ?, engine_epoch = ? WHERE name = ?",
             dump(asdict(proof)),
@@ -193,25 +193,25 @@ class ModelStore:
         self._database.execute("UPDATE models SET problem = ? WHERE name = ?", problem, name)
 
     def problems(self) -> list[str]:
-        """Models that exist and can't answer, with the reason."""
+        """List the models unable to answer, with the reason."""
         rows = self._database.all(
             "SELECT name, problem FROM models WHERE deleted_at IS NULL AND problem IS NOT NULL"
         )
         return [f"{row['name']}: {row['problem']}" for row in rows]
 
     def row(self, name: str) -> sqlite3.Row | None:
-        """The table's row of a model that is not deleted."""
+        """Return the table's row of a model, None if it is unknown or deleted."""
         return self._database.one(
             "SELECT * FROM models WHERE name = ? AND deleted_at IS NULL", name
         )
 
     def rows(self) -> list[sqlite3.Row]:
-        """All models that are not deleted, oldest first."""
+        """List all models but deleted ones, oldest first."""
         return self._database.all(
             "SELECT * FROM models WHERE deleted_at IS NULL ORDER BY created_at, name"
         )
 
-    def adapters_of(self, base_model: str) -> list[sqlite3.Row]:
+    def list_adapters(self, base_model: str) -> list[sqlite3.Row]:
         """The adapters over a base model, newest first."""
         return self._database.all(
             "SELECT * FROM models WHERE deleted_at IS NULL AND kind = 'adapter' "
@@ -219,8 +219,8 @@ class ModelStore:
             base_model,
         )
 
-    def user_of(self, name: str) -> str | None:
-        """Name a fine-tune or an adapter over the model, or an unfinished job, that needs it."""
+    def find_user(self, name: str) -> str | None:
+        """Name what still needs a model: a fine-tune, an adapter over it, or an unfinished job."""
         child = self._database.one(
             "SELECT name FROM models WHERE (parent = ?1 OR base_model = ?1) "
             "AND name != ?1 AND deleted_at IS NULL",
@@ -240,13 +240,13 @@ class ModelStore:
 
 
 def checksum_of(manifest: Mapping[str, Any]) -> str:
-    """SHA-256 over all other keys of a manifest, which has it since it has one."""
+    """Return the SHA-256 over all other keys of a manifest. Earlier ones had no checksum."""
     rest = {key: value for key, value in manifest.items() if key != CHECKSUM}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def content_digest(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return what says that two models are equal: over the names and digests of their files."""
+    """Digest the names and digests of a model's files: equal models have equal ones."""
     listed = "".join(
         f"{name} {files[name]['sha256']}\n" for name in sorted(files) if name != TRAINING_RESULT
     )

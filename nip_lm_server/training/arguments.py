@@ -77,7 +77,7 @@ def choose_optimizer(settings: EffectiveSettings, device: str) -> str:
 
 
 def effective_arguments(trainer: Any) -> dict[str, Any]:
-    """The figures that training really uses, read back from the trainer and from PEFT."""
+    """Read the figures really in use back from the trainer and from PEFT."""
     args = trainer.args
     used = {
         "learning_rate": args.learning_rate,

@@ -2,7 +2,7 @@
 
 CheckpointedTrainer   mixed into a trainer class, before it: saves and loads here, not by pickle
 CheckpointCallback    when to write one; also after SIGTERM, which then ends the training
-newest                the newest checkpoint that is whole
+find_newest           the newest checkpoint that is whole
 
 ``DIR/checkpoints/step-00000042/`` has ``trained.safetensors`` (the weights that are trained),
 ``state.safetensors`` and ``state.json`` (optimizer, scheduler, loss scaler, random generators of
@@ -27,7 +27,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from nip_lm_server.state.disk import damage, sealed
+from nip_lm_server.state.disk import find_damage, seal_directory
 from nip_lm_server.training.job import Events, TrainingError, TrainingJob
 
 TRAINED, TENSORS, STATE = "trained.safetensors", "state.safetensors", "state.json"
@@ -40,13 +40,13 @@ MIN_INTERVAL_OF_SAVE = 20.0
 """... and least time in durations of the last one, so that they take a twentieth of the time."""
 
 
-def newest(job: TrainingJob, events: Events) -> Path | None:
-    """The newest checkpoint that is whole; for each damaged one an event says why it is not used.
+def find_newest(job: TrainingJob, events: Events) -> Path | None:
+    """Find the newest whole checkpoint. An event tells of each damaged one, and what is wrong.
 
     Leftovers of a write that was cut short are removed by the next write.
     """
     for path in sorted(job.checkpoints_dir.glob("step-*"), reverse=True):
-        problem = damage(path, {TRAINED, TENSORS, STATE, TRAINER_STATE})
+        problem = find_damage(path, {TRAINED, TENSORS, STATE, TRAINER_STATE})
         if problem is None:
             return path
         events.message(
@@ -112,7 +112,7 @@ class CheckpointedTrainer:
     """Saving and loading for a subclass of transformers' Trainer; put it first among the bases.
 
     Set `checkpoints_dir` before training. Continue with ``train(resume_from_checkpoint=str(path))``
-    where `path` comes from `newest`.
+    where `path` comes from `find_newest`.
     """
 
     checkpoints_dir: Path
@@ -123,15 +123,15 @@ class CheckpointedTrainer:
         self.store_flos()  # all processes together
         if self.args.should_save:
             state = {
-                "optimizer": _plain(self.optimizer).state_dict(),
+                "optimizer": _unwrap(self.optimizer).state_dict(),
                 "scheduler": self.lr_scheduler.state_dict(),
                 "scaler": self.accelerator.scaler and self.accelerator.scaler.state_dict(),
                 "generators": generators,
                 "tokens": getattr(self, "_total_train_tokens", 0),
             }
-            write(
+            write_checkpoint(
                 self.checkpoints_dir / f"step-{self.state.global_step:08d}",
-                {name: p.detach() for name, p in _trained(self.model)},
+                {name: p.detach() for name, p in _list_trained(self.model)},
                 state,
                 self.state,
             )
@@ -141,7 +141,7 @@ class CheckpointedTrainer:
         from safetensors.torch import load_file
 
         saved = load_file(Path(checkpoint) / TRAINED)
-        trained = dict(_trained(model or self.model))
+        trained = dict(_list_trained(model or self.model))
         if saved.keys() != trained.keys():
             raise TrainingError(
                 "checkpoint_differs",
@@ -153,31 +153,33 @@ class CheckpointedTrainer:
 
     def _load_optimizer_and_scheduler(self: Any, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            state = read(Path(checkpoint))
-            _plain(self.optimizer).load_state_dict(state["optimizer"])
+            state = read_checkpoint(Path(checkpoint))
+            _unwrap(self.optimizer).load_state_dict(state["optimizer"])
             self.lr_scheduler.load_state_dict(state["scheduler"])
             if hasattr(self, "_total_train_tokens"):
                 self._total_train_tokens = state["tokens"]
 
     def _load_scaler(self: Any, checkpoint: str | None) -> None:
         if checkpoint is not None and self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(read(Path(checkpoint))["scaler"])
+            self.accelerator.scaler.load_state_dict(read_checkpoint(Path(checkpoint))["scaler"])
 
     def _load_rng_state(self: Any, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            generators = read(Path(checkpoint))["generators"]
+            generators = read_checkpoint(Path(checkpoint))["generators"]
             if self.args.process_index < len(generators):
                 _set_generators(generators[self.args.process_index])
 
 
-def write(path: Path, trained: dict[str, Any], state: dict[str, Any], trainer_state: Any) -> None:
+def write_checkpoint(
+    path: Path, trained: dict[str, Any], state: dict[str, Any], trainer_state: Any
+) -> None:
     """Write a whole checkpoint to `path`, then remove all but the last KEPT.
 
     Raises OSError or SafetensorError where the disk refuses; older checkpoints then stay.
     """
     from safetensors.torch import save_file
 
-    with sealed(path) as part:
+    with seal_directory(path) as part:
         tensors: dict[str, Any] = {}
         packed = _pack(state, tensors, "")
         save_file({name: t.cpu().contiguous() for name, t in trained.items()}, part / TRAINED)
@@ -188,15 +190,15 @@ def write(path: Path, trained: dict[str, Any], state: dict[str, Any], trainer_st
         shutil.rmtree(old)
 
 
-def read(path: Path) -> Any:
-    """The state that `write` was given."""
+def read_checkpoint(path: Path) -> Any:
+    """Read back the state given to `write`."""
     from safetensors.torch import load_file
 
     return _unpack(json.loads((path / STATE).read_text()), load_file(path / TENSORS))
 
 
 def _pack(value: Any, tensors: dict[str, Any], name: str) -> Any:
-    """`value` as JSON that keeps its types; its tensors go to `tensors` and are named in it."""
+    """Turn `value` into JSON with its types; its tensors go to `tensors` and are named in it."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -264,10 +266,10 @@ def _gather(value: Any, accelerator: Any) -> list[Any]:
     return [json.loads(bytes(row.tolist())) for row in rows]
 
 
-def _trained(model: Any) -> list[tuple[str, Any]]:
+def _list_trained(model: Any) -> list[tuple[str, Any]]:
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
-def _plain(optimizer: Any) -> Any:
+def _unwrap(optimizer: Any) -> Any:
     """The optimizer inside accelerate's wrapper."""
     return getattr(optimizer, "optimizer", optimizer)

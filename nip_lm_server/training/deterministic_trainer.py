@@ -18,10 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from nip_lm_server import formats
-from nip_lm_server.engines.scripted.deterministic_engine import ADAPTER_FILE, BASE_FILE, fraction
-from nip_lm_server.engines.scripted.pseudo_tokens import token_count
+from nip_lm_server.engines.scripted.deterministic_engine import (
+    ADAPTER_FILE,
+    BASE_FILE,
+    hash_fraction,
+)
+from nip_lm_server.engines.scripted.pseudo_tokens import count_tokens
 from nip_lm_server.engines.scripted.reply_rules import ReplyFile
-from nip_lm_server.state.disk import damage, sealed
+from nip_lm_server.state.disk import find_damage, seal_directory
 from nip_lm_server.training.job import (
     Report,
     TrainingError,
@@ -36,7 +40,7 @@ _REPORTS = 10  # progress reports of a training
 
 @dataclass(frozen=True)
 class _Inputs:
-    """The data of a job. `learned` counts the pseudo tokens that one epoch would learn."""
+    """The data of a job. `learned` counts one epoch's pseudo tokens to learn."""
 
     examples: tuple[Any, ...]
     content_digest: str
@@ -64,7 +68,7 @@ class DeterministicTrainer:
         inputs = await asyncio.to_thread(_read_inputs, job)
         settings = job.settings
         total = settings.n_epochs * math.ceil(len(inputs.examples) / settings.batch_size)
-        done = _newest_checkpoint(job, total)
+        done = _find_newest_checkpoint(job, total)
         if done:
             report([_message(f"Continuing from the checkpoint of step {done}")])
         elif self._rules.seconds:
@@ -75,7 +79,7 @@ class DeterministicTrainer:
                 continue
             done = await self._sleep_through(job, done, step, total, stop)
             report([_progress(job, step, total, inputs.learned)])
-        if fraction(f"fail {job.key}") < self._rules.fail_rate:
+        if hash_fraction(f"fail {job.key}") < self._rules.fail_rate:
             raise TrainingError("injected_failure", "The replies file asked for a failure here")
         result = TrainingResult(
             steps=total,
@@ -121,7 +125,7 @@ def _read_inputs(job: TrainingJob) -> _Inputs:
     return _Inputs(
         examples=examples,
         content_digest=hashlib.sha256(formats.to_jsonl(examples)).hexdigest(),
-        learned=sum(map(_learned, examples)),
+        learned=sum(map(_count_learned, examples)),
         parent_digest=hashlib.sha256(parent).hexdigest() if parent else None,
         generation=int(json.loads(parent)["generation"]) if parent else 0,
     )
@@ -131,8 +135,8 @@ def _read(method: str, path: Path) -> tuple[Any, ...]:
     return tuple(example for _, example in formats.read_examples(method, path))
 
 
-def _learned(example: Any) -> int:
-    """Pseudo tokens that an example would teach."""
+def _count_learned(example: Any) -> int:
+    """Count the pseudo tokens an example would teach."""
     messages: Sequence[formats.Message]
     if isinstance(example, formats.PreferenceExample):
         messages = (example.preferred, example.rejected)
@@ -141,11 +145,11 @@ def _learned(example: Any) -> int:
     else:
         messages = [m for m in example.messages if m.role == "assistant" and m.weight]
     texts = [text for m in messages for text in (m.reasoning_content, m.content) if text]
-    return sum(map(token_count, texts))
+    return sum(map(count_tokens, texts))
 
 
 def _has_no_signal(job: TrainingJob, examples: Sequence[Any]) -> bool:
-    """Return whether every advantage is zero, so that a policy gradient would be too."""
+    """Say whether every advantage is zero; a policy gradient is then zero too."""
     if job.method != "trajectories":
         return False
     mode = job.settings.advantage
@@ -158,7 +162,7 @@ def _has_no_signal(job: TrainingJob, examples: Sequence[Any]) -> bool:
 
 
 def _write_model(job: TrainingJob, inputs: _Inputs, result: TrainingResult) -> None:
-    """Write an adapter or a base; one that learned nothing is of the same generation."""
+    """Write an adapter or a base. Having learned nothing, it is of the same generation."""
     model = {
         "generation": inputs.generation + (0 if result.unchanged else 1),
         "unchanged": result.unchanged,
@@ -182,17 +186,17 @@ def _write_model(job: TrainingJob, inputs: _Inputs, result: TrainingResult) -> N
 def _write_checkpoint(job: TrainingJob, step: int, total: int) -> None:
     """Write a checkpoint, and remove the one before it."""
     path = job.checkpoints_dir / f"step-{step:08}"
-    with sealed(path) as part:
+    with seal_directory(path) as part:
         (part / "state.json").write_text(json.dumps({"step": step, "total_steps": total}))
     for old in path.parent.glob("step-*"):
         if old != path:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _newest_checkpoint(job: TrainingJob, total: int) -> int:
-    """The step of the newest checkpoint that is whole; 0 if there is none."""
+def _find_newest_checkpoint(job: TrainingJob, total: int) -> int:
+    """Return the step of the newest whole checkpoint; 0 if there is none."""
     for path in sorted(job.checkpoints_dir.glob("step-*"), reverse=True):
-        if damage(path, {"state.json"}) is None:
+        if find_damage(path, {"state.json"}) is None:
             state = json.loads((path / "state.json").read_text())
             if state["total_steps"] == total:
                 return int(state["step"])

@@ -1,4 +1,4 @@
-"""The device of a training, and the processes that share it.
+"""The device of a training, and the processes on it.
 
 take                   what a process does first: the job's device is there, and is this rank's
 choose_device          cuda or cpu
@@ -45,7 +45,7 @@ def take(job: TrainingJob) -> None:
 
 
 def choose_device(job: TrainingJob) -> str:
-    """``cuda`` where there is one that can be used and the job doesn't say cpu, else ``cpu``."""
+    """Choose ``cuda`` if a device is usable and the job doesn't say cpu, else ``cpu``."""
     import torch
 
     return "cuda" if job.device != "cpu" and torch.cuda.is_available() else "cpu"
@@ -90,7 +90,7 @@ def require_bitsandbytes(device: str, param: str, value: str) -> None:
 
 
 def process_count(settings: EffectiveSettings, devices: int) -> int:
-    """Count the `devices` that train together: the most that share the batch evenly, or 1."""
+    """Count the `devices` to train on together: the most to share the batch evenly, or 1."""
     return max(
         (n for n in range(1, devices + 1) if settings.batch_size % n == 0),
         default=1,

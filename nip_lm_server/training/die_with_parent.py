@@ -1,4 +1,4 @@
-"""Runs a training module so that it ends with the server, however the server ends.
+"""Runs a training module and ends it with the server, in any case.
 
 ``python -m nip_lm_server.training.die_with_parent SERVER_PID MODULE ARGUMENT...``, as the leader of
 a process group, with a pipe from the server as standard input. When that pipe ends, the whole

@@ -40,7 +40,7 @@ class EncodedPair:
 
     @property
     def tokens(self) -> int:
-        """Tokens that one epoch computes with."""
+        """Count the tokens one epoch computes with."""
         return 2 * len(self.prompt) + len(self.preferred) + len(self.rejected)
 
     @property
@@ -95,7 +95,7 @@ def build_trainer(
     training: Sequence[EncodedPair],
     validation: Sequence[EncodedPair],
 ) -> Any:
-    """TRL's trainer over encoded pairs, with the reference that the job asks for."""
+    """Build TRL's trainer over encoded pairs, with the job's reference."""
     from trl import DPOConfig, DPOTrainer
 
     from nip_lm_server.training.arguments import common_arguments
@@ -148,7 +148,7 @@ class PairPasses(MicroBatched):
         """Pairs and tokens of preferred answers in a step, the mean over processes: [2]."""
         if not batch_samples:
             return None
-        counts = sum(_counts(batch) for batch in batch_samples).to(self.args.device)
+        counts = sum(_count_tokens(batch) for batch in batch_samples).to(self.args.device)
         processes = self.accelerator.num_processes
         return self.accelerator.gather(counts[None]).sum(0) / processes
 
@@ -162,7 +162,7 @@ class PairPasses(MicroBatched):
         """TRL's loss with the weights of this pass; without a count the pass is the step."""
         if num_items_in_batch is None:
             return super().compute_loss(model, inputs, return_outputs)  # type: ignore[misc]
-        pairs, tokens = (_counts(inputs).to(num_items_in_batch) / num_items_in_batch).tolist()
+        pairs, tokens = (_count_tokens(inputs).to(num_items_in_batch) / num_items_in_batch).tolist()
         weights, balance = self.loss_weights, self.router_aux_loss_coef
         shares = [tokens if name == "sft" else pairs for name in self.loss_types]
         self.loss_weights = [w * share for w, share in zip(weights, shares, strict=True)]
@@ -173,7 +173,7 @@ class PairPasses(MicroBatched):
             self.loss_weights, self.router_aux_loss_coef = weights, balance
 
 
-def _counts(inputs: Any) -> Any:
+def _count_tokens(inputs: Any) -> Any:
     """Pairs of a pass and tokens of its preferred answers, as a tensor."""
     import torch
 

@@ -1,4 +1,4 @@
-"""From conversations to token ids and labels, so that the text trained is the text served.
+"""From conversations to token ids and labels: the trained text is the served text.
 
 encode_file        every example of a job's file
 EncodedSequence    token ids of one training sequence, and which of them are learned
@@ -73,7 +73,7 @@ class EncodedSequence:
 
     @property
     def learned(self) -> int:
-        """Number of tokens that the loss counts."""
+        """Count the tokens with a share in the loss."""
         return sum(self.actions)
 
 
@@ -130,7 +130,7 @@ def encode_example(
 
 
 def join(turns: Sequence[Turn]) -> list[EncodedSequence]:
-    """One sequence for turns that continue each other."""
+    """Join turns into one sequence, as long as each continues the one before."""
     sequences: list[EncodedSequence] = []
     for turn in turns:
         ids, context = (*turn.prompt, *turn.answer), len(turn.prompt)

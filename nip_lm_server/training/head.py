@@ -77,7 +77,7 @@ def _score(model: Any, scored: Any, *, input_ids: Any, **options: Any) -> Any:
     options = {name: value for name, value in options.items() if value is not None}
     hidden = model.base_model(input_ids=input_ids, **options).last_hidden_state[:, :-1]
     chosen = scored[:, 1:].bool()
-    logprobs = _chunked(
+    logprobs = _score_in_chunks(
         _output_layer(model), hidden[chosen], input_ids[:, 1:][chosen], chunk_size(model)
     )
     shifted = torch.zeros(chosen.shape, dtype=logprobs.dtype, device=logprobs.device)
@@ -85,11 +85,11 @@ def _score(model: Any, scored: Any, *, input_ids: Any, **options: Any) -> Any:
 
 
 def chunk_size(model: Any) -> int:
-    """Count the tokens that go through the output layer at a time."""
+    """Count the tokens to send through the output layer at a time."""
     return max(1, CHUNK_LOGITS // int(model.get_output_embeddings().weight.shape[0]))
 
 
-def _chunked(layer: Callable[[Any], Any], hidden: Any, targets: Any, size: int) -> Any:
+def _score_in_chunks(layer: Callable[[Any], Any], hidden: Any, targets: Any, size: int) -> Any:
     """The targets' log-probabilities in float32, [tokens]; `hidden` is [tokens, width]."""
 
     def score(rows: Any, ids: Any) -> Any:

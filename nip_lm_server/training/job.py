@@ -84,7 +84,9 @@ class TrainingJob(BaseModel):
 
     @property
     def checkpoints_dir(self) -> Path:
-        """Checkpoints lie outside the output directory, which is emptied before every start."""
+        """Return the directory of checkpoints. It lies outside the output, which every start
+        empties.
+        """
         return self.job_dir / CHECKPOINTS
 
     @property
@@ -101,7 +103,7 @@ class TrainingJob(BaseModel):
 
 
 def read_job(job_dir: Path) -> TrainingJob:
-    """Read ``job.json``. Raises TrainingError, naming the first setting that is wrong."""
+    """Read ``job.json``. Raises TrainingError with the name of the first wrong setting."""
     path = job_dir / "job.json"
     try:
         job = TrainingJob.model_validate_json(path.read_bytes())
@@ -144,7 +146,7 @@ class Events:
         self._write({"type": "message", "level": level, "message": message})
 
     def error(self, error: TrainingError) -> None:
-        """The reason for which the training ended without an adapter."""
+        """Tell why the training ended without an adapter."""
         self._write(
             {"type": "error", "code": error.code, "message": error.message, "param": error.param}
         )

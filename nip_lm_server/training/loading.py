@@ -1,4 +1,4 @@
-"""What a training starts from: tokenizer, base model, and the adapter that is to be trained.
+"""The start of a training: tokenizer, base model, and the adapter to be trained.
 
 load_text       tokenizer, stop tokens and longest sequence of a job
 Prepared        what a method then hands over to `runner`
@@ -77,7 +77,7 @@ def load_text(job: TrainingJob) -> Text:
 
 
 def load_start(job: TrainingJob) -> Any:
-    """The model that is trained: a PeftModel, or without LoRA a plain one.
+    """Load the model to train: a PeftModel, or without LoRA a plain one.
 
     The initial values of a new adapter are drawn from the job's seed. Raises TrainingError if base,
     parent and settings don't fit each other or this machine.
@@ -90,7 +90,7 @@ def load_start(job: TrainingJob) -> Any:
     # 1. A copy of the parent adapter is trained on.
     if parent is not None and settings.use_lora and settings.start_from == "continue":
         check_continued(parent, settings)
-        return _continued(job, load_base(job), parent)
+        return _continue_adapter(job, load_base(job), parent)
     # 2. Anything else begins with the base, the parent merged into it.
     if parent is not None and settings.quantization != "none":
         raise TrainingError(
@@ -103,7 +103,7 @@ def load_start(job: TrainingJob) -> Any:
     if parent is not None:
         merge(model, parent)
     # 3. Over it a new adapter, or all of it.
-    return _with_new_adapter(job, model) if settings.use_lora else model
+    return _add_new_adapter(job, model) if settings.use_lora else model
 
 
 def read_parent(job: TrainingJob) -> "LoraFiles | None":
@@ -119,16 +119,16 @@ def read_parent(job: TrainingJob) -> "LoraFiles | None":
 
 
 def load_base(job: TrainingJob, *, trained: bool = False) -> Any:
-    """The base model on the device that trains; float32 if every weight of it is `trained`."""
+    """Load the base model on the training device; in float32 if every weight of it is `trained`."""
     import torch
 
     settings = job.settings
     device = choose_device(job)
     precision = choose_precision(settings, device)
     dtype = torch.float32 if trained else getattr(torch, precision)
-    options = _attention(settings, device)
+    options = _choose_attention(settings, device)
     if settings.quantization != "none":
-        options.update(_quantization(settings, device, precision))
+        options.update(_configure_quantization(settings, device, precision))
     if device == "cuda":
         options["device_map"] = {"": torch.cuda.current_device()}
     try:
@@ -139,7 +139,7 @@ def load_base(job: TrainingJob, *, trained: bool = False) -> Any:
         raise TrainingError("attention_unsupported", str(error), "attention") from error
 
 
-def _attention(settings: EffectiveSettings, device: str) -> dict[str, Any]:
+def _choose_attention(settings: EffectiveSettings, device: str) -> dict[str, Any]:
     name = settings.attention
     if name in ("flash_attention_2", "flex_attention") and device != "cuda":
         raise TrainingError(
@@ -151,7 +151,7 @@ def _attention(settings: EffectiveSettings, device: str) -> dict[str, Any]:
 
 
 def base_dtype(job: TrainingJob) -> Any:
-    """The torch dtype in which the base model lies on disk; float32 where its config is silent."""
+    """Return the torch dtype of the base model on disk; float32 if its config is silent."""
     import torch
 
     dtype = getattr(read_config(job), "dtype", None)
@@ -203,7 +203,7 @@ def check_fits(model: Any, files: "LoraFiles") -> dict[str, Any]:
 
 
 def check_continued(parent: "LoraFiles", settings: EffectiveSettings) -> None:
-    """The parent's shape is the adapter's shape: settings that differ are refused, not ignored."""
+    """Refuse settings of another shape than the parent adapter's, instead of ignoring them."""
     config = parse_json((parent.path / "adapter_config.json").read_text())
     for name, key in (("lora_rank", "r"), ("lora_alpha", "lora_alpha")):
         asked, has = getattr(settings, name), config[key]
@@ -216,7 +216,7 @@ def check_continued(parent: "LoraFiles", settings: EffectiveSettings) -> None:
             )
 
 
-def _continued(job: TrainingJob, model: Any, parent: "LoraFiles") -> Any:
+def _continue_adapter(job: TrainingJob, model: Any, parent: "LoraFiles") -> Any:
     from peft import LoraConfig, PeftModel
 
     check_fits(model, parent)
@@ -224,11 +224,11 @@ def _continued(job: TrainingJob, model: Any, parent: "LoraFiles") -> Any:
     config.inference_mode = False
     config.lora_dropout = job.settings.lora_dropout
     return PeftModel.from_pretrained(
-        _prepared(job, model), parent.path, config=config, is_trainable=True
+        _prepare(job, model), parent.path, config=config, is_trainable=True
     )
 
 
-def _with_new_adapter(job: TrainingJob, model: Any) -> Any:
+def _add_new_adapter(job: TrainingJob, model: Any) -> Any:
     from peft import LoraConfig, get_peft_model
     from transformers import set_seed
 
@@ -244,11 +244,11 @@ def _with_new_adapter(job: TrainingJob, model: Any) -> Any:
         bias="none",
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(_prepared(job, model), config)
+    return get_peft_model(_prepare(job, model), config)
 
 
 def check_targets(model: Any, targets: Sequence[str]) -> None:
-    """Raise TrainingError unless every name is of linear layers that an adapter may change.
+    """Raise TrainingError unless every name belongs to linear layers an adapter may change.
 
     PEFT would leave out names that it doesn't find, and adapt embeddings, which engines don't load.
     """
@@ -274,7 +274,7 @@ def check_targets(model: Any, targets: Sequence[str]) -> None:
             )
 
 
-def _prepared(job: TrainingJob, model: Any) -> Any:
+def _prepare(job: TrainingJob, model: Any) -> Any:
     """A quantized model made ready for adapters; any other as it is."""
     if job.settings.quantization == "none":
         return model
@@ -284,7 +284,9 @@ def _prepared(job: TrainingJob, model: Any) -> Any:
     return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 
 
-def _quantization(settings: EffectiveSettings, device: str, precision: str) -> dict[str, Any]:
+def _configure_quantization(
+    settings: EffectiveSettings, device: str, precision: str
+) -> dict[str, Any]:
     import torch
     from transformers import BitsAndBytesConfig
 

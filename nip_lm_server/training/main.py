@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             traceback.print_exc()
         failed = Events(path)  # of any process: the first may hang for want of another
-        failed.error(as_training_error(error))
+        failed.error(explain_error(error))
         failed.close()
         return 1
     finally:
@@ -111,7 +111,7 @@ def _train(job: TrainingJob, events: Events) -> int:
     return 0
 
 
-def as_training_error(error: Exception) -> TrainingError:
+def explain_error(error: Exception) -> TrainingError:
     """The error to report for any exception."""
     if isinstance(error, TrainingError):
         return error
@@ -131,7 +131,7 @@ def as_training_error(error: Exception) -> TrainingError:
 
 
 def launch_command(job: TrainingJob, devices: int) -> list[str] | None:
-    """The command that trains where there are `devices` GPUs; None: this process can.
+    """Return the command to train on `devices` GPUs; None: this process can do it.
 
     A process that sees several GPUs alone would spread every batch over them, which the methods
     can't do. So where one has to be enough it is started again, to see one.
@@ -196,7 +196,7 @@ def _is_launched() -> bool:
 
 
 def run_as_child() -> int:
-    """`main` for a process that must not outlive the one that started it."""
+    """Run `main` in a process bound to the life of its parent."""
     # `die_with_parent` has done this already for the process that it starts, but not for those
     # that the launcher starts, which come here directly.
     die_with_parent_process(os.getppid())

@@ -1,10 +1,10 @@
 """How much goes through the model at a time, by the device's memory.
 
-plan                  tokens of a pass, and whether activations are computed again
-Plan                  both
-divide                the arithmetic of it
-kept_bytes_per_token  what a model keeps of each token for its backward pass, asked of the model
-check_full_training   refuses to train every weight where that can't fit
+plan                 tokens of a pass, and whether activations are computed again
+Plan                 both
+divide               the arithmetic of it
+measure_kept_bytes   what a model keeps of each token for its backward pass, asked of the model
+check_full_training  refuses to train every weight where that can't fit
 
 A pass keeps activations until its backward pass: all of them, or with gradient checkpointing those
 between layers alone, and the others are computed again, which costs one more forward pass (Chen et
@@ -72,7 +72,7 @@ def _plan_training(
     if choose_device(job) == "cpu":
         return Plan(max(longest, asked or MOST_TOKENS), bool(checkpointing))
     per_process = settings.batch_size // processes_of_this_run(job)
-    per_token = kept_bytes_per_token(model, _autocast(job))
+    per_token = measure_kept_bytes(model, _autocast(job))
     return divide(
         _free_bytes() - training_bytes(job, model),
         per_token,
@@ -108,8 +108,8 @@ def divide(
     return Plan(max(longest, asked or min(fits, MOST_TOKENS)), checkpointing)
 
 
-def kept_bytes_per_token(model: Any, autocast: Callable[[], Any]) -> float:
-    """Bytes that a pass without checkpointing keeps for its backward pass, per token.
+def measure_kept_bytes(model: Any, autocast: Callable[[], Any]) -> float:
+    """Measure the bytes per token a pass without checkpointing keeps for its backward pass.
 
     Two passes of different lengths through all but the output layer tell it: what they keep of
     the weights is the same in both. Random generators are left as they are.
@@ -184,7 +184,7 @@ def count_parameters(job: TrainingJob) -> int:
 
 
 def total_bytes(job: TrainingJob) -> int:
-    """All memory of the device that trains."""
+    """Return the whole memory of the training device."""
     import torch
 
     if choose_device(job) == "cuda":
@@ -203,7 +203,7 @@ def _free_bytes() -> int:
 
 
 def _autocast(job: TrainingJob) -> Callable[[], Any]:
-    """A context in which the training computes."""
+    """Return the context to compute in."""
     import torch
 
     precision = getattr(torch, choose_precision(job.settings, "cuda"))

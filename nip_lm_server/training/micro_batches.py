@@ -104,7 +104,7 @@ def _lengths(inputs: Any, rows_per_example: int) -> list[int]:
 
 
 def _most(count: int, accelerator: Any) -> int:
-    """The most that any process needs."""
+    """Return the largest need of all processes."""
     if accelerator.num_processes == 1:
         return count
     import torch
@@ -113,7 +113,7 @@ def _most(count: int, accelerator: Any) -> int:
 
 
 def _take_padded(inputs: Any, group: Sequence[int], examples: int, width: int) -> dict[str, Any]:
-    """Some examples of a padded batch, without the columns that only others need."""
+    """Take some examples of a padded batch, without the columns needed by others alone."""
 
     def take(value: Any) -> Any:
         rows = [block + index for block in range(0, value.shape[0], examples) for index in group]

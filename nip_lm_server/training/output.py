@@ -99,7 +99,8 @@ def write_output(
 
 
 def concatenate(parent: "LoraFiles", new: "LoraFiles") -> "LoraFiles":
-    """One adapter that adds what both add: ranks one after the other, scales folded into B.
+    """Join two adapters to one with the sum of their effects: ranks one after the other, scales
+    folded into B.
 
     Every module gets the same rank, filled up with zeros, and the scale is 1.
     """
@@ -121,7 +122,7 @@ def concatenate(parent: "LoraFiles", new: "LoraFiles") -> "LoraFiles":
 
 
 def same_weights(first: "LoraFiles | None", second: "LoraFiles | None") -> bool:
-    """Compare what two adapters add to the base; None is an adapter that adds nothing."""
+    """Compare the effects of two adapters on the base; None is an adapter without effect."""
     import torch
 
     names = {name for files in (first, second) if files for name in files.pairs}
@@ -238,7 +239,7 @@ def _probe(
     import torch
 
     from nip_lm_server.engines.embedded.lora import read_lora
-    from nip_lm_server.engines.embedded.prove_weights import applied
+    from nip_lm_server.engines.embedded.prove_weights import apply_adapter
 
     device = choose_device(job)
     precision = choose_precision(job.settings, device)
@@ -251,10 +252,10 @@ def _probe(
                 model = load_model(job.base_model_path, getattr(torch, precision)).to(place).eval()
             without = _logprobs(model, tokens)
             if parent is not None:
-                with applied(model, parent):
+                with apply_adapter(model, parent):
                     before = _logprobs(model, tokens)
             if job.settings.result == "adapter":
-                with applied(model, read_lora(job.output_dir)):
+                with apply_adapter(model, read_lora(job.output_dir)):
                     saved = _logprobs(model, tokens)
             else:
                 model = None

@@ -55,7 +55,7 @@ class Figures:
 
 
 def join_figures(parts: Sequence[Figures]) -> Figures:
-    """The figures of batches that are one step."""
+    """Join the figures of the batches in one step."""
     tokens = sum(part.tokens for part in parts)
     if tokens == 0:
         return parts[0]

@@ -44,10 +44,10 @@ def probe_text(job: TrainingJob, text: loading.Text) -> list[int]:
 def _sequences(job: TrainingJob, text: loading.Text) -> Iterator[EncodedSequence]:
     """The sequences of the first lines, as the job's method trains them."""
     for line, example in islice(formats.parsed(job.method, job.training_file), EXAMPLES):
-        yield from _encoded(job.method, line, example, text)
+        yield from _encode(job.method, line, example, text)
 
 
-def _encoded(method: str, line: int, example: Any, text: loading.Text) -> list[EncodedSequence]:
+def _encode(method: str, line: int, example: Any, text: loading.Text) -> list[EncodedSequence]:
     from nip_lm_server.training import dpo, encoding, rl
 
     if method == "dpo":

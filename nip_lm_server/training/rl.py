@@ -1,9 +1,9 @@
 """Method `trajectories`: reinforce what was rewarded, from recorded episodes.
 
-prepare           what `main` calls: data, model and trainer of a job
-read_episodes     a file -> `Episode`s, each with its sequences
-check_known       whether the model knows all tokens
-with_advantages   the setting `advantage`: the rows' own, or each reward against its group's
+prepare          what `main` calls: data, model and trainer of a job
+read_episodes    a file -> `Episode`s, each with its sequences
+check_known      whether the model knows all tokens
+add_advantages   the setting `advantage`: the rows' own, or each reward against its group's
 
 The loss is `policy_gradient.clipped_loss`, in a `policy_trainer.PolicyTrainer`.
 
@@ -65,8 +65,8 @@ def prepare(job: TrainingJob, text: loading.Text, events: Events) -> loading.Pre
     vocabulary = model.get_input_embeddings().weight.shape[0]  # it may be more than the tokenizer's
     check_known(training, vocabulary, "training_file")
     check_known(validation, vocabulary, "validation_file")
-    training, skipped = with_advantages(training, mode)
-    validation, _ = with_advantages(validation, mode)
+    training, skipped = add_advantages(training, mode)
+    validation, _ = add_advantages(validation, mode)
     _tell(events, training, skipped)
     if not any(episode.advantage for episode in training):
         events.message("no episode has an advantage other than 0: nothing is trained", level="warn")
@@ -142,7 +142,7 @@ def read_episodes(
     return encode_file("trajectories", path, param, encode, mode)
 
 
-def with_advantages(
+def add_advantages(
     episodes: Sequence[Episode], mode: formats.AdvantageMode | None
 ) -> tuple[list[Episode], int]:
     """The episodes to train on, each with its advantage, and how many groups were left out.

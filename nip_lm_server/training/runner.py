@@ -37,7 +37,7 @@ def run(
     events: Events,
     started_s: float,
 ) -> None:
-    """Train from the newest checkpoint on, and write everything that the job leaves behind.
+    """Train from the newest checkpoint on, and write all results of the job.
 
     `started_s` is `time.monotonic()` at the job's beginning. Raises TrainingError, or
     `TrainingStopped` after SIGTERM. The trainer is of no use afterwards.
@@ -56,7 +56,7 @@ def run(
         "effective arguments " + json.dumps(effective_arguments(trainer), sort_keys=True)
     )
     # 3. Train, from the newest checkpoint on.
-    checkpoint = checkpoints.newest(job, events)
+    checkpoint = checkpoints.find_newest(job, events)
     begin = None if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
     if checkpoint is not None:
         events.message(f"continues from step {begin}")
@@ -159,7 +159,7 @@ def _validation(trainer: Any, events: Events) -> dict[str, float | None]:
 
 
 def _agree(trainer: Any) -> Any:
-    """Processes that train together stop and save at the same step, or they wait for ever."""
+    """Let processes agree to stop and save at the same step; otherwise they wait for ever."""
     if trainer.args.world_size == 1:
         return lambda stop, save: (stop, save)
 
@@ -183,7 +183,7 @@ def _free(trainer: Any) -> None:
 
 
 class ProgressCallback(TrainerCallback):  # type: ignore[misc]
-    """Writes `events`, and raises TrainingError at a loss that is not finite."""
+    """Writes `events`, and raises TrainingError at an infinite loss or one without a value."""
 
     def __init__(self, events: Events, clock: Callable[[], float] = time.monotonic):
         self._events, self._clock = events, clock

@@ -61,7 +61,7 @@ def set_template_kwargs(tokenizer: Any, kwargs: Mapping[str, Any]) -> None:
 
 
 def template_kwargs(tokenizer: Any) -> dict[str, Any]:
-    """The variables that `set_template_kwargs` has set."""
+    """Return the variables set by `set_template_kwargs`."""
     return dict(getattr(tokenizer, "nip_template_kwargs", {}))
 
 
@@ -125,7 +125,7 @@ def thought_form(tokenizer: Any) -> str | None:
 
     prompt = render([user], generation=True)
     for field in (*_THOUGHT_FIELDS, "content"):
-        said = {"role": "assistant", **with_thoughts({"content": answer}, thought, field)}
+        said = {"role": "assistant", **add_thoughts({"content": answer}, thought, field)}
         whole = render([user, said], generation=False)
         learned = whole.removeprefix(prompt)
         if whole.startswith(prompt) and 0 <= learned.find(thought) < learned.find(answer):
@@ -133,8 +133,8 @@ def thought_form(tokenizer: Any) -> str | None:
     return None
 
 
-def with_thoughts(message: Mapping[str, Any], thoughts: str, field: str) -> dict[str, Any]:
-    """A message with its thoughts in a field that `thought_form` names."""
+def add_thoughts(message: Mapping[str, Any], thoughts: str, field: str) -> dict[str, Any]:
+    """Put a message's thoughts into the field named by `thought_form`."""
     if field == "content":
         return {**message, "content": f"<think>\n{thoughts}\n</think>\n\n{message['content']}"}
     return {**message, field: thoughts}
@@ -164,7 +164,7 @@ class ControlTokens:
     def break_in(self, text: str) -> str:
         """`text` with a blank in every control token."""
         if self._pattern.search(text) is not None:
-            text = self._pattern.sub(_broken, text)
+            text = self._pattern.sub(_break, text)
             while self._pattern.search(text) is not None:  # of one character, or with a blank
                 text = self._pattern.sub("", text)
         if self._is_normalized:
@@ -206,12 +206,12 @@ def _any_of(names: Iterable[str]) -> "re.Pattern[str]":
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 
-def _broken(match: "re.Match[str]") -> str:
+def _break(match: "re.Match[str]") -> str:
     return f"{match[0][0]} {match[0][1:]}"
 
 
 def _plain_markers(tokenizer: Any, control: "re.Pattern[str]") -> set[str]:
-    """Words that the template writes instead of control tokens, or beside them in brackets."""
+    """Collect the template's words in place of control tokens, or beside them in brackets."""
     markers: set[str] = set()
     for roles in _SHAPES:
         contents = [_SENTINEL.format(index) for index in range(len(roles))]
@@ -276,7 +276,7 @@ class BreakControlTokens:
             body += event.get("body", b"")
             if not event.get("more_body", False):
                 break
-        body = self._passed_on(body)
+        body = self._rewrite(body)
         length = (b"content-length", str(len(body)).encode())
         headers = [pair for pair in scope["headers"] if pair[0] not in _LENGTHS]
         unread = [{"type": "http.request", "body": body, "more_body": False}]
@@ -286,7 +286,7 @@ class BreakControlTokens:
 
         await self._app({**scope, "headers": [*headers, length]}, again, send)
 
-    def _passed_on(self, body: bytes) -> bytes:
+    def _rewrite(self, body: bytes) -> bytes:
         try:
             value = json.loads(body)
         except ValueError:  # vLLM says what is wrong with it

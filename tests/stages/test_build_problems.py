@@ -71,7 +71,7 @@ EXAMINED = {}
 def build(source, out, environment=None, say=lambda line: None, **options):
     plain = {"workers": 1, "variants": 3, "max_steps": 20_000, "allow_without_namespaces": True}
     made = BuildOptions(out=out, **{**plain, **options})
-    return build_problems.build(source, made, say, environment or {})
+    return build_problems.build(source, made, say, environment or {}).to_dict()
 
 
 @pytest.fixture(scope="module")

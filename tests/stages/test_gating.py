@@ -7,7 +7,7 @@ import pytest
 from small_game import write_config
 
 from nip_core.errors import DatasetError, SettingsError
-from nip_core.evaluation.report_text import gate_line
+from nip_core.evaluation.figures_in_words import gate_line
 from nip_core.parameters import load_parameters
 from nip_core.records.models import ServedModel
 from nip_core.rollouts.plan import plan_episodes, replayed

@@ -7,8 +7,8 @@ import pytest
 from handmade import REJECT, Rollouts
 
 from nip_core.errors import CorruptionError
-from nip_core.evaluation.baselines import believe_the_prover, majority
-from nip_core.evaluation.intervals import wilson
+from nip_core.evaluation.baseline_verifiers import believe_the_prover, majority
+from nip_core.evaluation.confidence_intervals import wilson
 from nip_core.evaluation.metrics import evaluate
 from nip_core.parameters import load_parameters
 from nip_core.records import intervals

@@ -56,7 +56,7 @@ class AnswerText:
         self._held = ""
 
     def take(self) -> str:
-        """The certain text that was not taken yet."""
+        """Return the certain text added since the last call."""
         text = "".join(self._certain)
         self._certain.clear()
         return text
@@ -72,7 +72,7 @@ class AnswerText:
         self._held = self._held[certain:]
 
     def _beginning_of_a_stop(self) -> int:
-        """Length of the longest end of the text with which a stop string begins."""
+        """Measure the longest end of the text with the beginning of a stop string in it."""
         longest = max(map(len, self._stops), default=1) - 1
         for length in range(min(longest, len(self._held)), 0, -1):
             if any(stop.startswith(self._held[-length:]) for stop in self._stops):

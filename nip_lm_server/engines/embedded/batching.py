@@ -59,12 +59,12 @@ class Row:
         return len(self.prompt) + len(self.generated) - 1
 
 
-def _live(row: Row) -> bool:
+def _is_live(row: Row) -> bool:
     return row.finish_reason is None and not row.cancelled
 
 
 class Decoder:
-    """The batch that one model is running.
+    """The running batch of one model.
 
     All methods must be called from one thread, under ``torch.inference_mode()``.
     """
@@ -88,12 +88,12 @@ class Decoder:
     @property
     def rows(self) -> int:
         """Rows still being generated."""
-        return sum(map(_live, self._rows))
+        return sum(map(_is_live, self._rows))
 
     @property
     def longest(self) -> int:
-        """The most positions that a running row may come to need."""
-        return max((len(r.prompt) + r.max_tokens for r in self._rows if _live(r)), default=0)
+        """Return the largest number of positions a running row may come to need."""
+        return max((len(r.prompt) + r.max_tokens for r in self._rows if _is_live(r)), default=0)
 
     def clear(self) -> None:
         """Forget all rows, as after an error."""
@@ -122,14 +122,14 @@ class Decoder:
         return finished
 
     def step(self) -> list[Row]:
-        """Add one token to every row; returns the rows that this finished."""
+        """Add one token to every row; returns the rows finished by it."""
         # 1. Leave finished rows out once they are a quarter: rebuilding copies the cache.
-        if 4 * sum(map(_live, self._rows)) <= 3 * len(self._rows):
+        if 4 * sum(map(_is_live, self._rows)) <= 3 * len(self._rows):
             self._assemble([])
         if not self._rows:
             return []
         assert self._mask is not None and self._positions is not None and self._sampler is not None
-        running = [row for row in self._rows if _live(row)]
+        running = [row for row in self._rows if _is_live(row)]
         # 2. One more position for everybody.
         self._length += 1
         if self._length > self._mask.shape[1]:
@@ -209,7 +209,7 @@ class Decoder:
         return ids, (offsets >= starts).long(), (offsets - starts).clamp(min=0)
 
     def _assemble(self, joining: Sequence[tuple[Any, list[Row], list[int]]]) -> None:
-        """Rebuild the batch from the rows that still run and those that join."""
+        """Rebuild the batch from its running rows and the joining ones."""
         # 1. All rows with the cache that they are in: number 0 is the batch so far.
         members: list[tuple[Row, int, int]] = []  # row, its cache, its place there
         caches = []
@@ -220,7 +220,7 @@ class Decoder:
             members += [(row, len(caches), i) for row, i in zip(rows, sources, strict=True)]
             caches.append(cache)
         # 2. Only those that go on, those of an adapter next to each other.
-        members = [member for member in members if _live(member[0])]
+        members = [member for member in members if _is_live(member[0])]
         members.sort(key=lambda member: _adapter_key(member[0].adapter))
         self.clear()
         if not members:
@@ -253,12 +253,12 @@ class Decoder:
     def _choose(self, rows: Sequence[Row], sampler: BatchSampler, logits: torch.Tensor) -> None:
         chosen = sampler.choose(
             logits,
-            self._allowed(rows, logits.shape[1]),
+            self._mask_allowed(rows, logits.shape[1]),
             logprobs=any(row.wants_logprobs for row in rows),
             top=max((row.wants_top for row in rows), default=0),
         )
         for index, row in enumerate(rows):
-            if not _live(row):
+            if not _is_live(row):
                 continue
             # Who reads the row meanwhile counts tokens: all else of a token comes before it.
             if chosen.logprobs is not None and row.wants_logprobs:
@@ -270,9 +270,9 @@ class Decoder:
             row.generated.append(chosen.ids[index])
             row.finish_reason = self._finish_reason(row)
 
-    def _allowed(self, rows: Sequence[Row], width: int) -> Allowed | None:
-        """The tokens that may come next in those rows that have a grammar."""
-        guided = [i for i, row in enumerate(rows) if row.guide is not None and _live(row)]
+    def _mask_allowed(self, rows: Sequence[Row], width: int) -> Allowed | None:
+        """Mask the tokens allowed next, for the rows with a grammar."""
+        guided = [i for i, row in enumerate(rows) if row.guide is not None and _is_live(row)]
         if not guided:
             return None
         # llguidance writes a bit for each token of the vocabulary, 32 to a word.

@@ -193,7 +193,7 @@ class EmbeddedEngine(Engine):
         await worker.run(attach)
 
     async def unload_adapter(self, name: str) -> None:
-        """Forget an adapter; requests that are running with it are finished with it."""
+        """Forget an adapter. Running requests are finished with it."""
         worker = self._worker
         if worker is not None and worker.state != "failed" and name in worker.adapters:
             await worker.run(lambda: worker.adapters.pop(name, None))
@@ -202,7 +202,7 @@ class EmbeddedEngine(Engine):
         return tuple(self._worker.adapters) if self._worker else ()
 
     async def prove(self, name: str, path: Path) -> Proof:
-        """Check that `name` answers with the weights in `path`; see `prove_weights`.
+        """Compare the answers of `name` with the weights in `path`; see `prove_weights`.
 
         `name` is an adapter, or the base model with `path` a model's directory.
         """

@@ -59,7 +59,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
 
 
 def new_cache() -> Any:
-    """An empty cache whose layers are `RoomyLayer`s, whatever the model's attention is.
+    """Make an empty cache with layers of `RoomyLayer`, for any kind of attention.
 
     Sliding windows are then applied by the model's masks alone.
     """

@@ -1,4 +1,4 @@
-"""Loading a model so that it can be served in batches.
+"""Loading a model to be served in batches.
 
 EmbeddedOptions   settings of the embedded engine
 LoadedModel       the model, its tokenizer and what was found out about them
@@ -118,7 +118,7 @@ def load_model(path: str, options: EmbeddedOptions) -> LoadedModel:
 
 
 def check_batching(decoder: Decoder, loaded: LoadedModel, path: str) -> int:
-    """Refuse a model that answers differently in a padded batch.
+    """Refuse a model with other answers in a padded batch.
 
     Returns the bytes that the keys and values of one token take.
     """

@@ -55,7 +55,7 @@ class LoraFiles:
 
     @property
     def unchanged(self) -> bool:
-        """Say whether every A or B is zero, so that the adapter changes nothing."""
+        """Say whether every A or B is zero: such an adapter changes nothing."""
         return not any(bool(up.any()) and bool(down.any()) for down, up in self.pairs.values())
 
     @property
@@ -214,7 +214,7 @@ class RowwiseLora:
 
 
 def linear_shape(module: Any) -> tuple[int, int]:
-    """(inputs, outputs) of a linear layer, also of the transposed kind that GPT-2 has."""
+    """Return (inputs, outputs) of a linear layer, also of GPT-2's transposed kind."""
     rows, columns = module.weight.shape
     return (rows, columns) if is_transposed(module) else (columns, rows)
 

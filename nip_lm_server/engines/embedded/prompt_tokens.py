@@ -1,4 +1,4 @@
-"""From messages or a text to the token ids that a model is given.
+"""From messages or a text to the token ids of a model's prompt.
 
 PromptEncoder   of one model: short texts at once, long ones aside, and none that can't fit
 
@@ -42,7 +42,7 @@ class PromptEncoder:
         self._thread = ThreadPoolExecutor(1, "long-texts")
 
     def close(self) -> None:
-        """Encode nothing more that waits."""
+        """Drop the waiting texts: they are not encoded any more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def messages(
@@ -111,15 +111,15 @@ class PromptEncoder:
             abandoned.set()  # of no effect once it is done
 
     def _check(self, size: int, messages: int, contexts: int, param: str) -> None:
-        """Refuse what is too long whatever its tokens are."""
+        """Refuse a text of this size as too long, if no tokens could make it short enough."""
         at_least = max(messages, -(-size // self._longest_token))
         if at_least > contexts * self._context:
-            raise self._too_long(at_least, param)
+            raise self._too_long_error(at_least, param)
 
     def _count(
         self, tokenizer: Any, text: str, abandoned: threading.Event, contexts: int, param: str
     ) -> None:
-        """Refuse a huge text whose pieces have twice the tokens that the whole may have."""
+        """Refuse a huge text if its pieces have twice the tokens allowed for the whole."""
         if len(text) < HUGE_TEXT:
             return
         count, most = 0, contexts * self._context
@@ -128,9 +128,9 @@ class PromptEncoder:
                 raise _Abandoned
             count += len(chat_template.encode(tokenizer, text[start : start + LONG_TEXT]))
             if count > 2 * most:  # where a text is cut, a token may become several
-                raise self._too_long(most, param)
+                raise self._too_long_error(most, param)
 
-    def _too_long(self, at_least: int, param: str) -> EngineRequestError:
+    def _too_long_error(self, at_least: int, param: str) -> EngineRequestError:
         verb = "messages take" if param == "messages" else "prompt takes"
         return EngineRequestError(
             f"This model's context is {self._context} tokens; the {verb} more than "

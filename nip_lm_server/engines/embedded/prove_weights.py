@@ -1,7 +1,7 @@
-"""The proof that a served model answers with its saved weights.
+"""The proof of a served model's answering with its saved weights.
 
 probe_tokens    a fixed conversation and a fixed sequence of tokens, for one tokenizer
-applied         within it, a base model computes with an adapter's weights
+apply_adapter   within it, a base model computes with an adapter's weights
 prove           compares what is served for an adapter with what its saved weights give
 prove_base      compares a served base model with the files of a model
 
@@ -37,10 +37,10 @@ from nip_lm_server.engines.probes import (
     Limits,
     ProbeError,
     Scores,
-    differences,
-    distance,
+    choose_limits,
     judge,
-    limits,
+    mean_difference,
+    measure_differences,
     read_probe,
 )
 from nip_lm_server.formats import chat_template
@@ -61,7 +61,7 @@ LONGEST = 256
 
 
 def probe_tokens(tokenizer: Any, max_model_len: int) -> list[int]:
-    """A probe for models of which no data is known: a conversation, then tokens by a hash.
+    """Make a probe for models trained on unknown data: a conversation, then tokens by a hash.
 
     The latter, because a small vocabulary may know no word of the conversation. A training has
     better: text that its model has learned (`training.probe_text`).
@@ -78,7 +78,7 @@ def probe_tokens(tokenizer: Any, max_model_len: int) -> list[int]:
 
 
 @contextmanager
-def applied(model: Any, files: LoraFiles, *, merged: bool = True) -> Iterator[None]:
+def apply_adapter(model: Any, files: LoraFiles, *, merged: bool = True) -> Iterator[None]:
     """Within, `model` computes each adapted layer with W + scale B A, in float32.
 
     Not `merged`, it adds the low-rank product in its own precision, as an engine does: how far
@@ -125,13 +125,15 @@ def prove(
     served, served_base, *served_rivals = decoder.score([tokens] * len(batch), batch)
     # 2. Score what is saved, and the base, by themselves.
     (base,) = decoder.score([tokens], [None])
-    with applied(loaded.model, files):
+    with apply_adapter(loaded.model, files):
         (saved,) = decoder.score([tokens], [None])
-    with applied(loaded.model, files, merged=False):
+    with apply_adapter(loaded.model, files, merged=False):
         (unmerged,) = decoder.score([tokens], [None])
     # 3. Compare. The base in the batch and by itself, the adapter merged and not: they differ by
     #    rounding alone.
-    rounding = max(differences(served_base, base)[1], differences(unmerged, saved)[1], 1e-7)
+    rounding = max(
+        measure_differences(served_base, base)[1], measure_differences(unmerged, saved)[1], 1e-7
+    )
     compared = {"base": Scores(served_base, base, same_weights=files.unchanged)}
     for rival, scores in zip(rivals, served_rivals, strict=True):
         change = _change(adapter, rival)
@@ -140,7 +142,7 @@ def prove(
     allowed = LIMITS[loaded.dtype]
     tolerance = _tolerance(allowed, rounding)
     matches, figures = judge(served, saved, compared, tolerance, rounding, allowed.cap)
-    base_distance = None if files.unchanged else differences(served_base, saved)[1]
+    base_distance = None if files.unchanged else measure_differences(served_base, saved)[1]
     # 4. The bits of the weights, and what the training recorded, must be right too.
     equal = weights_equal(adapter, files)
     recorded = _compare_recorded(decoder, loaded, adapter, files.path)
@@ -166,7 +168,7 @@ def prove_base(decoder: Decoder, loaded: LoadedModel, path: Path) -> Proof:
     different: list[str] = []
     count = 0
     state = loaded.model.state_dict()
-    for name, tensor in _saved_tensors(path, loaded, state):
+    for name, tensor in _read_saved_tensors(path, loaded, state):
         count += 1
         # Bits, because a NaN does not equal itself.
         saved = tensor.to(state[name].dtype)
@@ -188,10 +190,10 @@ def prove_base(decoder: Decoder, loaded: LoadedModel, path: Path) -> Proof:
     )
 
 
-def _saved_tensors(
+def _read_saved_tensors(
     path: Path, loaded: LoadedModel, state: dict[str, torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in a model's files under the names that the loaded model has for them."""
+    """Yield the tensors of a model's files under their names in the loaded model."""
     from safetensors import safe_open
 
     index = path / "model.safetensors.index.json"
@@ -222,7 +224,7 @@ def _saved_tensors(
 def _compare_recorded(
     decoder: Decoder, loaded: LoadedModel, adapter: LoraAdapter | None, path: Path
 ) -> dict[str, Any]:
-    """Compare with the log-probabilities that the training computed from what it had saved."""
+    """Compare with the log-probabilities computed by the training from its saved weights."""
     if not (path / PROBE).is_file():
         return {}
     try:
@@ -232,14 +234,17 @@ def _compare_recorded(
     tokens = probe.tokens[: loaded.max_model_len]
     probe = probe.at(range(len(tokens) - 1))
     served, base = decoder.score([tokens, tokens], [adapter, None])
-    allowed = limits(probe, loaded.dtype)
+    allowed = choose_limits(probe, loaded.dtype)
     # A base model that was made here was trained from another, which does not answer.
-    noise = 0.0 if adapter is None else distance(base, probe.base_logprobs, allowed.cap)
-    apart, tolerance = distance(served, probe.logprobs, allowed.cap), _tolerance(allowed, noise)
+    noise = 0.0 if adapter is None else mean_difference(base, probe.base_logprobs, allowed.cap)
+    apart, tolerance = (
+        mean_difference(served, probe.logprobs, allowed.cap),
+        _tolerance(allowed, noise),
+    )
     return {
         "probe_file_matches": apart <= tolerance,  # False if it is NaN
         "probe_file_distance": apart,
-        "probe_file_distance_max": differences(served, probe.logprobs)[0],
+        "probe_file_distance_max": measure_differences(served, probe.logprobs)[0],
         "probe_file_tolerance": tolerance,
     }
 
@@ -268,8 +273,8 @@ def _change(left: LoraAdapter, right: LoraAdapter) -> float:
     squares = inner(left, left), inner(right, right)
     if max(squares) == 0.0:
         return 0.0
-    distance = max(0.0, sum(squares) - 2 * inner(left, right))
-    return float((distance / max(squares)) ** 0.5)
+    mean_difference = max(0.0, sum(squares) - 2 * inner(left, right))
+    return float((mean_difference / max(squares)) ** 0.5)
 
 
 def weights_equal(adapter: LoraAdapter, files: LoraFiles) -> bool:

@@ -1,4 +1,4 @@
-"""A probe without any training data, for an adapter that is to be published.
+"""A probe without any training data, for an adapter about to be published.
 
 public_probe   log-probabilities of an adapter and of its base on a fixed text
 
@@ -17,14 +17,14 @@ def public_probe(base_model: str, adapter: Path) -> dict[str, Any]:
     ValueError or EngineError if they can't be read.
     """
     from nip_lm_server.engines.embedded.lora import read_lora
-    from nip_lm_server.engines.embedded.prove_weights import applied, probe_tokens
+    from nip_lm_server.engines.embedded.prove_weights import apply_adapter, probe_tokens
     from nip_lm_server.formats.chat_template import context_length, load_model, load_tokenizer
 
     tokenizer = load_tokenizer(base_model)
     model = load_model(base_model, "auto").eval()
     tokens = probe_tokens(tokenizer, context_length(tokenizer, model.config) or 2**31)
     base_logprobs = _logprobs(model, tokens)
-    with applied(model, read_lora(adapter)):
+    with apply_adapter(model, read_lora(adapter)):
         logprobs = _logprobs(model, tokens)
     return {
         "tokens": tokens,

@@ -27,7 +27,7 @@ from nip_lm_server.engines.embedded.batching import Row
 from nip_lm_server.engines.embedded.lora import LoraAdapter
 from nip_lm_server.engines.embedded.sampling import Settings, row_random
 from nip_lm_server.engines.embedded.worker import ModelWorker
-from nip_lm_server.engines.guided import Guide, call_grammar, json_grammar
+from nip_lm_server.engines.guided import Guide, write_call_grammar, write_json_grammar
 
 MAX_TOP_LOGPROBS = 20
 _TOOL_KEYS = {"tool_calls", "tool_call_id"}
@@ -115,8 +115,9 @@ def refuse_tools(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Raise EngineRequestError where a template that knows no tools would leave them out of the
-    prompt without a word."""
+    """Raise EngineRequestError for tools in a prompt, if the template knows none: it would leave
+    them out without a word.
+    """
     if worker.loaded.tool_form is not None:
         return
     at = next((i for i, m in enumerate(messages) if m.keys() & _TOOL_KEYS), None)
@@ -130,20 +131,20 @@ def refuse_tools(
 
 
 def make_guide(worker: ModelWorker, request: GenerationRequest) -> Guide | None:
-    """The beginning of an answer that has a grammar."""
+    """Begin to guide an answer, if the request gives it a grammar; None if not."""
     form = worker.loaded.tool_form
     if request.tools and form is not None:
         tools, schema = request.tools, request.schema
-        grammar = call_grammar(form, tools, request.forced_tools, schema)
+        grammar = write_call_grammar(form, tools, request.forced_tools, schema)
     elif request.schema is not None:
-        grammar = json_grammar(request.schema)
+        grammar = write_json_grammar(request.schema)
     else:
         return None
     return None if grammar is None else worker.guide(grammar)
 
 
 def refuse_unguided(rows: Sequence[Row]) -> None:
-    """Raise EngineRequestError for an answer that left its grammar, of which nothing is right."""
+    """Raise EngineRequestError for an answer outside of its grammar: nothing in it is right."""
     failure = next((row.guide.failure for row in rows if row.guide and row.guide.failure), "")
     if failure:
         raise EngineRequestError(

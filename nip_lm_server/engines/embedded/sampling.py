@@ -56,7 +56,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Allowed:
-    """The only tokens that may be chosen in some rows: True in `tokens` [rows, vocabulary]."""
+    """The only tokens allowed in some rows: True in `tokens` [rows, vocabulary]."""
 
     rows: torch.Tensor
     tokens: torch.Tensor
@@ -158,7 +158,7 @@ class BatchSampler:
         return torch.searchsorted(cumulative, target, right=True)[:, 0]
 
     def _keep_nucleus(self, rows: torch.Tensor) -> torch.Tensor:
-        """Zero all but the fewest likeliest tokens that together reach top-p."""
+        """Zero all but the nucleus: the fewest likeliest tokens to reach top-p together."""
         ordered, order = torch.sort(rows, dim=-1, descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered
         nucleus = ordered.masked_fill(before >= self._top_p, 0.0)

@@ -35,7 +35,7 @@ from nip_lm_server.engines.embedded.loaded_model import (
 )
 from nip_lm_server.engines.embedded.lora import LoraAdapter, RowwiseLora
 from nip_lm_server.engines.embedded.prompt_tokens import PromptEncoder
-from nip_lm_server.engines.guided import Guide, begin, vocabulary
+from nip_lm_server.engines.guided import Guide, begin_matching, make_vocabulary
 
 JOIN_EVERY_STEPS = 8
 """Requests join a running batch at most this often: joining copies the cache."""
@@ -51,7 +51,7 @@ _log = logging.getLogger("nip.lm_server.engine")
 
 @dataclass(eq=False)
 class Pending:
-    """A request that waits or runs; its rows share one prompt.
+    """A waiting or running request; its rows share one prompt.
 
     It belongs to the event loop that it is made on. `progress` is set there once it has `ended`,
     or has a `failure`, and where it is `streamed` also after every step that may have added tokens.
@@ -137,7 +137,7 @@ class ModelWorker:
 
     @property
     def waiting(self) -> int:
-        """Requests that have not joined the batch yet."""
+        """Count the requests not yet in the batch."""
         return len(self._waiting)
 
     def submit(self, pending: Pending) -> None:
@@ -192,10 +192,10 @@ class ModelWorker:
             if self._vocabulary is None:
                 with self._tokenizer_lock:
                     loaded, config = self.loaded, self.loaded.model.config.get_text_config()
-                    self._vocabulary = vocabulary(
+                    self._vocabulary = make_vocabulary(
                         loaded.tokenizer, config.vocab_size, loaded.stop_tokens
                     )
-        return Guide(begin(self._vocabulary, grammar, "response_format"))
+        return Guide(begin_matching(self._vocabulary, grammar, "response_format"))
 
     def _refuse_unless(self, *states: EngineState) -> None:
         if self._closing or self.state not in states:
@@ -271,13 +271,13 @@ class ModelWorker:
                 self._await_company()
             if steps >= JOIN_EVERY_STEPS or not self._running:
                 steps = 0
-                self._guarded(self._admit)
+                self._advance_safely(self._admit)
             # 4. One more token for every row.
-            self._guarded(self.decoder.step)
+            self._advance_safely(self.decoder.step)
             steps += 1
 
     def _await_company(self) -> None:
-        """Give requests that are sent at the same time the chance to run together."""
+        """Wait a moment for requests sent at the same time: they can then run together."""
         deadline = time.monotonic() + self._options.max_wait_s
         while self._waiting and len(self._waiting) < self._options.max_batch:
             before = len(self._waiting)
@@ -285,8 +285,8 @@ class ModelWorker:
             if len(self._waiting) == before or time.monotonic() > deadline:
                 return
 
-    def _guarded(self, advance: Callable[[], list[Row]]) -> None:
-        """Advance the batch; if that fails, fail its requests and go on with the next ones."""
+    def _advance_safely(self, advance: Callable[[], list[Row]]) -> None:
+        """Advance the batch; if this fails, fail its requests and go on with the next ones."""
         try:
             finished = advance()
         except Exception as error:

@@ -33,13 +33,13 @@ from nip_lm_server.engines.base import (
     GenerationResult,
     room_for_answer,
 )
-from nip_lm_server.engines.scripted.drawn_answers import deltas_of, draw, drawn_call, follow
+from nip_lm_server.engines.scripted.drawn_answers import draw, draw_call, follow, split_choice
 from nip_lm_server.engines.scripted.pseudo_tokens import (
     MESSAGE_OVERHEAD,
     TOKEN_BYTES,
+    count_tokens,
+    decode_ids,
     prompt_ids,
-    text_of_ids,
-    token_count,
     token_ids,
 )
 from nip_lm_server.engines.scripted.reply_rules import Reply, ReplyFile, Rule, Template
@@ -51,7 +51,7 @@ BASE_FILE = "base.json"
 _FAULT_MEMORY = 200_000  # requests whose number of tries is remembered
 
 
-def fraction(text: str) -> float:
+def hash_fraction(text: str) -> float:
     """A number in [0, 1) by a stable hash of `text`."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
@@ -165,7 +165,7 @@ class DeterministicEngine(Engine):
         asked = await self._ask(request)
         choices = await self._answer(asked)
         prompt = {"prompt_tokens": asked.prompt_tokens, "prompt_token_ids": asked.prompt_ids}
-        for tokens in zip_longest(*map(deltas_of, choices)):
+        for tokens in zip_longest(*map(split_choice, choices)):
             for delta in filter(None, tokens):
                 yield replace(delta, **prompt) if prompt else delta
                 prompt = {}  # said once
@@ -206,7 +206,7 @@ class DeterministicEngine(Engine):
         if name == self.base_model:
             file, weights = BASE_FILE, self._base
         loaded = weights.digest if weights else None
-        if loaded is not None and fraction(f"prove {loaded}") < (
+        if loaded is not None and hash_fraction(f"prove {loaded}") < (
             self._replies.training.unproved_rate
         ):
             loaded = "injected"
@@ -251,7 +251,7 @@ class DeterministicEngine(Engine):
 
     def _read(self, request: GenerationRequest, generation: int) -> _Asked:
         """A request as the rules see it. Raises EngineRequestError where it has no room."""
-        messages, ids = _prompt(request, self.max_model_len)
+        messages, ids = _read_prompt(request, self.max_model_len)
         prompt_tokens = _token_count(messages) if ids is None else len(ids)
         limit = room_for_answer(request, prompt_tokens, self.max_model_len)
         digest = self._digest(request, messages)
@@ -277,7 +277,7 @@ class DeterministicEngine(Engine):
         return hashlib.sha256(self._seed + b"\n" + joined).digest()
 
     async def _answer(self, asked: _Asked) -> tuple[Delta, ...]:
-        """The choices; what has a form is drawn aside, since that can take a second."""
+        """Draw the choices, one in a form aside: it can take a second."""
         if asked.request.schema is None and not asked.request.forced_tools:
             return await aside.run(asked.request.body_bytes, self._choices, asked)
         return await aside.follow_form(self._choices, asked)
@@ -294,7 +294,7 @@ class DeterministicEngine(Engine):
         drawn = hashlib.sha256(asked.digest + index.to_bytes(4, "big")).digest()
         place, of_text, of_form = (int.from_bytes(drawn[i : i + 8], "big") for i in (0, 8, 16))
         if request.forced_tools:
-            return drawn_call(index, request, Random(of_form), asked.limit)
+            return draw_call(index, request, Random(of_form), asked.limit)
         # 2. A reply of the rule, with what it has in braces filled in.
         reply = rule.draw(asked.generation, place / 2**64)
         finish_reason: str = reply.finish_reason
@@ -312,7 +312,7 @@ class DeterministicEngine(Engine):
         cut = min((text.find(stop) for stop in request.stop if stop in text), default=-1)
         if cut >= 0:
             text, finish_reason = text[:cut], "stop"
-        if token_count(text) > asked.limit:
+        if count_tokens(text) > asked.limit:
             # A character that is cut in two is left out, so that there may be a token less.
             text = text.encode()[: asked.limit * TOKEN_BYTES].decode("utf-8", "ignore")
             finish_reason = "length"
@@ -320,12 +320,12 @@ class DeterministicEngine(Engine):
             index,
             text,
             finish_reason=finish_reason,
-            completion_tokens=token_count(text),
+            completion_tokens=count_tokens(text),
             token_ids=token_ids(text) if request.return_token_ids else (),
         )
 
     def _text(self, reply: Reply, random: Random, generation: int) -> tuple[str, str]:
-        """(text, finish reason) of a reply, or of the fault that was drawn in its place."""
+        """Return (text, finish reason) of a reply, or of a fault drawn in its place."""
         faults, template, finish_reason = self._replies.faults, reply.template, reply.finish_reason
         if self._faulty_text:
             draw = random.random()
@@ -344,7 +344,7 @@ class DeterministicEngine(Engine):
         if len(self._tries) > _FAULT_MEMORY:
             self._tries.popitem(last=False)
         faults = self._replies.faults
-        draw = fraction(f"fault {digest.hex()} {tries}")
+        draw = hash_fraction(f"fault {digest.hex()} {tries}")
         if draw < faults.server_error:
             raise InjectedFault("server_error")
         if draw < faults.server_error + faults.rate_limited:
@@ -360,13 +360,13 @@ class DeterministicEngine(Engine):
 
 
 def _token_count(messages: Sequence[Mapping[str, Any]]) -> int:
-    return sum(token_count(m["content"]) for m in messages) + MESSAGE_OVERHEAD * len(messages)
+    return sum(count_tokens(m["content"]) for m in messages) + MESSAGE_OVERHEAD * len(messages)
 
 
-def _prompt(
+def _read_prompt(
     request: GenerationRequest, context: int
 ) -> tuple[tuple[dict[str, Any], ...], tuple[int, ...] | None]:
-    """Return what the rules look at, and the token ids of a prompt that is no conversation.
+    """Return the messages for the rules, and the token ids of a prompt without a conversation.
 
     Raises EngineRequestError.
     """
@@ -378,7 +378,7 @@ def _prompt(
         ids = request.prompt
         room_for_answer(request, len(ids), context)  # or very many would be read in vain
         try:
-            text = text_of_ids(ids)
+            text = decode_ids(ids)
         except ValueError as error:
             raise EngineRequestError(str(error), "invalid_value", "prompt") from None
     if not ids:

@@ -1,9 +1,9 @@
-"""Answers in a form that was asked for, by an engine without a model, and how they are told.
+"""Answers in a requested form, by an engine without a model, and how they are told.
 
-draw         a JSON text of a schema, byte by byte
-follow       a text as JSON of a schema, if it is that
-drawn_call   a call of one of the tools that must be called
-deltas_of    a choice token by token
+draw          a JSON text of a schema, byte by byte
+follow        a text as JSON of a schema, if it is that
+draw_call     a call of one of the tools that must be called
+split_choice  a choice token by token
 """
 
 import json
@@ -13,9 +13,19 @@ from random import Random
 from typing import Any
 
 from nip_lm_server.engines.base import Delta, GenerationRequest
-from nip_lm_server.engines.guided import begin, guidance, json_grammar, wrong_schema
-from nip_lm_server.engines.scripted.pseudo_tokens import TOKEN_BYTES, pieces, token_count, token_ids
-from nip_lm_server.formats.tool_calls import ToolCall, parameters_of
+from nip_lm_server.engines.guided import (
+    begin_matching,
+    import_llguidance,
+    write_json_grammar,
+    wrong_schema,
+)
+from nip_lm_server.engines.scripted.pseudo_tokens import (
+    TOKEN_BYTES,
+    count_tokens,
+    split_pieces,
+    token_ids,
+)
+from nip_lm_server.formats.tool_calls import ToolCall, read_parameters
 
 _END = 256  # the token that ends a text
 _LIKELY = {**dict.fromkeys(b'"}]', 8.0), _END: 8.0, **dict.fromkeys(b"{[", 0.5)}
@@ -25,7 +35,7 @@ _LETTERS = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789 ")
 
 
 class _Bytes:
-    """The vocabulary of 256 bytes and an end, in the shape that llguidance asks for."""
+    """The vocabulary of 256 bytes and an end, in the shape llguidance asks for."""
 
     eos_token_id, bos_token_id = _END, None
     tokens = (*(bytes([value]) for value in range(256)), b"<end>")
@@ -68,9 +78,9 @@ def follow(schema: Mapping[str, Any], text: str) -> str | None:
 
 
 def _begin(schema: Mapping[str, Any], param: str) -> Any:
-    library = guidance()
+    library = import_llguidance()
     vocabulary = library.LLTokenizer(library.TokenizerWrapper(_Bytes()))
-    return begin(vocabulary, json_grammar(schema, param), param)
+    return begin_matching(vocabulary, write_json_grammar(schema, param), param)
 
 
 def _weight(token: int, inside_text: bool) -> float:
@@ -80,26 +90,26 @@ def _weight(token: int, inside_text: bool) -> float:
     return 0.02 if inside_text and token in _BRACKETS else _LIKELY.get(token, 0.02)
 
 
-def drawn_call(index: int, request: GenerationRequest, random: Random, limit: int) -> Delta:
-    """A call of one of the tools that must be called, with arguments that its schema allows."""
+def draw_call(index: int, request: GenerationRequest, random: Random, limit: int) -> Delta:
+    """Draw a call of one of the forced tools, with arguments by its schema."""
     name = random.choice(request.forced_tools)
     place = [tool["function"]["name"] for tool in request.tools].index(name)
     param = f"tools[{place}].function.parameters"
-    arguments = draw(parameters_of(request.tools[place]), random, limit, param)
-    is_whole = token_count(arguments) <= limit
+    arguments = draw(read_parameters(request.tools[place]), random, limit, param)
+    is_whole = count_tokens(arguments) <= limit
     return Delta(
         index,
         text="",
         finish_reason="tool_calls" if is_whole else "length",
-        completion_tokens=min(token_count(arguments), limit),
+        completion_tokens=min(count_tokens(arguments), limit),
         token_ids=token_ids(arguments)[:limit] if request.return_token_ids else (),
         tool_calls=(ToolCall(name, arguments[: limit * TOKEN_BYTES]),),
     )
 
 
-def deltas_of(choice: Delta) -> list[Delta]:
-    """A whole choice token by token. One that has no text is one delta that ends it."""
-    texts = [*pieces(choice.text)]
+def split_choice(choice: Delta) -> list[Delta]:
+    """Cut a whole choice into one delta per token. A choice without text is one delta, its end."""
+    texts = [*split_pieces(choice.text)]
     if not texts:
         return [choice]
     return [

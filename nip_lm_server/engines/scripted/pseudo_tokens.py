@@ -1,10 +1,10 @@
 """The tokens of an engine without a model: pieces of three UTF-8 bytes, stable and reversible.
 
-token_count   how many a text has
+count_tokens  how many a text has
 token_ids     text -> ids; the number of bytes is in the id, so that ids can be turned back
 prompt_ids    a conversation -> ids, with overhead as a chat template has it
-text_of_ids   ids -> text; raises ValueError for an id that is no token
-pieces        text -> what a stream says of it token by token
+decode_ids    ids -> text; raises ValueError for an id that is no token
+split_pieces  text -> what a stream says of it token by token
 """
 
 import codecs
@@ -17,7 +17,7 @@ MESSAGE_OVERHEAD = 3  # tokens that a chat template would add to a message
 _BEGIN, _END, _ROLES = 1, 2, 256  # a role is _ROLES plus a byte
 
 
-def token_count(text: str) -> int:
+def count_tokens(text: str) -> int:
     """Number of tokens of a text."""
     size = len(text) if text.isascii() else len(_encode(text))
     return -(-size // TOKEN_BYTES)
@@ -41,8 +41,8 @@ def prompt_ids(messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def text_of_ids(ids: Sequence[int]) -> str:
-    """The text of tokens; those of `prompt_ids` that stand for no text have none."""
+def decode_ids(ids: Sequence[int]) -> str:
+    """Return the text of tokens. Those of `prompt_ids` without a text of their own add none."""
     raw = bytearray()
     for token in ids:
         size, value = token >> 24, token & 0xFFFFFF
@@ -54,8 +54,8 @@ def text_of_ids(ids: Sequence[int]) -> str:
     return raw.decode("utf-8", "replace")
 
 
-def pieces(text: str) -> Iterator[str]:
-    """The text that each token completes; a character that is cut in two comes with its end."""
+def split_pieces(text: str) -> Iterator[str]:
+    """Yield the text completed by each token; a character cut in two comes with its end."""
     raw = _encode(text)
     decoder = codecs.getincrementaldecoder("utf-8")("surrogatepass")
     for start in range(0, len(raw), TOKEN_BYTES):

@@ -1,4 +1,4 @@
-"""The rules of the deterministic engine, read from YAML: which reply to which messages.
+"""The rules of the deterministic engine, read from YAML: the replies to each kind of messages.
 
 ReplyFile          the whole file: seed, latency, faults, training, rules, default
 Rule, When         the first rule whose conditions all hold is used
@@ -136,16 +136,16 @@ def _as_list(value: Any) -> Any:
 _Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(min_length=1)]
 
 
-def _checked(text: str) -> str:
+def _check(text: str) -> str:
     Template(text)
     return text
 
 
-_TemplateText = Annotated[str, AfterValidator(_checked)]
+_TemplateText = Annotated[str, AfterValidator(_check)]
 
 
 class When(_Strict):
-    """Conditions of a rule. All that are given must hold; of a list, one entry is enough."""
+    """Conditions of a rule. All given ones must hold; of a list, one entry is enough."""
 
     last_role: _Texts | None = None
     """Role of the last message."""
@@ -193,7 +193,7 @@ class When(_Strict):
 
 
 class Weight(_Strict):
-    """A weight that changes as the model is trained: ``base + per_generation * generation``.
+    """A weight that grows or shrinks with training: ``base + per_generation * generation``.
 
     Kept within [`min`, `max`]. The generation is the number of trainings in the adapter's chain.
     """
@@ -209,7 +209,7 @@ class Weight(_Strict):
 
 
 class Reply(_Strict):
-    """A text that may be answered, and how often relative to its rule's others."""
+    """One text of a rule, and its frequency relative to the rule's others."""
 
     text: _TemplateText
     weight: float | Weight = 1.0
@@ -226,7 +226,7 @@ class Reply(_Strict):
 
 
 class Rule(_Strict):
-    """Replies for the messages that satisfy `when`."""
+    """Replies for all messages with the properties in `when`."""
 
     when: When = When()
     replies: tuple[Reply, ...] = Field(min_length=1)
@@ -256,7 +256,7 @@ _Rate = Annotated[float, Field(ge=0, le=1)]
 
 
 class Faults(_Strict):
-    """Rates at which something goes wrong, as fractions of requests.
+    """Rates of planned failures, as fractions of requests.
 
     The first three are of the transport: drawn anew each time a request comes, so that trying
     again helps. The others belong to the answer: the same request gets the same one.
@@ -300,7 +300,7 @@ class TrainingRules(_Strict):
 
 
 class ReplyFile(_Strict):
-    """Everything that a replies file can say."""
+    """All contents of a replies file."""
 
     seed: int = 0
     """Enters every draw: another seed gives another world."""
@@ -316,7 +316,7 @@ class ReplyFile(_Strict):
 
 
 def load_replies(path: Path | None) -> ReplyFile:
-    """Read a replies file, or the packaged one. Raises ValueError that names the file and key."""
+    """Read a replies file, or the packaged one. Raises ValueError with the file and the key."""
     source = path or DEFAULT_FILE
     try:
         data = parse_yaml(read_text(source))

@@ -1,4 +1,4 @@
-"""The proof that vLLM answers with saved weights: probes scored token by token, and judged.
+"""The proof of vLLM's answering with saved weights: probes scored token by token, and judged.
 
 VllmProver   of one vLLM child: scores models, remembers what they gave, and proves one
 
@@ -70,7 +70,7 @@ class VllmProver:
             probe = await asyncio.to_thread(read_probe, path)
         except ProbeError as error:
             raise EngineError(f"{name} can't be proved: {error}") from error
-        places = self._places(min(len(probe.tokens), max_model_len) - 1)
+        places = self._choose_places(min(len(probe.tokens), max_model_len) - 1)
         digest = adapters[name].digest if name in adapters else None
         figures: dict[str, Any] = {}
         matches, scorings = False, 0
@@ -78,11 +78,13 @@ class VllmProver:
             again = scorings > 0
             # 1. Score the model anew, and have the scores of everything else that answers.
             served = await self._score(name, probe.tokens, places)
-            rivals = await self._rivals(name, adapters, probe.tokens, places, again=again)
+            rivals = await self._score_rivals(name, adapters, probe.tokens, places, again=again)
             base = None
             if name != self._base:
                 base = self._base
-                rivals[base] = Scores(await self._scored(base, probe.tokens, places, again=again))
+                rivals[base] = Scores(
+                    await self._score_cached(base, probe.tokens, places, again=again)
+                )
             # 2. Compare.
             matches, figures = judge_probe(
                 probe.at(places),
@@ -98,7 +100,7 @@ class VllmProver:
         figures["weights_sha256"] = digest
         return Proof(matches, figures)
 
-    async def _rivals(
+    async def _score_rivals(
         self,
         name: str,
         adapters: Mapping[str, ServedAdapter],
@@ -107,25 +109,25 @@ class VllmProver:
         *,
         again: bool,
     ) -> dict[str, Scores]:
-        """The scores of the other adapters that were loaded last, and what is saved of them."""
+        """Score the other adapters loaded last, beside the scores saved of them."""
         digest = adapters[name].digest if name in adapters else None
         others = [(rival, adapter) for rival, adapter in adapters.items() if rival != name]
         rivals = {r: Scores((), same_weights=True) for r, a in others if a.digest == digest}
         different = [(rival, adapter) for rival, adapter in others if rival not in rivals]
         for rival, adapter in different[-(CPU_RIVALS if self._is_quick else RIVALS) :]:
             rivals[rival] = Scores(
-                await self._scored(rival, tokens, places, again=again),
+                await self._score_cached(rival, tokens, places, again=again),
                 await asyncio.to_thread(saved_logprobs, adapter.path, tokens, places),
             )
         return rivals
 
-    def _places(self, count: int) -> list[int]:
-        """Choose which of `count` places are compared: spread evenly, the last among them."""
+    def _choose_places(self, count: int) -> list[int]:
+        """Choose the places to compare among `count`: spread evenly, the last among them."""
         count = min(count, CPU_TOKENS) if self._is_quick else count
         compared = min(count, CPU_PLACES if self._is_quick else PLACES)
         return [(number + 1) * count // compared - 1 for number in range(compared)]
 
-    async def _scored(
+    async def _score_cached(
         self, model: str, tokens: Tokens, places: Sequence[int], *, again: bool
     ) -> tuple[float, ...]:
         """The last scores of `model`; it is scored now if it never was, or is to be `again`."""

@@ -1,4 +1,4 @@
-"""Runs a server of another environment so that it ends, with all it started, when ours does.
+"""Runs a server of another environment, and ends it with all its children when ours ends.
 
 ``python -m nip_lm_server.engines.vllm.guard SERVER_PID RECORD COMMAND...``, with a pipe from
 the server as standard input. The command leads a process group of its own. That group is killed
@@ -28,7 +28,7 @@ _POLL_S = 0.02
 
 
 def main() -> None:
-    """Run the command. Exits with its status, or 128 + the signal that ended it."""
+    """Run the command. Exits with its status, or with 128 + the number of its last signal."""
     parent, record, command = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
     # 1. Start the command. Until the record is there, nobody else could end it: a signal has to
     #    wait.
@@ -95,7 +95,7 @@ def end_recorded(record: Path, *, wait_s: float = 5.0) -> bool:
 
 
 def _members(group: int, session: int) -> list[int]:
-    """Processes of a group that run; ended ones that nobody has waited for don't count."""
+    """List the running processes of a group. Ended ones waiting for their parent don't count."""
     import psutil
 
     members = []

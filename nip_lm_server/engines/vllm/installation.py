@@ -1,4 +1,4 @@
-"""The environment that vLLM is installed in: found, asked, and refused where it would be wrong.
+"""The environment of vLLM: found, asked, and refused where it would be wrong.
 
 find_executable     the Python of vLLM's environment
 inspect             what that environment is: versions, CPU build or CUDA
@@ -51,7 +51,7 @@ print(json.dumps({"versions": facts, "cpu_build": cpu, "capability": capability,
 
 @dataclass(frozen=True)
 class Installation:
-    """The environment of a vLLM, and the devices that it sees."""
+    """The environment of a vLLM, and the devices seen from it."""
 
     python: Path
     versions: Mapping[str, str]
@@ -133,7 +133,7 @@ class Installation:
 
 
 def find_executable(executable: str | None, environment: Mapping[str, str]) -> Path:
-    """The Python beside the `vllm` that is given, named by NIP_VLLM, or on the PATH.
+    """Find the Python beside the given `vllm`, beside that of NIP_VLLM, or beside the PATH's.
 
     `executable` may be the command, or a Python. Raises EngineError if there is none.
     """

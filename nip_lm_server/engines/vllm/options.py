@@ -1,4 +1,4 @@
-"""The settings of the vLLM engine, and the arguments of `vllm serve` that may not be one."""
+"""The settings of the vLLM engine, and the arguments of `vllm serve` reserved for it."""
 
 import json
 import re
@@ -39,7 +39,7 @@ _MORE_DEVICES = ("--pipeline-", "-pp", "--data-parallel", "-dp", "--prefill-cont
 
 @dataclass(frozen=True)
 class VllmOptions:
-    """Settings of the engine. Raises ValueError for those that make no sense.
+    """Settings of the engine. Raises ValueError for senseless ones.
 
     `executable` is the `vllm` command or the Python of its environment; None: NIP_VLLM, or what
     the PATH has. `dtype` "auto" is float32 on CPU, bfloat16 on CUDA (float16 where the device has
@@ -111,14 +111,14 @@ class VllmOptions:
 
     @property
     def device_count(self) -> int | None:
-        """The number of CUDA devices that a model takes; None: a user's arguments say more."""
+        """Count the CUDA devices of a model; None: a user's arguments say more."""
         names = [argument.replace("_", "-") for argument in self.extra_arguments]
         more = any(name.startswith(_MORE_DEVICES) for name in names)
         return None if more else self.tensor_parallel_size
 
     @property
     def cuda_device(self) -> str:
-        """The devices that it takes where there is CUDA; "cuda": vLLM decides."""
+        """Return the engine's devices where there is CUDA; "cuda": vLLM decides."""
         if self.device not in ("auto", "cuda"):
             return self.device
         if self.device_count is None:
@@ -131,7 +131,7 @@ class VllmOptions:
         return served_lora_rank(self.max_lora_rank)
 
     def arguments(self) -> list[str]:
-        """Those for `vllm serve` that the options alone decide."""
+        """Write the arguments of `vllm serve` for the options alone."""
         parallel = self.tensor_parallel_size if self.tensor_parallel_size > 1 else None
         arguments = []
         for name, value in {
@@ -155,12 +155,12 @@ class VllmOptions:
 
 
 def served_lora_rank(rank: int) -> int:
-    """The largest rank that vLLM serves where `rank`, 1 to LARGEST_LORA_RANK, is asked for."""
+    """Return the smallest rank of vLLM's list with room for `rank`, 1 to LARGEST_LORA_RANK."""
     return next(larger for larger in LORA_RANKS if larger >= rank)
 
 
 def find_wide_vocabulary(model: str) -> str | None:
-    """Say what may be wrong with a model that vLLM did not start with; None: nothing known.
+    """Explain why vLLM may have refused a model: its vocabulary. None: nothing known.
 
     A model whose output layer is its embedding may be served all the same.
     """
@@ -179,7 +179,7 @@ def find_wide_vocabulary(model: str) -> str | None:
 
 
 def _refuse_ours(extra: Sequence[str]) -> None:
-    """Raise ValueError for a user's arguments that would override ours."""
+    """Raise ValueError for a user's arguments in conflict with ours."""
     for argument in extra:
         if not isinstance(argument, str):
             raise ValueError(f"extra_arguments must be texts, got {argument!r}")

@@ -149,7 +149,9 @@ class VllmProcess:
         while await self.health() != "ok":
             now = time.monotonic()
             if self.exited.done():
-                raise EngineError(f"vLLM {self.ending()}. End of {self.log_path}:\n{self._tail()}")
+                raise EngineError(
+                    f"vLLM {self.describe_end()}. End of {self.log_path}:\n{self._tail()}"
+                )
             if now - began > timeout_s:
                 raise EngineError(
                     f"vLLM did not answer within {timeout_s:g} s (start_timeout_s). End of "
@@ -162,7 +164,7 @@ class VllmProcess:
             await asyncio.wait({self.exited}, timeout=0.2)
 
     async def health(self) -> Literal["ok", "dead", "silent"]:
-        """Say whether it answers; "dead" is its own word for an engine process that has ended."""
+        """Ask whether it answers; "dead" is its own word for an ended engine process."""
         timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
         try:
             async with self._connections().get(self.url + "/health", timeout=timeout) as response:
@@ -190,7 +192,7 @@ class VllmProcess:
         with contextlib.suppress(ValueError):
             answer = json.loads(answer)
         if response.status != 200:
-            raise error_of(response.status, answer)
+            raise read_error(response.status, answer)
         return answer
 
     async def sleep(self) -> None:
@@ -224,7 +226,7 @@ class VllmProcess:
                 await self.unload_adapter(name)
 
     async def unload_adapter(self, name: str) -> None:
-        """Forget an adapter; one that it does not have is no error."""
+        """Forget an adapter; no error if it has none of this name."""
         with contextlib.suppress(EngineRequestError):
             body = {"lora_name": name}
             await self.call("POST", "/v1/unload_lora_adapter", body, MOVE_TIMEOUT_S)
@@ -237,7 +239,7 @@ class VllmProcess:
             )
         return self._session
 
-    def ending(self) -> str:
+    def describe_end(self) -> str:
         """Tell in words how it ended."""
         status = self.exited.result() if self.exited.done() else 0
         if status > 128:
@@ -246,7 +248,7 @@ class VllmProcess:
         return f"exited with status {status}"
 
     async def stop(self) -> None:
-        """End it and everything that it started. No error if it has ended."""
+        """End it with all its children. No error if it has ended."""
         guard = self._guard
         if guard is None:
             return
@@ -269,7 +271,7 @@ class VllmProcess:
         return read_tail(self.log_path)
 
 
-def error_of(status: int, body: Any) -> EngineError:
+def read_error(status: int, body: Any) -> EngineError:
     """Return the exception for an error of vLLM's: 4xx is the request's fault."""
     error = body.get("error") if isinstance(body, Mapping) else None
     error = error if isinstance(error, Mapping) else {"message": str(error or body)}

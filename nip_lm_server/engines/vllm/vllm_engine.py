@@ -221,7 +221,7 @@ class VllmEngine(Engine):
             raise
 
     async def wake(self) -> None:
-        """Undo `sleep`. An adapter that was lost meanwhile is not among the loaded any more."""
+        """Undo `sleep`. Adapters lost meanwhile are not among the loaded any more."""
         self._refuse_unless("running", "sleeping")
         if self._state == "running":
             return
@@ -245,7 +245,7 @@ class VllmEngine(Engine):
             if self._process is not process:
                 await asyncio.Event().wait()  # stopped on purpose: nothing to tell, until cancelled
             if process.exited.done():
-                reason = f"vLLM {process.ending()}"
+                reason = f"vLLM {process.describe_end()}"
                 break
             health = await process.health()
             if health == "ok":

@@ -20,7 +20,7 @@ from nip_core.records.rewinds import STAGES, cancel_jobs, finish_rewinds, paths_
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import open_store, walk
+from nip_core.run_store.store import list_files, open_store
 from nip_core.session.opening import open_session
 from nip_core.session.prepare import fork_run, prepare
 from nip_core.showing.finished import finished_run, finished_test
@@ -65,7 +65,7 @@ def digests(run):
 
 
 def contents(run, top="iterations"):
-    return {p: run.store.get(p) for p in walk(run.store, f"{run.root}/{top}")}
+    return {p: run.store.get(p) for p in list_files(run.store, f"{run.root}/{top}")}
 
 
 def job(run, iteration, group="prover", root=None):
@@ -193,7 +193,9 @@ async def test_stages_follow_each_other_and_take_along_what_comes_later(tmp_path
     run = run_in(tmp_path)
     sets = [set(paths_from(run, 1, stage)) for stage in STAGES]
     assert all(later < earlier for earlier, later in itertools.pairwise(sets))
-    everything = {p.removeprefix(f"{run.root}/") for p in walk(run.store, f"{run.root}/iterations")}
+    everything = {
+        p.removeprefix(f"{run.root}/") for p in list_files(run.store, f"{run.root}/iterations")
+    }
     assert sets[0] == {p for p in everything if not p.startswith("iterations/0000/")}
     second = {p.removeprefix("iterations/0001/") for p in sets[-1] if "/0001/" in p}
     assert second == {"models.json", "times.json"}
@@ -356,7 +358,7 @@ def in_batches(run):
     By themselves are those without which others can't be checked.
     """
     folders = {}
-    for path in walk(run.store, run.root):
+    for path in list_files(run.store, run.root):
         folder, _, name = path.rpartition("/")
         if name not in NO_DIGEST:
             alone = name in ("run.json", "jobs.sqlite3", "report.html")

@@ -56,7 +56,7 @@ async def test_the_expected_figures_are_those_of_peft(engine, base):
     path = base.parent / "a1"
 
     def expected():
-        with probe.applied(engine._worker.loaded.model, read_lora(path)):
+        with probe.apply_adapter(engine._worker.loaded.model, read_lora(path)):
             return engine._worker.decoder.score([tokens], [None])[0]
 
     merged = await engine._worker.run(expected)
@@ -298,9 +298,9 @@ async def test_swapped_cut_and_absent_adapters_are_caught(base, tmp_path, dtype)
     paths["cut"] = cut(paths["a1"], tmp_path / "cut")
     given = {"base": _logprobs(model, tokens)}
     for name, path in paths.items():
-        with probe.applied(model, read_lora(path), merged=False):
+        with probe.apply_adapter(model, read_lora(path), merged=False):
             given[name] = _logprobs(model, tokens)
-    with probe.applied(model, read_lora(paths["a1"])):
+    with probe.apply_adapter(model, read_lora(paths["a1"])):
         saved = _logprobs(model, tokens)
     own = shutil.copytree(paths["a1"], tmp_path / "own")
     write_probe(own, tokens, saved, dtype)

@@ -17,9 +17,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nip_core.evaluation.figures_in_words import plain_interval, plain_percent
 from nip_core.evaluation.invalid import invalid_line, invalid_warning
 from nip_core.evaluation.metrics import evaluate
-from nip_core.evaluation.report_text import plain_interval, plain_percent
 from nip_core.protocols import ACCEPT, NO_DECISION, REJECT
 from nip_core.rollouts.trees import for_each_episode
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Event, Progress
-from nip_core.progress.outlook import Doing, State, look
+from nip_core.progress.outlook import Doing, State, observe_run
 from nip_core.progress.words import (
     between_words,
-    clock,
     count_words,
+    format_clock,
     place_words,
     stage_words,
     whole_words,
@@ -57,8 +57,8 @@ class PlainLines:
         self._told_s: dict[tuple[str | None, ...], float] = {}
         self._last_s = progress.began_s
 
-    def due(self) -> list[str]:
-        """The lines that are due now."""
+    def lines_due(self) -> list[str]:
+        """Take the lines that are due now."""
         # 1. What has happened since the last look.
         progress = self._progress
         lines = [
@@ -72,7 +72,7 @@ class PlainLines:
         if self._only_events:
             return lines
         # 2. What goes on, each thing for itself, and the whole run with the first of them.
-        state = look(progress, self._parameters)
+        state = observe_run(progress, self._parameters)
         is_silent = now_s - self._last_s >= LINE_EVERY_S
         due = [doing for doing in state.doing if self._is_due(state, doing)]
         if is_silent and state.doing and not due:  # what goes on has just begun
@@ -82,7 +82,7 @@ class PlainLines:
         # 3. Nobody waits in silence, whatever it is that takes so long.
         if is_silent and not state.doing:
             where = stage_words(state) or between_words(state)
-            texts.append(f"{where}, {clock(state.stage_s)} so far")
+            texts.append(f"{where}, {format_clock(state.stage_s)} so far")
         if texts:
             self._last_s = now_s
             more = [count_words(state.counts)]
@@ -108,7 +108,7 @@ class PlainLines:
     def _stamped(self, text: str, at: float) -> str:
         elapsed_s = self._progress.clock() - self._progress.began_s
         gone_s = elapsed_s - (self._progress.now() - at)
-        return f"[{clock(max(gone_s, 0.0))}] {text}"
+        return f"[{format_clock(max(gone_s, 0.0))}] {text}"
 
 
 def _key(state: State, doing: Doing) -> tuple[str | None, ...]:
@@ -126,8 +126,8 @@ class JsonLines:
         self._progress, self._parameters = progress, parameters
         self._new, self._told_s = _New(progress), -STATE_EVERY_S
 
-    def due(self) -> list[str]:
-        """The lines that are due now."""
+    def lines_due(self) -> list[str]:
+        """Take the lines that are due now."""
         progress = self._progress
         lines = [
             _line(event.at, event.kind, text=event.text, facts=dict(event.facts))
@@ -136,7 +136,7 @@ class JsonLines:
         now_s = progress.clock()
         if now_s - self._told_s >= STATE_EVERY_S:
             self._told_s = now_s
-            state = asdict(look(progress, self._parameters))
+            state = asdict(observe_run(progress, self._parameters))
             lines.append(_line(progress.now(), "progress", **state))
         return lines
 

@@ -7,7 +7,7 @@ import pytest
 from ticking import MIDNIGHT, Ticking, small_parameters
 
 from nip_core.progress.board import Stage
-from nip_core.progress.lines import JsonLines, PlainLines
+from nip_core.progress.view_lines import JsonLines, PlainLines
 
 PLAN = (Stage(0, "test", 400), Stage(0, "play", 400), Stage(0, "train"), Stage(1, "test", 400))
 PARAMETERS = small_parameters()
@@ -60,7 +60,7 @@ def told():
     progress, lines = time.progress(), []
     view, began_s = PlainLines(progress, PARAMETERS), time.s
     for _ in a_run(time, progress):
-        lines += [(time.s - began_s, line) for line in view.due()]
+        lines += [(time.s - began_s, line) for line in view.lines_due()]
     return lines
 
 
@@ -98,7 +98,7 @@ def test_short_things_one_after_the_other_are_no_silence_either():
         with progress.doing(f"training {i}", job=str(i)):
             for _ in range(36):
                 time.passes(LOOKS_S)
-                moments += [time.s] * len(view.due())
+                moments += [time.s] * len(view.lines_due())
     assert max(b - a for a, b in itertools.pairwise(moments)) < 15
 
 
@@ -109,8 +109,8 @@ def test_a_line_stands_at_the_time_of_what_it_tells():
     time.passes(61)
     progress.tell("test", "iteration 0: tested")
     time.passes(5)
-    assert view.due() == ["[0:01:01] iteration 0: tested"]
-    assert view.due() == []
+    assert view.lines_due() == ["[0:01:01] iteration 0: tested"]
+    assert view.lines_due() == []
 
 
 def test_json_lines_carry_events_with_their_facts_and_the_state_every_few_seconds():
@@ -118,7 +118,7 @@ def test_json_lines_carry_events_with_their_facts_and_the_state_every_few_second
     progress, lines = time.progress(), []
     view = JsonLines(progress, PARAMETERS)
     for _ in a_run(time, progress):
-        lines += view.due()
+        lines += view.lines_due()
     documents = [json.loads(line) for line in lines]
     assert all({"at", "event"} <= set(document) for document in documents)
     [ready] = [document for document in documents if document["event"] == "ready"]
@@ -135,6 +135,6 @@ def test_json_lines_carry_events_with_their_facts_and_the_state_every_few_second
 def test_a_number_that_json_does_not_have_is_none():
     progress = Ticking().progress()
     progress.tell("job", "lost", loss=float("nan"))
-    [line, _] = JsonLines(progress, PARAMETERS).due()
+    [line, _] = JsonLines(progress, PARAMETERS).lines_due()
     assert json.loads(line)["facts"] == {"loss": None}
     assert json.loads(line)["at"].startswith("2027") and MIDNIGHT

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from nip_core.errors import CorruptionError, NipError
-from nip_core.evaluation.transcripts import Message, Transcript, transcript_of
+from nip_core.evaluation.episode_transcripts import Message, Transcript, transcript_of
 from nip_core.game.render import ChatMessage, Game, InvalidResponse, Situation, columns_of
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
 from nip_core.rollouts.tables import StoredRollouts
@@ -32,7 +32,7 @@ _MOST_SEARCHES = 4
 
 
 @dataclass(frozen=True)
-class Turn:
+class ShownTurn:
     """A message with what the tables say of its call, and what was asked."""
 
     message: Message
@@ -52,7 +52,7 @@ class EpisodePage:
 
     row: dict[str, Any]  # as in the table of episodes
     transcript: Transcript
-    turns: tuple[Turn, ...]
+    turns: tuple[ShownTurn, ...]
     no_chats: str
     """In words, why it can't be told what was asked; "" where it can."""
 
@@ -68,17 +68,17 @@ def read_episode(store: Store, shard: Shard, key: str, game: Game | None) -> Epi
     keys = pa.array([of["key"] for of in rows], pa.string())
     timed = timings.filter(pc.is_in(timings["key"], value_set=keys)).to_pylist()
     latency_s = {of["key"]: of["latency_s"] for of in timed}
-    chats, why_not = _chats(row, rows, game)
+    chats, why_not = _render_chats(row, rows, game)
     turns, seen = [], dict[str, int]()
     for message, of in zip(transcript.messages, rows, strict=True):
         chat, length = chats.get(of["key"], (None, 0))
         before = seen.get(of["agent"], 0)
         turns.append(
-            Turn(
+            ShownTurn(
                 message,
                 of,
                 latency_s.get(of["key"]),
-                _readers(message, game),
+                _find_readers(message, game),
                 chat,
                 0 if chat is None else max(0, len(chat) - before),
             )
@@ -88,7 +88,7 @@ def read_episode(store: Store, shard: Shard, key: str, game: Game | None) -> Epi
     return EpisodePage(row, transcript, tuple(turns), why_not)
 
 
-def _readers(message: Message, game: Game | None) -> tuple[str, ...]:
+def _find_readers(message: Message, game: Game | None) -> tuple[str, ...]:
     if game is None:
         return ()
     protocol, channels = game.protocol, {*message.channels}
@@ -99,7 +99,7 @@ def _readers(message: Message, game: Game | None) -> tuple[str, ...]:
     )
 
 
-def _chats(
+def _render_chats(
     episode: dict[str, Any], rows: Sequence[dict[str, Any]], game: Game | None
 ) -> tuple[dict[str, tuple[tuple[ChatMessage, ...], int]], str]:
     """By generation, the chat that was sent and how long it is without a hint; why there are none.
@@ -183,9 +183,14 @@ class TextSearch:
         return pc.unique(keys).cast(pa.string())
 
 
-def used_in(store: Store, directory: str, key: str) -> list[dict[str, Any]]:
+def read_examples(store: Store, directory: str, key: str) -> list[dict[str, Any]]:
     """The examples of a dataset that were made of an episode: agent, reason and reward."""
-    from nip_core.run_store.manifest import MANIFEST, is_committed, read_file, read_manifest
+    from nip_core.run_store.manifest import (
+        MANIFEST,
+        is_committed,
+        read_committed_file,
+        read_manifest,
+    )
 
     if not is_committed(store, directory, MANIFEST):
         return []
@@ -199,7 +204,9 @@ def used_in(store: Store, directory: str, key: str) -> list[dict[str, Any]]:
 
     columns = ["agent", "episode", "reason", "reward"]
     try:
-        table = pq.read_table(io.BytesIO(read_file(store, manifest, names[0])), columns=columns)
+        table = pq.read_table(
+            io.BytesIO(read_committed_file(store, manifest, names[0])), columns=columns
+        )
     except (pa.ArrowException, OSError, KeyError) as error:
         raise CorruptionError(f"{manifest.path(names[0])}: can't be read ({error})") from error
     examples: list[dict[str, Any]] = table.filter(pc.equal(table["episode"], key)).to_pylist()

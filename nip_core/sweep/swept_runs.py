@@ -1,8 +1,8 @@
 """The runs of a sweep, from its file.
 
-read_sweep    a YAML file -> Sweep
-Sweep         a name, a store, and the runs: every combination of the axes' values
-SweptRun      one of them, with its settings checked
+read_sweep  a YAML file -> Sweep
+Sweep       a name, a store, and the runs: every combination of the axes' values
+SweptRun    one of them, with its settings checked
 
     name: rounds
     config: deterministic
@@ -35,7 +35,7 @@ from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.parameters.load import merged_settings, read_yaml
 from nip_core.run_store.run import RUN_NAME
-from nip_core.sweep.attacks import AttackEntry, SweptAttack, Value, swept_attack
+from nip_core.sweep.attacks import AttackEntry, SweptAttack, Value, plan_attack
 
 SEED = "seed"
 """The axis whose values are repetitions: runs that differ in it alone are an arm."""
@@ -86,11 +86,11 @@ class SweptRun:
     attacks: tuple[SweptAttack, ...] = ()
     """In the order of the file, those that are made on it."""
 
-    def played(self, after: str | None) -> str | None:
+    def name_after(self, attack: str | None) -> str | None:
         """Return the name of this run, or of the attack of that name on it, if there is one."""
-        if after is None:
+        if attack is None:
             return self.name
-        return next((attack.name for attack in self.attacks if attack.label == after), None)
+        return next((made.name for made in self.attacks if made.label == attack), None)
 
     @property
     def arm(self) -> tuple[str, ...]:
@@ -127,7 +127,7 @@ def read_sweep(path: Path, overrides: tuple[str, ...] = ()) -> Sweep:
             same or have the same name, or nothing is left to run. The message names file and place.
     """
     # 1. The file.
-    file = read_file(path, SweepFile)
+    file = read_yaml_as(path, SweepFile)
     if not RUN_NAME.fullmatch(file.name):
         raise SettingsError(
             f"{path}: name {file.name!r}: use at most 41 lower-case letters, digits and '-'"
@@ -140,7 +140,7 @@ def read_sweep(path: Path, overrides: tuple[str, ...] = ()) -> Sweep:
         _check_left_out(path, f"attacks.{label}.leave_out", entry.leave_out, file)
     # 2. Every combination that is not left out, as a run.
     runs = tuple(
-        _run(path, file, config, named, overrides)
+        _plan_run(path, file, config, named, overrides)
         for named in _combinations(file)
         if not any(_matches(named, left_out) for left_out in file.leave_out)
     )
@@ -154,18 +154,18 @@ def read_sweep(path: Path, overrides: tuple[str, ...] = ()) -> Sweep:
     return Sweep(file.name, config, store, tuple(file.axes), runs, tuple(file.attacks))
 
 
-def read_file(path: Path, kind: type[_File]) -> _File:
+def read_yaml_as(path: Path, kind: type[_File]) -> _File:
     """A YAML file of this form. Raises SettingsError, which names file and place."""
     values = read_yaml(path)
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise SettingsError(f"{path}: {'; '.join(_lines(error))}") from None
+        raise SettingsError(f"{path}: {'; '.join(_describe_errors(error))}") from None
     except (RecursionError, ValueError) as error:
         raise SettingsError(f"{path}: can't be read ({error or type(error).__name__})") from None
 
 
-def _lines(error: ValidationError) -> list[str]:
+def _describe_errors(error: ValidationError) -> list[str]:
     """Return what is wrong, a place each: of an axis that is neither kind, once."""
     lines: dict[str, str] = {}
     for detail in error.errors():
@@ -226,7 +226,9 @@ def _check_left_out(path: Path, key: str, entries: list[dict[str, Value]], file:
             raise SettingsError(f"{path}: {key}[{place}]: names no value, so leaves out all")
 
 
-def _run(path: Path, file: SweepFile, config: str, named: Named, more: tuple[str, ...]) -> SweptRun:
+def _plan_run(
+    path: Path, file: SweepFile, config: str, named: Named, more: tuple[str, ...]
+) -> SweptRun:
     values = {axis: name for axis, (name, _) in named.items()}
     told = ", ".join(f"{axis} {name}" for axis, name in values.items())
     run_name = "-".join([file.name, *map(_slug, values.values())])
@@ -261,11 +263,11 @@ def _run(path: Path, file: SweepFile, config: str, named: Named, more: tuple[str
         overrides,
         merged_settings(config, overrides),
         parameters,
-        tuple(_attacks(path, file, named, parameters)),
+        tuple(_plan_attacks(path, file, named, parameters)),
     )
 
 
-def _attacks(
+def _plan_attacks(
     path: Path, file: SweepFile, named: Named, attacked: HyperParameters
 ) -> Iterator[SweptAttack]:
     """The attacks on a run, but for those that leave it out."""
@@ -273,7 +275,7 @@ def _attacks(
         if any(_matches(named, left_out) for left_out in entry.leave_out):
             continue
         try:
-            yield swept_attack(label, entry, attacked)
+            yield plan_attack(label, entry, attacked)
         except SettingsError as error:
             raise SettingsError(
                 f"{path}: attacks.{label}: run {attacked.run_name!r}: {error}"
@@ -290,12 +292,14 @@ def _check_differences(path: Path, runs: tuple[SweptRun, ...]) -> None:
     for run in runs:
         if (other := names.setdefault(run.name, run)) is not run:
             raise SettingsError(
-                f"{path}: {_told(other)} and {_told(run)} would both be called {run.name!r}; give "
-                "the values of an axis other names"
+                f"{path}: {_describe_run(other)} and {_describe_run(run)} would both be called "
+                f"{run.name!r}; give the values of an axis other names"
             )
         same = digest({**run.parameters.to_dict(), "run_name": ""})
         if (other := settings.setdefault(same, run)) is not run:
-            raise SettingsError(f"{path}: {_told(other)} and {_told(run)} have the same settings")
+            raise SettingsError(
+                f"{path}: {_describe_run(other)} and {_describe_run(run)} have the same settings"
+            )
     for attack in [attack for run in runs for attack in run.attacks]:
         if attack.name in names:
             raise SettingsError(
@@ -305,5 +309,5 @@ def _check_differences(path: Path, runs: tuple[SweptRun, ...]) -> None:
         names[attack.name] = runs[0]
 
 
-def _told(run: SweptRun) -> str:
+def _describe_run(run: SweptRun) -> str:
     return ", ".join(f"{axis} {value}" for axis, value in run.values.items())

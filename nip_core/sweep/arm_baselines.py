@@ -1,10 +1,10 @@
 """What the baselines among the arms of a sweep say of the others.
 
-kind_of          which baseline an arm is, by its settings
-ByMajority       how often its verifier was right where it decides by the majority of several plays
-asked_again_pairs   which arms are compared with a verifier alone that is asked again
-findings         all that they say of a sweep's arms, as plain data
-baseline_lines   the same in words
+baseline_kind           which baseline an arm is, by its settings
+ByMajority              how often its verifier was right by the majority of several plays
+asked_again_pairs       which arms are compared with a verifier alone that is asked again
+compare_with_baselines  all that they say of a sweep's arms, as plain data
+baseline_lines          the same in words
 
 docs/statistics.md has the rules: what is said follows from intervals and p-values alone.
 """
@@ -12,9 +12,9 @@ docs/statistics.md has the rules: what is said follows from intervals and p-valu
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from nip_core.evaluation.baselines import alone_words, majority_decisions
-from nip_core.evaluation.intervals import wilson_of_rate
-from nip_core.evaluation.report_text import plain_percent
+from nip_core.evaluation.baseline_verifiers import alone_words, majority_decisions
+from nip_core.evaluation.confidence_intervals import wilson_of_rate
+from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import ACCEPT, REJECT, make_protocol
 from nip_core.records.intervals import rate_alone_of
@@ -22,10 +22,10 @@ from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
-from nip_core.sweep.counted import Counted, Counts, Figure, LastTest, over_runs
+from nip_core.sweep.counted import Counted, Counts, Figure, LastTest, average_runs
 from nip_core.sweep.declaration import Hypothesis
-from nip_core.sweep.outcomes import outcomes
-from nip_core.sweep.plan import Sweep, SweptRun
+from nip_core.sweep.outcomes import judge_hypotheses
+from nip_core.sweep.swept_runs import Sweep, SweptRun
 
 Kind = Literal["alone", "random", "shuffled"]
 Finding = dict[str, Any]
@@ -52,7 +52,7 @@ _MEANING: Mapping[str, tuple[str, str]] = {
 """By kind of baseline what it is, and what follows where an arm is not shown to be better."""
 
 
-def kind_of(parameters: HyperParameters) -> Kind | None:
+def baseline_kind(parameters: HyperParameters) -> Kind | None:
     """Return which baseline these settings are; None for a game that baselines are there for."""
     provers = make_protocol(parameters).provers
     if not provers:
@@ -85,7 +85,7 @@ class ByMajority(Counted):
         return counts
 
 
-def findings(
+def compare_with_baselines(
     counted: Counted,
     by_majority: ByMajority,
     sweep: Sweep,
@@ -108,7 +108,7 @@ def findings(
 
 def _compared(counted: ByMajority, sweep: Sweep) -> list[Finding]:
     arms = {arm: runs[0].parameters for arm, runs in sweep.arms.items()}
-    kinds = {arm: kind_of(parameters) for arm, parameters in arms.items()}
+    kinds = {arm: baseline_kind(parameters) for arm, parameters in arms.items()}
     both = [
         (arm, other)
         for arm in arms
@@ -138,14 +138,14 @@ def _compared(counted: ByMajority, sweep: Sweep) -> list[Finding]:
         }
         | {key: result[key] for key in keys}
         | ({"because": result["because"]} if "because" in result else {})
-        for (arm, other), result in zip(both, outcomes(counted, sweep, asked), strict=True)
+        for (arm, other), result in zip(both, judge_hypotheses(counted, sweep, asked), strict=True)
     ]
 
 
 def asked_again_pairs(sweep: Sweep) -> list[tuple[int, int]]:
     """The places of each arm with provers and of each without that plays the same problems."""
     arms = [runs[0].parameters for runs in sweep.arms.values()]
-    kinds = [kind_of(parameters) for parameters in arms]
+    kinds = [baseline_kind(parameters) for parameters in arms]
     return [
         (place, other)
         for place, arm in enumerate(arms)
@@ -163,9 +163,11 @@ def _is_for(kind: Kind, baseline: HyperParameters, arm: HyperParameters) -> bool
 def _alone(counted: Counted, sweep: Sweep) -> Iterator[Finding]:
     for arm, runs in sweep.arms.items():
         rate_alone = rate_alone_of(runs[0].parameters.to_dict())
-        plays = [counts for run in runs if (counts := counted.of(run.name, "accuracy")) is not None]
+        plays = [
+            counts for run in runs if (counts := counted.count(run.name, "accuracy")) is not None
+        ]
         # By the name of the table's interval, so that it is the same one.
-        both_ways = over_runs(plays, f"{sweep.name} {' '.join(arm)} accuracy")
+        both_ways = average_runs(plays, f"{sweep.name} {' '.join(arm)} accuracy")
         if rate_alone is None or both_ways is None:
             continue
         interval = both_ways.ci95 or wilson_of_rate(both_ways.value, both_ways.questions)
@@ -181,7 +183,7 @@ def _alone(counted: Counted, sweep: Sweep) -> Iterator[Finding]:
 def _believed(sweep: Sweep, last_tests: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
     for arm, runs in sweep.arms.items():
         tests = [test for test in _tests(runs, last_tests) if test["shows_checking"] is not None]
-        if tests and kind_of(runs[0].parameters) is None:
+        if tests and baseline_kind(runs[0].parameters) is None:
             yield {
                 "arm": " ".join(arm),
                 "runs": len(tests),

@@ -21,8 +21,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.evaluation.metrics import evaluate, paired_difference
-from nip_core.evaluation.report_text import plain_percent
 from nip_core.evaluation.spread import Asked, questions_of
 from nip_core.protocols import ACCEPT
 from nip_core.rollouts.tables import RolloutTables
