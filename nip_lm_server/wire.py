@@ -180,6 +180,9 @@ class NipSettings(_Strict, TrainerSettings):
     """Weight of imitating the preferred answers beside preferring them (mean loss per token)."""
 
 
+DPO_SETTINGS = ("dpo_reference", "dpo_sft_weight")
+"""Those of `NipSettings` that belong to method `dpo`, and are refused with another one."""
+
 METHOD_HYPERPARAMETERS: dict[str, type[Hyperparameters]] = {
     "supervised": Hyperparameters,
     "dpo": DpoHyperparameters,

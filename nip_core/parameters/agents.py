@@ -33,6 +33,9 @@ ALTERNATIVES = (
     frozenset({"lora_alpha", "lora_alpha_scale"}),
 )
 """Settings of which only one can hold."""
+OWN_DPO_SETTINGS = ("dpo_sft_weight",)
+"""Settings of training by DPO that only an lm_server knows, by the same names. One that is not 0 is
+sent with the job."""
 LORA_ALPHA_MAX = 4096  # what an lm_server takes
 
 
