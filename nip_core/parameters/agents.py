@@ -33,6 +33,9 @@ ALTERNATIVES = (
     frozenset({"lora_alpha", "lora_alpha_scale"}),
 )
 """Settings of which only one can hold."""
+OWN_DPO_SETTINGS = ("dpo_sft_weight", "dpo_label_smoothing")
+"""Settings of training by DPO that only an lm_server knows, by the same names. One that is not 0 is
+sent with the job."""
 LORA_ALPHA_MAX = 4096  # what an lm_server takes
 
 
@@ -226,6 +229,9 @@ class PureTextAgentParameters(AgentParameters):
     dpo_sft_weight: Annotated[float, Field(ge=0, le=100)] = 0.0
     """For training by DPO: the weight of imitating the better answer beside preferring it, 0 to
     100. DPO alone may make both answers of a pair unlikely. SelfHosted only."""
+    dpo_label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """For training by DPO: the share of pairs taken to have their better and worse answers
+    exchanged, 0 to below 0.5. The loss is corrected for it (robust DPO). SelfHosted only."""
     chat_format: Literal["named", "alternating", "alternating_no_system"] = "named"
     """How a history becomes a chat. "named": one message each, others with their name. For strict
     chat templates "alternating": user and assistant in turn after one system message, names in the

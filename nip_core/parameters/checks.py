@@ -17,7 +17,7 @@ is_deterministic whether it is answered by the deterministic engine
 
 from typing import TYPE_CHECKING
 
-from nip_core.parameters.agents import PureTextAgentParameters
+from nip_core.parameters.agents import OWN_DPO_SETTINGS, PureTextAgentParameters
 from nip_core.parameters.dialects import check_dialect, dialect_of
 from nip_core.parameters.prices import missing_prices, price_lines
 from nip_core.parameters.update_schedule import AlternatingPeriodicUpdateSchedule
@@ -47,7 +47,7 @@ GROUP_SETTINGS = (
     "quantization",
     "num_epochs",
     "dpo_beta",
-    "dpo_sft_weight",
+    *OWN_DPO_SETTINGS,
     "use_lora",
     "lora_rank",
     "lora_alpha",
@@ -240,11 +240,14 @@ def _check_malt(parameters: "HyperParameters") -> None:
                     f"agents.{name}.temperature: trainer 'pure_text_malt' compares answers to one "
                     "prompt, which are all equal with it (got 0); raise it, or leave it out"
                 )
-            if agent.dpo_sft_weight and agent.model_provider != "SelfHosted":
-                raise ValueError(
-                    f"agents.{name}.dpo_sft_weight: {agent.model_provider} has no such setting "
-                    f"(got {agent.dpo_sft_weight}); leave it out, or set model_provider: SelfHosted"
-                )
+            # Refused here, as a provider would refuse the job only after the episodes are paid for.
+            for setting in OWN_DPO_SETTINGS:
+                value = getattr(agent, setting)
+                if value and agent.model_provider != "SelfHosted":
+                    raise ValueError(
+                        f"agents.{name}.{setting}: {agent.model_provider} has no such setting "
+                        f"(got {value}); leave it out, or set model_provider: SelfHosted"
+                    )
 
 
 def _check_grpo(parameters: "HyperParameters") -> None:
