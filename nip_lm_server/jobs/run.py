@@ -119,6 +119,7 @@ class JobRunner:
     async def _tidy(self, id: str) -> None:
         row = self._jobs.row(id)
         if row["status"] in ("failed", "cancelled"):
+            # Out of the engine before its files go: it may have been published already.
             with contextlib.suppress(EngineError, AdapterError):
                 await self._pool.withdraw(row["adapter_name"])
         self.remove_leftovers(id)
@@ -180,6 +181,8 @@ class JobRunner:
         """Enter the proved model and end the job. False if it was cancelled or paused meanwhile."""
         id, training = row["id"], manifest["training"]
         metrics = _join_steps(self._jobs.events.metrics(id), self._directory / id / METRICS_FILE)
+        # Its id follows from the job's: after a kill between here and the transaction, the next
+        # attempt finds this file and makes no second one.
         result_file = self._jobs.files.store_result(
             id, _write_metrics_csv(metrics), "step_metrics.csv"
         )

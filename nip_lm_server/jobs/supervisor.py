@@ -91,6 +91,8 @@ class JobSupervisor:
         tasks = {run.task for run in runs}
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=self._stop_grace_s)
+            # The steps since their last checkpoint are lost, not the jobs. Whoever stops a server
+            # does not wait for ever.
             for task in late:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -110,6 +112,7 @@ class JobSupervisor:
         if id in self._runs:
             self._runs[id].task.cancel()
         else:
+            # One that does not run has no turn at whose end it would be tidied.
             self._runner.remove_leftovers(id)
 
     def running_jobs(self) -> dict[str, str]:
@@ -123,6 +126,8 @@ class JobSupervisor:
     def _recover(self, row: sqlite3.Row) -> None:
         id = row["id"]
         if row["child_pid"] is not None:
+            # Before the job is queued: a training that outlived its server and a new one would
+            # write the same checkpoints.
             if not end_process(row["child_pid"], row["child_identity"], grace_s=1.0, group=True):
                 self._jobs.fail(
                     id,
@@ -200,6 +205,7 @@ class JobSupervisor:
         # 2. The oldest queued job of each device that is free begins.
         for row in self._jobs.list_rows_in(("queued",)):
             if row["base_model"] not in self._pool.base_models():
+                # Not failed: the next start may have the right model. Those queued behind it go on.
                 self._tell_of_missing_base(row)
                 continue
             if row["paused"] or row["id"] in self._runs:
@@ -207,8 +213,12 @@ class JobSupervisor:
             try:
                 place = self._pool.training_place(row["base_model"])
             except ApiError:
+                # An engine that never ran has not told its limits, so its jobs wait for its first
+                # start.
                 waits_for_engine = True
             else:
+                # Trainings on one device take turns: each of them plans with all the memory that is
+                # free there.
                 if not any(one_queue(place.device, busy) for busy in self.running_jobs()):
                     self._begin(row["id"], row, place)
         # 3. Until something changes; an engine that comes up tells nobody here.
@@ -221,6 +231,7 @@ class JobSupervisor:
         def ended(task: "asyncio.Task[None]") -> None:
             if not task.cancelled() and task.exception() is not None:
                 _log.error("job %s can't be written down", id, exc_info=task.exception())
+                # Begun again at once, it would break again at once, as on a full disk.
                 pause_s = BROKEN_PAUSE_S
             else:
                 pause_s = 0.0
@@ -239,6 +250,8 @@ class JobSupervisor:
         waiting = [
             run for run in self._runs.values() if run.device == device and not run.has_device
         ]
+        # Nothing begins while the server stops. And who waits for a model that is trained already
+        # waits for all that the engine sleeps through, so these are few.
         if not self._loops or len(waiting) + 1 >= MOST_UNPUBLISHED:
             return False
         # 1. The next one, if it would train just there: then the same engines are away for it.

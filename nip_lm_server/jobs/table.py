@@ -274,6 +274,8 @@ class JobTable:
         """Set the status if it is one of `before`, together with `columns`. False if it was not."""
         names = "".join(f", {name} = ?" for name in columns)
         marks = ", ".join("?" * len(before))
+        # The status stands in the condition, so of two transitions that race one changes the row
+        # and the other learns that it came too late.
         changed = self.database.execute(
             f"UPDATE jobs SET status = ?{names} WHERE id = ? AND status IN ({marks})",  # noqa: S608
             after,
@@ -298,6 +300,8 @@ class JobTable:
             changed = self.transition(id, before, after, **columns)
             if changed:
                 self.events.add(id, message, level=level, data=failure)
+        # After the transaction: the log is for people, and a disk that refuses its line must not
+        # undo the transition.
         if changed:
             self.events.log(id, after, level, **(failure or {}))
         return changed
@@ -305,6 +309,8 @@ class JobTable:
     def begin(self, id: str) -> bool:
         """From `queued` to `running`, as one more attempt. False if it is not to run any more."""
         with self.database.transaction():
+            # `paused` is asked again here: the job may have been paused since the supervisor
+            # looked.
             changed = self.database.execute(
                 "UPDATE jobs SET status = 'running', attempts = attempts + 1, "
                 "started_at = coalesce(started_at, ?) "
@@ -333,6 +339,8 @@ class JobTable:
         Pausing a paused job is no error. Raises ApiError 404, 400 if it ended.
         """
         with self.database.transaction():
+            # The API's description has no status for a paused job, so it is `queued`, with a column
+            # of ours beside it. A client that polls then waits, which is right.
             changed = self.database.execute(
                 "UPDATE jobs SET paused = 1, "  # noqa: S608
                 "status = CASE status WHEN 'running' THEN 'queued' ELSE status END "

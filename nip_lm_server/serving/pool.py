@@ -95,6 +95,8 @@ class EnginePool:
                 if not self.is_served(model):
                     await self._bring(model, waiting)
                 serving = self._find_serving(model)
+                # Expected until it is at work, without a gap: in one, another request could have a
+                # base model that came back for us make room again.
                 with serving.keep_at_work():
                     waiting.close()
                     yield serving.engine
@@ -134,8 +136,12 @@ class EnginePool:
         Raises AdapterError if it does not answer with the weights that were saved; then it does
         not answer at all.
         """
+        # Every file is read again: the model may be older than this server, committed before a
+        # kill.
         manifest = await asyncio.to_thread(self._models.verify, digest)
         base = self.base(manifest["base_model"])
+        # One at a time in a slot: a new base model takes the engine away into which an adapter
+        # would be loaded.
         async with base.slot.publishing:
             try:
                 if manifest.get("kind", "adapter") == "base":
@@ -165,6 +171,7 @@ class EnginePool:
     async def withdraw(self, name: str) -> None:
         """Stop answering to `name`; no error if it doesn't."""
         for base in self.bases():
+            # A loading under way would have it answer again.
             await base.stop_loading(name)
         made_here = self._find(name)
         if made_here is not None and name != made_here.slot.base_model:
@@ -183,6 +190,7 @@ class EnginePool:
         if state == "running":
             await self._activate(base)
         else:
+            # One that a person stopped must not come back with the next request for it.
             base.stopped_on_request = True
             await base.set_wanted(state)
 
@@ -248,6 +256,8 @@ class EnginePool:
             if base.returning is None or base.returning.done():
                 name = f"bring {base.name} back"
                 base.returning = asyncio.create_task(self._bring_back(base), name=name)
+            # `wait` leaves the task running when this request gives up: others wait for the same
+            # one.
             await asyncio.wait({base.returning}, timeout=LOAD_TIMEOUT_S)
         # 2. Itself, if it is an adapter.
         is_adapter = row is not None and row["kind"] != "base"

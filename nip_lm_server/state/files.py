@@ -73,7 +73,10 @@ class FileStore:
         known = {row["id"] for row in database.all("SELECT id FROM files WHERE deleted_at IS NULL")}
         there = {path.name for path in directory.iterdir()}
         for name in sorted(there - known):
+            # The table may be the older of the two, put back from a copy, so content without a row
+            # is kept.
             self._put_away(name)
+        # Not marked as deleted: somebody may put them back.
         self._lost = known - there
         if self._lost:
             _log.warning(
@@ -212,6 +215,8 @@ class FileStore:
             *values,
             limit + 1 + len(self._unmarked | self._lost),
         )
+        # Rows without content are left out here; as many more were asked for, so that a page is
+        # full.
         rows = [row for row in rows if not self._is_gone(row["id"])]
         data = [_build_object(row) for row in rows[:limit]]
         # Null is no text, which is all that the API's description allows here.
@@ -247,6 +252,8 @@ class FileStore:
         return id in self._unmarked or id in self._lost
 
     def _remove(self, id: str) -> None:
+        # The content first: on a full disk the mark needs the room. Without its content, the row
+        # counts as deleted from now on, marked or not.
         (self._directory / id).unlink(missing_ok=True)
         self._unmarked.add(id)
         self._mark_deleted()

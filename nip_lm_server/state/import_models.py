@@ -56,6 +56,7 @@ def import_models(source: Path, target: Path, expected: Mapping[str, str | None]
             for name, digest in _add_bases(source, expected).items():
                 if models.row(name) is None:
                     manifest = _copy(source, name, digest, models, copies)
+                    # Job and model together: neither is anything without the other.
                     with database.transaction():
                         _enter(database, models, manifest, source)
     finally:
@@ -72,6 +73,8 @@ def _add_bases(source: Path, expected: Mapping[str, str | None]) -> dict[str, st
             if find_model(source, base) is None:
                 break
             chain.append((base, None))
+        # A base model before what stands on it, so that a kill never leaves a model without its
+        # base.
         for model, content_digest in reversed(chain):
             ordered[model] = content_digest or ordered.get(model)
     return ordered

@@ -62,6 +62,7 @@ class ModelStore:
         self._directory = directory
         self._database = database
         directory.mkdir(exist_ok=True)
+        # A kill in `commit` left it. Only names that `commit` gives are touched.
         for leftover in directory.glob(".*.part"):
             if _DIGEST.fullmatch(leftover.name[1 : -len(".part")]):
                 shutil.rmtree(leftover)
