@@ -49,10 +49,10 @@ class EnginePool:
         self._in_use: Counter[str] = Counter()
         for slot in self._slots:
             self._add_base(slot, slot.base_model, slot.spec.model)
-        for row in models.rows():
-            parent = self._find(row["base_model"]) if row["kind"] == "base" else None
+        for row in models.list_rows():
+            parent = self._find(row.base_model) if row.kind == "base" else None
             if parent is not None:
-                self._add_base(parent.slot, row["name"], str(models.path(row["digest"])))
+                self._add_base(parent.slot, row.name, str(models.path(row.digest)))
 
     # Life
 
@@ -243,14 +243,14 @@ class EnginePool:
 
     async def _bring(self, model: str, waiting: contextlib.ExitStack) -> None:
         """Make a silent model answer if it could, or wait for it as long as requests may."""
-        row, base = self._models.row(model), self._find(model)
+        row, base = self._models.get_row(model), self._find(model)
         if base is None and row is not None:
-            base = self._find(row["base_model"])
+            base = self._find(row.base_model)
         if base is None:
             return
         # 1. Its base model, whose place another one has.
-        made_here = self._models.row(base.name)
-        is_well = made_here is None or made_here["problem"] is None
+        made_here = self._models.get_row(base.name)
+        is_well = made_here is None or made_here.problem is None
         if base.is_displaced and is_well and not base.failed_lately(base.name):
             waiting.enter_context(base.expect_return())
             if base.returning is None or base.returning.done():
@@ -260,9 +260,9 @@ class EnginePool:
             # one.
             await asyncio.wait({base.returning}, timeout=LOAD_TIMEOUT_S)
         # 2. Itself, if it is an adapter.
-        is_adapter = row is not None and row["kind"] != "base"
+        is_adapter = row is not None and row.kind != "base"
         if row is not None and is_adapter and base.is_ready and self._find_answering(model) is None:
-            await base.load_on_demand(model, row["digest"])
+            await base.load_on_demand(model, row.digest)
 
     async def _bring_back(self, base: ServedBase) -> None:
         """Start a displaced base model in its old place; if it can't start, the present one goes
@@ -317,8 +317,8 @@ class EnginePool:
     def _explain_silence(self, model: str) -> ApiError:
         base, row = self._find(model), None
         if base is None:
-            row = self._models.row(model)
-            base = None if row is None else self._find(row["base_model"])
+            row = self._models.get_row(model)
+            base = None if row is None else self._find(row.base_model)
             if base is None:
                 return model_not_found(model)
         if not base.is_ready:
@@ -333,7 +333,7 @@ class EnginePool:
                 param="model",
                 headers={"Retry-After": str(RETRY_AFTER_S)} if helps else None,
             )
-        if row is not None and row["problem"] is None:
+        if row is not None and row.problem is None:
             return ApiError(
                 503,
                 f"The model {model!r} is not loaded yet",
@@ -341,7 +341,7 @@ class EnginePool:
                 param="model",
                 headers={"Retry-After": "1"},
             )
-        problem = row["problem"] if row is not None else "it is not loaded"
+        problem = row.problem if row is not None else "it is not loaded"
         return ApiError(
             503,
             f"The model {model!r} exists but is not served: {problem}",

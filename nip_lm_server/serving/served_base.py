@@ -174,10 +174,10 @@ class ServedBase(EngineLifecycle):
     async def _restore(self, woken: bool) -> None:
         # 1. Prove a base model that was made here. Without a row it is being published, and proved
         #    then.
-        row = self._models.row(self.name)
+        row = self._models.get_row(self.name)
         if row is not None:
             try:
-                proof = await self.prove(row["digest"])
+                proof = await self.prove(row.digest)
             except AdapterError as error:
                 # A base model that is not proved must not answer: the engine counts as not started.
                 raise EngineError(str(error)) from error
@@ -188,10 +188,10 @@ class ServedBase(EngineLifecycle):
         rows = self._models.list_adapters(self.name)[: self.slot.spec.loaded_adapters]
         self._unproved = {}
         if woken:
-            rows = [row for row in rows if row["name"] in self._asked_last]
+            rows = [row for row in rows if row.name in self._asked_last]
             self._unproved = dict.fromkeys(self.engine.loaded_adapters())
         for row in rows:
-            await self._load_listed(row["name"], row["digest"])
+            await self._load_listed(row.name, row.digest)
         self._adapters = OrderedDict.fromkeys(reversed(self._adapters))  # the newest came first
 
     def _went_down(self) -> None:
@@ -290,7 +290,7 @@ class ServedBase(EngineLifecycle):
             self._models.note_problem(name, str(error))
             self.note_failure(name)
             return
-        if self._models.row(name) is None:  # deleted meanwhile
+        if self._models.get_row(name) is None:  # deleted meanwhile
             await self.unload(name)
         else:
             self._models.note_proof(name, proof)

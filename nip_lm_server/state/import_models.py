@@ -54,7 +54,7 @@ def import_models(source: Path, target: Path, expected: Mapping[str, str | None]
         with closing(Database(target / DATABASE)) as database:
             models, copies = ModelStore(target / MODELS, database), ModelStore(aside, database)
             for name, digest in _add_bases(source, expected).items():
-                if models.row(name) is None:
+                if models.get_row(name) is None:
                     manifest = _copy(source, name, digest, models, copies)
                     # Job and model together: neither is anything without the other.
                     with database.transaction():

@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 import shutil
-import sqlite3
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -22,6 +21,7 @@ from nip_lm_server.proof import Proof
 from nip_lm_server.state.database import UNFINISHED, Database, dump
 from nip_lm_server.state.disk import MANIFEST, hash_file, publish
 from nip_lm_server.state.files import SET_ASIDE
+from nip_lm_server.state.rows import ModelRow, read_row
 
 MANIFEST_FORMAT = 1
 CHECKSUM = "checksum"
@@ -200,25 +200,26 @@ class ModelStore:
         )
         return [f"{row['name']}: {row['problem']}" for row in rows]
 
-    def row(self, name: str) -> sqlite3.Row | None:
+    def get_row(self, name: str) -> ModelRow | None:
         """Return the table's row of a model, None if it is unknown or deleted."""
-        return self._database.one(
-            "SELECT * FROM models WHERE name = ? AND deleted_at IS NULL", name
-        )
+        row = self._database.one("SELECT * FROM models WHERE name = ? AND deleted_at IS NULL", name)
+        return None if row is None else read_row(ModelRow, row)
 
-    def rows(self) -> list[sqlite3.Row]:
+    def list_rows(self) -> list[ModelRow]:
         """List all models but deleted ones, oldest first."""
-        return self._database.all(
+        rows = self._database.all(
             "SELECT * FROM models WHERE deleted_at IS NULL ORDER BY created_at, name"
         )
+        return [read_row(ModelRow, row) for row in rows]
 
-    def list_adapters(self, base_model: str) -> list[sqlite3.Row]:
+    def list_adapters(self, base_model: str) -> list[ModelRow]:
         """The adapters over a base model, newest first."""
-        return self._database.all(
+        rows = self._database.all(
             "SELECT * FROM models WHERE deleted_at IS NULL AND kind = 'adapter' "
             "AND base_model = ? ORDER BY created_at DESC, name",
             base_model,
         )
+        return [read_row(ModelRow, row) for row in rows]
 
     def find_user(self, name: str) -> str | None:
         """Name what still needs a model: a fine-tune, an adapter over it, or an unfinished job."""
