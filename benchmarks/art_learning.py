@@ -25,7 +25,7 @@ BAR = 0.9
 
 def measure(python: str, seed: int) -> dict[str, Any]:
     """The program with one seed on a server of its own. Raises CalledProcessError."""
-    from nip_core.evaluation.intervals import wilson
+    from nip_core.evaluation.confidence_intervals import wilson
     from nip_core.models import resolve_model
     from nip_lm_server import launch as owner
     from nip_lm_server.spec import ServerSpec

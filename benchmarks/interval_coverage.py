@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nip_core.evaluation.intervals import bootstrap_mean, wilson
+from nip_core.evaluation.confidence_intervals import bootstrap_mean, wilson
 from nip_core.evaluation.statistics.clustered import clustered_mean, clustered_rate
 from nip_core.evaluation.statistics.distributions import t_quantile
 from nip_core.evaluation.statistics.power import (

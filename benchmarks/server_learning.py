@@ -285,7 +285,7 @@ METHODS: dict[str, Callable[[Server, int], list[int]]] = {
 
 def rate(count: int) -> dict[str, Any]:
     """A share of the held-out cases with its 95 % interval."""
-    from nip_core.evaluation.intervals import wilson
+    from nip_core.evaluation.confidence_intervals import wilson
 
     return {"rate": count / HELD_OUT, "ci95": wilson(count, HELD_OUT), "of": HELD_OUT}
 

@@ -27,8 +27,8 @@ from inspect_ai.scorer import (
 )
 from inspect_ai.solver import TaskState
 
+from nip_core.evaluation.episode_transcripts import DECISION_WORDS
 from nip_core.evaluation.statistics.clustered import clustered_mean
-from nip_core.evaluation.transcripts import DECISION_WORDS
 
 Row = Mapping[str, Any]
 EPISODE, GENERATIONS = "nip:episode", "nip:generations"

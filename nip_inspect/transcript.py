@@ -12,7 +12,7 @@ from typing import Any
 
 from inspect_ai.model import ChatMessage, ChatMessageAssistant
 
-from nip_core.evaluation.transcripts import DECISION_WORDS
+from nip_core.evaluation.episode_transcripts import DECISION_WORDS
 from nip_core.game.render import Game
 from nip_core.protocols import NO_DECISION, Move
 

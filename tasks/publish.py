@@ -19,14 +19,14 @@ from prefect.artifacts import (
     acreate_table_artifact,
 )
 
-from nip_core.evaluation.baselines import believed_line
+from nip_core.evaluation.baseline_verifiers import believed_line
 from nip_core.evaluation.embedding import thinned
 from nip_core.evaluation.report import metrics_table
 from nip_core.evaluation.transcripts_markdown import transcripts_markdown
 from nip_core.rollouts.plan import TEST
+from nip_core.session.session import Session
+from nip_core.showing.transcripts import newest_sample
 from nip_core.stages.publishing import spent, state_of
-from nip_core.stages.session import Session
-from nip_core.stages.transcripts import newest_sample
 
 _SAMPLES = 5
 _BAR = 40

@@ -14,9 +14,9 @@ def evaluate(
     verbose: Verbose = False,
 ) -> None:
     """Test the newest models of CONFIG's run; the base models if there are none yet."""
-    from nip_core.evaluation.baselines import believed_line
+    from nip_core.evaluation.baseline_verifiers import believed_line
+    from nip_core.evaluation.figures_in_words import verdict_line
     from nip_core.evaluation.invalid import invalid_line, invalid_warning
-    from nip_core.evaluation.report_text import verdict_line
     from nip_core.parameters import load_parameters
     from nip_prefect.flows.launch import run_flow
     from nip_prefect.flows.printing import show_result
@@ -25,7 +25,7 @@ def evaluate(
     parameters = load_parameters(config, settings)
 
     def look(prepared: Any) -> dict[str, Any] | None:
-        from nip_core.stages.showing import finished_test
+        from nip_core.showing.finished import finished_test
 
         return finished_test(prepared)
 

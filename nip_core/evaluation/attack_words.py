@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nip_core.evaluation.attack import LOST_TO_LYING, LOST_TO_TRAINING, attack_rows
-from nip_core.evaluation.report_text import alike, how_much, plain_percent
+from nip_core.evaluation.attack_figures import LOST_TO_LYING, LOST_TO_TRAINING, attack_rows
+from nip_core.evaluation.figures_in_words import alike, how_much, plain_percent
 
 _HALF = 0.5
 """Of an attack by training: with a smaller share of steps that trained it shows no strength; of

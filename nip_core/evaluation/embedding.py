@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-from nip_core.evaluation.transcripts import Transcript
+from nip_core.evaluation.episode_transcripts import Transcript
 
 T = TypeVar("T")
 _KEY_CHARACTERS = 12  # of the name of a system prompt, enough for any number of them

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nip_core.answers.reasons import KINDS, Kind, is_about_decision, kind_of
-from nip_core.evaluation.report_text import plain_percent
+from nip_core.evaluation.figures_in_words import plain_percent
+from nip_core.game.reasons import KINDS, Kind, is_about_decision, kind_of
 
 _COLUMNS = ("agent", "attempt", "invalid_reason", "finish_reason", "text")
 _MANY = 1 / 3  # of an agent's first answers
@@ -23,7 +23,7 @@ def invalid_answers(generations: pa.Table) -> dict[str, Any] | None:
     """Count the answers without a valid form; None where all have one.
 
     ``first_answers`` (the first of each turn), how many of them were ``invalid``, and those
-    ``by_reason``, by the kinds of `nip_core.answers.reasons`; ``invalid_in_all`` also has the
+    ``by_reason``, by the kinds of `nip_core.game.reasons`; ``invalid_in_all`` also has the
     retries. ``agents`` has the same by agent, of those with any.
     """
     invalid = generations.filter(pc.is_valid(generations["invalid_reason"])).select(_COLUMNS)

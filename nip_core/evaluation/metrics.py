@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.errors import DatasetError
-from nip_core.evaluation.intervals import Interval, bootstrap_mean
+from nip_core.evaluation.confidence_intervals import Interval, bootstrap_mean
 from nip_core.evaluation.spread import (
     Asked,
     Bools,

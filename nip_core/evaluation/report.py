@@ -6,7 +6,7 @@ page_values, report_environment, asset     its parts, which the viewer of runs s
 metrics_table                              the numbers by iteration as rows, for a table elsewhere
 
 `report.html.jinja` has every section of the page, `report_macros.html.jinja` its tables;
-`report_text` shows values as text; `report.css`
+`figures_in_words` shows values as text; `report.css`
 and `report.js` are put into the page.
 
 What is covered: text that models or data sets wrote can't run as script. It is embedded as JSON
@@ -36,13 +36,12 @@ from jinja2 import (
 )
 from markupsafe import Markup
 
-from nip_core.evaluation.attack import attack_rows
+from nip_core.evaluation.attack_figures import attack_rows
 from nip_core.evaluation.attack_words import causes, caution, sentences
-from nip_core.evaluation.baselines import believed_line
+from nip_core.evaluation.baseline_verifiers import believed_line
 from nip_core.evaluation.embedding import Embedded, embedded, embedded_json, thinned
-from nip_core.evaluation.league import league_rows, opponent_words
-from nip_core.evaluation.plots import MetricsByIteration, learning_curve_svg
-from nip_core.evaluation.report_text import (
+from nip_core.evaluation.episode_transcripts import Transcript
+from nip_core.evaluation.figures_in_words import (
     DASH,
     THIN,
     how_much,
@@ -58,7 +57,8 @@ from nip_core.evaluation.report_text import (
     signed,
     signed_range,
 )
-from nip_core.evaluation.transcripts import Transcript
+from nip_core.evaluation.league_figures import league_rows, opponent_words
+from nip_core.evaluation.plots import MetricsByIteration, learning_curve_svg
 
 Metrics = Mapping[str, Any]
 

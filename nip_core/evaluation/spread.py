@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from nip_core.evaluation.intervals import (
+from nip_core.evaluation.confidence_intervals import (
     Interval,
     bootstrap_rate,
     bootstrap_ratio,

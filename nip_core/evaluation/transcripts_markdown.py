@@ -6,7 +6,7 @@ transcripts_markdown   a few of them, long texts cut
 import re
 from collections.abc import Sequence
 
-from nip_core.evaluation.transcripts import DECISION_WORDS, Transcript, decided_words
+from nip_core.evaluation.episode_transcripts import DECISION_WORDS, Transcript, decided_words
 from nip_core.protocols import NO_DECISION
 
 _MARKDOWN_CHARACTERS = 2_000

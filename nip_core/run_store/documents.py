@@ -1,17 +1,25 @@
 """Small JSON documents that notice damage: the last key of each is the SHA-256 of all others.
 
-encode  a document as it is written
-decode  what was written, or CorruptionError with the file's name
+encode             a document as it is written
+decode             what was written, or CorruptionError with the file's name
+validate_document  a value as the model of its kind, or CorruptionError with the place in it
+damaged            that error; first_fault: which key it is, in a few words
 
-A document of an earlier version has no such key, and is read as it is.
+A document of an earlier version has no such key, and is read as it is. Each kind of document has
+one frozen model, which stands where the document is written. `nip_core.run_store.run.read_document`
+reads one.
 """
 
 import json
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from nip_core.errors import CorruptionError
 from nip_core.hashing import digest
 from nip_lm_server.client import parse_json
+
+_Document = TypeVar("_Document", bound=BaseModel)
 
 CHECKSUM = "sha256"
 _REMEDY = (
@@ -36,15 +44,44 @@ def decode(data: bytes, path: str, remedy: str = _REMEDY) -> dict[str, Any]:
         value = parse_json(data)
     except ValueError as error:
         how = f"not JSON: {error}" if data else "it is empty"
-        raise _damaged(path, how, remedy) from error
+        raise _unreadable(path, how, remedy) from error
     if not isinstance(value, dict):
-        raise _damaged(path, "not a JSON object", remedy)
+        raise _unreadable(path, "not a JSON object", remedy)
     checksum = value.pop(CHECKSUM, None)
     if checksum is None and any(_is_nearly_the_key(key) for key in value):
-        raise _damaged(path, "the name of its checksum is not what it was", remedy)
+        raise _unreadable(path, "the name of its checksum is not what it was", remedy)
     if checksum is not None and not _is_digest_of(checksum, value):
-        raise _damaged(path, "its own checksum does not match", remedy)
+        raise _unreadable(path, "its own checksum does not match", remedy)
     return value
+
+
+def validate_document(value: object, kind: type[_Document], place: str) -> _Document:
+    """Read a JSON value as a document of its `kind`.
+
+    Raises CorruptionError with the `place` (the file) and the first key at fault.
+    """
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        faults = error.errors()
+        missing = [".".join(map(str, e["loc"])) for e in faults if e["type"] == "missing"]
+        if missing:
+            raise CorruptionError(f"{place}: damaged, {', '.join(missing)} is missing") from error
+        raise damaged(place, first_fault(error)) from error
+
+
+def first_fault(error: ValidationError) -> str:
+    """Say in a few words which key is not as a model asks for, and what it has."""
+    fault = error.errors()[0]
+    where = ".".join(map(str, fault["loc"]))
+    got = f"{fault['msg']} (got {repr(fault['input'])[:40]})"
+    return f"{where}: {got}" if where else got
+
+
+def damaged(place: str, error: Exception | str) -> CorruptionError:
+    """Make the error for a file whose content is not what nip writes there."""
+    words = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    return CorruptionError(f"{place}: damaged, not what nip writes there ({words})")
 
 
 def _is_digest_of(checksum: Any, value: dict[str, Any]) -> bool:
@@ -59,5 +96,5 @@ def _is_nearly_the_key(key: str) -> bool:
     return same_length and sum(a != b for a, b in zip(key, CHECKSUM, strict=True)) == 1
 
 
-def _damaged(path: str, how: str, remedy: str) -> CorruptionError:
+def _unreadable(path: str, how: str, remedy: str) -> CorruptionError:
     return CorruptionError(f"{path}: damaged, {how}; {remedy}")

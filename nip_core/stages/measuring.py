@@ -1,6 +1,7 @@
 """Measuring a committed split: its metrics, and its transcripts where the settings ask for them."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import reduce
 from hashlib import sha256
@@ -9,46 +10,47 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
-from nip_core.evaluation.attack import (
+from nip_core.evaluation.attack_figures import (
     OwnTest,
     attack_line,
     figures,
     figures_by_step,
     untold,
 )
-from nip_core.evaluation.baselines import believe_the_prover, believed_line, majority
+from nip_core.evaluation.baseline_verifiers import believe_the_prover, believed_line, majority
+from nip_core.evaluation.episode_transcripts import transcripts_from_tables
+from nip_core.evaluation.figures_in_words import result_line
 from nip_core.evaluation.invalid import invalid_answers, invalid_line, invalid_warning
-from nip_core.evaluation.league import BY_OPPONENT, figures_by_opponent
+from nip_core.evaluation.league_figures import BY_OPPONENT, figures_by_opponent
 from nip_core.evaluation.metrics import evaluate
-from nip_core.evaluation.report_text import result_line
-from nip_core.evaluation.transcripts import transcripts_from_tables
 from nip_core.jobs.document import read_job
 from nip_core.jobs.steps import by_step
+from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
+from nip_core.records.intervals import combined, measure_baselines, measure_intervals
+from nip_core.records.transcript_files import CHECKSUM_SUFFIX, transcripts_path
 from nip_core.rollouts.labels import add_counts, label_counts
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import (
+    RolloutTables,
     StoredRollouts,
     read_rollouts,
     shard_manifest,
     shards_of,
 )
+from nip_core.run_store.facts import ShardFacts, SplitFacts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
-from nip_core.stages.attacked import is_told, own_test
-from nip_core.stages.estimate import attacks_by_choice, is_tested
-from nip_core.stages.intervals import combined, write_intervals
-from nip_core.stages.models import models_for, opponents_for
-from nip_core.stages.session import Session
+from nip_core.session.attacked_run import is_told, own_test
+from nip_core.session.session import Session
+from nip_core.stages.served import models_for, opponents_for
 
 _YAML: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is many times faster
 _TOLD = (
     *("accuracy", "accuracy_ci95", "completeness", "soundness", "episodes"),
     *("distinct_problems", "questions", "no_decision_rate"),
 )
-CHECKSUM_SUFFIX = ".sha256"
-"""Of the file beside it with its SHA-256, in the form of sha256sum."""
 
 
 def measure(session: Session, iteration: int, split: str) -> dict[str, Any]:
@@ -124,7 +126,7 @@ def _measured(session: Session, iteration: int, split: str) -> dict[str, Any]:
         metrics["invalid_answers"] = invalid
     played = VALIDATION if split == CANDIDATE else split
     metrics["problems_left_out"] = len(session.left_out.get(played, {}))
-    metrics["rollouts"] = read_manifest(run.store, directory).extra["canonical_digest"]
+    metrics["rollouts"] = _digest_of_split(run.store, directory)
     if session.game.scenario.labels_in_play:
         metrics["labels"] = labels_of(run.store, directory) | {
             "workers": session.game.scenario.label_workers()
@@ -185,7 +187,7 @@ def _measured_choices(session: Session, iteration: int) -> dict[str, Any]:
             session.game.scenario.split_by,
             _own_test(session),
         ),
-        "rollouts": read_manifest(run.store, directory).extra["canonical_digest"],
+        "rollouts": _digest_of_split(run.store, directory),
     }
 
 
@@ -197,10 +199,7 @@ def _measured_steps(session: Session, last: int) -> dict[str, Any]:
         i: StoredRollouts(run.store, [place]).episodes(EPISODES.names)
         for i, place in places.items()
     }
-    digests = {
-        str(i): read_manifest(run.store, place).extra["canonical_digest"]
-        for i, place in places.items()
-    }
+    digests = {str(i): _digest_of_split(run.store, place) for i, place in places.items()}
     updates = {i: sum(_updates(run, before) for before in range(i)) for i in places}
     metrics = figures_by_step(
         tests,
@@ -229,13 +228,12 @@ def labels_of(store: Store, directory: str) -> dict[str, Any]:
     """Count the solutions of a committed split that were labelled in play, by kind, and time."""
     stage = read_manifest(store, directory)
     shards = [read_manifest(store, directory, shard_manifest(name)) for name in shards_of(stage)]
-    made = [shard.extra["labels"] for shard in shards if "labels" in shard.extra]
-    return reduce(add_counts, made, label_counts([]))
+    made = [ShardFacts.from_manifest(shard).labels for shard in shards]
+    return reduce(add_counts, filter(None, made), label_counts([]))
 
 
-def transcripts_path(run: RunStore, iteration: int, split: str, form: str) -> str:
-    """Return where all episodes of a split are written for reading."""
-    return f"{run.iteration(iteration)}/transcripts-{split}.{form}"
+def _digest_of_split(store: Store, directory: str) -> str:
+    return SplitFacts.from_manifest(read_manifest(store, directory)).canonical_digest
 
 
 def save_transcripts(session: Session, iteration: int, split: str) -> str:
@@ -266,3 +264,25 @@ def save_transcripts(session: Session, iteration: int, split: str) -> str:
     run.store.put(f"{path}{CHECKSUM_SUFFIX}", line.encode())
     run.store.put(path, content)
     return path
+
+
+def write_intervals(
+    session: Session,
+    iteration: int,
+    split: str,
+    metrics: Mapping[str, Any],
+    rollouts: RolloutTables | None = None,
+) -> dict[str, Any]:
+    """The document of a committed split with these metrics; made from its rollouts if need be."""
+    run, directory = session.run, session.run.rollouts(iteration, split)
+    stored = run.read_json_or_none(run.intervals(iteration, split))
+    if stored is not None:
+        return dict(stored)
+    rollouts = rollouts or read_rollouts(run.store, directory)
+    scenario, seed = session.game.scenario, session.parameters.seed
+    document = measure_intervals(rollouts, metrics, seed, scenario.split_by)
+    game = scenario.claims, session.game.protocol.provers
+    document["baselines"] = measure_baselines(rollouts, metrics, seed, scenario.split_by, *game)
+    document["rollouts"] = _digest_of_split(run.store, directory)
+    path = run.intervals(iteration, split)
+    return dict(run.write_json_once(path, document, lease=session.lease))

@@ -62,7 +62,7 @@ API = {
     "Problems and the sandbox": [
         "nip_core.problems.mutate",
         "nip_core.problems.rewrite",
-        "nip_core.problems.sandbox",
+        "nip_core.sandbox.sandbox",
     ],
     "Jobs": ["nip_core.jobs.ledger", "nip_core.jobs.job", "nip_core.jobs.submissions"],
     "Run store": ["nip_core.run_store.store", "nip_core.run_store.manifest"],

@@ -17,7 +17,7 @@ from nip_core.agents import (
 )
 from nip_core.models import resolve_model
 from nip_core.parameters import load_parameters
-from nip_core.stages.own_server import server_spec
+from nip_core.servers.own_server import server_spec
 from nip_lm_server import placement as slots
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from nip_core.evaluation.attack import OwnTest, as_now, attack_shown, figures_by_step
+from nip_core.evaluation.attack_figures import OwnTest, as_now, attack_shown, figures_by_step
 from nip_core.evaluation.attack_words import by_training, causes, caution, sentences
-from nip_core.evaluation.report_text import alike, in_spans
+from nip_core.evaluation.figures_in_words import alike, in_spans
 from nip_core.rollouts.tables import build_tables
 
 WRONG = 10

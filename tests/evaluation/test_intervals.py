@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nip_core.evaluation.intervals import (
+from nip_core.evaluation.confidence_intervals import (
     _normal,
     bootstrap_mean,
     bootstrap_rate,

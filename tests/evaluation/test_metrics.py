@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nip_core.errors import DatasetError
-from nip_core.evaluation.baselines import (
+from nip_core.evaluation.baseline_verifiers import (
     believe_the_prover,
     believed_line,
     left_out_words,
     majority,
 )
-from nip_core.evaluation.intervals import wilson
+from nip_core.evaluation.confidence_intervals import wilson
 from nip_core.evaluation.metrics import evaluate, mean_by_problem, paired_difference
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
 

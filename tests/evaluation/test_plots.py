@@ -46,7 +46,7 @@ def test_nothing_measured_still_draws() -> None:
 
 def test_importing_the_evaluation_does_not_import_matplotlib() -> None:
     code = (
-        "import sys, nip_core.evaluation.report, nip_core.evaluation.baselines; "
+        "import sys, nip_core.evaluation.report, nip_core.evaluation.baseline_verifiers; "
         "sys.exit('matplotlib' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from nip_core.evaluation.episode_transcripts import DECISION_WORDS, Message, Text, Transcript
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.report import (
     GroupReport,
@@ -19,7 +20,6 @@ from nip_core.evaluation.report import (
 )
 from nip_core.evaluation.spread import questions_of
 from nip_core.evaluation.statistics.differences import at_most
-from nip_core.evaluation.transcripts import DECISION_WORDS, Message, Text, Transcript
 
 HOSTILE = [
     "</script><script>alert(1)</script>",

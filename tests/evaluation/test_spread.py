@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from nip_core.evaluation.intervals import wilson
+from nip_core.evaluation.confidence_intervals import wilson
 from nip_core.evaluation.metrics import evaluate, paired_difference
 from nip_core.evaluation.spread import only_intervals, questions_of, with_intervals
 from nip_core.evaluation.statistics.clustered import clustered_mean, clustered_rate

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nip_core.evaluation.intervals import bootstrap_rate, wilson
+from nip_core.evaluation.confidence_intervals import bootstrap_rate, wilson
 from nip_core.evaluation.statistics.clustered import (
     clustered_mean,
     clustered_rate,

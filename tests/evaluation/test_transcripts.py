@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from nip_core.evaluation.transcripts import (
+from nip_core.evaluation.episode_transcripts import (
     reasons,
     transcripts_from_tables,
 )

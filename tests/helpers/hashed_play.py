@@ -10,8 +10,8 @@ from typing import Any
 from in_memory import InMemory
 from playing import agent_of
 
+from nip_core.evaluation.episode_transcripts import transcripts_from_tables
 from nip_core.evaluation.metrics import evaluate
-from nip_core.evaluation.transcripts import transcripts_from_tables
 from nip_core.evaluation.transcripts_markdown import transcripts_markdown
 from nip_core.hashing import derive_seed
 from nip_core.parameters import HyperParameters

@@ -5,7 +5,7 @@ from math import log
 import pytest
 from scripted_play import bare_settings, own, play, said, with_tokens
 
-from nip_core.evaluation.transcripts import transcripts_from_tables
+from nip_core.evaluation.episode_transcripts import transcripts_from_tables
 from nip_core.protocols import make_protocol
 from nip_core.rollouts.tables import build_tables
 

@@ -23,7 +23,7 @@ from served_here import KEY, serve
 
 from nip_core.agents.batch import nested_to_rollouts, rollouts_to_nested
 from nip_core.errors import StageError
-from nip_core.evaluation.transcripts import transcripts_from_tables
+from nip_core.evaluation.episode_transcripts import transcripts_from_tables
 from nip_core.game.render import Game
 from nip_core.hashing import derive_key
 from nip_core.parameters import load_parameters

@@ -8,13 +8,13 @@ import pytest
 from nip_core import importing
 from nip_core.agents import CodeValidationProtocolHandler
 from nip_core.errors import DatasetError, RunConflictError, SettingsError
-from nip_core.evaluation.transcripts import _remarks
+from nip_core.evaluation.episode_transcripts import _remarks
 from nip_core.game.render import Game, Situation
 from nip_core.parameters import load_parameters
 from nip_core.protocols import Move, Turn
 from nip_core.scenarios import make_scenario
 from nip_core.scenarios.datasets import load_problems
-from nip_core.stages.prepare import plan_run, prepare
+from nip_core.session.prepare import plan_run, prepare
 
 HEAD = """
 from pathlib import Path

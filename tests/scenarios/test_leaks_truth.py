@@ -9,7 +9,7 @@ from arithmetic_players import every_chance
 from leaking_players import answers
 from playing import play
 
-from nip_core.evaluation.baselines import believe_the_prover
+from nip_core.evaluation.baseline_verifiers import believe_the_prover
 from nip_core.parameters import load_parameters
 from nip_core.protocols import ACCEPT, REJECT
 from nip_core.scenarios.arithmetic import Arithmetic

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from playing import play
 
 from nip_core.errors import DatasetError
-from nip_core.evaluation.transcripts import transcripts_from_tables
+from nip_core.evaluation.episode_transcripts import transcripts_from_tables
 from nip_core.evaluation.transcripts_markdown import transcripts_markdown
 from nip_core.game.render import Game
 from nip_core.hashing import digest

@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from nip_core.evaluation.intervals import Z_95, Interval, wilson, wilson_of_rate
+from nip_core.evaluation.confidence_intervals import Z_95, Interval, wilson, wilson_of_rate
 from nip_core.evaluation.statistics.distributions import log_gamma, t_quantile
 
 Floats = NDArray[np.float64]

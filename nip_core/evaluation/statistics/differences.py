@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nip_core.evaluation.intervals import Interval
+from nip_core.evaluation.confidence_intervals import Interval
 from nip_core.evaluation.statistics.clustered import Mean
 from nip_core.evaluation.statistics.distributions import beta_quantile, log_gamma, t_cdf
 

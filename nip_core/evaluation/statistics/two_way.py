@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nip_core.evaluation.intervals import Z_95, Interval
+from nip_core.evaluation.confidence_intervals import Z_95, Interval
 from nip_core.evaluation.statistics.distributions import t_quantile
 
 Floats = NDArray[np.float64]

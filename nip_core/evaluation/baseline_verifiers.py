@@ -1,0 +1,227 @@
+"""What one would score without the learned verifier: yardsticks for the real metrics.
+
+believe_the_prover   a verifier that decides whatever the provers said last
+majority             a verifier that plays a problem several times and decides as it mostly did
+majority_decisions   these decisions
+remarks              what a test's baselines say of it, in words
+believed_line        what believing the prover would give, in a line
+left_out_words       how many episodes that leaves out
+alone_words          one of these sentences, for a sweep
+shows_checking       whether a verifier was right more often than one that believes the prover
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nip_core.evaluation.figures_in_words import plain_interval, plain_percent
+from nip_core.evaluation.invalid import invalid_line, invalid_warning
+from nip_core.evaluation.metrics import evaluate
+from nip_core.protocols import ACCEPT, NO_DECISION, REJECT
+from nip_core.rollouts.trees import for_each_episode
+
+
+def believe_the_prover(
+    episodes: pa.Table,
+    generations: pa.Table,
+    claims: Mapping[str, int],
+    *,
+    provers: Collection[str] = ("prover",),
+    seed: int = 0,
+    questions: Mapping[str, str] | None = None,
+    counts_silence: bool = False,
+) -> dict[str, Any]:
+    """Metrics of a verifier that decides what the last valid message of the `provers` claims.
+
+    Episodes in which no prover had spoken when the verifier decided are left out: there was nobody
+    to believe. Beside the metrics, ``without_prover`` is their number. With `counts_silence`, as
+    in ``metrics-<split>.json`` ever since, they are undecided, so wrong, and nothing is beside.
+
+    `claims` maps a regular expression, searched without regard to case, to the decision it
+    stands for (0 or 1). Where several match, the one that ends last in the text counts, and of
+    those the longest ("do not match" before "match"). Of several provers the last message of each
+    counts. Without a claim, or with two that contradict each other, there is no decision. Episodes
+    that failed stay failed. Rewards and decision values are left out: they belong to the real
+    verdicts. In trees of responses every leaf has the messages on its way. `questions` are those of
+    `evaluate`.
+
+    Raises:
+        ValueError: a claim stands for something else than 0 or 1, or is no regular expression.
+    """
+    patterns = _compile(claims)
+    spoken = _spoken(for_each_episode(episodes, generations), provers)
+    decided, left_out = _decided(spoken, patterns), 0
+    if not counts_silence:
+        heard = spoken["episode"].combine_chunks()
+        with_prover = episodes.filter(pc.is_in(episodes["key"], value_set=heard))
+        left_out, episodes = episodes.num_rows - with_prover.num_rows, with_prover
+    decisions = [decided.get(key, NO_DECISION) for key in episodes["key"].to_pylist()]
+    replaced = _replaced(episodes, decision=decisions)
+    believed = evaluate(replaced, None, seed=seed, questions=questions)
+    return believed if counts_silence else {**believed, "without_prover": left_out}
+
+
+def majority(
+    episodes: pa.Table, *, seed: int = 0, questions: Mapping[str, str] | None = None
+) -> dict[str, Any] | None:
+    """Metrics of a verifier that plays each problem several times and decides by their majority.
+
+    Self-consistency, after Wang et al., "Self-consistency improves chain of thought reasoning in
+    language models" (ICLR 2023): with as many plays as make its tokens those of a protocol, it is
+    what the protocol has to beat. Each problem counts once; as many acceptances as rejections are
+    no decision, and failed plays have none. None where no problem was played more than once.
+    `questions` are those of `evaluate`.
+    """
+    decided = majority_decisions(episodes)
+    if len(decided) == episodes.num_rows:
+        return None
+    problems = episodes["problem"].to_pylist()
+    first = {problem: place for place, problem in reversed([*enumerate(problems)])}
+    once = episodes.take(pa.array([first[problem] for problem in decided], pa.int64()))
+    finished, errors = ["finished"] * len(decided), [None] * len(decided)
+    verdicts = _replaced(once, decision=[*decided.values()], outcome=finished, error=errors)
+    return evaluate(verdicts, None, seed=seed, questions=questions)
+
+
+def majority_decisions(episodes: pa.Table) -> dict[str, int]:
+    """The decision that most plays of each problem ended with, in the order of first plays."""
+    plays: dict[str, list[int]] = {}
+    for row in episodes.select(["problem", "decision", "outcome"]).to_pylist():
+        decision = NO_DECISION if row["outcome"] == "failed" else row["decision"]
+        plays.setdefault(row["problem"], []).append(decision)
+    decided = {}
+    for problem, decisions in plays.items():
+        lead = decisions.count(ACCEPT) - decisions.count(REJECT)
+        decided[problem] = NO_DECISION if lead == 0 else ACCEPT if lead > 0 else REJECT
+    return decided
+
+
+def remarks(
+    test: Mapping[str, Any], rate_alone: float | None = None, hinted: Collection[str] = ()
+) -> list[str]:
+    """Say in sentences what is to be held against a test's accuracy; [] for nothing.
+
+    `test` has metrics as `evaluate` returns them, those of `believe_the_prover` under that name
+    where there are provers, and its `invalid_answers`, if any. `rate_alone` is
+    `Scenario.rate_alone` for a test without provers, else None; `hinted` are the agents whose
+    setting `retry_hint` is on. docs/statistics.md has the rules.
+    """
+    lines, interval = [], test.get("accuracy_ci95")
+    if rate_alone is not None and interval is not None and interval[0] > rate_alone:
+        lines.append(f"A{alone_words(test['accuracy'], interval, rate_alone)[1:]}")
+    if shows_checking(test) is False:
+        believed = test["believe_the_prover"]
+        words = left_out_words(believed)
+        lines.append(
+            f"A verifier that believes the prover would be right in "
+            f"{plain_percent(believed['accuracy'])}{f' ({words})' if words else ''}; this one, in "
+            f"{plain_percent(test['accuracy'])}, is not shown to be right more often. Its accuracy "
+            "does not show that it checks."
+        )
+    if (invalid := invalid_line(test)) is not None:
+        lines.append(f"{invalid[0].upper()}{invalid[1:]}.")
+    if (warning := invalid_warning(test, hinted)) is not None:
+        lines.append(f"Warning: {warning}")
+    return lines
+
+
+def believed_line(test: Mapping[str, Any]) -> str | None:
+    """Say what believing the prover would give in this test; None where nobody can be believed."""
+    believed = test.get("believe_the_prover") or {}
+    if believed.get("accuracy") is None:
+        return None
+    words = left_out_words(believed)
+    more = f" ({words})" if words else ""
+    return f"believing the prover would give {plain_percent(believed['accuracy'])}{more}"
+
+
+def left_out_words(believed: Mapping[str, Any]) -> str:
+    """Say how many episodes the metrics of `believe_the_prover` leave out; "" for none."""
+    count = believed.get("without_prover")
+    if count is None:  # an earlier version's, whose rollouts are gone
+        return "episodes in which no prover spoke counted as wrong"
+    if count == 0:
+        return ""
+    plural = "episode" if count == 1 else "episodes"
+    return f"{count:,} {plural} in which no prover spoke left out"
+
+
+def alone_words(accuracy: float, interval: Sequence[float], rate_alone: float) -> str:
+    """Say that a verifier without provers is right more often than it should be able to."""
+    return (
+        f"alone the verifier is right in {plain_percent(accuracy)} ({plain_interval(interval)}), "
+        f"more than the {plain_percent(rate_alone)} that checking what it can check gives: the "
+        "problems give the label away, or it can check more."
+    )
+
+
+def shows_checking(test: Mapping[str, Any]) -> bool | None:
+    """Return whether the verifier was right more often than one that believes the prover.
+
+    It was where the interval of its accuracy lies above that of the other. None where one of them
+    has no interval.
+    """
+    believed = (test.get("believe_the_prover") or {}).get("accuracy_ci95")
+    interval = test.get("accuracy_ci95")
+    if believed is None or interval is None:
+        return None
+    return bool(interval[0] > believed[1])
+
+
+def _replaced(episodes: pa.Table, **columns: list[Any]) -> pa.Table:
+    """Replace columns of the episodes, and what belongs to the verdicts that were real."""
+    rows = episodes.num_rows
+    replaced = {**columns, "decision_value": [None] * rows, "rewards": [[]] * rows}
+    for name, values in replaced.items():
+        field = episodes.schema.field(name)
+        index = episodes.schema.get_field_index(name)
+        episodes = episodes.set_column(index, field, pa.array(values, field.type))
+    return episodes
+
+
+def _spoken(generations: pa.Table, provers: Collection[str]) -> pa.Table:
+    """The valid messages of the `provers`, in the order of rounds."""
+    spoken = generations.select(["episode", "agent", "round", "attempt", "text", "invalid_reason"])
+    return spoken.filter(
+        pc.and_(
+            pc.is_in(spoken["agent"], value_set=pa.array(sorted(provers), pa.string())),
+            pc.is_null(spoken["invalid_reason"]),
+        )
+    ).sort_by([("round", "ascending"), ("attempt", "ascending")])
+
+
+def _decided(spoken: pa.Table, patterns: list[tuple[re.Pattern[str], int]]) -> dict[str, int]:
+    """By episode, the one decision that all claims there stand for."""
+    speakers = zip(spoken["episode"].to_pylist(), spoken["agent"].to_pylist(), strict=True)
+    # Later rows overwrite earlier ones: what remains is each prover's last message.
+    last = {speaker: row for row, speaker in enumerate(speakers)}
+    texts = spoken["text"].take(pa.array(list(last.values()), pa.int64())).to_pylist()
+    claimed: dict[str, set[int]] = {}
+    for (episode, _), text in zip(last, texts, strict=True):
+        claimed.setdefault(episode, set()).add(_claim(text, patterns))
+    certain = {episode: found - {NO_DECISION} for episode, found in claimed.items()}
+    return {episode: found.pop() for episode, found in certain.items() if len(found) == 1}
+
+
+def _compile(claims: Mapping[str, int]) -> list[tuple[re.Pattern[str], int]]:
+    patterns = []
+    for source, decision in claims.items():
+        if decision not in (REJECT, ACCEPT):
+            raise ValueError(f"the claim {source!r} stands for {decision!r}; it must be 0 or 1")
+        try:
+            patterns.append((re.compile(source, re.IGNORECASE), decision))
+        except re.error as error:
+            raise ValueError(f"the claim {source!r} is no regular expression: {error}") from error
+    return patterns
+
+
+def _claim(text: str, patterns: list[tuple[re.Pattern[str], int]]) -> int:
+    found = [
+        (match.end(), match.end() - match.start(), decision)
+        for pattern, decision in patterns
+        for match in pattern.finditer(text)
+    ]
+    return max(found)[2] if found else NO_DECISION
