@@ -37,6 +37,7 @@ from nip_lm_server.proof import Proof
 from nip_lm_server.serving.training_place import TrainingPlace
 from nip_lm_server.state.database import dump
 from nip_lm_server.state.disk import is_full
+from nip_lm_server.state.manifest import ModelManifest
 from nip_lm_server.state.models import AdapterError, NotProvedError
 from nip_lm_server.state.rows import JobRow, ModelRow
 from nip_lm_server.training.job import (
@@ -173,9 +174,9 @@ class JobRunner:
                 )
         raise AssertionError("PUBLISH_ATTEMPTS is at least 1")
 
-    def _succeed(self, row: JobRow, manifest: dict[str, Any], proof: Proof, swap_s: float) -> bool:
+    def _succeed(self, row: JobRow, manifest: ModelManifest, proof: Proof, swap_s: float) -> bool:
         """Enter the proved model and end the job. False if it was cancelled or paused meanwhile."""
-        id, training = row.id, manifest["training"]
+        id, training = row.id, manifest.training
         metrics = _join_steps(self._jobs.events.metrics(id), self._directory / id / METRICS_FILE)
         # Its id follows from the job's: after a kill between here and the transaction, the next
         # attempt finds this file and makes no second one.
@@ -210,7 +211,7 @@ class JobRunner:
 
     async def _train_and_commit(
         self, row: JobRow, place: TrainingPlace, turn: DeviceTurn
-    ) -> dict[str, Any]:
+    ) -> ModelManifest:
         """Train and commit; returns the manifest."""
         id, validation = row.id, row.validation_file
         parent = self._find_parent(row)
@@ -268,7 +269,7 @@ class JobRunner:
                 self._jobs.events.add(id, f"{told} stays asleep")
             return manifest
 
-    async def _commit(self, output: Path, digest: str, facts: dict[str, Any]) -> dict[str, Any]:
+    async def _commit(self, output: Path, digest: str, facts: dict[str, Any]) -> ModelManifest:
         commit = asyncio.ensure_future(
             asyncio.to_thread(self._models.commit, output, digest, facts)
         )

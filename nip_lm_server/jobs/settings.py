@@ -15,6 +15,7 @@ from nip_lm_server import wire
 from nip_lm_server.errors import ApiError, model_not_found
 from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.serving.training_place import TrainingPlace
+from nip_lm_server.state.manifest import ModelManifest
 from nip_lm_server.state.models import ModelStore
 from nip_lm_server.state.rows import ModelRow
 from nip_lm_server.wire import (
@@ -331,8 +332,8 @@ def _settle_shape(
 def _read_adapter_shape(row: ModelRow, models: ModelStore) -> dict[str, Any]:
     """The shape of an adapter as it was saved; where it is no LoRA file, as it was asked for."""
     manifest = models.manifest(row.digest)
-    shape: dict[str, Any] = {name: manifest["settings"][name] for name in _LORA}
-    shape["lora_rank"] = manifest.get("lora_rank") or shape["lora_rank"]
+    shape: dict[str, Any] = {name: manifest.settings[name] for name in _LORA}
+    shape["lora_rank"] = manifest.lora_rank or shape["lora_rank"]
     path = models.path(row.digest) / ADAPTER_CONFIG
     if path.exists():
         config = parse_json(path.read_text())
@@ -340,7 +341,7 @@ def _read_adapter_shape(row: ModelRow, models: ModelStore) -> dict[str, Any]:
     return shape
 
 
-def sum_ranks(plan_settings: EffectiveSettings, parent: Mapping[str, Any] | None) -> int | None:
+def sum_ranks(plan_settings: EffectiveSettings, parent: ModelManifest | None) -> int | None:
     """Return the rank of the job's new adapter, for its manifest; None for a base model.
 
     `parent` is the manifest of the adapter that is continued or stacked upon.
@@ -349,7 +350,7 @@ def sum_ranks(plan_settings: EffectiveSettings, parent: Mapping[str, Any] | None
         return None
     below = 0
     if plan_settings.start_from == "stack" and parent is not None:
-        below = parent.get("lora_rank") or parent["settings"]["lora_rank"]
+        below = parent.rank
     return plan_settings.lora_rank + below
 
 

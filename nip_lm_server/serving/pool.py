@@ -139,12 +139,12 @@ class EnginePool:
         # Every file is read again: the model may be older than this server, committed before a
         # kill.
         manifest = await asyncio.to_thread(self._models.verify, digest)
-        base = self.base(manifest["base_model"])
+        base = self.base(manifest.base_model)
         # One at a time in a slot: a new base model takes the engine away into which an adapter
         # would be loaded.
         async with base.slot.publishing:
             try:
-                if manifest.get("kind", "adapter") == "base":
+                if manifest.kind == "base":
                     return await self._publish_base(name, digest, base.slot)
                 if base.wanted != "running":
                     await self._activate(base)

@@ -48,7 +48,7 @@ class Bench:
         manifest = self.models.commit(output, digest, facts)
         proof = await self.pool.publish(name, digest)
         if kind == "base":
-            manifest = {**manifest, "base_model": base}
+            manifest = manifest.model_copy(update={"base_model": base})
         with self.database.transaction():
             self.database.insert(
                 "jobs",
