@@ -17,6 +17,7 @@ HOSTS = [
     ("https://openrouter.ai/api/v1", "openrouter"),
     ("https://generativelanguage.googleapis.com/v1beta/openai/", "gemini"),
     ("https://api.anthropic.com/v1/", "anthropic"),
+    ("https://api.together.xyz/v1", "together"),
     ("https://api.mistral.ai/v1", "mistral"),
 ]
 # By dialect, what an agent with a seed, a limit and an effort asks for.
@@ -24,6 +25,7 @@ BODIES = {
     "openai": {"max_completion_tokens": 9, "seed": 5, "reasoning_effort": "low", "n": 2},
     "self_hosted": {"max_tokens": 9, "seed": 5, "n": 2},
     "openrouter": {"max_tokens": 9, "seed": 5, "reasoning": {"effort": "low"}},
+    "together": {"max_tokens": 9, "seed": 5, "n": 2},
     "gemini": {"max_tokens": 9, "reasoning_effort": "low", "n": 2},
     "anthropic": {"max_tokens": 9},
     "mistral": {"max_tokens": 9, "random_seed": 5, "reasoning_effort": "low", "n": 2},
