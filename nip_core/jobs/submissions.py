@@ -23,6 +23,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from nip_core.concurrency import in_thread
 from nip_core.errors import JobError, LeaseError, NipError, SettingsError
 from nip_core.hashing import digest
@@ -30,7 +32,7 @@ from nip_core.jobs.document import read_job
 from nip_core.jobs.job import Backend, JobRecord, JobSpec, JobView
 from nip_core.jobs.ledger import Ledger
 from nip_core.run_store.lease import Lease, acquire
-from nip_core.run_store.run import RUN_NAME, RunStore
+from nip_core.run_store.run import RUN_NAME, RunStore, read_document
 from nip_core.run_store.store import open_store
 from nip_lm_server.client import ENDED_STATUSES, NipSettings
 
@@ -40,6 +42,15 @@ _TRIES = 20  # of changes that another process was faster with
 
 MakeSpec = Callable[[int], JobSpec]
 """The spec of the submission with a number; see `Submissions.spec`."""
+
+
+class RunIdDocument(BaseModel):
+    """``run_id.json``: the run id whose submissions lie here."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    format_version: int = FORMAT_VERSION
+    run_id: str
 
 
 class LiveSubmission(NipError, ValueError):
@@ -67,11 +78,12 @@ class Submissions:
         Raises SettingsError in the case that another run id has the same place.
         """
         run = RunStore(self._store, run_name(run_id))
-        stored = run.read_json_or_none(f"{run.root}/run_id.json")
-        if stored is not None and stored.get("run_id") != run_id:
+        stored = read_document(run, f"{run.root}/run_id.json", RunIdDocument)
+        # Two run ids may give one name of a run: they must not share its numbers.
+        if stored is not None and stored.run_id != run_id:
             raise SettingsError(
                 f"run_id {run_id!r}: its directory {run.root} in {self._store.url} belongs to "
-                f"{stored.get('run_id')!r}; use another run_id or another state directory"
+                f"{stored.run_id!r}; use another run_id or another state directory"
             )
         return run
 
@@ -255,9 +267,8 @@ class Submissions:
         """Hold the lease of the run id, once whoever holds it now is done."""
         # 1. Write down whose place this is; whoever was first has it.
         run = self.run(run_id)
-        run.write_json_once(
-            f"{run.root}/run_id.json", {"format_version": FORMAT_VERSION, "run_id": run_id}
-        )
+        document = RunIdDocument(format_version=FORMAT_VERSION, run_id=run_id)
+        run.write_json_once(f"{run.root}/run_id.json", document.model_dump())
         self.run(run_id)
         # 2. Wait for the lease, as long as its holder may bear with the back-end.
         give_up_s = time.monotonic() + self._patience_s + self._settle_s
