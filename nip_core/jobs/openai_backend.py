@@ -72,7 +72,7 @@ class _WireJob(BaseModel):
     metadata: dict[str, object] | None = None
 
     def effective(self) -> dict[str, JsonValue]:
-        """Gather the settings that the server says it trains with."""
+        """Gather the settings of the training, as the server tells them."""
         # Older words of the API first: where a server speaks both, the newer ones count.
         settings = dict(self.hyperparameters or {})
         method = self.method or {}
@@ -83,7 +83,7 @@ class _WireJob(BaseModel):
 
 
 class OpenAIBackend:
-    """A fine-tuning API that speaks OpenAI's protocol, as a `nip_core.jobs.job.Backend`."""
+    """A fine-tuning API with OpenAI's protocol, as a `nip_core.jobs.job.Backend`."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class OpenAIBackend:
         return await self._call(find())
 
     async def check_jobs(self) -> None:
-        """Ask for one job of any key: whether this one may list them at all."""
+        """Ask for one job of any key, to learn whether this key may list jobs at all."""
         await self._call(self._client.fine_tuning.jobs.list(limit=1))
 
     async def retrieve_job(self, job_id: str) -> JobView:
@@ -223,7 +223,7 @@ class OpenAIBackend:
         return await self._call(read())
 
     async def model(self, name: str) -> dict[str, Any]:
-        """A model as the server describes it, extensions (digest, proof) included."""
+        """Ask for the server's description of a model, extensions (digest, proof) included."""
         model = await self._call(self._client.models.retrieve(name))
         described: dict[str, Any] = redact_all(model.model_dump(mode="json"), self._key)
         return described
@@ -266,7 +266,7 @@ class OpenAIBackend:
         return redact(said, self._key)[:1000]
 
     def _view(self, job: Any) -> JobView:
-        """The client builds its objects without checking them; what is needed is checked here."""
+        """Read a job from the client's object, and check it: the client has checked nothing."""
         try:
             wire = _WireJob.model_validate(_finite(job.model_dump(mode="json")))
             return JobView(
@@ -291,7 +291,7 @@ class OpenAIBackend:
 async def open_backend(
     at: Endpoint, *, speaks_nip: bool, timeout_s: float = 120.0
 ) -> AsyncIterator[OpenAIBackend]:
-    """The back-end at an address, whose connections are closed at the end."""
+    """Open the back-end at an address; its connections are closed at the end."""
     backend = OpenAIBackend(at.base_url, at.api_key, speaks_nip=speaks_nip, timeout_s=timeout_s)
     try:
         yield backend
@@ -300,7 +300,7 @@ async def open_backend(
 
 
 def _finite(value: Any) -> Any:
-    """A JSON value with None for NaN and infinity, which servers send and no JSON document has."""
+    """Replace NaN and infinity by None: servers send them, JSON documents can't have them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, list):
@@ -311,7 +311,7 @@ def _finite(value: Any) -> Any:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait as the server asks, from either of its headers; a date is not used."""
+    """Read the seconds to wait from either header of the server; a date is not used."""
     for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             seconds = float(headers[name]) * unit_s

@@ -1,4 +1,4 @@
-"""Calls that our lm_server answers beside the API of OpenAI: its version, its engines.
+"""Calls to our lm_server beside the API of OpenAI: its version, its engines.
 
 LmServer          those of one server
 version_problem   why a version does not fit this one
@@ -32,7 +32,7 @@ class TemplateFacts(BaseModel):
 
 
 class EngineStatus(BaseModel):
-    """What an engine tells of itself; a server that is not ours tells nothing."""
+    """An engine's own facts. Only servers of ours tell them."""
 
     device: str | None = None
     max_lora_rank: int | None = None
@@ -69,7 +69,7 @@ class LmServer:
         self._timeout_s = timeout_s
 
     async def version(self) -> tuple[int, str | None]:
-        """The HTTP status of the server's answer, and its version; None: it says none.
+        """Ask for the server's version: HTTP status, and version (None: it says none).
 
         Raises ServerError where nobody answers.
         """
@@ -134,7 +134,7 @@ class LmServer:
 
 
 def version_problem(version: str | None) -> str | None:
-    """Tell why a server's version does not fit; None if it does."""
+    """Say why a server's version does not fit; None if it does."""
     if version is not None and compatible(version):
         return None
     return f"version {version}, this is {SERVER_VERSION}: use the same version on both sides"

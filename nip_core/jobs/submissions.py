@@ -1,4 +1,4 @@
-"""Numbered submissions under a run id, kept so that any process can go on with them.
+"""Numbered submissions under a run id. Any process can go on with them.
 
 Submissions       what was submitted under each run id; `submit`, `look`, `follow`, `cancel`
 LiveSubmission    the error of a submission while an earlier one is under way
@@ -73,7 +73,7 @@ class Submissions:
     # Reading ----------------------------------------------------------------------------------
 
     def run(self, run_id: str) -> RunStore:
-        """The place where the submissions of `run_id` lie.
+        """Give the place of the submissions of `run_id`.
 
         Raises SettingsError in the case that another run id has the same place.
         """
@@ -88,14 +88,14 @@ class Submissions:
         return run
 
     def record(self, run_id: str, number: int) -> JobRecord | None:
-        """Return the record of a submission, or None if there is none of this number."""
+        """Read the record of a submission; None if there is none of this number."""
         if not 0 <= number <= 9999:
             return None
         run = self.run(run_id)
         return read_job(run, run.job(number, self._group))
 
     def newest(self, run_id: str) -> tuple[int, JobRecord] | None:
-        """The last submission and its number, or None if there is none."""
+        """Find the last submission, with its number; None if there is none."""
         run = self.run(run_id)
         names = self._store.list(f"{run.root}/iterations")
         for number in sorted((int(name.rstrip("/")) for name in names), reverse=True):
@@ -105,7 +105,7 @@ class Submissions:
         return None
 
     def last_model(self, run_id: str, before: int) -> str | None:
-        """The model that the last successful submission before number `before` made."""
+        """Find the model of the last successful submission before number `before`."""
         for number in range(before - 1, -1, -1):
             record = self.record(run_id, number)
             if record is not None and record.succeeded:
@@ -126,7 +126,7 @@ class Submissions:
         nip: NipSettings,
         integrations: Sequence[Mapping[str, Any]] = (),
     ) -> JobSpec:
-        """The job of a submission."""
+        """Make the spec of a submission's job."""
         run = self.run(run_id).name
         return JobSpec(
             run=run,
@@ -169,7 +169,7 @@ class Submissions:
     async def look(
         self, run_id: str, number: int, backend: Backend
     ) -> tuple[JobRecord, JobView | None]:
-        """The record, brought up to date, and what the back-end says if the job goes on.
+        """Bring the record up to date; return it, with the back-end's view of a job still going on.
 
         Raises LookupError for a submission that is not on record, and what the back-end's calls
         raise.
@@ -215,7 +215,7 @@ class Submissions:
         raise JobError(f"{self._path(run_id, number)}: other processes keep changing it")
 
     async def cancel(self, run_id: str, number: int, backend: Backend) -> JobRecord:
-        """Ask the back-end to stop the job; the record, ended if no job came of it.
+        """Ask the back-end to stop the job; return the record, ended if no job came of it.
 
         A submission that was cut short is ended only when the back-end surely has no job of it.
         """
@@ -229,7 +229,7 @@ class Submissions:
     # Inside -----------------------------------------------------------------------------------
 
     def _number(self, run_id: str, make_spec: MakeSpec) -> int:
-        """The number under which to submit. Raises LiveSubmission."""
+        """Choose the number for the next submission. Raises LiveSubmission."""
         # 1. After an end the next number begins; of a refusal no job came.
         newest = self.newest(run_id)
         if newest is None:
@@ -264,7 +264,7 @@ class Submissions:
 
     @asynccontextmanager
     async def _submitting(self, run_id: str) -> AsyncIterator[Lease]:
-        """Hold the lease of the run id, once whoever holds it now is done."""
+        """Hold the lease of the run id, after waiting for its present holder."""
         # 1. Write down whose place this is; whoever was first has it.
         run = self.run(run_id)
         document = RunIdDocument(format_version=FORMAT_VERSION, run_id=run_id)
@@ -311,7 +311,7 @@ def _release(taking: "asyncio.Task[Lease]") -> None:
 
 
 def run_name(run_id: str) -> str:
-    """The run's name for a run id: itself where it can be, else letters of it and a hash."""
+    """Derive the run's name from a run id: the id itself where it can be one, else with a hash."""
     if RUN_NAME.fullmatch(run_id):
         return run_id
     letters = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")[:28].strip("-")
