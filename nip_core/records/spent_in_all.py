@@ -46,7 +46,7 @@ def _own_stages(records: Records, iteration: int) -> Iterator[Spent]:
     for group in record.jobs:
         job = read_job(run, run.job(iteration, group))
         stages += [f"train {group}"] if job is not None and job.run == run.name else []
-    yield from (of for stage, of in record.stages_spent.items() if stage in stages)
+    yield from (of for stage, of in record.spent.items() if stage in stages)
 
 
 def set_aside(records: Records) -> Spent:
@@ -73,7 +73,8 @@ def _below(run: RunStore, root: str, trees: frozenset[str]) -> Iterator[Spent]:
                 path = f"{root}/iterations/{name}/metrics-{split}.json"
                 yield tables.spent(split, run.read_json_or_none(path))
         for file in run.store.list(f"{root}/iterations/{name}/jobs"):
-            job = read_job(run, f"{root}/iterations/{name}/jobs/{file}")
+            path = f"{root}/iterations/{name}/jobs/{file}"
+            job = read_job(run, path)
             if job is not None and job.run == run.name:
                 # The dataset may have stayed where it was, if the job alone was done again.
                 places = (root, run.root)

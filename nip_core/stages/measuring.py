@@ -28,7 +28,7 @@ from nip_core.jobs.steps import read_step_figures
 from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
 from nip_core.records.intervals import combined, measure_baselines, measure_intervals
 from nip_core.records.transcript_files import CHECKSUM_SUFFIX, transcripts_path
-from nip_core.rollouts.labels import add_counts, label_counts
+from nip_core.rollouts.labels import add_counts
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import (
@@ -38,7 +38,7 @@ from nip_core.rollouts.tables import (
     shard_manifest,
     shards_of,
 )
-from nip_core.run_store.facts import ShardFacts, SplitFacts
+from nip_core.run_store.facts import LabelCounts, ShardFacts, SplitFacts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
@@ -229,7 +229,7 @@ def labels_of(store: Store, directory: str) -> dict[str, Any]:
     stage = read_manifest(store, directory)
     shards = [read_manifest(store, directory, shard_manifest(name)) for name in shards_of(stage)]
     made = [ShardFacts.from_manifest(shard).labels for shard in shards]
-    return reduce(add_counts, filter(None, made), label_counts([]))
+    return reduce(add_counts, filter(None, made), LabelCounts()).model_dump()
 
 
 def _digest_of_split(store: Store, directory: str) -> str:

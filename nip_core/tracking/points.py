@@ -11,12 +11,12 @@ the next: the first step of a group's second job follows the last of its first.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from pydantic import JsonValue
 
 from nip_core.jobs.document import read_job
 from nip_core.jobs.steps import read_step_figures
 from nip_core.records.iterations import IterationRecord, Records
-from nip_core.records.models import NOT_SCHEDULED
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore
 
@@ -58,8 +58,7 @@ def list_parts(record: IterationRecord) -> list[Part]:
     """
     parts = [split for split in _SPLITS if record.stored_metrics(split) is not None]
     for group, job in record.jobs.items():
-        is_due = job["status"] != NOT_SCHEDULED
-        if is_due and (job["outcome"] == "succeeded" or record.swap is not None):
+        if job.is_due and (job.outcome == "succeeded" or record.swap is not None):
             parts.append(f"{_JOB}{group}")
     return [*parts, *([_TIMES] if record.stage_s else [])]
 
@@ -103,7 +102,7 @@ def _read_job_rows(
     return rows, {**steps, group: before + max(told, default=0)}
 
 
-def _list_numbers(values: Mapping[str, Any], place: str) -> Iterator[tuple[str, float]]:
+def _list_numbers(values: Mapping[str, JsonValue], place: str) -> Iterator[tuple[str, float]]:
     """The numbers in a document, by path; of intervals those of the figures that are told most."""
     for name, value in values.items():
         if isinstance(value, bool) or name in _BREAKDOWNS:
@@ -113,8 +112,9 @@ def _list_numbers(values: Mapping[str, Any], place: str) -> Iterator[tuple[str, 
         elif isinstance(value, Mapping):
             yield from _list_numbers(value, f"{place}/{name}")
         elif name.removesuffix("_ci95") in _WITH_INTERVAL and isinstance(value, list | tuple):
-            low, high = value
-            yield from ((f"{place}/{name}/low", float(low)), (f"{place}/{name}/high", float(high)))
+            for end, bound in zip(("low", "high"), value, strict=True):
+                if isinstance(bound, int | float):
+                    yield f"{place}/{name}/{end}", float(bound)
 
 
 Spans = dict[Part, list[list[int]]]

@@ -89,10 +89,10 @@ def test_what_is_over_is_not_read_again(run, asked):
 def test_what_was_read_before_an_iteration_was_over_is_read_again(run):
     document(run, run.job(LAST, "verifier"), JOB | {"outcome": None, "status": "running"})
     records = Records(run)
-    assert records.of(LAST).jobs["verifier"]["status"] == "running"
+    assert records.of(LAST).jobs["verifier"].status == "running"
     add_iteration(run, LAST)
     assert records.of(LAST).swap is None  # until it looks again
-    assert records.look_again().of(LAST).jobs["verifier"]["status"] == "succeeded"
+    assert records.look_again().of(LAST).jobs["verifier"].status == "succeeded"
 
 
 def test_a_block_says_what_the_documents_say(run, asked):
