@@ -75,6 +75,8 @@ def test_a_provider_is_named_in_two_files_of_code_at_most():
     code = [p for house in ("nip_core", "flows", "tasks") for p in (ROOT / house).rglob("*.py")]
     for name in set(REMOTE) - {"OpenAI"}:  # whose protocol all speak
         # In quotes or as its variables and hosts are spelt, as "together" is a word.
-        spelt = re.compile(rf"[\"'`]{name}[\"'`]|{name.upper()}_(API|BASE)|{name.lower()}\.(ai|xyz)")
+        spelt = re.compile(
+            rf"[\"'`]{name}[\"'`]|{name.upper()}_(API|BASE)|{name.lower()}\.(ai|xyz)"
+        )
         found = [p for p in code if spelt.search(p.read_text("utf-8"))]
         assert len(found) <= 2, found
