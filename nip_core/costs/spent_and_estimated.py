@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from nip_core.costs.estimate import Estimate
-from nip_core.parameters.stored import priced
+from nip_core.parameters.stored import read_costing_settings
 from nip_core.records.iterations import Records, document
 from nip_core.records.shapes import AMOUNTS, checked
 from nip_core.records.spent_in_all import spent_so_far
@@ -47,7 +47,7 @@ def costs_of(records: Records) -> dict[str, dict[str, float | None]]:
 
     Raises CorruptionError for what can't be read.
     """
-    parameters = priced(records.shown.record.parameters)
+    parameters = read_costing_settings(records.shown.record.parameters)
     spent, budget = spent_so_far(records), parameters.budget
     path = f"{records.run.root}/{ESTIMATE}"
     amounts = {k: v for k, v in (document(records.run, path) or {}).items() if k in _ESTIMATED}

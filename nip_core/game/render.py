@@ -11,14 +11,14 @@ from typing import Any
 from nip_core.game.chat_format import format_chat
 from nip_core.game.decisions import InvalidResponse
 from nip_core.game.parsing import AnswerForm
-from nip_core.game.reasons import Kind, kind_of
+from nip_core.game.reasons import Kind, sort_reason
 from nip_core.game.retry_hints import hint
 from nip_core.game.rules import Rules
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move, Protocol, RoundResult, TokenChoice, Turn, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
 from nip_core.scenarios import Problem, Scenario, make_scenario
-from nip_core.scenarios.checked import drawn, text_of
+from nip_core.scenarios.checked import call_for_text, draw_columns
 from nip_core.scenarios.prompts import SystemPrompts
 
 ChatMessage = dict[str, str]
@@ -114,7 +114,7 @@ class Game:
                     if channel in turn.move.messages:
                         content = turn.move.messages[channel]
                         if reads_otherwise and self.protocol.is_prover(turn.agent):
-                            content = text_of(self.scenario, "as_read", content, texts)
+                            content = call_for_text(self.scenario, "as_read", content, texts)
                         message = {"role": "user", "content": content}
                         name = names[turn.agent]
                         if name is not None:
@@ -142,7 +142,7 @@ class Game:
 
     def drawn(self, situation: Situation) -> Mapping[str, str]:
         """The columns that the scenario draws for the episode."""
-        return drawn(self.scenario, _given(situation), situation.seed)
+        return draw_columns(self.scenario, _given(situation), situation.seed)
 
     def wrong(self, generation: Mapping[str, Any]) -> Kind | None:
         """Say what was wrong with a generation row, as its agent is told when it is asked again.
@@ -154,7 +154,7 @@ class Game:
         settings = self.parameters.model_agents.get(agent)
         if reason is None or settings is None or not settings.retry_hint:
             return None
-        return kind_of(reason, generation["finish_reason"], generation["text"])
+        return sort_reason(reason, generation["finish_reason"], generation["text"])
 
     def wrong_before(
         self, generations: Iterable[Mapping[str, Any]]

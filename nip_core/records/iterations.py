@@ -28,7 +28,7 @@ from nip_core.evaluation.metrics import paired_difference
 from nip_core.jobs.document import billed_tokens
 from nip_core.jobs.steps import by_step
 from nip_core.parameters.providers import dummy_name
-from nip_core.parameters.stored import with_defaults
+from nip_core.parameters.stored import complete_settings
 from nip_core.parameters.tested_iterations import scheme_tests
 from nip_core.records.intervals import shown_metrics, split_by_of
 from nip_core.records.models import NOT_SCHEDULED
@@ -87,7 +87,7 @@ def open_shown(run: RunStore) -> RunShown:
     """The run's record and settings. Raises CorruptionError where they make no sense."""
     try:
         record = run.open()
-        settings = with_defaults(record.parameters)
+        settings = complete_settings(record.parameters)
         first_models: dict[str, str] = {}
         for name, agent in settings["agents"].items():
             if not agent.get("is_random"):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.opponents import opponents_of
+from nip_core.parameters.opponents import list_opponents
 from nip_core.rollouts.league import earlier_models
 
 NOT_SCHEDULED = "not scheduled"
@@ -57,7 +57,7 @@ def opponents_on_record(
     """The same as names; `played` are those of all models by group, up to the iteration itself."""
     group_of = map_agents_to_groups(parameters)
     opponents = {}
-    for agent in opponents_of(parameters):
+    for agent in list_opponents(parameters):
         *before, now = [names[group_of[agent]] for names in played]
         opponents[agent] = earlier_models(before, now, parameters.opponents.last)
     return {agent: models for agent, models in opponents.items() if models}

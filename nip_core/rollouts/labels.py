@@ -18,7 +18,7 @@ from nip_core.game.render import Game
 from nip_core.protocols import Move, Turn
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.scenarios import NO_LABEL, Problem
-from nip_core.scenarios.checked import label_of, written
+from nip_core.scenarios.checked import find_solution, label_solution
 
 LabelRow = dict[str, Any]
 NO_ANSWER = "no answer"
@@ -46,7 +46,7 @@ def objection(game: Game, problem: Problem, agent: str) -> Callable[[Move], str 
 
     def reason(move: Move) -> str | None:
         try:
-            written(game.scenario, _message(move), problem.texts)
+            find_solution(game.scenario, _message(move), problem.texts)
         except SettingsError:
             raise
         except ValueError as error:
@@ -68,7 +68,7 @@ async def with_solution(
     if not turns or key is None:
         return replace(spec, problem=replace(problem, y=0, mutation=NO_ANSWER))
     try:
-        solution = written(scenario, _message(turns[-1].move), problem.texts)
+        solution = find_solution(scenario, _message(turns[-1].move), problem.texts)
     except SettingsError:
         raise
     except ValueError as error:
@@ -79,7 +79,7 @@ async def with_solution(
         ) from None
     row = context.labels.get(key)
     if row is None:
-        label = await label_of(scenario, {**problem.texts, "solution": solution})
+        label = await label_solution(scenario, {**problem.texts, "solution": solution})
         row = {"key": key, "y": label.y, "mutation": label.mutation, "seconds": label.seconds}
         await context.log.append({"label": row})
         context.labels[key] = row

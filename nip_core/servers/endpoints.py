@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
-from nip_core.parameters.addresses import plain_address
+from nip_core.parameters.addresses import check_plain_address
 from nip_core.parameters.checks import uses_own_server
 from nip_core.redaction import read_key
 from nip_core.rollouts.chat_client import Endpoint
@@ -102,7 +102,7 @@ def _addresses(
     variable, default = _ADDRESSES[agent.model_provider]
     url = (environment.get(variable) or default).rstrip("/")
     try:
-        plain_address(url)
+        check_plain_address(url)
     except ValueError as error:
         raise SettingsError(f"environment variable {variable}: {error}") from None
     return url, url

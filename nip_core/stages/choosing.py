@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.prices import training_usd
+from nip_core.parameters.prices import price_training
 from nip_core.rollouts.plan import TRAIN
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.facts import DatasetFacts, SplitFacts
@@ -27,7 +27,7 @@ def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any
     They come from the sides of those of its agents that are trained in this iteration. Returns
     ``method``, ``agents``, ``examples`` (all rows), ``validation_examples`` of them, ``digest``,
     ``episodes`` chosen from, ``counts`` of what was left out, ``tokens`` that are trained on once
-    in each epoch (None: not all are known), ``training_usd`` (None: no price, or no tokens known)
+    in each epoch (None: not all are known), ``price_training`` (None: no price, or no tokens known)
     and, with a curriculum, its state.
     """
     parameters, run, store = session.parameters, session.run, session.run.store
@@ -101,7 +101,7 @@ def _cost(parameters: HyperParameters, group: str, dataset: Dataset) -> dict[str
     known = None if None in trained else sum(trained)
     agent = parameters.group_parameters(group)
     epochs = agent.num_epochs or parameters.rl.num_epochs
-    usd = None if known is None else training_usd(parameters, group, epochs * known)
+    usd = None if known is None else price_training(parameters, group, epochs * known)
     return {
         "validation_examples": len(tokens) - len(trained),
         "tokens": known,

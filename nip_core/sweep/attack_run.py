@@ -11,8 +11,8 @@ from typing import Any
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.parameters.attack import SNEAKY, TEMPERATURE
-from nip_core.parameters.checks import attackers
-from nip_core.parameters.stored import from_stored, with_defaults
+from nip_core.parameters.checks import find_attackers
+from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.run_store.run import RUN_NAME, RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store, is_missing, open_store
 from nip_core.session.origin import check_attacked
@@ -131,7 +131,7 @@ def _training(stored: Mapping[str, Any], steps: int, every: int) -> dict[str, An
         **dict.fromkeys(("temperature", "top_p", "repetition_penalty")),
     }
     agents = _agents(stored, trained)
-    attacking = attackers(from_stored(stored))
+    attacking = find_attackers(read_settings(stored))
     apart = {_group(agents, n) for n in agents if n not in attacking}
     for name in attacking:
         if _group(agents, name) in apart:
@@ -148,7 +148,7 @@ def _training(stored: Mapping[str, Any], steps: int, every: int) -> dict[str, An
 
 def _agents(stored: Mapping[str, Any], attacker: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The settings of the agents of the attacked run as they play here, by name."""
-    attacking = attackers(from_stored(stored))
+    attacking = find_attackers(read_settings(stored))
     frozen = {
         "freeze_agent": True,
         "load_checkpoint_and_parameters": False,
@@ -184,7 +184,7 @@ def _store(run_store: str) -> Store:
 
 def _stored(source: RunStore) -> dict[str, Any]:
     try:
-        return with_defaults(source.open().parameters)
+        return complete_settings(source.open().parameters)
     except MissingFileError:
         there = ", ".join(list_runs(source.store)) or "none"
         raise SettingsError(
