@@ -103,12 +103,12 @@ def build(
 ) -> None:
     """Make a dataset of SOURCE: right solutions, and variants that their tests prove wrong."""
     from nip_core.problems import build_problems as stage
-    from nip_core.problems.asked_model import ModelOptions
+    from nip_core.problems.asked_model import AskedModelOptions
     from nip_core.problems.written_bugs import STYLES
 
     def asked(name: str | None, usd: tuple[float, float] | None, heat: float | None) -> Any:
         more = tuple(overrides or ())
-        return name and ModelOptions(name, provider, base_url, heat, max_tokens, usd, more)
+        return name and AskedModelOptions(name, provider, base_url, heat, max_tokens, usd, more)
 
     options = stage.BuildOptions(
         out=out,

@@ -327,7 +327,7 @@ class PureTextAgentParameters(AgentParameters):
             for key, value in type(self)._modernised(config).items()
             if key in type(self).model_fields and key not in self.LOAD_PRESERVED_PARAMETERS
         }
-        written = laid_over(self.to_dict(), taken)
+        written = lay_over(self.to_dict(), taken)
         if not taken.keys().isdisjoint(_ADDRESS_DEFAULTS):
             plain: Plain = [] if "_type" in config else [*(taken.keys() & _ADDRESS_DEFAULTS.keys())]
             written[SET_ADDRESSES] = config.get(SET_ADDRESSES, plain)
@@ -398,7 +398,7 @@ def _kind(values: Any) -> str:
     return "random" if isinstance(values, RandomAgentParameters) else "model"
 
 
-def laid_over(default: PlainMapping, own: PlainMapping) -> PlainDict:
+def lay_over(default: PlainMapping, own: PlainMapping) -> PlainDict:
     """`own` settings with `default` underneath; who sets one of two alternatives sets both."""
     replaced = {name for pair in ALTERNATIVES if not pair.isdisjoint(own) for name in pair}
     return {**{key: value for key, value in default.items() if key not in replaced}, **own}

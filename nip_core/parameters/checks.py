@@ -1,16 +1,16 @@
 """Checks of agents that need more than one agent's settings. Each raises ValueError.
 
-check_groups     agents that share a model agree on what concerns it
-check_agents     the settings of one agent fit together and to the rest
-check_schedules  agents that alternate do so in step
-check_log_probs  who is compared by log-probabilities has some
-check_attack     an attack attacks another run, with provers that have a model
-check_training   the trainer can train who is to be trained, as it is set up
-check_budget     a cap in dollars has all prices that it needs
+check_groups         agents that share a model agree on what concerns it
+check_agents         the settings of one agent fit together and to the rest
+check_schedules      agents that alternate do so in step
+check_log_probs      who is compared by log-probabilities has some
+check_attack         an attack attacks another run, with provers that have a model
+check_training       the trainer can train who is to be trained, as it is set up
+check_budget_prices  a cap in dollars has all prices that it needs
 
 And what several of them, and those who start servers, ask of agents:
 
-attackers        the provers that attack
+find_attackers   the provers that attack
 uses_own_server  whether its model is served by the server that the run starts
 is_deterministic whether it is answered by the deterministic engine
 """
@@ -18,8 +18,8 @@ is_deterministic whether it is answered by the deterministic engine
 from typing import TYPE_CHECKING
 
 from nip_core.parameters.agents import OWN_DPO_SETTINGS, PureTextAgentParameters
-from nip_core.parameters.dialects import check_dialect, dialect_of
-from nip_core.parameters.prices import missing_prices, price_lines
+from nip_core.parameters.dialects import check_dialect, find_dialect
+from nip_core.parameters.prices import find_missing_prices, write_price_lines
 from nip_core.parameters.provider_table import PROVIDERS
 from nip_core.parameters.update_schedule import AlternatingPeriodicUpdateSchedule
 from nip_core.protocols import ACCEPT, make_protocol
@@ -124,7 +124,7 @@ def check_log_probs(parameters: "HyperParameters") -> None:
                 f"zk_protocol.similarity: agents.{name} plays with the deterministic engine, which "
                 "gives no log-probabilities; use text, or a model"
             )
-        if not dialect_of(agent).takes_logprobs:
+        if not find_dialect(agent).takes_logprobs:
             raise ValueError(
                 f"zk_protocol.similarity: the API of agents.{name} gives no log-probabilities; use "
                 "text"
@@ -192,7 +192,7 @@ def check_attack(parameters: "HyperParameters") -> None:
             f"attack.run: protocol {protocol.name!r} has no prover that could attack the verifier; "
             "attack a run of a protocol that has one"
         )
-    if not attackers(parameters):
+    if not find_attackers(parameters):
         raise ValueError(
             f"attack.run: protocol {protocol.name!r} has no prover with a model that argues for "
             "acceptance"
@@ -210,18 +210,19 @@ def check_attack(parameters: "HyperParameters") -> None:
         )
 
 
-def check_budget(parameters: "HyperParameters") -> None:
+def check_budget_prices(parameters: "HyperParameters") -> None:
     """Refuse a cap in dollars where a paid model has no price."""
-    missing = missing_prices(parameters) if parameters.budget.usd is not None else ()
+    missing = find_missing_prices(parameters) if parameters.budget.usd is not None else ()
     if missing:
+        prices = ", ".join(line.strip() for line in write_price_lines(parameters))
         raise ValueError(
             f"budget.usd: what {', '.join(missing)} costs is not known; add, with US dollars per "
-            f"million tokens, prices: {{{', '.join(map(str.strip, price_lines(parameters)))}}}, or "
+            f"million tokens, prices: {{{prices}}}, or "
             "cap tokens with budget.tokens"
         )
 
 
-def attackers(parameters: "HyperParameters") -> tuple[str, ...]:
+def find_attackers(parameters: "HyperParameters") -> tuple[str, ...]:
     """List the provers an attack chooses messages for: with a model, and arguing for acceptance."""
     protocol = make_protocol(parameters)
     return tuple(

@@ -1,8 +1,8 @@
 """What APIs that speak OpenAI's protocol take otherwise than each other: a table of data.
 
-Dialect      a row of it
-DIALECTS     the table, by the names that the setting `api_dialect` takes
-dialect_of   the row of an agent
+Dialect       a row of it
+DIALECTS      the table, by the names that the setting `api_dialect` takes
+find_dialect  the row of an agent
 
 Sources, read in November 2026: the pages of all of them on chat completions and on compatibility
 with OpenAI; for what is refused although no page says it, reports of the very answer: Gemini and
@@ -106,14 +106,14 @@ def dialect_name(agent: "PureTextAgentParameters") -> str:
     return PROVIDERS[agent.model_provider].dialect
 
 
-def dialect_of(agent: "PureTextAgentParameters") -> Dialect:
+def find_dialect(agent: "PureTextAgentParameters") -> Dialect:
     """The row of an agent."""
     return DIALECTS[dialect_name(agent)]
 
 
 def check_dialect(place: str, agent: "PureTextAgentParameters") -> None:
     """Raise ValueError for a setting the agent's API would refuse, or drop without a word."""
-    name, dialect = dialect_name(agent), dialect_of(agent)
+    name, dialect = dialect_name(agent), find_dialect(agent)
     if agent.reasoning_effort is not None and dialect.effort is None:
         instead = (
             "set lm_server.options.chat_template_kwargs to what the model's template knows"

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
-from nip_core.parameters.addresses import plain_address
+from nip_core.parameters.addresses import check_plain_address
 from nip_core.parameters.checks import uses_own_server
 from nip_core.parameters.provider_table import PROVIDERS
 from nip_core.redaction import read_key
@@ -100,7 +100,7 @@ def _addresses(
     assert variable is not None and provider.address is not None  # all but SelfHosted have both
     url = (environment.get(variable) or provider.address).rstrip("/")
     try:
-        plain_address(url)
+        check_plain_address(url)
     except ValueError as error:
         raise SettingsError(f"environment variable {variable}: {error}") from None
     return url, url

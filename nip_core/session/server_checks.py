@@ -30,7 +30,7 @@ from nip_core.proxies import proxy_for
 from nip_core.records.left_out import Facts
 from nip_core.redaction import redact, show_address
 from nip_core.scenarios import Problem, Scenario
-from nip_core.scenarios.checked import drawn
+from nip_core.scenarios.checked import draw_columns
 from nip_core.servers.endpoints import Endpoints
 from nip_core.session.session import Session
 from nip_lm_server.client import parse_json
@@ -114,7 +114,7 @@ async def check_prompts(session: Session) -> dict[str, Facts]:
 
 
 def _size(problem: Problem, scenario: Scenario) -> int:
-    texts = {**problem.texts, **drawn(scenario, problem.texts, 0)}
+    texts = {**problem.texts, **draw_columns(scenario, problem.texts, 0)}
     return sum(len(text.encode()) for text in texts.values())
 
 
