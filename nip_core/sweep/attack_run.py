@@ -135,7 +135,7 @@ class _Attacked:
     @cached_property
     def attackers(self) -> tuple[str, ...]:
         """Return the provers with a choice of what they say."""
-        return attackers(from_stored(self.stored))
+        return find_attackers(read_settings(self.stored))
 
     def change_to_choose(self) -> PlainDict:
         """Return the settings of an attack by choice: it trains nobody."""
