@@ -95,9 +95,9 @@ def sweep(
         store, planned, results, None if out is None else open_store(str(out), setting="--out")
     )
     if as_json:
-        print_json(results)
+        print_json(results.as_json())
     else:
-        lines = "".join(f"{line}\n" for line in baseline_lines(results["baselines"]))
+        lines = "".join(f"{line}\n" for line in baseline_lines(results.baselines))
         say(f"\n{arms_table(results)}\n{lines}{place}")
     if status:
         raise typer.Exit(status)
@@ -115,14 +115,14 @@ def declare(
     read = read_plan(plan, tuple(overrides or ()))
     declaration, is_new = declare(open_store(read.sweep.run_store), read)
     if as_json:
-        print_json(declaration)
+        print_json(declaration.as_json())
         return
-    for hypothesis in declaration["plan"]["hypotheses"]:
-        primary = "primary: " if hypothesis["primary"] else ""
-        say(f"{primary}{hypothesis['says']} ({hypothesis['figure']}, {hypothesis['expected']})")
-    say(f"{len(declaration['plan']['runs'])} runs; nothing was started")
-    how = "declared" if is_new else f"was declared at {declaration['declared_at']}"
-    say(f"{how}: {declaration['sha256']}")
+    for hypothesis in declaration.plan.hypotheses:
+        primary = "primary: " if hypothesis.primary else ""
+        say(f"{primary}{hypothesis.says} ({hypothesis.figure}, {hypothesis.expected})")
+    say(f"{len(declaration.plan.runs)} runs; nothing was started")
+    how = "declared" if is_new else f"was declared at {declaration.declared_at}"
+    say(f"{how}: {declaration.sha256}")
 
 
 def _check_begun(store: Any, planned: Any) -> None:

@@ -27,6 +27,7 @@ from inspect_ai.model import (
 )
 from inspect_ai.util import span
 
+from nip_core.game.answer_rows import RecordedToken, TokenLogprob
 from nip_core.rollouts.chat_client import (
     ChatAnswer,
     ContextLengthError,
@@ -127,11 +128,11 @@ def _thoughts(message: ChatMessageAssistant) -> str | None:
     return "\n".join(text for text in texts if text) or None
 
 
-def _tokens(logprobs: Logprobs | None) -> list[dict[str, Any]] | None:
+def _tokens(logprobs: Logprobs | None) -> list[RecordedToken] | None:
     if logprobs is None:
         return None
 
-    def one(entry: Any) -> dict[str, Any]:
+    def one(entry: Any) -> TokenLogprob:
         if not entry.logprob < math.inf:
             raise RequestRefusedError(f"a log-probability of {entry.logprob}")
         return {"token": entry.token, "logprob": entry.logprob}

@@ -23,6 +23,7 @@ from nip_core.rollouts.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.episode import ShardContext, play_episode
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import EpisodeSpec, episode_spec
+from nip_core.rollouts.rows import stored_row
 from nip_verifiers.scoring import record
 from nip_verifiers.seats import SeatCalls
 from nip_verifiers.taskset import EpisodeData, EpisodeTask, GameConfig
@@ -215,9 +216,17 @@ class ProtocolEnv(vf.Env[ProtocolConfig]):
             except NipError as error:
                 raise vf.EnvError(str(error)) from None
         # 3. What came of it, in the trace of each.
+        stored = stored_row(row)
         for name, seat in seats.items():
             rows = log.rows(name)
-            record(seat.trace, name, self._group_of[name], row, rows, calls.nodes.get(name, ()))
+            record(
+                seat.trace,
+                name,
+                self._group_of[name],
+                stored,
+                rows,
+                calls.nodes.get(name, ()),
+            )
 
     def _spec(self, data: EpisodeData) -> EpisodeSpec:
         """Specify a task's episode: the one of `nip play`, seeds included."""
