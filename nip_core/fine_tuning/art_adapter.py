@@ -145,6 +145,7 @@ class ARTTrainerAdapter(TrainerAdapter):
             raise StageError("submit: no model is registered; await initialize(run_config) first")
         trajectories = as_ours(TrajectoryCollection, trajectories)
         options = self.adapter_config.options()
+        # Two submissions at once would both find no job under way, and train two steps.
         async with self._submitting:
             # 1. Refuse what can't be trained on before anything is on record.
             groups = await self._construct_trajectory_groups(trajectories.trajectories)

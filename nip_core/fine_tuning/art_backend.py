@@ -110,11 +110,13 @@ class LmServerBackend:
         self._client = AsyncOpenAI(
             base_url=self._address,
             api_key=key,
+            # Trying again is the ledger's, which looks first whether the job was created.
             max_retries=0,
             timeout=120.0,
             http_client=http_client(self._address),
         )
         self._server = OpenAIBackend(self._address, key, speaks_nip=True, client=self._client)
+        # An lm_server lists a job as soon as it has created it, so there is nothing to wait for.
         self._submissions = Submissions(self._state_dir, _GROUP, settle_s=0.0)
         self._records = StepRecords(self._state_dir)
         self._wait_at_register = wait_at_register

@@ -158,7 +158,7 @@ class StepRecords:
         stored, etag = self._load(before.project, before.name)
         path = _path(before.project, before.name)
         after = before.model_copy(update={"steps": steps})
-        if stored == after:
+        if stored == after:  # another process waited for the same job, and has counted its step
             return after
         if stored != before or not self._documents.put(path, after, etag):
             raise JobError(

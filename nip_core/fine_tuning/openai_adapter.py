@@ -202,6 +202,8 @@ class OpenAITrainerAdapter(TrainerAdapter):
     # Inside -----------------------------------------------------------------------------------
 
     def _backend(self) -> AbstractAsyncContextManager[OpenAIBackend]:
+        # Connections belong to the event loop that opened them, and an adapter may be called from
+        # one loop after another: each call opens its own.
         at = Endpoint(self.config.url, self.config.key())
         return open_backend(at, speaks_nip=bool(self._nip))
 
