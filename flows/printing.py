@@ -253,7 +253,7 @@ def _jobs_cell(statuses: dict[str, str], width: int) -> str:
     return ", ".join(f"{group} {status}" for group, status in statuses.items()) or "-"
 
 
-def _untrained(iterations: list[dict[str, Any]]) -> "Iterator[str]":
+def _tell_untrained(iterations: list[dict[str, Any]]) -> "Iterator[str]":
     """Say the reasons of jobs without a model, equal ones in one line."""
     by_job: dict[tuple[str, str], dict[int, str]] = {}
     for entry in iterations:
@@ -409,7 +409,7 @@ def show_run(result: dict[str, Any]) -> None:
     for entry in result["iterations"]:
         if entry.get("promotion"):
             say(f"iteration {entry['iteration']}: new models {gate_line(entry['promotion'])}")
-    for line in _untrained(result["iterations"]):
+    for line in _tell_untrained(result["iterations"]):
         say(line)
     if result.get("report"):
         # Not through the console: a path must not be wrapped.
