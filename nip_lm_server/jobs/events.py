@@ -3,8 +3,8 @@
 JobEvents.add            append an event
 JobEvents.add_new        ... unless it is the newest already
 JobEvents.add_training   append what a trainer reported; progress becomes events of type `metrics`
-JobEvents.page           what the events endpoint shows
-JobEvents.metrics        the progress by step
+JobEvents.list_page      what the events endpoint shows
+JobEvents.read_metrics   the progress by step
 step_data                what a trainer reported of a step, as it is told
 JobEvents.log            one JSON line in ``<job>/log.jsonl``, for whoever runs the server
 """
@@ -85,7 +85,7 @@ class JobEvents:
 
     def add_new(self, id: str, message: str, *, level: str = "info") -> None:
         """`add`, unless the newest event says this already."""
-        newest = self._database.one(
+        newest = self._database.fetch_one(
             "SELECT message FROM events WHERE job_id = ? ORDER BY seq DESC LIMIT 1", id
         )
         if newest is None or newest["message"] != message:
@@ -135,17 +135,17 @@ class JobEvents:
             return None
         return round((now - first_at) / (step - first_step) * (total - step), 1)
 
-    def page(self, id: str, *, limit: int, after: str | None) -> dict[str, Any]:
+    def list_page(self, id: str, *, limit: int, after: str | None) -> dict[str, Any]:
         """One page of a job's events, newest first. Raises ApiError 404 for an unknown `after`."""
         before = None
         if after is not None:
-            last = self._database.one(
+            last = self._database.fetch_one(
                 "SELECT seq FROM events WHERE id = ? AND job_id = ?", after, id
             )
             if last is None:
                 raise not_found("event", after, "after")
             before = last["seq"]
-        rows = self._database.all(
+        rows = self._database.fetch_all(
             "SELECT * FROM events WHERE job_id = ? AND (? IS NULL OR seq < ?) "
             "ORDER BY seq DESC LIMIT ?",
             id,
@@ -167,11 +167,11 @@ class JobEvents:
         ]
         return wire.list_object(data, len(rows) > limit)
 
-    def metrics(self, id: str) -> list[dict[str, Any]]:
+    def read_metrics(self, id: str) -> list[dict[str, Any]]:
         """Return the reported figures by step. Steps may be missing; of a step in several attempts,
         the last counts.
         """
-        rows = self._database.all(
+        rows = self._database.fetch_all(
             "SELECT data FROM events WHERE job_id = ? AND type = 'metrics' ORDER BY seq", id
         )
         by_step = {data["step"]: data for data in (load(row["data"]) for row in rows)}

@@ -177,7 +177,9 @@ class JobRunner:
     def _succeed(self, row: JobRow, manifest: ModelManifest, proof: Proof, swap_s: float) -> bool:
         """Enter the proved model and end the job. False if it was cancelled or paused meanwhile."""
         id, training = row.id, manifest.training
-        metrics = _join_steps(self._jobs.events.metrics(id), self._directory / id / METRICS_FILE)
+        metrics = _join_steps(
+            self._jobs.events.read_metrics(id), self._directory / id / METRICS_FILE
+        )
         # Its id follows from the job's: after a kill between here and the transaction, the next
         # attempt finds this file and makes no second one.
         result_file = self._jobs.files.store_result(
