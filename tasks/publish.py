@@ -35,7 +35,7 @@ _ROWS = 60  # of iterations in a table; of a longer run some are left out
 
 
 async def publish_artifacts(session: Session, after: str, samples: bool) -> None:
-    """Write the artifacts of everything that is committed so far.
+    """Write the artifacts of all committed data.
 
     The `samples` are read from whole splits, and left out where nothing was played since they were
     published.
@@ -92,7 +92,7 @@ def _state(session: Session, after: str) -> str:
 
 
 def learning_curve_markdown(rows: list[tuple[int, dict[str, Any]]]) -> str:
-    """Accuracy by iteration as bars of text, which every version of the UI can show."""
+    """Draw accuracy by iteration as bars of text; every version of the UI shows those."""
     lines = ["Accuracy on test problems, with 95 % intervals", "", "```text"]
     for iteration, metrics in rows:
         accuracy, interval = metrics.get("accuracy"), metrics.get("accuracy_ci95")

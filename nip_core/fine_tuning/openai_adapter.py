@@ -257,14 +257,14 @@ class OpenAITrainerAdapter(TrainerAdapter):
                 raise UnhealthyError(str(problem))
         config = self.config
         settings = config.settings()
-        own = sorted(settings.nip.model_fields_set)
+        nip_settings = sorted(settings.nip.model_fields_set)
         wrong = None
         if self._nip and config.wandb_project is not None:
             wrong = "wandb_project: only OpenAI reports its jobs there"
         elif not self._nip and config.method == "trajectories":
             wrong = "method trajectories needs a server of nip"
-        elif not self._nip and own:
-            wrong = f"hyperparameters {own} need a server of nip"
+        elif not self._nip and nip_settings:
+            wrong = f"hyperparameters {nip_settings} need a server of nip"
         if wrong is not None:
             raise SettingsError(f"{config.url}: {wrong}")
         return settings
