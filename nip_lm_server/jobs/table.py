@@ -242,7 +242,7 @@ class JobTable:
         before: Sequence[str],
         after: str,
         message: str,
-        failure: Mapping[str, Any] | None = None,
+        failure: Mapping[str, str | None] | None = None,
         **columns: Any,
     ) -> bool:
         """Do a `transition`, with an event for the API and a line of the job's log."""
