@@ -15,7 +15,7 @@ from typing import Any
 
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.opponents import opponents_of
-from nip_core.rollouts.league import earlier_models
+from nip_core.rollouts.league import find_earlier_models
 
 NOT_SCHEDULED = "not scheduled"
 """The status of a job that there is none of, as no agent of its group trains in the iteration."""
@@ -59,7 +59,7 @@ def opponents_on_record(
     opponents = {}
     for agent in opponents_of(parameters):
         *before, now = [names[group_of[agent]] for names in played]
-        opponents[agent] = earlier_models(before, now, parameters.opponents.last)
+        opponents[agent] = find_earlier_models(before, now, parameters.opponents.last)
     return {agent: models for agent, models in opponents.items() if models}
 
 
