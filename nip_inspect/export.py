@@ -296,7 +296,7 @@ def _lineage(records: Records, iteration: int, split: str) -> dict[str, Any]:
         "manifest_digest": manifest.digest,
         "models": entry.served,
         # What made them: the swap before, with jobs, digests and proofs.
-        "models_made_by": (before.swap or {}).get("groups", {}) if before else {},
+        "models_made_by": before.swap.to_document()["groups"] if before and before.swap else {},
         "code_version": record.code_version,
         "seed": record.seed,
         "created_at": record.created_at,

@@ -193,7 +193,7 @@ class _Clock:
         return None if moment is None else moment.isoformat()
 
     def stamp(self, moment: datetime | None) -> dict[str, Any]:
-        """The fields of an event that say when it was."""
+        """Make the fields for an event's time."""
         if moment is None:
             return {"working_start": 0.0}
         return {"timestamp": moment, "working_start": self.seconds(moment) or 0.0}
@@ -283,7 +283,7 @@ class _Calls:
         )
 
     def _chat(self, row: Generation) -> list[ChatMessage]:
-        """The chat that the model was asked with; [] where its prompts are not here any more."""
+        """Render the chat of the call; [] where its prompts are not here any more."""
         if self.game is None:
             return []
         agent, round_ = row.agent, row.round
@@ -293,8 +293,9 @@ class _Calls:
         return [self._message(message) for message in chat]
 
     def _message(self, message: Mapping[str, str]) -> ChatMessage:
-        """A message as an object, the same one each time that it stands in a chat of the episode,
-        as logs keep each once."""
+        """Make a message object, the same one each time in the episode's chats; logs keep each
+        once.
+        """
         role, content, name = message["role"], message["content"], message.get("name")
         known = self._messages.get((role, content, name))
         if known is None:

@@ -56,8 +56,8 @@ class RoleModels:
     async def answers(
         self, endpoint: Endpoint, body: Mapping[str, Any]
     ) -> AsyncIterator[list[ChatAnswer]]:
-        """Ask the model of an agent, in a span of its name. What is done with the answers before
-        the block is left stands in that span too.
+        """Ask the model of an agent, in a span of its name. Work within the block is part of the
+        span.
 
         Raises ContextLengthError or RequestRefusedError where the model refuses this one request,
         and whatever Inspect raises when its retries are used up.
@@ -71,12 +71,12 @@ class RoleModels:
 
 
 def messages_of(chat: Iterable[Mapping[str, str]]) -> list[ChatMessage]:
-    """The chat as Inspect's messages, which have no names: chats are "alternating"."""
+    """Make Inspect's messages of the chat; they have no names, so chats are "alternating"."""
     return [_MESSAGES[message["role"]](content=message["content"]) for message in chat]
 
 
 def config_of(body: Mapping[str, Any]) -> GenerateConfig:
-    """The settings of a request; which word a provider has for each is Inspect's affair."""
+    """Make the settings of a request; Inspect knows each provider's words for them."""
     values: dict[str, Any] = {name: body[name] for name in _SAME_NAME if name in body}
     values["max_tokens"] = next((body[name] for name in _LIMITS if name in body), None)
     if body.get("n", 1) > 1:
@@ -87,7 +87,7 @@ def config_of(body: Mapping[str, Any]) -> GenerateConfig:
 
 
 def _answers(output: ModelOutput) -> list[ChatAnswer]:
-    """Read an answer as nip does; thoughts that Inspect keeps apart are no part of its text."""
+    """Read an answer as nip does; thoughts kept apart by Inspect are no part of its text."""
     if not output.choices:
         raise RequestRefusedError(f"{output.model}: {output.error or 'an answer without choices'}")
     if output.stop_reason == "model_length":  # how Inspect tells of a prompt that is too long

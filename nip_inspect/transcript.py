@@ -31,8 +31,9 @@ class Remark:
 
 
 def moves_of(game: Game, seed: int, rows: Sequence[Generation]) -> Moves:
-    """The moves in generations of an episode. Raises InvalidResponse where another version of nip
-    took an answer for valid that is not."""
+    """Read the moves in generations of an episode. Raises InvalidResponse for an answer of another
+    version of nip with another reading.
+    """
     return {(turn.round, turn.agent): turn.move for turn in game.turns(rows, seed)}
 
 
@@ -57,7 +58,7 @@ def remarks(game: Game | None, row: Generation, moves: Moves) -> list[Remark]:
 
 
 def readers(game: Game | None, agent: str, channel: str) -> list[str]:
-    """The other agents that read a channel."""
+    """List the channel's readers among the other agents."""
     if game is None:
         return []
     protocol = game.protocol

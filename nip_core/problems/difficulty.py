@@ -33,7 +33,7 @@ _BYTES_PER_TOKEN = 4
 
 
 def game_of(options: ModelOptions) -> Game:
-    """Make the game that the verifier plays. Raises SettingsError."""
+    """Make the game of the lone verifier. Raises SettingsError."""
     # Keys of answers carry the name: another model, or other settings, find none of them.
     name = f"difficulty-{digest(vars(replace(options, base_url=None, usd=None)))[:16]}"
     return Game(settings_of(options, name))
@@ -51,7 +51,7 @@ def _problem(row: Row) -> Problem:
 
 
 def prompt_tokens(specs: Sequence[EpisodeSpec]) -> int:
-    """Estimate the tokens that the verifier reads in so many episodes."""
+    """Estimate how many tokens the verifier reads in these episodes."""
     size = sum(len((s.problem.question + s.problem.solution).encode()) for s in specs)
     return size // _BYTES_PER_TOKEN + PROMPT_TOKENS * len(specs)
 
@@ -59,7 +59,7 @@ def prompt_tokens(specs: Sequence[EpisodeSpec]) -> int:
 async def play(
     game: Game, specs: Sequence[EpisodeSpec], model: OpenModel, journal: GroupCommits
 ) -> tuple[dict[str, list[bool]], tuple[int, int, int]]:
-    """Return by question_id which bugs were noticed; and calls, prompt and generated tokens.
+    """Let the verifier decide; say by question_id whether it noticed each bug, and what it read.
 
     Raises StageError if too many answers have no valid form, TransportError for a server that
     stays silent.

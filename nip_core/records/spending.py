@@ -1,7 +1,7 @@
 """What a run has spent, by what is on record of it: tables, journals and jobs.
 
 Spent           tokens by agent and by trained group, and what they cost
-stages_of       of an iteration, by stage
+spent_by_stage  of an iteration
 shared_prompts  prompts that stand in several rows and were read once
 tree_splits     the splits whose rows may share prompts
 
@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, NamedTuple
 
+from nip_core.jobs.job import JobRecord
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.prices import calls_usd, training_usd
-from nip_core.records.models import NOT_SCHEDULED
 from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.table_rows import Generation, Timing, read_rows, recorded_calls
@@ -51,17 +51,6 @@ class Spent:
     """Prompt and generated tokens."""
     trained: Mapping[str, int] = field(default_factory=dict)
     """By group; of a job that goes on, what it is expected to take."""
-
-    @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> "Spent":
-        """Return what `facts` were made of."""
-        agents = {agent: (int(p), int(g)) for agent, (p, g) in facts["by_agent"].items()}
-        return cls(int(facts["calls"]), agents, dict(facts["trained"]))
-
-    def facts(self) -> dict[str, Any]:
-        """All of it, to be encoded as JSON."""
-        by_agent = {agent: [*tokens] for agent, tokens in self.by_agent.items()}
-        return {"calls": self.calls, "by_agent": by_agent, "trained": dict(self.trained)}
 
     def __add__(self, other: "Spent") -> "Spent":
         return add_up((self, other))
@@ -127,17 +116,18 @@ def tree_splits(settings: Mapping[str, Any]) -> frozenset[str]:
     return frozenset({ATTACK, TRAIN} if settings.get("trainer") == "pure_text_malt" else {ATTACK})
 
 
-def stages_of(
+def spent_by_stage(
     run: RunStore,
     iteration: int,
     metrics_of: Callable[[str], Metrics | None],
-    jobs: Mapping[str, Mapping[str, Any]],
+    billed: Mapping[str, int],
     trees: frozenset[str],
 ) -> dict[str, Spent]:
-    """By stage of an iteration, in their order. Stages of which nothing is on record are not there.
+    """Add up what each stage of an iteration has spent, in their order.
 
-    A split that is being played counts as far as it is on record. `metrics_of` gives those of a
-    split, `jobs` are by group, `trees` are `tree_splits`.
+    Stages with nothing on record are not there; a split in play counts as far as it is on record.
+    `metrics_of` gives those of a split, `billed` by group the tokens of its job, `trees` are
+    `tree_splits`.
     """
     tables = PlayedTables(run.store, run.root, f"{iteration:04d}", trees)
     stages = {}
@@ -147,18 +137,17 @@ def stages_of(
             spent = tables.spent(split, metrics)
             if spent.calls:
                 stages[stage] = spent
-    for group, job in jobs.items():
-        if job["status"] != NOT_SCHEDULED:
-            stages[f"train {group}"] = Spent(trained={group: job["billed_tokens"]})
+    for group, tokens in billed.items():
+        stages[f"train {group}"] = Spent(trained={group: tokens})
     return stages
 
 
-def expected_tokens(store: Store, directory: str, job: Mapping[str, Any]) -> int | None:
-    """The tokens that a job trains on, as its dataset in `directory` says; None: not known."""
-    if job.get("trained_tokens") is not None or not is_committed(store, directory):
+def expected_tokens(store: Store, directory: str, job: JobRecord) -> int | None:
+    """Reckon the tokens of a job from its dataset in `directory`; None: not known."""
+    if job.trained_tokens is not None or not is_committed(store, directory):
         return None
     tokens = DatasetFacts.from_manifest(read_manifest(store, directory)).tokens
-    epochs = (job.get("settings") or {}).get("n_epochs")
+    epochs = job.settings.get("n_epochs")
     return None if tokens is None or epochs is None else int(tokens) * int(epochs)
 
 

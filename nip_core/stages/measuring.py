@@ -24,7 +24,7 @@ from nip_core.evaluation.invalid import invalid_answers, invalid_line, invalid_w
 from nip_core.evaluation.league_figures import BY_OPPONENT, figures_by_opponent
 from nip_core.evaluation.metrics import evaluate
 from nip_core.jobs.document import read_job
-from nip_core.jobs.steps import by_step
+from nip_core.jobs.steps import read_step_figures
 from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
 from nip_core.records.intervals import combined, measure_baselines, measure_intervals
 from nip_core.records.transcript_files import CHECKSUM_SUFFIX, transcripts_path
@@ -221,7 +221,7 @@ def _updates(run: RunStore, iteration: int) -> int:
     """The updates of the optimizer that the jobs of an iteration have reported."""
     folder = run.store.list(f"{run.iteration(iteration)}/jobs")
     jobs = [read_job(run, f"{run.iteration(iteration)}/jobs/{name}") for name in folder]
-    return sum(max(by_step(job.backend_events), default=0) for job in jobs if job is not None)
+    return sum(max(read_step_figures(job.backend_events), default=0) for job in jobs if job)
 
 
 def labels_of(store: Store, directory: str) -> dict[str, Any]:

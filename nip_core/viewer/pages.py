@@ -6,6 +6,7 @@ Each takes a run and what its address asks for, and gives the values of the temp
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlencode
 
@@ -270,9 +271,9 @@ def _trace_lineage(run: ShownRun, page: EpisodePage) -> Values:
     served = {name for name, _ in agents}
     with run.lock:
         for record in run.records.all():
-            for group, model in (record.swap or {}).get("groups", {}).items():
-                if model.get("model") in served:
-                    models.setdefault(model["model"], {"group": group, **model})
+            for group, model in ({} if record.swap is None else record.swap.groups).items():
+                if model.model in served:
+                    models.setdefault(model.model, {"group": group, **asdict(model)})
         iteration = page.row.iteration
         groups = list(run.records.shown.first_models)
     used = [

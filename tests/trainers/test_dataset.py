@@ -215,7 +215,8 @@ def test_a_committed_dataset_is_read_back_and_a_damaged_one_is_not(tmp_path):
     store = LocalStore(tmp_path / "store")
     file = tmp_path / FILES["dpo"]
     write_examples(file, "dpo", made("dpo", 3))
-    manifest = commit(store, "d", {file.name: file}, extra={"method": "dpo"})
+    facts = {"method": "dpo", "digest": "0", "examples": 3, "episodes": 3}
+    manifest = commit(store, "d", {file.name: file}, extra=facts)
     dataset = open_dataset(store, "d")
     assert dataset.method == "dpo" and dataset.column("chosen") == ["Decision: accept"] * 3
     place = tmp_path / "store" / manifest.path(file.name)
