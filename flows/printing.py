@@ -196,12 +196,12 @@ def _few_examples(parameters: HyperParameters, train_episodes: int) -> "Iterator
 
 
 def _unreachable_threshold(parameters: HyperParameters) -> "Iterator[str]":
-    from nip_core.trainers.expert_iteration import never_chosen
+    from nip_core.trainers.expert_iteration import find_never_chosen
 
     if parameters.trainer != "pure_text_ei" or parameters.base_run.base_run_type == "rerun_tests":
         return  # other trainers have no threshold, or not for long
     threshold = parameters.pure_text_ei.reward_threshold
-    for agent, most in never_chosen(parameters).items():
+    for agent, most in find_never_chosen(parameters).items():
         yield (
             f"agents.{agent} can earn at most {most:g} in an episode, less than "
             f"pure_text_ei.reward_threshold, {threshold:g}, so it is never trained; use "

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from nip_core.game.render import Game, situation_of
+from nip_core.game.render import Game, make_situation
 from nip_core.models import resolve_model
 from nip_core.parameters import HyperParameters, Method
 from nip_core.parameters.checks import find_attackers
@@ -121,7 +121,7 @@ def first_prompts(
     stance = 1 if parameters.protocol_common.randomize_prover_stance else None
     tokens, counted = {}, set()
     for name, agent in parameters.model_agents.items():
-        chats = [game.render(name, situation_of(problem, stance, 0), [], 0) for problem in some]
+        chats = [game.render(name, make_situation(problem, stance, 0), [], 0) for problem in some]
         texts = ["\n".join(message["content"] for message in chat) for chat in chats]
         here = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
         here &= parameters.lm_server.engine != "deterministic"

@@ -44,12 +44,12 @@ def columns_json(columns: Mapping[str, str]) -> str | None:
     return json.dumps(columns, sort_keys=True, ensure_ascii=False) if columns else None
 
 
-def columns_of(recorded: str | None) -> Mapping[str, str]:
+def parse_columns(recorded: str | None) -> Mapping[str, str]:
     """The further texts of a problem, of what `columns_json` made."""
     return {} if recorded is None else dict(json.loads(recorded))
 
 
-def situation_of(problem: Problem, stance: int | None, seed: int) -> Situation:
+def make_situation(problem: Problem, stance: int | None, seed: int) -> Situation:
     """Return what an episode of this problem, drawn stance and seed is about."""
     return Situation(problem.question, problem.solution, stance, seed, problem.columns)
 
@@ -89,7 +89,7 @@ class Game:
         """
         rules, seed, stance = self._rules, situation.seed, situation.stance
         prompt = rules.system_prompt(agent, stance, seed)
-        texts = self._texts(situation)
+        texts = self._fill_texts(situation)
         system = prompt.fill(texts)
         chat: list[ChatMessage] = [{"role": "system", "content": system}]
         # 1. What was said, by round.
@@ -122,7 +122,7 @@ class Game:
                             message["name"] = name
                         chat.append(message)
         if wrong is not None:
-            chat.append(self._hint(agent, round_, seed, turns, wrong))
+            chat.append(self._make_hint(agent, round_, seed, turns, wrong))
         # 3. In the form that its model takes.
         spoke = any(turn.agent == agent for turn in by_round.get(round_, ()))
         asked = rounds[-1].moves and not spoke
@@ -138,12 +138,12 @@ class Game:
         seed, stance = situation.seed, situation.stance
         told = self._rules.rounds(agent, round_, stance, seed, by_round)[round_].told
         prompt = self._rules.system_prompt(agent, stance, seed)
-        system = prompt.fill(self._texts(situation))
+        system = prompt.fill(self._fill_texts(situation))
         return system, None if told is None else told["content"]
 
     def drawn(self, situation: Situation) -> Mapping[str, str]:
         """The columns that the scenario draws for the episode."""
-        return draw_columns(self.scenario, _given(situation), situation.seed)
+        return draw_columns(self.scenario, _list_texts(situation), situation.seed)
 
     def find_mistake(
         self, agent: str, text: str, finish_reason: str, invalid_reason: str | None
@@ -174,7 +174,7 @@ class Game:
         form = self.form(agent, round_, seed, [turn for turn in turns if turn.round < round_])
         return hint(wrong, form, self.parameters.max_tokens(agent))
 
-    def _hint(
+    def _make_hint(
         self, agent: str, round_: int, seed: int, turns: Sequence[Turn], wrong: Kind
     ) -> ChatMessage:
         message = {"role": "user", "content": self.hint(agent, round_, seed, turns, wrong)}
@@ -184,9 +184,9 @@ class Game:
             message["name"] = self.parameters.model_agents[agent].supervisor_name
         return message
 
-    def _texts(self, situation: Situation) -> Mapping[str, str]:
+    def _fill_texts(self, situation: Situation) -> Mapping[str, str]:
         """The texts of the problem by column, those drawn for the episode included."""
-        return {**_given(situation), **self.drawn(situation)}
+        return {**_list_texts(situation), **self.drawn(situation)}
 
     def judge(
         self,
@@ -222,7 +222,7 @@ class Game:
 
         Raises InvalidResponse.
         """
-        return self.turns_of(
+        return self.parse_turns(
             (
                 (row.round, row.agent, row.text, read_tokens(row.token_logprobs))
                 for row in generations
@@ -231,7 +231,7 @@ class Game:
             seed,
         )
 
-    def turns_of(self, answers: Iterable[Answer], seed: int) -> list[Turn]:
+    def parse_turns(self, answers: Iterable[Answer], seed: int) -> list[Turn]:
         """The turns of an episode's valid answers, in the order of play. Raises InvalidResponse."""
         rules, order = self._rules, self._rules.order
         turns: list[Turn] = []
@@ -246,7 +246,7 @@ class Game:
         return turns
 
 
-def _given(situation: Situation) -> Mapping[str, str]:
+def _list_texts(situation: Situation) -> Mapping[str, str]:
     """The texts of the problem that do not depend on the episode."""
     return {
         "question": situation.question,

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.opponents import list_opponents
-from nip_core.rollouts.league import earlier_models
+from nip_core.rollouts.league import find_earlier_models
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.run import RunRecord, RunStore, read_document
 from nip_core.run_store.store import MissingFileError
@@ -125,7 +125,7 @@ def opponents_on_record(
     opponents = {}
     for agent in list_opponents(parameters):
         *before, now = [names[group_of[agent]] for names in played]
-        opponents[agent] = earlier_models(before, now, parameters.opponents.last)
+        opponents[agent] = find_earlier_models(before, now, parameters.opponents.last)
     return {agent: models for agent, models in opponents.items() if models}
 
 

@@ -22,7 +22,7 @@ from nip_core.parameters import HyperParameters
 from nip_core.parameters.prices import price_calls, price_training
 from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
-from nip_core.rollouts.rows import Generation, Timing, read_rows, recorded_calls
+from nip_core.rollouts.table_rows import Generation, Timing, read_rows, recorded_calls
 from nip_core.rollouts.tables import StoredRollouts, committed_shards
 from nip_core.run_store.facts import DatasetFacts, ShardFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest

@@ -28,7 +28,7 @@ from nip_core.parameters.dialects import find_dialect
 from nip_core.protocols import Move
 from nip_core.rollouts.chat_client import ChatAnswer, ChatCompletions, Endpoint
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.rows import CallRecord, Generation, Timing
+from nip_core.rollouts.table_rows import CallRecord, Generation, Timing
 
 RANDOM_MODEL = "random"  # what stands where a model's name would
 _LETTERS = 20
@@ -84,7 +84,7 @@ class Call:
             move = judge_answer(answer, self.form, retries_left, objection)
         except InvalidResponse as response:
             move, invalid = Move(), response.reason
-        tokens = _recorded_tokens(player, answer)
+        tokens = _choose_tokens(player, answer)
         generation = Generation(
             key=spec.generation_key(round_, player.agent, attempt),
             parent_key=parent,
@@ -184,7 +184,7 @@ class _Tokens(NamedTuple):
     likeliest: list[RecordedToken] | None
 
 
-def _recorded_tokens(player: Player, answer: ChatAnswer) -> _Tokens:
+def _choose_tokens(player: Player, answer: ChatAnswer) -> _Tokens:
     """Choose what is recorded of an answer's tokens.
 
     Raises StageError where they are to be trained on and the server gives none.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from nip_core.errors import SettingsError, StoreError
 from nip_core.evaluation.attack_figures import OwnTest
-from nip_core.game.render import Game, situation_of
+from nip_core.game.render import Game, make_situation
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.stored import read_settings
@@ -52,7 +52,7 @@ def is_told(parameters: HyperParameters, source: RunStore, problem: Problem) -> 
     has_sides = len({protocol.stance(agent, None) for agent in protocol.provers}) > 1
     if has_sides or not attacked.protocol_common.shared_reward:
         return None
-    situation, rounds = situation_of(problem, None, 0), range(protocol.max_message_rounds)
+    situation, rounds = make_situation(problem, None, 0), range(protocol.max_message_rounds)
     return any(
         games[0].told(agent, situation, (), round_) != games[1].told(agent, situation, (), round_)
         for agent in find_attackers(parameters)

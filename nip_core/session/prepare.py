@@ -14,7 +14,7 @@ from nip_core.costs.caps import check_budget
 from nip_core.costs.estimate import Estimate, estimate_run
 from nip_core.costs.taken import known
 from nip_core.errors import SettingsError
-from nip_core.game.render import Game, situation_of
+from nip_core.game.render import Game, make_situation
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters
 from nip_core.parameters.providers import check_named
 from nip_core.records.left_out import recorded_of, without
@@ -122,7 +122,7 @@ def check_functions(game: Game, problems: Mapping[str, list[Problem]]) -> None:
         for split in SPLITS:
             for problem in problems[split][:: max(1, len(problems[split]) // _TRIED)]:
                 for agent in game.parameters.model_agents:
-                    game.told(agent, situation_of(problem, stance, 0))
+                    game.told(agent, make_situation(problem, stance, 0))
                 texts = {**problem.texts, **_drawn_twice(scenario, problem)}
                 for function in ("as_read", "remark"):
                     call_for_text(scenario, function, _MESSAGE, texts)

@@ -20,7 +20,7 @@ import aiohttp
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import ServerError, SettingsError
 from nip_core.game.reasons import Kind
-from nip_core.game.render import Game, Turn, situation_of
+from nip_core.game.render import Game, Turn, make_situation
 from nip_core.jobs.server_calls import LmServer, TemplateFacts, version_problem
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.providers import speaks_nip
@@ -333,7 +333,7 @@ class _AgentCheck:
         return [
             game.render(
                 self._agent,
-                situation_of(problem, stance, seed),
+                make_situation(problem, stance, seed),
                 turns,
                 round_,
                 wrong,

@@ -18,7 +18,7 @@ from nip_core.records.iterations import Records
 from nip_core.records.left_out import LeftOut
 from nip_core.records.models import ServedModel
 from nip_core.rollouts.chat_client import ChatClient
-from nip_core.rollouts.engine import places_for
+from nip_core.rollouts.engine import make_places
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.scenarios import Problem
@@ -63,7 +63,7 @@ class Session:
     @cached_property
     def places(self) -> asyncio.Semaphore:
         """For the episodes that are played at a time, of whatever shard."""
-        return places_for(self.parameters)
+        return make_places(self.parameters)
 
     @cached_property
     def records(self) -> Records:

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nip_core.errors import SettingsError
-from nip_core.game.render import ChatMessage, Game, Situation, columns_of, situation_of
+from nip_core.game.render import ChatMessage, Game, Situation, make_situation, parse_columns
 from nip_core.nearest import nearest_first
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move, Turn
 from nip_core.rollouts.model_call import request_body
 from nip_core.rollouts.plan import SPLITS, TEST, EpisodeSpec, plan_episodes
-from nip_core.rollouts.rows import Episode, Generation, read_rows
+from nip_core.rollouts.table_rows import Episode, Generation, read_rows
 from nip_core.rollouts.trees import generations_by_episode
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
@@ -83,7 +83,7 @@ def chat_to_come(parameters: HyperParameters, place: Place) -> AskedChat:
     # 2. The turn, with turns before it that nobody has taken.
     turns, asked = _turns_to_come(game, spec, place)
     agent, round_ = asked
-    situation = situation_of(spec.problem, spec.stance, spec.seed)
+    situation = make_situation(spec.problem, spec.stance, spec.seed)
     if game.scenario.labels_in_play and turns:
         solution = f"<the {game.scenario.words.thing} that was written>"
         situation = Situation(
@@ -219,7 +219,7 @@ def chat_on_record(run: RunStore, place: Place) -> AskedChat:
         solution,
         episode.prover_stance,
         episode.seed,
-        columns_of(episode.columns),
+        parse_columns(episode.columns),
     )
     calls = [row for row in rows if (row.agent, row.round) == (agent, round_)]
     calls.sort(key=lambda row: row.attempt)

@@ -18,7 +18,7 @@ from nip_core.session.session import Session
 from nip_core.trainers import chooser
 from nip_core.trainers.base import OfProblems, Rollouts
 from nip_core.trainers.dataset import FILES, Dataset, write_examples
-from nip_core.trainers.lines import held_out, questions_of
+from nip_core.trainers.lines import list_questions, read_held_out
 
 
 def build_dataset(session: Session, iteration: int, group: str) -> DatasetFacts:
@@ -93,8 +93,8 @@ def _announce(session: Session, iteration: int, group: str, dataset: Manifest) -
 
 def _cost(parameters: HyperParameters, group: str, dataset: Dataset) -> dict[str, Any]:
     """Return how much of the dataset is held out, and what training on the rest takes."""
-    tokens, questions = dataset.column("tokens"), questions_of(dataset)
-    out = held_out(parameters, dataset)
+    tokens, questions = dataset.column("tokens"), list_questions(dataset)
+    out = read_held_out(parameters, dataset)
     trained = [n for n, question in zip(tokens, questions, strict=True) if question not in out]
     known = None if None in trained else sum(trained)
     agent = parameters.group_parameters(group)

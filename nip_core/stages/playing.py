@@ -29,7 +29,7 @@ from nip_core.rollouts.episode import Branch, Failures, ShardContext, no_branchi
 from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.journal_segments import open_journal, remove_journal
 from nip_core.rollouts.labels import count_labels
-from nip_core.rollouts.league import with_opponents
+from nip_core.rollouts.league import draw_opponents
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import (
     ATTACK,
@@ -39,11 +39,11 @@ from nip_core.rollouts.plan import (
     VALIDATION,
     EpisodeSpec,
     SplitPlan,
-    cut,
+    cut_into_shards,
     plan_episodes,
-    replayed,
+    replay_episodes,
 )
-from nip_core.rollouts.rows import CallRecord, recorded_calls, recorded_labels
+from nip_core.rollouts.table_rows import CallRecord, recorded_calls, recorded_labels
 from nip_core.rollouts.tables import (
     SHARED_PROMPTS,
     build_tables,
@@ -52,7 +52,7 @@ from nip_core.rollouts.tables import (
     shard_is_committed,
     shard_manifest,
 )
-from nip_core.rollouts.trees import Branching, steps
+from nip_core.rollouts.trees import Branching, parse_path
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.facts import ShardFacts, SplitFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
@@ -142,7 +142,11 @@ class SplitPlay:
     def specs_by_shard(self) -> dict[str, list[EpisodeSpec]]:
         """The episodes of each shard."""
         return dict(
-            zip(self.plan.shards, cut(self.specs, self.plan.episodes_per_shard), strict=True)
+            zip(
+                self.plan.shards,
+                cut_into_shards(self.specs, self.plan.episodes_per_shard),
+                strict=True,
+            )
         )
 
     async def play(self, specs: Sequence[EpisodeSpec], journal: GroupCommits) -> PlayedShard:
@@ -176,7 +180,7 @@ class SplitPlay:
         """Publish what was played, in the order of the plan."""
         order = {(spec.problem.id, spec.sample): i for i, spec in enumerate(specs)}
         played.episodes.sort(
-            key=lambda row: (order[row.problem, row.sample], steps(row.branch_path))
+            key=lambda row: (order[row.problem, row.sample], parse_path(row.branch_path))
         )
         played.choices.sort(key=lambda row: (order[row.problem, row.sample], row.n))
         failed = set(played.failed)
@@ -276,12 +280,12 @@ class SplitPlay:
 
 def _specs(session: Session, iteration: int, split: str) -> list[EpisodeSpec]:
     if split == CANDIDATE:
-        return replayed(_specs(session, iteration, VALIDATION), CANDIDATE)
+        return replay_episodes(_specs(session, iteration, VALIDATION), CANDIDATE)
     problems = session.problems[TEST if split == ATTACK else split]
     specs = plan_episodes(session.parameters, problems, split, iteration)
     opponents = _opponents(session, iteration, split)
     earlier = {agent: [*models] for agent, models in opponents.items()}
-    return with_opponents(specs, session.parameters, earlier)
+    return draw_opponents(specs, session.parameters, earlier)
 
 
 def _opponents(session: Session, iteration: int, split: str) -> dict[str, dict[int, str]]:

@@ -33,7 +33,7 @@ from nip_core.stages.choosing import describe
 from nip_core.stages.served import models_for
 from nip_core.trainers.dataset import open_dataset
 from nip_core.trainers.group_job import Parent, group_job
-from nip_core.trainers.lines import held_out, write_payloads
+from nip_core.trainers.lines import read_held_out, write_payloads
 from nip_lm_server.client import MIN_EXAMPLES
 
 Step = Literal["go_on", "keep_model", "try_again", "stop"]
@@ -80,7 +80,7 @@ async def submit_job(session: Session, iteration: int, group: str) -> JobReferen
     directory = session.run.dataset(iteration, group)
     facts = DatasetFacts.from_manifest(read_manifest(session.run.store, directory))
     dataset = open_dataset(session.run.store, directory)
-    out = held_out(session.parameters, dataset)
+    out = read_held_out(session.parameters, dataset)
     spec = job_spec(session, iteration, group, facts, out)
     # 2. One that is on record as submitted is not asked for again.
     stored = _stored(session, iteration, group)

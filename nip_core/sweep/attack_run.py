@@ -12,8 +12,9 @@ from typing import Any
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.parameters.attack import SNEAKY, TEMPERATURE
+from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.plain import PlainDict, PlainMapping
-from nip_core.parameters.stored import complete_settings
+from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.run_store.run import RUN_NAME, RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store, is_missing, open_store
 from nip_core.session.origin import check_attacked

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from nip_core.errors import CorruptionError, NipError
 from nip_core.evaluation.episode_transcripts import Message, Transcript, transcript_of
-from nip_core.game.render import ChatMessage, Game, InvalidResponse, Situation, columns_of
-from nip_core.rollouts.rows import Episode, Generation, Timing, read_rows
+from nip_core.game.render import ChatMessage, Game, InvalidResponse, Situation, parse_columns
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
+from nip_core.rollouts.table_rows import Episode, Generation, Timing, read_rows
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
 from nip_core.run_store.run import RunStore
@@ -121,7 +121,7 @@ def _render_chats(
         episode.solution,
         episode.prover_stance,
         episode.seed,
-        columns_of(episode.columns),
+        parse_columns(episode.columns),
     )
     chats: dict[str, tuple[tuple[ChatMessage, ...], int]] = {}
     plain: dict[tuple[int, str], tuple[ChatMessage, ...]] = {}
