@@ -208,20 +208,20 @@ def _find_believed(sweep: Sweep, last_tests: Mapping[str, SweptTest]) -> Iterato
             )
 
 
-def baseline_lines(found: BaselineFindings) -> list[str]:
+def baseline_lines(findings: BaselineFindings) -> list[str]:
     """Say what the baselines hold against the arms, a sentence each; [] for nothing."""
     lines = [
         f"`{row.arm}`: {alone_words(row.accuracy, row.ci95, row.rate_alone)}"
-        for row in found.alone
+        for row in findings.alone
         if row.is_above
     ]
-    lines += [_comparison_line(row) for row in found.compared if _is_not_better(row)]
+    lines += [_comparison_line(row) for row in findings.compared if _is_not_better(row)]
     return lines + [
         f"`{row.arm}`: in {row.runs - row.more_often} of {row.runs} runs the verifier "
         "is not shown to be right more often than one that believes the prover "
         f"({plain_percent(row.believed)}{_left_out_words(row)}): its accuracy does not show that "
         "it checks."
-        for row in found.believed
+        for row in findings.believed
         if row.more_often < row.runs
     ]
 
