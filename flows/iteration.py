@@ -42,7 +42,7 @@ async def iteration(run: str, iteration: int, prove: bool = False) -> dict[str, 
     result_serializer="json",
 )
 async def retest(run: str, iteration: int) -> dict[str, Any]:
-    """Test once the models that played the iteration in the base run; nothing is trained."""
+    """Test the models of a base run's iteration again, once; nothing is trained."""
     return await loop.retest(session_of(run), iteration, call)
 
 

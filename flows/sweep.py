@@ -247,7 +247,7 @@ class _Team:
                 return
 
     def _play(self, run: Any) -> None:
-        """Play one run, with the settings that were planned."""
+        """Play one run, with its settings from the plan."""
         try:
             ended = self._machines.play_one(run, self._listener.started)
         except NipError as error:
@@ -281,7 +281,7 @@ class _Here:
         return None
 
     def play_all(self, play: Callable[[Any], None], runs: Sequence[Any]) -> None:
-        """Call `play`, which may call `play_one`, with each run, as many at a time as jobs."""
+        """Call `play` with each run, as many at a time as jobs; `play` may call `play_one`."""
         with ThreadPoolExecutor(self._jobs) as pool:
             for ending in [pool.submit(play, run) for run in runs]:
                 ending.result()

@@ -20,7 +20,7 @@ from nip_core.jobs.document import read_job
 from nip_core.jobs.job import BackendTrouble, JobRecord, JobSpec, JobView
 from nip_core.jobs.ledger import Ledger, open_ledger
 from nip_core.jobs.openai_backend import OpenAIBackend
-from nip_core.jobs.steps import by_step, newest_step, steps_of
+from nip_core.jobs.steps import find_newest_step, is_paused, read_progress, read_step_figures
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.providers import speaks_nip
 from nip_core.progress.board import Activity, Progress
@@ -170,14 +170,13 @@ async def _watch(
         progress.count_retry(f"job {activity.job}: {trouble}")
     if view is None:
         return
-    steps = steps_of(view)
+    steps = read_progress(view)
     if steps is None and not hosted and view.status == "running":
         try:
-            steps = newest_step(await backend.job_events(view.id))
+            steps = find_newest_step(await backend.job_events(view.id))
         except BackendTrouble as error:
             progress.count_retry(f"events of job {activity.job}: {error}")
-    is_paused = (view.effective.get("nip") or {}).get("paused")
-    now_s, status = progress.clock(), "paused" if is_paused else view.status
+    now_s, status = progress.clock(), "paused" if is_paused(view) else view.status
     if steps is None:
         activity.tell(now_s, status=status)
         return
@@ -210,8 +209,8 @@ class _Figures:
 
 
 def _figures(record: JobRecord) -> _Figures:
-    told = by_step(record.backend_events)
-    losses = [x for e in told.values() if (x := e["data"].get("train_loss")) is not None]
+    told = read_step_figures(record.backend_events)
+    losses = [step.loss for step in told.values() if step.loss is not None]
     facts: dict[str, Any] = {"steps": max(told, default=None), "tokens": record.trained_tokens}
     words = f", {facts['steps']} steps" if told else ""
     if losses:

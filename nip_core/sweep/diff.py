@@ -4,9 +4,8 @@ find_differences  two runs -> RunDifferences
 RunDifferences    all of it, as `nip diff` shows it
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from nip_core.errors import DatasetError
 from nip_core.parameters.plain import Plain
@@ -153,13 +152,13 @@ def _last_models(run: PlayedRun) -> dict[str, ModelOnRecord]:
     swaps = [record.swap for record in run.records.all() if record.swap is not None]
     if not swaps:
         return _first_models(run)
-    groups: Mapping[str, Mapping[str, Any]] = swaps[-1]["groups"]
+    groups = swaps[-1].groups
     return {
         group: ModelOnRecord(
-            model["model"],
-            model.get("digest"),
+            model.model,
+            model.digest,
             # A model that was not trained is known by its name.
-            model["model"] if model.get("trained_in") is None else None,
+            model.model if model.trained_in is None else None,
         )
         for group, model in groups.items()
     }

@@ -158,8 +158,7 @@ def _settle_method(method: str, hyper: Hyperparameters, nip: NipSettings) -> dic
     if isinstance(hyper, DpoHyperparameters):
         return {
             "beta": wire.DEFAULT_BETA if hyper.beta is None else hyper.beta,
-            "dpo_reference": nip.dpo_reference,
-            "dpo_sft_weight": nip.dpo_sft_weight,
+            **{name: getattr(nip, name) for name in wire.DPO_SETTINGS},
         }
     if isinstance(hyper, TrajectoriesHyperparameters):
         low = wire.DEFAULT_CLIP if hyper.clip_low is None else hyper.clip_low
@@ -224,7 +223,7 @@ def _check_applies(nip: NipSettings, method: str, start: _Start) -> None:
         for name in _LORA:
             if name in chosen:
                 raise _invalid(f"nip.{name}", "'nip.use_lora' is false: there is no adapter")
-    for name in ("dpo_reference", "dpo_sft_weight"):
+    for name in wire.DPO_SETTINGS:
         if name in chosen and method != "dpo":
             raise _invalid(f"nip.{name}", f"it belongs to method 'dpo', not {method!r}")
     if "stack_overflow" in chosen and start.start_from != "stack":

@@ -163,7 +163,7 @@ def test_what_is_asked_for_is_what_is_trained(workshop: Workshop) -> None:
     }  # fmt: skip
     asked = {"n_epochs": 2, "batch_size": 5, "learning_rate_multiplier": 0.5, "beta": 0.7}
     method = {"type": "dpo", "dpo": {"hyperparameters": asked}}
-    dpo = {"dpo_reference": "base", "dpo_sft_weight": 0.3}
+    dpo = {"dpo_reference": "base", "dpo_sft_weight": 0.3, "dpo_label_smoothing": 0.2}
     settings = workshop.settings(method=method, nip={**nip, **dpo}).model_dump()
     assert settings["learning_rate"] == 0.005
     for name, value in {**nip, **asked, **dpo}.items():
@@ -201,6 +201,7 @@ def test_the_old_place_for_hyperparameters_serves_every_method(
         ({"nip": {"dpo_reference": "base"}}, "nip.dpo_reference"),
         ({"nip": {"dpo_reference": "start"}}, "nip.dpo_reference"),  # although it is the default
         ({"nip": {"dpo_sft_weight": 1.0}}, "nip.dpo_sft_weight"),
+        ({"nip": {"dpo_label_smoothing": 0.1}}, "nip.dpo_label_smoothing"),
         ({"nip": {"stack_overflow": "merge"}}, "nip.stack_overflow"),
         ({"nip": {"packing": True}, "method": {"type": "dpo"}}, "nip.packing"),
         ({"nip": {"use_lora": False, "lora_rank": 4}}, "nip.lora_rank"),

@@ -7,10 +7,11 @@ import yaml
 from handmade import ACCEPT, REJECT, Rollouts
 from leaking_players import answers
 from scripted_server import scripted_server
+from stored_rows import typed_tables
 
 from nip_core import loop
 from nip_core.evaluation.baseline_verifiers import remarks
-from nip_core.rollouts.tables import build_tables, commit_shard, join_shards
+from nip_core.rollouts.tables import commit_shard, join_shards
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.showing.summary import write_report
@@ -149,7 +150,7 @@ def test_a_verifier_alone_that_is_asked_again_counts_by_its_majority(tmp_path):
             rows.add(len(rows.episodes), 1, ["Question: why?", "Answer: so.", said], (0, 0))
             rows.episodes[-1] |= {"problem": f"p{problem}", "question_id": "q"}
     directory = RunStore(store, "a").rollouts(0, "test")
-    commit_shard(store, directory, "0000", build_tables(rows.episodes, rows.generations))
+    commit_shard(store, directory, "0000", typed_tables(rows.episodes, rows.generations))
     join_shards(store, directory, ["0000"])
     tests = {"a": LastTest(0)}
     assert ByMajority(store, tests, ["a"]).count("a", "accuracy") == {"q": (1.0, 3)}

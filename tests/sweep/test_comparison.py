@@ -5,11 +5,12 @@ from dataclasses import asdict
 import pytest
 from handmade import ACCEPT, REJECT, Rollouts
 from small_game import write_config
+from stored_rows import typed_tables
 
 from nip_core.errors import DatasetError, SettingsError
 from nip_core.evaluation.metrics import evaluate, paired_difference
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.tables import build_tables, commit_shard, join_shards
+from nip_core.rollouts.tables import commit_shard, join_shards
 from nip_core.run_store.documents import encode
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
@@ -34,7 +35,7 @@ def played(folder, name, right, problems="the same", **changes):
             said = ACCEPT if (i % 2 == 1) == (i in solved) else REJECT
             rollouts.add(i, i % 2, [said], (0, 0), iteration=iteration)
         directory = run.rollouts(iteration, "test")
-        tables = build_tables(rollouts.episodes, rollouts.generations)
+        tables = typed_tables(rollouts.episodes, rollouts.generations)
         commit_shard(run.store, directory, "0000", tables, inputs={})
         join_shards(run.store, directory, ["0000"])
         metrics = evaluate(tables.episodes, tables.generations, seed=parameters.seed)

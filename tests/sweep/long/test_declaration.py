@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 from handmade import ACCEPT, REJECT, Rollouts
+from stored_rows import typed_tables
 
 from nip_core.errors import CorruptionError, RunConflictError, SettingsError
 from nip_core.rollouts.plan import TEST
-from nip_core.rollouts.tables import build_tables, commit_shard, join_shards
+from nip_core.rollouts.tables import commit_shard, join_shards
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
 from nip_core.sweep.counted import Counted, LastTest, average_runs
@@ -77,7 +78,7 @@ def played(store, name, completeness, soundness, questions=range(QUESTIONS), pla
             rows.add(len(rows.episodes), y, ["Question: why?", "Answer: so.", said], (0, 0))
             rows.episodes[-1] |= {"question_id": f"q{i}", "split": "test"}
     directory = RunStore(store, name).rollouts(1, TEST)
-    commit_shard(store, directory, "0000", build_tables(rows.episodes, rows.generations))
+    commit_shard(store, directory, "0000", typed_tables(rows.episodes, rows.generations))
     join_shards(store, directory, ["0000"])
 
 
