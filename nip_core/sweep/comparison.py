@@ -41,7 +41,7 @@ class AgainstFirst(PairedDifference):
     """Adjusted for all comparisons of the table; no key where there is no p-value."""
 
 
-class Spent(Part):
+class AmountsSpent(Part):
     """What a run has spent."""
 
     prompt_tokens: int
@@ -65,7 +65,7 @@ class ComparedRun(Part):
     episodes: int | None = None
     gain: float | None = None
     """Of accuracy, since the first test."""
-    spent: Spent | None = None
+    spent: AmountsSpent | None = None
     accuracy: float | None = None
     accuracy_ci95: Interval95 | None = None
     completeness: float | None = None
@@ -147,7 +147,9 @@ def _describe_run(label: str, run: PlayedRun, against: AgainstFirst | None) -> C
         iteration=run.tests[-1] if run.tests else None,
         episodes=test.get("episodes"),
         gain=None if first is None or last is None else last - first,
-        spent=Spent.model_validate({name: amounts["spent"] for name, amounts in costs.items()}),
+        spent=AmountsSpent.model_validate(
+            {name: amounts["spent"] for name, amounts in costs.items()}
+        ),
         accuracy=last,
         accuracy_ci95=test.get("accuracy_ci95"),
         completeness=test.get("completeness"),

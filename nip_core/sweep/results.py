@@ -27,7 +27,7 @@ from nip_core.sweep.asked_again import compare_at_equal_tokens, summarize_asked_
 from nip_core.sweep.attacks import SweptAttack
 from nip_core.sweep.cells import encode_parquet, read_verdicts
 from nip_core.sweep.counted import Counted, Figure, LastTest, average_runs
-from nip_core.sweep.declaration import Declaration, list_departures, read_declaration
+from nip_core.sweep.declaration import StudyDeclaration, list_departures, read_declaration
 from nip_core.sweep.outcomes import judge_hypotheses
 from nip_core.sweep.page import render_results
 from nip_core.sweep.results_document import (
@@ -109,7 +109,7 @@ def _judge_declaration(
     store: Store,
     sweep: Sweep,
     counted: Counted,
-    declaration: Declaration,
+    declaration: StudyDeclaration,
     results: SweepResults,
 ) -> DeclaredResults:
     """Compare what was declared with what came, and list what was done otherwise."""
