@@ -7,6 +7,7 @@ play_shard_remotely  the task that plays a shard in another process
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import wraps
 from inspect import Parameter, signature
 from typing import Any
@@ -71,4 +72,4 @@ async def play_shard_remotely(
     """Play and commit one shard in a process of its own, without opening the run."""
     async with open_apart(ticket) as session:
         played = await play_shard(session, iteration, split, shard)
-    return {**played, "process": os.getpid(), "host": socket.gethostname()}
+    return {**asdict(played), "process": os.getpid(), "host": socket.gethostname()}

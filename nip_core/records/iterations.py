@@ -1,7 +1,5 @@
 """What is on record of each iteration of a run, read once where it does not change any more.
 
-RunShown          the part of a run's settings that showing it needs; open_shown reads it
-JobShown, DatasetShown   what is shown of a job, and of what it was trained on
 IterationRecord   one iteration: what the summary, the report, the artifacts and the state say of it
 Records           those of a run
 
@@ -17,136 +15,37 @@ are read. It follows them, so a kill between the two costs nothing.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any, Self
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from nip_core.errors import StoreError
-from nip_core.evaluation.embedding import thinned
 from nip_core.evaluation.metrics import paired_difference
 from nip_core.jobs.document import count_billed_tokens, read_job
-from nip_core.jobs.job import JobRecord
-from nip_core.jobs.steps import read_step_figures
-from nip_core.parameters.providers import dummy_name
-from nip_core.parameters.stored import with_defaults
-from nip_core.parameters.tested_iterations import scheme_tests
 from nip_core.records.intervals import shown_metrics, split_by_of
-from nip_core.records.models import NOT_SCHEDULED, Decision, Swap, read_swap
+from nip_core.records.jobs_shown import NOT_DUE, DatasetShown, JobShown, read_losses
+from nip_core.records.models import Decision, Swap, read_swap
+from nip_core.records.run_shown import RunShown, open_shown
 from nip_core.records.shapes import RATES, checked
 from nip_core.records.spending import Spent, add_up, expected_tokens, spent_by_stage, tree_splits
 from nip_core.records.stage_seconds import StageSeconds, seconds_so_far
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import StoredRollouts
-from nip_core.run_store.documents import damaged, encode, validate_document
+from nip_core.run_store.documents import encode, validate_document
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import MANIFEST, is_committed, read_manifest
-from nip_core.run_store.run import RunRecord, RunStore, read_document
+from nip_core.run_store.run import RunStore, read_document
 from nip_core.run_store.store import MissingFileError, list_files
-from nip_lm_server.client import base_served_name
 
 BLOCK = 25
 """Iterations in one file of ``shown/``."""
 BLOCKS = "shown"
 _FORMAT_VERSION = 2
 _BREAKDOWNS = ("by_difficulty", "by_mutation")  # shown of the first test and the last alone
-_MOST_LOSSES = 100  # of a job, which is more than the curve of the report has room for
-
-
-class JobShown(BaseModel):
-    """What is shown of a fine-tune job."""
-
-    model_config = ConfigDict(frozen=True)
-
-    id: str | None = None
-    outcome: str | None = None
-    status: str | None = None
-    """The back-end's last word; `NOT_SCHEDULED` where there is no job."""
-    reason: str | None = None
-    """Why it gave no model."""
-    trained_tokens: int | None = None
-    loss: list[tuple[int, float]] = []
-    """(step, training loss)."""
-    billed_tokens: int = 0
-    """Of all attempts; of a job that goes on those that are expected."""
-
-    @property
-    def is_due(self) -> bool:
-        """Say whether there is a job at all."""
-        return self.status != NOT_SCHEDULED
-
-    @property
-    def state(self) -> str | None:
-        """Name how it ended, or what its back-end said last."""
-        return self.outcome or self.status
-
-    def to_document(self) -> dict[str, Any]:
-        """Give it as a block of iterations has it."""
-        facts = self.model_dump()
-        if not self.is_due:
-            # Blocks have always had the loss last here: a block that is written again is the same.
-            facts["loss"] = facts.pop("loss")
-        return facts
-
-
-_NOT_DUE = JobShown(
-    status=NOT_SCHEDULED,
-    reason="no agent of the group trains in this iteration (update_schedule)",
-)
-
-
-class DatasetShown(BaseModel):
-    """What is shown of the dataset of a job; nothing is set where there is none."""
-
-    model_config = ConfigDict(frozen=True)
-
-    episodes: int | None = None
-    examples: int | None = None
-    method: str | None = None
-    counts: dict[str, int] | None = None
-    """What the trainer counted in choosing."""
-    tokens: int | None = None
-    training_usd: float | None = None
-
-
-@dataclass(frozen=True)
-class RunShown:
-    """The part of a run's record and settings that showing it needs."""
-
-    record: RunRecord
-    last: int
-    """The number of iterations, and of the last, which has nothing but a test."""
-    tested: frozenset[int]
-    """Those with a test, by the settings."""
-    attacks: bool
-    """Whether it attacks another run, which is measured with the last."""
-    first_models: Mapping[str, str]
-    """By group, in agent order: what plays iteration 0."""
-
-
-def open_shown(run: RunStore) -> RunShown:
-    """The run's record and settings. Raises CorruptionError where they make no sense."""
-    try:
-        record = run.open()
-        settings = with_defaults(record.parameters)
-        first_models: dict[str, str] = {}
-        for name, agent in settings["agents"].items():
-            if not agent.get("is_random"):
-                name_of = dummy_name if agent["use_dummy_api"] else base_served_name
-                group = agent["shared_model_group"] or name
-                first_models.setdefault(group, name_of(agent["model_name"]))
-        taken_over = (record.contents.get("origin") or [{}])[0]
-        first_models |= {group: str(model["model"]) for group, model in taken_over.items()}
-        last, text_rl = int(settings["rl"]["num_iterations"]), settings["text_rl"]
-        scheme, interval = str(text_rl["test_scheme"]), int(text_rl["test_interval"])
-        tested = (i for i in range(last + 1) if scheme_tests(scheme, last, i, interval))
-        attacks = settings["attack"]["run"] is not None
-        return RunShown(record, last, frozenset(tested), attacks, first_models)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise damaged(f"{run.root}/run.json", error) from error
 
 
 class IterationRecord:
@@ -212,13 +111,13 @@ class IterationRecord:
                     status=job.status,
                     reason=job.reason,
                     trained_tokens=job.trained_tokens,
-                    loss=_losses(job),
+                    loss=read_losses(job),
                     billed_tokens=count_billed_tokens(
                         job, expected_tokens(self._run.store, directory, job)
                     ),
                 )
             elif group in not_scheduled:
-                jobs[group] = _NOT_DUE
+                jobs[group] = NOT_DUE
         return jobs
 
     @cached_property
@@ -502,10 +401,3 @@ def _without_breakdowns(metrics: Mapping[str, Any] | None) -> dict[str, Any] | N
         for name, value in metrics.items()
         if name not in _BREAKDOWNS
     }
-
-
-def _losses(job: JobRecord) -> list[tuple[int, float]]:
-    """Give (step, training loss) from the back-end's events; of many some, with the last."""
-    told = read_step_figures(job.backend_events)
-    points = [(step, of_step.loss) for step, of_step in told.items() if of_step.loss is not None]
-    return thinned(points, _MOST_LOSSES)

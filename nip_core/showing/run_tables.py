@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from nip_core.errors import SettingsError
-from nip_core.records.iterations import DatasetShown, IterationRecord, JobShown, Records
+from nip_core.records.iterations import IterationRecord, Records
+from nip_core.records.jobs_shown import DatasetShown, JobShown
 from nip_core.records.named_run import find_run, open_runs
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES, GENERATIONS, TIMINGS

@@ -12,7 +12,7 @@ split_play    its episodes, plan and models, which all shards share
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, cast
 
@@ -347,15 +347,37 @@ async def play_shards(
     await gather_or_cancel(map(play, shards))
 
 
-async def play_shard(session: Session, iteration: int, split: str, shard: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class CommittedShard:
+    """A shard that is committed."""
+
+    shard: str
+    reused: bool
+    """It was committed before, by an earlier try of this task, and nothing else is known of it."""
+    rows: Mapping[str, int] = field(default_factory=dict)
+    """By table."""
+    canonical_digest: str | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class CommittedSplit:
+    """A split of which all shards are committed."""
+
+    rows: Mapping[str, int]
+    """By table."""
+    canonical_digest: str
+
+
+async def play_shard(session: Session, iteration: int, split: str, shard: str) -> CommittedShard:
     """Play one shard and commit it; a committed one is left as it is.
 
-    Returns rows and digest of the shard. Raises StageError when too many episodes fail; the
+    Raises StageError when too many episodes fail; the
     journal then keeps what was generated.
     """
     play = split_play(session, iteration, split)
     if play.is_done(shard):  # by an earlier try of this task
-        return {"shard": shard, "reused": True}
+        return CommittedShard(shard, reused=True)
     started = time.monotonic()
     specs = play.specs_by_shard[shard]
     # 1. Play, with every answer in the journal before it is used.
@@ -368,17 +390,17 @@ async def play_shard(session: Session, iteration: int, split: str, shard: str) -
     manifest = await in_thread(partial(play.commit, shard, specs, played))
     # 3. What the journal held is committed.
     journal.remove()
-    return {
-        "shard": shard,
-        "reused": False,
-        "rows": dict(manifest.rows),
-        "canonical_digest": SplitFacts.from_manifest(manifest).canonical_digest,
-        "seconds": round(time.monotonic() - started, 3),
-    }
+    return CommittedShard(
+        shard,
+        reused=False,
+        rows=dict(manifest.rows),
+        canonical_digest=SplitFacts.from_manifest(manifest).canonical_digest,
+        seconds=round(time.monotonic() - started, 3),
+    )
 
 
-def commit_split(session: Session, iteration: int, split: str) -> dict[str, Any]:
-    """Publish the split once all its shards are committed; returns rows and digest.
+def commit_split(session: Session, iteration: int, split: str) -> CommittedSplit:
+    """Publish the split once all its shards are committed.
 
     Raises StageError if too many of its episodes failed, which shards that were played in different
     processes can't see by themselves.
@@ -393,7 +415,5 @@ def commit_split(session: Session, iteration: int, split: str) -> dict[str, Any]
         )
     manifest = join_shards(play.store, play.directory, play.plan.shards, lease=session.lease)
     session.budget.tell(session.log)
-    return {
-        "rows": dict(manifest.rows),
-        "canonical_digest": SplitFacts.from_manifest(manifest).canonical_digest,
-    }
+    digest_of_all = SplitFacts.from_manifest(manifest).canonical_digest
+    return CommittedSplit(dict(manifest.rows), digest_of_all)
