@@ -42,7 +42,7 @@ from nip_core.evaluation.spread import shared_text
 from nip_core.evaluation.statistics.power import detectable_change
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.prices import calls_usd, missing_prices, training_usd
+from nip_core.parameters.prices import find_missing_prices, price_calls, price_training
 from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
 from nip_core.rollouts.plan import ATTACK, group_size, plan_episodes
 from nip_core.scenarios import Problem
@@ -132,9 +132,9 @@ class _Totals:
 
     def usd(self, parameters: HyperParameters) -> float | None:
         """All of it in US dollars; None where a price is missing."""
-        if missing_prices(parameters):
+        if find_missing_prices(parameters):
             return None
-        trained = (training_usd(parameters, g, n) or 0.0 for g, n in self.training.items())
+        trained = (price_training(parameters, g, n) or 0.0 for g, n in self.training.items())
         return self.calls_usd + sum(trained)
 
 
@@ -198,7 +198,7 @@ def estimate_run(
         expected_usd=expected.usd(parameters),
         expected_by=by.in_words(counted),
         is_rough=by.is_rough,
-        missing_prices=missing_prices(parameters),
+        missing_prices=find_missing_prices(parameters),
         disk_bytes=round(disk_bytes * _TABLES_AND_JOURNAL),
         test_problems=per_test,
         test_questions=len(sizes),
@@ -337,4 +337,4 @@ def _may_be_gated(parameters: HyperParameters, iteration: int) -> bool:
 def _usd(parameters: HyperParameters, loads: Loads) -> float:
     """US dollars for the calls of one episode or tree; no price may be missing."""
     tokens = {name: (load.prompt_tokens, load.completion_tokens) for name, load in loads.items()}
-    return calls_usd(parameters, tokens) or 0.0
+    return price_calls(parameters, tokens) or 0.0

@@ -19,7 +19,7 @@ from statistics import fmean
 from nip_core.game.render import Game, situation_of
 from nip_core.models import resolve_model
 from nip_core.parameters import HyperParameters, Method
-from nip_core.parameters.checks import attackers
+from nip_core.parameters.checks import find_attackers
 from nip_core.rollouts.plan import episode_spec
 from nip_core.rollouts.trees import Branching
 from nip_core.scenarios import Problem
@@ -188,7 +188,7 @@ def attack_loads(game: Game, seed: int, plain: Loads) -> Loads:
     """By agent, in the tree of an attack by best-of-n: as if all messages differed, every turn of
     the game was played on from each, and every n chose another one."""
     parameters, protocol = game.parameters, game.protocol
-    attack, provers = parameters.attack, set(attackers(parameters))
+    attack, provers = parameters.attack, set(find_attackers(parameters))
     turns = sum(
         not provers.isdisjoint(protocol.active(r, seed)) for r in range(protocol.max_message_rounds)
     )
@@ -217,7 +217,7 @@ def attack_means(
     no two are.
     """
     parameters, protocol = game.parameters, game.protocol
-    attack, provers = parameters.attack, set(attackers(parameters))
+    attack, provers = parameters.attack, set(find_attackers(parameters))
 
     def distinct(n: float) -> float:
         return n if not repeated else (1 - (1 - repeated) ** n) / repeated

@@ -22,7 +22,7 @@ from nip_core.protocols.scales import (
     REJECT,
     SCALES,
     DecisionScale,
-    discrete,
+    round_value,
 )
 from nip_core.protocols.settings import CommonSettings, GameSettings, RoundSettings
 
@@ -246,7 +246,7 @@ class Protocol:
         """
         # 1. Whether this round ends the episode.
         value = self.verdict(round_, y, turns, "verifier")
-        decision = NO_DECISION if value is None else discrete(value)
+        decision = NO_DECISION if value is None else round_value(value)
         done = value is not None
         terminated = not done and self.is_last_round(round_)
         # 2. The verifier is paid, then each prover for its own verdict or with it.

@@ -25,7 +25,7 @@ from nip_core.evaluation.baseline_verifiers import believe_the_prover, majority
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.spread import only_intervals, questions_of, with_intervals
 from nip_core.evaluation.statistics.differences import at_most
-from nip_core.parameters.stored import from_stored
+from nip_core.parameters.stored import read_settings
 from nip_core.protocols import make_protocol
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.tables import RolloutTables, read_rollouts
@@ -97,7 +97,7 @@ def rate_alone_of(parameters: Mapping[str, Any]) -> float | None:
     None for other games and datasets, and where nobody knows.
     """
     try:
-        settings = from_stored(parameters)
+        settings = read_settings(parameters)
         scenario = make_scenario(settings)
         if make_protocol(settings).provers or settings.dataset not in scenario.generated:
             return None
@@ -117,7 +117,7 @@ def _claims_and_provers(
 ) -> tuple[Mapping[str, int], Collection[str]] | None:
     """Return what a game's claims stand for, and who makes them; None if it is not here."""
     try:
-        settings = from_stored(parameters)
+        settings = read_settings(parameters)
         return make_scenario(settings).claims, make_protocol(settings).provers
     except Exception:  # whatever a user's module raises, or settings of another version
         return None

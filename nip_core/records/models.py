@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.opponents import opponents_of
+from nip_core.parameters.opponents import list_opponents
 from nip_core.rollouts.league import earlier_models
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.run import RunRecord, RunStore, read_document
@@ -123,7 +123,7 @@ def opponents_on_record(
     """
     group_of = map_agents_to_groups(parameters)
     opponents = {}
-    for agent in opponents_of(parameters):
+    for agent in list_opponents(parameters):
         *before, now = [names[group_of[agent]] for names in played]
         opponents[agent] = earlier_models(before, now, parameters.opponents.last)
     return {agent: models for agent, models in opponents.items() if models}

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from nip_core.jobs.job import JobRecord
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.prices import calls_usd, training_usd
+from nip_core.parameters.prices import price_calls, price_training
 from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.rows import Generation, Timing, read_rows, recorded_calls
@@ -77,8 +77,8 @@ class Spent:
 
     def usd(self, parameters: HyperParameters) -> float | None:
         """US dollars by the prices in the settings; None where one is missing."""
-        parts = [calls_usd(parameters, self.by_agent)] if self.by_agent else []
-        parts += [training_usd(parameters, group, n) for group, n in self.trained.items()]
+        parts = [price_calls(parameters, self.by_agent)] if self.by_agent else []
+        parts += [price_training(parameters, group, n) for group, n in self.trained.items()]
         known = [usd for usd in parts if usd is not None]
         return sum(known) if len(known) == len(parts) else None
 

@@ -14,7 +14,7 @@ from typing import Any
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import is_deterministic, uses_own_server
-from nip_core.parameters.opponents import opponents_of
+from nip_core.parameters.opponents import list_opponents
 from nip_core.parameters.providers import base_name
 from nip_lm_server.client import DEFAULT_LORA_RANK, LARGEST_LORA_RANK, served_lora_rank
 
@@ -37,7 +37,7 @@ def vllm_sizes(parameters: HyperParameters, base: str) -> dict[str, Any]:
     #    iterations.
     adapters = len([rank for rank in ranks if rank])
     names = {name for group in groups for name in parameters.groups[group]}
-    league = [name for name in opponents_of(parameters) if name in names]
+    league = [name for name in list_opponents(parameters) if name in names]
     earlier = parameters.opponents.last or parameters.rl.num_iterations
     sizes["max_loras"] = max(1, min(adapters + earlier * len(league), MOST_LORAS))
     if isinstance(in_memory := chosen.get("max_cpu_loras"), int):

@@ -31,7 +31,7 @@ from nip_core.hub.client import connect
 from nip_core.parameters import HyperParameters, PureTextAgentParameters, load_parameters
 from nip_core.parameters.checks import uses_own_server
 from nip_core.parameters.providers import base_name
-from nip_core.parameters.stored import with_defaults
+from nip_core.parameters.stored import complete_settings
 from nip_core.records.models import ServedModel, read_models
 from nip_core.run_store.run import RunRecord, RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store
@@ -153,7 +153,7 @@ def check_attacked(parameters: HyperParameters, source: RunStore) -> None:
         raise SettingsError(
             f"attack.run: there is no run {name!r} in {source.store.url}; there are {there}"
         ) from None
-    stored = with_defaults(record.parameters)
+    stored = complete_settings(record.parameters)
     check_game(parameters, stored)
     finished = source.finished_iterations()
     if attack.iteration > finished:
@@ -188,7 +188,7 @@ def check_game(parameters: HyperParameters, stored: Mapping[str, Any]) -> None:
 
 def attacked_groups(parameters: HyperParameters, source: RunStore) -> dict[str, str]:
     """By group of an attack, the group of the attacked run whose model it plays with."""
-    agents = with_defaults(source.open().parameters)["agents"]
+    agents = complete_settings(source.open().parameters)["agents"]
     return {
         group: str(agents[names[0]].get("shared_model_group") or names[0])
         for group, names in parameters.groups.items()
@@ -225,7 +225,7 @@ def _checkpoint_run(store: Store, name: str, agent: PureTextAgentParameters) -> 
 
 
 def _agent_of(run: RunStore, name: str) -> dict[str, Any]:
-    agents = with_defaults(run.open().parameters)["agents"]
+    agents = complete_settings(run.open().parameters)["agents"]
     agent = agents.get(name)
     if agent is None or agent.get("is_random"):
         with_models = [n for n, a in agents.items() if not a.get("is_random")]

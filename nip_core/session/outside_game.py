@@ -18,7 +18,7 @@ from nip_core.errors import SettingsError
 from nip_core.game.render import Game
 from nip_core.hashing import canonical_json
 from nip_core.parameters import HyperParameters, load_parameters
-from nip_core.parameters.load import merged_settings
+from nip_core.parameters.load import merge_settings
 from nip_core.rollouts.plan import SPLITS, EpisodeSpec, plan_episodes
 from nip_core.scenarios import find_scenario
 from nip_core.session.prepare import check_functions, check_system
@@ -48,7 +48,7 @@ def game_parameters(
     model = {"model_provider": "SelfHosted", "model_name": name}
     values: dict[str, Any] = {"run_name": name, "agents": {"_default": model}}
     if config is not None:
-        values = merged_settings(config)
+        values = merge_settings(config)
     named = {"interaction_protocol": protocol, "scenario": scenario, "dataset": dataset}
     values |= {name: value for name, value in {**named, "seed": seed}.items() if value is not None}
     if "dataset" not in values:

@@ -28,7 +28,7 @@ from nip_core.evaluation.episode_transcripts import (
     transcripts_from_tables,
 )
 from nip_core.game.render import Game
-from nip_core.parameters.stored import from_stored
+from nip_core.parameters.stored import read_settings
 from nip_core.records.iterations import Records
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN
 from nip_core.rollouts.tables import RolloutTables, StoredRollouts, read_rollouts
@@ -239,7 +239,7 @@ def game_of(record: RunRecord) -> Game | None:
     """The game of settings on record; None where its protocol or its templates are not here, or
     are others by now, and then neither channels nor prompts are shown."""
     try:
-        game = Game(from_stored(record.parameters))
+        game = Game(read_settings(record.parameters))
         recorded = record.contents.get("templates", {})
         return game if template_digests(game) == recorded else None
     except (OSError, ValueError):

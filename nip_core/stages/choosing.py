@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.prices import training_usd
+from nip_core.parameters.prices import price_training
 from nip_core.rollouts.plan import TRAIN
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.facts import DatasetFacts, SplitFacts
@@ -99,7 +99,7 @@ def _cost(parameters: HyperParameters, group: str, dataset: Dataset) -> dict[str
     known = None if None in trained else sum(trained)
     agent = parameters.group_parameters(group)
     epochs = agent.num_epochs or parameters.rl.num_epochs
-    usd = None if known is None else training_usd(parameters, group, epochs * known)
+    usd = None if known is None else price_training(parameters, group, epochs * known)
     return {
         "validation_examples": len(tokens) - len(trained),
         "tokens": known,

@@ -20,7 +20,7 @@ from nip_core.concurrency import gather_or_cancel, in_thread
 from nip_core.errors import RunConflictError
 from nip_core.hashing import digest
 from nip_core.parameters import RandomAgentParameters
-from nip_core.parameters.checks import attackers, is_deterministic
+from nip_core.parameters.checks import find_attackers, is_deterministic
 from nip_core.records.rewinds import stage_of_split
 from nip_core.records.spending import shared_prompts
 from nip_core.rollouts.best_of_n import BestOfN
@@ -212,7 +212,7 @@ class SplitPlay:
             return play_episode
         parameters = self.session.parameters
         attack, verifier = parameters.attack, parameters.model_agents["verifier"]
-        provers = frozenset(attackers(parameters))
+        provers = frozenset(find_attackers(parameters))
         return BestOfN(attack.n, provers, attack.continuations, verifier.temperature).play
 
     def _players(self) -> dict[str, Player]:

@@ -16,7 +16,7 @@ from nip_core.jobs.openai_backend import OpenAIBackend, open_backend
 from nip_core.jobs.server_calls import LmServer
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import takes_turns
-from nip_core.parameters.dialects import dialect_of
+from nip_core.parameters.dialects import find_dialect
 from nip_core.parameters.providers import speaks_nip
 from nip_core.records.models import ServedModel
 from nip_core.rollouts.chat_client import ChatClient, Endpoint, RequestRefusedError
@@ -97,7 +97,7 @@ async def prove(
 
     async def ask() -> None:
         message = {"role": "user", "content": "-"}
-        dialect = dialect_of(agent)
+        dialect = find_dialect(agent)
         body: dict[str, Any] = {"model": model.model, "messages": [message]}
         body[dialect.limit] = dialect.least_limit
         try:

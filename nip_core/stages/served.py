@@ -6,7 +6,7 @@ opponents_for  the models of earlier iterations that agents meet in one
 """
 
 from nip_core.jobs.document import read_job
-from nip_core.parameters.opponents import opponents_of
+from nip_core.parameters.opponents import list_opponents
 from nip_core.records.models import (
     ServedModel,
     map_agents_to_groups,
@@ -48,7 +48,7 @@ def opponents_for(session: Session, iteration: int) -> dict[str, dict[int, Serve
     are left out.
     """
     parameters = session.parameters
-    if not opponents_of(parameters):
+    if not list_opponents(parameters):
         return {}
     played = [models_for(session, 0)]
     played += [swap.groups for swap in session.records.swaps(iteration)]

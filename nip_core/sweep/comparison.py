@@ -20,7 +20,7 @@ from nip_core.errors import SettingsError, StoreError
 from nip_core.evaluation.figures_in_words import p_value
 from nip_core.evaluation.plots import arms_svg
 from nip_core.evaluation.statistics.differences import holm
-from nip_core.parameters.stored import with_defaults
+from nip_core.parameters.stored import complete_settings
 from nip_core.run_store.settings_difference import flatten, settings_difference
 from nip_core.sweep.page import markdown_table
 from nip_core.sweep.played import PairedDifference, PlayedRun, check_alike, compare_tests
@@ -187,7 +187,7 @@ def _differing_settings(runs: Sequence[PlayedRun]) -> dict[str, list[JsonValue]]
     """Return by key the values of all runs, where they are not all the same."""
     given = [run.record.parameters for run in runs]
     keys = {key for other in given[1:] for key in settings_difference(given[0], other)}
-    leaves = [flatten(with_defaults(dict(settings))) for settings in given]
+    leaves = [flatten(complete_settings(dict(settings))) for settings in given]
     return {
         key: [of.get(key) for of in leaves]
         for key in sorted(keys)

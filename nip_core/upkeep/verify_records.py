@@ -14,7 +14,7 @@ from nip_core.evaluation.report_checksum import report_is_whole
 from nip_core.hashing import digest
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import JobRecord
-from nip_core.parameters.stored import from_stored
+from nip_core.parameters.stored import read_settings
 from nip_core.records.iterations import BLOCKS
 from nip_core.records.models import opponents_on_record
 from nip_core.records.run_shown import open_shown
@@ -225,7 +225,7 @@ class _Iteration:
         try:
             shown = open_shown(self.run)
             served = [shown.first_models, *(_models(check.document(path)) for path in before)]
-            expected = opponents_on_record(from_stored(shown.record.parameters), served)
+            expected = opponents_on_record(read_settings(shown.record.parameters), served)
         except (StoreError, ValueError, KeyError):
             return  # run.json is damaged, which is said, or of a version with other settings
         if shown.record.forked_from is not None:

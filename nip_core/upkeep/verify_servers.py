@@ -13,7 +13,7 @@ from nip_core.jobs.job import Busy, JobRecord, NoAnswer, Refused
 from nip_core.jobs.openai_backend import open_backend
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.providers import speaks_nip
-from nip_core.parameters.stored import from_stored
+from nip_core.parameters.stored import read_settings
 from nip_core.servers.endpoints import group_endpoints
 from nip_core.servers.kept_models import ADAPTERS
 from nip_core.servers.own_server import server_directory
@@ -40,7 +40,7 @@ _NOT_AGAIN = "restore the file from a copy; without one, --rerun-from its iterat
 async def check_servers(check: Check) -> None:
     """Compare with all servers, where this version of nip can read the settings on record."""
     try:
-        parameters = from_stored(check.run.open().parameters)
+        parameters = read_settings(check.run.open().parameters)
     except (NipError, OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
         check.notes.append(
