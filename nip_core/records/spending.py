@@ -57,17 +57,17 @@ class Spent:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens that models have read."""
+        """Count the tokens read by models."""
         return sum(prompt for prompt, _ in self.by_agent.values())
 
     @property
     def generated_tokens(self) -> int:
-        """Tokens that models have written."""
+        """Count the tokens written by models."""
         return sum(generated for _, generated in self.by_agent.values())
 
     @property
     def trained_tokens(self) -> int:
-        """Tokens that models were trained on, once for each epoch."""
+        """Count the tokens of all training, once for each epoch."""
         return sum(self.trained.values())
 
     @property
@@ -169,7 +169,7 @@ class PlayedTables:
         self.splits = {*list_folders(store, self._rollouts), *list_folders(store, self._journals)}
 
     def player(self, split: str) -> str | None:
-        """The run that has played the split, by its first shard; None: it has none committed."""
+        """Name the run behind the split, by its first shard; None: it has none committed."""
         for manifest in committed_shards(self._store, f"{self._rollouts}/{split}").values():
             rows = StoredRollouts.of_shard(self._store, manifest).episodes(["run"])
             if rows.num_rows:
