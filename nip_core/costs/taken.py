@@ -83,7 +83,7 @@ def _some(iterations: list[int]) -> list[int]:
 def _played(
     parameters: HyperParameters, keys: Keys, record: IterationRecord
 ) -> Iterator[tuple[str, float, Spent]]:
-    """Give of each stage that was played its key, its episodes or trees, and what it has spent."""
+    """Give of each played stage its key, its episodes or trees, and its spending."""
     for stage, spent in record.spent.items():
         split = ATTACK if stage == "attack" else _STAGES.get(stage)
         if split is None:
@@ -99,7 +99,7 @@ def _played(
 
 
 def _count(metrics: Mapping[str, Any] | None, parameters: HyperParameters, split: str) -> float:
-    """The episodes of a split, or those from which its trees grew."""
+    """Count the episodes of a split, or the roots of its trees."""
     if metrics is None:
         return 0
     problems = float(metrics.get("distinct_problems") or 0)
@@ -160,7 +160,7 @@ def _repeats(store: Store, parameters: HyperParameters) -> float | None:
 
 
 def _joined(told: Iterable[Experience], keys: Keys, needed: Collection[str]) -> Experience:
-    """Take what keys name from the first that has it, until all that is `needed` is there."""
+    """Take each key from the first source with it, until all `needed` ones are there."""
     wanted = {keys.game, keys.trees, keys.attack}
     episodes: dict[str, Loads] = {}
     trained: dict[str, Mapping[str, float]] = {}
