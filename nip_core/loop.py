@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from nip_core.concurrency import gather_or_cancel
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters import HyperParameters
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.stages import (
@@ -181,10 +182,11 @@ async def play(
 
 async def play_and_measure(
     session: Session, iteration: int, split: str, call: Call = directly
-) -> dict[str, Any]:
-    """Play a split; its metrics."""
+) -> SplitMetrics:
+    """Play a split and measure it."""
     await play(session, iteration, split, call)
-    return dict(await call(measuring.measure, session, iteration, split))
+    metrics: SplitMetrics = await call(measuring.measure, session, iteration, split)
+    return metrics
 
 
 async def _publish(

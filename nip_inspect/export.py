@@ -34,6 +34,7 @@ from inspect_ai.model import GenerateConfig, ModelConfig
 
 from nip_core.errors import SettingsError
 from nip_core.evaluation.metrics import evaluate, weights_of
+from nip_core.evaluation.split_metrics import BatchMetrics
 from nip_core.evaluation.spread import questions_of
 from nip_core.game.render import Game
 from nip_core.hashing import derive_key
@@ -171,9 +172,7 @@ def _epochs(episodes: Sequence[Row]) -> list[int]:
     return epochs
 
 
-def _metrics(
-    records: Records, iteration: int, split: str, rollouts: RolloutTables
-) -> Mapping[str, Any]:
+def _metrics(records: Records, iteration: int, split: str, rollouts: RolloutTables) -> BatchMetrics:
     """The figures on record; of an attack, and where a kill came between, those of the rows."""
     metrics = None if split == ATTACK else records.of(iteration).metrics(split)
     if metrics is not None:
@@ -183,12 +182,12 @@ def _metrics(
 
 
 def _results(
-    metrics: Mapping[str, Any],
+    measured: BatchMetrics,
     episodes: Sequence[Row],
     questions: Mapping[str, str],
     weights: Mapping[int, float],
 ) -> EvalResults:
-    count = len(episodes)
+    count, metrics = len(episodes), measured.as_json()
 
     def score(name: str, scorer: str, figures: dict[str, EvalMetric]) -> EvalScore:
         return EvalScore(

@@ -22,6 +22,7 @@ from prefect.artifacts import (
 from nip_core.evaluation.baseline_verifiers import believed_line
 from nip_core.evaluation.embedding import thinned
 from nip_core.evaluation.report import metrics_table
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.evaluation.transcripts_markdown import transcripts_markdown
 from nip_core.rollouts.plan import TEST
 from nip_core.stages.publishing import spent, state_of
@@ -90,11 +91,11 @@ def _state(session: Session, after: str) -> str:
     return f"Run `{session.run.name}` after {after}.\n\n```json\n{state}\n```\n"
 
 
-def learning_curve_markdown(rows: list[tuple[int, dict[str, Any]]]) -> str:
+def learning_curve_markdown(rows: list[tuple[int, SplitMetrics]]) -> str:
     """Accuracy by iteration as bars of text, which every version of the UI can show."""
     lines = ["Accuracy on test problems, with 95 % intervals", "", "```text"]
     for iteration, metrics in rows:
-        accuracy, interval = metrics.get("accuracy"), metrics.get("accuracy_ci95")
+        accuracy, interval = metrics.accuracy, metrics.accuracy_ci95
         if accuracy is None or interval is None:
             continue
         bar = "█" * round(accuracy * _BAR)

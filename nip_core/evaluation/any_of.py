@@ -11,11 +11,12 @@ sees a mistake once has seen it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import comb
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from nip_core.evaluation.confidence_intervals import Interval
+from nip_core.evaluation.split_metrics import AnyOfRow
 from nip_core.evaluation.spread import Asked, Floats
 from nip_core.protocols import ACCEPT, NO_DECISION, REJECT
 
@@ -42,8 +43,8 @@ def any_of(
     *,
     seed: int = 0,
     questions: Mapping[str, str] | None = None,
-) -> list[dict[str, Any]] | None:
-    """Figures of a verifier that plays a problem k times and rejects it where any play does.
+) -> tuple[AnyOfRow, ...] | None:
+    """Measure a verifier that plays a problem k times and rejects it where any play does.
 
     One row for each ``k`` from 1 to the number of plays: ``accuracy``, ``completeness`` and
     ``soundness`` in [0, 1], each problem counting once, with 95 % intervals under ``…_ci95``; and,
@@ -61,15 +62,15 @@ def any_of(
     tokens = _tokens_a_play(episodes, generations)
     rows = []
     for k in range(1, right.shape[1] + 1):
-        row: dict[str, Any] = {"k": k}
+        rates: dict[str, float | Interval | None] = {}
         for rate, among in _RATES.items():
             here = np.flatnonzero(np.isin(labels, among))
             values = right[here, k - 1]
             interval = spread.mean_share(here, values) if len(here) else None
-            row[rate] = float(values.mean()) if len(here) else None
-            row[f"{rate}_ci95"] = None if interval is None else list(interval)
-        rows.append(row | {name: k * count for name, count in tokens.items()})
-    return rows
+            rates |= {rate: float(values.mean()) if len(here) else None, f"{rate}_ci95": interval}
+        spent = {name: k * count for name, count in tokens.items()}
+        rows.append(AnyOfRow.model_validate({"k": k, **rates, **spent}))
+    return tuple(rows)
 
 
 def shares(episodes: pa.Table) -> dict[str, Shares]:

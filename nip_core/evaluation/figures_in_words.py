@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nip_core.evaluation.split_metrics import PairedDifference, SplitMetrics
+
 DASH = "–"
 ALL_EQUAL = "all equal"
 """In the place of an interval that would have a width of 0."""
@@ -89,29 +91,29 @@ def plain_interval(interval: Sequence[float]) -> str:
     return f"95 % interval {100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"
 
 
-def verdict_line(test: Mapping[str, Any]) -> str:
+def verdict_line(test: SplitMetrics) -> str:
     """The metrics of a test in a line, for a terminal or a log."""
-    low, high = test["accuracy_ci95"] or (None, None)
+    low, high = test.accuracy_ci95 or (None, None)
     return (
-        f"accuracy {plain_percent(test['accuracy'])} (95 % interval {plain_percent(low)} to "
-        f"{plain_percent(high)}), completeness {plain_percent(test['completeness'])}, soundness "
-        f"{plain_percent(test['soundness'])}, {test['episodes']} episodes on "
-        f"{problems_words(test['distinct_problems'], test.get('questions'))}"
+        f"accuracy {plain_percent(test.accuracy)} (95 % interval {plain_percent(low)} to "
+        f"{plain_percent(high)}), completeness {plain_percent(test.completeness)}, soundness "
+        f"{plain_percent(test.soundness)}, {test.episodes} episodes on "
+        f"{problems_words(test.distinct_problems, test.questions)}"
     )
 
 
-def result_line(metrics: Mapping[str, Any], before: float | None) -> str:
+def result_line(metrics: SplitMetrics, before: float | None) -> str:
     """The metrics of a split in a line: "accuracy 83.0 % [79.0, 86.4] (n=400), before 52.5 %, ...".
 
     `before` is the accuracy of the test before; None: there was none.
     """
-    low, high = metrics["accuracy_ci95"] or (None, None)
+    low, high = metrics.accuracy_ci95 or (None, None)
     interval = "" if low is None or high is None else f" [{100 * low:.1f}, {100 * high:.1f}]"
     change = "" if before is None else f", before {plain_percent(before)}"
     return (
-        f"accuracy {plain_percent(metrics['accuracy'])}{interval} (n={metrics['episodes']})"
-        f"{change}, completeness {plain_percent(metrics['completeness'])}, "
-        f"soundness {plain_percent(metrics['soundness'])}"
+        f"accuracy {plain_percent(metrics.accuracy)}{interval} (n={metrics.episodes})"
+        f"{change}, completeness {plain_percent(metrics.completeness)}, "
+        f"soundness {plain_percent(metrics.soundness)}"
     )
 
 
@@ -131,22 +133,23 @@ def p_value(p: float | None) -> str:
     return "< 0.0001" if p < 0.0001 else f"{p:.2g}"
 
 
-def how_much(paired: Mapping[str, Any]) -> str:
-    """A `paired_difference` in points, with all that is known of it, in letters of every keyboard.
+def how_much(paired: PairedDifference) -> str:
+    """Say a difference in points, with all that is known of it, in letters of every keyboard.
 
     Its ``difference`` must be known.
     """
-    asked = problems_words(paired.get("problems"), paired.get("questions"))
-    if paired["ci95"] is None:
+    assert paired.difference is not None
+    asked = problems_words(paired.problems, paired.questions)
+    if paired.ci95 is None:
         sure = f"no interval, as there are {asked}"
-    elif paired["ci95"][0] == paired["ci95"][1]:
+    elif paired.ci95[0] == paired.ci95[1]:
         sure = f"the same on each of {asked}"
     else:
-        low, high = (100 * bound for bound in paired["ci95"])
+        low, high = (100 * bound for bound in paired.ci95)
         sure = f"95 % interval {low:+.1f} to {high:+.1f}, paired over {asked}"
-    p = p_value(paired.get("p"))
+    p = p_value(paired.p)
     test = "" if p == DASH else f"; McNemar's exact test: p {p if p[0] == '<' else f'= {p}'}"
-    return f"{100 * paired['difference']:+.1f} points ({sure}{test})"
+    return f"{100 * paired.difference:+.1f} points ({sure}{test})"
 
 
 def alike(reasons: Mapping[int, str]) -> list[tuple[str, list[int]]]:

@@ -1,4 +1,4 @@
-"""What a played batch says about the agents: one JSON-encodable dict of numbers.
+"""What a played batch says about the agents.
 
 evaluate            every metric of one batch, with intervals and breakdowns
 paired_difference   how much better one batch is than another on the same problems
@@ -25,7 +25,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +32,12 @@ import pyarrow.compute as pc
 
 from nip_core.errors import DatasetError
 from nip_core.evaluation.confidence_intervals import Interval, bootstrap_mean
+from nip_core.evaluation.split_metrics import (
+    AgentMeasures,
+    BatchMetrics,
+    Measures,
+    PairedDifference,
+)
 from nip_core.evaluation.spread import (
     Asked,
     Bools,
@@ -48,6 +53,8 @@ from nip_core.evaluation.statistics.differences import sign_flips
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION
 from nip_core.rollouts.trees import TREE_COLUMNS, leaf_weights, steps, tree_of
 
+_Figures = dict[str, float | Interval | None]
+"""Figures by the names that the models have for them."""
 _DECISIONS = 4  # different decisions, see `nip_core.protocols.scales`
 _GENERATION_COLUMNS = (
     "episode",
@@ -87,8 +94,8 @@ def evaluate(
     *,
     seed: int = 0,
     questions: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """All metrics of the `episodes`, and of the `generations` they are made of if given.
+) -> BatchMetrics:
+    """Compute all metrics of the `episodes`, and of their `generations` if given.
 
     Rates are in [0, 1]. Each rate and mean `x` has its 95 % interval [low, high] under `x_ci95`:
     Wilson's for a rate where each problem was tried once, else a bootstrap by problem from `seed`.
@@ -120,15 +127,15 @@ def evaluate(
     """
     spoken = None if generations is None else generations.select(_GENERATION_COLUMNS)
     asked = Asked(seed, questions)
-    return {
-        **_measures(episodes, spoken, asked),
-        "by_difficulty": _breakdown(episodes, spoken, episodes["difficulty"], asked),
-        "by_mutation": _breakdown(episodes, spoken, _mutation(episodes), asked),
-    }
+    return BatchMetrics(
+        **dict(_measures(episodes, spoken, asked)),
+        by_difficulty=_breakdown(episodes, spoken, episodes["difficulty"], asked),
+        by_mutation=_breakdown(episodes, spoken, _mutation(episodes), asked),
+    )
 
 
-def _measures(episodes: pa.Table, generations: pa.Table | None, asked: Asked) -> dict[str, Any]:
-    """Return what `evaluate` returns, without the breakdowns."""
+def _measures(episodes: pa.Table, generations: pa.Table | None, asked: Asked) -> Measures:
+    """Compute what `evaluate` returns, but for the breakdowns."""
     # 1. Columns as arrays; everything below counts rows of them.
     columns = _columns(episodes)
     spread = asked.spread(columns.problem_ids)
@@ -148,13 +155,13 @@ def _measures(episodes: pa.Table, generations: pa.Table | None, asked: Asked) ->
     values = np.asarray(episodes["decision_value"].to_numpy(), dtype=np.float64)  # null is NaN
     valued = played & ~np.isnan(values)
 
-    def rate(name: str, hit: Bools, among: Bools | None = None) -> dict[str, Any]:
+    def rate(name: str, hit: Bools, among: Bools | None = None) -> _Figures:
         return _rate(name, problem, hit, spread, among=among, weight=weight)
 
-    def average(name: str, values: Floats, among: Bools) -> dict[str, Any]:
+    def average(name: str, values: Floats, among: Bools) -> _Figures:
         return _average(name, problem[among], values[among], spread, weight[among])
 
-    return {
+    figures: _Figures = {
         "episodes": len(problem),
         "distinct_problems": len(columns.problem_ids),
         **rate("accuracy", columns.right),
@@ -168,8 +175,9 @@ def _measures(episodes: pa.Table, generations: pa.Table | None, asked: Asked) ->
         **_agreement(columns, spread),
         **average("mean_rounds", rounds, played),
         **_generation_rates(generations, of_generations, spread),
-        "agents": _by_agent(episodes, columns, generations, of_generations, spread),
     }
+    agents = _by_agent(episodes, columns, generations, of_generations, spread)
+    return Measures.model_validate({**figures, "agents": agents})
 
 
 def mean_by_problem(episodes: pa.Table, reward_of: str | None = None) -> float | None:
@@ -186,7 +194,7 @@ def paired_difference(
     *,
     reward_of: str | None = None,
     split_by: Sequence[str] = (),
-) -> dict[str, Any]:
+) -> PairedDifference:
     """Return how much better `b` is than `a`: the mean over problems of (b - a), with its interval.
 
     Both are episodes tables over the same problems; several plays of a problem are averaged
@@ -194,9 +202,8 @@ def paired_difference(
     without a reward for it counts 0). The 95 % interval is a bootstrap by problem from `seed` where
     every question has one problem, else the cluster-robust one by question; `questions_of` says of
     which question a problem is, by `split_by`. With problems of one question only it is None.
-    Returns ``difference``, ``ci95``, ``problems`` and ``questions``; and for accuracy, where both
-    sides have played each problem as often, ``p``: exact, after McNemar, with whole questions
-    flipped. What can't be said is None.
+    For accuracy, where both sides have played each problem as often, it has ``p``: exact, after
+    McNemar, with whole questions flipped. What can't be said is None.
 
     Raises:
         DatasetError: the two don't cover the same problems.
@@ -218,13 +225,13 @@ def paired_difference(
     else:
         mean = clustered_mean(differences, question)
         interval = None if mean is None else mean.interval()
-    return {
-        "difference": _mean(differences),
-        "ci95": None if interval is None else list(interval),
-        "problems": len(first.problem_ids),
-        "questions": questions,
-        "p": None if reward_of else _mcnemar(first, second, question),
-    }
+    return PairedDifference(
+        difference=_mean(differences),
+        ci95=interval,
+        problems=len(first.problem_ids),
+        questions=questions,
+        p=None if reward_of else _mcnemar(first, second, question),
+    )
 
 
 def _mcnemar(first: _Columns, second: _Columns, question: Ints) -> float | None:
@@ -253,7 +260,7 @@ def weights_of(episodes: pa.Table) -> Floats:
     weights = np.ones(episodes.num_rows)
     is_leaf = pc.not_equal(episodes["branch_path"], "")
     rows: list[int] = np.flatnonzero(is_leaf.to_numpy()).tolist()
-    trees: dict[tuple[Any, ...], dict[tuple[int, ...], int]] = defaultdict(dict)
+    trees: dict[tuple[object, ...], dict[tuple[int, ...], int]] = defaultdict(dict)
     leaves = episodes.select(("branch_path", *TREE_COLUMNS)).filter(is_leaf).to_pylist()
     for row, leaf in zip(rows, leaves, strict=True):
         trees[tree_of(leaf)][steps(leaf["branch_path"])] = row
@@ -290,8 +297,8 @@ def _mean(values: Floats, weight: Floats | None = None) -> float | None:
     return _ratio(math.fsum((values * weight).tolist()), math.fsum(weight.tolist()))
 
 
-def _with_interval(name: str, value: float | None, interval: Interval | None) -> dict[str, Any]:
-    return {name: value, f"{name}_ci95": None if interval is None else list(interval)}
+def _with_interval(name: str, value: float | None, interval: Interval | None) -> _Figures:
+    return {name: value, f"{name}_ci95": interval}
 
 
 def _rate(
@@ -302,7 +309,7 @@ def _rate(
     *,
     among: Bools | None = None,
     weight: Floats | None = None,
-) -> dict[str, Any]:
+) -> _Figures:
     """The share of `hit` within `among`, and its interval.
 
     `problem` and `weight` (1 without) are those of each entry.
@@ -318,12 +325,12 @@ def _rate(
 
 def _average(
     name: str, problem: Ints, values: Floats, spread: ByProblem, weight: Floats
-) -> dict[str, Any]:
+) -> _Figures:
     """The mean of `values`, and its interval; `problem` and `weight` are those of each value."""
     return _with_interval(name, _mean(values, weight), spread.mean(problem, values, weight))
 
 
-def _always_fail_rate(columns: _Columns, spread: ByProblem) -> dict[str, Any]:
+def _always_fail_rate(columns: _Columns, spread: ByProblem) -> _Figures:
     size = len(columns.problem_ids)
     right = np.bincount(columns.problem[columns.right], minlength=size)
     return _rate("always_fail_rate", np.arange(size), right == 0, spread)
@@ -335,7 +342,7 @@ def _worst_problem_accuracy(columns: _Columns, episodes: pa.Table) -> float | No
     return float(rates.min()) if len(rates) else None
 
 
-def _agreement(columns: _Columns, spread: ByProblem) -> dict[str, Any]:
+def _agreement(columns: _Columns, spread: ByProblem) -> _Figures:
     """Mean over repeated problems of the share of pairs of plays with equal decisions.
 
     A pair counts as much as the weights of its two plays say, multiplied.
@@ -356,7 +363,7 @@ def _agreement(columns: _Columns, spread: ByProblem) -> dict[str, Any]:
 
 def _generation_rates(
     generations: pa.Table | None, problem: Ints | None, spread: ByProblem
-) -> dict[str, Any]:
+) -> _Figures:
     """`problem` is that of each generation."""
     if generations is None or problem is None:
         return dict.fromkeys(_GENERATION_METRICS)
@@ -387,27 +394,28 @@ def _by_agent(
     generations: pa.Table | None,
     of_generations: Ints | None,
     spread: ByProblem,
-) -> dict[str, Any]:
+) -> dict[str, AgentMeasures]:
     rows, rewarded, rewards = _rewards(episodes)
     names = set(pc.unique(rewarded).to_pylist())
     if generations is not None:
         names |= set(pc.unique(generations["agent"]).to_pylist())
-    by_agent: dict[str, Any] = {}
+    by_agent: dict[str, AgentMeasures] = {}
     for name in sorted(names):
         is_paid = _equals(rewarded, name)
         paid = rewards[is_paid]
         problems, weight = columns.problem[rows[is_paid]], columns.weight[rows[is_paid]]
-        mean = _average("mean_reward", problems, paid, spread, weight)
-        variance = _mean((paid - mean["mean_reward"]) ** 2, weight) if len(paid) else None
+        mean = _mean(paid, weight)
+        variance = None if mean is None else _mean((paid - mean) ** 2, weight)
         spoken, problem = None, None
         if generations is not None and of_generations is not None:
             said = _equals(generations["agent"], name)
             spoken, problem = generations.filter(pa.array(said)), of_generations[said]
-        by_agent[name] = {
-            **mean,
+        figures: _Figures = {
+            **_average("mean_reward", problems, paid, spread, weight),
             "std_reward": None if variance is None else math.sqrt(variance),
             **_generation_rates(spoken, problem, spread),
         }
+        by_agent[name] = AgentMeasures.model_validate(figures)
     return by_agent
 
 
@@ -418,10 +426,10 @@ def _mutation(episodes: pa.Table) -> pa.ChunkedArray:
 
 def _breakdown(
     episodes: pa.Table, generations: pa.Table | None, by: pa.ChunkedArray, asked: Asked
-) -> dict[str, Any]:
+) -> dict[str, Measures]:
     values = pc.fill_null(by, "unknown")
     rows = None if generations is None else _rows_of(generations, episodes)
-    by_value: dict[str, Any] = {}
+    by_value: dict[str, Measures] = {}
     for name in sorted(pc.unique(values).to_pylist()):
         among = _equals(values, name)
         spoken = None

@@ -13,11 +13,11 @@ Where each question has one problem that is played once, both say the same.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pydantic import JsonValue
 
 from nip_core.evaluation.confidence_intervals import (
     Interval,
@@ -151,25 +151,29 @@ def shared_text(question_id: str, columns: Mapping[str, str], split_by: Sequence
     return f"{shared[0]} {columns[shared[0]]}" if shared else f"id {question_id}"
 
 
-def only_intervals(metrics: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """The intervals of `metrics` that are not those of `other`, in the same nesting."""
-    picked: dict[str, Any] = {}
+def only_intervals(
+    metrics: Mapping[str, JsonValue], other: Mapping[str, JsonValue]
+) -> dict[str, JsonValue]:
+    """Pick the intervals of `metrics` that are not those of `other`, in the same nesting."""
+    picked: dict[str, JsonValue] = {}
     for name, value in metrics.items():
-        if isinstance(value, Mapping) and isinstance(other.get(name), Mapping):
-            inner = only_intervals(value, other[name])
+        beside = other.get(name)
+        if isinstance(value, dict) and isinstance(beside, dict):
+            inner = only_intervals(value, beside)
             picked |= {name: inner} if inner else {}
-        elif name.endswith(_SUFFIX) and value != other.get(name):
+        elif name.endswith(_SUFFIX) and value != beside:
             picked[name] = value
     return picked
 
 
-def with_intervals(metrics: Mapping[str, Any], intervals: Mapping[str, Any]) -> dict[str, Any]:
-    """`metrics` with the intervals of `only_intervals` in the place of their own."""
-    replaced = {
-        name: with_intervals(metrics[name], value)
-        if isinstance(value, Mapping) and isinstance(metrics.get(name), Mapping)
-        else value
-        for name, value in intervals.items()
-        if name in metrics
-    }
-    return {**metrics, **replaced}
+def with_intervals(
+    metrics: Mapping[str, JsonValue], intervals: Mapping[str, JsonValue]
+) -> dict[str, JsonValue]:
+    """Put the intervals of `only_intervals` in the place of those of `metrics`."""
+    replaced = dict(metrics)
+    for name in intervals.keys() & metrics.keys():
+        value, before = intervals[name], metrics[name]
+        if isinstance(value, dict) and isinstance(before, dict):
+            value = with_intervals(before, value)
+        replaced[name] = value
+    return replaced

@@ -6,12 +6,12 @@ training_of    how many of the attack's steps trained its provers
 shown_attack   the figures of an attack on record, with that, as whoever looks at it sees them
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from nip_core.errors import SettingsError, StoreError
-from nip_core.evaluation.attack_figures import OwnTest, as_now
-from nip_core.evaluation.attack_words import by_training
+from nip_core.evaluation.attack_figures import OwnTest
+from nip_core.evaluation.attack_metrics import AttackMetrics, ShownAttack, TrainedSteps
+from nip_core.evaluation.attack_words import StepJob, count_trained
 from nip_core.game.render import Game, situation_of
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import attackers
@@ -20,7 +20,7 @@ from nip_core.rollouts.plan import ATTACK, TEST
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.manifest import is_committed
-from nip_core.run_store.run import RunStore
+from nip_core.run_store.run import RunStore, read_document
 from nip_core.run_store.store import MissingFileError, open_store
 from nip_core.scenarios import Problem
 from nip_core.stages.prepare import load_all_problems
@@ -80,24 +80,32 @@ def untold(parameters: HyperParameters) -> Iterator[str]:
         )
 
 
-def training_of(records: Records) -> dict[str, Any]:
-    """As `by_training`, of the iterations that train; {} for an attack that trains nobody."""
+def training_of(records: Records) -> TrainedSteps | None:
+    """Count the steps that trained somebody; None for an attack that trains nobody."""
     steps = [record for record in records.all() if record.iteration < records.shown.last]
     if not steps:
-        return {}
+        return None
     counts = [of.get("counts") or {} for record in steps for of in record.datasets.values()]
     jobs = [
-        {group: {**job, "status": job["outcome"] or job["status"]} for group, job in of.items()}
+        {
+            group: StepJob(job["outcome"] or job["status"], job["reason"])
+            for group, job in of.items()
+        }
         for of in (record.jobs for record in steps)
     ]
-    return by_training(jobs, counts)
+    return count_trained(jobs, counts)
 
 
-def shown_attack(records: Records) -> dict[str, Any] | None:
-    """The figures on record, with those of `training_of`; None where there are none yet."""
+def shown_attack(records: Records) -> ShownAttack | None:
+    """Read the figures on record, with those of `training_of`; None where there are none yet."""
     if not records.shown.attacks:
         return None
-    metrics: Mapping[str, Any] | None = records.run.read_json_or_none(
-        records.run.metrics(records.shown.last, ATTACK)
-    )
-    return None if metrics is None else {**as_now(metrics), **training_of(records)}
+    path = records.run.metrics(records.shown.last, ATTACK)
+    metrics = read_document(records.run, path, AttackMetrics)
+    return None if metrics is None else with_training(metrics, training_of(records))
+
+
+def with_training(metrics: AttackMetrics, trained: TrainedSteps | None) -> ShownAttack:
+    """Put the figures of an attack and the count of its steps side by side."""
+    counted = {} if trained is None else trained.as_json()
+    return ShownAttack.model_validate({**metrics.as_json(), **counted})

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.errors import CorruptionError, SettingsError, StoreError
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.hub.cards import adapter_card
 from nip_core.hub.privacy import without_places
 from nip_core.hub.repository import CARD, Facts, new_directory, seal
@@ -29,7 +30,7 @@ from nip_core.models import BUNDLED, resolve_model
 from nip_core.parameters.base import Parameters
 from nip_core.parameters.stored import from_stored, with_defaults
 from nip_core.rollouts.plan import TEST
-from nip_core.run_store.run import RunRecord, RunStore
+from nip_core.run_store.run import RunRecord, RunStore, read_document
 from nip_core.stages.intervals import shown_metrics
 from nip_core.stages.kept_models import fetch, is_kept
 from nip_core.stages.models import ServedModel
@@ -207,10 +208,10 @@ def settings_shown(record: RunRecord) -> dict[str, Any]:
 
 def result_of(run: RunStore, record: RunRecord, iteration: int) -> dict[str, Any] | None:
     """The measures of an iteration's test with their intervals; None if it has none."""
-    metrics = run.read_json_or_none(run.metrics(iteration, TEST))
+    metrics = read_document(run, run.metrics(iteration, TEST), SplitMetrics)
     if metrics is None:
         return None
-    shown = shown_metrics(run, iteration, TEST, metrics, record.parameters)
+    shown = shown_metrics(run, iteration, TEST, metrics, record.parameters).as_json()
     settings = with_defaults(record.parameters)
     return {
         "split": str(settings["test_dataset_split"]),
@@ -226,7 +227,7 @@ def result_of(run: RunStore, record: RunRecord, iteration: int) -> dict[str, Any
             for name in MEASURES
             if shown.get(name) is not None
         },
-        "rollouts": metrics.get("rollouts"),
+        "rollouts": metrics.rollouts,
     }
 
 

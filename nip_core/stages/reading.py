@@ -15,6 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from nip_core.errors import SettingsError
+from nip_core.evaluation.attack_metrics import AttackMetrics
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES, GENERATIONS, TIMINGS
 from nip_core.rollouts.tables import StoredRollouts
@@ -170,7 +172,7 @@ class RunTables:
         rows = []
         for record in self._chosen():
             for split in _SPLITS if self._split is None else (self._split,):
-                if (measured := record.metrics(split)) is not None:
+                if (measured := record.figures(split)) is not None:
                     rows.append({"iteration": record.iteration, "split": split, **_rates(measured)})
         return pa.Table.from_pylist(rows, _METRICS)
 
@@ -200,12 +202,13 @@ class RunTables:
 
     def _iteration(self, record: IterationRecord) -> dict[str, Any]:
         is_last = record.iteration == self._records.shown.last  # which is nothing but a test
+        test = record.metrics(TEST)
         spent = list(record.spent.values())
         tokens = [tuple(pair) for stage in spent for pair in stage["by_agent"].values()]
         return {
             "iteration": record.iteration,
-            "finished": record.is_over or (is_last and record.metrics(TEST) is not None),
-            "accuracy": (record.metrics(TEST) or {}).get("accuracy"),
+            "finished": record.is_over or (is_last and test is not None),
+            "accuracy": test and test.accuracy,
             "calls": sum(stage["calls"] for stage in spent),
             "prompt_tokens": sum(prompt for prompt, _ in tokens),
             "completion_tokens": sum(completion for _, completion in tokens),
@@ -242,10 +245,11 @@ def _with_columns(table: pa.Table, values: dict[str, Any]) -> pa.Table:
     return table
 
 
-def _rates(measured: dict[str, Any]) -> dict[str, Any]:
-    row = {name: measured.get(name) for name in (*_COUNTS, *_RATES)}
+def _rates(measured: SplitMetrics | AttackMetrics) -> dict[str, Any]:
+    figures = measured.as_json()
+    row = {name: figures.get(name) for name in (*_COUNTS, *_RATES)}
     for rate in _RATES:
-        low, high = measured.get(f"{rate}_ci95") or (None, None)
+        low, high = figures.get(f"{rate}_ci95") or (None, None)
         row |= {f"{rate}_low": low, f"{rate}_high": high}
     return row
 

@@ -23,8 +23,10 @@ from typing import Any, Self
 import pyarrow as pa
 
 from nip_core.errors import CorruptionError, StoreError
+from nip_core.evaluation.attack_metrics import AttackMetrics
 from nip_core.evaluation.embedding import thinned
 from nip_core.evaluation.metrics import paired_difference
+from nip_core.evaluation.split_metrics import PairedDifference, SplitMetrics
 from nip_core.jobs.document import billed_tokens
 from nip_core.jobs.steps import by_step
 from nip_core.parameters.stored import with_defaults
@@ -34,13 +36,13 @@ from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.documents import encode
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import MANIFEST, is_committed, read_manifest
-from nip_core.run_store.run import RunRecord, RunStore
+from nip_core.run_store.run import RunRecord, RunStore, read_document
 from nip_core.run_store.store import walk
 from nip_core.stages.estimate import scheme_tests
 from nip_core.stages.intervals import shown_metrics, split_by_of
 from nip_core.stages.models import NOT_SCHEDULED
 from nip_core.stages.providers import dummy_name
-from nip_core.stages.shapes import RATES, SECONDS, SWAP, checked, damaged
+from nip_core.stages.shapes import SECONDS, SWAP, checked, damaged
 from nip_core.stages.spending import Spent, add_up, expected_tokens, stages_of, tree_splits
 from nip_core.stages.stage_times import seconds_so_far
 from nip_lm_server.client import base_served_name
@@ -127,14 +129,15 @@ class IterationRecord:
     def __init__(self, records: "Records", iteration: int) -> None:
         """Reads nothing yet."""
         self._records, self._run, self.iteration = records, records.run, iteration
-        self._stored_metrics: dict[str, dict[str, Any] | None] = {}
-        self._shown_metrics: dict[str, dict[str, Any]] = {}
+        self._stored_metrics: dict[str, SplitMetrics | None] = {}
+        self._shown_metrics: dict[str, SplitMetrics] = {}
+        self._attack_metrics: AttackMetrics | None = None
         self.has_breakdowns = True
         """Whether its metrics are whole, see `Records.whole`."""
         self.derived: dict[str, Any] = {}
         """What others make of it, for as long as it is the same."""
 
-    def metrics(self, split: str) -> dict[str, Any] | None:
+    def metrics(self, split: str) -> SplitMetrics | None:
         """The metrics of a split, None where there are none: of what is played for the gate as they
         are stored, of others with the intervals that are shown."""
         metrics = self.stored_metrics(split)
@@ -144,13 +147,28 @@ class IterationRecord:
             self._shown_metrics[split] = shown
         return self._shown_metrics.get(split, metrics)
 
-    def stored_metrics(self, split: str) -> dict[str, Any] | None:
+    def stored_metrics(self, split: str) -> SplitMetrics | None:
         """The metrics of a split as they are on record; of an earlier block, as they are shown."""
         if split not in self._stored_metrics:
             path = self._run.metrics(self.iteration, split)
-            metrics = document(self._run, path)
-            self._stored_metrics[split] = metrics and checked(metrics, RATES, path)
+            self._stored_metrics[split] = read_document(self._run, path, SplitMetrics)
         return self._stored_metrics[split]
+
+    @property
+    def attack(self) -> AttackMetrics | None:
+        """Read what is measured of an attack with this iteration; None where nothing is."""
+        if self._attack_metrics is None:
+            path = self._run.metrics(self.iteration, ATTACK)
+            self._attack_metrics = read_document(self._run, path, AttackMetrics)
+        return self._attack_metrics
+
+    def figures(self, split: str) -> SplitMetrics | AttackMetrics | None:
+        """The figures of a split, an attack or not, as `metrics` has them."""
+        return self.attack if split == ATTACK else self.metrics(split)
+
+    def stored_figures(self, split: str) -> SplitMetrics | AttackMetrics | None:
+        """The figures of a split, an attack or not, as `stored_metrics` has them."""
+        return self.attack if split == ATTACK else self.stored_metrics(split)
 
     @cached_property
     def swap(self) -> dict[str, Any] | None:
@@ -195,7 +213,7 @@ class IterationRecord:
     def spent(self) -> dict[str, dict[str, Any]]:
         """By stage, the `facts` of what it has spent, see `nip_core.stages.spending`."""
         trees = tree_splits(self._records.shown.record.parameters)
-        stages = stages_of(self._run, self.iteration, self.stored_metrics, self.jobs, trees)
+        stages = stages_of(self._run, self.iteration, self.stored_figures, self.jobs, trees)
         return {stage: spent.facts() for stage, spent in stages.items()}
 
     @cached_property
@@ -241,7 +259,7 @@ class IterationRecord:
         }
 
     @cached_property
-    def change(self) -> dict[str, Any] | None:
+    def change(self) -> PairedDifference | None:
         """The `paired_difference` of its test and the first one; None where there are not both."""
         first = None if self.metrics(TEST) is None else self._records.first_test
         if first is None or first >= self.iteration:
@@ -260,19 +278,29 @@ class IterationRecord:
     def parts(self) -> dict[str, Any]:
         """All of it, for a block, but for the breakdowns of its metrics."""
         splits = (TEST, TRAIN, VALIDATION, CANDIDATE, ATTACK)
-        metrics = {split: _without_breakdowns(self.metrics(split)) for split in splits}
-        return {name: getattr(self, name) for name in _PARTS} | {"metrics": metrics}
+        figures = {split: self.figures(split) for split in splits}
+        metrics = {s: of and _without_breakdowns(of.as_json()) for s, of in figures.items()}
+        parts = {name: getattr(self, name) for name in _PARTS}
+        change = self.change and self.change.as_json()
+        return {**parts, "change": change, "metrics": metrics}
 
     @classmethod
     def of_parts(cls, records: "Records", iteration: int, parts: Mapping[str, Any]) -> Self:
         """The record of which `parts` were written."""
         record = cls(records, iteration)
         record.has_breakdowns = False
-        record._stored_metrics.update(parts["metrics"])
-        given = {split: metrics for split, metrics in parts["metrics"].items() if metrics}
-        record._shown_metrics.update(given)
+        for split, metrics in parts["metrics"].items():
+            if split == ATTACK:
+                record._attack_metrics = metrics and AttackMetrics.model_validate(metrics)
+                continue
+            known = metrics and SplitMetrics.model_validate(metrics)
+            record._stored_metrics[split] = known
+            if known is not None:
+                record._shown_metrics[split] = known
         for name in _PARTS:
             record.__dict__[name] = parts[name]  # in the place of what would be read
+        if (change := parts["change"]) is not None:
+            record.__dict__["change"] = PairedDifference.model_validate(change)
         return record
 
 
@@ -417,7 +445,7 @@ class Records:
                 IterationRecord.of_parts(self, number * BLOCK + k, parts)
                 for k, parts in enumerate(block["iterations"])
             ]
-        except (StoreError, KeyError, TypeError, AttributeError):
+        except (StoreError, KeyError, TypeError, AttributeError, ValueError):
             return False  # the documents themselves are read
         self._known |= {r.iteration: r for r in records if r.is_over}
         self._over |= {r.iteration for r in records if r.is_over}
@@ -427,9 +455,7 @@ class Records:
         return f"{self.run.root}/{BLOCKS}/{number:04d}.json"
 
 
-def _without_breakdowns(metrics: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if metrics is None:
-        return None
+def _without_breakdowns(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: _without_breakdowns(value) if isinstance(value, Mapping) else value
         for name, value in metrics.items()

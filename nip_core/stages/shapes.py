@@ -14,17 +14,6 @@ from nip_core.errors import CorruptionError
 from nip_core.stages.models import Decision
 
 _T = TypeVar("_T")
-_Interval = list[StrictFloat] | None
-
-
-class _Rates(BaseModel):
-    accuracy: StrictFloat | None = None
-    accuracy_ci95: _Interval = None
-    completeness: StrictFloat | None = None
-    completeness_ci95: _Interval = None
-    soundness: StrictFloat | None = None
-    soundness_ci95: _Interval = None
-    agents: dict[str, dict[str, Any]] | None = None
 
 
 class ServedModel(BaseModel):
@@ -36,8 +25,6 @@ class _Swap(BaseModel):
     promotion: Decision | None = None
 
 
-RATES = TypeAdapter(_Rates)
-"""Of metrics, what is shown of every split."""
 SWAP = TypeAdapter(_Swap)
 """models.json: the models by group, and the decision of the gate."""
 SECONDS = TypeAdapter(dict[str, StrictFloat])

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from nip_core.evaluation.attack_metrics import AttackMetrics
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.jobs.document import billed_tokens
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.prices import calls_usd, training_usd
@@ -25,7 +27,7 @@ from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.tables import SHARED_PROMPTS, StoredRollouts, committed_shards
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
-from nip_core.run_store.run import RunStore
+from nip_core.run_store.run import RunStore, read_document
 from nip_core.run_store.store import Store
 from nip_core.stages.models import NOT_SCHEDULED
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from nip_core.stages.records import Records
 
 Row = Mapping[str, Any]
-Metrics = Mapping[str, Any]
+Metrics = SplitMetrics | AttackMetrics
 
 _STAGES = {
     TEST: "test",
@@ -205,7 +207,8 @@ def _below(run: RunStore, root: str, trees: frozenset[str]) -> Iterator[Spent]:
         for split in tables.splits:
             if tables.player(split) in (None, run.name):
                 path = f"{root}/iterations/{name}/metrics-{split}.json"
-                yield tables.spent(split, run.read_json_or_none(path))
+                kind: type[Metrics] = AttackMetrics if split == ATTACK else SplitMetrics
+                yield tables.spent(split, read_document(run, path, kind))
         for file in run.store.list(f"{root}/iterations/{name}/jobs"):
             job = run.read_json(f"{root}/iterations/{name}/jobs/{file}")
             if job.get("run") == run.name:
@@ -247,14 +250,13 @@ class _Tables:
         """Return what a split took, by its metrics, or without them by its shards and journals."""
         if metrics is None:
             return self._unmeasured(split)
-        if "generations" not in metrics:
+        if metrics.generations is None:
             return Spent()  # of tests, which are counted where they were played
-        agents = (metrics.get("agents") or {}).items()
         by_agent = {
-            name: (int(of.get("prompt_tokens") or 0), int(of.get("completion_tokens") or 0))
-            for name, of in agents
+            name: (of.prompt_tokens or 0, of.completion_tokens or 0)
+            for name, of in metrics.agents.items()
         }
-        spent = Spent(int(metrics["generations"] or 0), by_agent)
+        spent = Spent(metrics.generations, by_agent)
         # Every shard has a say in it, so they are read only where there may be something to say.
         return self._without_shared(spent, split) if split in self._trees else spent
 

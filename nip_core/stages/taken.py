@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.errors import StoreError
+from nip_core.evaluation.attack_metrics import AttackMetrics
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.attack import BEST_OF_N
 from nip_core.parameters.checks import attackers
@@ -88,7 +90,7 @@ def _played(
         split = ATTACK if stage == "attack" else _STAGES.get(stage)
         if split is None:
             continue
-        count = _count(record.stored_metrics(split), parameters, split)
+        count = _count(record.stored_figures(split), parameters, split)
         key = keys.game
         if split == ATTACK:
             key = keys.attack
@@ -98,16 +100,18 @@ def _played(
             yield key, count, spent
 
 
-def _count(metrics: Mapping[str, Any] | None, parameters: HyperParameters, split: str) -> float:
+def _count(
+    metrics: SplitMetrics | AttackMetrics | None, parameters: HyperParameters, split: str
+) -> float:
     """The episodes of a split, or those from which its trees grew."""
     if metrics is None:
         return 0
-    problems = float(metrics.get("distinct_problems") or 0)
+    problems = float(metrics.distinct_problems or 0)
     if split == ATTACK:
         return problems * parameters.rl.num_test_iterations
     if split == TRAIN and parameters.trainer == "pure_text_malt":
         return float(parameters.rollouts_per_iteration or problems)
-    return float(metrics.get("episodes") or 0)
+    return float(metrics.episodes or 0)
 
 
 def _mean(spent: Iterable[tuple[float, Spent]], has_calls: bool) -> Loads:

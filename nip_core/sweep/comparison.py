@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from nip_core.errors import SettingsError, StoreError
 from nip_core.evaluation.figures_in_words import p_value
-from nip_core.evaluation.plots import arms_svg
+from nip_core.evaluation.plots import Mark, arms_svg
 from nip_core.evaluation.statistics.differences import holm
 from nip_core.parameters.stored import with_defaults
 from nip_core.run_store.run import flatten, settings_difference
@@ -81,7 +81,8 @@ def _row(label: str, run: PlayedRun) -> dict[str, Any]:
         "gain": None,
         "spent": {name: costs["spent"] for name, costs in costs_of(run.records).items()},
     }
-    test = run.test(run.tests[-1]) if run.tests else {}
+    tested = run.test(run.tests[-1]) if run.tests else None
+    test = tested.as_json() if tested else {}
     for rate in RATES:
         row[rate] = test.get(rate)
         row[f"{rate}_ci95"] = test.get(f"{rate}_ci95")
@@ -90,7 +91,7 @@ def _row(label: str, run: PlayedRun) -> dict[str, Any]:
     row["without_prover"] = believed.get("without_prover")
     if run.tests:
         row["episodes"] = test.get("episodes")
-        before = run.test(run.tests[0]).get("accuracy")
+        before = run.test(run.tests[0]).accuracy
         if len(run.tests) > 1 and None not in (before, row["accuracy"]):
             row["gain"] = row["accuracy"] - before
     return row
@@ -171,12 +172,12 @@ def figure(results: Results) -> str:
     return arms_svg([(row["label"], _marks(row)) for row in results["runs"]], "runs")
 
 
-def _marks(row: Mapping[str, Any]) -> dict[str, dict[str, float] | None]:
-    marks: dict[str, dict[str, float] | None] = {}
+def _marks(row: Mapping[str, Any]) -> dict[str, Mark | None]:
+    marks: dict[str, Mark | None] = {}
     for rate in RATES:
         value = row[rate]
         low, high = row[f"{rate}_ci95"] or (value, value)
-        marks[rate] = None if value is None else {"mean": value, "lowest": low, "highest": high}
+        marks[rate] = None if value is None else Mark(value, low, high)
     return marks
 
 

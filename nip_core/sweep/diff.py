@@ -102,7 +102,7 @@ def _results(a: PlayedRun, b: PlayedRun) -> Iterator[dict[str, Any]]:
         if when == "last" and pairs["first"] == pairs["last"]:
             return
         differences = paired((a, of_a), (b, of_b))
-        tests = (a.test(of_a), b.test(of_b))
+        tests = (a.test(of_a).as_json(), b.test(of_b).as_json())
         yield {
             "test": when,
             "iterations": [of_a, of_b],

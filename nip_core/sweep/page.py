@@ -8,7 +8,6 @@ markdown_table   any table
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nip_core.evaluation.attack_figures import LOST_TO_LYING, LOST_TO_TRAINING
 from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.sweep.baselines import baseline_lines
 
@@ -18,7 +17,7 @@ METRICS = ("accuracy", "completeness", "soundness", "always_fail_rate", MAJORITY
 """Of the last test, which an arm is judged by."""
 AFTER_ATTACK = ("soundness", "completeness")
 """Of the largest n, or the last tested step, of an attack."""
-LOSSES = (LOST_TO_LYING, LOST_TO_TRAINING)
+LOSSES = ("lost_to_lying", "lost_to_training")
 
 _ATTACKS_PAGE = """
 Of the attacks: soundness and completeness with the largest n of an attack by best-of-n, or after

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from nip_core.errors import DatasetError
 from nip_core.evaluation.metrics import paired_difference
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunRecord, RunStore
 from nip_core.stages import named_run
@@ -63,9 +64,9 @@ class PlayedRun:
         known = self.records.all()
         return tuple(r.iteration for r in known if r.stored_metrics(TEST) is not None)
 
-    def test(self, iteration: int) -> dict[str, Any]:
+    def test(self, iteration: int) -> SplitMetrics:
         """The metrics of a test that there is."""
-        return dict(self.records.of(iteration).metrics(TEST) or {})
+        return self.records.of(iteration).metrics(TEST) or SplitMetrics()
 
 
 def find_run(name: str, run_store: str) -> PlayedRun:
@@ -103,5 +104,6 @@ def paired(
         if label is not None:
             parts = [table.filter(pc.equal(table["y"], label)) for table in tables]
         seed = a[0].record.seed
-        differences[rate] = paired_difference(parts[0], parts[1], seed, split_by=split_by)
+        paired = paired_difference(parts[0], parts[1], seed, split_by=split_by)
+        differences[rate] = paired.as_json()
     return differences

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from nip_core.errors import StoreError
-from nip_core.evaluation.attack_figures import attack_rows
 from nip_core.evaluation.baseline_verifiers import shows_checking
-from nip_core.evaluation.plots import arms_svg
+from nip_core.evaluation.plots import Mark, arms_svg
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.rollouts.plan import TEST
-from nip_core.run_store.run import RunStore, list_runs
+from nip_core.run_store.run import RunStore, list_runs, read_document
 from nip_core.run_store.store import Store
 from nip_core.stages.intervals import shown_metrics
 from nip_core.stages.showing import summary
@@ -112,7 +112,7 @@ def _attacked(
     if result["status"] != "finished":
         return result
     shown = summary(RunStore(store, attack.name))["attack"]
-    _, rows = attack_rows(shown)
+    rows = shown.get("by_n") or shown["by_step"]
     figures = {key: rows[-1][key] for key in (*AFTER_ATTACK, "fooled")}
     # What an earlier version has played knows of no loss to lying.
     losses = {loss: (shown.get(loss) or {}).get("difference") for loss in LOSSES}
@@ -136,7 +136,9 @@ def _played(
     if shown["status"] == "finished":
         result.pop("failure", None)  # somebody else may have finished it
     tests = {
-        entry["iteration"]: tree.read_json_or_none(tree.metrics(entry["iteration"], TEST))
+        entry["iteration"]: read_document(
+            tree, tree.metrics(entry["iteration"], TEST), SplitMetrics
+        )
         for entry in shown["iterations"]
     }
     parameters = tree.open().parameters
@@ -149,12 +151,13 @@ def _played(
     return result
 
 
-def _test(iteration: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _test(iteration: int, test: SplitMetrics) -> dict[str, Any]:
+    metrics = test.as_json()
     voted, believed = metrics.get("majority"), metrics.get("believe_the_prover")
     of_prover = {
         "believed_accuracy": believed and believed["accuracy"],
         "without_prover": believed and believed.get("without_prover"),
-        "shows_checking": shows_checking(metrics),
+        "shows_checking": shows_checking(test),
     }
     counts = {key: metrics.get(key) for key in ("episodes", "distinct_problems")}
     figures = {key: metrics.get(key) for key in METRICS if key != MAJORITY}
@@ -271,7 +274,15 @@ def write(store: Store, sweep: Sweep, results: Results, out: Store | None = None
     return str(local) if local is not None else f"{to.url}/{root}README.md"
 
 
-def _points(results: Results) -> list[tuple[str, Mapping[str, Any]]]:
+def _points(results: Results) -> list[tuple[str, dict[str, Mark | None]]]:
     return [
-        (" · ".join(arm["values"].values()) or results["sweep"], arm) for arm in results["arms"]
+        (
+            " · ".join(arm["values"].values()) or results["sweep"],
+            {name: _mark(arm[name]) for name in ("accuracy", "completeness", "soundness")},
+        )
+        for arm in results["arms"]
     ]
+
+
+def _mark(figure: Mapping[str, float] | None) -> Mark | None:
+    return None if figure is None else Mark(figure["mean"], figure["lowest"], figure["highest"])

@@ -56,7 +56,7 @@ def parts_of(record: IterationRecord) -> list[Part]:
 
     A job that has ended without a model may be tried again, until the iteration is over.
     """
-    parts = [split for split in _SPLITS if record.stored_metrics(split) is not None]
+    parts = [split for split in _SPLITS if record.stored_figures(split) is not None]
     for group, job in record.jobs.items():
         is_due = job["status"] != NOT_SCHEDULED
         if is_due and (job["outcome"] == "succeeded" or record.swap is not None):
@@ -74,7 +74,8 @@ def rows_of(
     if part == _TIMES:
         values = {f"seconds/{name}": float(s) for name, s in record.stage_s.items()}
     else:
-        values = dict(_numbers(record.metrics(part) or {}, part))
+        figures = record.figures(part)
+        values = dict(_numbers(figures.as_json() if figures else {}, part))
     return ([Row(ITERATION, iteration, None, values)] if values else []), steps
 
 

@@ -103,7 +103,7 @@ def runs_page(runs: ShownRuns) -> Values:
     for run, overview in shown:
         tested = overview.values.get("tested", [])
         last = tested[-1] if tested else None
-        accuracies = [(e.iteration, e.test.get("accuracy")) for e in tested]
+        accuracies = [(e.iteration, e.test.accuracy) for e in tested]
         rows.append(
             {
                 "run": run,

@@ -41,26 +41,26 @@ def test_variants_of_a_question_count_as_one_another(episodes_of) -> None:
     table = episodes_of(*variants(right))
     by_problem = evaluate(table, None)
     by_question = evaluate(table, None, questions=questions_of(table))
-    assert by_problem["accuracy_ci95"] == list(wilson(56, 80))
+    assert by_problem.accuracy_ci95 == wilson(56, 80)
     clusters = np.repeat(np.arange(10), 8)
     hits = np.repeat(np.array(right) == 8, 8)
-    assert by_question["accuracy_ci95"] == list(clustered_rate(hits, clusters))
-    low, high = by_question["accuracy_ci95"]
-    assert high - low > 2 * (by_problem["accuracy_ci95"][1] - by_problem["accuracy_ci95"][0])
+    assert by_question.accuracy_ci95 == clustered_rate(hits, clusters)
+    low, high = by_question.accuracy_ci95
+    assert high - low > 2 * (by_problem.accuracy_ci95[1] - by_problem.accuracy_ci95[0])
     mean = clustered_mean(hits.astype(float), clusters)
-    assert by_question["agents"]["verifier"]["mean_reward_ci95"] == list(mean.interval())
+    assert by_question.agents["verifier"].mean_reward_ci95 == mean.interval()
     # In the breakdowns and for other shares of the rows, too.
-    assert by_question["by_mutation"]["none"]["accuracy_ci95"] != wilson(28, 40)
-    assert by_question["soundness_ci95"] == list(clustered_rate(hits[::2], clusters[::2]))
-    assert {k: v for k, v in by_question.items() if k == "accuracy"} == {"accuracy": 0.7}
+    assert by_question.by_mutation["none"].accuracy_ci95 != wilson(28, 40)
+    assert by_question.soundness_ci95 == clustered_rate(hits[::2], clusters[::2])
+    assert by_question.accuracy == 0.7
 
 
 def test_plays_of_a_problem_count_as_variants(episodes_of) -> None:
     table = episodes_of(*variants([8, 0, 4, 8, 6], plays=3))
     by_question = evaluate(table, None, questions=questions_of(table))
-    assert by_question["agreement_ci95"] == list(wilson(5, 5))
-    low, high = by_question["always_fail_rate_ci95"]
-    assert low < by_question["always_fail_rate"] < high
+    assert by_question.agreement_ci95 == wilson(5, 5)
+    low, high = by_question.always_fail_rate_ci95
+    assert low < by_question.always_fail_rate < high
 
 
 def test_problems_about_one_text_count_as_one_where_the_scenario_splits_by_it(episodes_of) -> None:
@@ -75,8 +75,8 @@ def test_problems_about_one_text_count_as_one_where_the_scenario_splits_by_it(ep
 
 def test_intervals_apart_from_metrics_make_them_whole_again(episodes_of) -> None:
     table = episodes_of(*variants([8, 8, 0, 8, 1, 7]))
-    by_problem = evaluate(table, None)
-    by_question = evaluate(table, None, questions=questions_of(table))
+    by_problem = evaluate(table, None).as_json()
+    by_question = evaluate(table, None, questions=questions_of(table)).as_json()
     apart = only_intervals(by_question, by_problem)
     assert with_intervals(by_problem, apart) == by_question
     assert "accuracy" not in apart and "verifier" in apart["agents"]
@@ -92,18 +92,18 @@ def test_a_paired_difference_of_variants_is_by_question(episodes_of) -> None:
     paired = paired_difference(before, after, 0)
     changes = np.array([0, 8, 4, 0, 2, 8])
     mean = clustered_mean(changes / 8, np.arange(6))
-    assert paired["difference"] == pytest.approx(22 / 48)
-    assert paired["ci95"] == pytest.approx(list(mean.interval()))
-    assert (paired["problems"], paired["questions"]) == (48, 6)
+    assert paired.difference == pytest.approx(22 / 48)
+    assert paired.ci95 == pytest.approx(mean.interval())
+    assert (paired.problems, paired.questions) == (48, 6)
     # Four questions changed, all for the better: two of sixteen ways to flip them are as extreme.
-    assert paired["p"] == pytest.approx(2 / 16)
-    assert paired_difference(after, before, 0)["p"] == paired["p"]
-    assert paired_difference(before, after, 0, reward_of="verifier")["p"] is None
+    assert paired.p == pytest.approx(2 / 16)
+    assert paired_difference(after, before, 0).p == paired.p
+    assert paired_difference(before, after, 0, reward_of="verifier").p is None
 
 
 def test_a_paired_difference_of_one_question_has_no_interval(episodes_of) -> None:
     before, after = (episodes_of(*variants([hits])) for hits in (3, 6))
     paired = paired_difference(before, after, 0)
-    assert paired["ci95"] is None and paired["p"] == 1.0
+    assert paired.ci95 is None and paired.p == 1.0
     twice = episodes_of(*variants([6], plays=2))
-    assert paired_difference(before, twice, 0)["p"] is None
+    assert paired_difference(before, twice, 0).p is None

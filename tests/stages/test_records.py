@@ -110,7 +110,7 @@ def test_a_block_that_does_not_count_costs_nothing(run, damage):
     path = "a/shown/0000.json"
     content = run.store.get(path)
     document(run, run.metrics(1, "train"), {"accuracy": 0.75, "episodes": 2})
-    assert Records(run).of(1).metrics("train")["accuracy"] == 0.5
+    assert Records(run).of(1).metrics("train").accuracy == 0.5
     if damage == "cut":
         run.store.put(path, content[:-40])
     elif damage == "version":
@@ -119,19 +119,19 @@ def test_a_block_that_does_not_count_costs_nothing(run, damage):
         document(run, "a/superseded/0001/plan.json", {})
     else:
         run.store.delete(path)
-    assert Records(run).of(1).metrics("train")["accuracy"] == 0.75
+    assert Records(run).of(1).metrics("train").accuracy == 0.75
     assert Records(run).finished() == LAST
     with_blocks(run)
     document(run, run.metrics(1, "train"), {"accuracy": 1.0, "episodes": 2})
-    assert Records(run).of(1).metrics("train")["accuracy"] == 0.75
+    assert Records(run).of(1).metrics("train").accuracy == 0.75
 
 
 def test_a_run_that_is_done_again_meanwhile_is_read_anew(run):
     records = with_blocks(run)
     document(run, run.metrics(1, "train"), {"accuracy": 0.75, "episodes": 2})
-    assert records.look_again().of(1).metrics("train")["accuracy"] == 0.5
+    assert records.look_again().of(1).metrics("train").accuracy == 0.5
     document(run, "a/superseded/0001/plan.json", {})
-    assert records.look_again().of(1).metrics("train")["accuracy"] == 0.75
+    assert records.look_again().of(1).metrics("train").accuracy == 0.75
 
 
 def test_a_store_that_lacks_an_early_iteration_is_refused(run):
