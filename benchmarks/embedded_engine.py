@@ -44,7 +44,7 @@ from nip_core.models import BUNDLED
 from nip_lm_server import formats
 from nip_lm_server import launch as owner
 from nip_lm_server.engines.base import GenerationRequest
-from nip_lm_server.engines.embedded import EmbeddedEngine
+from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
 from nip_lm_server.formats import chat_template
 from nip_lm_server.spec import ServerSpec
 

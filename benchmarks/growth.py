@@ -129,9 +129,9 @@ async def train(place: Path, iterations: int) -> dict[str, Any]:
     from nip_core.parameters import load_parameters
     from nip_core.run_store.run import RunStore
     from nip_core.run_store.store import open_store
+    from nip_core.session.opening import open_session
+    from nip_core.showing.summary import summary
     from nip_core.stages.publishing import publish
-    from nip_core.stages.session import open_session
-    from nip_core.stages.showing import summary
     from nip_prefect.tasks.publish import publish_artifacts
 
     meter, artifacts = Meter(), Artifacts()

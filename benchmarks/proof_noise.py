@@ -36,7 +36,7 @@ from nip_lm_server.engines.probes import (
     Scores,
     judge_probe,
 )
-from nip_lm_server.engines.vllm_proof import PLACES, RIVALS, SCORINGS
+from nip_lm_server.engines.vllm.adapter_proof import PLACES, RIVALS, SCORINGS
 
 Array = np.ndarray[Any, Any]
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from nip_core.sweep.plan import Sweep, read_sweep
+from nip_core.sweep.swept_runs import Sweep, read_sweep
 
 ROOT = Path(__file__).parent.parent
 SWEEP = ROOT / "deployments" / "sweeps" / "deterministic.yaml"

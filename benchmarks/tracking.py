@@ -27,7 +27,7 @@ from typing import Any
 
 import yaml
 
-from nip_lm_server.engines.reply_rules import DEFAULT_FILE
+from nip_lm_server.engines.scripted.reply_rules import DEFAULT_FILE
 
 MOST = 1.02
 SETTINGS = {

@@ -49,8 +49,8 @@ def attack(
     verbose: Annotated[bool, typer.Option("--verbose", help="Show Prefect's logs.")] = False,
 ) -> None:
     """Attack the verifier of RUN, as a run of its own; one that was stopped goes on."""
-    from nip_core.stages.attack import STEPS, TESTED_EVERY, attack_settings
-    from nip_core.stages.named_run import place_of
+    from nip_core.records.named_run import place_of
+    from nip_core.sweep.attack_run import STEPS, TESTED_EVERY, attack_settings
 
     if by not in _WAYS:
         raise SettingsError(f"--by {by!r}: use one of {', '.join(_WAYS)}")
@@ -73,7 +73,7 @@ def attack(
         return
 
     def look(prepared: Any) -> dict[str, Any] | None:
-        from nip_core.stages.showing import finished_run
+        from nip_core.showing.finished import finished_run
 
         return finished_run(prepared)
 

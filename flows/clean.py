@@ -16,13 +16,13 @@ def clean(
 ) -> None:
     """Delete what nothing in a run refers to: leftovers of kills, journals of committed shards,
     models and uploads of its own server that no job or models.json names."""
+    from nip_core.records.named_run import find_run
+    from nip_core.records.rewinds import finish_rewinds, unfinished_rewinds
     from nip_core.run_store.lease import acquire, refuse_if_held
     from nip_core.run_store.run import RunStore
     from nip_core.run_store.store import open_store
-    from nip_core.stages.clean import find_unused, remove_unused
-    from nip_core.stages.named_run import find_run
-    from nip_core.stages.own_server import server_directory
-    from nip_core.stages.rerun import finish_rewinds, unfinished_rewinds
+    from nip_core.servers.own_server import server_directory
+    from nip_core.upkeep.clean import find_unused, remove_unused
 
     tree = find_run(run, run_store)
     refuse_if_held(tree.store, tree.root)

@@ -36,10 +36,10 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Show how two runs differ: settings, code, data, models, and results paired by problem."""
-    from nip_core.sweep.diff import difference
-    from nip_core.sweep.played import find_run
+    from nip_core.sweep.diff import find_differences
+    from nip_core.sweep.played import find_played_run
 
-    differing = difference(find_run(a, run_store), find_run(b, run_store))
+    differing = find_differences(find_played_run(a, run_store), find_played_run(b, run_store))
     if as_json:
         print_json(differing)
     else:
@@ -61,17 +61,16 @@ def compare(
 
     In OUT an earlier comparison of the same runs is replaced, and nothing else.
     """
-    from nip_core.sweep.comparison import compare as compare_runs
-    from nip_core.sweep.comparison import write
-    from nip_core.sweep.played import find_run
+    from nip_core.sweep.comparison import compare_runs, write_comparison
+    from nip_core.sweep.played import find_played_run
 
-    results = compare_runs([find_run(name, run_store) for name in runs])
+    results = compare_runs([find_played_run(name, run_store) for name in runs])
     if as_json:
-        print_json({**results, "page": str(write(results, out))})
+        print_json({**results, "page": str(write_comparison(results, out))})
         return
     _show_comparison(results)
     sys.stdout.flush()
-    say(f"page: {write(results, out)}")
+    say(f"page: {write_comparison(results, out)}")
 
 
 def _show_difference(differing: dict[str, Any]) -> None:

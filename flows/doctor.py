@@ -15,9 +15,9 @@ import aiohttp
 from nip_core import how_to_install
 from nip_core.errors import SettingsError
 from nip_core.models import BUNDLED, ONLY_IN_REPOSITORY
-from nip_core.problems import sandbox
 from nip_core.proxies import proxy_for
-from nip_core.redaction import check_address, shown_address
+from nip_core.redaction import check_address, show_address
+from nip_core.sandbox import sandbox
 from nip_lm_server.client import (
     OLDEST_DRIVERS,
     VllmMissingError,
@@ -90,7 +90,7 @@ def _prefect(api: str | None) -> Finding:
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
         reason = type(error).__name__
         is_one, answer = False, f"no Prefect server answers ({reason}); start it, or unset it"
-    return Finding(what, is_one, f"PREFECT_API_URL={shown_address(api)}: {answer}")
+    return Finding(what, is_one, f"PREFECT_API_URL={show_address(api)}: {answer}")
 
 
 async def _asked(url: str, proxy: str | None) -> tuple[bool, str]:

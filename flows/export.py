@@ -7,8 +7,8 @@ import typer
 
 from nip_core import how_to_install
 from nip_core.errors import SettingsError
+from nip_core.records.named_run import find_run
 from nip_core.run_store.run import RunStore
-from nip_core.stages.named_run import find_run
 from nip_prefect.flows.options import RunName, say_left_out
 from nip_prefect.flows.printing import print_json
 from nip_prefect.flows.terminal import say
@@ -76,14 +76,14 @@ def _to_peft(
     group: str | None,
     base_model: str | None,
 ) -> list[str]:
-    from nip_core.hub.repository import files_of
-    from nip_core.stages.published import choose_model, write_adapter
+    from nip_core.hub.adapter_of_run import choose_model, write_adapter
+    from nip_core.hub.repository import list_files
 
     if split or len(iteration or ()) > 1:
         raise SettingsError("--to peft: takes one --iteration, and no --split")
     chosen = choose_model(tree, iteration[0] if iteration else None, group)
     write_adapter(chosen, directory, place=directory.name, base=base_model)
-    return [str(directory / name) for name in files_of(directory)]
+    return [str(directory / name) for name in list_files(directory)]
 
 
 def _to_inspect(

@@ -10,7 +10,8 @@ from typing import Any
 from nip_core.configurations import bundled_configs
 from nip_core.errors import NipError
 from nip_core.parameters import load_parameters
-from nip_core.run_store.run import RunRecord, settings_difference
+from nip_core.run_store.run import RunRecord
+from nip_core.run_store.settings_difference import settings_difference
 
 _MOST_FILES = 50  # configurations of the working directory that are looked at
 _MOST_SETTINGS = 4  # laid over one, in a command that somebody would have typed

@@ -18,10 +18,10 @@ from prefect.logging.loggers import flow_run_logger
 from nip_core.errors import NipError
 from nip_core.parameters import load_parameters
 from nip_core.proxies import proxy_for
+from nip_core.records.rewinds import cancel_jobs
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.providers import remote_endpoints
-from nip_core.stages.rerun import cancel_jobs
+from nip_core.servers.endpoints import remote_endpoints
 from nip_prefect.tasks.flow_run_marks import Mark, mark_of
 from nip_prefect.tasks.secrets import environment_for
 

@@ -15,7 +15,7 @@ import typer
 
 from nip_core.errors import SettingsError
 from nip_core.parameters.published import Kind, Reference
-from nip_core.stages.named_run import find_run
+from nip_core.records.named_run import find_run
 from nip_prefect.flows.options import RunName, say_left_out
 from nip_prefect.flows.printing import print_json
 from nip_prefect.flows.terminal import say
@@ -64,7 +64,7 @@ def push(
     """Publish what RUN has trained, or played, on the Hugging Face Hub; private unless told
     otherwise. The same again makes no new commit, and one that was stopped goes on."""
     from nip_core.hub.client import connect
-    from nip_core.hub.privacy import secrets_of
+    from nip_core.hub.privacy import find_secrets
 
     reference = _reference(to, what)
     if reference.revision is not None:
@@ -75,7 +75,7 @@ def push(
     user = hub.user(reference)
     with tempfile.TemporaryDirectory(prefix="nip-push-") as folder:
         directory = Path(folder) / "repository"
-        secrets = secrets_of(os.environ, hub.token)
+        secrets = find_secrets(os.environ, hub.token)
         facts = _write(
             tree, directory, reference, iteration, group, license_id, base_model, secrets
         )
@@ -169,11 +169,11 @@ def _write(
 ) -> "Facts":
     """Write what is to be published."""
     if reference.kind == "dataset":
-        from nip_core.stages.published_data import write_dataset
+        from nip_core.hub.dataset_of_run import write_run_tables
 
         if base_model is not None:
             raise SettingsError("--base-model: data has none; leave it out")
-        return write_dataset(
+        return write_run_tables(
             tree,
             directory,
             place=reference.repository,
@@ -182,7 +182,7 @@ def _write(
             license_id=license_id,
             secrets=secrets,
         )
-    from nip_core.stages.published import choose_model, write_adapter
+    from nip_core.hub.adapter_of_run import choose_model, write_adapter
 
     return write_adapter(
         choose_model(tree, iteration, group),
@@ -205,14 +205,14 @@ def _publish(
 ) -> "Published":
     """Send it, once everything is known to be right."""
     from nip_core.hub.privacy import check_nothing_leaks
-    from nip_core.hub.transfer import check_public, publish
+    from nip_core.hub.transfer import check_public, push_directory
 
     local = tree.store.local_path(tree.root)
     places = [directory.parent, Path.cwd(), *([local.parent.absolute()] if local else [])]
     check_nothing_leaks(directory, secrets, places, socket.gethostname())
     check_public(hub, reference, facts, public=public)
     message = f"{reference.kind} of the run {tree.name}, by nip"
-    return publish(hub, reference, directory, facts, message, public=public, say=_say)
+    return push_directory(hub, reference, directory, facts, message, public=public, say=_say)
 
 
 def _say(line: str) -> None:

@@ -12,9 +12,9 @@ from prefect import flow
 
 from nip_core import loop
 from nip_core.errors import StageError
+from nip_core.session.session import Session
 from nip_core.stages.playing import play_shard, play_shards
 from nip_core.stages.remote_shards import counting
-from nip_core.stages.session import Session
 from nip_core.stages.training import submit_job
 from nip_prefect.flows.remote_shards import play_remotely
 from nip_prefect.tasks.calls import TASKS

@@ -19,7 +19,7 @@ from nip_core.errors import ServerError, SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Progress
 from nip_core.proxies import let_find
-from nip_core.redaction import check_address, shown_address, without_users
+from nip_core.redaction import check_address, remove_users, show_address
 from nip_prefect.flows.console import make_console
 from nip_prefect.flows.live import watch
 from nip_prefect.flows.options import Shown
@@ -73,8 +73,8 @@ def run_flow(
     def work(stop: Stop) -> Any:
         # 1. What needs no server: nothing may be left to do.
         with progress.doing("checking the settings and the problems"):
-            from nip_core.stages.prepare import prepare
-            from nip_core.stages.session import open_session
+            from nip_core.session.opening import open_session
+            from nip_core.session.prepare import prepare
 
             prepared = prepare(parameters)
             result = look(prepared)
@@ -216,7 +216,7 @@ def _why(error: Exception) -> str:
     told = str(error)
     if callable(details := getattr(error, "errors", None)) and (all_ := details()):
         told = all_[0]["msg"].removeprefix("Value error, ")
-    return without_users((told.strip().splitlines() or [""])[0][:200])
+    return remove_users((told.strip().splitlines() or [""])[0][:200])
 
 
 def _check_prefect() -> None:
@@ -243,5 +243,5 @@ def no_prefect(error: BaseException) -> str:
     """Return which server does not answer."""
     from prefect.settings import PREFECT_API_URL
 
-    shown = shown_address(PREFECT_API_URL.value() or "")
-    return f"PREFECT_API_URL {shown}: no Prefect server answers ({without_users(str(error))})"
+    shown = show_address(PREFECT_API_URL.value() or "")
+    return f"PREFECT_API_URL {shown}: no Prefect server answers ({remove_users(str(error))})"

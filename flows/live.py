@@ -18,15 +18,15 @@ from rich.text import Text
 
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Progress
-from nip_core.progress.lines import JsonLines, PlainLines
-from nip_core.progress.outlook import EPISODES, Doing, State, Whole, look
+from nip_core.progress.outlook import EPISODES, Doing, State, Whole, observe_run
+from nip_core.progress.view_lines import JsonLines, PlainLines
 from nip_core.progress.words import (
     between_words,
-    clock,
     count_words,
+    format_clock,
+    format_pace,
+    format_share,
     left_words,
-    pace,
-    share,
     share_words,
     stage_words,
     status_words,
@@ -42,7 +42,7 @@ _WIDEST_BAR = 50
 
 
 class _Lines(Protocol):
-    def due(self) -> list[str]:
+    def lines_due(self) -> list[str]:
         """The lines that are due now."""
 
 
@@ -106,7 +106,7 @@ def _write(lines: _Lines, console: Console, stop: threading.Event) -> None:
     """Write lines as they are due; each is one, however narrow a terminal says it is."""
     while True:
         is_last = stop.wait(_REFRESH_S)
-        for line in lines.due():
+        for line in lines.lines_due():
             say(line, file=console.file, flush=True)
         if is_last:
             return
@@ -120,11 +120,11 @@ def _live(
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
             is_last = stop.wait(_REFRESH_S)
-            for line in lines.due():
+            for line in lines.lines_due():
                 live.console.print(_broken(line))
             if is_last:
                 return
-            live.update(frame(look(progress, parameters), console.width), refresh=True)
+            live.update(frame(observe_run(progress, parameters), console.width), refresh=True)
 
 
 def _broken(line: str) -> RenderableType:
@@ -143,7 +143,7 @@ def frame(state: State, width: int) -> RenderableType:
     # 1. Where the run is, and since when.
     head = Text.assemble(
         (stage_words(state) or between_words(state), "bold"),
-        f"  {clock(state.stage_s)}",
+        f"  {format_clock(state.stage_s)}",
         no_wrap=True,
     )
     # 2. What is being done.
@@ -170,7 +170,7 @@ def _add(table: Table, doing: Doing, bar: int) -> None:
     # 1. How far it is.
     unit = "" if doing.unit == EPISODES else "step "
     parts = [f"{unit}{doing.done}/{doing.total}"] if doing.total and bar else []
-    parts += [share(doing)] if doing.total and not bar else []
+    parts += [format_share(doing)] if doing.total and not bar else []
     parts += [status] if (status := status_words(doing)) else []
     parts.append(left_words(doing))
     table.add_row(
@@ -178,8 +178,8 @@ def _add(table: Table, doing: Doing, bar: int) -> None:
     )
     # 2. Its figures.
     figures = [] if doing.loss is None else [f"loss {doing.loss:.3g}"]
-    figures += [f"{pace(doing.per_s)} episodes/s"] if doing.per_s else []
-    figures += [f"{pace(doing.tokens_per_s)} tokens/s"] if doing.tokens_per_s else []
+    figures += [f"{format_pace(doing.per_s)} episodes/s"] if doing.per_s else []
+    figures += [f"{format_pace(doing.tokens_per_s)} tokens/s"] if doing.tokens_per_s else []
     figures += [doing.job] if doing.job else []
     if figures:
         table.add_row("", Text(", ".join(figures), style="dim"))

@@ -18,6 +18,7 @@ import yaml
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from nip_core.costs.spent_and_estimated import USD, cost_rows
 from nip_core.evaluation.attack_metrics import ShownAttack
 from nip_core.evaluation.attack_words import loss_sentences
 from nip_core.evaluation.baseline_verifiers import believed_line
@@ -31,7 +32,6 @@ from nip_core.evaluation.figures_in_words import (
 from nip_core.evaluation.league_figures import opponent_words
 from nip_core.evaluation.split_metrics import Opponent, SplitMetrics
 from nip_core.parameters import HyperParameters
-from nip_core.stages.costs import USD, cost_rows
 from nip_prefect.flows.console import make_console
 from nip_prefect.flows.terminal import say
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from nip_core.stages.estimate import Estimate
+    from nip_core.costs.estimate import Estimate
     from nip_prefect.flows.options import Shown
 
 _LARGE_CHANGE = 0.15  # of accuracy, between two tests
@@ -54,10 +54,10 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
 
     As JSON it is all settings.
     """
+    from nip_core.parameters.providers import speaks_nip
+    from nip_core.records.left_out import in_words, recorded_of
     from nip_core.run_store.store import check_location
-    from nip_core.stages.prepare import plan_run
-    from nip_core.stages.providers import speaks_nip
-    from nip_core.stages.too_long import in_words, recorded_of
+    from nip_core.session.prepare import plan_run
 
     check_location(parameters.run_store)
     parameters, estimate, origin = plan_run(parameters)
@@ -95,7 +95,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
 def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
     """Print on standard error what is probably not meant, after everything else."""
     from nip_core.parameters.shutdowns import shutdown_warnings
-    from nip_core.stages.attacked import untold
+    from nip_core.session.attacked_run import untold
 
     sys.stdout.flush()
     for line in (
@@ -110,8 +110,8 @@ def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
 
 
 def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
+    from nip_core.costs.caps import amount, caps_of
     from nip_core.parameters.prices import price_lines
-    from nip_core.stages.budget import amount, caps_of
 
     rows = {
         "calls": (estimate.expected_calls, estimate.calls),
@@ -137,7 +137,7 @@ def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
 
 def _short_budget(parameters: HyperParameters, estimate: "Estimate") -> "Iterator[str]":
     """Warn of a cap that the run is expected to reach."""
-    from nip_core.stages.budget import amount, caps_of
+    from nip_core.costs.caps import amount, caps_of
 
     expected = {"usd": estimate.expected_usd, "tokens": estimate.expected_tokens}
     for cap, most in caps_of(parameters).items():

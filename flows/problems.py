@@ -2,13 +2,16 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from nip_core.errors import SettingsError
 from nip_prefect.flows.printing import print_json
 from nip_prefect.flows.terminal import say
+
+if TYPE_CHECKING:
+    from nip_core.problems.build_problems import Built
 
 problems = typer.Typer(no_args_is_help=True, help="Datasets of your own.")
 
@@ -100,9 +103,9 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Make a dataset of SOURCE: right solutions, and variants that their tests prove wrong."""
-    from nip_core.stages import build_problems as stage
-    from nip_core.stages.asked_model import ModelOptions
-    from nip_core.stages.written_bugs import STYLES
+    from nip_core.problems import build_problems as stage
+    from nip_core.problems.asked_model import ModelOptions
+    from nip_core.problems.written_bugs import STYLES
 
     def asked(name: str | None, usd: tuple[float, float] | None, heat: float | None) -> Any:
         more = tuple(overrides or ())
@@ -125,19 +128,20 @@ def build(
     )
     result = stage.build(source, options, lambda line: say(f"nip: {line}", file=sys.stderr))
     if as_json:
-        print_json(result)
+        print_json(result.to_dict())
         return
     _show(result)
 
 
-def _show(result: dict[str, Any]) -> None:
-    for split, counts in result.get("facts", {}).get("splits", {}).items():
+def _show(built: "Built") -> None:
+    splits = {} if built.sheet is None else built.sheet.splits
+    for split, counts in splits.items():
         say(
-            f"{split}: {counts['problems']} problems, {counts['correct']} correct and "
-            f"{counts['buggy']} buggy rows"
+            f"{split}: {counts.problems} problems, {counts.correct} correct and "
+            f"{counts.buggy} buggy rows"
         )
-    for file in result["files"]:
-        say(file)
+    for file in built.files:
+        say(str(file))
 
 
 def _price(option: str, text: str | None) -> tuple[float, float] | None:

@@ -17,10 +17,10 @@ from prefect.settings import PREFECT_API_URL
 
 from nip_core.errors import NipError, SettingsError, StageError
 from nip_core.parameters.training import RolloutParameters
-from nip_core.redaction import check_address, shown_address
+from nip_core.redaction import check_address, show_address
 from nip_core.run_store.lease import Lease, acquire
 from nip_core.run_store.store import open_store
-from nip_core.sweep.plan import Sweep
+from nip_core.sweep.swept_runs import Sweep
 from nip_prefect.flows.remote_shards import task_runner
 from nip_prefect.tasks.run_process import LEAVE_S, Ended, run_remotely
 
@@ -79,7 +79,7 @@ class Cluster:
             "settings": {**run.settings, "run_store": self._store.url},
             "store": self._store.url,
             "directory": self._directory,
-            "lease": self._lease.lend(),
+            "lease": self._lease.lend().model_dump(),
         }
         self._count(+1)
         try:
@@ -164,6 +164,6 @@ def _check_prefect(address: str | None) -> None:
         return
     if urlsplit(url).hostname in _HERE:
         raise SettingsError(
-            f"PREFECT_API_URL {shown_address(url)}: the machines of {address} can't reach it; name "
+            f"PREFECT_API_URL {show_address(url)}: the machines of {address} can't reach it; name "
             "a Prefect server that they reach"
         )

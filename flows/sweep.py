@@ -61,10 +61,10 @@ def sweep(
 ) -> None:
     """Run every combination that FILE names; finished runs are skipped, failed ones shown."""
     from nip_core.run_store.store import open_store
-    from nip_core.sweep.baselines import baseline_lines
-    from nip_core.sweep.page import table
-    from nip_core.sweep.plan import read_sweep
-    from nip_core.sweep.results import collect, write
+    from nip_core.sweep.arm_baselines import baseline_lines
+    from nip_core.sweep.page import arms_table
+    from nip_core.sweep.results import collect_results, write_results
+    from nip_core.sweep.swept_runs import read_sweep
 
     planned = read_sweep(file, tuple(overrides or ()))
     cluster = None
@@ -90,15 +90,15 @@ def sweep(
         _check_begun(store, planned)
     else:
         failures, status = _run_all(planned, jobs, listener, cluster)
-    results = collect(store, planned, failures)
-    place = write(
+    results = collect_results(store, planned, failures)
+    place = write_results(
         store, planned, results, None if out is None else open_store(str(out), setting="--out")
     )
     if as_json:
         print_json(results)
     else:
         lines = "".join(f"{line}\n" for line in baseline_lines(results["baselines"]))
-        say(f"\n{table(results)}\n{lines}{place}")
+        say(f"\n{arms_table(results)}\n{lines}{place}")
     if status:
         raise typer.Exit(status)
 
@@ -214,8 +214,8 @@ class _Team:
 
         Raises what keeps it from being started at all.
         """
-        from nip_core.stages.prepare import prepare
-        from nip_core.stages.showing import finished_run
+        from nip_core.session.prepare import prepare
+        from nip_core.showing.finished import finished_run
 
         try:
             finished = finished_run(prepare(run.parameters))
@@ -326,7 +326,7 @@ class _Here:
 def _show_plan(planned: Any, as_json: bool) -> None:
     """The runs with what they would take."""
     from nip_core.run_store.store import check_location
-    from nip_core.stages.prepare import estimate_of, plan_run
+    from nip_core.session.prepare import estimate_of, plan_run
 
     check_location(planned.run_store)
     rows = []

@@ -33,12 +33,12 @@ def track(
 ) -> None:
     """Send trackers what they lack of RUN. What they have is not sent again; exit code 3 if one
     does not take it."""
+    from nip_core.records.named_run import find_run
+    from nip_core.records.rewinds import unfinished_rewinds
     from nip_core.run_store.run import RunStore
     from nip_core.run_store.store import open_store
-    from nip_core.stages.feeders import Feeders
-    from nip_core.stages.named_run import find_run
-    from nip_core.stages.rerun import unfinished_rewinds
-    from nip_core.stages.trackers import check_trackers
+    from nip_core.tracking.feeders import Feeders
+    from nip_core.tracking.places import check_trackers
 
     tree = find_run(run, run_store)
     run, tree = tree.name, RunStore(open_store(tree.store.url), tree.name)

@@ -15,10 +15,11 @@ from pydantic import Field
 from nip_core.errors import SettingsError
 from nip_core.loop import go_on
 from nip_core.parameters import HyperParameters, load_parameters
+from nip_core.records.rewinds import Stage
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.stages.publishing import check_store
-from nip_core.stages.rerun import Stage, rerun
+from nip_core.upkeep.rerun import rerun
 from nip_prefect.flows.form import Bundled
 from nip_prefect.flows.hooks import HOOKS
 from nip_prefect.flows.iteration import call

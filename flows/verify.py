@@ -14,7 +14,7 @@ _DAMAGED = 5
 
 
 def _is_running(tree: Any) -> bool:
-    from nip_core.stages.showing import is_running
+    from nip_core.records.status import is_running
 
     try:
         return is_running(tree)
@@ -29,9 +29,9 @@ def verify(
 ) -> None:
     """Check every file of a run against its manifest, every manifest against what it was made from,
     and models and jobs against their server. Writes nothing; exit code 5 if anything is wrong."""
+    from nip_core.records.named_run import no_such_run, open_runs, place_of
     from nip_core.run_store.run import RunStore, list_runs
-    from nip_core.stages.named_run import no_such_run, open_runs, place_of
-    from nip_core.stages.verification import has_begun, summarise, verify_all
+    from nip_core.upkeep.verify import has_begun, summarise, verify_all
 
     run_store, run = place_of(run, run_store)
     store = open_runs(run_store)

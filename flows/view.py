@@ -112,11 +112,11 @@ def _browser_at(url: str) -> Iterator[None]:
 def _shown_runs(names: list[str], run_store: str) -> "ShownRuns":
     """The runs that were named, or all of the store. Raises SettingsError."""
     from nip_core.run_store.store import is_missing, open_store
-    from nip_core.sweep.played import find_run
+    from nip_core.sweep.played import find_played_run
     from nip_core.viewer.runs import ShownRuns
 
     if names:
-        return ShownRuns(None, [find_run(name, run_store).tree for name in names])
+        return ShownRuns(None, [find_played_run(name, run_store).tree for name in names])
     if is_missing(run_store, "--run-store"):
         raise SettingsError(
             f"--run-store {run_store!r}: there is no such directory; name the one that nip train "

@@ -1,8 +1,8 @@
 """Objects that settings name.
 
 import_object  a user's: ``package.module:Class`` or ``path/to/file.py:Class``
-line_of        where in a file an error was raised
-class_in       the class of a package that has the name of its module; classes_in: all of them
+find_line      where in a file an error was raised
+find_class     the class of a package that has the name of its module; find_classes: all of them
 """
 
 import functools
@@ -42,7 +42,7 @@ def import_object(address: str) -> Any:
         raise ValueError(f"{address!r} can't be imported ({error})") from None
     except Exception as error:  # whatever the module raises
         kind = "" if isinstance(error, ImportError | OSError) else f"{type(error).__name__}: "
-        what = " ".join(str(error).split()) + line_of(error, place)
+        what = " ".join(str(error).split()) + find_line(error, place)
         raise ValueError(f"{address!r} can't be imported ({kind}{what})") from None
 
 
@@ -50,7 +50,7 @@ def _is_defined_in(value: object, module: ModuleType) -> bool:
     return isinstance(value, type) and value.__module__ == module.__name__
 
 
-def line_of(error: BaseException, file: str) -> str:
+def find_line(error: BaseException, file: str) -> str:
     """Return ", line N" of the last line of a file that an error passed; "" if it passed none."""
     if not os.path.isfile(os.path.expanduser(file)):  # perhaps no name of a file at all
         return ""
@@ -78,7 +78,7 @@ def _module_of_file(path: Path) -> ModuleType:
     return module
 
 
-def class_in(package: str, name: str, base: type[Kind]) -> type[Kind] | None:
+def find_class(package: str, name: str, base: type[Kind]) -> type[Kind] | None:
     """The subclass of `base` in the package's module `name` whose own `name` is that, if any."""
     if name not in _modules(package):
         return None
@@ -88,9 +88,9 @@ def class_in(package: str, name: str, base: type[Kind]) -> type[Kind] | None:
     return None
 
 
-def classes_in(package: str, base: type[Any]) -> tuple[str, ...]:
-    """The names for which `class_in` has a class, sorted."""
-    return tuple(n for n in sorted(_modules(package)) if class_in(package, n, base) is not None)
+def find_classes(package: str, base: type[Any]) -> tuple[str, ...]:
+    """The names for which `find_class` has a class, sorted."""
+    return tuple(n for n in sorted(_modules(package)) if find_class(package, n, base) is not None)
 
 
 @functools.cache

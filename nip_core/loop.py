@@ -21,7 +21,12 @@ from typing import Any
 from nip_core.concurrency import gather_or_cancel
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
+from nip_core.records.status import first_incomplete
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.session.opening import open_session
+from nip_core.session.session import Session
+from nip_core.showing.summary import summary
 from nip_core.stages import (
     agenda,
     choosing,
@@ -32,10 +37,7 @@ from nip_core.stages import (
     swapping,
     training,
 )
-from nip_core.stages.estimate import attacks_by_choice, is_tested
 from nip_core.stages.publishing import publish
-from nip_core.stages.session import Session, open_session
-from nip_core.stages.showing import first_incomplete, summary
 from nip_core.stages.stage_times import StageTimes
 
 Call = Callable[..., Awaitable[Any]]

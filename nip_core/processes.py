@@ -1,9 +1,9 @@
 """One function over many items, in processes of its own.
 
 map_in_processes   the results in the order of the items, a few of them under way at a time
-how_many           how many processes are worth it for so many examples
+count_processes    how many processes are worth it for so many examples
 end_with           let this process end when the one that started it does
-seldom_collected   let Python search this process for garbage less often
+collect_seldom     let Python search this process for garbage less often
 
 The processes are fresh interpreters that talk over pipes. They do not run the caller's main module
 again, as those of multiprocessing would, and end when their caller does: neither a killed one nor
@@ -33,12 +33,13 @@ _MOST = 3  # each takes some 150 MB
 _COLLECTED_AFTER = 50_000  # new objects; most are an item's or an episode's, and go with it
 _FEW = 5_000  # examples that are made before processes have started
 _START = (
-    "import sys; sys.path[:] = {path!r}; from nip_core import processes; processes.serve({caller})"
+    "import sys; sys.path[:] = {path!r}; "
+    "from nip_core import processes; processes.serve_items({caller})"
 )
 _LOOK_S = 1.0  # how often a process looks whether its caller is there
 
 
-def how_many(examples: int) -> int:
+def count_processes(examples: int) -> int:
     """Return how many processes are worth it to make so many; 1: none but the caller's."""
     if examples <= _FEW:
         return 1
@@ -123,7 +124,7 @@ class _Process:
         self._from.close()
 
 
-def serve(caller: int) -> None:
+def serve_items(caller: int) -> None:
     """Do the work of such a process: results for items, from stdin to what was its stdout."""
     end_with(caller)
     answers = os.fdopen(os.dup(1), "wb")
@@ -135,7 +136,7 @@ def serve(caller: int) -> None:
             try:
                 if function is None:
                     function = pickle.load(sys.stdin.buffer)  # noqa: S301
-                    work.enter_context(seldom_collected())
+                    work.enter_context(collect_seldom())
                 result = function(pickle.load(sys.stdin.buffer))  # noqa: S301
             except EOFError:
                 return
@@ -173,7 +174,7 @@ _collector = _Collector()
 
 
 @contextlib.contextmanager
-def seldom_collected() -> Iterator[None]:
+def collect_seldom() -> Iterator[None]:
     """Search for garbage only after many new objects, and not among those that are there now.
 
     A thousand episodes under way are a few hundred thousand objects that stay until they end: to

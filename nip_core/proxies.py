@@ -5,7 +5,8 @@ proxy_for           the proxy for an address, for clients that are told which
 http_client         the same as the HTTP client of an OpenAI client
 spare_this_machine  for clients that read the environment by themselves, children among them
 let_find            the same before one such client is made
-hide_unusable       the same where a proxy is of a kind that ends such a client; as_given: a child's
+hide_unusable       the same where a proxy is of a kind that ends such a client
+restore_proxies     the environment of a child without what that hid
 
 A proxy would be sent the keys of the run's own server, and could not reach it. A proxy of a kind
 that a client can't use ends what would have to go through it, and nothing else.
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from nip_core.errors import SettingsError
-from nip_core.redaction import is_address, shown_address
+from nip_core.redaction import is_address, show_address
 
 if TYPE_CHECKING:
     from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
@@ -60,8 +61,8 @@ def proxy_for(
     variable, proxy = found
     if not _is_usable(proxy, socks):
         raise SettingsError(
-            f"environment variable {variable}: {shown_address(url)} is to be asked through "
-            f"{shown_address(proxy)}, a kind of proxy that can't be used here; set {scheme}_proxy "
+            f"environment variable {variable}: {show_address(url)} is to be asked through "
+            f"{show_address(proxy)}, a kind of proxy that can't be used here; set {scheme}_proxy "
             "to one like http://host:3128, or name the host in NO_PROXY"
         )
     return proxy
@@ -130,7 +131,7 @@ def hide_unusable(environment: MutableMapping[str, str]) -> None:
             environment[kind] = ""
 
 
-def as_given(environment: Mapping[str, str]) -> dict[str, str]:
+def restore_proxies(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment for a child that is no client of this machine: each proxy is to be seen."""
     child = dict(environment)
     for kind in _KINDS:

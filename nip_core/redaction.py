@@ -2,8 +2,8 @@
 
 read_key             a key as a header can carry it
 check_address        before an address of the environment is asked; is_address, is_host: what is one
-shown_address        an address as it may be printed
-without_users        a text without the user names and passwords in its addresses
+show_address        an address as it may be printed
+remove_users        a text without the user names and passwords in its addresses
 redact, redact_all   before a text becomes an error, a row or a record: a server may send back what
                      it was sent, its own error pages included
 printable            before a text, or JSON, goes to a terminal, which obeys control codes
@@ -75,7 +75,7 @@ def check_address(what: str, text: str) -> None:
         )
 
 
-def shown_address(address: str) -> str:
+def show_address(address: str) -> str:
     """An address with ``***`` for user and password, and without its query.
 
     They end at the last @: a password may have any letter. What can't be read is ``***`` whole.
@@ -93,7 +93,7 @@ def shown_address(address: str) -> str:
     return shown
 
 
-def without_users(text: str) -> str:
+def remove_users(text: str) -> str:
     """`text` with ``***`` for what stands before the last @ in each address: user and password."""
     return _AFTER_SCHEME.sub(_without_user, text)
 
@@ -113,7 +113,7 @@ def redact(text: str, *keys: str) -> str:
             if len(key) < _SHORT:
                 pattern = rf"(?<![\w-]){pattern}(?![\w-])"
             text = re.sub(pattern, HIDDEN, text)
-    return without_users(_BEARER.sub(f"Bearer {HIDDEN}", text))
+    return remove_users(_BEARER.sub(f"Bearer {HIDDEN}", text))
 
 
 def redact_all(value: Any, *keys: str) -> Any:

@@ -38,14 +38,15 @@ from nip_core.evaluation.split_metrics import BatchMetrics
 from nip_core.evaluation.spread import questions_of
 from nip_core.game.render import Game
 from nip_core.hashing import derive_key
+from nip_core.records.intervals import split_by_of
+from nip_core.records.iterations import Records
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.tables import RolloutTables, StoredRollouts
 from nip_core.rollouts.trees import generations_by_episode
+from nip_core.run_store.facts import SplitFacts
 from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunStore
-from nip_core.stages.intervals import split_by_of
-from nip_core.stages.records import Records
-from nip_core.stages.transcripts import committed_rollouts, game_of
+from nip_core.showing.transcripts import committed_rollouts, game_of
 from nip_inspect.export_sample import Split, sample_of, usage_by
 from nip_inspect.scoring import RATES, is_right, summary
 
@@ -286,6 +287,7 @@ def _lineage(records: Records, iteration: int, split: str) -> dict[str, Any]:
     """Tell where the episodes come from, by what anyone can open in the run store."""
     run, record, entry = records.run, records.shown.record, records.of(iteration)
     directory = run.rollouts(iteration, split)
+    manifest = read_manifest(run.store, directory)
     before = records.of(iteration - 1) if iteration else None
     return {
         "run": run.name,
@@ -293,8 +295,8 @@ def _lineage(records: Records, iteration: int, split: str) -> dict[str, Any]:
         "iteration": iteration,
         "split": split,
         "rollouts": directory,
-        "canonical_digest": read_manifest(run.store, directory).extra["canonical_digest"],
-        "manifest_digest": read_manifest(run.store, directory).digest,
+        "canonical_digest": SplitFacts.from_manifest(manifest).canonical_digest,
+        "manifest_digest": manifest.digest,
         "models": entry.served,
         # What made them: the swap before, with jobs, digests and proofs.
         "models_made_by": (before.swap or {}).get("groups", {}) if before else {},

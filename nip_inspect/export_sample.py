@@ -35,14 +35,14 @@ from inspect_ai.model import (
 )
 from inspect_ai.scorer import Score
 
-from nip_core.answers.reasons import Kind
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS
+from nip_core.game.reasons import Kind
 from nip_core.game.render import Game, InvalidResponse, Situation, columns_of
 from nip_core.protocols import Turn
 from nip_core.rollouts.model_call import RANDOM_MODEL
 from nip_core.rollouts.tables import agent_order
 from nip_core.scenarios import NO_LABEL
-from nip_core.stages.elsewhere import problem_text
+from nip_core.session.outside_game import problem_text
 from nip_inspect.scoring import QUESTION, reward_score, verdict_score
 from nip_inspect.transcript import Moves, conversation, remarks
 

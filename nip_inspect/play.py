@@ -31,7 +31,7 @@ from nip_core.rollouts.episode import ShardContext, play_episode
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.scenarios import NO_LABEL
-from nip_core.stages.elsewhere import problem_text
+from nip_core.session.outside_game import problem_text
 from nip_inspect.model_calls import RoleModels
 from nip_inspect.scoring import EPISODE, GENERATIONS, QUESTION, rewards, verdict
 from nip_inspect.settings import Plan, game_parameters, plan_of

@@ -15,7 +15,7 @@ from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters
 from nip_core.rollouts.plan import EpisodeSpec, episode_spec
 from nip_core.scenarios import Problem
-from nip_core.stages import elsewhere
+from nip_core.session import outside_game as elsewhere
 
 
 def game_parameters(

@@ -14,7 +14,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from nip_core.errors import NipError
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.scenarios import NO_LABEL
-from nip_core.stages.elsewhere import Plan, game_parameters, plan_of, problem_text
+from nip_core.session.outside_game import Plan, game_parameters, plan_of, problem_text
 from nip_verifiers.seats import SeatState
 
 PROGRAM = "verifiers"

@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 SEED = 6198
 DEADLINE_S = 900.0
 """Of the tests of one mutant; one that hangs is noticed."""
-PACKAGES = ("nip_core", "lm_server")
+PACKAGES = ("nip_core", "nip_lm_server")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ MODULES = {
         4,
     ),
     "wire": Module(
-        ("lm_server/wire.py", "nip_core/lm_server/wire.py"),
+        ("nip_lm_server/wire.py", "lm_server/wire.py", "nip_core/lm_server/wire.py"),
         ("test_job_settings.py", "test_api.py", "test_files.py"),
         4,
     ),

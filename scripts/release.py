@@ -71,7 +71,7 @@ def tree_problems(version: str, root: Path = ROOT) -> list[str]:
     if run("git", "tag", "--list", f"v{version}", cwd=root):
         problems.append(f"there is a tag v{version}: raise version in pyproject.toml")
     for file, pattern in (
-        ("nip_core/__init__.py", rf'^__version__ = "{re.escape(version)}"$'),
+        ("nip_core/distribution.py", rf'^__version__ = "{re.escape(version)}"$'),
         ("CITATION.cff", rf"^version: {re.escape(version)}$"),
         ("CHANGELOG.md", rf"^## {re.escape(version)}\b"),
     ):

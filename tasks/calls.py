@@ -14,13 +14,13 @@ from typing import Any
 from prefect import Task
 
 from nip_core.loop import directly
+from nip_core.session.session import Session
 from nip_core.stages.choosing import build_dataset
 from nip_core.stages.measuring import measure
 from nip_core.stages.playing import commit_split, plan_split, play_shard
 from nip_core.stages.proving import prove_candidates, prove_serving
 from nip_core.stages.publishing import publish
 from nip_core.stages.remote_shards import Ticket, open_apart
-from nip_core.stages.session import Session
 from nip_core.stages.swapping import swap_models
 from nip_core.stages.training import submit_job, wait_for_job
 from nip_prefect.tasks.publish import publish_artifacts

@@ -7,7 +7,7 @@ from prefect import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.runtime import flow_run
 
-from nip_core.stages.session import Session
+from nip_core.session.session import Session
 
 RUN, STORE, OWNER, ATTEMPT = "nip.run", "nip.store", "nip.owner", "nip.attempt"
 EPOCH = "nip.epoch"

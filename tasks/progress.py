@@ -15,9 +15,9 @@ from uuid import UUID
 
 from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifact
 
-from nip_core.progress.outlook import State, Whole, look
+from nip_core.progress.outlook import State, Whole, observe_run
 from nip_core.progress.words import state_line
-from nip_core.stages.session import Session
+from nip_core.session.session import Session
 
 ARTIFACT_EVERY_S = 10.0
 LOG_EVERY_S = 60.0
@@ -77,7 +77,7 @@ class _Shown:
             _log.debug("progress not published: %s: %s", type(error).__name__, error)
 
     def _look(self) -> State:
-        return look(self._session.progress, self._session.parameters)
+        return observe_run(self._session.progress, self._session.parameters)
 
 
 def _share(whole: Whole) -> float:

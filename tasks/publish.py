@@ -25,9 +25,9 @@ from nip_core.evaluation.report import metrics_table
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.evaluation.transcripts_markdown import transcripts_markdown
 from nip_core.rollouts.plan import TEST
+from nip_core.session.session import Session
+from nip_core.showing.transcripts import newest_sample
 from nip_core.stages.publishing import spent, state_of
-from nip_core.stages.session import Session
-from nip_core.stages.transcripts import newest_sample
 
 _SAMPLES = 5
 _BAR = 40

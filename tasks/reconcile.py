@@ -27,9 +27,9 @@ from prefect.events.filters import EventFilter
 from prefect.states import AwaitingRetry, Cancelled, Crashed
 
 from nip_core.errors import NipError
+from nip_core.records.liveness import Sighting, look
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.liveness import Sighting, look
 from nip_prefect.tasks.flow_run_marks import Mark, mark_of
 
 FLOWS = ("train", "continue-run", "evaluate")

@@ -27,7 +27,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.settings import PREFECT_API_URL
 
 from nip_core.errors import LeaseError, SettingsError, StoreError
-from nip_core.run_store.lease import read_lease
+from nip_core.run_store.lease import LeaseDocument, read_lease
 from nip_core.run_store.store import MissingFileError, Store, open_store
 
 Errand = dict[str, Any]
@@ -171,8 +171,9 @@ class _Leader:
     """Whoever leads the sweep, as its lease shows; no time of day is compared."""
 
     def __init__(self, errand: Errand):
-        self._path, self._lent = f"{errand['directory']}/lease.json", errand["lease"]
-        self._ttl_s = float(self._lent["ttl_s"])
+        self._path = f"{errand['directory']}/lease.json"
+        self._lent = LeaseDocument.model_validate(errand["lease"])
+        self._ttl_s = self._lent.ttl_s
         self._beat: int | None = None
         self._since_s = self._looked_s = float("-inf")
 
@@ -187,9 +188,9 @@ class _Leader:
         except MissingFileError:
             return False
         except StoreError:  # it may be back before the time to live is over
-            document = {**self._lent, "heartbeat": self._beat}
-        if document["state"] != "held" or document["owner"]["id"] != self._lent["owner"]["id"]:
+            document = self._lent.model_copy(update={"heartbeat": self._beat})
+        if document.state != "held" or document.owner.id != self._lent.owner.id:
             return False
-        if document["heartbeat"] != self._beat:
-            self._beat, self._since_s = document["heartbeat"], now_s
+        if document.heartbeat != self._beat:
+            self._beat, self._since_s = document.heartbeat, now_s
         return now_s - self._since_s < self._ttl_s

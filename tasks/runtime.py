@@ -20,7 +20,8 @@ from prefect.exceptions import ObjectNotFound
 
 from nip_core.errors import ServerError
 from nip_core.parameters import HyperParameters
-from nip_core.stages.session import Session, open_session
+from nip_core.session.opening import open_session
+from nip_core.session.session import Session
 from nip_prefect.tasks.flow_run_marks import mark_flow_run
 from nip_prefect.tasks.lost_signals import stops_all_the_same
 from nip_prefect.tasks.progress import show_progress

@@ -10,7 +10,7 @@ from typing import Any, cast
 from prefect.blocks.system import Secret
 
 from nip_core.parameters import HyperParameters
-from nip_core.stages.providers import key_variables
+from nip_core.servers.endpoints import key_variables
 
 
 def block_name(variable: str) -> str:

@@ -37,10 +37,10 @@ def build(
     path = str(models.model(session, shape))
     options = options_for(session, engine, vllm, **more)
     if engine == "vllm":
-        from nip_lm_server.engines.vllm import VllmEngine
+        from nip_lm_server.engines.vllm.vllm_engine import VllmEngine
 
         return VllmEngine(path, "base", state_dir=state, **options)
-    from nip_lm_server.engines.embedded import EmbeddedEngine
+    from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
 
     return EmbeddedEngine(path, "base", **options)
 

@@ -33,7 +33,7 @@ POLL_S = 0.05
 def find_vllm(*, rehearsal: bool) -> tuple[Path | None, str]:
     """The Python of vLLM's environment and what it is; None and why there is none that will do."""
     from nip_lm_server.engines.base import EngineError
-    from nip_lm_server.engines.vllm_installation import find_executable, inspect
+    from nip_lm_server.engines.vllm.installation import find_executable, inspect
 
     try:
         python = find_executable(None, os.environ)

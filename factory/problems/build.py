@@ -26,7 +26,6 @@ from factory.problems.sources.source import Source
 from nip_core.errors import DatasetError
 from nip_core.hashing import derive_key
 from nip_core.problems import Mutant, mutants, normalise
-from nip_core.problems.rows import SCHEMA, SPLITS, Row, split_of, write_split
 from nip_core.problems.tested import Reports, Tested, TestRunner, first_failure
 from nip_core.problems.variants import (
     Candidates,
@@ -37,6 +36,7 @@ from nip_core.problems.variants import (
     passing_rewrites,
     try_mutants,
 )
+from nip_core.scenarios.rows import SCHEMA, SPLITS, Row, split_of, write_split
 
 __all__ = ["SCHEMA", "SPLITS", "Row", "build", "is_buggy", "split_of", "survivors", "write_split"]
 

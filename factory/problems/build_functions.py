@@ -15,7 +15,7 @@ import pyarrow as pa
 from factory.problems.build import main_function
 from factory.problems.sources import SOURCES
 from factory.problems.sources.source import Source
-from nip_core.problems.rows import SPLITS, split_of, write_table
+from nip_core.scenarios.rows import SPLITS, split_of, write_table
 
 SCHEMA = pa.schema(
     [

@@ -26,7 +26,7 @@ def evaluate(
     parameters = load_parameters(config, settings)
 
     def look(prepared: Any) -> dict[str, Any] | None:
-        from nip_core.stages.showing import finished_test
+        from nip_core.showing.finished import finished_test
 
         return finished_test(prepared)
 

@@ -15,8 +15,8 @@ def ls(run_store: RunStoreUrl = "runs", as_json: AsJson = False) -> None:
     Iterations are finished and planned ones; accuracy, with its 95 % interval, is that of the
     newest test; cost is what was spent so far.
     """
-    from nip_core.stages.listing import list_summaries
-    from nip_core.stages.named_run import open_runs
+    from nip_core.records.named_run import open_runs
+    from nip_core.showing.listing import list_summaries
 
     def tell(reason: str) -> None:
         say(f"nip: {reason}", file=sys.stderr)
@@ -36,7 +36,7 @@ def _print(summaries: list[dict[str, Any]]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from nip_core.stages.listing import age
+    from nip_core.showing.listing import age
     from nip_prefect.flows.console import make_console
 
     now = datetime.now(UTC)

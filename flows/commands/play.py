@@ -28,7 +28,7 @@ def play(
     from nip_core.parameters import load_parameters
     from nip_core.progress.board import Progress
     from nip_core.rollouts.plan import SPLITS
-    from nip_core.stages.export import export_rollouts
+    from nip_core.upkeep.export import export_rollouts
     from nip_prefect.flows.launch import with_view
     from nip_prefect.flows.printing import print_viewer, show_result
 
@@ -39,7 +39,7 @@ def play(
 
     async def run() -> dict[str, Any]:
         from nip_core.loop import play
-        from nip_core.stages.session import open_session
+        from nip_core.session.opening import open_session
 
         async with open_session(parameters, progress=progress) as session:
             finished = session.run.finished_iterations()

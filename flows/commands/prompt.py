@@ -17,7 +17,7 @@ from nip_prefect.flows.options import (
 from nip_prefect.flows.terminal import say
 
 if TYPE_CHECKING:
-    from nip_core.stages.prompting import AskedChat
+    from nip_core.showing.asked_chats import AskedChat
 
 
 def prompt(
@@ -45,13 +45,13 @@ def prompt(
     Of CONFIG nothing is started, and what others would have said before stands there as
     <what prover says in round 1>. Of a run it is what was sent, with the answer that came.
     """
-    from nip_core.stages.prompting import Place, chat_on_record, chat_to_come
+    from nip_core.showing.asked_chats import Place, chat_on_record, chat_to_come
 
     if (config is None) == (run is None):
         raise SettingsError("nip prompt: name a configuration, or a run by --run")
     place = Place(agent, round_, problem, iteration, split)
     if run is not None:
-        from nip_core.stages.named_run import find_run
+        from nip_core.records.named_run import find_run
 
         if overrides:
             raise SettingsError("--set: a run has the settings with which it was played")

@@ -23,11 +23,11 @@ def report(
     The report is one HTML file, which can be sent to somebody: learning curve, what was trained,
     transcripts, costs.
     """
+    from nip_core.records.named_run import find_run
     from nip_core.run_store.lease import refuse_if_held
     from nip_core.run_store.run import RunStore
     from nip_core.run_store.store import open_store
-    from nip_core.stages.named_run import find_run
-    from nip_core.stages.showing import report_location, write_report
+    from nip_core.showing.summary import report_location, write_report
 
     tree = find_run(run, run_store, say_left_out)
     if anew or report_location(tree) is None:

@@ -12,11 +12,11 @@ def show(
     """
     from pathlib import Path
 
-    from nip_core.stages.how_far import how_far
-    from nip_core.stages.named_run import find_run, place_of
-    from nip_core.stages.records import Records
-    from nip_core.stages.showing import summary
-    from nip_core.stages.verification import check_presence
+    from nip_core.records.iterations import Records
+    from nip_core.records.named_run import find_run, place_of
+    from nip_core.showing.how_far import how_far
+    from nip_core.showing.summary import summary
+    from nip_core.upkeep.verify import check_presence
     from nip_prefect.flows.going_on import command_for
     from nip_prefect.flows.printing import print_json, show_run
 

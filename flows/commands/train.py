@@ -66,7 +66,7 @@ def train(
         parameters, settings = _fork(parameters, config, settings, fork)
 
     def look(prepared: Any) -> dict[str, Any] | None:
-        from nip_core.stages.showing import finished_run
+        from nip_core.showing.finished import finished_run
 
         return None if again else finished_run(prepared)
 
@@ -98,7 +98,7 @@ def _rerun_from(text: str | None) -> dict[str, Any]:
     """The flow's parameters for ``--rerun-from``."""
     if text is None:
         return {}
-    from nip_core.stages.rerun import STAGES
+    from nip_core.records.rewinds import STAGES
 
     number, colon, stage = text.partition(":")
     if not number.isdecimal() or int(number) > 9999 or (colon and stage not in STAGES):
@@ -113,7 +113,7 @@ def _fork(
 ) -> tuple["HyperParameters", list[str]]:
     """Start NEW_NAME from what the run has finished, with the settings given now."""
     from nip_core.parameters import load_parameters
-    from nip_core.stages.prepare import fork_run
+    from nip_core.session.prepare import fork_run
 
     # The flow reads its overrides as YAML once more: quoted, the name is what was typed.
     settings = [*settings, f"run_name={json.dumps(new_name)}"]

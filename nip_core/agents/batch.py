@@ -36,24 +36,23 @@ A decision that is none is 2, its continuous value NaN. Nobody is paid in a fail
 is neither done nor terminated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import pyarrow as pa
 
-from nip_core.agents.history import NO_STANCE, no_actions
+from nip_core.agents.history import NO_STANCE, Actions
 from nip_core.agents.nested_array_dict import STRING, Array, NestedArrayDict
 from nip_core.errors import SettingsError
 from nip_core.game.render import Game, InvalidResponse, Situation
 from nip_core.hashing import digest
 from nip_core.protocols import Turn
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
-from nip_core.rollouts.trees import generations_by_episode, steps
+from nip_core.rollouts.trees import TREE_COLUMNS, generations_by_episode, steps
 from nip_core.tolerance import TOLERANCE
-
-Row = dict[str, Any]
 
 _NOBODY = -1
 _DATAPOINT_DIGITS = 15  # 60 bits, so that two problems don't meet and int64 holds them
@@ -72,6 +71,56 @@ _TURN_COLUMNS = (
 )
 
 
+@dataclass(frozen=True)
+class _Episode:
+    """An episode's row, as far as it is played again."""
+
+    key: str
+    protocol: str
+    problem: str
+    question: str
+    solution: str
+    y: int
+    seed: int
+    prover_stance: int | None
+    rounds: int
+    outcome: str
+    rewards: Mapping[str, float]  # by agent
+
+
+@dataclass(frozen=True)
+class _States:
+    """The keys that stand at the top of a batch and below "next", before each of T + 1 rounds."""
+
+    message_history: Array
+    message_agent_id: Array
+    raw_message_history: Array
+    done: Array
+    terminated: Array
+
+    @classmethod
+    def make_empty(cls, episodes: int, rounds: int, channels: int, agents: int) -> Self:
+        """Make the states of episodes before anybody has said anything."""
+        place = (episodes, rounds + 1)
+        return cls(
+            message_history=_missing((*place, rounds, channels), STRING),
+            message_agent_id=np.full((*place, rounds, channels), _NOBODY),
+            raw_message_history=_missing((*place, rounds, agents), STRING),
+            done=np.zeros(place, dtype=bool),
+            terminated=np.zeros(place, dtype=bool),
+        )
+
+    def by_key(self) -> dict[str, Array]:
+        """Give the arrays under their keys; they are not copied."""
+        return {
+            "message_history": self.message_history,
+            "message_agent_id": self.message_agent_id,
+            "raw_message_history": self.raw_message_history,
+            "done": self.done,
+            "terminated": self.terminated,
+        }
+
+
 def rollouts_to_nested(
     game: Game, episodes: pa.Table, generations: pa.Table, *, prompts: bool = True
 ) -> NestedArrayDict:
@@ -86,25 +135,19 @@ def rollouts_to_nested(
     played = _Played(game, episodes, generations)
     n, t, a, c = played.size, played.rounds, len(played.agents), len(played.channels)
     # 1. Begin with nothing said, in the T + 1 states before each round and after the last one.
-    states = {
-        "message_history": _missing((n, t + 1, t, c), STRING),
-        "message_agent_id": np.full((n, t + 1, t, c), _NOBODY),
-        "raw_message_history": _missing((n, t + 1, t, a), STRING),
-        "done": np.zeros((n, t + 1), dtype=bool),
-        "terminated": np.zeros((n, t + 1), dtype=bool),
-    }
-    actions, reward = no_actions((n, t, a), c), np.zeros((n, t, a))
+    states = _States.make_empty(n, t, c, a)
+    actions, reward = Actions.make_empty((n, t, a), c), np.zeros((n, t, a))
     # 2. Play each episode again.
     for number, episode in enumerate(played.episodes):
         _replay(played, states, actions, reward, number, episode)
     # 3. Before and after a round are the same states, seen from two places.
     batch = NestedArrayDict({}, (n, t))
     _put_problems(batch, played, episodes)
-    for key, state in states.items():
+    for key, state in states.by_key().items():
         batch[key], batch["next", key] = state[:, :-1], state[:, 1:]
-    each = np.broadcast_to(states["done"][..., None], (n, t + 1, a))
+    each = np.broadcast_to(states.done[..., None], (n, t + 1, a))
     batch["agents", "done"], batch["next", "agents", "done"] = each[:, :-1], each[:, 1:]
-    batch["agents"], batch["next", "agents", "reward"] = actions, reward
+    batch["agents"], batch["next", "agents", "reward"] = actions.by_key(), reward
     batch["generation"] = played.cells
     if prompts:
         batch["agents", "prompt"] = _prompts(played)
@@ -112,7 +155,7 @@ def rollouts_to_nested(
 
 
 def nested_to_rollouts(game: Game, batch: NestedArrayDict) -> tuple[pa.Table, pa.Table]:
-    """The episodes and generations that a batch of size (N, T) was made from.
+    """Turn a batch of size (N, T) back into its tables of episodes and generations.
 
     Read from the keys under "episode" and "generation" (and "round"), which say everything.
     Episodes keep their order; generations are in that of `nip_core.rollouts.tables.build_tables`.
@@ -149,7 +192,7 @@ def nested_to_rollouts(game: Game, batch: NestedArrayDict) -> tuple[pa.Table, pa
 
 
 def _once(batch: NestedArrayDict, keys: Array, rows: Array) -> Array:
-    """Return which of the generations with these keys in these rows of the batch to take.
+    """Mark the generations to take, of those with these keys in these rows of the batch.
 
     In a tree, that of the first leaf that has it.
     """
@@ -169,26 +212,27 @@ class _Played:
     def __init__(self, game: Game, episodes: pa.Table, generations: pa.Table):
         protocol = game.protocol
         self.game = game
-        self.episodes: list[Row] = episodes.to_pylist()
+        self.episodes = [_read_episode(row) for row in episodes.to_pylist()]
         self.size = len(self.episodes)
         self.rounds = protocol.max_message_rounds
         self.agents = {name: i for i, name in enumerate(protocol.agent_names)}
         self.channels = {name: i for i, name in enumerate(protocol.channels)}
-        self._position = {row["key"]: n for n, row in enumerate(self.episodes)}
-        for row in self.episodes:
-            self._check(row)
+        self._position = {episode.key: n for n, episode in enumerate(self.episodes)}
+        for episode in self.episodes:
+            self._check(episode)
+        self._leaves = episodes.select(["key", "branch_path", *TREE_COLUMNS]).to_pylist()
         self.cells = self._cells(generations)
         self.calls = _present(self.cells["key"]).sum(axis=-1)  # (N, T, A)
         self._rows = generations_by_episode(
-            self.episodes, generations.select(_TURN_COLUMNS).to_pylist()
+            self._leaves, generations.select(_TURN_COLUMNS).to_pylist()
         )
 
-    def _check(self, episode: Row) -> None:
+    def _check(self, episode: _Episode) -> None:
         name = self.game.protocol.name
-        if episode["protocol"] != name:
-            _refuse(episode, f"was played by protocol {episode['protocol']!r}, not {name!r}")
-        if not 0 < episode["rounds"] <= self.rounds:
-            _refuse(episode, f"has {episode['rounds']} rounds of at most {self.rounds}")
+        if episode.protocol != name:
+            _refuse(episode, f"was played by protocol {episode.protocol!r}, not {name!r}")
+        if not 0 < episode.rounds <= self.rounds:
+            _refuse(episode, f"has {episode.rounds} rounds of at most {self.rounds}")
 
     @cached_property
     def turns(self) -> list[list[Turn]]:
@@ -196,18 +240,17 @@ class _Played:
         by_episode = []
         for episode in self.episodes:
             try:
-                by_episode.append(self.game.turns(self._rows[episode["key"]], episode["seed"]))
+                by_episode.append(self.game.turns(self._rows[episode.key], episode.seed))
             except (InvalidResponse, KeyError) as error:
                 _refuse(episode, f"an answer recorded as valid is none ({error})")
         return by_episode
 
     def _cells(self, generations: pa.Table) -> dict[str, Array]:
         """The columns of `generations` with the shape (N, T, A, K)."""
-        place = {name: generations.column(name).to_pylist() for name in _PLACE}
-        keys = generations.column("key").to_pylist()
-        for key, episode, round_, agent in zip(
-            keys, place["episode"], place["round"], place["agent"], strict=True
-        ):
+        keys, episodes, rounds, agents, attempts = (
+            generations.column(name).to_pylist() for name in ("key", *_PLACE)
+        )
+        for key, episode, round_, agent in zip(keys, episodes, rounds, agents, strict=True):
             known = episode in self._position and agent in self.agents and round_ < self.rounds
             if not known:
                 raise SettingsError(
@@ -218,11 +261,11 @@ class _Played:
         rows, which = self._rows_of_cells(generations)
         at = (
             rows,
-            np.array(place["round"], dtype=int)[which],
-            np.array([self.agents[name] for name in place["agent"]], dtype=int)[which],
-            np.array(place["attempt"], dtype=int)[which],
+            np.array(rounds, dtype=int)[which],
+            np.array([self.agents[name] for name in agents], dtype=int)[which],
+            np.array(attempts, dtype=int)[which],
         )
-        shape = (self.size, self.rounds, len(self.agents), max(place["attempt"], default=0) + 1)
+        shape = (self.size, self.rounds, len(self.agents), max(attempts, default=0) + 1)
         cells: dict[str, Array] = {}
         for field in GENERATIONS:
             if field.name not in _PLACE:
@@ -237,11 +280,11 @@ class _Played:
         return cells
 
     def _rows_of_cells(self, generations: pa.Table) -> tuple[Array, Array]:
-        """Map generations to their places in the batch: in a tree, with every leaf that has it."""
+        """Map generations to their places in the batch: in a tree, to every leaf below them."""
         numbered = generations.select(["episode", "branch_path"]).to_pylist()
         for number, row in enumerate(numbered):
             row["number"] = number
-        by_episode = generations_by_episode(self.episodes, numbered)
+        by_episode = generations_by_episode(self._leaves, numbered)
         pairs = [
             (self._position[key], row["number"]) for key, rows in by_episode.items() for row in rows
         ]
@@ -249,53 +292,70 @@ class _Played:
         return both[:, 0], both[:, 1]
 
 
+def _read_episode(row: Mapping[str, Any]) -> _Episode:
+    """Take from a row of `episodes` what playing it again needs."""
+    return _Episode(
+        key=row["key"],
+        protocol=row["protocol"],
+        problem=row["problem"],
+        question=row["question"],
+        solution=row["solution"],
+        y=row["y"],
+        seed=row["seed"],
+        prover_stance=row["prover_stance"],
+        rounds=row["rounds"],
+        outcome=row["outcome"],
+        rewards={entry["agent"]: entry["reward"] for entry in row["rewards"]},
+    )
+
+
 def _replay(
     played: _Played,
-    states: dict[str, Array],
-    actions: dict[str, Array],
+    states: _States,
+    actions: Actions,
     reward: Array,
     n: int,
-    episode: Row,
+    episode: _Episode,
 ) -> None:
     """Fill in the episode's places by playing it again, and check it against its record."""
     # 1. Put down who said and decided what; the states after it have it too.
     turns = played.turns[n]
     for turn in turns:
         t, a = turn.round, played.agents[turn.agent]
-        actions["raw_message"][n, t, a] = turn.text
-        states["raw_message_history"][n, t + 1 :, t, a] = turn.text
-        actions["decision"][n, t, a] = turn.move.decision
+        actions.raw_message[n, t, a] = turn.text
+        states.raw_message_history[n, t + 1 :, t, a] = turn.text
+        actions.decision[n, t, a] = turn.move.decision
         if turn.move.value is not None:
-            actions["continuous_decision"][n, t, a] = turn.move.value
+            actions.continuous_decision[n, t, a] = turn.move.value
         for channel, message in turn.move.messages.items():
             c = played.channels[channel]
-            actions["message"][n, t, a, c] = message
-            states["message_history"][n, t + 1 :, t, c] = message
-            states["message_agent_id"][n, t + 1 :, t, c] = a
+            actions.message[n, t, a, c] = message
+            states.message_history[n, t + 1 :, t, c] = message
+            states.message_agent_id[n, t + 1 :, t, c] = a
     # 2. Put down what it took to get each answer, and let the protocol judge round after round.
-    protocol, seed = played.game.protocol, episode["seed"]
+    protocol, seed = played.game.protocol, episode.seed
     earned = dict.fromkeys(played.agents, 0.0)
-    for t in range(episode["rounds"]):
+    for t in range(episode.rounds):
         so_far = [turn for turn in turns if turn.round <= t]
         movers = protocol.movers(t, seed, [turn for turn in so_far if turn.round < t])
         for agent, channels in movers.items():
             a, written = played.agents[agent], [played.channels[channel] for channel in channels]
             last = max(played.calls[n, t, a] - 1, 0)
             is_cut = played.cells["finish_reason"][n, t, a, last] == "length"
-            actions["retry_count"][n, t, a, written] = last
-            actions["token_limit"][n, t, a, written] = is_cut
-        if episode["outcome"] == "failed":
+            actions.retry_count[n, t, a, written] = last
+            actions.token_limit[n, t, a, written] = is_cut
+        if episode.outcome == "failed":
             continue
         silent = set(movers) - {turn.agent for turn in so_far if turn.round == t}
-        stance = episode["prover_stance"]
-        result = played.game.judge(t, seed, episode["y"], stance, so_far, silent)
+        stance = episode.prover_stance
+        result = played.game.judge(t, seed, episode.y, stance, so_far, silent)
         for agent, paid in result.rewards.items():
             reward[n, t, played.agents[agent]] = paid
             earned[agent] += paid
-        states["done"][n, t + 1 :] = result.done
-        states["terminated"][n, t + 1 :] = result.terminated
+        states.done[n, t + 1 :] = result.done
+        states.terminated[n, t + 1 :] = result.terminated
     # 3. What it pays must be what was recorded, or the settings are others.
-    recorded = {entry["agent"]: entry["reward"] for entry in episode["rewards"]}
+    recorded = episode.rewards
     same = recorded.keys() == earned.keys() and all(
         np.isclose(recorded[agent], earned[agent], rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
         for agent in earned
@@ -318,30 +378,31 @@ def _put_problems(batch: NestedArrayDict, played: _Played, episodes: pa.Table) -
     for field in EPISODES:
         column = _values(episodes.column(field.name), field)
         batch["episode", field.name] = np.broadcast_to(column.reshape(-1, 1), shape)
-    for key in ("seed", "y"):
-        put(key, [row[key] for row in played.episodes])
-    put("datapoint_id", [datapoint_number(row["problem"]) for row in played.episodes])
-    stances = [played.game.protocol.shared_stance(row["prover_stance"]) for row in played.episodes]
+    put("seed", [episode.seed for episode in played.episodes])
+    put("y", [episode.y for episode in played.episodes])
+    put("datapoint_id", [datapoint_number(episode.problem) for episode in played.episodes])
+    share = played.game.protocol.shared_stance
+    stances = [share(episode.prover_stance) for episode in played.episodes]
     put("prover_stance", [NO_STANCE if stance is None else stance for stance in stances])
     for key in ("question", "solution"):
         batch[key] = batch["next", key] = batch["episode", key]
-    lengths = np.array([row["rounds"] for row in played.episodes], dtype=int).reshape(-1, 1)
+    lengths = np.array([episode.rounds for episode in played.episodes], dtype=int).reshape(-1, 1)
     batch["padding"] = rounds[:-1] >= lengths
 
 
 def _prompts(played: _Played) -> Array:
-    """The chat with which each agent was asked; none for agents without a model."""
+    """Render the chat before each turn of an agent; agents without a model get none."""
     game, rounds = played.game, played.rounds
     length = 2 * (rounds * len(played.channels) + 10)
     shape = (played.size, rounds, len(played.agents), length, len(_PROMPT_FIELDS))
     prompts = _missing(shape, STRING)
     for n, episode in enumerate(played.episodes):
         situation = Situation(
-            episode["question"], episode["solution"], episode["prover_stance"], episode["seed"]
+            episode.question, episode.solution, episode.prover_stance, episode.seed
         )
-        for t in range(episode["rounds"]):
+        for t in range(episode.rounds):
             before = [turn for turn in played.turns[n] if turn.round < t]
-            for agent in game.protocol.movers(t, episode["seed"], before):
+            for agent in game.protocol.movers(t, episode.seed, before):
                 if agent not in game.parameters.model_agents:
                     continue
                 for i, message in enumerate(game.render(agent, situation, before, t)):
@@ -370,11 +431,11 @@ def _present(keys: Array) -> Array:
 
 
 def datapoint_number(problem: str) -> int:
-    """The number that stands for a problem, made from its id."""
+    """Make a number of a problem's id, to stand for it in arrays."""
     return int(digest(problem)[:_DATAPOINT_DIGITS], 16)
 
 
-def _refuse(episode: Row, why: str) -> NoReturn:
+def _refuse(episode: _Episode, why: str) -> NoReturn:
     raise SettingsError(
-        f"episode {episode['key']} {why}; give the game with the settings that it was played with"
+        f"episode {episode.key} {why}; give the game with the settings that it was played with"
     )

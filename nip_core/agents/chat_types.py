@@ -1,6 +1,6 @@
 """Messages and items of fine-tune datasets, as the OpenAI protocol has them."""
 
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypeAlias, TypedDict
 
 
 class PromptMessage(TypedDict):
@@ -29,3 +29,6 @@ class DpoDatasetItem(TypedDict):
     input: DpoInput
     preferred_output: list[PromptMessage]
     non_preferred_output: list[PromptMessage]
+
+
+Example: TypeAlias = SupervisedDatasetItem | DpoDatasetItem

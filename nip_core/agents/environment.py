@@ -17,7 +17,7 @@ from nip_core.agents.experiment_settings import ExperimentSettings
 from nip_core.agents.history import (
     HISTORIES,
     NO_STANCE,
-    no_actions,
+    Actions,
     present,
     situation_of,
     turns_of,
@@ -164,7 +164,8 @@ class PureTextEnvironment:
 
     def _put_actions(self, step: NestedArrayDict, actions: Mapping[str, NestedArrayDict]) -> None:
         handler = self.protocol_handler
-        arrays = no_actions((*step.batch_size, handler.num_agents), handler.num_message_channels)
+        size = (*step.batch_size, handler.num_agents)
+        arrays = Actions.make_empty(size, handler.num_message_channels).by_key()
         for agent, action in actions.items():
             for name, array in arrays.items():
                 if name in action:

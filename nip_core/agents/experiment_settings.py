@@ -61,5 +61,5 @@ class ExperimentSettings(Parameters):
 
     @property
     def log(self) -> logging.Logger:
-        """The log to which groups report."""
+        """Give the log for reports of groups."""
         return self.logger or logging.getLogger("nip.agents")

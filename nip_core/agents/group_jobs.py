@@ -7,22 +7,25 @@ loop would record it, in ``jobs/<group>.json`` of an iteration.
 """
 
 import re
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal
+from typing import Literal
 
+from nip_core.agents.chat_types import Example
 from nip_core.errors import DatasetError, JobError, RunConflictError, SettingsError
 from nip_core.hashing import derive_key, digest
 from nip_core.jobs.job import JobRecord, JobSpec, Refused
 from nip_core.jobs.ledger import Ledger, open_ledger
 from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.providers import speaks_nip
+from nip_core.records.models import ServedModel
 from nip_core.rollouts.chat_client import ChatClient
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.models import ServedModel
-from nip_core.stages.providers import Endpoints, speaks_nip
+from nip_core.servers.endpoints import Endpoints
 from nip_core.stages.proving import prove
-from nip_core.stages.training import Parent, group_job
+from nip_core.trainers.group_job import Parent, group_job
 from nip_lm_server.client import ENDED_STATUSES, describe_problems, to_jsonl, validate
 
 _SUFFIX = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -32,15 +35,15 @@ class GroupJobs:
     """The jobs of one group, recorded under one run."""
 
     def __init__(self, hyper_params: HyperParameters, group: str, run_name: str, at: Endpoints):
-        """`at` is where jobs are created and models answer. Raises SettingsError for a run's name
-        that can't be used.
+        """Create jobs and ask models `at` these addresses. Raises SettingsError for an unusable run
+        name.
         """
         self._parameters, self._group, self._at = hyper_params, group, at
         self._run = RunStore(open_store(hyper_params.run_store), run_name)
 
     async def submit(
         self,
-        dataset: list[dict[str, Any]],
+        dataset: Sequence[Example],
         method: Literal["supervised", "dpo"],
         parent: Parent,
         iteration: int,
@@ -74,7 +77,7 @@ class GroupJobs:
                 ) from None
 
     async def made_model(self, job_id: str, iteration: int) -> str:
-        """The model of a job that has succeeded; its record is closed. Raises JobError."""
+        """Name the model of a succeeded job, and close the job's record. Raises JobError."""
         async with self._ledger() as (ledger, backend):
             # 1. Without a name the record stays open, as the job may yet get one.
             made = (await backend.retrieve_job(job_id)).fine_tuned_model
@@ -91,7 +94,7 @@ class GroupJobs:
         return made
 
     async def proved(self, name: str, base_model: str, job_id: str) -> ServedModel:
-        """The model that a job made, with its digest and proof.
+        """Prove the model of a job; its digest and proof come with it.
 
         Raises StageError if it can't be proved.
         """
@@ -106,7 +109,7 @@ class GroupJobs:
 
     def _spec(
         self,
-        rows: list[dict[str, Any]],
+        rows: Sequence[Example],
         method: str,
         parent: Parent,
         iteration: int,
@@ -133,7 +136,7 @@ class GroupJobs:
         return spec
 
     async def _attempt(self, ledger: Ledger, backend: OpenAIBackend, iteration: int) -> int:
-        """The attempt on record, or the next one where that has ended without a model."""
+        """Give the attempt on record, or the next one where it has ended without a model."""
         record = ledger.record(iteration, self._group)
         if record is None:
             return 0

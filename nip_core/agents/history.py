@@ -3,43 +3,67 @@
 turns_of          message and raw message history -> turns
 situation_of      one place of a batch -> what its episode is about
 final_timesteps   the last timestep of each rollout
-ACTIONS           what an agent does in a round, by the keys of its arrays
-no_actions        the arrays of a round in which nobody did anything
+Actions           what agents do in a round, as arrays
+ACTIONS           their keys
 present           whether a place of a string array holds a text
 """
 
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 
 from nip_core.agents.nested_array_dict import STRING, Array, NestedArrayDict
 from nip_core.agents.protocol_handler import ProtocolHandler
-from nip_core.answers.decisions import InvalidResponse
+from nip_core.game.decisions import InvalidResponse
 from nip_core.game.render import Situation, Turn
 from nip_core.protocols import NO_DECISION, Move
 
 NO_STANCE = -1  # in an array, where none was drawn
 HISTORIES = ("message_history", "message_agent_id", "raw_message_history")
-_NOTHING_DONE: dict[str, Any] = {
-    "message": None,
-    "raw_message": None,
-    "decision": NO_DECISION,
-    "continuous_decision": np.nan,
-    "retry_count": 0,
-    "token_limit": False,
-}
-ACTIONS = tuple(_NOTHING_DONE)
-_BY_CHANNEL = ("message", "retry_count", "token_limit")
 
 
-def no_actions(shape: tuple[int, ...], channels: int) -> dict[str, Array]:
-    """The arrays of a round in which no agent acts, by key; some have a place per channel."""
-    arrays = {}
-    for name, nothing in _NOTHING_DONE.items():
-        wide = (*shape, channels) if name in _BY_CHANNEL else shape
-        arrays[name] = np.full(wide, nothing, STRING if nothing is None else type(nothing))
-    return arrays
+@dataclass(frozen=True)
+class Actions:
+    """What agents do in a round: arrays of one shape, of which three also have a place per channel.
+
+    The names of the fields are the keys below "agents" in a batch.
+    """
+
+    message: Array  # by channel
+    raw_message: Array
+    decision: Array
+    continuous_decision: Array  # NaN: none
+    retry_count: Array  # by channel
+    token_limit: Array  # by channel
+
+    @classmethod
+    def make_empty(cls, shape: tuple[int, ...], channels: int) -> Self:
+        """Make the arrays of rounds in which no agent acts."""
+        wide = (*shape, channels)
+        return cls(
+            message=np.full(wide, None, STRING),
+            raw_message=np.full(shape, None, STRING),
+            decision=np.full(shape, NO_DECISION, int),
+            continuous_decision=np.full(shape, np.nan, float),
+            retry_count=np.zeros(wide, int),
+            token_limit=np.zeros(wide, bool),
+        )
+
+    def by_key(self) -> dict[str, Array]:
+        """Give the arrays under their keys; they are not copied."""
+        return {
+            "message": self.message,
+            "raw_message": self.raw_message,
+            "decision": self.decision,
+            "continuous_decision": self.continuous_decision,
+            "retry_count": self.retry_count,
+            "token_limit": self.token_limit,
+        }
+
+
+ACTIONS = tuple(field.name for field in fields(Actions))
 
 
 def present(value: Any) -> bool:
@@ -108,7 +132,7 @@ def turns_of(handler: ProtocolHandler, histories: Iterable[Array], seed: int) ->
 def _decided(
     handler: ProtocolHandler, agent: str, round_: int, seed: int, text: str, before: list[Turn]
 ) -> Move:
-    """The move of an agent that sent no message: a decision, or nothing that is one."""
+    """Read the move of an agent without a message: a decision, or no valid one."""
     try:
         return handler.game.parse(agent, round_, seed, text, before)
     except (InvalidResponse, KeyError):  # KeyError: not its turn
@@ -116,7 +140,7 @@ def _decided(
 
 
 def final_timesteps(rollouts: NestedArrayDict) -> NestedArrayDict:
-    """The last timestep of each rollout that is no padding: batch size (batch, round) -> (batch,).
+    """Take the last timestep of each rollout before padding: batch size (batch, round) -> (batch,).
 
     Raises ValueError for a batch without rounds.
     """

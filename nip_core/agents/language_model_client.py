@@ -61,7 +61,7 @@ class LanguageModelClient(LmServer):
     """An lm_server at an address. Each call opens a connection of its own and closes it."""
 
     async def get_version(self) -> str | None:
-        """The server's version; None for a server that isn't ours.
+        """Ask for the server's version; None if the server isn't ours.
 
         Raises ServerError where nobody answers, or somebody for a server that isn't there.
         """

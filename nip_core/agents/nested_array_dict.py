@@ -68,7 +68,7 @@ class NestedArrayDict:
     # Keys.
 
     def keys(self) -> list[Path]:
-        """The keys of all arrays, in the order in which they came."""
+        """List the keys of all arrays, in the order of their arrival."""
         return [key for key, _ in self.items()]
 
     def items(self) -> list[tuple[Path, Array]]:
@@ -83,7 +83,7 @@ class NestedArrayDict:
         )
 
     def get(self, key: Key, default: Any = None) -> Any:
-        """As ``d[key]``, or `default` where there is nothing of that key."""
+        """Give ``d[key]``, or `default` where there is nothing of this key."""
         if key not in self:
             return default
         return self[key]
@@ -211,7 +211,7 @@ def _array(value: Any) -> Array:
 
 
 def _explicit(index: Any, dimensions: int) -> tuple[Any, ...]:
-    """The index with slices for its dots, which stand for batch dimensions only."""
+    """Put slices for the dots of an index; dots stand for batch dimensions only."""
     parts = index if isinstance(index, tuple) else (index,)
     dots = [i for i, part in enumerate(parts) if part is Ellipsis]
     if not dots:

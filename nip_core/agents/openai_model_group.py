@@ -25,14 +25,14 @@ from nip_core.agents.nested_array_dict import NestedArrayDict
 from nip_core.agents.openai_whole_agent import OpenAiWholeAgent, check_by_hand, endpoints_of
 from nip_core.agents.protocol_handler import CodeValidationProtocolHandler, ProtocolHandler
 from nip_core.agents.shared_model_group import PureTextSharedModelGroup
-from nip_core.agents.states import OpenAiSharedModelGroupState
+from nip_core.agents.states import OpenAiSharedModelGroupState, PlainState
 from nip_core.errors import JobError, ServerError, SettingsError
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.providers import speaks_nip
 from nip_core.proxies import http_client
 from nip_core.redaction import redact
 from nip_core.rollouts.chat_client import Endpoint
-from nip_core.stages.providers import speaks_nip
-from nip_core.stages.training import Parent
+from nip_core.trainers.group_job import Parent
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -61,8 +61,8 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         agent_wholes: dict[str, OpenAiWholeAgent],
         group_name: str,
     ):
-        """Opens no connection. Raises SettingsError as the base class does, for an agent under
-        another name, and for settings that name a model of another run.
+        """Open no connection. Raises SettingsError as the base class does, for an agent under
+        another name, and for settings with a model of another run.
         """
         check_by_hand(hyper_params)
         for name, agent in agent_wholes.items():
@@ -76,14 +76,14 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         self._client: tuple[asyncio.AbstractEventLoop | None, AsyncOpenAI] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """The object's state without its client, which can't be pickled; the client stays here."""
+        """Give the object's state without its client; a client can't be pickled and stays here."""
         return {**self.__dict__, "_client": None}
 
     # Its model and its provider.
 
     @property
     def base_model_name(self) -> str:
-        """The name under which the model answers before any fine-tuning."""
+        """Name the model before any fine-tuning."""
         return next(iter(self.agent_wholes.values())).base_model_name
 
     @property
@@ -93,12 +93,12 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
 
     @property
     def training_client_type(self) -> Literal["openai", "lm_server"]:
-        """The kind of server that trains the model: an API as OpenAI's, or our lm_server."""
+        """Tell the kind of server for training: an API as OpenAI's, or our lm_server."""
         return "lm_server" if speaks_nip(self.agent_params) else "openai"
 
     @property
     def openai_client(self) -> "AsyncOpenAI":
-        """The OpenAI SDK's client for the group's jobs, one for each event loop that asks.
+        """Give the OpenAI SDK's client for the group's jobs, one for each event loop.
 
         Don't create jobs with it: that is the ledger's, which does it once.
         """
@@ -152,7 +152,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
             await self.language_model_client.move_engine(self._engine, "wake")
 
     async def train(self) -> None:
-        """Let the engine leave its device, if that is where models are trained.
+        """Let the engine leave its device, if models are trained there.
 
         Whether they share one is the setting `lm_server.share_device`; auto: if the engine is on
         CUDA. The server brings it back when a job has a new model, and so does `eval`.
@@ -201,7 +201,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         guess_replaced_rollouts: dict[str, NestedArrayDict] = {},  # noqa: B006 - never changed
         job_name: str | None = None,
     ) -> None:
-        """Create a job that trains the model on the agents' sides of these rollouts.
+        """Create a job to train the model on the agents' sides of these rollouts.
 
         See the base class. The keys of a rollout are those of `nip_core.agents.batch`; where it
         has no "next" part, its last move is not in it. A frozen group, and one with fewer than ten
@@ -229,7 +229,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         negative_examples_per_agent: dict[str, NestedArrayDict],
         job_name: str | None = None,
     ) -> None:
-        """Create a job that trains the model to prefer an answer to another one.
+        """Create a job to train the model to prefer one answer to another.
 
         See the base class. The chat that both answer is derived from the examples. A frozen group,
         and one with fewer than ten pairs, gets no job and keeps its model; the log says so.
@@ -259,7 +259,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         method: Method,
         job_name: str | None = None,
     ) -> None:
-        """Create the job at whoever trains this group's model, or none where there can't be one.
+        """Create the job at the group's provider, or none where there can't be one.
 
         Raises ValueError for another method.
         """
@@ -291,7 +291,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         model_name: str,
         job_name: str | None = None,
     ) -> None:
-        """Create the job, of a model that starts from the one named.
+        """Create the job, starting from the model of this name.
 
         An lm_server is sent LoRA's settings and the optimizer's as well; of OpenAI's API only what
         it has words for is asked.
@@ -304,8 +304,9 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
             is_base=is_base,
             can_stack=state.fine_tuned_model_kind != "base",
         )
-        rows = cast(list[dict[str, Any]], fine_tune_dataset)
-        record = await self._jobs.submit(rows, method, parent, state.iteration, job_name)
+        record = await self._jobs.submit(
+            fine_tune_dataset, method, parent, state.iteration, job_name
+        )
         if record.outcome == "skipped":
             self.settings.log.warning(
                 "group %s: no job, the model stays: %s", self.group_name, record.reason
@@ -378,7 +379,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         return error or f"no error is known; the job is {status}"
 
     async def switch_to_next_model(self) -> None:
-        """Play with the model that the job made, once it is proved that it answers.
+        """Play with the job's model, once it is proved to answer.
 
         Without a job of its own (frozen, too few examples) the group keeps its model, and the log
         says so; done again it changes nothing. Raises JobError for a job that has not succeeded,
@@ -421,7 +422,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         """The state for a checkpoint: the job, the model, the number of jobs so far."""
         return self._state
 
-    def set_state(self, checkpoint: OpenAiSharedModelGroupState | dict[str, Any]) -> None:
+    def set_state(self, checkpoint: OpenAiSharedModelGroupState | PlainState) -> None:
         """Restore what `get_state` or `get_state_dict` gave. Raises ValueError for other keys."""
         if not isinstance(checkpoint, OpenAiSharedModelGroupState):
             checkpoint = OpenAiSharedModelGroupState.from_dict(checkpoint)

@@ -4,7 +4,7 @@ The chat comes from `Game.render`, the request from `nip_core.rollouts.model_cal
 the answer is read by `Game.parse`: what is played by hand is what the loop plays.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -28,24 +28,21 @@ from nip_core.agents.protocol_handler import (
     CodeValidationProtocolHandler,
     ProtocolHandler,
 )
-from nip_core.agents.states import AgentState, OpenAiWholeAgentState
+from nip_core.agents.states import AgentState, OpenAiWholeAgentState, PlainState
 from nip_core.agents.synchronous import synchronous
 from nip_core.agents.whole_agent import Seeds, _ParsedChatCompletion
-from nip_core.answers.decisions import (
-    InvalidDecision,
-    InvalidResponse,
-    MissingPart,
-)
-from nip_core.answers.parsing import AnswerForm, lacks_decision
-from nip_core.answers.reasons import NO_CONTENT, NO_DECISION_GIVEN, Kind
 from nip_core.errors import SettingsError
+from nip_core.game.decisions import InvalidDecision, InvalidResponse, MissingPart
+from nip_core.game.parsing import AnswerForm
+from nip_core.game.reasons import Kind
 from nip_core.game.render import ChatMessage, Situation, Turn
 from nip_core.hashing import derive_seed
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
+from nip_core.parameters.providers import base_name
 from nip_core.proxies import blocking_http_client
 from nip_core.rollouts.chat_client import ChatAnswer, ChatClient, Endpoint
-from nip_core.rollouts.model_call import random_answer, request_body
-from nip_core.stages.providers import Endpoints, base_name, group_endpoints
+from nip_core.rollouts.model_call import judge_answer, random_answer, request_body
+from nip_core.servers.endpoints import Endpoints, group_endpoints
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -63,8 +60,8 @@ class OpenAiWholeAgent(PromptedWholeAgent):
         agent_name: str,
         protocol_handler: ProtocolHandler | CodeValidationProtocolHandler,
     ):
-        """Opens no connection. Raises SettingsError for an agent without a model, and for settings
-        that name a model of another run.
+        """Open no connection. Raises SettingsError for an agent without a model, and for settings
+        with a model of another run.
         """
         super().__init__(hyper_params, settings, agent_name, protocol_handler)
         check_by_hand(hyper_params)
@@ -74,7 +71,7 @@ class OpenAiWholeAgent(PromptedWholeAgent):
         self._client: OpenAI | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """The object's state without its client, which can't be pickled; the client stays here."""
+        """Give the object's state without its client; a client can't be pickled and stays here."""
         return {**self.__dict__, "_client": None}
 
     # Its model.
@@ -94,12 +91,12 @@ class OpenAiWholeAgent(PromptedWholeAgent):
 
     @property
     def base_model_name(self) -> str:
-        """The name under which the model answers before any fine-tuning."""
+        """Name the model before any fine-tuning."""
         return base_name(self.hyper_params, self.agent_params)
 
     @property
     def model_name(self) -> str:
-        """The name under which the agent's present model answers."""
+        """Name the agent's present model."""
         if self.shared_model_group is not None:
             return self.shared_model_group.model_name
         return self._own_model_name or self.base_model_name
@@ -126,11 +123,11 @@ class OpenAiWholeAgent(PromptedWholeAgent):
             )
         return self._client
 
-    def get_state_dict(self) -> dict[str, Any]:
-        """The model that the agent plays with, as plain values."""
+    def get_state_dict(self) -> PlainState:
+        """Give the agent's present model, as plain values."""
         return OpenAiWholeAgentState(self._own_model_name).to_dict()
 
-    def set_state(self, checkpoint: AgentState | Mapping[str, Any]) -> None:
+    def set_state(self, checkpoint: AgentState | PlainState) -> None:
         """Restore what `get_state_dict` gave.
 
         Raises ValueError for other keys, and for another model than that of the agent's group: set
@@ -174,37 +171,31 @@ class OpenAiWholeAgent(PromptedWholeAgent):
         # 2. Ask until an answer can be used, each time with a seed of its own.
         error: GenerationError | None = None
         wrong: Kind | None = None
-        for attempt in range(self.agent_params.num_invalid_generation_retries + 1):
+        retries = self.agent_params.num_invalid_generation_retries
+        for attempt in range(retries + 1):
             chat = game.render(self.agent_name, situation, turns, round_, wrong)
             answer = await self._ask(chat, form, seeds(attempt), client)
             try:
-                _check_usable(answer, attempt)
-                text = answer.text or ""
-                move = game.parse(self.agent_name, round_, situation.seed, text, turns)
-                is_last = attempt == self.agent_params.num_invalid_generation_retries
-                if lacks_decision(move, form) and not is_last:
-                    raise InvalidDecision(NO_DECISION_GIVEN)
-            except GenerationError as problem:
-                error, reason = problem, NO_CONTENT if answer.text is None else str(problem)
-            except InvalidResponse as problem:
-                error, reason = _invalid(attempt, answer.text or "", problem), problem.reason
+                move = judge_answer(answer, form, retries - attempt)
+            except InvalidResponse as response:
+                error = _generation_error(answer, attempt, response)
+                wrong = game.wrong(
+                    {
+                        "agent": self.agent_name,
+                        "text": answer.text or "",
+                        "finish_reason": answer.finish_reason,
+                        "invalid_reason": response.reason,
+                    }
+                )
             else:
                 return _ParsedChatCompletion(
                     messages=dict(move.messages),
-                    raw_message=text,
+                    raw_message=answer.text,
                     decision=move.decision,
                     continuous_decision=move.value,
                     retry_count=attempt,
                     token_limit=answer.finish_reason == "length",
                 )
-            wrong = game.wrong(
-                {
-                    "agent": self.agent_name,
-                    "text": answer.text or "",
-                    "finish_reason": answer.finish_reason,
-                    "invalid_reason": reason,
-                }
-            )
         # 3. None could: be silent where the game allows it, or say why.
         assert error is not None
         if self.protocol_handler.may_be_silent(self.agent_name):
@@ -306,7 +297,7 @@ def endpoints_of(hyper_params: HyperParameters, group: str) -> Endpoints:
 
 
 def check_by_hand(hyper_params: HyperParameters) -> None:
-    """Refuse settings that only a run of the loop follows. Raises SettingsError."""
+    """Refuse settings for runs of the loop only. Raises SettingsError."""
     setting = next(
         (
             f"agents.{name}.load_checkpoint_and_parameters"
@@ -324,18 +315,18 @@ def check_by_hand(hyper_params: HyperParameters) -> None:
         )
 
 
-def _check_usable(answer: ChatAnswer, retries: int) -> None:
+def _generation_error(
+    answer: ChatAnswer, retries: int, response: InvalidResponse
+) -> GenerationError:
+    """Name what is wrong with an answer by the error class of callers by hand."""
     if answer.finish_reason == "content_filter":
-        raise ContentFilterError(retries)
+        return ContentFilterError(retries)
     if answer.finish_reason not in ("stop", "length"):
-        raise UnknownFinishReasonError(retries, answer.finish_reason)
+        return UnknownFinishReasonError(retries, answer.finish_reason)
     if answer.text is None:
-        raise ContentIsNoneError(retries)
-
-
-def _invalid(retries: int, text: str, problem: InvalidResponse) -> InvalidResponseError:
-    if isinstance(problem, InvalidDecision):
-        return InvalidDecisionError(retries, text, problem.reason)
-    if isinstance(problem, MissingPart):
-        return NotAllActiveChannelsInResponseError(retries, text, problem.reason)
-    return InvalidResponseError(retries, text, problem.reason)
+        return ContentIsNoneError(retries)
+    if isinstance(response, InvalidDecision):
+        return InvalidDecisionError(retries, answer.text, response.reason)
+    if isinstance(response, MissingPart):
+        return NotAllActiveChannelsInResponseError(retries, answer.text, response.reason)
+    return InvalidResponseError(retries, answer.text, response.reason)

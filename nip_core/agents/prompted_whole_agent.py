@@ -36,7 +36,8 @@ class PromptedWholeAgent(PureTextWholeAgent):
         ensure_last_message_is_assistant: bool = False,
         replace_last_message_with_true_label: bool = False,
     ) -> list[PromptMessage]:
-        """The chat of the agent in round `round_id`, after the history (which may include it).
+        """Build the agent's chat in round `round_id`, after the history (it may include this
+        round).
 
         Args:
             message_history: (round, channel) texts.
@@ -115,7 +116,7 @@ class PromptedWholeAgent(PureTextWholeAgent):
     def build_dpo_dataset(
         self, positive_examples: NestedArrayDict, negative_examples: NestedArrayDict
     ) -> list[DpoDatasetItem]:
-        """Pairs of the agent's answers to the same chat, which is derived from the examples.
+        """Pair the agent's answers to the same chat; the chat is derived from the examples.
 
         Both have batch size (timestep,) and the keys of `build_fine_tune_dataset`, with the
         histories before the move at the top and those after it below "next". Equal pairs, from
@@ -193,7 +194,7 @@ def _check_timesteps(timesteps: NestedArrayDict) -> None:
 
 
 def _after(place: NestedArrayDict) -> NestedArrayDict:
-    """The part of a timestep that holds its histories after the move, or as far as there are."""
+    """Take the histories after a timestep's move, or as far as there are any."""
     has_next = ("next", "message_history") in place
     return cast(NestedArrayDict, place["next"]) if has_next else place
 

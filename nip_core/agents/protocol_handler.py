@@ -34,8 +34,9 @@ class ProtocolHandler:
     """A protocol as its agents see it. Agents and channels are numbered in their order."""
 
     def __init__(self, hyper_params: HyperParameters):
-        """Raises SettingsError or ValueError for settings that make no game, or one with texts of
-        problems that a batch has no arrays for."""
+        """Make the game. Raises SettingsError or ValueError for settings without a valid game, and
+        for problems with texts beside question and solution.
+        """
         self.hyper_params = hyper_params
         self.game = Game(hyper_params)
         self.protocol = self.game.protocol
@@ -69,7 +70,7 @@ class ProtocolHandler:
 
     @property
     def max_message_rounds(self) -> int:
-        """Rounds after which an episode ends."""
+        """Count the rounds of the longest episode."""
         return self.protocol.max_message_rounds
 
     def may_be_silent(self, agent_name: str) -> bool:

@@ -8,7 +8,7 @@ from nip_core.agents.experiment_settings import ExperimentSettings
 from nip_core.agents.language_model_client import JobStatus
 from nip_core.agents.nested_array_dict import NestedArrayDict
 from nip_core.agents.protocol_handler import ProtocolHandler
-from nip_core.agents.states import PureTextSharedModelGroupState
+from nip_core.agents.states import PlainState, PureTextSharedModelGroupState
 from nip_core.agents.whole_agent import PureTextWholeAgent
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
@@ -29,8 +29,8 @@ class PureTextSharedModelGroup(ABC):
         agent_wholes: Iterable[PureTextWholeAgent],
         group_name: str,
     ):
-        """Raises SettingsError for agents that are not of this group, lack, disagree, or have
-        another group's model.
+        """Put the agents into the group. Raises SettingsError for agents of another group, missing
+        ones, agents with other settings, and agents with another group's model.
         """
         self.hyper_params, self.settings = hyper_params, settings
         self.protocol_handler, self.group_name = protocol_handler, group_name
@@ -61,7 +61,7 @@ class PureTextSharedModelGroup(ABC):
 
     @property
     def lora_alpha(self) -> int:
-        """The LoRA scaling factor: the one that is set, else the rank times its scale."""
+        """Give the LoRA scaling factor: as set, else the rank times its scale."""
         return self.agent_params.effective_lora_alpha
 
     @property
@@ -93,7 +93,7 @@ class PureTextSharedModelGroup(ABC):
         guess_replaced_rollouts: dict[str, NestedArrayDict] = {},  # noqa: B006 - never changed
         job_name: str | None = None,
     ) -> None:
-        """Create a job that trains the model on the agents' sides of these rollouts.
+        """Create a job to train the model on the agents' sides of these rollouts.
 
         Args:
             rollouts_per_agent: by agent, rollouts of batch size (batch, round).
@@ -109,7 +109,7 @@ class PureTextSharedModelGroup(ABC):
         negative_examples_per_agent: dict[str, NestedArrayDict],
         job_name: str | None = None,
     ) -> None:
-        """Create a job that trains the model to prefer an answer to another one.
+        """Create a job to train the model to prefer one answer to another.
 
         Args:
             positive_examples_per_agent: by agent, timesteps of batch size (timestep,) in which
@@ -134,7 +134,7 @@ class PureTextSharedModelGroup(ABC):
 
     @abstractmethod
     async def switch_to_next_model(self) -> None:
-        """Play with the model that the job made."""
+        """Play with the job's model from now on."""
 
     async def eval(self) -> None:  # noqa: B027 - not every group has something to do
         """Get ready to play."""
@@ -154,8 +154,8 @@ class PureTextSharedModelGroup(ABC):
         """The state for a checkpoint: nothing, unless a subclass keeps something."""
         return PureTextSharedModelGroupState()
 
-    def get_state_dict(self) -> dict[str, Any]:
-        """The same as plain values, which can be written as JSON."""
+    def get_state_dict(self) -> PlainState:
+        """Give the same as plain values, ready for JSON."""
         return self.get_state().to_dict()
 
     def set_state(self, checkpoint: Any) -> None:  # noqa: B027

@@ -2,20 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
+from typing import Self, TypeAlias
+
+PlainState: TypeAlias = dict[str, str | int | bool | None]
+"""The fields of a state by name, as a checkpoint's JSON has them."""
 
 
 @dataclass(frozen=True)
 class _State:
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """From what `to_dict` gave. Raises ValueError naming a key that is not known."""
+    def from_dict(cls, values: Mapping[str, str | int | bool | None]) -> Self:
+        """Make the state from the values of `to_dict`. Raises ValueError naming an unknown key."""
         unknown = sorted(set(values) - {field.name for field in fields(cls)})
         if unknown:
             raise ValueError(f"{cls.__name__}: unknown keys {unknown} in the checkpoint")
         return cls(**values)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> PlainState:
         """JSON-encodable."""
         return asdict(self)
 

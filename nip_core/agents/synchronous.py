@@ -17,7 +17,7 @@ T = TypeVar("T")
 def synchronous(
     coroutine: Callable[Concatenate[S, P], Coroutine[Any, Any, T]], name: str
 ) -> Callable[Concatenate[S, P], T]:
-    """The twin, called `name`, of a method that is a coroutine; it takes and gives the same.
+    """Make a blocking twin, called `name`, of a coroutine method; it takes and gives the same.
 
     It raises RuntimeError, naming the coroutine, inside a running event loop.
     """

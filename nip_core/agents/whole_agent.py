@@ -6,7 +6,7 @@ _ParsedChatCompletion  what came of one turn
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nip_core.agents.experiment_settings import ExperimentSettings
-from nip_core.agents.history import ACTIONS, HISTORIES, no_actions, situation_of, turns_of
+from nip_core.agents.history import ACTIONS, HISTORIES, Actions, situation_of, turns_of
 from nip_core.agents.nested_array_dict import Array, NestedArrayDict
 from nip_core.agents.protocol_handler import CodeValidationProtocolHandler, ProtocolHandler
-from nip_core.agents.states import AgentState
+from nip_core.agents.states import AgentState, PlainState
 from nip_core.agents.synchronous import synchronous
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import SettingsError
@@ -103,12 +103,12 @@ class PureTextWholeAgent(ABC):
 
     @property
     def in_keys(self) -> tuple[str, ...]:
-        """The keys that a turn reads."""
+        """List the keys a turn reads."""
         return self.env_level_in_keys + self.agent_level_in_keys
 
     @property
     def out_keys(self) -> tuple[str, ...]:
-        """The keys that a turn gives."""
+        """List the keys a turn gives."""
         return self.env_level_out_keys + self.agent_level_out_keys
 
     @property
@@ -133,7 +133,7 @@ class PureTextWholeAgent(ABC):
 
     @property
     def visible_message_channel_names(self) -> tuple[str, ...]:
-        """The channels that it reads, in index order."""
+        """List the channels open to it for reading, in index order."""
         return self.protocol_handler.protocol.visible_channels(self.agent_name)
 
     @property
@@ -144,21 +144,21 @@ class PureTextWholeAgent(ABC):
 
     @property
     def visible_message_channel_indices(self) -> Array:
-        """The places of the channels that it reads."""
+        """List the places of the channels open to it for reading."""
         return np.flatnonzero(self.visible_message_channel_mask)
 
     @property
     def num_visible_message_channels(self) -> int:
-        """The number of channels that it reads."""
+        """Count the channels open to it for reading."""
         return len(self.visible_message_channel_names)
 
     # Its state, which is the group's where it has a model.
 
-    def get_state_dict(self) -> dict[str, Any]:
-        """The state that `set_state` takes, as plain values."""
+    def get_state_dict(self) -> PlainState:
+        """Give its state as plain values, for `set_state`."""
         return AgentState().to_dict()
 
-    def set_state(self, checkpoint: AgentState | Mapping[str, Any]) -> None:  # noqa: B027 - not every agent has one
+    def set_state(self, checkpoint: AgentState | PlainState) -> None:  # noqa: B027 - not every agent has one
         """Restore what `get_state_dict` gave: nothing, unless a subclass keeps something."""
 
     # Its turns.
@@ -193,7 +193,7 @@ class PureTextWholeAgent(ABC):
     async def _turn(
         self, place: NestedArrayDict, environment: "PureTextEnvironment", client: Any
     ) -> "_Turn":
-        """The channels that it writes to in this episode's round, and what it says."""
+        """Take the agent's turn in one episode: the channels written to, and its answer."""
         round_, seed, situation = int(place["round"]), int(place["seed"]), situation_of(place)
         if bool(place.get("done", False)) or bool(place.get("terminated", False)):
             return (), _ParsedChatCompletion()
@@ -218,7 +218,7 @@ class PureTextWholeAgent(ABC):
         """Give the agent's answer in `round_` after `turns`."""
 
     def _client_for_calls(self) -> AbstractAsyncContextManager[Any]:
-        """The `client` that `_answer` gets, for one batch."""
+        """Open the `client` of `_answer`, for one batch."""
         return nullcontext()
 
     def _as_arrays(
@@ -228,18 +228,18 @@ class PureTextWholeAgent(ABC):
         size: tuple[int, ...],
     ) -> NestedArrayDict:
         channels = self.protocol_handler.message_channel_names
-        out = NestedArrayDict(no_actions(size, len(channels)), size)
+        out = Actions.make_empty(size, len(channels))
         for place, (channels_written, turn) in zip(places, turns, strict=True):
-            out["raw_message"][place] = turn.raw_message
-            out["decision"][place] = turn.decision
+            out.raw_message[place] = turn.raw_message
+            out.decision[place] = turn.decision
             if turn.continuous_decision is not None:
-                out["continuous_decision"][place] = turn.continuous_decision
+                out.continuous_decision[place] = turn.continuous_decision
             for c, channel in enumerate(channels):
                 if channel in channels_written:
-                    out["message"][(*place, c)] = turn.messages.get(channel)
-                    out["retry_count"][(*place, c)] = turn.retry_count
-                    out["token_limit"][(*place, c)] = turn.token_limit
-        return out
+                    out.message[(*place, c)] = turn.messages.get(channel)
+                    out.retry_count[(*place, c)] = turn.retry_count
+                    out.token_limit[(*place, c)] = turn.token_limit
+        return NestedArrayDict(out.by_key(), size)
 
 
 class RandomWholeAgent(PureTextWholeAgent):

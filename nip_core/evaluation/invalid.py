@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nip_core.answers.reasons import KINDS, is_about_decision, kind_of
 from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.evaluation.split_metrics import InvalidAnswers, InvalidCounts
+from nip_core.game.reasons import KINDS, is_about_decision, kind_of
 
 _COLUMNS = ("agent", "attempt", "invalid_reason", "finish_reason", "text")
 _IN_WORDS: Mapping[str, str] = {str(kind): words for kind, words in KINDS.items()}

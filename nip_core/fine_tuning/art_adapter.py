@@ -42,6 +42,7 @@ from nip_core.fine_tuning.interface import (
     UnhealthyError,
     as_ours,
 )
+from nip_core.fine_tuning.job_data import Setting
 from nip_core.fine_tuning.progress_log import append_progress
 from nip_core.hashing import digest
 from nip_core.jobs.job import BackendTrouble, JobView
@@ -70,7 +71,7 @@ class ARTTrainerAdapter(TrainerAdapter):
     def __init__(
         self, adapter_config: ARTTrainerAdapterConfig, backend: "art.Backend | None" = None
     ) -> None:
-        """Reaches nothing. Raises SettingsError for options that can't be done."""
+        """Reach nothing. Raises SettingsError for impossible options."""
         adapter_config = ARTTrainerAdapterConfig.model_validate(adapter_config)  # or NeMo's own
         super().__init__(adapter_config)
         where = adapter_config.backend
@@ -99,12 +100,13 @@ class ARTTrainerAdapter(TrainerAdapter):
 
     @property
     def training_jobs(self) -> dict[str, asyncio.Task[None]]:
-        """The tasks of this process that train, or wait for a server's training, by run id."""
+        """Give the tasks of this process by run id: each trains, or waits for a server."""
         return self._training_jobs
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Register the model. Raises UnhealthyError, a ConnectionError, if the back-end is not
-        healthy; SettingsError for a configuration that it can't do."""
+        healthy; SettingsError for an impossible configuration.
+        """
         await super().initialize(run_config)
         server_config = self.adapter_config.backend.server_config
         if self._server is not None:  # it runs already, and has been told
@@ -146,9 +148,8 @@ class ARTTrainerAdapter(TrainerAdapter):
         async with self._submitting:
             # 1. Refuse what can't be trained on before anything is on record.
             groups = await self._construct_trajectory_groups(trajectories.trajectories)
-            if not trains_anything(
-                groups, without_logprobs=options.get("allow_training_without_logprobs", False)
-            ):
+            without_logprobs = bool(options.get("allow_training_without_logprobs"))
+            if not trains_anything(groups, without_logprobs=without_logprobs):
                 raise ValueError(
                     f"No valid trajectory groups to submit. (run_id {trajectories.run_id!r}: no "
                     "message of the assistant's with log-probabilities is in any)"
@@ -213,7 +214,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         return status
 
     async def cancel(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Stop the job; one that has ended stays as it is. Returns where it stands then."""
+        """Stop the job and return its status; an ended one stays as it is."""
         job = self._known(ref)
         if self._server is not None:
             await self._registered()
@@ -265,7 +266,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         return await unlisted(base, key, (where.base_model, where.name))
 
     async def _begin_job(self, trajectories: TrajectoryCollection) -> AdapterJob:
-        """The record of a new submission, or of one of the same that was cut short."""
+        """Record a new submission, or find the record of an equal one whose process died."""
         # 1. Tell what is submitted by its content.
         run_id = trajectories.run_id
         plain = trajectories.model_dump(
@@ -298,9 +299,9 @@ class ARTTrainerAdapter(TrainerAdapter):
         return job
 
     async def _start(
-        self, job: AdapterJob, groups: "list[art.TrajectoryGroup]", options: dict[str, Any]
+        self, job: AdapterJob, groups: "list[art.TrajectoryGroup]", options: dict[str, Setting]
     ) -> AdapterJob:
-        """Submit to the server, or begin the task that trains."""
+        """Submit to the server, or begin a training task here."""
         if self._server is None:
             work = self._train(job, groups, options)
         else:
@@ -335,9 +336,9 @@ class ARTTrainerAdapter(TrainerAdapter):
             del self._training_jobs[run_id]
 
     async def _train(
-        self, job: AdapterJob, groups: "list[art.TrajectoryGroup]", options: dict[str, Any]
+        self, job: AdapterJob, groups: "list[art.TrajectoryGroup]", options: dict[str, Setting]
     ) -> None:
-        """Train with a backend that is not ours, and record the end."""
+        """Train with another library's backend, and record the end."""
         try:
             result = await self.remote_backend.train(self.model, groups, **options)
         except asyncio.CancelledError:
@@ -353,7 +354,7 @@ class ARTTrainerAdapter(TrainerAdapter):
             self._end(job, state, message, metrics=result.metrics)
 
     async def _follow(self, job: AdapterJob, step: StepJob) -> None:
-        """Wait for the server's job, so that its end is on record when this process goes on."""
+        """Wait for the server's job and record its end; other processes read it there."""
         assert self._server is not None
         try:
             await self._finish(job, step)
@@ -372,7 +373,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         return self._end(job, "completed", None, metrics=result.metrics, model=result.model)
 
     async def _refreshed(self, job: AdapterJob) -> tuple[AdapterJob, JobView | None, str]:
-        """A job that had not ended, as it stands now; and why it can't be seen, if so."""
+        """Look at an unfinished job again; and say why it can't be seen, if so."""
         # A job that no server has ends with the process that submitted it.
         if self._server is None or job.submission is None or job.step is None:
             if not job.owner_is_gone():
@@ -397,7 +398,7 @@ class ARTTrainerAdapter(TrainerAdapter):
             await self.model.register(self.remote_backend)
 
     async def _settle(self) -> None:
-        """Count the step of a job that has ended while nobody waited for it.
+        """Count the step of an ended job without a waiting process.
 
         That of a process that was killed before it had a reference still waits for the same groups.
         """
@@ -418,7 +419,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         return self._jobs.has(model.project, model.name, step.step, step.submission)
 
     async def _cancel_unclaimed(self, since_s: float) -> None:
-        """Stop the job that a process left which was killed before it had a reference."""
+        """Stop a job without a reference, left by a killed process."""
         assert self._server is not None
         newest = self._server.under_way(self.model)
         if newest is None or newest[1].created_at < since_s or self._is_claimed(newest[0]):

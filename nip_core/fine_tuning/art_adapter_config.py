@@ -27,6 +27,7 @@ from nip_core.fine_tuning.art_options import (
     train_options,
 )
 from nip_core.fine_tuning.interface import ByFields, TrainerAdapterConfig
+from nip_core.fine_tuning.job_data import Setting
 from nip_core.parameters.addresses import plain_address
 from nip_core.redaction import read_key
 
@@ -139,9 +140,10 @@ class ARTTrainerAdapterConfig(TrainerAdapterConfig):
         self.options()
         return self
 
-    def options(self) -> dict[str, Any]:
-        """The options for `train`, checked and of its types. Raises SettingsError for anything in
-        `training` that can't be done."""
+    def options(self) -> dict[str, Setting]:
+        """Check the options of `train` and give them their types. Raises SettingsError for
+        impossible ones in `training`.
+        """
         model_options({"trainer_args": self.trainer_args()})
         training = dict(self.training or {})
         if "beta" in training:
@@ -152,7 +154,7 @@ class ARTTrainerAdapterConfig(TrainerAdapterConfig):
         asked = {name: value for name, value in training.items() if is_train_option(name)}
         return train_options(asked).model_dump(include=set(asked))
 
-    def trainer_args(self) -> dict[str, Any]:
+    def trainer_args(self) -> dict[str, Setting]:
         """The options for the model's configuration."""
         training = self.training or {}
         return {n: v for n, v in training.items() if n != "beta" and not is_train_option(n)}

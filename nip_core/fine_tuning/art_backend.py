@@ -58,13 +58,13 @@ from nip_core.fine_tuning.art_steps import (
     job_metrics,
     step_of,
 )
+from nip_core.fine_tuning.job_data import JobSettings
 from nip_core.hashing import derive_seed
 from nip_core.jobs.job import BackendTrouble, JobRecord, JobSpec, JobView, Refused
 from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.jobs.submissions import LiveSubmission, Submissions
 from nip_core.proxies import http_client
 from nip_core.redaction import read_key, redact
-from nip_lm_server.client import NipSettings
 
 _GROUP = "art"
 _Model: TypeAlias = "art.TrainableModel[Any, Any]"
@@ -134,7 +134,7 @@ class LmServerBackend:
             await client.close()
 
     async def register(self, model: "art.Model[Any, Any]") -> None:
-        """Record a model, and wait for the step that an earlier program left under way.
+        """Record a model, and wait for an unfinished step of an earlier program.
 
         Raises SettingsError if the server has no such base model, or for a configuration that it
         can't do; Refused or NoAnswer if the server refuses or doesn't answer.
@@ -177,7 +177,7 @@ class LmServerBackend:
         return self._record(model).step
 
     async def _delete_checkpoint_files(self, model: _Model, steps_to_keep: list[int]) -> None:
-        """Delete the models of all other steps. The server keeps one that another came of."""
+        """Delete the models of all other steps. The server keeps parents of other models."""
         record = self._record(model)
         kept_steps = {step for step in (*steps_to_keep, record.step) if step >= 0}
         keep = {record.base_model, *(record.steps[step].model for step in kept_steps)}
@@ -285,7 +285,7 @@ class LmServerBackend:
         return await self._submissions.look(run_id, -1 if number is None else number, self._server)
 
     async def cancel(self, model: _Model, step: StepJob) -> None:
-        """Stop the job of a step; one that has ended, or has none, stays as it is."""
+        """Stop the job of a step; an ended one stays as it is."""
         if step.submission is not None:
             run_id = self._record(model).run_id(step.step)
             await self._submissions.cancel(run_id, step.submission, self._server)
@@ -308,7 +308,7 @@ class LmServerBackend:
         return None if newest is None else (StepJob(record.step + 1, newest[0], {}), newest[1])
 
     def count(self, model: _Model, step: StepJob) -> None:
-        """Count a step that was trained and that no call of `train` has returned."""
+        """Count a trained step before any call of `train` has returned it."""
         record, job = self._record(model), self.job(model, step)
         if step.submission is not None and job is not None and job.succeeded:
             made = step_of(step.submission, job, returned=False)
@@ -360,10 +360,10 @@ class LmServerBackend:
         model: _Model,
         method: str,
         data: Data,
-        settings: tuple[dict[str, Any], NipSettings],
+        settings: JobSettings,
         counted: dict[str, float],
     ) -> StepJob:
-        """Submit the job of the next step, or find the one that was submitted before."""
+        """Submit the job of the next step, or find an equal one from before."""
         # 1. The newest step was trained on this data, and no call of `train` has returned it.
         record, digest = self._record(model), hashlib.sha256(data.jsonl).hexdigest()
         last = record.steps[-1]
@@ -380,7 +380,6 @@ class LmServerBackend:
                 )
             return StepJob(number, newest[0], counted)
         # 3. Say what the job is.
-        hyper_parameters, nip = settings
         seed = model_options(model._internal_config).seed
 
         def make_spec(submission: int) -> JobSpec:
@@ -392,8 +391,8 @@ class LmServerBackend:
                 examples=data.lines,
                 method=method,
                 seed=derive_seed(run_id) if seed is None else seed,
-                hyper_parameters=hyper_parameters,
-                nip=nip,
+                hyper_parameters=settings.hyper_parameters,
+                nip=settings.nip,
             )
 
         # 4. What was cut short with other data makes room; then submit, or find it.
@@ -440,7 +439,7 @@ class LmServerBackend:
         return job
 
     async def _take_over(self, model: _Model) -> None:
-        """Wait for the job that an earlier program left, and count its step."""
+        """Wait for the job of an earlier program, and count its step."""
         record = self._record(model)
         newest = self._submissions.newest(record.run_id(record.step + 1))
         if newest is None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 from openai import APIStatusError, AsyncOpenAI, OpenAIError, Timeout
+from pydantic import BaseModel
 
 from nip_core.proxies import http_client, proxy_for
 from nip_core.redaction import redact
@@ -41,6 +42,13 @@ class TokenIdsClient(AsyncOpenAI):
         return options
 
 
+class _Health(BaseModel):
+    """What is read of a server's answer about its health."""
+
+    problems: list[str] | None = None
+    lent_to_training: list[str] | None = None
+
+
 async def health_problem(root: str) -> str | None:
     """Return the trouble with the server at `root`; None if there is none.
 
@@ -53,15 +61,16 @@ async def health_problem(root: str) -> str | None:
                 told = await response.json(content_type=None)
                 if response.status == 200:
                     return None
-                problems = told.get("problems") or [f"HTTP {response.status}"]
-                lent = told.get("lent_to_training") or []
+                health = _Health.model_validate(told)
+                problems = health.problems or [f"HTTP {response.status}"]
+                lent = health.lent_to_training or []
                 return None if len(problems) <= len(lent) else "; ".join(problems)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
 
 
 async def delete_model(client: AsyncOpenAI, name: str) -> str | None:
-    """Delete a model; why the server keeps it, or None. One that is gone is no error."""
+    """Delete a model; say why the server keeps it, or None. A missing one is no error."""
     try:
         await client.models.delete(name)
     except APIStatusError as error:

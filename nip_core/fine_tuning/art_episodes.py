@@ -8,7 +8,7 @@ trains_anything   whether there is a message to train in any of ART's groups
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypedDict
 
 import art
 from openai.types.chat.chat_completion import Choice
@@ -28,8 +28,14 @@ _FIRST = (EpisodeItemRole.USER, EpisodeItemRole.SYSTEM)
 _NAMES = "'user', 'system' or 'assistant'"
 
 
+class _ScoredToken(TypedDict):
+    token: str
+    logprob: float  # nats
+    top_logprobs: list[float]  # always empty, but ART's client asks for the key
+
+
 def check_order(trajectory: Trajectory, *, strict: bool) -> None:
-    """Raise ValueError for the first rule that the episode breaks.
+    """Raise ValueError for the first broken rule of the episode's order.
 
     Strict: the four documented rules. Else those that NeMo's code checks: it begins with user or
     system, and no two assistant messages follow each other. An empty episode breaks both.
@@ -96,7 +102,7 @@ async def to_groups(
 
 
 def _to_art(trajectory: Trajectory, place: str) -> "art.Trajectory":
-    """ART's trajectory; assistant messages become choices, which are what is trained.
+    """Make ART's trajectory; assistant messages become choices, the only trained items.
 
     Metadata that ART has a type for is kept, and `shaped_rewards` as metrics. Raises ValueError.
     """
@@ -144,7 +150,7 @@ def _item(item: EpisodeItem | DPOItem, place: str) -> Any:
     )
 
 
-def _scored_tokens(item: EpisodeItem, place: str) -> list[dict[str, Any]]:
+def _scored_tokens(item: EpisodeItem, place: str) -> list[_ScoredToken]:
     """The tokens as under ``logprobs.content`` of a chat answer, by their ids where known."""
     token_ids, logprobs, texts = sampled_tokens(item, place)
     if token_ids is not None:
@@ -155,6 +161,6 @@ def _scored_tokens(item: EpisodeItem, place: str) -> list[dict[str, Any]]:
         texts = [f"token_id:{token}" for token in token_ids]
     names = texts or [""] * len(logprobs)
     return [
-        {"token": name, "logprob": logprob, "top_logprobs": []}
+        _ScoredToken(token=name, logprob=logprob, top_logprobs=[])
         for name, logprob in zip(names, logprobs, strict=True)
     ]

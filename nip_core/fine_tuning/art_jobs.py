@@ -16,6 +16,7 @@ from nip_core.fine_tuning.interface import (
     TrainingStatusEnum,
 )
 from nip_core.jobs.job import JobView
+from nip_core.jobs.steps import steps_of
 from nip_core.jobs.submissions import run_name
 from nip_core.run_store.lease import Owner, ThisMachine
 
@@ -53,7 +54,7 @@ class AdapterJob(BaseModel):
     model: str | None = None
 
     def owner_is_gone(self) -> bool:
-        """True if the process that submitted it ran on this machine and has ended."""
+        """Tell whether the submitting process ran on this machine and has ended."""
         return ThisMachine().is_gone(Owner.read(self.owner))
 
     def owner_is_me(self) -> bool:
@@ -69,7 +70,7 @@ class AdapterJobs:
     """The jobs in a state directory."""
 
     def __init__(self, directory: str) -> None:
-        """Raises StoreError for a directory that can't be used."""
+        """Open the directory. Raises StoreError if it can't be used."""
         self._documents = Documents(directory, AdapterJob, "a job")
 
     def newest(self, run_id: str) -> AdapterJob | None:
@@ -117,9 +118,8 @@ def status_of(
     if view is not None and view.status in ("validating_files", "queued"):
         status = TrainingStatusEnum.PENDING
     progress = 100.0 if status is TrainingStatusEnum.COMPLETED else None
-    told = (view.effective.get("nip") or {}).get("progress") if view is not None else None
-    if isinstance(told, dict) and told.get("total_steps"):
-        progress = min(100.0, 100.0 * told["step"] / told["total_steps"])
+    if view is not None and (steps := steps_of(view)) is not None:
+        progress = min(100.0, 100.0 * steps.step / steps.total)
     message = job.message or _MESSAGES[status]
     return TrainingJobStatus(
         run_id=ref.run_id,

@@ -13,6 +13,7 @@ from nip_core.errors import SettingsError
 from nip_core.fine_tuning.art_adapter_config import ARTBackendConfig, ARTTrainerAdapterConfig
 from nip_core.fine_tuning.art_backend import LmServerBackend
 from nip_core.fine_tuning.art_options import model_options
+from nip_core.fine_tuning.first_problem import first_problem
 
 _log = logging.getLogger(__name__)
 
@@ -51,20 +52,21 @@ def model_config(
 
 
 def _server_arguments(backend: ARTBackendConfig) -> list[str]:
-    """``engine_args.max_logprobs``, ... Raises SettingsError for a name or a type that ART does
-    not know."""
+    """List the arguments of an inference server, like ``engine_args.max_logprobs``. Raises
+    SettingsError for a name or a type unknown to ART.
+    """
     parts = {"engine_args": backend.engine_args, "server_config": backend.server_config}
     try:
         _ServerArguments.model_validate(parts)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(step) for step in first["loc"])
-        raise SettingsError(f"backend.{where}: {first['msg']}") from None
+        first = first_problem(error)
+        where = ".".join(map(str, first.place))
+        raise SettingsError(f"backend.{where}: {first.message}") from None
     return sorted(f"{part}.{name}" for part, values in parts.items() for name in values or {})
 
 
 def _refuse_untaken(config: ARTTrainerAdapterConfig, backend: "art.Backend") -> None:
-    """Raise SettingsError for an option that the back-end's `train` does not take."""
+    """Raise SettingsError for an option unknown to the back-end's `train`."""
     takes = inspect.signature(backend.train).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in takes.values()):
         return

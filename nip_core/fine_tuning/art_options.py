@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nip_core.errors import SettingsError
+from nip_core.fine_tuning.first_problem import first_problem
+from nip_core.fine_tuning.job_data import JobSettings, Setting
 from nip_lm_server.client import NipSettings
 
 DEFAULT_BATCH_SIZE = 8
@@ -106,6 +108,49 @@ class SftOptions(_Options):
     batch_size: _Batch = 2
 
 
+class _Part(BaseModel):
+    """A part of a model's `_internal_config`: what is read of it, and as extra what is not.
+
+    The values are ART's, of any type. They are checked as `ModelOptions`, in the server's words.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class _InitArgs(_Part):
+    max_seq_length: Any = None
+    load_in_8bit: Any = None
+    load_in_4bit: Any = None
+    full_finetuning: Any = False
+
+
+class _PeftArgs(_Part):
+    r: Any = None
+    lora_alpha: Any = None
+    lora_dropout: Any = None
+    target_modules: Any = None
+    max_seq_length: Any = None
+    random_state: Any = None
+    use_gradient_checkpointing: Any = None
+
+
+class _TrainerArgs(_Part):
+    num_train_epochs: Any = None
+    weight_decay: Any = None
+    max_grad_norm: Any = None
+    lr_scheduler_type: Any = None
+    warmup_ratio: Any = None
+    optim: Any = None
+    seed: Any = None
+    gradient_checkpointing: Any = None
+    per_device_train_batch_size: Any = DEFAULT_BATCH_SIZE
+    gradient_accumulation_steps: Any = 1
+    bf16: Any = False
+    fp16: Any = False
+    learning_rate: Any = None
+    beta: Any = None
+
+
 class ModelOptions(NipSettings):
     """The part of a model's `_internal_config` that is read, in the server's words."""
 
@@ -119,7 +164,14 @@ class ModelOptions(NipSettings):
 
 def train_options(given: Mapping[str, Any]) -> TrainOptions:
     """The checked arguments of a training. Raises SettingsError naming what can't be done."""
-    return _checked(TrainOptions, _without(given, _CANT), "train")
+    left = dict(given)
+    for name, default in _CANT.items():
+        value = left.pop(name, default)
+        if value != default:
+            raise SettingsError(
+                f"{name}: {value!r} can't be done by lm_server; leave it at {default!r}"
+            )
+    return _checked(TrainOptions, left, "train")
 
 
 def is_train_option(name: str) -> bool:
@@ -146,23 +198,18 @@ def model_options(config: Mapping[str, Any] | None) -> ModelOptions:
     """Read a model's `_internal_config`. Raises SettingsError for what can't be done."""
     # 1. Take the parts that are read; anything else that is said would be dropped, so is refused.
     config = dict(config or {})
-    parts = {
-        part: dict(config.pop(part, None) or {})
-        for part in ("init_args", "peft_args", "trainer_args")
-    }
+    init = _InitArgs.model_validate(dict(config.pop("init_args", None) or {}))
+    peft = _PeftArgs.model_validate(dict(config.pop("peft_args", None) or {}))
+    trainer = _TrainerArgs.model_validate(dict(config.pop("trainer_args", None) or {}))
     refuse_server_arguments({"engine_args": config.pop("engine_args", None)})
     for name, value in config.items():
         if value:
             raise SettingsError(f"_internal_config.{name}: {value!r} means nothing to lm_server")
-    # 2. Take out of each what has a name of ours.
-    settings = {
-        **_init_settings(parts["init_args"]),
-        **_peft_settings(parts["peft_args"]),
-        **_trainer_settings(parts["trainer_args"]),
-    }
+    # 2. Say in the server's words what is read of each.
+    settings = {**_init_settings(init), **_peft_settings(peft), **_trainer_settings(trainer)}
     # 3. The remainder must ask for nothing.
-    for part, left in parts.items():
-        for name, value in left.items():
+    for part, arguments in (("init_args", init), ("peft_args", peft), ("trainer_args", trainer)):
+        for name, value in (arguments.model_extra or {}).items():
             if value not in _CANT_CONFIG[part].get(name, ()):
                 raise SettingsError(f"{part}.{name}: {value!r} can't be done by lm_server")
     if not settings.get("use_lora", True):
@@ -184,9 +231,7 @@ def refuse_server_arguments(config: Mapping[str, Any] | None) -> None:
             )
 
 
-def job_settings(
-    options: TrainOptions, model: ModelOptions, *, repeats: int = 1
-) -> tuple[dict[str, Any], NipSettings]:
+def job_settings(options: TrainOptions, model: ModelOptions, *, repeats: int = 1) -> JobSettings:
     """Hyper-parameters and the server's own settings of a job of method `trajectories`.
 
     `repeats`: how many times the data has each line. A step then takes as many lines more, so
@@ -194,7 +239,7 @@ def job_settings(
     """
     low, high = options.clip
     batch = options.batch_size or model.batch_size or DEFAULT_BATCH_SIZE
-    hyper_parameters = {
+    hyper_parameters: dict[str, Setting] = {
         "n_epochs": options.n_epochs or model.n_epochs or 1,
         "batch_size": min(256, batch * repeats),
         "clip_low": low,
@@ -202,15 +247,14 @@ def job_settings(
         "kl_penalty": options.kl_penalty_coef,
         "advantage": "given",
     }
-    return hyper_parameters, _nip_settings(options.learning_rate, model)
+    return JobSettings(hyper_parameters, _nip_settings(options.learning_rate, model))
 
 
-def sft_settings(
-    options: SftOptions, model: ModelOptions, *, repeats: int = 1
-) -> tuple[dict[str, Any], NipSettings]:
+def sft_settings(options: SftOptions, model: ModelOptions, *, repeats: int = 1) -> JobSettings:
     """Hyper-parameters and own settings of a job of method `supervised`; see `job_settings`."""
     batch = min(256, options.batch_size * repeats)
-    return {"n_epochs": 1, "batch_size": batch}, _nip_settings(options.learning_rate, model)
+    nip = _nip_settings(options.learning_rate, model)
+    return JobSettings({"n_epochs": 1, "batch_size": batch}, nip)
 
 
 def _nip_settings(learning_rate: float, model: ModelOptions) -> NipSettings:
@@ -221,35 +265,26 @@ def _nip_settings(learning_rate: float, model: ModelOptions) -> NipSettings:
     return NipSettings.model_construct(learning_rate=learning_rate, **settings)
 
 
-def _without(given: Mapping[str, Any], cant: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` without the options that can't be done. Raises SettingsError if one is asked for."""
-    left = dict(given)
-    for name, default in cant.items():
-        value = left.pop(name, default)
-        if value != default:
-            raise SettingsError(
-                f"{name}: {value!r} can't be done by lm_server; leave it at {default!r}"
-            )
-    return left
-
-
-def _init_settings(arguments: dict[str, Any]) -> dict[str, Any]:
-    settings = {"max_length": arguments.pop("max_seq_length", None)}
+def _init_settings(arguments: _InitArgs) -> dict[str, Setting]:
+    settings: dict[str, Setting] = {}
+    if arguments.max_seq_length is not None:
+        settings["max_length"] = arguments.max_seq_length
     # Of both, four bits count.
-    eight, four = arguments.pop("load_in_8bit", None), arguments.pop("load_in_4bit", None)
+    eight, four = arguments.load_in_8bit, arguments.load_in_4bit
     if eight is not None or four is not None:
         settings["quantization"] = "4bit" if four else "8bit" if eight else "none"
-    if arguments.pop("full_finetuning", False):
+    if arguments.full_finetuning:
         settings["use_lora"] = False
-    return {name: value for name, value in settings.items() if value is not None}
+    return settings
 
 
-def _taken(arguments: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Take out the arguments that have a name of ours, and give them under it."""
-    return {name: arguments.pop(theirs) for theirs, name in names.items() if theirs in arguments}
+def _rename_given(arguments: _Part, names: Mapping[str, str]) -> dict[str, Setting]:
+    """Give the program's arguments under our names; unset ones are left out."""
+    given = arguments.model_dump(include=arguments.model_fields_set & names.keys())
+    return {ours: given[theirs] for theirs, ours in names.items() if theirs in given}
 
 
-def _peft_settings(arguments: dict[str, Any]) -> dict[str, Any]:
+def _peft_settings(arguments: _PeftArgs) -> dict[str, Setting]:
     names = {
         "r": "lora_rank",
         "lora_alpha": "lora_alpha",
@@ -258,13 +293,13 @@ def _peft_settings(arguments: dict[str, Any]) -> dict[str, Any]:
         "max_seq_length": "max_length",
         "random_state": "seed",
     }
-    settings = _taken(arguments, names)
-    if "use_gradient_checkpointing" in arguments:
-        settings["gradient_checkpointing"] = bool(arguments.pop("use_gradient_checkpointing"))
+    settings = _rename_given(arguments, names)
+    if "use_gradient_checkpointing" in arguments.model_fields_set:
+        settings["gradient_checkpointing"] = bool(arguments.use_gradient_checkpointing)
     return settings
 
 
-def _trainer_settings(arguments: dict[str, Any]) -> dict[str, Any]:
+def _trainer_settings(arguments: _TrainerArgs) -> dict[str, Setting]:
     names = {
         "num_train_epochs": "n_epochs",
         "weight_decay": "weight_decay",
@@ -275,19 +310,20 @@ def _trainer_settings(arguments: dict[str, Any]) -> dict[str, Any]:
         "seed": "seed",
         "gradient_checkpointing": "gradient_checkpointing",
     }
-    settings = _taken(arguments, names)
+    given = arguments.model_fields_set
+    settings = _rename_given(arguments, names)
     for name in ("lr_scheduler", "optimizer"):  # ART has enumerations of both
         if name in settings:
             settings[name] = getattr(settings[name], "value", settings[name])
     # One step of an optimizer takes several batches.
-    if "per_device_train_batch_size" in arguments or "gradient_accumulation_steps" in arguments:
-        device = arguments.pop("per_device_train_batch_size", DEFAULT_BATCH_SIZE)
-        settings["batch_size"] = device * arguments.pop("gradient_accumulation_steps", 1)
-    for name, precision in (("bf16", "bfloat16"), ("fp16", "float16")):
-        if arguments.pop(name, False):
+    if given & {"per_device_train_batch_size", "gradient_accumulation_steps"}:
+        each, steps = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
+        settings["batch_size"] = each * steps
+    for is_asked, precision in ((arguments.bf16, "bfloat16"), (arguments.fp16, "float16")):
+        if is_asked:
             settings["precision"] = precision
     for name in ("learning_rate", "beta"):
-        if name in arguments:
+        if name in given:
             raise SettingsError(
                 f"trainer_args.{name}: ART gives it with each training; "
                 f"pass {'kl_penalty_coef' if name == 'beta' else name} to train()"
@@ -299,10 +335,9 @@ def _checked(kind: type[_Model], given: Mapping[str, Any], where: str) -> _Model
     try:
         return kind.model_validate(dict(given))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(str(step) for step in first["loc"][:1])
-        if first["type"] == "extra_forbidden":
-            message = f"{where}: there is no option {name!r}"
+        first = first_problem(error)
+        if first.kind == "extra_forbidden":
+            message = f"{where}: there is no option {first.field!r}"
         else:
-            message = f"{where}: {name}: {first['msg']} (got {first['input']!r})"
+            message = f"{where}: {first.field}: {first.message} (got {first.got!r})"
         raise SettingsError(message) from None

@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from openai.types.chat.chat_completion import Choice
+from pydantic import BaseModel
 
 from nip_core.errors import SettingsError
 from nip_core.fine_tuning.art_options import TrainOptions
+from nip_core.fine_tuning.job_data import JobLine, LineMessage, SupervisedLine, TrajectoryLine
 from nip_lm_server.client import Deviation, formats, group_advantages
 
 if TYPE_CHECKING:
@@ -42,11 +44,19 @@ class Data:
     metrics: Mapping[str, float]
 
 
+class _GivenMessage(BaseModel):
+    """What is read of a program's message. `_data` checks its values, by the receiver's rules."""
+
+    role: Any = None
+    content: Any = None
+    name: Any = None
+
+
 @dataclass(frozen=True)
 class _Line:
     """One conversation: its messages and the number of tokens that are trained, if known."""
 
-    messages: list[dict[str, Any]]
+    messages: list[LineMessage]
     tokens: int | None
     without_ids: int  # messages to train whose token ids are not known
 
@@ -109,7 +119,7 @@ def sft_data(trajectories: "Iterable[art.Trajectory]") -> Data:
             _message(item, f"{where}, message {place}")
             for place, item in enumerate(trajectory.messages_and_choices)
         ]
-        rows.append({"messages": messages})
+        rows.append(SupervisedLine(messages=messages))
     return _data("supervised", rows, {"data/step_num_trajectories": float(len(rows))})
 
 
@@ -132,8 +142,9 @@ def _balanced(advantage: float, balance: float) -> float:
     return advantage
 
 
-def _weighted(trained: Sequence[_Trained]) -> list[dict[str, Any]]:
-    """Lines with advantages such that trajectories count alike, 1 on average over all tokens.
+def _weighted(trained: Sequence[_Trained]) -> list[TrajectoryLine]:
+    """Weigh the lines: trajectories count alike, and their advantages are 1 on average over all
+    tokens.
 
     The server's loss is a mean over tokens, so a trajectory's advantage is divided by the number
     of its tokens. Where that is not known for all of them, tokens count alike.
@@ -146,12 +157,12 @@ def _weighted(trained: Sequence[_Trained]) -> list[dict[str, Any]]:
     tokens = sum(totals)
     scale = sum(abs(item.advantage) for item in trained) / tokens if tokens else 0.0
     return [
-        {
-            "messages": line.messages,
-            "group_id": item.group,
-            "reward": item.reward,
-            "advantage": item.advantage / total / scale if scale else 0.0,
-        }
+        TrajectoryLine(
+            messages=line.messages,
+            group_id=item.group,
+            reward=item.reward,
+            advantage=item.advantage / total / scale if scale else 0.0,
+        )
         for item, total in zip(trained, totals, strict=True)
         for line in item.lines
     ]
@@ -175,7 +186,7 @@ def _trajectory_lines(
 
 
 def _line(items: Sequence[Any], where: str, options: TrainOptions) -> _Line | None:
-    """A conversation up to the last message that is trained; None if none is."""
+    """Make a line of a conversation up to its last trained message; None if none is trained."""
     # 1. Find the messages that are trained.
     any_assistant = options.allow_training_without_logprobs
     trained = [
@@ -227,8 +238,8 @@ def _tokens(choice: Choice) -> tuple[list[int] | None, list[float] | None]:
     return list(ids), logprobs if logprobs is not None and len(logprobs) == len(ids) else None
 
 
-def _message(item: Any, where: str) -> dict[str, Any]:
-    """Role, content and name. Raises SettingsError for anything else that says something."""
+def _message(item: Any, where: str) -> LineMessage:
+    """Read role, content and name. Raises SettingsError for tools, audio and images."""
     if isinstance(item, Choice):
         fields: Mapping[str, Any] = item.message.model_dump(exclude_none=True)
     else:
@@ -236,17 +247,16 @@ def _message(item: Any, where: str) -> dict[str, Any]:
     for key in ("tool_calls", "function_call", "tool_call_id", "audio"):
         if fields.get(key):
             raise SettingsError(f"{where}: {key} can't be trained by lm_server")
-    role, content = fields.get("role"), fields.get("content")
-    if content is None:
-        content = ""
+    given = _GivenMessage.model_validate(fields)
+    content = "" if given.content is None else given.content
     if not isinstance(content, str):
         parts = [part.get("text") for part in content if part.get("type") == "text"]
         if len(parts) != len(content):
             raise SettingsError(f"{where}: only text can be trained by lm_server")
         content = "".join(parts)
-    message = {"role": role, "content": content}
-    if fields.get("name"):
-        message["name"] = fields["name"]
+    message = LineMessage(role=given.role, content=content)
+    if given.name:
+        message["name"] = given.name
     return message
 
 
@@ -255,7 +265,7 @@ def _refuse_tools(tools: Any, where: str) -> None:
         raise SettingsError(f"{where}: tools can't be trained by lm_server")
 
 
-def _data(method: str, rows: list[dict[str, Any]], metrics: Mapping[str, float]) -> Data:
+def _data(method: str, rows: Sequence[JobLine], metrics: Mapping[str, float]) -> Data:
     """The rows, checked by the server's own rules. Raises SettingsError."""
     problems = formats.validate(
         method,

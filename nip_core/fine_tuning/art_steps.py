@@ -68,7 +68,7 @@ class ModelRecord(_Record):
         return self.steps[-1].model
 
     def run_id(self, step: int) -> str:
-        """Under which the jobs of a step are submitted."""
+        """Name the run of a step's jobs."""
         return f"{self.project}/{self.name}@{step}"
 
 
@@ -99,7 +99,9 @@ class Documents(Generic[_Document]):
     """Files of one kind in a state directory, each replaced only as it was last seen."""
 
     def __init__(self, directory: str, kind: type[_Document], what: str) -> None:
-        """`what` a file holds, for errors. Raises StoreError for a directory that can't be used."""
+        """Open the directory; `what` its files hold is for errors. Raises StoreError if it can't be
+        used.
+        """
         self.store, self._kind, self._what = open_store(directory, setting="state_dir"), kind, what
 
     def load(self, path: str) -> tuple[_Document, str] | None:
@@ -127,7 +129,7 @@ class StepRecords:
     """The records of all models in a state directory."""
 
     def __init__(self, directory: str) -> None:
-        """Raises StoreError for a directory that can't be used."""
+        """Open the directory. Raises StoreError if it can't be used."""
         self._documents = Documents(directory, ModelRecord, "steps")
 
     def open(self, project: str, name: str, base_model: str) -> ModelRecord:
@@ -177,7 +179,7 @@ def _path(project: str, name: str) -> str:
 
 
 def step_of(submission: int, job: JobRecord, *, returned: bool) -> Step:
-    """The step that a successful job made."""
+    """Make the step of a successful job."""
     return Step(
         model=str(job.model),
         digest=job.dataset_digest,

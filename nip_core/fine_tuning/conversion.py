@@ -26,6 +26,13 @@ from nip_core.fine_tuning.interface import (
     Trajectory,
     TrajectoryCollection,
 )
+from nip_core.fine_tuning.job_data import (
+    JobLine,
+    LineMessage,
+    PairLine,
+    SupervisedLine,
+    TrajectoryLine,
+)
 from nip_core.tolerance import at_least
 from nip_lm_server.client import Problem, describe_problems, to_jsonl, validate
 
@@ -50,7 +57,7 @@ def to_jsonl_rows(
     what breaks a rule; nothing was sent then.
     """
     # 1. Make the rows, each with its place in the collection.
-    rows: list[dict[str, Any]] = []
+    rows: list[JobLine] = []
     places: list[str] = []
     ignored = False
     for group, trajectories in enumerate(collection.trajectories):
@@ -128,9 +135,7 @@ def _number(token: str, place: str) -> int:
     raise ValueError(f"{place}.logprobs: {token!r} is no token id; expected {_TOKEN_ID}17 or so")
 
 
-def _rows(
-    trajectory: Trajectory, method: Method, group_id: str, place: str
-) -> list[dict[str, Any]]:
+def _rows(trajectory: Trajectory, method: Method, group_id: str, place: str) -> Sequence[JobLine]:
     """The rows of one trajectory."""
     if not trajectory.episode:
         raise ValueError(f"{place}: Trajectory episode is empty.")
@@ -148,17 +153,17 @@ def _rows(
         if isinstance(item, EpisodeItem)
     ]
     if method == "supervised":
-        return [{"messages": messages}]
-    return [{"messages": messages, "group_id": group_id, "reward": trajectory.reward}]
+        return [SupervisedLine(messages=messages)]
+    return [TrajectoryLine(messages=messages, group_id=group_id, reward=trajectory.reward)]
 
 
-def _message(item: EpisodeItem, place: str, *, with_tokens: bool) -> dict[str, Any]:
+def _message(item: EpisodeItem, place: str, *, with_tokens: bool) -> LineMessage:
     if item.role not in _SPEAKERS:
         raise ValueError(
             f"{place}.role is {item.role.value!r}; only system, user and assistant can be trained "
             "with: say what others said as the user, or leave it out"
         )
-    message: dict[str, Any] = {"role": item.role.value, "content": item.content}
+    message = LineMessage(role=item.role.value, content=item.content)
     if with_tokens and item.role == EpisodeItemRole.ASSISTANT:
         token_ids, message["logprobs"], _ = sampled_tokens(item, place)
         if token_ids is not None:
@@ -166,19 +171,19 @@ def _message(item: EpisodeItem, place: str, *, with_tokens: bool) -> dict[str, A
     return message
 
 
-def _pair(item: DPOItem) -> dict[str, Any]:
+def _pair(item: DPOItem) -> PairLine:
     if isinstance(item.prompt, str):
-        prompt = [{"role": "user", "content": item.prompt}]
+        prompt = [LineMessage(role="user", content=item.prompt)]
     else:
-        prompt = [{"role": message.role, "content": message.content} for message in item.prompt]
-    return {
-        "input": {"messages": prompt},
-        "preferred_output": [{"role": "assistant", "content": item.chosen_response}],
-        "non_preferred_output": [{"role": "assistant", "content": item.rejected_response}],
-    }
+        prompt = [LineMessage(role=said.role, content=said.content) for said in item.prompt]
+    return PairLine(
+        input=SupervisedLine(messages=prompt),
+        preferred_output=[LineMessage(role="assistant", content=item.chosen_response)],
+        non_preferred_output=[LineMessage(role="assistant", content=item.rejected_response)],
+    )
 
 
-def _plain(row: dict[str, Any], place: str) -> Any:
+def _plain(row: JobLine, place: str) -> Any:
     """The row as its reader will see it. Raises ValueError for what JSON can't say."""
     try:
         return json.loads(json.dumps(row, allow_nan=False))

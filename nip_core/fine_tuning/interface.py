@@ -37,6 +37,7 @@ from pydantic import (
 )
 
 from nip_core.errors import NipError
+from nip_core.fine_tuning.first_problem import first_problem
 from nip_core.parameters import CurriculumParameters
 
 CurriculumLearningConfig = CurriculumParameters
@@ -85,12 +86,11 @@ def as_ours(kind: type[_Ours], value: Any, place: str = "") -> _Ours:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        problems = error.errors(include_url=False)
-        first, more = problems[0], len(problems) - 1
-        where = place + _path(first["loc"])
+        first = first_problem(error)
+        where = place + _path(first.place)
         raise ValueError(
-            f"{kind.__name__}: {where + ': ' if where else ''}{first['msg']} "
-            f"(got {reprlib.repr(first['input'])})" + (f"; and {more} more" if more else "")
+            f"{kind.__name__}: {where + ': ' if where else ''}{first.message} "
+            f"(got {reprlib.repr(first.got)})" + (f"; and {first.more} more" if first.more else "")
         ) from None
 
 
@@ -187,7 +187,7 @@ _KINDS = ("messages", "pairs")
 
 
 def _kind_of_items(episode: Any) -> Literal["messages", "pairs"]:
-    """The kind of an episode's items, by the first: errors are told for that kind alone."""
+    """Tell the kind of an episode's items by the first, so errors speak of one kind alone."""
     first = episode[0] if isinstance(episode, list | tuple) and episode else None
     names = {*(first if isinstance(first, Mapping) else getattr(type(first), "model_fields", ()))}
     is_pair = "role" not in names and bool({"chosen_response", "rejected_response"} & names)
@@ -314,7 +314,7 @@ class TrainerAdapter(ABC):
 
     @abstractmethod
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Tell where the job stands. Raises ValueError for a reference that nothing is known of."""
+        """Tell where the job stands. Raises ValueError for an unknown reference."""
 
     @abstractmethod
     async def wait_until_complete(
@@ -324,7 +324,7 @@ class TrainerAdapter(ABC):
 
     @abstractmethod
     async def cancel(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Stop the job; one that has ended stays as it is. Returns where it stands then."""
+        """Stop the job and return its status; an ended one stays as it is."""
 
     @abstractmethod
     def log_progress(

@@ -90,7 +90,7 @@ _OURS = ("project", "base_model", "state_dir")
 
 @register_llm_provider(config_type=NipModelConfig)  # type: ignore[untyped-decorator]
 async def nip_art_model(config: NipModelConfig, builder: Builder) -> AsyncIterator[LLMProviderInfo]:
-    """The entry that the toolkit lists."""
+    """Give the toolkit's list its entry for these models."""
     yield LLMProviderInfo(config=config, description="The newest step of a model that nip trains.")
 
 

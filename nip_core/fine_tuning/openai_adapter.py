@@ -27,6 +27,7 @@ from nip_core.fine_tuning.interface import (
     UnhealthyError,
     as_ours,
 )
+from nip_core.fine_tuning.job_data import JobSettings
 from nip_core.fine_tuning.openai_adapter_config import OpenAITrainerAdapterConfig
 from nip_core.fine_tuning.progress_log import append_progress
 from nip_core.jobs.job import BackendTrouble, JobRecord, JobSpec, JobView
@@ -66,7 +67,8 @@ class OpenAITrainerAdapter(TrainerAdapter):
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Reach the server. Raises UnhealthyError, a ConnectionError, with the reason why not;
-        SettingsError for settings that the server has no words for."""
+        SettingsError for settings unknown to the server.
+        """
         await super().initialize(run_config)
         problem = await self._problem()
         if problem is not None:
@@ -88,12 +90,12 @@ class OpenAITrainerAdapter(TrainerAdapter):
         # 1. Make the lines, by the settings that this server takes.
         trajectories = as_ours(TrajectoryCollection, trajectories)
         config, run_id = self.config, trajectories.run_id
-        words, nip = await self._settings()
+        settings = await self._settings()
         data, examples = to_jsonl_rows(
             trajectories,
             config.method,
             reward_threshold=config.reward_threshold,
-            advantage=words.get("advantage") or "group_std",
+            advantage=config.advantage,
         )
         # 2. Say what the job is, for whichever number it gets.
         submissions = self._submissions()
@@ -110,8 +112,8 @@ class OpenAITrainerAdapter(TrainerAdapter):
                 examples=examples,
                 method=config.method,
                 seed=config.seed,
-                hyper_parameters=words,
-                nip=nip,
+                hyper_parameters=settings.hyper_parameters,
+                nip=settings.nip,
                 integrations=config.integrations,
             )
 
@@ -243,28 +245,29 @@ class OpenAITrainerAdapter(TrainerAdapter):
         return problem and f"{server.root}: the server has {problem}"
 
     async def _learn_kind(self) -> None:
-        """Find out whether the server is ours, if it can be asked; else that stays open."""
+        """Ask whether the server is ours; without an answer it stays open."""
         if self._nip is None:
             await self._problem()
 
-    async def _settings(self) -> tuple[dict[str, Any], NipSettings]:
+    async def _settings(self) -> JobSettings:
         """The settings to send. Raises SettingsError where the server has no words for them."""
         if self._nip is None:
             problem = await self._problem()
             if self._nip is None:
                 raise UnhealthyError(str(problem))
         config = self.config
-        words, nip = config.settings()
+        settings = config.settings()
+        own = sorted(settings.nip.model_fields_set)
         wrong = None
         if self._nip and config.wandb_project is not None:
             wrong = "wandb_project: only OpenAI reports its jobs there"
         elif not self._nip and config.method == "trajectories":
             wrong = "method trajectories needs a server of nip"
-        elif not self._nip and nip:
-            wrong = f"hyperparameters {sorted(nip)} need a server of nip"
+        elif not self._nip and own:
+            wrong = f"hyperparameters {own} need a server of nip"
         if wrong is not None:
             raise SettingsError(f"{config.url}: {wrong}")
-        return words, NipSettings.model_construct(**nip)
+        return settings
 
     def _number(self, ref: TrainingJobRef) -> int:
         """The number of the submission; of a reference without one, the newest."""
@@ -280,7 +283,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
         return int(number)
 
     async def _progress(self, backend: OpenAIBackend, view: JobView) -> float | None:
-        """Share of the steps that are done, in percent, where the server tells it."""
+        """Tell the share of finished steps, in percent, where the server reports it."""
         steps = steps_of(view)
         if steps is None and not self._nip and view.status == "running":
             try:
@@ -341,7 +344,7 @@ def _unknown(ref: TrainingJobRef, number: Any) -> ValueError:
 
 
 def _settings_used(effective: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The settings that the server says it trains with, ours among the rest."""
+    """List the settings of the training as the server reports them, ours among the rest."""
     if effective is None:
         return None
     ours = effective.get("nip") or {}

@@ -5,7 +5,7 @@ OpenAITrainerAdapterConfig   where is trained, from which model, how, and where 
 
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypedDict
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -20,13 +20,22 @@ from pydantic import (
 
 from nip_core.errors import SettingsError
 from nip_core.fine_tuning.conversion import Method
+from nip_core.fine_tuning.first_problem import first_problem
 from nip_core.fine_tuning.interface import TrainerAdapterConfig
+from nip_core.fine_tuning.job_data import JobSettings, Setting
 from nip_core.parameters.addresses import plain_address
 from nip_core.redaction import read_key
 from nip_lm_server.client import METHOD_HYPERPARAMETERS, NipSettings
 
 _OPENAI_HOST = "api.openai.com"
 _OPENAI_SETTLE_S = 60.0
+
+
+class Integration(TypedDict):
+    """A service that OpenAI tells of a job."""
+
+    type: Literal["wandb"]
+    wandb: dict[str, str]  # its project
 
 
 class OpenAITrainerAdapterConfig(TrainerAdapterConfig):
@@ -72,22 +81,19 @@ class OpenAITrainerAdapterConfig(TrainerAdapterConfig):
     def _check(self) -> Self:
         if self.reward_threshold is not None and self.method != "supervised":
             raise ValueError(f"reward_threshold: only for supervised, not for {self.method}")
-        words, nip = self.settings()
-        for model, given in (
-            (METHOD_HYPERPARAMETERS[self.method], words),
-            (NipSettings, nip),
-        ):
-            _check_values(model, given)
-        if words.get("advantage") == "given":
+        self.settings()
+        if self.hyperparameters.get("advantage") == "given":
             raise ValueError("hyperparameters.advantage: trajectories carry none to be 'given'")
         return self
 
-    def settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The hyper-parameters of the method, and what goes into the ``nip`` object.
+    def settings(self) -> JobSettings:
+        """Sort the hyper-parameters into those of the method and those of the ``nip`` object.
 
-        Raises ValueError for names that neither knows.
+        Their values stay as they were given. Raises ValueError for names that neither knows, and
+        for values that the server would refuse.
         """
-        words = METHOD_HYPERPARAMETERS[self.method].model_fields
+        method = METHOD_HYPERPARAMETERS[self.method]
+        words = method.model_fields
         unknown = sorted({*self.hyperparameters} - {*words} - {*NipSettings.model_fields})
         if unknown:
             raise ValueError(
@@ -95,13 +101,21 @@ class OpenAITrainerAdapterConfig(TrainerAdapterConfig):
                 f"{sorted({*words, *NipSettings.model_fields})}"
             )
         named = {name: v for name, v in self.hyperparameters.items() if name in words}
-        return named, {n: v for n, v in self.hyperparameters.items() if n not in words}
+        own = {name: v for name, v in self.hyperparameters.items() if name not in words}
+        _check_values(method, named)
+        _check_values(NipSettings, own)
+        return JobSettings(named, NipSettings.model_construct(**own))
 
     @property
-    def integrations(self) -> list[dict[str, Any]]:
-        """The services that are told of the jobs, in the words of OpenAI's API."""
+    def advantage(self) -> Literal["group", "group_std"]:
+        """The setting of the trajectories method, or its default."""
+        return self.hyperparameters.get("advantage") or "group_std"
+
+    @property
+    def integrations(self) -> list[Integration]:
+        """List the services to tell of the jobs, in the words of OpenAI's API."""
         project = self.wandb_project
-        return [] if project is None else [{"type": "wandb", "wandb": {"project": project}}]
+        return [] if project is None else [Integration(type="wandb", wandb={"project": project})]
 
     @property
     def url(self) -> str:
@@ -125,13 +139,11 @@ class OpenAITrainerAdapterConfig(TrainerAdapterConfig):
         return key
 
 
-def _check_values(model: type[BaseModel], settings: Mapping[str, Any]) -> None:
-    """Raise ValueError for the first value that the server would refuse."""
+def _check_values(model: type[BaseModel], settings: Mapping[str, Setting]) -> None:
+    """Raise ValueError for the first value outside the server's rules."""
     try:
         model.model_validate(dict(settings))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(str(part) for part in first["loc"][:1])
-        raise ValueError(
-            f"hyperparameters.{name}: {first['msg']} (got {settings.get(name)!r})"
-        ) from None
+        first = first_problem(error)
+        got = settings.get(first.field)
+        raise ValueError(f"hyperparameters.{first.field}: {first.message} (got {got!r})") from None

@@ -48,7 +48,7 @@ def append_progress(
 
 
 def _sayable(value: Any) -> Any:
-    """`value` with numbers that JSON has no words for as text."""
+    """Put text for numbers JSON has no words for."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):

@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nip_core.answers.decisions import InvalidResponse
-from nip_core.answers.parsing import AnswerForm
-from nip_core.answers.reasons import Kind, kind_of
 from nip_core.game.chat_format import format_chat
+from nip_core.game.decisions import InvalidResponse
+from nip_core.game.parsing import AnswerForm
+from nip_core.game.reasons import Kind, kind_of
 from nip_core.game.retry_hints import hint
 from nip_core.game.rules import Rules
 from nip_core.parameters import HyperParameters

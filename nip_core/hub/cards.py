@@ -1,6 +1,6 @@
 """The pages of an adapter and of a dataset on the Hub: YAML that programs read, then text.
 
-adapter_card, dataset_card   a page, of the facts that stand in ``nip.json`` and nothing else
+adapter_card, dataset_card  a page, of the facts that stand in ``nip.json`` and nothing else
 
 Results stand in `model-index` as the Hub reads them, with each 95 % interval among a metric's
 arguments. A licence is there only where whoever publishes has named one.
@@ -42,7 +42,7 @@ def adapter_card(place: str, facts: Facts) -> str:
     if content["license"]:
         head["license"] = content["license"]
     if results and results["measures"]:
-        head["model-index"] = [{"name": name, "results": [_indexed(results)]}]
+        head["model-index"] = [{"name": name, "results": [_to_model_index(results)]}]
     agents = " and ".join(f"`{agent}`" for agent in lineage["agents"])
     plural = "agents" if len(lineage["agents"]) > 1 else "agent"
     text = [
@@ -52,20 +52,22 @@ def adapter_card(place: str, facts: Facts) -> str:
         "solution and the verifier decides; it was trained by nip, iteration "
         f"{lineage['iteration']} of the run `{lineage['run']}`.",
         "## Results",
-        *_results(results, content["playing"]),
+        *_describe_results(results, content["playing"]),
         "## Where it comes from",
-        _table(("fact", "value"), _lineage_rows(lineage, content)),
+        _write_table(("fact", "value"), _list_lineage(lineage, content)),
         _DIGESTS,
         "Settings of the run that are not the defaults (places are left out):",
-        _yaml_block(content["settings"]),
+        _write_yaml(content["settings"]),
         "## Proof",
-        *_proof(content["proof"], content["has_probe"]),
+        *_describe_proof(content["proof"], content["has_probe"]),
         "## Use it",
-        *_use(place, base, served_lora_rank(content["rank"])),
+        *_describe_use(place, base, served_lora_rank(content["rank"])),
         "## Licence",
-        _licence(content["license"], f"The base model `{base['name']}` has a licence of its own."),
+        _describe_licence(
+            content["license"], f"The base model `{base['name']}` has a licence of its own."
+        ),
     ]
-    return _page(head, text)
+    return _write_page(head, text)
 
 
 def dataset_card(place: str, facts: Facts) -> str:
@@ -99,8 +101,8 @@ def dataset_card(place: str, facts: Facts) -> str:
         "What agents of a neural interactive proof said and decided, and what was chosen of it to "
         f"train them: the run `{lineage['run']}` of nip.",
         "## Tables",
-        _table(("table", "split", "rows", "iterations"), rows),
-        _python(
+        _write_table(("table", "split", "rows", "iterations"), rows),
+        _write_python(
             "from datasets import load_dataset",
             "",
             *(
@@ -115,22 +117,24 @@ def dataset_card(place: str, facts: Facts) -> str:
         *(
             part
             for table, of in tables.items()
-            for part in (f"**`{table}`**", _table(("column", "type"), of["columns"]))
+            for part in (f"**`{table}`**", _write_table(("column", "type"), of["columns"]))
         ),
         "## Where it comes from",
-        _table(("fact", "value"), _data_rows(lineage, content)),
+        _write_table(("fact", "value"), _list_data_lineage(lineage, content)),
         _DIGESTS,
         "Settings of the run that are not the defaults (places are left out):",
-        _yaml_block(content["settings"]),
+        _write_yaml(content["settings"]),
         "Left out: times of calls, transcripts, and in the column `error` addresses and paths. The "
         "texts are what models wrote and what they were asked, unchanged.",
         "## Licence",
-        _licence(content["license"], "The problems have the licence of the dataset they are from."),
+        _describe_licence(
+            content["license"], "The problems have the licence of the dataset they are from."
+        ),
     ]
-    return _page(head, text)
+    return _write_page(head, text)
 
 
-def _indexed(results: Mapping[str, Any]) -> dict[str, Any]:
+def _to_model_index(results: Mapping[str, Any]) -> dict[str, Any]:
     """Give the results as an entry of `model-index`."""
     counts = {name: results[name] for name in ("episodes", "problems", "questions")}
     return {
@@ -148,11 +152,11 @@ def _indexed(results: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _results(results: Mapping[str, Any] | None, playing: Mapping[str, str]) -> list[str]:
+def _describe_results(results: Mapping[str, Any] | None, playing: Mapping[str, str]) -> list[str]:
     if results is None:
         return ["Not tested: the run has no test of the iteration that this adapter plays."]
     rows = [
-        (_WORDS[name], f"{entry['value']:.4g}", _range(entry["ci95"]))
+        (_WORDS[name], f"{entry['value']:.4g}", _write_range(entry["ci95"]))
         for name, entry in results["measures"].items()
     ]
     counted = f"{results['episodes']} episodes, {results['problems']} problems"
@@ -162,13 +166,13 @@ def _results(results: Mapping[str, Any] | None, playing: Mapping[str, str]) -> l
     return [
         f"The run's test of iteration {results['iteration']}: `{results['dataset']}`, split "
         f"`{results['split']}`, protocol `{results['protocol']}` ({counted}; played by {models}).",
-        _table(("measure", "value", "95 % interval"), rows),
+        _write_table(("measure", "value", "95 % interval"), rows),
         "Intervals count questions, not episodes. The figures are those of the game with these "
         "players: against other provers they may be others.",
     ]
 
 
-def _lineage_rows(lineage: Mapping[str, Any], content: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _list_lineage(lineage: Mapping[str, Any], content: Mapping[str, Any]) -> list[tuple[str, Any]]:
     training = content["training"]
     rows = [
         ("run", lineage["run"]),
@@ -194,7 +198,9 @@ def _lineage_rows(lineage: Mapping[str, Any], content: Mapping[str, Any]) -> lis
     return [row for row in rows if row[1] is not None]
 
 
-def _data_rows(lineage: Mapping[str, Any], content: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _list_data_lineage(
+    lineage: Mapping[str, Any], content: Mapping[str, Any]
+) -> list[tuple[str, Any]]:
     rows = [
         ("run", lineage["run"]),
         ("seed of the run", lineage["seed"]),
@@ -206,15 +212,15 @@ def _data_rows(lineage: Mapping[str, Any], content: Mapping[str, Any]) -> list[t
     return [row for row in rows if row[1] is not None]
 
 
-def _proof(proof: Mapping[str, Any], has_probe: bool) -> list[str]:
+def _describe_proof(proof: Mapping[str, Any], has_probe: bool) -> list[str]:
     detail = proof["detail"]
     if proof["matches"] is None:
         return ["The run has no proof on record that a server answered with these weights."]
     outcome = "did" if proof["matches"] else "did not"
     compared = "what the server gave for this adapter was compared with what its saved files give"
     lines = [f"Before it played, {compared}. They {outcome} agree."]
-    if rows := [(name.replace("_", " "), _shown(value)) for name, value in detail.items()]:
-        lines.append(_table(("compared", "came to"), rows))
+    if rows := [(name.replace("_", " "), _write_value(value)) for name, value in detail.items()]:
+        lines.append(_write_table(("compared", "came to"), rows))
         lines.append("Distances are mean absolute differences of log-probabilities, in nats.")
     if has_probe:
         lines.append(
@@ -225,7 +231,7 @@ def _proof(proof: Mapping[str, Any], has_probe: bool) -> list[str]:
     return lines
 
 
-def _use(place: str, base: Mapping[str, Any], highest: int) -> list[str]:
+def _describe_use(place: str, base: Mapping[str, Any], highest: int) -> list[str]:
     if base["bundled"]:
         folder = "base"
         load = [
@@ -247,7 +253,7 @@ def _use(place: str, base: Mapping[str, Any], highest: int) -> list[str]:
         served, remark = base["name"], []
     return [
         *remark,
-        _python(
+        _write_python(
             "from huggingface_hub import snapshot_download",
             "from peft import PeftModel",
             "from transformers import AutoModelForCausalLM, AutoTokenizer",
@@ -263,40 +269,40 @@ def _use(place: str, base: Mapping[str, Any], highest: int) -> list[str]:
     ]
 
 
-def _licence(licence: str | None, others: str) -> str:
+def _describe_licence(licence: str | None, others: str) -> str:
     if licence:
         return f"Published under `{licence}`, as whoever published it said. {others}"
     return f"Whoever published this has named no licence, so none is stated here. {others}"
 
 
-def _page(head: Mapping[str, Any], text: Sequence[str]) -> str:
+def _write_page(head: Mapping[str, Any], text: Sequence[str]) -> str:
     front = yaml.safe_dump(dict(head), sort_keys=False, allow_unicode=True, width=10_000)
     return f"---\n{front}---\n\n" + "\n\n".join(text) + "\n"
 
 
-def _table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def _write_table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     lines = [names, ["---"] * len(names), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(_write_cell(cell) for cell in line) + " |" for line in lines)
 
 
-def _cell(value: Any) -> str:
+def _write_cell(value: Any) -> str:
     return " ".join(str(value).split()).replace("|", "\\|")
 
 
-def _yaml_block(value: Any) -> str:
+def _write_yaml(value: Any) -> str:
     shown = yaml.safe_dump(value, sort_keys=False, allow_unicode=True) if value else "{}\n"
     return f"```yaml\n{shown}```"
 
 
-def _python(*lines: str) -> str:
+def _write_python(*lines: str) -> str:
     return "```python\n" + "\n".join(lines) + "\n```"
 
 
-def _range(interval: Sequence[float] | None) -> str:
+def _write_range(interval: Sequence[float] | None) -> str:
     return "" if interval is None else f"{interval[0]:.4g} to {interval[1]:.4g}"
 
 
-def _shown(value: Any) -> str:
+def _write_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, list):

@@ -1,7 +1,7 @@
 """A connection to the Hub, or to whatever HF_ENDPOINT names, over `huggingface_hub`.
 
-Hub        who asks; what a repository has; making one; one commit; a pinned revision; a download
-connect    such a connection, with the token of the environment or of ``hf auth login``
+Hub      who asks; what a repository has; making one; one commit; a pinned revision; a download
+connect  such a connection, with the token of the environment or of ``hf auth login``
 
 The token is read where `huggingface_hub` reads it, is sent to the Hub and goes nowhere else: it is
 taken out of every text that comes back. What the Hub refuses is one error in our words. Where it
@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nip_core import __version__, how_to_install
+from nip_core.distribution import __version__, how_to_install
 from nip_core.errors import NipError, ServerError, SettingsError, StoreError
 from nip_core.parameters.published import Reference
 from nip_core.proxies import let_find
-from nip_core.redaction import check_address, read_key, redact, shown_address
+from nip_core.redaction import check_address, read_key, redact, show_address
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -138,7 +138,7 @@ class Hub:
     def url(self, reference: Reference) -> str:
         """Return the address of the repository's page."""
         kind = "datasets/" if reference.kind == "dataset" else ""
-        return f"{shown_address(self._api.endpoint)}/{kind}{reference.repository}"
+        return f"{show_address(self._api.endpoint)}/{kind}{reference.repository}"
 
     def look(self, reference: Reference) -> Remote | None:
         """Return what the repository has at its revision; None if it is not to be seen."""
@@ -196,7 +196,7 @@ class Hub:
 
         operations: list[Any] = [CommitOperationAdd(n, path) for n, path in files.items()]
         operations += [CommitOperationDelete(name) for name in deleted]
-        with self._translated("write to it", reference):
+        with self._translate_errors("write to it", reference):
             made = self._api.create_commit(
                 reference.repository,
                 operations,
@@ -251,25 +251,25 @@ class Hub:
         """Ask until the Hub says yes or no."""
         for attempt in range(1, TRIES + 1):
             try:
-                with self._translated(what, reference):
+                with self._translate_errors(what, reference):
                     return call()
             except UnclearError as error:
                 self.wait(error, attempt)
         raise AssertionError("the last attempt returns or raises")
 
     @contextlib.contextmanager
-    def _translated(self, what: str, reference: Reference | None) -> Iterator[None]:
+    def _translate_errors(self, what: str, reference: Reference | None) -> Iterator[None]:
         """Turn what `huggingface_hub` raises into an error of ours, without the token."""
         try:
             yield
         except NipError:
             raise
         except (_http_error(), OSError, RuntimeError, ValueError) as error:
-            cause = _cause(error)
+            cause = _find_cause(error)
             place = "the Hub" if reference is None else f"{reference}"
-            raise self._in_our_words(cause, what, place) from cause
+            raise self._translate(cause, what, place) from cause
 
-    def _in_our_words(self, error: BaseException, what: str, place: str) -> NipError:
+    def _translate(self, error: BaseException, what: str, place: str) -> NipError:
         from huggingface_hub import errors
 
         text = redact(" ".join(str(error).split()), self._token)
@@ -300,12 +300,12 @@ class Hub:
         if status is not None or isinstance(error, ValueError):
             return SettingsError(f"{place}: the Hub refuses to {what}: {text}")
         return UnclearError(
-            f"{place}: the connection to {shown_address(self._api.endpoint)} broke "
+            f"{place}: the connection to {show_address(self._api.endpoint)} broke "
             f"({type(error).__name__}: {text}); run again, what the Hub has is not sent again"
         )
 
 
-def _cause(error: BaseException) -> BaseException:
+def _find_cause(error: BaseException) -> BaseException:
     """The refusal inside of what `huggingface_hub` wraps it in."""
     while error.__cause__ is not None and not isinstance(error, _http_error()):
         error = error.__cause__

@@ -1,9 +1,9 @@
 """What must not leave this machine: places on its disks, addresses, its name, keys.
 
-without_places   settings without them, for cards
-secrets_of       keys and passwords of an environment, and the token of the Hub
-plain_text       a text without addresses and paths, for columns that quote errors
-check_nothing_leaks   the last look at a directory, before it is published
+without_places       settings without them, for cards
+find_secrets         keys and passwords of an environment, and the token of the Hub
+hide_places          a text without addresses and paths, for columns that quote errors
+check_nothing_leaks  the last look at a directory, before it is published
 """
 
 import re
@@ -64,18 +64,18 @@ def without_places(settings: Any) -> Any:
     if (
         isinstance(settings, str)
         and not settings.startswith("hf://")
-        and plain_text(settings) != settings
+        and hide_places(settings) != settings
     ):
         return LEFT_OUT
     return settings
 
 
-def plain_text(text: str) -> str:
+def hide_places(text: str) -> str:
     """The text with an ellipsis for each address and each path that leads out of here."""
     return _PATH.sub("…", _ADDRESS.sub("…", text))
 
 
-def secrets_of(environment: Mapping[str, str], token: str = "") -> dict[str, str]:
+def find_secrets(environment: Mapping[str, str], token: str = "") -> dict[str, str]:
     """List what must not be published, each with words for it.
 
     That are the Hub's `token`, the values of variables that are called keys, tokens, secrets or
@@ -103,7 +103,7 @@ def check_nothing_leaks(
 ) -> None:
     """Raise SettingsError, naming the file, if one of a directory has what must not leave.
 
-    Looked for are `secrets`, see `secrets_of`, in every file, in texts the home directory and
+    Looked for are `secrets`, see `find_secrets`, in every file, in texts the home directory and
     `places`, and in ``nip.json``, of which cards are made, the name `host` of this machine.
     """
     of_texts = {str(place): "a directory of this machine" for place in [Path.home(), *places]}

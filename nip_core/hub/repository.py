@@ -3,10 +3,10 @@
 seal           write ``nip.json`` over a directory's files
 read_sealed    the facts of a directory, with every file checked
 read_facts     the facts alone
-is_taken       whether a file of a repository is taken, by its name; patterns: for its download
-files_taken    the files of a directory that are taken from a repository
+is_taken       whether a file of a repository is taken, by its name; list_patterns: for its download
+select_taken   the files of a directory that are taken from a repository
 new_directory  a directory that is there as a whole or not at all
-Facts          what ``nip.json`` says; files_of: all files of a directory
+Facts          what ``nip.json`` says; list_files: all files of a directory
 
 Equal facts give equal bytes: no time, no place and no host name stands in them, so that what is
 published again makes no new commit.
@@ -69,7 +69,7 @@ class Facts:
 
 def seal(directory: Path, facts: Facts) -> Facts:
     """Write ``nip.json``, with the digests of all other files; returns it."""
-    files = {name: entry for name, entry in _all_measured(directory).items() if name != FACTS}
+    files = {name: entry for name, entry in _measure_all(directory).items() if name != FACTS}
     document = {
         "format": FORMAT,
         "kind": facts.kind,
@@ -117,7 +117,7 @@ def read_sealed(directory: Path, place: str) -> Facts | None:
         path = directory / name
         if not path.is_file():
             raise CorruptionError(f"{place}: {name} is missing, and {FACTS} names it")
-        measured = _measured(path)
+        measured = _measure(path)
         if measured != entry:
             raise CorruptionError(
                 f"{place}: {name} has SHA-256 {measured['sha256'][:12]}…, {FACTS} says "
@@ -126,7 +126,7 @@ def read_sealed(directory: Path, place: str) -> Facts | None:
     return facts
 
 
-def files_of(directory: Path) -> dict[str, Path]:
+def list_files(directory: Path) -> dict[str, Path]:
     """All files below a directory, by their names in a repository."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
     return {path.relative_to(directory).as_posix(): path for path in paths}
@@ -149,7 +149,7 @@ def is_taken(name: str, kind: Kind) -> bool:
     return bare in _OF_BOTH | _OF_A_MODEL or _WEIGHTS_PART.fullmatch(bare) is not None
 
 
-def patterns(kind: Kind) -> list[str]:
+def list_patterns(kind: Kind) -> list[str]:
     """Patterns that fit every name that is taken, for a download; some fit others, too."""
     if kind == "dataset":
         return sorted([*_OF_BOTH, *_OF_DATA, "*.parquet"])
@@ -158,12 +158,12 @@ def patterns(kind: Kind) -> list[str]:
     return [folder + name for folder in ("", _BASE) for name in (*names, *parts)]
 
 
-def files_taken(directory: Path, facts: Facts | None, kind: Kind) -> dict[str, Path]:
+def select_taken(directory: Path, facts: Facts | None, kind: Kind) -> dict[str, Path]:
     """The files that are taken; where there is a ``nip.json``, it and those it names.
 
     A folder of the Hub's cache has whatever any program has downloaded of the repository.
     """
-    files = {name: path for name, path in files_of(directory).items() if is_taken(name, kind)}
+    files = {name: path for name, path in list_files(directory).items() if is_taken(name, kind)}
     if facts is None:
         return files
     return {name: path for name, path in files.items() if name in {FACTS, *facts.files}}
@@ -186,7 +186,7 @@ def new_directory(target: Path) -> Iterator[Path]:
         part.chmod(0o755)
         yield part
         if target.is_dir() and any(target.iterdir()):
-            if _all_measured(target) != _all_measured(part):
+            if _measure_all(target) != _measure_all(part):
                 raise SettingsError(f"{target}: it has other files already; choose a new directory")
             return
         for path in (*part.rglob("*"), part):
@@ -203,11 +203,11 @@ def new_directory(target: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _all_measured(directory: Path) -> dict[str, dict[str, Any]]:
-    return {name: _measured(path) for name, path in files_of(directory).items()}
+def _measure_all(directory: Path) -> dict[str, dict[str, Any]]:
+    return {name: _measure(path) for name, path in list_files(directory).items()}
 
 
-def _measured(path: Path) -> dict[str, Any]:
+def _measure(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return {"sha256": sha256, "bytes": file.tell()}

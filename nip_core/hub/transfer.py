@@ -1,13 +1,14 @@
 """A directory becomes a repository's content, and the other way round.
 
-check_public  what is there, and whether it may be written to
-publish   what of a directory the Hub lacks, in one commit
-receive   a repository's files at a commit, in a new directory, compared with ``nip.json``, and what
-          else it has
+check_public    what is there, and whether it may be written to
+push_directory  what of a directory the Hub lacks, in one commit
+receive         a repository's files at a commit, in a new directory, compared with ``nip.json``,
+                and what else it has
 
-`publish` looks before it writes: equal files make no commit, a push that was killed goes on with
-what the Hub has by then, and an answer that was lost is looked up instead of asked for again. A
-repository that has something else is left as it is, and so is what people have added to this run's.
+`push_directory` looks before it writes: equal files make no commit, a push that was killed goes on
+with what the Hub has by then, and an answer that was lost is looked up instead of asked for again.
+A repository that has something else is left as it is, and so is what people have added to this
+run's.
 """
 
 import shutil
@@ -20,12 +21,12 @@ from nip_core.hub.client import Hub, Remote, UnclearError
 from nip_core.hub.repository import (
     FACTS,
     Facts,
-    files_of,
-    files_taken,
+    list_files,
+    list_patterns,
     new_directory,
-    patterns,
     read_facts,
     read_sealed,
+    select_taken,
 )
 from nip_core.parameters.published import Reference
 
@@ -77,13 +78,13 @@ def check_public(hub: Hub, reference: Reference, facts: Facts, *, public: bool) 
             return Existing(remote, frozenset(before.files))
         what = "nothing of nip" if before is None else f"{before.kind} of {before.source()}"
     else:
-        what = _listed(sorted(names))
+        what = _name_some(sorted(names))
     raise SettingsError(
         f"{reference} is there and has something else ({what}); choose another name"
     )
 
 
-def publish(
+def push_directory(
     hub: Hub,
     reference: Reference,
     directory: Path,
@@ -99,7 +100,7 @@ def publish(
 
     Raises SettingsError where the Hub refuses, ServerError where it can't be reached.
     """
-    files = files_of(directory)
+    files = list_files(directory)
     for attempt in range(1, 1_000):
         # 1. What is there, now.
         existing = check_public(hub, reference, facts, public=public)
@@ -120,7 +121,7 @@ def publish(
         if not lacking and not gone:
             return Published(reference.at(remote.commit), hub.url(reference), attempt > 1)
         if gone:
-            say(f"removes what only an earlier push had ({len(gone)}): {_listed(gone)}")
+            say(f"removes what only an earlier push had ({len(gone)}): {_name_some(gone)}")
         # 3. One commit. Where nobody knows whether it was made, look again.
         try:
             commit = hub.commit(reference, lacking, gone, message, remote.commit)
@@ -151,11 +152,11 @@ def receive(hub: Hub, reference: Reference, target: Path) -> Received:
     what was published.
     """
     pinned = hub.pin(reference)
-    source = hub.download(pinned, patterns(reference.kind))
+    source = hub.download(pinned, list_patterns(reference.kind))
     facts = read_sealed(source, f"{pinned}")
     if facts is not None and facts.kind != reference.kind:
         raise SettingsError(f"{pinned} has the {facts.kind} of a run, not the {reference.kind}")
-    files = files_taken(source, facts, reference.kind)
+    files = select_taken(source, facts, reference.kind)
     if not files:
         raise SettingsError(
             f"{pinned} has no file of those that are taken (an adapter's or a base model's, or "
@@ -178,5 +179,5 @@ def _left_out(hub: Hub, pinned: Reference, taken: Mapping[str, Path]) -> tuple[s
     return tuple(sorted(remote.files.keys() - taken.keys() - _OF_THE_HUB))
 
 
-def _listed(names: list[str]) -> str:
+def _name_some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

@@ -1,1 +1,1 @@
-"""The server's old place: it is the package `nip_lm_server` now, in the folder `lm_server`."""
+"""The server's old place: it is the package `nip_lm_server` now, at the top of the repository."""

@@ -9,6 +9,7 @@ from nip_core.parameters.addresses import Address, SchemeAndHost
 from nip_core.parameters.base import Parameters, group_for
 from nip_core.parameters.base_run import RunName
 from nip_core.parameters.dialects import ApiDialect, ReasoningEffort
+from nip_core.parameters.plain import Plain, PlainDict, PlainMapping
 from nip_core.parameters.published import PublishedAdapter
 from nip_core.parameters.update_schedule import ConstantUpdateSchedule, UpdateSchedule
 
@@ -19,7 +20,7 @@ DEFAULT_SCHEME_HOST = "http://localhost"
 DEFAULT_CONTROL_PORT = 5000
 DEFAULT_ENGINE_PORT = 8000
 
-_ADDRESS_DEFAULTS: Mapping[str, Any] = {
+_ADDRESS_DEFAULTS: PlainMapping = {
     "language_model_server_scheme_host": DEFAULT_SCHEME_HOST,
     "language_model_server_port": DEFAULT_CONTROL_PORT,
     "vllm_server_port": DEFAULT_ENGINE_PORT,
@@ -70,7 +71,7 @@ class AgentParameters(Parameters):
         return values
 
     @classmethod
-    def _tags(cls) -> dict[str, Any]:
+    def _tags(cls) -> PlainDict:
         return {**super()._tags(), "is_random": cls.is_random}
 
 
@@ -299,7 +300,7 @@ class PureTextAgentParameters(AgentParameters):
         """Settings for tests: scripted answers, so that no API is called."""
         return cls(use_dummy_api=True)
 
-    def load_from_wandb_config(self, wandb_config: Mapping[str, Any]) -> None:
+    def load_from_wandb_config(self, wandb_config: PlainMapping) -> None:
         """Take over the settings of this agent in another run, in place.
 
         `wandb_config` is what `to_dict` gave there. What LOAD_PRESERVED_PARAMETERS names stays as
@@ -313,7 +314,7 @@ class PureTextAgentParameters(AgentParameters):
         self.__pydantic_fields_set__.clear()
         self.__pydantic_fields_set__.update(loaded.__pydantic_fields_set__)
 
-    def loaded_from(self, config: Mapping[str, Any]) -> Self:
+    def loaded_from(self, config: PlainMapping) -> Self:
         """Return what `load_from_wandb_config` makes of these settings, as an object of its own."""
         taken = {
             key: value
@@ -322,12 +323,12 @@ class PureTextAgentParameters(AgentParameters):
         }
         written = laid_over(self.to_dict(), taken)
         if not taken.keys().isdisjoint(_ADDRESS_DEFAULTS):
-            plain = () if "_type" in config else tuple(taken.keys() & _ADDRESS_DEFAULTS.keys())
+            plain: Plain = [] if "_type" in config else [*(taken.keys() & _ADDRESS_DEFAULTS.keys())]
             written[SET_ADDRESSES] = config.get(SET_ADDRESSES, plain)
         return self.from_dict(written)
 
     @classmethod
-    def _modernised(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _modernised(cls, values: PlainMapping) -> PlainMapping:
         # Both of them unset meant a scale of 1 before that became the default.
         alphas = {values.get("lora_alpha", 0), values.get("lora_alpha_scale", 0)}
         if alphas == {None}:
@@ -366,7 +367,7 @@ class PureTextAgentParameters(AgentParameters):
             return None
         return f"{self.language_model_server_scheme_host}:{port}"
 
-    def _marks(self) -> dict[str, Any]:
+    def _marks(self) -> PlainDict:
         return {SET_ADDRESSES: list(self.set_addresses)} if self.set_addresses else {}
 
     @property
@@ -378,7 +379,7 @@ class PureTextAgentParameters(AgentParameters):
         return max(1, round(self.lora_rank * self.lora_alpha_scale))
 
 
-def is_random(values: Mapping[str, Any]) -> bool:
+def is_random(values: PlainMapping) -> bool:
     """Return whether a mapping of settings is a random agent's."""
     kinds = (PureTextAgentParameters, RandomAgentParameters)
     return group_for(kinds, values) is RandomAgentParameters
@@ -391,7 +392,7 @@ def _kind(values: Any) -> str:
     return "random" if isinstance(values, RandomAgentParameters) else "model"
 
 
-def laid_over(default: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def laid_over(default: PlainMapping, own: PlainMapping) -> PlainDict:
     """`own` settings with `default` underneath; who sets one of two alternatives sets both."""
     replaced = {name for pair in ALTERNATIVES if not pair.isdisjoint(own) for name in pair}
     return {**{key: value for key, value in default.items() if key not in replaced}, **own}

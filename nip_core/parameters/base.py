@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, mod
 from pydantic.fields import FieldInfo
 
 from nip_core.parameters.not_for_text import NOT_FOR_TEXT
+from nip_core.parameters.plain import PlainDict, PlainMapping
 from nip_core.parameters.update_schedule import SCHEDULES, AgentUpdateSchedule
 
 OTHER_CLASS_NAMES = {"CodeValidationAgentParameters": "PureTextAgentParameters"}
@@ -99,7 +100,7 @@ class Parameters(BaseModel):
         return tagged
 
     @classmethod
-    def from_dict(cls, params_dict: Mapping[str, Any], ignore_extra_keys: bool = False) -> Self:
+    def from_dict(cls, params_dict: PlainMapping, ignore_extra_keys: bool = False) -> Self:
         """Build from a dictionary such as `to_dict` gives; it is not changed.
 
         With `ignore_extra_keys`, keys that name no setting are left out, at any depth. Raises
@@ -115,7 +116,7 @@ class Parameters(BaseModel):
 
     @classmethod
     def _get_param_class_from_dict(
-        cls, param_dict: Mapping[str, Any]
+        cls, param_dict: PlainMapping
     ) -> "type[Parameters] | type[AgentUpdateSchedule] | None":
         """The class that the `_type` of serialised settings names; None where there is none.
 
@@ -132,16 +133,16 @@ class Parameters(BaseModel):
         raise ValueError(f"_type is {name!r}, which is no class of settings")
 
     @classmethod
-    def _modernised(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _modernised(cls, values: PlainMapping) -> PlainMapping:
         """`values` as an earlier version wrote them, in today's terms."""
         return values
 
     @classmethod
-    def _tags(cls) -> dict[str, Any]:
+    def _tags(cls) -> PlainDict:
         """Return what `to_dict` adds to the fields of every object of the class."""
         return {"_type": cls.__name__}
 
-    def _marks(self) -> dict[str, Any]:
+    def _marks(self) -> PlainDict:
         """Return what it adds besides to those of this one."""
         return {}
 
@@ -176,7 +177,7 @@ def groups_in(annotation: Any) -> tuple[type[Parameters], ...]:
     return tuple(kind for part in get_args(annotation) for kind in groups_in(part))
 
 
-def group_for(kinds: tuple[type[Parameters], ...], values: Mapping[str, Any]) -> type[Parameters]:
+def group_for(kinds: tuple[type[Parameters], ...], values: PlainMapping) -> type[Parameters]:
     """The one of the classes that these values say they are for; else the first."""
     for kind in kinds:
         if all(values.get(tag, value) == value for tag, value in kind._tags().items()):
@@ -186,9 +187,9 @@ def group_for(kinds: tuple[type[Parameters], ...], values: Mapping[str, Any]) ->
 
 def walk(
     kind: type[Parameters],
-    values: Mapping[str, Any],
-    change: Callable[[type[Parameters], Mapping[str, Any]], Mapping[str, Any]],
-) -> dict[str, Any]:
+    values: PlainMapping,
+    change: Callable[[type[Parameters], PlainMapping], PlainMapping],
+) -> PlainDict:
     """`values` after `change(class, values)` of it and then of every group of settings inside."""
 
     def inside(kinds: tuple[type[Parameters], ...], inner: Any) -> Any:
@@ -206,6 +207,6 @@ def walk(
     return result
 
 
-def _only_known(kind: type[Parameters], values: Mapping[str, Any]) -> dict[str, Any]:
+def _only_known(kind: type[Parameters], values: PlainMapping) -> PlainDict:
     known = {*kind.model_fields, *kind.earlier_names, *kind._tags(), *kind.marks}
     return {key: value for key, value in values.items() if key in known}

@@ -12,12 +12,14 @@ from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from nip_core.configurations import config_file
 from nip_core.errors import SettingsError
 from nip_core.parameters.agents import AGENT_KINDS
 from nip_core.parameters.base import Parameters, groups_in, may_hold
 from nip_core.parameters.hyper_parameters import HyperParameters
+from nip_core.parameters.plain import PlainDict, PlainMapping
 from nip_core.parameters.tracking import TrackerParameters, Trackers
 from nip_core.parameters.unknown import meant_setting
 from nip_lm_server.client import ReadError, parse_yaml, read_text
@@ -58,7 +60,7 @@ def load_parameters(
     raise SettingsError(f"{place}: " + "; ".join(lines))
 
 
-def merged_settings(config: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
+def merged_settings(config: str | Path, overrides: Iterable[str] = ()) -> PlainDict:
     """The settings of a file with overrides on top, as `load_parameters` checks them."""
     values = read_yaml(config_file(config))
     for override in overrides:
@@ -75,7 +77,7 @@ def load_trackers(values: Any, place: str) -> tuple[TrackerParameters, ...]:
     return trackers
 
 
-def _problems(values: Mapping[str, Any]) -> list[str]:
+def _problems(values: PlainMapping) -> list[str]:
     try:
         HyperParameters.model_validate(values)
     except ValidationError as error:
@@ -90,7 +92,7 @@ def _lines(error: ValidationError) -> list[str]:
 _parsed = lru_cache(maxsize=16)(parse_yaml)  # a sweep reads the same file for each of its runs
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> PlainDict:
     """The mapping in a file, within the limits of `parse_yaml`. Raises SettingsError."""
     try:
         values = deepcopy(_parsed(read_text(path)))
@@ -101,7 +103,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
+def _with_override(values: PlainDict, override: str) -> PlainDict:
     address, equals, text = override.partition("=")
     if not equals or not address.strip():
         raise SettingsError(f"--set {_shown(override)}: write it as a.b=c")
@@ -119,7 +121,7 @@ def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
     elif isinstance(value, str) and (number := _as_number(value)) is not None:
         value = number
 
-    def put(node: Any, depth: int) -> dict[str, Any]:
+    def put(node: Any, depth: int) -> PlainDict:
         if node is None:
             node = {}
         if not isinstance(node, dict):
@@ -162,22 +164,22 @@ def _as_number(text: str) -> float | None:
         return None
 
 
-def _explain(detail: Any) -> str:
-    location = ".".join(str(part) for part in _places(detail["loc"]))
-    got = detail.get("input")
-    if detail["type"] == "extra_forbidden":
-        name = str(detail["loc"][-1])
-        beside = _field_names(_places(detail["loc"][:-1]))
+def _explain(detail: ErrorDetails) -> str:
+    kind, place = detail["type"], detail["loc"]
+    location = ".".join(str(part) for part in _places(place))
+    if kind == "extra_forbidden":
+        name = str(place[-1])
+        beside = _field_names(_places(place[:-1]))
         hint = meant_setting(name, beside)
         if name in beside:  # known of a model's agent
             hint = "; a random agent has no model and so none of a model's settings"
         return f"{location}: unknown setting{hint}"
-    if detail["type"] == "value_error":
+    if kind == "value_error":
         message = str(detail["ctx"]["error"])
         return f"{location}: {message}" if location else message
-    if detail["type"] == "missing":
+    if kind == "missing":
         return f"{location}: is missing"
-    return f"{location}: {detail['msg']} (got {_shown(got)})"
+    return f"{location}: {detail['msg']} (got {_shown(detail.get('input'))})"
 
 
 def _places(location: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """When OpenAI shuts models down, as far as it is announced: a table of data.
 
 Source: https://developers.openai.com/api/docs/deprecations, read in November 2026. The API itself
-says it in a model's ``shutdown_date``, which `nip_core.stages.shutdown_dates` asks for.
+says it in a model's ``shutdown_date``, which `nip_core.servers.shutdown_dates` asks for.
 """
 
 from collections.abc import Iterator, Mapping

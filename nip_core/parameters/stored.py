@@ -1,16 +1,16 @@
 """Settings that an earlier version of nip wrote down, as this version reads them."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from nip_core.parameters.agents import PureTextAgentParameters
 from nip_core.parameters.base import Parameters, walk
 from nip_core.parameters.budget import BudgetParameters
 from nip_core.parameters.hyper_parameters import HyperParameters
+from nip_core.parameters.plain import PlainDict, PlainMapping
 from nip_core.parameters.training import Price
 
 
-def with_defaults(stored: Mapping[str, Any]) -> dict[str, Any]:
+def with_defaults(stored: PlainMapping) -> dict[str, Any]:
     """A run's settings on record, where those that came later have their defaults.
 
     Nothing is checked, and what is not known any more stays as it is.
@@ -18,12 +18,12 @@ def with_defaults(stored: Mapping[str, Any]) -> dict[str, Any]:
     return walk(HyperParameters, stored, _complete)
 
 
-def from_stored(stored: Mapping[str, Any]) -> HyperParameters:
+def from_stored(stored: PlainMapping) -> HyperParameters:
     """A run's settings on record as settings of today. Raises ValueError if they can't be."""
     return HyperParameters.from_dict(with_defaults(stored), ignore_extra_keys=True)
 
 
-def priced(stored: Mapping[str, Any]) -> HyperParameters:
+def priced(stored: PlainMapping) -> HyperParameters:
     """Of a run's settings on record what its cost goes by: agents, prices and budget.
 
     The rest is missing, so that a run is shown whatever version wrote it, without its scenario.
@@ -41,6 +41,6 @@ def priced(stored: Mapping[str, Any]) -> HyperParameters:
     return HyperParameters.model_construct(**parts)
 
 
-def _complete(kind: type[Parameters], values: Mapping[str, Any]) -> dict[str, Any]:
+def _complete(kind: type[Parameters], values: PlainMapping) -> PlainDict:
     as_now = kind._modernised(values)
     return {**kind.model_construct().to_dict(), **as_now, "_type": kind.__name__}

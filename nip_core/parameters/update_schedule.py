@@ -15,6 +15,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, InstanceOf, PlainSerializer, WithJsonSchema
 
+from nip_core.parameters.plain import Plain, PlainMapping
+
 
 class AgentUpdateSchedule(ABC):
     """Decides in which iterations an agent is trained."""
@@ -29,7 +31,7 @@ class AgentUpdateSchedule(ABC):
         return {"_type": name, name: arguments} if arguments else {"_type": name}
 
     @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> "AgentUpdateSchedule":
+    def from_dict(values: PlainMapping) -> "AgentUpdateSchedule":
         """The schedule of a `to_dict`, or of ``{"_type": name, argument: value, ...}``.
 
         Raises ValueError naming what is wrong.
@@ -38,12 +40,12 @@ class AgentUpdateSchedule(ABC):
         kind = SCHEDULES.get(name) if isinstance(name, str) else None
         if kind is None:
             raise ValueError(f"_type must be one of {', '.join(SCHEDULES)} (got {name!r})")
-        arguments = {key: value for key, value in values.items() if key != "_type"}
-        if set(arguments) == {name}:
-            arguments = arguments[str(name)] or {}
-        if not isinstance(arguments, Mapping):
-            raise ValueError(f"{name}: a mapping of arguments is needed (got {arguments!r})")
-        arguments = {_OTHER_NAMES.get(key, key): value for key, value in arguments.items()}
+        given: Plain = {key: value for key, value in values.items() if key != "_type"}
+        if isinstance(given, dict) and set(given) == {name}:
+            given = given[str(name)] or {}
+        if not isinstance(given, dict):
+            raise ValueError(f"{name}: a mapping of arguments is needed (got {given!r})")
+        arguments = {_OTHER_NAMES.get(key, key): value for key, value in given.items()}
         try:
             return kind(**arguments)
         except TypeError as error:  # a missing or unknown argument

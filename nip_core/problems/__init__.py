@@ -20,7 +20,8 @@ problems with tests by `nip problems build`, of which `from_tests` is the part w
 
 from nip_core.problems.mutate import Mutant, mutants
 from nip_core.problems.rewrite import Rewrite, rewrites
-from nip_core.problems.sandbox import (
+from nip_core.problems.syntax import normalise
+from nip_core.sandbox.sandbox import (
     Isolation,
     Limits,
     Program,
@@ -34,7 +35,6 @@ from nip_core.problems.sandbox import (
     run_tests,
     run_tests_batch,
 )
-from nip_core.problems.syntax import normalise
 
 __all__ = [
     "Isolation",

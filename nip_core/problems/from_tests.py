@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from nip_core.errors import DatasetError
 from nip_core.hashing import derive_key
 from nip_core.problems.mutate import Mutant
-from nip_core.problems.rows import SPLITS, Row, splits_of
-from nip_core.problems.sandbox import Limits, TestReport
 from nip_core.problems.sources import Source
 from nip_core.problems.tested import (
     LeftOut,
@@ -39,6 +37,8 @@ from nip_core.problems.variants import (
     told,
     try_mutants,
 )
+from nip_core.sandbox.sandbox import Limits, TestReport
+from nip_core.scenarios.rows import SPLITS, Row, splits_of
 
 MAX_STEPS = 2_000_000
 """Lines that a test of a right solution may execute, unless told otherwise."""
@@ -72,8 +72,10 @@ class Examined:
     """Of the mutants that were tried."""
     runner: TestRunner
     """With the limits of each problem."""
-    solutions: Mapping[str, int]
-    """How many were tried, and how many passed."""
+    tried: int
+    """Solutions that were run on the tests of their problem."""
+    passed: int
+    """Those of them that passed."""
     left_out: tuple[LeftOut, ...]
 
 
@@ -121,7 +123,8 @@ def examine_source(source: Source, runner: TestRunner, variants: int) -> Examine
         candidates=candidates,
         reports=try_mutants(candidates, runner, at_once=_MUTANTS_AT_ONCE),
         runner=runner,
-        solutions={"tried": tried, "passed": sum(len(passing) for _, passing in right)},
+        tried=tried,
+        passed=sum(len(passing) for _, passing in right),
         left_out=tuple(left_out),
     )
 

@@ -19,11 +19,11 @@ from typing import Any
 
 from nip_core.errors import DatasetError
 from nip_core.hashing import half_pair
-from nip_core.problems.dataset_files import SUFFIXES, find_path, read_file
 from nip_core.problems.programs import CALL, PRELUDE, RUN, same_call, same_run
-from nip_core.problems.rows import SPLITS
 from nip_core.problems.source_directory import read_directory
 from nip_core.problems.tested import LeftOut, Tested
+from nip_core.scenarios.dataset_files import SUFFIXES, find_path, read_file
+from nip_core.scenarios.rows import SPLITS
 from nip_lm_server.client import parse_json
 
 _SUFFIXES = (*SUFFIXES, ".json")

@@ -13,9 +13,9 @@ import platform
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from nip_core import __version__
+from nip_core.distribution import __version__
 from nip_core.hashing import digest
-from nip_core.problems.sandbox import Limits, Suite, TestReport, run_tests_batch
+from nip_core.sandbox.sandbox import Limits, Suite, TestReport, run_tests_batch
 
 LIMITS = Limits(wall_s=60.0, cpu_s=60.0, test_cpu_s=20.0, memory_mb=512, processes=1)
 """Generous in seconds, so that a busy machine changes nothing: a limit of steps ends what loops."""

@@ -18,8 +18,8 @@ from typing import TypeVar
 from nip_core.hashing import derive_key
 from nip_core.problems.mutate import Mutant, mutants
 from nip_core.problems.rewrite import rewrites
-from nip_core.problems.sandbox import TestReport
 from nip_core.problems.tested import Reports, Tested, TestRunner
+from nip_core.sandbox.sandbox import TestReport
 
 T = TypeVar("T")
 _SAY_S = 10.0
@@ -160,14 +160,26 @@ def pairs_of(
     return pairs
 
 
-def endings(reports: Mapping[tuple[str, str], TestReport]) -> dict[str, int]:
-    """Count variants that passed all tests, failed some or all of them, or came to no end."""
-    counts = {"passed_all": 0, "failed_some": 0, "failed_all": 0, "no_end": 0}
+@dataclass
+class Endings:
+    """What tests said of variants, in numbers."""
+
+    passed_all: int = 0
+    failed_some: int = 0
+    failed_all: int = 0
+    no_end: int = 0
+
+
+def count_endings(reports: Mapping[tuple[str, str], TestReport]) -> Endings:
+    """Count variants by what the tests said of them."""
+    endings = Endings()
     for report in reports.values():
         if report.all_passed:
-            counts["passed_all"] += 1
-        elif report.status == "ok" and "timeout" not in report.outcomes:
-            counts["failed_some" if report.passed else "failed_all"] += 1
+            endings.passed_all += 1
+        elif report.status != "ok" or "timeout" in report.outcomes:
+            endings.no_end += 1
+        elif report.passed:
+            endings.failed_some += 1
         else:
-            counts["no_end"] += 1
-    return counts
+            endings.failed_all += 1
+    return endings

@@ -1,6 +1,6 @@
 """What views read: what goes on at one moment, how fast, and how long it still takes.
 
-look    the `State` of a run now
+observe_run   the `State` of a run now
 State   what is being done, the whole run, and the counters
 Doing   one thing that is being done
 Whole   the whole run: its share that is done, and the time left
@@ -89,7 +89,7 @@ class State:
     counts: Counts
 
 
-def look(progress: Progress, parameters: HyperParameters) -> State:
+def observe_run(progress: Progress, parameters: HyperParameters) -> State:
     """The state of the run now. Any number of views may look: nothing is changed but the highest
     share that was shown."""
     now_s, stage = progress.clock(), progress.stage

@@ -7,7 +7,7 @@ place_words    the same, with the stage
 whole_words    the share of the whole run, and its time left
 count_words    what went wrong so far, and what it cost
 state_line     all of it in a line, for a log
-about, clock   a time left, a time gone
+format_estimate, format_clock   a time left, a time gone
 """
 
 import math
@@ -39,7 +39,7 @@ _NOT_ALL = 0.99  # the share of what is not done
 _PACE = 10.0  # per second, from which no decimals are shown
 
 
-def about(seconds: float) -> str:
+def format_estimate(seconds: float) -> str:
     """A time that is estimated: "about 40 s", "about 3 min", "about 2 h 10 min"."""
     if not math.isfinite(seconds):
         return _UNKNOWN
@@ -51,7 +51,7 @@ def about(seconds: float) -> str:
     return f"about {minutes // _MINUTE} h {minutes % _MINUTE:02d} min"
 
 
-def clock(seconds: float) -> str:
+def format_clock(seconds: float) -> str:
     """A time that is over, as "0:01:12"."""
     if not math.isfinite(seconds):
         return _UNKNOWN
@@ -78,20 +78,20 @@ def doing_words(doing: Doing) -> str:
     """Return what is being done and how far it is, as "training verifier: step 12/90 (13 %), ..."""
     parts = []
     if doing.unit == EPISODES:
-        parts.append(f"{doing.done}/{doing.total} episodes ({share(doing)})")
+        parts.append(f"{doing.done}/{doing.total} episodes ({format_share(doing)})")
     elif doing.total:
-        parts.append(f"step {doing.done}/{doing.total} ({share(doing)})")
+        parts.append(f"step {doing.done}/{doing.total} ({format_share(doing)})")
     if status := status_words(doing):
         parts.append(status)
     if doing.loss is not None:
         parts.append(f"loss {doing.loss:.3g}")
     if doing.per_s is not None:
-        parts.append(f"{pace(doing.per_s)}/s")
+        parts.append(f"{format_pace(doing.per_s)}/s")
     if doing.tokens_per_s:
-        parts.append(f"{pace(doing.tokens_per_s)} tokens/s")
+        parts.append(f"{format_pace(doing.tokens_per_s)} tokens/s")
     parts.append(left_words(doing))
     if doing.left_s:
-        parts.append(f"{clock(doing.elapsed_s)} so far")
+        parts.append(f"{format_clock(doing.elapsed_s)} so far")
     job = f" ({doing.job})" if doing.job else ""
     return f"{doing.what}{job}: {', '.join(parts)}"
 
@@ -117,10 +117,10 @@ def left_words(doing: Doing) -> str:
     """Return the time left, or how long it has taken so far where that is not known."""
     if doing.total and doing.done >= doing.total:
         what = "being measured" if doing.unit == EPISODES else "finishing"
-        return f"{what}, {clock(doing.elapsed_s)} so far"
+        return f"{what}, {format_clock(doing.elapsed_s)} so far"
     if doing.left_s:
-        return f"{about(doing.left_s)} left"
-    return f"{clock(doing.elapsed_s)} so far"
+        return f"{format_estimate(doing.left_s)} left"
+    return f"{format_clock(doing.elapsed_s)} so far"
 
 
 def whole_words(whole: Whole) -> str:
@@ -136,7 +136,7 @@ def share_words(part: float, left_s: float, is_done: bool) -> str:
     if is_done:
         return "100 %, all stages are over"
     percent = 100 * min(part, _NOT_ALL)
-    return f"{percent:.0f} %, {f'{about(left_s)} left' if left_s >= 1 else 'almost done'}"
+    return f"{percent:.0f} %, {f'{format_estimate(left_s)} left' if left_s >= 1 else 'almost done'}"
 
 
 def count_words(counts: Counts) -> str:
@@ -163,11 +163,11 @@ def state_line(state: State) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def pace(per_s: float) -> str:
+def format_pace(per_s: float) -> str:
     """A number per second as "3.4" or "1,240"."""
     return f"{per_s:.1f}" if per_s < _PACE else f"{per_s:,.0f}"
 
 
-def share(doing: Doing) -> str:
+def format_share(doing: Doing) -> str:
     """The share that is done, as "31 %"."""
     return f"{100 * doing.done / doing.total:.0f} %" if doing.total else "-"

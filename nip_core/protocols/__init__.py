@@ -3,6 +3,7 @@
 base                what a protocol is
 checks              which settings make a game
 scales              what a verifier may answer when it decides
+settings            what a game reads of a run's settings, as a type
 two_provers         what `debate` and `mnip` share
 zero_knowledge      a protocol around another one, with an adversarial verifier and a simulator
 
@@ -12,9 +13,8 @@ no settings (the settings look up the protocol that they name).
 """
 
 import sys
-from typing import TYPE_CHECKING
 
-from nip_core.importing import class_in, classes_in, import_object, line_of
+from nip_core.importing import find_class, find_classes, find_line, import_object
 from nip_core.nearest import did_you_mean, nearest_first
 from nip_core.protocols.base import (
     ACCEPT,
@@ -28,10 +28,8 @@ from nip_core.protocols.base import (
     TokenChoice,
     Turn,
 )
+from nip_core.protocols.settings import GameSettings
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
-
-if TYPE_CHECKING:
-    from nip_core.parameters import HyperParameters
 
 __all__ = [
     "ACCEPT",
@@ -53,7 +51,7 @@ __all__ = [
 
 def protocol_names() -> tuple[str, ...]:
     """The names of the protocols in this package."""
-    return classes_in(__name__, Protocol)
+    return find_classes(__name__, Protocol)
 
 
 def find_protocol(name: str) -> type[Protocol]:
@@ -63,7 +61,7 @@ def find_protocol(name: str) -> type[Protocol]:
     """
     if ":" in name:
         return _imported(name)
-    protocol = class_in(__name__, name, Protocol)
+    protocol = find_class(__name__, name, Protocol)
     if protocol is not None:
         return protocol
     names = protocol_names()
@@ -74,7 +72,7 @@ def find_protocol(name: str) -> type[Protocol]:
     )
 
 
-def make_protocol(parameters: "HyperParameters") -> Protocol:
+def make_protocol(parameters: GameSettings) -> Protocol:
     """The protocol that the settings name. Raises ValueError for settings that make no game."""
     kind = find_protocol(parameters.interaction_protocol)
     try:
@@ -84,7 +82,7 @@ def make_protocol(parameters: "HyperParameters") -> Protocol:
         raise
     except Exception as error:  # whatever a user's class raises
         file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-        line = line_of(error, file)
+        line = find_line(error, file)
         raise ValueError(
             f"protocol {kind.name!r} raised {type(error).__name__}: {' '.join(str(error).split())}"
             f"{line and f' ({file}{line})'}; it is asked for {kind.max_message_rounds} rounds, the "

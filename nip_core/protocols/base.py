@@ -12,7 +12,7 @@ counted from 0; in a round every mover moves once without seeing what the others
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from nip_core.protocols.checks import check_playable
 from nip_core.protocols.scales import (
@@ -24,9 +24,7 @@ from nip_core.protocols.scales import (
     DecisionScale,
     discrete,
 )
-
-if TYPE_CHECKING:
-    from nip_core.parameters import HyperParameters
+from nip_core.protocols.settings import CommonSettings, GameSettings, RoundSettings
 
 _SEEDS = range(16)  # for what is reckoned over all seeds
 _VALUES = {REJECT: -1.0, NEITHER: 0.0, ACCEPT: 1.0}
@@ -121,11 +119,11 @@ class Protocol:
         super().__init_subclass__()
         cls.uses_seed = vars(cls).get("uses_seed", True)
 
-    def __init__(self, parameters: "HyperParameters"):
+    def __init__(self, parameters: GameSettings):
         """Raises ValueError, naming the setting, for settings that make no game."""
-        self.common = parameters.protocol_common
+        self.common: CommonSettings = parameters.protocol_common
         if self.rounds_setting is not None:
-            rounds = getattr(parameters, self.rounds_setting)
+            rounds: RoundSettings = getattr(parameters, self.rounds_setting)
             self.min_message_rounds = rounds.min_message_rounds
             self.max_message_rounds = rounds.max_message_rounds
 

@@ -1,12 +1,10 @@
 """`merlin_arthur`: one of two opposed provers, drawn by the seed, speaks once; then the verdict."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from nip_core.protocols.base import ACCEPT, REJECT, AgentSpec, Protocol
-
-if TYPE_CHECKING:
-    from nip_core.parameters import HyperParameters
+from nip_core.protocols.settings import GameSettings
 
 
 class MerlinArthurProtocol(Protocol):
@@ -21,7 +19,7 @@ class MerlinArthurProtocol(Protocol):
     max_message_rounds = 2
     can_be_zero_knowledge = True
 
-    def __init__(self, parameters: "HyperParameters"):
+    def __init__(self, parameters: GameSettings):
         super().__init__(parameters)
         self.pay_silent_prover = parameters.merlin_arthur_protocol.pay_silent_prover
 

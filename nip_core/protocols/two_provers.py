@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping
 from random import Random
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from nip_core.hashing import derive_seed
 from nip_core.protocols.base import AgentSpec, Protocol
-
-if TYPE_CHECKING:
-    from nip_core.parameters import HyperParameters
+from nip_core.protocols.settings import GameSettings, TwoProverSettings
 
 CHANNELS: Mapping[str, str] = {"prover0": "prover0_channel", "prover1": "prover1_channel"}
 
@@ -32,12 +30,12 @@ class TwoProversProtocol(Protocol):
 
     channels: ClassVar[tuple[str, ...]] = tuple(CHANNELS.values())
 
-    def __init__(self, parameters: "HyperParameters"):
+    def __init__(self, parameters: GameSettings):
         super().__init__(parameters)
         assert self.rounds_setting is not None
-        settings = getattr(parameters, self.rounds_setting)
-        self.sequential: bool = settings.sequential
-        self.randomize_channel_order: bool = settings.randomize_channel_order
+        settings: TwoProverSettings = getattr(parameters, self.rounds_setting)
+        self.sequential = settings.sequential
+        self.randomize_channel_order = settings.randomize_channel_order
         if self.randomize_channel_order:
             self.uses_seed = True
         order = ("prover0", "prover1") if settings.prover0_first else ("prover1", "prover0")

@@ -27,15 +27,12 @@ here is this project's.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from nip_core.hashing import derive_seed
 from nip_core.protocols.base import AgentSpec, Protocol, RoundResult, Turn
 from nip_core.protocols.scales import NO_DECISION, discrete
+from nip_core.protocols.settings import GameSettings
 from nip_core.protocols.similarity import move_similarity
-
-if TYPE_CHECKING:
-    from nip_core.parameters import HyperParameters
 
 ADVERSARY, SIMULATOR = EXTRA_AGENTS = ("adversarial_verifier", "simulator")
 _KINDS = ("standard", "adversarial", "simulator")
@@ -45,7 +42,7 @@ _KIND_OF = {"verifier": "standard", ADVERSARY: "adversarial", SIMULATOR: "simula
 class ZeroKnowledgeProtocol(Protocol):
     """The zero-knowledge variant of a protocol with one verifier."""
 
-    def __init__(self, parameters: "HyperParameters", base: Protocol):
+    def __init__(self, parameters: GameSettings, base: Protocol):
         super().__init__(parameters)
         if not base.can_be_zero_knowledge:
             raise ValueError(

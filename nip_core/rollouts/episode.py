@@ -29,10 +29,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
-from nip_core.answers.parsing import AnswerForm
-from nip_core.answers.reasons import Kind
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import StageError
+from nip_core.game.parsing import AnswerForm
+from nip_core.game.reasons import Kind
 from nip_core.game.render import ChatMessage, Game, columns_json, situation_of, tokens_of
 from nip_core.parameters import RandomAgentParameters
 from nip_core.progress.board import Progress

@@ -3,6 +3,7 @@
 Player        an agent with the model that it plays with
 ask           a request for one answer or several
 Call          what came of it: the answers, and the record of each
+judge_answer  the move in an answer, or why it is asked for again
 random_answer what an agent without a model says
 read_again    the move in an answer that was recorded
 request_body  a request as JSON
@@ -16,13 +17,10 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
-from nip_core.answers.parsing import (
-    AnswerForm,
-    lacks_decision,
-    parse_response,
-)
-from nip_core.answers.reasons import NO_CONTENT, NO_DECISION_GIVEN
 from nip_core.errors import StageError
+from nip_core.game.decisions import InvalidDecision
+from nip_core.game.parsing import AnswerForm, lacks_decision, parse_response
+from nip_core.game.reasons import NO_CONTENT, NO_DECISION_GIVEN
 from nip_core.game.render import ChatMessage, Game, InvalidResponse
 from nip_core.parameters import PureTextAgentParameters, RandomAgentParameters
 from nip_core.parameters.dialects import dialect_of
@@ -78,12 +76,12 @@ class Call:
         """One of the answers as it stands in the journal: a row for `generations` and one for
         `timings`; and the move if it is valid and there is no `objection` to it."""
         player, answer = self.player, self.answers[number]
-        move, invalid = _read(answer, self.form)
-        if invalid is None and objection is not None and (reason := objection(move)) is not None:
-            move, invalid = Move(), reason
-        is_last = attempt >= player.parameters.num_invalid_generation_retries
-        if invalid is None and not is_last and lacks_decision(move, self.form):
-            move, invalid = Move(), NO_DECISION_GIVEN
+        retries_left = player.parameters.num_invalid_generation_retries - attempt
+        invalid: str | None = None
+        try:
+            move = judge_answer(answer, self.form, retries_left, objection)
+        except InvalidResponse as response:
+            move, invalid = Move(), response.reason
         generation = {
             "key": spec.generation_key(round_, player.agent, attempt),
             "parent_key": parent,
@@ -223,16 +221,29 @@ def request_body(
     return body
 
 
-def _read(answer: ChatAnswer, form: AnswerForm) -> tuple[Move, str | None]:
-    """The move in the answer, or why it is invalid."""
+def judge_answer(
+    answer: ChatAnswer,
+    form: AnswerForm,
+    retries_left: int,
+    objection: Callable[[Move], str | None] | None = None,
+) -> Move:
+    """Give the move in an answer, or raise InvalidResponse with the reason to ask again.
+
+    `objection` may find a reason of its own in a move of a valid form. The loop and agents that
+    play by hand both go by this rule.
+    """
     if answer.finish_reason not in ("stop", "length"):
-        return Move(), f"finish reason {answer.finish_reason}"
+        raise InvalidResponse(f"finish reason {answer.finish_reason}")
     if answer.text is None:
-        return Move(), NO_CONTENT
-    try:
-        return parse_response(answer.text, form), None
-    except InvalidResponse as response:
-        return Move(), response.reason
+        raise InvalidResponse(NO_CONTENT)
+    move = parse_response(answer.text, form)
+    if objection is not None and (reason := objection(move)) is not None:
+        raise InvalidResponse(reason)
+    # After the last retry a message without the decision stands: the game then ends without a
+    # verdict, which the protocol pays for, while a failed episode would pay nobody.
+    if retries_left > 0 and lacks_decision(move, form):
+        raise InvalidDecision(NO_DECISION_GIVEN)
+    return move
 
 
 def read_again(generation: Row, form: AnswerForm) -> Move:

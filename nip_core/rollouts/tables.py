@@ -28,12 +28,13 @@ import pyarrow as pa
 from nip_core.errors import CorruptionError, StageError
 from nip_core.rollouts.parquet import parquet_bytes, parquet_table
 from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS, TIMINGS
+from nip_core.run_store.facts import SplitFacts
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import (
     Manifest,
     commit,
     is_committed,
-    read_file,
+    read_committed_file,
     read_manifest,
 )
 from nip_core.run_store.store import Store
@@ -46,7 +47,7 @@ _KNOWN = {**_SCHEMAS, **_OF_ATTACKS}
 _SHARD_INPUT = "shard/"
 SHARED_PROMPTS = "shared_prompts"
 """In a shard's manifest: by agent, tokens of prompts that stand in several rows and were read once
-(see `nip_core.stages.spending`)."""
+(see `nip_core.records.spending`)."""
 _DIGEST_VERSION = 2
 _LATER = ("columns", "opponent", "opponent_iteration", "reasoning", "reasoning_tokens")
 """What later versions of the schema have added, which is left out of digests where it is empty."""
@@ -205,7 +206,7 @@ def join_shards(
         {},
         inputs={_SHARD_INPUT + shard: manifest.digest for shard, manifest in manifests.items()},
         rows={name: sum(m.rows.get(name, 0) for m in manifests.values()) for name in names},
-        extra={"canonical_digest": hashes.digest()},
+        extra=SplitFacts(canonical_digest=hashes.digest()).to_extra(),
         lease=lease,
     )
 
@@ -340,7 +341,7 @@ def _read_table(
     store: Store, manifest: Manifest, kind: str, columns: Sequence[str] | None = None
 ) -> pa.Table:
     (name,) = [name for name in manifest.files if name.startswith(f"{kind}-")] or [f"{kind}-?"]
-    data = read_file(store, manifest, name)
+    data = read_committed_file(store, manifest, name)
     table = parquet_table(data, _KNOWN[kind], manifest.path(name), columns)
     if table.num_rows != manifest.rows.get(kind):
         raise CorruptionError(

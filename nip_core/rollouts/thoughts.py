@@ -8,7 +8,7 @@ Thoughts stand in ``reasoning`` (vLLM, OpenRouter) or ``reasoning_content`` (old
 and many gateways), in ``reasoning_details`` alone (OpenRouter, for some models), or as parts of the
 content that are of type ``thinking`` (Mistral). OpenAI, Gemini and Anthropic's endpoint for
 OpenAI's protocol give their number at most. A model that writes ``<think>`` into its text, with no
-parser in front of it, keeps it there: `nip_core.answers` leaves it out of what others read.
+parser in front of it, keeps it there: `nip_core.game.parsing` leaves it out of what others read.
 """
 
 from collections.abc import Mapping

@@ -3,7 +3,7 @@
 encode             a document as it is written
 decode             what was written, or CorruptionError with the file's name
 validate_document  a value as the model of its kind, or CorruptionError with the place in it
-damaged            that error
+damaged            that error; first_fault: which key it is, in a few words
 
 A document of an earlier version has no such key, and is read as it is. Each kind of document has
 one frozen model, which stands where the document is written. `nip_core.run_store.run.read_document`
@@ -67,9 +67,15 @@ def validate_document(value: object, kind: type[_Document], place: str) -> _Docu
         missing = [".".join(map(str, e["loc"])) for e in faults if e["type"] == "missing"]
         if missing:
             raise CorruptionError(f"{place}: damaged, {', '.join(missing)} is missing") from error
-        where = ".".join(map(str, faults[0]["loc"]))
-        got = f"{faults[0]['msg']} (got {repr(faults[0]['input'])[:40]})"
-        raise damaged(place, f"{where}: {got}" if where else got) from error
+        raise damaged(place, first_fault(error)) from error
+
+
+def first_fault(error: ValidationError) -> str:
+    """Say in a few words which key is not as a model asks for, and what it has."""
+    fault = error.errors()[0]
+    where = ".".join(map(str, fault["loc"]))
+    got = f"{fault['msg']} (got {repr(fault['input'])[:40]})"
+    return f"{where}: {got}" if where else got
 
 
 def damaged(place: str, error: Exception | str) -> CorruptionError:

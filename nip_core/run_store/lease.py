@@ -1,6 +1,7 @@
 """One runner per run: who holds it, that it is alive, and which epoch its commits carry.
 
 Owner          who a runner is: host, process with its identity, a random identifier
+LeaseDocument  what ``lease.json`` says; `read_lease` reads it
 Lease          held by this process: renewed in a thread, checked before commits, released
 acquire        take the lease of a run, or raise LeaseError with the owner's name
 borrow         the lease of another process, to commit under it
@@ -23,14 +24,16 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Literal, Protocol, Self
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from nip_core.errors import CorruptionError, LeaseError
-from nip_core.run_store.documents import decode, encode
+from nip_core.run_store.documents import decode, encode, validate_document
 from nip_core.run_store.store import MissingFileError, Store
 from nip_lm_server.client import process_identity
 
@@ -47,17 +50,32 @@ class Owner:
     host: str
     machine: str
     pid: int
-    process: str  # its identity, which no clock moves; "": written by an earlier version
-    id: str  # drawn anew for every attempt to acquire
+    process: str = ""  # its identity, which no clock moves; "": written by an earlier version
+    id: str = field(kw_only=True)  # drawn anew for every attempt to acquire
 
     @classmethod
-    def read(cls, document: Mapping[str, Any]) -> "Owner":
-        """From a document of this version or an earlier one. Raises TypeError or AttributeError."""
-        known = {key: value for key, value in document.items() if key != "process_start_s"}
-        return cls(**{"process": "", **known})
+    def read(cls, document: object) -> "Owner":
+        """Read what this version or an earlier one wrote of an owner. Raises ValueError."""
+        return _OWNER.validate_python(document)
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
+
+
+_OWNER = TypeAdapter(Owner)
+
+
+class LeaseDocument(BaseModel):
+    """``lease.json``: who holds the run, since which epoch, and that it is alive."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    format_version: int = FORMAT_VERSION
+    state: Literal["held", "released"]
+    epoch: int
+    heartbeat: int
+    ttl_s: float
+    owner: Owner
 
 
 class Machine(Protocol):
@@ -76,7 +94,7 @@ class ThisMachine:
     def owner(self) -> Owner:
         pid = os.getpid()
         identity = process_identity(pid) or ""
-        return Owner(socket.gethostname(), _machine_id(), pid, identity, uuid.uuid4().hex)
+        return Owner(socket.gethostname(), _machine_id(), pid, identity, id=uuid.uuid4().hex)
 
     def is_gone(self, owner: Owner) -> bool:
         if owner.machine != _machine_id():
@@ -115,7 +133,7 @@ class Lease:
         self,
         store: Store,
         directory: str,
-        document: dict[str, Any],
+        document: LeaseDocument,
         etag: str,
         *,
         ttl_s: float,
@@ -128,13 +146,13 @@ class Lease:
         self._mutex = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self.epoch: int = document["epoch"]
+        self.epoch = document.epoch
         self.fence = _fence(directory, self.epoch)
 
     @property
     def owner(self) -> Owner:
         """This runner."""
-        return Owner.read(self._document["owner"])
+        return self._document.owner
 
     def start_renewing(self) -> None:
         """Renew in a daemon thread, ten times per time to live."""
@@ -146,7 +164,8 @@ class Lease:
         """Raise the heartbeat once. Raises LeaseError if the lease was lost."""
         with self._mutex:
             self._raise_if_lost()
-            document = {**self._document, "heartbeat": self._document["heartbeat"] + 1}
+            heartbeat = self._document.heartbeat + 1
+            document = self._document.model_copy(update={"heartbeat": heartbeat})
             etag = self._store.put_if_match(self._path, _encode(document), self._etag)
             if etag is None:
                 self._notice_loss()
@@ -154,10 +173,10 @@ class Lease:
                 return
             self._document, self._etag = document, etag
 
-    def lend(self) -> dict[str, Any]:
-        """Return what `borrow` takes, as JSON: for processes that commit for this runner."""
+    def lend(self) -> LeaseDocument:
+        """Give processes that commit for this runner what `borrow` takes."""
         with self._mutex:
-            return dict(self._document)
+            return self._document
 
     def check(self) -> None:
         """Raise LeaseError if another runner has taken over, or the run was released."""
@@ -176,7 +195,7 @@ class Lease:
             if self._lost is None:
                 # The fence first: who reads "released" may commit at once.
                 self._store.drop_fence(self.fence)
-                released = {**self._document, "state": "released"}
+                released = self._document.model_copy(update={"state": "released"})
                 self._store.put_if_match(self._path, _encode(released), self._etag)
                 self._lost = "it was released"
 
@@ -210,10 +229,10 @@ class Lease:
         except MissingFileError:
             self._lost = "its file was deleted"
             return
-        mine = document["owner"]["id"] == self._document["owner"]["id"]
-        if not mine or document["epoch"] != self.epoch:
-            self._lost = f"{Owner.read(document['owner'])} took over (epoch {document['epoch']})"
-        elif document["state"] != "held":
+        mine = document.owner.id == self._document.owner.id
+        if not mine or document.epoch != self.epoch:
+            self._lost = f"{document.owner} took over (epoch {document.epoch})"
+        elif document.state != "held":
             self._lost = "it was released"
         else:
             self._etag = etag  # a renewal whose answer was lost
@@ -257,15 +276,15 @@ def acquire(
                 continue  # somebody was faster
             new_etag = _read_own(store, path, document)
         else:
-            if current["state"] == "held":
+            if current.state == "held":
                 _await_stale(store, path, current, machine, clock, sleep)
-            document = _document(machine.owner(), epoch=current["epoch"] + 1, ttl_s=ttl_s)
+            document = _document(machine.owner(), epoch=current.epoch + 1, ttl_s=ttl_s)
             # A heartbeat or another taker since the reading makes this fail.
             new_etag = store.put_if_match(path, _encode(document), etag)
         if new_etag is None:
             continue
         # 2. Shut out whoever held it before, whatever that runner has checked already.
-        _move_fence(store, directory, document["epoch"])
+        _move_fence(store, directory, document.epoch)
         # 3. Look once more: the next runner may have done all this since step 1.
         lease = Lease(store, directory, document, new_etag, ttl_s=ttl_s)
         try:
@@ -297,36 +316,32 @@ def refuse_if_held(
         current, _ = read_lease(store, path)
     except MissingFileError:
         return
-    if current["state"] == "held":
+    if current.state == "held":
         _await_stale(store, path, current, machine or ThisMachine(), clock, sleep)
 
 
 def _await_stale(
     store: Store,
     path: str,
-    seen: dict[str, Any],
+    seen: LeaseDocument,
     machine: Machine,
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> None:
     """Return when the owner of `seen` is dead or silent; raise LeaseError when it is alive."""
-    owner = Owner.read(seen["owner"])
     # The time to live that the owner has promised, which may be another than this process's own.
-    watched_ttl_s = float(seen["ttl_s"])
+    watched_ttl_s = seen.ttl_s
     silent_since_s = clock()
-    while not machine.is_gone(owner) and clock() - silent_since_s < watched_ttl_s:
+    while not machine.is_gone(seen.owner) and clock() - silent_since_s < watched_ttl_s:
         sleep(watched_ttl_s / _BEATS_PER_TTL / 2)  # twice as often as it beats
         try:
             now, _ = read_lease(store, path)
         except MissingFileError:
             return
-        if now["owner"] != seen["owner"] or now["state"] != "held":
-            if now["state"] == "held":
-                owner = Owner.read(now["owner"])
-                raise LeaseError(f"{path}: {owner} holds this run; wait for it or stop it")
+        if now.state != "held":
             return
-        if now["heartbeat"] != seen["heartbeat"]:
-            raise LeaseError(f"{path}: {owner} holds this run; wait for it or stop it")
+        if now.owner != seen.owner or now.heartbeat != seen.heartbeat:
+            raise LeaseError(f"{path}: {now.owner} holds this run; wait for it or stop it")
 
 
 def _move_fence(store: Store, directory: str, epoch: int) -> None:
@@ -347,36 +362,27 @@ def _fence(directory: str, epoch: int) -> str:
     return f"{directory}/fences/{epoch:06d}"
 
 
-def _document(owner: Owner, *, epoch: int, ttl_s: float) -> dict[str, Any]:
-    return {
-        "format_version": FORMAT_VERSION,
-        "state": "held",
-        "epoch": epoch,
-        "heartbeat": 0,
-        "ttl_s": ttl_s,
-        "owner": asdict(owner),
-    }
+def _document(owner: Owner, *, epoch: int, ttl_s: float) -> LeaseDocument:
+    return LeaseDocument(state="held", epoch=epoch, heartbeat=0, ttl_s=ttl_s, owner=owner)
 
 
-def _encode(document: dict[str, Any]) -> bytes:
-    return encode(document)
+def _encode(document: LeaseDocument) -> bytes:
+    return encode(document.model_dump())
 
 
-def borrow(store: Store, directory: str, lent: dict[str, Any]) -> Lease:
-    """The lease that its holder has `lent`: to commit with, not to renew or to release."""
+def borrow(store: Store, directory: str, lent: LeaseDocument) -> Lease:
+    """Take the lease that its holder has `lent`: to commit with, not to renew or to release."""
     return Lease(store, directory, lent, "", ttl_s=DEFAULT_TTL_S)
 
 
-def read_lease(store: Store, path: str) -> tuple[dict[str, Any], str]:
-    """The document at `path` and its tag. Raises CorruptionError."""
+def read_lease(store: Store, path: str) -> tuple[LeaseDocument, str]:
+    """Read the lease at `path`, with its tag. Raises MissingFileError or CorruptionError."""
     data, etag = store.get_with_etag(path)
     try:
-        document = decode(data, path)
-        Owner.read(document["owner"])
-        if document["format_version"] != FORMAT_VERSION:
-            raise ValueError(f"format version {document['format_version']}")
-        int(document["epoch"]), int(document["heartbeat"]), float(document["ttl_s"])
-    except (CorruptionError, ValueError, TypeError, KeyError) as error:
+        document = validate_document(decode(data, path), LeaseDocument, path)
+        if document.format_version != FORMAT_VERSION:
+            raise ValueError(f"format version {document.format_version}")
+    except (CorruptionError, ValueError) as error:
         raise CorruptionError(
             f"{path}: damaged, or not a lease that this version can read ({error}); if no runner "
             "is alive, delete it"
@@ -384,7 +390,7 @@ def read_lease(store: Store, path: str) -> tuple[dict[str, Any], str]:
     return document, etag
 
 
-def _read_own(store: Store, path: str, document: dict[str, Any]) -> str | None:
+def _read_own(store: Store, path: str, document: LeaseDocument) -> str | None:
     """The tag of the document just written, or None if it was replaced meanwhile."""
     found, etag = read_lease(store, path)
     return etag if found == document else None

@@ -1,9 +1,10 @@
 """Commits: a group of files that is there as a whole, or not at all.
 
-commit         write the files, then publish their manifest in one atomic put
-read_manifest  the manifest of a committed group
-read_file      one file of the group, checked against its manifest
-verify         every file of the group, checked
+commit               write the files, then publish their manifest in one atomic put
+read_manifest        the manifest of a committed group
+read_committed_file  one file of the group, checked against its manifest
+verify               every file of the group, checked
+measure_file         size and SHA-256 of a local file
 
 A file of a commit is stored under its name with the beginning of its SHA-256 before the suffix,
 ``episodes-0003.9f86d081.parquet``, so that two runners that prepare the same commit never write
@@ -15,12 +16,15 @@ of the same names removes them.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from nip_core.errors import CorruptionError, RunConflictError, StoreError
 from nip_core.hashing import digest
+from nip_core.run_store.documents import first_fault
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.store import MissingFileError, Store
 from nip_lm_server.client import parse_json
@@ -40,9 +44,22 @@ class FileEntry:
     bytes: int
 
 
+class ManifestDocument(BaseModel):
+    """The JSON of a manifest, without its checksum. What `extra` holds is in `facts`."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    format_version: int = FORMAT_VERSION
+    files: dict[str, FileEntry]
+    inputs: dict[str, str]
+    rows: dict[str, int]
+    extra: dict[str, Any]
+    epoch: int
+
+
 @dataclass(frozen=True)
 class Manifest:
-    """What a commit says of itself."""
+    """A commit: its files, what it was made from, and what it says of itself."""
 
     directory: str
     name: str  # file name of the manifest
@@ -128,27 +145,28 @@ def read_manifest(store: Store, directory: str, name: str = MANIFEST) -> Manifes
     data = store.get(path)
     try:
         # The format before the checksum: a later version may compute it in another way.
-        document = parse_json(data)
-        checksum = document.pop("sha256")
-        if document["format_version"] != FORMAT_VERSION:
+        value = parse_json(data)
+        checksum = value.pop("sha256")
+        if value["format_version"] != FORMAT_VERSION:
             raise StoreError(
-                f"{path}: format version {document['format_version']}, this version of nip reads "
+                f"{path}: format version {value['format_version']}, this version of nip reads "
                 f"{FORMAT_VERSION}; use the version of nip that wrote it"
             )
-        if checksum != digest(document):
+        if checksum != digest(value):
             raise ValueError("its own checksum does not match")
-        files = {file: FileEntry(**entry) for file, entry in document["files"].items()}
-        return Manifest(
-            directory,
-            name,
-            files,
-            document["inputs"],
-            document["rows"],
-            document["extra"],
-            document["epoch"],
-        )
+        document = ManifestDocument.model_validate(value)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CorruptionError(f"{path}: damaged manifest ({error!r}); {_WHAT_TO_DO}") from error
+        reason = first_fault(error) if isinstance(error, ValidationError) else repr(error)
+        raise CorruptionError(f"{path}: damaged manifest ({reason}); {_WHAT_TO_DO}") from error
+    return Manifest(
+        directory,
+        name,
+        document.files,
+        document.inputs,
+        document.rows,
+        document.extra,
+        document.epoch,
+    )
 
 
 def is_committed(store: Store, directory: str, name: str = MANIFEST) -> bool:
@@ -156,7 +174,7 @@ def is_committed(store: Store, directory: str, name: str = MANIFEST) -> bool:
     return store.exists(f"{directory}/{name}")
 
 
-def read_file(store: Store, manifest: Manifest, name: str) -> bytes:
+def read_committed_file(store: Store, manifest: Manifest, name: str) -> bytes:
     """A committed file. Raises CorruptionError, naming it, if it is not what was committed."""
     path, entry = manifest.path(name), manifest.files[name]
     try:
@@ -175,9 +193,9 @@ def verify(store: Store, directory: str, name: str = MANIFEST) -> Manifest:
     for file_name, entry in manifest.files.items():
         local = store.local_path(manifest.path(file_name))
         if local is None or not local.exists():
-            read_file(store, manifest, file_name)
+            read_committed_file(store, manifest, file_name)
         else:
-            _check(manifest.path(file_name), entry, *measure(local))
+            _check(manifest.path(file_name), entry, *measure_file(local))
     return manifest
 
 
@@ -216,12 +234,12 @@ def _entry(name: str, content: bytes | Path) -> FileEntry:
     if isinstance(content, bytes):
         size_bytes, sha256 = len(content), hashlib.sha256(content).hexdigest()
     else:
-        size_bytes, sha256 = measure(content)
+        size_bytes, sha256 = measure_file(content)
     path = PurePosixPath(name)
     return FileEntry(f"{path.stem}.{sha256[:_HASH_CHARACTERS]}{path.suffix}", sha256, size_bytes)
 
 
-def measure(file: Path) -> tuple[int, str]:
+def measure_file(file: Path) -> tuple[int, str]:
     """Size in bytes and SHA-256 of a local file."""
     with file.open("rb") as opened:
         sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
@@ -229,14 +247,13 @@ def measure(file: Path) -> tuple[int, str]:
 
 
 def _encode(manifest: Manifest) -> bytes:
-    document = {
-        "format_version": FORMAT_VERSION,
-        "files": {name: asdict(entry) for name, entry in manifest.files.items()},
-        "inputs": dict(manifest.inputs),
-        "rows": dict(manifest.rows),
-        "extra": dict(manifest.extra),
-        "epoch": manifest.epoch,
-    }
+    document = ManifestDocument(
+        files=dict(manifest.files),
+        inputs=dict(manifest.inputs),
+        rows=dict(manifest.rows),
+        extra=dict(manifest.extra),
+        epoch=manifest.epoch,
+    ).model_dump()
     return json.dumps({**document, "sha256": digest(document)}, indent=1).encode()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from nip_core.errors import StoreError
-from nip_core.redaction import without_users
+from nip_core.redaction import remove_users
 from nip_core.run_store.store import MissingFileError, check_path
 
 T = TypeVar("T")
@@ -156,7 +156,7 @@ def _is_final(error: Exception) -> bool:
 def short_message(error: Exception) -> str:
     """The first line of a message, without passwords; what follows are the library's insides."""
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return without_users(first)[:300]
+    return remove_users(first)[:300]
 
 
 def _tag(meta: Mapping[str, Any]) -> str:

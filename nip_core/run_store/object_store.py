@@ -26,14 +26,16 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from nip_core import how_to_install
+from pydantic import BaseModel, ConfigDict, Field
+
+from nip_core.distribution import how_to_install
 from nip_core.errors import CorruptionError, LeaseError, SettingsError, StoreError
 from nip_core.proxies import is_on_this_machine, spare_this_machine
-from nip_core.redaction import check_address, shown_address
-from nip_core.run_store.documents import decode, encode
+from nip_core.redaction import check_address, show_address
+from nip_core.run_store.documents import decode, encode, validate_document
 from nip_core.run_store.object_requests import (
     TOMBSTONE_BYTES,
     Requests,
@@ -59,7 +61,7 @@ def open_object_store(
     store can't be reached or does not give conditional writes.
     """
     parts = urlsplit(url)
-    shown = shown_address(url)
+    shown = show_address(url)
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise SettingsError(
             f"run_store: {shown} came with credentials or options in it; credentials are read "
@@ -109,16 +111,35 @@ def _is_local(environment: Mapping[str, str]) -> bool:
     return any(is_on_this_machine(endpoint) for endpoint in endpoints if endpoint)
 
 
+class LogEntry(BaseModel):
+    """A conditional write, logged in a fence so that anybody can do it."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    path: str
+    etag: str | None
+    """The tag that `path` has to have; None: it has to be absent."""
+    data: str
+    """What to write, in base64."""
+
+
+class FenceDocument(BaseModel):
+    """The object of a fence: whether it stands, and the write that it committed last."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    state: Literal["up", "closed"] = "up"
+    id: str = Field(default_factory=lambda: uuid.uuid4().hex)
+    """Drawn anew for every write, so that no two contents of a fence are the same."""
+    commit: LogEntry | None = None
+
+
 @dataclass(frozen=True)
 class _Fence:
-    """What a fence's object says, and the tag it said it under."""
+    """The object of a fence, and the tag under which it was read."""
 
-    document: dict[str, Any]
+    document: FenceDocument
     tag: str
-
-    @property
-    def is_up(self) -> bool:
-        return bool(self.document["state"] == "up")
 
 
 class ObjectStore(Requests):
@@ -277,7 +298,7 @@ class ObjectStore(Requests):
 
     def raise_fence(self, fence: str) -> None:
         self._check_writable(fence)
-        self._swap(fence, encode({"state": "up", "id": uuid.uuid4().hex, "commit": None}), None)
+        self._swap(fence, _encode(FenceDocument()), None)
 
     def drop_fence(self, fence: str) -> None:
         self._check_writable(fence)
@@ -285,9 +306,9 @@ class ObjectStore(Requests):
             standing = self._read_fence(fence)
             if standing is None:
                 return
-            if standing.is_up:
-                closed = {**standing.document, "state": "closed"}
-                if self._swap(fence, encode(closed), standing.tag) is None:
+            if standing.document.state == "up":
+                closed = standing.document.model_copy(update={"state": "closed"})
+                if self._swap(fence, _encode(closed), standing.tag) is None:
                     continue  # one more commit came in; it counts, and is done below
             self._settle(standing.document)
             self.delete(fence)
@@ -306,26 +327,25 @@ class ObjectStore(Requests):
                         return None
                     condition = found[1]
                 content = base64.b64encode(data).decode()
-                entry = {"path": path, "etag": condition, "data": content}
-                document = {"state": "up", "id": uuid.uuid4().hex, "commit": entry}
-                if self._swap(fence, encode(document), standing.tag) is None:
+                document = FenceDocument(commit=LogEntry(path=path, etag=condition, data=content))
+                if self._swap(fence, _encode(document), standing.tag) is None:
                     continue  # another process of this runner was faster, or the fence was dropped
                 return self._settle(document)
         raise StoreError(f"{self._name(fence)}: other processes kept changing it; run again")
 
-    def _settle(self, document: Mapping[str, Any]) -> str | None:
+    def _settle(self, document: FenceDocument) -> str | None:
         """Do what the log asks for, unless it is known to be done; the tag of what was written."""
-        entry = document["commit"]
-        if entry is None or document["id"] == self._settled:
+        entry = document.commit
+        if entry is None or document.id == self._settled:
             return None
-        data = base64.b64decode(entry["data"])
-        tag = self._swap(entry["path"], data, entry["etag"], is_logged=True)
-        self._settled = document["id"]
+        data = base64.b64decode(entry.data)
+        tag = self._swap(entry.path, data, entry.etag, is_logged=True)
+        self._settled = document.id
         return tag
 
     def _standing(self, fence: str, path: str) -> _Fence:
         standing = self._read_fence(fence)
-        if standing is None or not standing.is_up:
+        if standing is None or standing.document.state != "up":
             raise LeaseError(
                 f"{self._name(path)}: not written, because the lease {fence.rpartition('/')[2]} "
                 "was released or taken over by another runner"
@@ -338,13 +358,9 @@ class ObjectStore(Requests):
         except MissingFileError:
             return None
         try:
-            document = decode(data, self._name(fence))
-            entry = document["commit"]
-            known = document["state"] in {"up", "closed"} and isinstance(document["id"], str)
-            if not known or (entry is not None and not {"path", "etag", "data"} <= entry.keys()):
-                raise ValueError("not what nip writes")
-            return _Fence(document, tag)
-        except (CorruptionError, ValueError, TypeError, KeyError, AttributeError) as error:
+            name = self._name(fence)
+            return _Fence(validate_document(decode(data, name), FenceDocument, name), tag)
+        except CorruptionError as error:
             raise CorruptionError(
                 f"{self._name(fence)}: damaged, not a fence of a lease ({error}); if no runner "
                 "is alive, delete it and lease.json, and run again"
@@ -389,3 +405,7 @@ class ObjectStore(Requests):
         check_path(path)
         if self._read_only:
             raise StoreError(f"{path}: not written, the run store was opened for reading only")
+
+
+def _encode(document: FenceDocument) -> bytes:
+    return encode(document.model_dump())

@@ -3,7 +3,7 @@
 Store        the interface: whole files in, whole files out, two conditional puts, a fence
 open_store   from a directory or a URL to the store there
 check_path   the parts of a path, none of which leads out
-walk         every file under a directory
+list_files   every file under a directory
 
 Paths are relative, with "/" between parts. A file appears whole or not at all. A fence is what
 keeps a replaced runner from writing: a put that names one succeeds only while the fence stands.
@@ -19,7 +19,7 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from nip_core.errors import SettingsError, StoreError
-from nip_core.redaction import shown_address
+from nip_core.redaction import show_address
 
 OBJECT_STORES = ("s3", "gs")
 
@@ -145,7 +145,7 @@ def local_directory(location: str, setting: str = "run_store") -> Path:
     if not scheme:
         return Path(folder)
     raise SettingsError(
-        f"{setting}: {scheme}:// is not supported, got {shown_address(location)}; "
+        f"{setting}: {scheme}:// is not supported, got {show_address(location)}; "
         "use a directory, or a URL that begins with file://, s3:// or gs://"
     )
 
@@ -158,7 +158,7 @@ def _scheme(location: str, setting: str = "run_store") -> str:
         return urlsplit(location).scheme or "no scheme"
     except ValueError:
         raise SettingsError(
-            f"{setting}: is an address that can't be read ({shown_address(location)}); use a "
+            f"{setting}: is an address that can't be read ({show_address(location)}); use a "
             "directory, or a URL that begins with file://, s3:// or gs://"
         ) from None
 
@@ -197,11 +197,11 @@ def check_path(path: str) -> list[str]:
     return parts
 
 
-def walk(store: Store, directory: str) -> Iterator[str]:
+def list_files(store: Store, directory: str) -> Iterator[str]:
     """Paths of all files under `directory`, in order."""
     for name in store.list(directory):
         path = f"{directory}/{name}" if directory else name
         if name.endswith("/"):
-            yield from walk(store, path.rstrip("/"))
+            yield from list_files(store, path.rstrip("/"))
         else:
             yield path

@@ -12,10 +12,9 @@ of this package imports one scenario. Scenarios import no settings (the settings
 scenario that they name).
 """
 
-from typing import TYPE_CHECKING
-
-from nip_core.importing import class_in, classes_in, import_object
+from nip_core.importing import find_class, find_classes, import_object
 from nip_core.nearest import did_you_mean, nearest_first
+from nip_core.protocols.settings import GameSettings
 from nip_core.scenarios.base import (
     NO_LABEL,
     PROVER,
@@ -30,9 +29,6 @@ from nip_core.scenarios.base import (
     Words,
     check_scenario,
 )
-
-if TYPE_CHECKING:
-    from nip_core.parameters import HyperParameters
 
 __all__ = [
     "NO_LABEL",
@@ -54,7 +50,7 @@ __all__ = [
 
 def scenario_names() -> tuple[str, ...]:
     """The names of the scenarios in this package."""
-    return classes_in(__name__, Scenario)
+    return find_classes(__name__, Scenario)
 
 
 def find_scenario(name: str) -> type[Scenario]:
@@ -68,7 +64,7 @@ def find_scenario(name: str) -> type[Scenario]:
             raise ValueError(f"{name!r} is not a subclass of nip_core.scenarios.Scenario")
         check_scenario(kind)
         return kind
-    kind = class_in(__name__, name, Scenario)
+    kind = find_class(__name__, name, Scenario)
     if kind is None:
         names = scenario_names()
         raise ValueError(
@@ -79,7 +75,7 @@ def find_scenario(name: str) -> type[Scenario]:
     return kind
 
 
-def make_scenario(parameters: "HyperParameters") -> Scenario:
+def make_scenario(parameters: GameSettings) -> Scenario:
     """The scenario that the settings name. Raises ValueError if its own settings are wrong."""
     kind = find_scenario(parameters.scenario)
     settings = getattr(parameters, kind.settings_block)

@@ -118,8 +118,18 @@ class Words:
     asked_in_short: str = "whether they match"  # what experts say in the version "short"
     stances: tuple[str, str] = ("", "")  # of provers; "": they argue for reject, or accept
 
+    @property
+    def all_materials(self) -> str:
+        """What verifier and provers read: `materials`, or a phrase of nip's."""
+        return self.materials or f"the problem and the {self.thing}"
+
+    @property
+    def shortly_correct(self) -> str:
+        """What a right solution is, in a few words where there are such."""
+        return self.correct_in_short or self.correct
+
     def placeholders(self) -> dict[str, str]:
-        """Return what stands for the placeholders of templates."""
+        """List the texts of the placeholders in templates."""
         claim = self.full_claim or self.claim
         return {
             "expert": self.expert,
@@ -128,9 +138,9 @@ class Words:
             "full_claim": claim,
             "open_claim": self.open_claim or f"It is open whether {claim}",
             "doubt": self.doubt,
-            "correct": self.correct_in_short or self.correct,
+            "correct": self.shortly_correct,
             "source": self.source or self.evidence,
-            "materials": self.materials or f"the problem and the {self.thing}",
+            "materials": self.all_materials,
         }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from nip_core.errors import NipError, SettingsError
 from nip_core.hashing import half_pair
-from nip_core.importing import line_of
+from nip_core.importing import find_line
 from nip_core.scenarios.base import Column, Label, NoLabel, Role, Scenario
 
 
@@ -51,7 +51,7 @@ def raised(
     """Return the error for what a function of the scenario raised."""
     text = " ".join(str(error).encode("utf-8", "backslashreplace").decode().split())
     file = getattr(sys.modules.get(type(scenario).__module__), "__file__", None) or ""
-    line = line_of(error, file)
+    line = find_line(error, file)
     return kind(
         f"{place and f'{place}: '}{function} of scenario {scenario.name} raised "
         f"{type(error).__name__}: {text:.500}{line and f' ({file}{line})'}; {advice}"

@@ -24,11 +24,11 @@ from typing import Any
 
 from nip_core.errors import DatasetError
 from nip_core.hashing import derive_key, derive_seed, half_pair
-from nip_core.problems.dataset_files import Table, read_tables
-from nip_core.problems.rows import SPLITS
 from nip_core.scenarios.base import NO_LABEL, Problem, Row, Scenario
 from nip_core.scenarios.checked import called, raised
+from nip_core.scenarios.dataset_files import Table, read_tables
 from nip_core.scenarios.prompt_phrases import listed
+from nip_core.scenarios.rows import SPLITS
 
 _MOST_ROWS = 1_000_000
 """That a function of a scenario makes: a generator without an end would fill the memory."""

@@ -125,8 +125,9 @@ class Graphs(Scenario):
 
     def label(self, row: Row) -> int:
         """Compare the graphs. Raises ValueError for texts that are not as `generate` words them."""
-        if row["solution"].strip() != CLAIM:
-            raise ValueError(f"the solution must be {CLAIM!r} (got {row['solution']!r:.80})")
+        solution = row["solution"]
+        if solution.strip() != CLAIM:
+            raise ValueError(f"the solution must be {CLAIM!r} (got {solution!r:.80})")
         return int(not is_isomorphic(*read_graphs(row["question"])))
 
     def draw(self, problem: Mapping[str, str], seed: int) -> Mapping[str, str]:
@@ -181,7 +182,8 @@ def read_graphs(question: str) -> tuple[Edges, Edges]:
         raise ValueError(
             f'the question must have lines "A: 0-1, ..." and "B: 0-1, ..." (got {question!r:.80})'
         )
-    return read_edges(lines["A"]), read_edges(lines["B"])
+    first, second = (read_edges(lines[name]) for name in NAMES)
+    return first, second
 
 
 def _numbered(lines: Iterable[str]) -> str:

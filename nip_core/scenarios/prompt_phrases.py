@@ -11,15 +11,12 @@ or a penalty that the protocol does not pay. Version "short" has words of its ow
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from nip_core.protocols import ACCEPT, Protocol
 from nip_core.protocols.scales import DecisionScale
+from nip_core.protocols.settings import SecrecySettings
 from nip_core.scenarios.base import Words
 from nip_core.tolerance import at_least
-
-if TYPE_CHECKING:
-    from nip_core.parameters import ZkProtocolParameters
 
 _COUNTS = {2: "two", 4: "four", 5: "five", 6: "six", 7: "seven"}
 _NUMBER_MEANINGS = {
@@ -280,11 +277,10 @@ def prover_reward(protocol: Protocol, agent: str, seed: int, stance: int | None)
     return text
 
 
-def zero_knowledge_rewards(settings: "ZkProtocolParameters", words: Words) -> dict[str, str]:
+def zero_knowledge_rewards(settings: SecrecySettings, words: Words) -> dict[str, str]:
     """Return what the similarity of adversarial verifier and simulator earns everybody."""
     simulator = settings.simulator_reward_coefficient
     prover = simulator * settings.aux_prover_reward_coefficient
-    told = words.placeholders()
     alike = "The more alike your messages and those of the {} are, the"
 
     def signed(amount: float, more: str, less: str) -> str:
@@ -296,7 +292,7 @@ def zero_knowledge_rewards(settings: "ZkProtocolParameters", words: Words) -> di
             f"{alike.format('verifier')} higher your reward.",
             f"{alike.format('verifier')} lower your reward.",
         ),
-        "adversary_reward": f"A simulator, who reads {told['materials']} but none of the "
+        "adversary_reward": f"A simulator, who reads {words.all_materials} but none of the "
         "experts' messages, tries to write what you write. "
         + signed(
             simulator,
@@ -305,7 +301,7 @@ def zero_knowledge_rewards(settings: "ZkProtocolParameters", words: Words) -> di
         ),
         "prover_secrecy": ""
         if prover <= 0
-        else f" One of them tries to learn more from you than whether {told['correct']}. The "
+        else f" One of them tries to learn more from you than whether {words.shortly_correct}. The "
         "better somebody who does not read your messages could write what it writes, the higher "
         "your reward.",
     }

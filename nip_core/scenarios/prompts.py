@@ -20,18 +20,15 @@ import string
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nip_core.errors import SettingsError
 from nip_core.protocols import Protocol
+from nip_core.protocols.settings import GameSettings
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
 from nip_core.scenarios import prompt_phrases as phrases
 from nip_core.scenarios.base import PROVER, VERIFIER, Role, Scenario
 from nip_core.scenarios.checked import seen, sentences, text_of
 from nip_lm_server.client import ReadError, read_text
-
-if TYPE_CHECKING:
-    from nip_core.parameters import HyperParameters
 
 PLACEHOLDERS = (
     "problem",
@@ -114,7 +111,7 @@ class FilledPrompt:
 class SystemPrompts:
     """The system prompts of one run, and what agents are told before their turns."""
 
-    def __init__(self, parameters: "HyperParameters", protocol: Protocol, scenario: Scenario):
+    def __init__(self, parameters: GameSettings, protocol: Protocol, scenario: Scenario):
         """Raises SettingsError, naming the file, for a template that is missing or wrong."""
         self._protocol, self._scenario, self._words = protocol, scenario, scenario.words
         self._base = protocol.base if isinstance(protocol, ZeroKnowledgeProtocol) else protocol

@@ -9,17 +9,18 @@ ending_words    what came of it
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nip_core.costs.estimate import Estimate
 from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
 from nip_core.progress.board import Stage
+from nip_core.records.stage_seconds import seconds_so_far
+from nip_core.records.status import first_incomplete
 from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN, group_size
 from nip_core.rollouts.tables import committed_shards
 from nip_core.run_store.run import RunStore
-from nip_core.stages.estimate import Estimate, attacks_by_choice, is_tested
-from nip_core.stages.session import Session
-from nip_core.stages.showing import first_incomplete
-from nip_core.stages.stage_times import seconds_so_far
+from nip_core.session.session import Session
 from nip_core.stages.training import scheduled
 
 _MEASURED_BY = 10  # iterations on record, the newest ones

@@ -5,7 +5,6 @@ describe       a dataset in a few words, for the job's record
 """
 
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ from nip_core.parameters import HyperParameters
 from nip_core.parameters.prices import training_usd
 from nip_core.rollouts.plan import TRAIN
 from nip_core.rollouts.tables import StoredRollouts
+from nip_core.run_store.facts import DatasetFacts, SplitFacts
 from nip_core.run_store.manifest import Manifest, commit, is_committed, read_manifest
-from nip_core.stages.session import Session
+from nip_core.session.session import Session
 from nip_core.trainers import chooser
 from nip_core.trainers.base import OfProblems, Rollouts
 from nip_core.trainers.dataset import FILES, Dataset, write_examples
@@ -36,7 +36,7 @@ def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any
     used = range(iteration + 1) if every else [iteration]
     played = {i: read_manifest(store, run.rollouts(i, TRAIN)) for i in used}
     inputs = {
-        f"rollouts/{i:04d}": str(manifest.extra["canonical_digest"])
+        f"rollouts/{i:04d}": SplitFacts.from_manifest(manifest).canonical_digest
         for i, manifest in played.items()
     }
     directory = run.dataset(iteration, group)
@@ -64,23 +64,24 @@ def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any
             {file.name: file},
             inputs=inputs,
             rows={file.stem: written.examples},
-            extra={
-                "digest": written.digest,
-                "examples": written.examples,
-                "episodes": sum(manifest.rows["episodes"] for manifest in played.values()),
-                "agents": list(agents),
-                "method": method,
-                "counts": dict(choice.counts),
+            extra=DatasetFacts(
+                digest=written.digest,
+                examples=written.examples,
+                episodes=sum(manifest.rows["episodes"] for manifest in played.values()),
+                agents=list(agents),
+                method=method,
+                counts=dict(choice.counts),
                 **_cost(parameters, group, Dataset(file, method, file.name)),
                 **facts,
-            },
+            ).to_extra(),
             lease=session.lease,
         )
     return _told(session, iteration, group, manifest)
 
 
 def _told(session: Session, iteration: int, group: str, dataset: Manifest) -> dict[str, Any]:
-    examples, episodes = dataset.extra["examples"], dataset.extra["episodes"]
+    facts = DatasetFacts.from_manifest(dataset)
+    examples, episodes = facts.examples, facts.episodes
     session.tell(
         "dataset",
         f"iteration {iteration}: {group} has {examples} training examples from {episodes} episodes",
@@ -108,11 +109,11 @@ def _cost(parameters: HyperParameters, group: str, dataset: Dataset) -> dict[str
     }
 
 
-def describe(facts: Mapping[str, Any], epochs: int) -> str:
+def describe(facts: DatasetFacts, epochs: int) -> str:
     """Return what a dataset's manifest says of it and its cost, in a few words."""
-    count, out = facts["examples"], facts.get("validation_examples", 0)
+    count, out = facts.examples, facts.validation_examples
     words = [f"{count - out} examples", *([f"{out} for validation"] if out else [])]
-    tokens, usd = facts.get("tokens"), facts.get("training_usd")
+    tokens, usd = facts.tokens, facts.training_usd
     words.append("tokens unknown" if tokens is None else f"{tokens} tokens")
     words.append(f"{epochs} epochs")
     if usd is not None:

@@ -20,10 +20,11 @@ import pyarrow as pa
 
 from nip_core.evaluation.metrics import mean_by_problem, paired_difference
 from nip_core.parameters.checks import takes_turns
+from nip_core.records.models import Decision
 from nip_core.rollouts.plan import CANDIDATE, VALIDATION
 from nip_core.rollouts.tables import read_rollouts
-from nip_core.stages.models import Decision, candidates
-from nip_core.stages.session import Session
+from nip_core.session.session import Session
+from nip_core.stages.served import candidates
 from nip_core.tolerance import at_least
 
 

@@ -23,31 +23,37 @@ from nip_core.evaluation.figures_in_words import result_line
 from nip_core.evaluation.invalid import invalid_answers, invalid_line, invalid_warning
 from nip_core.evaluation.league_figures import figures_by_opponent
 from nip_core.evaluation.metrics import evaluate
-from nip_core.evaluation.split_metrics import LabelledSolutions, OpponentMetrics, SplitMetrics
+from nip_core.evaluation.split_metrics import (
+    LabelledSolutions,
+    OpponentMetrics,
+    SplitIntervals,
+    SplitMetrics,
+)
 from nip_core.jobs.document import read_job
 from nip_core.jobs.steps import by_step
+from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
+from nip_core.records.intervals import combined, measure_baselines, measure_intervals
+from nip_core.records.transcript_files import CHECKSUM_SUFFIX, transcripts_path
 from nip_core.rollouts.labels import add_counts, label_counts
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import (
+    RolloutTables,
     StoredRollouts,
     read_rollouts,
     shard_manifest,
     shards_of,
 )
 from nip_core.run_store.documents import validate_document
+from nip_core.run_store.facts import ShardFacts, SplitFacts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore, read_document
 from nip_core.run_store.store import Store
-from nip_core.stages.attacked import is_told, own_test
-from nip_core.stages.estimate import attacks_by_choice, is_tested
-from nip_core.stages.intervals import combined, write_intervals
-from nip_core.stages.models import models_for, opponents_for
-from nip_core.stages.session import Session
+from nip_core.session.attacked_run import is_told, own_test
+from nip_core.session.session import Session
+from nip_core.stages.served import models_for, opponents_for
 
 _YAML: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is many times faster
-CHECKSUM_SUFFIX = ".sha256"
-"""Of the file beside it with its SHA-256, in the form of sha256sum."""
 
 
 def measure(session: Session, iteration: int, split: str) -> SplitMetrics | AttackMetrics:
@@ -131,7 +137,7 @@ def _measured(session: Session, iteration: int, split: str) -> SplitMetrics:
         figures["invalid_answers"] = invalid
     played = VALIDATION if split == CANDIDATE else split
     figures["problems_left_out"] = len(session.left_out.get(played, {}))
-    figures["rollouts"] = read_manifest(run.store, directory).extra["canonical_digest"]
+    figures["rollouts"] = _digest_of_split(run.store, directory)
     if session.game.scenario.labels_in_play:
         figures["labels"] = LabelledSolutions(
             **labels_of(run.store, directory), workers=session.game.scenario.label_workers()
@@ -196,8 +202,7 @@ def _measured_choices(session: Session, iteration: int) -> AttackMetrics:
         session.game.scenario.split_by,
         _own_test(session),
     )
-    digest = read_manifest(run.store, directory).extra["canonical_digest"]
-    return figures.model_copy(update={"rollouts": digest})
+    return figures.model_copy(update={"rollouts": _digest_of_split(run.store, directory)})
 
 
 def _measured_steps(session: Session, last: int) -> AttackMetrics:
@@ -208,10 +213,7 @@ def _measured_steps(session: Session, last: int) -> AttackMetrics:
         i: StoredRollouts(run.store, [place]).episodes(EPISODES.names)
         for i, place in places.items()
     }
-    digests = {
-        str(i): read_manifest(run.store, place).extra["canonical_digest"]
-        for i, place in places.items()
-    }
+    digests = {str(i): _digest_of_split(run.store, place) for i, place in places.items()}
     updates = {i: sum(_updates(run, before) for before in range(i)) for i in places}
     metrics = figures_by_step(
         tests,
@@ -242,13 +244,12 @@ def labels_of(store: Store, directory: str) -> dict[str, Any]:
     """Count the solutions of a committed split that were labelled in play, by kind, and time."""
     stage = read_manifest(store, directory)
     shards = [read_manifest(store, directory, shard_manifest(name)) for name in shards_of(stage)]
-    made = [shard.extra["labels"] for shard in shards if "labels" in shard.extra]
-    return reduce(add_counts, made, label_counts([]))
+    made = [ShardFacts.from_manifest(shard).labels for shard in shards]
+    return reduce(add_counts, filter(None, made), label_counts([]))
 
 
-def transcripts_path(run: RunStore, iteration: int, split: str, form: str) -> str:
-    """Return where all episodes of a split are written for reading."""
-    return f"{run.iteration(iteration)}/transcripts-{split}.{form}"
+def _digest_of_split(store: Store, directory: str) -> str:
+    return SplitFacts.from_manifest(read_manifest(store, directory)).canonical_digest
 
 
 def save_transcripts(session: Session, iteration: int, split: str) -> str:
@@ -279,3 +280,27 @@ def save_transcripts(session: Session, iteration: int, split: str) -> str:
     run.store.put(f"{path}{CHECKSUM_SUFFIX}", line.encode())
     run.store.put(path, content)
     return path
+
+
+def write_intervals(
+    session: Session,
+    iteration: int,
+    split: str,
+    metrics: SplitMetrics,
+    rollouts: RolloutTables | None = None,
+) -> SplitIntervals:
+    """Read the document of a committed split with these metrics, or make it of its rollouts."""
+    run, directory = session.run, session.run.rollouts(iteration, split)
+    path = run.intervals(iteration, split)
+    stored = read_document(run, path, SplitIntervals)
+    if stored is not None:
+        return stored
+    rollouts = rollouts or read_rollouts(run.store, directory)
+    scenario, seed = session.game.scenario, session.parameters.seed
+    document = measure_intervals(rollouts, metrics, seed, scenario.split_by)
+    game = scenario.claims, session.game.protocol.provers
+    baselines = measure_baselines(rollouts, metrics, seed, scenario.split_by, *game)
+    beside = {"baselines": baselines, "rollouts": _digest_of_split(run.store, directory)}
+    whole = document.model_copy(update=beside)
+    written = run.write_json_once(path, whole.as_json(), lease=session.lease)
+    return validate_document(written, SplitIntervals, path)

@@ -15,13 +15,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 from nip_core.concurrency import gather_or_cancel, in_thread
 from nip_core.errors import RunConflictError
 from nip_core.hashing import digest
 from nip_core.parameters import RandomAgentParameters
 from nip_core.parameters.checks import attackers, is_deterministic
+from nip_core.records.rewinds import stage_of_split
+from nip_core.records.spending import shared_prompts
 from nip_core.rollouts.best_of_n import BestOfN
 from nip_core.rollouts.engine import PlayedShard, PlaySpec, play_episodes
 from nip_core.rollouts.episode import Branch, Failures, ShardContext, no_branching, play_episode
@@ -50,11 +52,10 @@ from nip_core.rollouts.tables import (
     shard_manifest,
 )
 from nip_core.rollouts.trees import Branching, tree_order
+from nip_core.run_store.facts import ShardFacts, SplitFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
-from nip_core.stages.models import candidates, models_for, opponents_for
-from nip_core.stages.rerun import stage_of_split
-from nip_core.stages.session import Session
-from nip_core.stages.spending import shared_prompts
+from nip_core.session.session import Session
+from nip_core.stages.served import candidates, models_for, opponents_for
 
 _LIKELIEST = 5  # tokens at each place: both verdicts are among them
 _EPISODES_READY = 4  # under way or waiting for a place, for each call in flight
@@ -118,7 +119,7 @@ class SplitPlay:
         for shard in self.plan.shards:
             if shard_is_committed(self.store, self.directory, shard):
                 manifest = read_manifest(self.store, self.directory, shard_manifest(shard))
-                failures.keys.update(manifest.extra.get("failed", ()))
+                failures.keys.update(ShardFacts.from_manifest(manifest).failed)
         return failures
 
     @cached_property
@@ -307,7 +308,7 @@ def _opponents(session: Session, iteration: int, split: str) -> dict[str, dict[i
 
 def split_play(session: Session, iteration: int, split: str) -> SplitPlay:
     """The split as this process plays it."""
-    play = session.splits.get((iteration, split))
+    play = cast(SplitPlay | None, session.splits.get((iteration, split)))
     if play is None:
         if len(session.splits) >= _MOST_KEPT:
             session.splits.clear()
@@ -383,7 +384,7 @@ async def play_shard(session: Session, iteration: int, split: str, shard: str) -
         "shard": shard,
         "reused": False,
         "rows": dict(manifest.rows),
-        "canonical_digest": manifest.extra["canonical_digest"],
+        "canonical_digest": SplitFacts.from_manifest(manifest).canonical_digest,
         "seconds": round(time.monotonic() - started, 3),
     }
 
@@ -406,5 +407,5 @@ def commit_split(session: Session, iteration: int, split: str) -> dict[str, Any]
     session.budget.tell(session.log)
     return {
         "rows": dict(manifest.rows),
-        "canonical_digest": manifest.extra["canonical_digest"],
+        "canonical_digest": SplitFacts.from_manifest(manifest).canonical_digest,
     }

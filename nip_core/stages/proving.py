@@ -17,10 +17,12 @@ from nip_core.jobs.server_calls import LmServer
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import takes_turns
 from nip_core.parameters.dialects import dialect_of
+from nip_core.parameters.providers import speaks_nip
+from nip_core.records.models import ServedModel
 from nip_core.rollouts.chat_client import ChatClient, Endpoint, RequestRefusedError
-from nip_core.stages.models import ServedModel, candidates, models_for, opponents_for
-from nip_core.stages.providers import Endpoints, speaks_nip
-from nip_core.stages.session import Session
+from nip_core.servers.endpoints import Endpoints
+from nip_core.session.session import Session
+from nip_core.stages.served import candidates, models_for, opponents_for
 
 
 async def prove_serving(session: Session, iteration: int) -> None:

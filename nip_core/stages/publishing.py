@@ -13,13 +13,14 @@ from typing import Any
 from nip_core.errors import CorruptionError
 from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters
+from nip_core.records.iterations import BLOCK, IterationRecord, Records
+from nip_core.records.spending import Spent, add_up
+from nip_core.records.spent_in_all import set_aside
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError
-from nip_core.stages.prepare import code_version
-from nip_core.stages.records import BLOCK, IterationRecord, Records
-from nip_core.stages.session import Session
-from nip_core.stages.showing import report_location, write_report
-from nip_core.stages.spending import Spent, add_up, set_aside
+from nip_core.session.contents import code_version
+from nip_core.session.session import Session
+from nip_core.showing.summary import report_location, write_report
 
 _SHOWN = 5
 _NEWEST = 20  # iterations whose stages a table of costs names one by one
@@ -166,7 +167,7 @@ def spent(
     Of a long run the stages of all but the newest iterations are one row together, and so is what
     was set aside to be done again. Tokens are counts, ``USD`` a text: "0.00" on hardware of one's
     own, "unknown" where `parameters.prices` lacks the price of a model that somebody sends a bill
-    for. What is counted, `nip_core.stages.spending` says.
+    for. What is counted, `nip_core.records.spending` says.
     """
     records = (records or Records(run)).look_again()
     known = records.all()

@@ -18,22 +18,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from nip_core.costs.caps import Budget
 from nip_core.errors import RunConflictError, ServerError
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.progress.board import Progress
+from nip_core.records.left_out import recorded, without
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.rollouts.tables import shard_is_committed
-from nip_core.run_store.lease import borrow
+from nip_core.run_store.lease import LeaseDocument, borrow
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.budget import Budget
-from nip_core.stages.origin import Origin
+from nip_core.servers.endpoints import Endpoints, remote_endpoints
+from nip_core.session.contents import problems_digest
+from nip_core.session.opening import chat_client
+from nip_core.session.origin import Origin
+from nip_core.session.problems_of_run import load_all_problems
+from nip_core.session.session import Session
 from nip_core.stages.playing import split_play
-from nip_core.stages.prepare import load_all_problems, problems_digest
-from nip_core.stages.providers import Endpoints, remote_endpoints
-from nip_core.stages.session import Session, chat_client
-from nip_core.stages.too_long import recorded, without
 from nip_lm_server.client import KEY_FILE
 
 T = TypeVar("T")
@@ -50,7 +52,7 @@ def ticket_of(session: Session) -> Ticket:
         "parameters": session.parameters.to_dict(),
         "store": session.run.store.url,
         "contents": session.run.open().contents,
-        "lease": session.lease.lend(),
+        "lease": session.lease.lend().model_dump(),
         "origin": Origin(session.origin).facts(),
         "own_server": None
         if server is None
@@ -70,7 +72,7 @@ async def open_apart(ticket: Ticket) -> AsyncIterator[Session]:
     parameters = load_parameters(ticket["parameters"])
     store = open_store(ticket["store"])
     run = RunStore(store, parameters.run_name)
-    lease = borrow(store, run.root, ticket["lease"])
+    lease = borrow(store, run.root, LeaseDocument.model_validate(ticket["lease"]))
     lease.check()
     # 2. The same problems, or the episodes would be others.
     problems = load_all_problems(parameters)

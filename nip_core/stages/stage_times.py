@@ -1,7 +1,6 @@
 """Seconds that the stages of an iteration take, over all processes that have worked on them.
 
 StageTimes      the stages of one iteration, timed and shown while they go on
-seconds_so_far  what is on record of an iteration that is not over
 
 A process that is killed takes its clocks along. So what a stage has taken is put on record while it
 goes on, as a sum and not as something to add: whoever writes it, however often, nothing counts
@@ -13,36 +12,21 @@ put an older sum in the place of a newer one.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
-from nip_core.errors import CorruptionError, LeaseError, StoreError
+from nip_core.errors import LeaseError, StoreError
+from nip_core.records.stage_seconds import seconds_so_far, times_path
 from nip_core.run_store.documents import encode
-from nip_core.run_store.run import RunStore
-
-if TYPE_CHECKING:
-    from nip_core.stages.session import Session
+from nip_core.session.session import Session
 
 EVERY_S = 20.0
 """Seconds of an iteration that may be on no record."""
 _WORTH_IT_S = 1.0  # at a stop
 
 
-def seconds_so_far(run: RunStore, iteration: int) -> dict[str, float]:
-    """By stage that has been begun, the seconds on record; {} where nothing, or damage, is."""
-    try:
-        return dict(run.read_json_or_none(_path(run, iteration)) or {})
-    except CorruptionError:  # which `nip verify` tells; nothing but estimates goes by them
-        return {}
-
-
-def _path(run: RunStore, iteration: int) -> str:
-    return f"{run.iteration(iteration)}/times-so-far.json"
-
-
 class StageTimes:
     """The stages of one iteration, by one process at a time."""
 
-    def __init__(self, session: "Session", iteration: int) -> None:
+    def __init__(self, session: Session, iteration: int) -> None:
         """Reads what earlier processes have put on record."""
         self._session, self._iteration = session, iteration
         self.seconds = seconds_so_far(session.run, iteration)
@@ -84,12 +68,12 @@ class StageTimes:
         path = f"{run.iteration(self._iteration)}/times.json"
         run.write_json_once(path, self.seconds, lease=session.lease)
         if self._is_on_record:
-            run.store.delete(_path(run, self._iteration), fence=session.lease.fence)
+            run.store.delete(times_path(run, self._iteration), fence=session.lease.fence)
 
     def _record(self) -> None:
         session, run = self._session, self._session.run
         with contextlib.suppress(LeaseError, StoreError):
             session.lease.check()
-            path, content = _path(run, self._iteration), encode(self.seconds)
+            path, content = times_path(run, self._iteration), encode(self.seconds)
             run.store.put(path, content, fence=session.lease.fence)
             self._is_on_record, self._recorded_s = True, sum(self.seconds.values())

@@ -9,11 +9,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from nip_core.evaluation.figures_in_words import gate_line
+from nip_core.records.models import ServedModel
+from nip_core.servers.kept_models import keep_models
+from nip_core.session.session import Session
 from nip_core.stages.gating import decide, is_due
-from nip_core.stages.kept_models import keep_models
-from nip_core.stages.models import ServedModel, candidates, models_for
 from nip_core.stages.proving import prove_all, prove_serving, return_places
-from nip_core.stages.session import Session
+from nip_core.stages.served import candidates, models_for
 from nip_core.stages.training import scheduled
 
 

@@ -3,8 +3,6 @@
 scheduled          the groups that are trained in an iteration
 submit_job         the job of a group, through the ledger
 wait_for_job       until it has ended; the settings decide what follows
-group_job          what a job is, in the loop and by hand
-training_settings  how a group's model is trained
 """
 
 import asyncio
@@ -17,25 +15,26 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nip_core.errors import CorruptionError, DeadlineError, JobError, ParkedError
-from nip_core.hashing import derive_seed, digest
+from nip_core.hashing import digest
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import BackendTrouble, JobRecord, JobSpec, JobView
 from nip_core.jobs.ledger import Ledger, open_ledger
 from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.jobs.steps import by_step, newest_step, steps_of
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.checks import is_deterministic
+from nip_core.parameters.providers import speaks_nip
 from nip_core.progress.board import Activity, Progress
 from nip_core.progress.outlook import STEPS
+from nip_core.records.rewinds import next_attempt
+from nip_core.run_store.facts import DatasetFacts
 from nip_core.run_store.manifest import read_manifest
+from nip_core.session.session import Session
 from nip_core.stages.choosing import describe
-from nip_core.stages.models import models_for
-from nip_core.stages.providers import speaks_nip
-from nip_core.stages.rerun import next_attempt
-from nip_core.stages.session import Session
+from nip_core.stages.served import models_for
 from nip_core.trainers.dataset import open_dataset
-from nip_core.trainers.lines import ADVANTAGE, held_out, write_payloads
-from nip_lm_server.client import MIN_EXAMPLES, NipSettings
+from nip_core.trainers.group_job import Parent, group_job
+from nip_core.trainers.lines import held_out, write_payloads
+from nip_lm_server.client import MIN_EXAMPLES
 
 Step = Literal["go_on", "keep_model", "try_again", "stop"]
 
@@ -54,7 +53,7 @@ async def submit_job(session: Session, iteration: int, group: str) -> dict[str, 
     """
     # 1. What the job is follows from settings, dataset and parent alone.
     directory = session.run.dataset(iteration, group)
-    facts = read_manifest(session.run.store, directory).extra
+    facts = DatasetFacts.from_manifest(read_manifest(session.run.store, directory))
     dataset = open_dataset(session.run.store, directory)
     out = held_out(session.parameters, dataset)
     spec = job_spec(session, iteration, group, facts, out)
@@ -62,7 +61,7 @@ async def submit_job(session: Session, iteration: int, group: str) -> dict[str, 
     stored = _stored(session, iteration, group)
     if stored is not None and stored.key == spec.key and stored.id is not None:
         return _submitted(session, stored)
-    epochs, tokens = spec.hyper_parameters["n_epochs"], facts.get("tokens")
+    epochs, tokens = spec.hyper_parameters["n_epochs"], facts.tokens
     note = describe(facts, epochs)
     is_new = stored is None or stored.key != spec.key or not stored.creates_open
     if is_new and spec.examples >= MIN_EXAMPLES:  # with fewer the ledger skips it, for nothing
@@ -196,8 +195,9 @@ async def _watch(
 
 def _tokens_of(session: Session, record: JobRecord) -> int | None:
     """The tokens that the job is trained on in all; None where they are not known."""
-    facts = read_manifest(session.run.store, session.run.dataset(record.iteration, record.group))
-    tokens, epochs = facts.extra.get("tokens"), record.settings.get("n_epochs")
+    directory = session.run.dataset(record.iteration, record.group)
+    facts = DatasetFacts.from_manifest(read_manifest(session.run.store, directory))
+    tokens, epochs = facts.tokens, record.settings.get("n_epochs")
     return None if tokens is None or not isinstance(epochs, int) else tokens * epochs
 
 
@@ -224,7 +224,7 @@ def _figures(record: JobRecord) -> _Figures:
 
 
 def job_spec(
-    session: Session, iteration: int, group: str, dataset: Mapping[str, Any], out: frozenset[str]
+    session: Session, iteration: int, group: str, dataset: DatasetFacts, out: frozenset[str]
 ) -> JobSpec:
     """The group's job of this iteration: equal settings and data, equal job.
 
@@ -241,135 +241,19 @@ def job_spec(
         # What was stacked too high was merged into a base model, and goes on as one.
         can_stack=current.kind != "base",
     )
-    validation_examples = dataset.get("validation_examples", 0)
+    validation_examples = dataset.validation_examples
     return group_job(
         parameters,
         session.run.name,
         iteration,
         group,
         parent,
-        method=dataset.get("method", "supervised"),
-        dataset_digest=dataset["digest"],
-        examples=dataset["examples"] - validation_examples,
+        method=dataset.method,
+        dataset_digest=dataset.digest,
+        examples=dataset.examples - validation_examples,
         attempt=_attempt(session, iteration, group),
         validation_examples=validation_examples,
         validation_digest=digest(sorted(out)) if out else None,
-    )
-
-
-@dataclass(frozen=True)
-class Parent:
-    """The model that a job starts from."""
-
-    model: str  # as its server names it
-    digest: str | None  # of its weights, where the server has said it
-    is_base: bool
-    can_stack: bool  # another adapter can be trained over it
-
-
-def group_job(
-    parameters: HyperParameters,
-    run: str,
-    iteration: int,
-    group: str,
-    parent: Parent,
-    *,
-    method: str,
-    dataset_digest: str,
-    examples: int,
-    attempt: int,
-    suffix: str | None = None,
-    validation_examples: int = 0,
-    validation_digest: str | None = None,
-) -> JobSpec:
-    """The job of a group on this data, trained as the settings say, in the loop or by hand."""
-    hyper_parameters, nip = training_settings(
-        parameters, group, from_base=parent.is_base, can_stack=parent.can_stack, method=method
-    )
-    return JobSpec(
-        run=run,
-        iteration=iteration,
-        group=group,
-        dataset_digest=dataset_digest,
-        parent_model=parent.model,
-        parent_model_digest=parent.digest or digest(parent.model),
-        seed=derive_seed("job", parameters.seed, iteration, group),
-        examples=examples,
-        method=method,
-        hyper_parameters=hyper_parameters,
-        nip=nip,
-        attempt=attempt,
-        suffix=suffix or f"{run}-{iteration:04d}-{group}",
-        validation_examples=validation_examples,
-        validation_digest=validation_digest,
-        integrations=integrations(parameters, group),
-    )
-
-
-def integrations(parameters: HyperParameters, group: str) -> list[dict[str, Any]]:
-    """Return who else is told of the group's jobs, in the words of OpenAI's API."""
-    project = parameters.fine_tuning.wandb_project
-    agent = parameters.group_parameters(group)
-    if project is None or agent.use_dummy_api or agent.model_provider != "OpenAI":
-        return []
-    return [{"type": "wandb", "wandb": {"project": project}}]
-
-
-def training_settings(
-    parameters: HyperParameters,
-    group: str,
-    *,
-    from_base: bool,
-    can_stack: bool = True,
-    method: str = "supervised",
-) -> tuple[dict[str, Any], NipSettings]:
-    """The settings with which a group is trained: those that its API has words for, and the rest.
-
-    The first are the hyper-parameters of the method. Only what the method and the server take is
-    in it. `from_base`: not from the model that plays; `can_stack`: that one is an adapter, so that
-    another can be trained over it.
-    """
-    agent = parameters.group_parameters(group)
-    start_from: Literal["base", "continue", "stack"] = "base"
-    if not from_base:
-        start_from = "stack" if agent.stack_lora_adapters and can_stack else "continue"
-    hyper_parameters: dict[str, Any] = {"n_epochs": agent.num_epochs or parameters.rl.num_epochs}
-    if method == "dpo" and agent.dpo_beta is not None:
-        hyper_parameters["beta"] = agent.dpo_beta
-    if method == "trajectories":
-        gradient = parameters.pure_text_grpo
-        hyper_parameters["advantage"] = ADVANTAGE
-        hyper_parameters["clip_low"] = gradient.clip_low
-        if gradient.clip_high is not None:
-            hyper_parameters["clip_high"] = gradient.clip_high
-        hyper_parameters["kl_penalty"] = gradient.kl_penalty
-    if not speaks_nip(agent):
-        return hyper_parameters, NipSettings()
-    hyper_parameters["batch_size"] = agent.per_device_train_batch_size
-    # Set is what is to be sent, as it stands here: a job's key goes by it, 8 is another than 8.0.
-    sometimes: dict[str, Any] = {}
-    if parameters.rl.max_grad_norm != 1.0:  # the server's own, which earlier jobs were made with
-        sometimes["max_grad_norm"] = parameters.rl.max_grad_norm
-    if agent.use_lora:
-        sometimes["lora_rank"] = agent.lora_rank
-        sometimes["lora_alpha"] = agent.effective_lora_alpha
-        sometimes["lora_dropout"] = agent.lora_dropout
-    else:
-        sometimes["use_lora"] = False
-    if method == "dpo" and agent.dpo_sft_weight:
-        sometimes["dpo_sft_weight"] = agent.dpo_sft_weight
-    for name in ("max_length", "tokens_per_pass", "gradient_checkpointing"):
-        if getattr(parameters.fine_tuning, name) is not None:
-            sometimes[name] = getattr(parameters.fine_tuning, name)
-    if agent.quantization == "bitsandbytes" and not is_deterministic(parameters, agent):
-        sometimes["quantization"] = "4bit"  # as bitsandbytes holds it in the engine
-    return hyper_parameters, NipSettings.model_construct(
-        learning_rate=parameters.rl.lr,
-        lr_scheduler=parameters.fine_tuning.lr_scheduler,
-        warmup_ratio=parameters.fine_tuning.warmup_ratio,
-        weight_decay=parameters.fine_tuning.weight_decay,
-        start_from=start_from,
-        **sometimes,
     )
 
 

@@ -1,14 +1,14 @@
 """Sweeps: many runs that differ in a few settings, and one table of them all.
 
-plan       the runs of a sweep, from its file
-results    what came of them, as a document, a page and a figure
-baselines  what those among the arms say of the others
-asked_again  what the verifier alone finds by any of k verdicts
-cells      every verdict, as a table
-page       that page
+swept_runs the runs of a sweep, from its file
+results        what came of them, as a document, a page and a figure
+arm_baselines  what those among the arms say of the others
+asked_again    what the verifier alone finds by any of k verdicts
+cells          every verdict, as a table
+page           that page
 declaration    what a study will show, said before it is run
-outcomes   what came of that
-played     runs on record, whatever sweep they are of
-diff       what is different about two of them
-comparison several of them side by side
+outcomes       what came of that
+played         runs on record, whatever sweep they are of
+diff           what is different about two of them
+comparison     several of them side by side
 """

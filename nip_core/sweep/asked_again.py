@@ -1,7 +1,7 @@
 """What the verifier alone finds by being asked again: any of k verdicts, beside the other arms.
 
-any_of_tests   of an arm, for each k, soundness and completeness with intervals, and tokens
-at_as_many     each arm with provers beside as many verdicts as make its tokens
+summarize_asked_again    of an arm, for each k, both rates with their intervals, and tokens
+compare_at_equal_tokens  each arm with provers beside as many verdicts as make its tokens
 
 Rejecting where any of k plays rejects is `nip_core.evaluation.any_of`; docs/statistics.md says what
 it is for.
@@ -15,7 +15,7 @@ from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
-from nip_core.sweep.counted import Counts, over_runs
+from nip_core.sweep.counted import Counts, average_runs
 
 RATES: Mapping[str, tuple[int, ...]] = {"soundness": (0,), "completeness": (1,)}
 TOKENS = ("generated_tokens", "prompt_tokens")
@@ -23,10 +23,10 @@ Finding = dict[str, Any]
 OverRuns = Callable[[Sequence[float | None]], dict[str, float] | None]
 
 
-def any_of_tests(
+def summarize_asked_again(
     store: Store, runs: Sequence[Mapping[str, Any]], name: str, mean: OverRuns
 ) -> list[Finding]:
-    """The first and the last test of an arm's `runs`, as `collect` has them, by k.
+    """The first and the last test of an arm's `runs`, as `collect_results` has them, by k.
 
     Each has its ``iteration`` and ``rows``: ``k``, by rate its mean, lowest and highest over runs
     with a 95 % interval that counts seeds and questions as drawn, and ``generated_tokens`` and
@@ -47,7 +47,7 @@ def any_of_tests(
             row: Finding = {"k": k}
             for rate in RATES:
                 row[rate] = mean([test["any_of"][k - 1][rate] for _, test in of_runs])
-                both_ways = over_runs(
+                both_ways = average_runs(
                     [c[rate, k] for c in counted], f"{name} {iteration} {rate} {k}"
                 )
                 if row[rate] is not None and both_ways is not None and both_ways.ci95 is not None:
@@ -76,13 +76,13 @@ def _counts(store: Store, run: str, iteration: int) -> dict[tuple[str, int], Cou
     return {(rate, k): counts.get((rate, k), {}) for rate in RATES for k in range(1, plays + 1)}
 
 
-def at_as_many(
+def compare_at_equal_tokens(
     arms: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[int, int]]
 ) -> Iterator[Finding]:
     """Each arm beside a baseline that is asked again, at no more generated tokens.
 
-    `arms` are those of `collect`; `pairs` say by their places which is compared with which. ``k``
-    is the highest with no more tokens, at least 1; the figures are those of both.
+    `arms` are those of `collect_results`; `pairs` say by their places which is compared with which.
+    ``k`` is the highest with no more tokens, at least 1; the figures are those of both.
     """
     for place, other in pairs:
         arm, baseline = arms[place], arms[other]

@@ -1,7 +1,7 @@
 """The attacks of a sweep: by what the verifier of each run is attacked once it is trained.
 
-SweptAttack     an attack on one run of a sweep, with its settings checked
-AttackEntry     what a sweep's file says of an attack
+SweptAttack  an attack on one run of a sweep, with its settings checked
+AttackEntry  what a sweep's file says of an attack
 
     attacks:
       sneaky: {by: sneaky, steps: 20, every: 5, set: {rl.lr: 0.001}}
@@ -19,8 +19,8 @@ from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.attack import BEST_OF_N, SNEAKY
 from nip_core.run_store.run import RUN_NAME
-from nip_core.stages.attack import STEPS, TESTED_EVERY, attack_of
-from nip_core.stages.origin import check_game
+from nip_core.session.origin import check_game
+from nip_core.sweep.attack_run import STEPS, TESTED_EVERY, attack_of
 
 Value = str | int | float | bool | None
 Count = Annotated[int, Field(ge=1)]
@@ -78,7 +78,7 @@ class SweptAttack:
         return attack.n[-1] if attack.by == BEST_OF_N else None
 
 
-def swept_attack(label: str, entry: AttackEntry, attacked: HyperParameters) -> SweptAttack:
+def plan_attack(label: str, entry: AttackEntry, attacked: HyperParameters) -> SweptAttack:
     """The attack `label` on a run that has not begun yet.
 
     Raises SettingsError where the run has nobody who could attack, or nothing worth attacking.

@@ -1,7 +1,7 @@
 """Every verdict of the tests and attacks of a sweep, as one table: what its figures are means of.
 
-cells           the table, from what is in the store, and what could not be read
-as_parquet      the same as a file: the same verdicts give the same bytes (of one pyarrow)
+read_verdicts   the table, from what is in the store, and what could not be read
+encode_parquet  the same as a file: the same verdicts give the same bytes (of one pyarrow)
 
 Each row is a verdict. Nothing of a run but its committed rollouts is read, so runs that are not
 finished, and those of earlier versions, are there as far as they are.
@@ -22,7 +22,7 @@ from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
-from nip_core.sweep.plan import Sweep, SweptRun
+from nip_core.sweep.swept_runs import Sweep, SweptRun
 
 AXIS = "axis_"
 """Before the name of an axis, so that no axis has the name of another column."""
@@ -39,7 +39,7 @@ _OF_EPISODES = [
 _ORDER = ("run", "attack", "iteration", "n", "question", "problem", "sample")
 
 
-def cells(store: Store, sweep: Sweep) -> tuple[pa.Table, list[str]]:
+def read_verdicts(store: Store, sweep: Sweep) -> tuple[pa.Table, list[str]]:
     """All verdicts, sorted, and what could not be read, a sentence each.
 
     The columns are ``run``; ``axis_…``, the value of each axis; ``attack``, its name in the sweep,
@@ -70,7 +70,7 @@ def cells(store: Store, sweep: Sweep) -> tuple[pa.Table, list[str]]:
     return table.take(order).combine_chunks(), left_out
 
 
-def as_parquet(table: pa.Table) -> bytes:
+def encode_parquet(table: pa.Table) -> bytes:
     """The table as the content of a file: texts as dictionaries, zstd."""
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd", compression_level=9)

@@ -1,7 +1,7 @@
 """Several runs side by side: one table, one figure, one page.
 
-compare   the results of the runs as one document
-write     that, a table, a figure and a page into a directory
+compare_runs      the results of the runs as one document
+write_comparison  that, a table, a figure and a page into a directory
 """
 
 import contextlib
@@ -15,15 +15,15 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from nip_core.costs.spent_and_estimated import costs_of
 from nip_core.errors import SettingsError, StoreError
 from nip_core.evaluation.figures_in_words import p_value
 from nip_core.evaluation.plots import Mark, arms_svg
 from nip_core.evaluation.statistics.differences import holm
 from nip_core.parameters.stored import with_defaults
-from nip_core.run_store.run import flatten, settings_difference
-from nip_core.stages.costs import costs_of
+from nip_core.run_store.settings_difference import flatten, settings_difference
 from nip_core.sweep.page import MAJORITY, METRICS, Results, markdown_table
-from nip_core.sweep.played import PlayedRun, check_alike, paired
+from nip_core.sweep.played import PlayedRun, check_alike, compare_tests
 from nip_lm_server.client import parse_json
 
 RATES = tuple(metric for metric in METRICS if metric != MAJORITY)
@@ -33,7 +33,7 @@ _OWN = ("run_name", "run_store")
 _SHORT = 60  # characters of a setting in the page
 
 
-def compare(runs: Sequence[PlayedRun]) -> Results:
+def compare_runs(runs: Sequence[PlayedRun]) -> Results:
     """The results of the runs, to be encoded as JSON.
 
     ``runs`` has for each its ``label``, ``status``, the ``iteration`` of its last test, by rate the
@@ -102,9 +102,9 @@ def _add_differences(rows: Sequence[dict[str, Any]], runs: Sequence[PlayedRun]) 
     for row, run in zip(rows, runs, strict=True):
         row["against"] = None
         if run is not first and run.tests and first.tests:
-            row["against"] = paired((first, first.tests[-1]), (run, run.tests[-1]), ["accuracy"])[
-                "accuracy"
-            ]
+            row["against"] = compare_tests(
+                (first, first.tests[-1]), (run, run.tests[-1]), ["accuracy"]
+            )["accuracy"]
     known = [row["against"] for row in rows if row["against"] and row["against"]["p"] is not None]
     for against, p in zip(known, holm([against["p"] for against in known]), strict=True):
         against["p_holm"] = p
@@ -122,7 +122,7 @@ def _settings(runs: Sequence[PlayedRun]) -> dict[str, list[Any]]:
     }
 
 
-def table(results: Results) -> str:
+def comparison_table(results: Results) -> str:
     """The runs as a Markdown table."""
     return markdown_table(*heads_and_rows(results))
 
@@ -167,7 +167,7 @@ def _points(value: float | None, interval: Sequence[float] | None = None) -> str
     )
 
 
-def figure(results: Results) -> str:
+def comparison_figure(results: Results) -> str:
     """The runs below each other, each rate a mark with its 95 % interval, as an SVG element."""
     return arms_svg([(row["label"], _marks(row)) for row in results["runs"]], "runs")
 
@@ -181,13 +181,13 @@ def _marks(row: Mapping[str, Any]) -> dict[str, Mark | None]:
     return marks
 
 
-def page(results: Results) -> str:
+def render_comparison(results: Results) -> str:
     """All of it as one HTML page that needs nothing but itself."""
     heads, rows = heads_and_rows(results)
     style = resources.files("nip_core.evaluation").joinpath("report.css").read_text("utf-8")
     return _template().render(
         style=Markup(style),  # noqa: S704, which is the report's own
-        figure=Markup(figure(results)),  # noqa: S704, in which names are escaped
+        figure=Markup(comparison_figure(results)),  # noqa: S704, in which names are escaped
         heads=heads,
         rows=[[(row[0], ""), *map(_value_and_interval, row[1:])] for row in rows],
         results=results,
@@ -215,7 +215,7 @@ def _template() -> Template:
     return environment.get_template("comparison.html.jinja")
 
 
-def write(results: Results, directory: Path) -> Path:
+def write_comparison(results: Results, directory: Path) -> Path:
     """Write results.json, table.md, figure.svg and index.html; returns the page's path.
 
     Those of an earlier comparison of the same runs are replaced. Raises SettingsError if something
@@ -224,9 +224,9 @@ def write(results: Results, directory: Path) -> Path:
     _check_free(directory, results)
     files = {
         "results.json": json.dumps(results, indent=2),
-        "table.md": table(results),
-        "figure.svg": figure(results),
-        "index.html": page(results),
+        "table.md": comparison_table(results),
+        "figure.svg": comparison_figure(results),
+        "index.html": render_comparison(results),
     }
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """How often the verifier of a run was right, question by question.
 
-Counted    by run and figure, from the episodes of its last test
-rate       over runs
-over_runs  the same as a mean over seeds and questions, with its interval
+Counted       by run and figure, from the episodes of its last test
+share_right   over runs
+average_runs  the same as a mean over seeds and questions, with its interval
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ class Counted:
         self._store, self._tests = store, tests
         self._known: dict[tuple[str, Figure], Counts] = {}
 
-    def of(self, run: str | None, figure: Figure) -> Counts | None:
+    def count(self, run: str | None, figure: Figure) -> Counts | None:
         """None for a run that is not finished and tested, and without a run."""
         if run is None or run not in self._tests:
             return None
@@ -75,13 +75,13 @@ class Counted:
         return episodes if test.n is None else choose_episodes(episodes, stored.choices(), test.n)
 
 
-def rate(runs: Sequence[Counts]) -> float | None:
+def share_right(runs: Sequence[Counts]) -> float | None:
     """The share of right plays over all runs, in [0, 1]; None without plays."""
     plays = sum(n for counts in runs for _, n in counts.values())
     return sum(hits for counts in runs for hits, _ in counts.values()) / plays if plays else None
 
 
-def over_runs(runs: Sequence[Counts], name: str) -> TwoWay | None:
+def average_runs(runs: Sequence[Counts], name: str) -> TwoWay | None:
     """The mean over runs and questions; `name` seeds the bootstrap. None without plays."""
     questions = sorted({question for counts in runs for question in counts})
     if not questions:

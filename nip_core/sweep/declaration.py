@@ -1,8 +1,8 @@
 """What a study will show is said before it is run, and what was done otherwise is listed.
 
-read_plan       a YAML file -> Plan: a sweep and hypotheses about its arms
-declare         the plan's declaration, put beside the sweep's results before its first run
-departures      what of a sweep is not as it was declared
+read_plan        a YAML file -> StudyPlan: a sweep and hypotheses about its arms
+declare          the plan's declaration, put beside the sweep's results before its first run
+list_departures  what of a sweep is not as it was declared
 
     sweep: rounds.yaml
     stopping: all runs of the sweep, and no others
@@ -37,9 +37,9 @@ from nip_core.evaluation import attack_figures, statistics
 from nip_core.hashing import digest
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
-from nip_core.stages.prepare import code_version
+from nip_core.session.contents import code_version
 from nip_core.sweep.counted import Figure
-from nip_core.sweep.plan import Sweep, SweptRun, as_text, read_file, read_sweep
+from nip_core.sweep.swept_runs import Sweep, SweptRun, as_text, read_sweep, read_yaml_as
 from nip_lm_server.client import parse_json
 
 DAMAGED = "damaged"
@@ -101,7 +101,7 @@ class PlanFile(BaseModel):
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """A sweep, and what is expected of it."""
 
     sweep: Sweep
@@ -144,25 +144,25 @@ def analysis_digest() -> str:
     return digest(hashed)
 
 
-def read_plan(path: Path, overrides: tuple[str, ...] = ()) -> Plan:
+def read_plan(path: Path, overrides: tuple[str, ...] = ()) -> StudyPlan:
     """The plan of a file, its sweep read and every arm looked up in it.
 
     Raises SettingsError for what is wrong; the message names file and place.
     """
-    file = read_file(path, PlanFile)
+    file = read_yaml_as(path, PlanFile)
     sweep = read_sweep(path.parent / file.sweep, overrides)
     for place, hypothesis in enumerate(file.hypotheses):
         try:
-            both = pairs(sweep, hypothesis)
+            both = pair_runs(sweep, hypothesis)
             _check_attacked(sweep, hypothesis, both)
             if len(both) < 2:
                 raise SettingsError("one pair of runs shows no spread; give the sweep more seeds")
         except SettingsError as error:
             raise SettingsError(f"{path}: hypotheses[{place}]: {error}") from None
-    return Plan(sweep, file)
+    return StudyPlan(sweep, file)
 
 
-def pairs(sweep: Sweep, hypothesis: Hypothesis) -> list[tuple[SweptRun, SweptRun]]:
+def pair_runs(sweep: Sweep, hypothesis: Hypothesis) -> list[tuple[SweptRun, SweptRun]]:
     """The runs of both arms that differ in nothing but what the hypothesis is about.
 
     Raises SettingsError for an arm that no run has, or a run without its counterpart.
@@ -195,7 +195,7 @@ def _check_attacked(
         there = ", ".join(sweep.attacks) or "none"
         raise SettingsError(f"after: {after!r}: the sweep has no such attack; it has {there}")
     for run in (run for pair in both for run in pair):
-        if run.played(after) is None:
+        if run.name_after(after) is None:
             raise SettingsError(f"after: {after!r} leaves out {run.name}")
 
 
@@ -209,7 +209,7 @@ def _runs_with(sweep: Sweep, arm: Mapping[str, Any]) -> list[SweptRun]:
     return [run for run in sweep.runs if texts.items() <= run.values.items()]
 
 
-def declare(store: Store, plan: Plan) -> tuple[dict[str, Any], bool]:
+def declare(store: Store, plan: StudyPlan) -> tuple[dict[str, Any], bool]:
     """The declaration of a plan, and whether it is new.
 
     One that is there already and says the same stays.
@@ -266,7 +266,7 @@ def _path(sweep: str) -> str:
     return f"sweeps/{sweep}/declaration.json"
 
 
-def departures(
+def list_departures(
     store: Store, sweep: Sweep, declaration: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]
 ) -> list[str]:
     """List what is not as declared: runs, their settings, when they began, and code."""

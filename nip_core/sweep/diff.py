@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from nip_core.errors import DatasetError
-from nip_core.run_store.run import flatten, settings_difference
-from nip_core.sweep.played import LABELS, PlayedRun, paired
+from nip_core.run_store.settings_difference import flatten, settings_difference
+from nip_core.sweep.played import LABELS, PlayedRun, compare_tests
 
 _OWN = ("run_name", "run_store")
 """Settings that say which run it is, and change nothing about it."""
 _ABSENT = None
 
 
-def difference(a: PlayedRun, b: PlayedRun) -> dict[str, Any]:
+def find_differences(a: PlayedRun, b: PlayedRun) -> dict[str, Any]:
     """The differences of two runs, to be encoded as JSON.
 
     - ``settings``: by dotted key, the values of both
@@ -101,7 +101,7 @@ def _results(a: PlayedRun, b: PlayedRun) -> Iterator[dict[str, Any]]:
     for when, (of_a, of_b) in pairs.items():
         if when == "last" and pairs["first"] == pairs["last"]:
             return
-        differences = paired((a, of_a), (b, of_b))
+        differences = compare_tests((a, of_a), (b, of_b))
         tests = (a.test(of_a).as_json(), b.test(of_b).as_json())
         yield {
             "test": when,

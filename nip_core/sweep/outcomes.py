@@ -1,6 +1,6 @@
 """What came of declared hypotheses: differences between arms over seeds and questions.
 
-outcomes    a hypothesis each: the difference, its interval, its p-value, and what follows
+judge_hypotheses  a hypothesis each: the difference, its interval, its p-value, and what follows
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ from nip_core.evaluation.statistics.differences import equivalence, holm
 from nip_core.evaluation.statistics.distributions import t_cdf
 from nip_core.evaluation.statistics.two_way import TwoWay, two_way
 from nip_core.hashing import derive_seed
-from nip_core.sweep.counted import Counted, rate
-from nip_core.sweep.declaration import Hypothesis, pairs
-from nip_core.sweep.plan import Sweep, SweptRun
+from nip_core.sweep.counted import Counted, share_right
+from nip_core.sweep.declaration import Hypothesis, pair_runs
+from nip_core.sweep.swept_runs import Sweep, SweptRun
 
 NO_ERROR = 1e-12
 """A standard error that is rounding and nothing else."""
 
 
 @dataclass(frozen=True)
-class Compared:
+class ArmsCompared:
     """Two arms, run by run."""
 
     rates: tuple[float | None, float | None] = (None, None)
@@ -37,7 +37,7 @@ class Compared:
     """Why nothing can be said of the hypothesis."""
 
 
-def outcomes(
+def judge_hypotheses(
     counted: Counted, sweep: Sweep, hypotheses: Sequence[Hypothesis]
 ) -> list[dict[str, Any]]:
     """Compare the arms of each hypothesis, in their order.
@@ -47,12 +47,12 @@ def outcomes(
     after Holm among the hypotheses that are not primary. "shown", "contradicted" or "not shown"
     follow from them; "not tested" says why in ``because``.
     """
-    compared = [_compare(counted, sweep, hypothesis) for hypothesis in hypotheses]
+    compared = [_compare_arms(counted, sweep, hypothesis) for hypothesis in hypotheses]
     p_values = [
-        None if both.because else _p(hypothesis, both)
+        None if both.because else _p_value(hypothesis, both)
         for hypothesis, both in zip(hypotheses, compared, strict=True)
     ]
-    adjusted = _adjusted(hypotheses, p_values)
+    adjusted = _adjust_p_values(hypotheses, p_values)
     return [
         {
             "says": hypothesis.says,
@@ -67,7 +67,7 @@ def outcomes(
             "p": p,
             "p_holm": p_holm,
             "alpha": hypothesis.alpha,
-            **_verdict(hypothesis, both, p_holm),
+            **_judge(hypothesis, both, p_holm),
         }
         for hypothesis, both, p, p_holm in zip(
             hypotheses, compared, p_values, adjusted, strict=True
@@ -80,22 +80,22 @@ def _as_rates(interval: Interval | None) -> list[float] | None:
     return None if interval is None else [max(-1.0, interval[0]), min(1.0, interval[1])]
 
 
-def _compare(counted: Counted, sweep: Sweep, hypothesis: Hypothesis) -> Compared:
+def _compare_arms(counted: Counted, sweep: Sweep, hypothesis: Hypothesis) -> ArmsCompared:
     """The difference between both arms, over the pairs of runs that are finished."""
     try:
-        named = pairs(sweep, hypothesis)
+        named = pair_runs(sweep, hypothesis)
     except SettingsError as error:  # the sweep is not as it was when this was declared
-        return Compared(because=str(error))
+        return ArmsCompared(because=str(error))
     of_pairs = [
-        [counted.of(run.played(hypothesis.after), hypothesis.figure) for run in pair]
+        [counted.count(run.name_after(hypothesis.after), hypothesis.figure) for run in pair]
         for pair in named
     ]
     both = [(a, b) for a, b in of_pairs if a is not None and b is not None]
-    rates = (rate([first for first, _ in both]), rate([second for _, second in both]))
+    rates = (share_right([first for first, _ in both]), share_right([second for _, second in both]))
     if not any(first for first, _ in both):
-        return Compared(rates, because="no pair of runs is finished and tested")
+        return ArmsCompared(rates, because="no pair of runs is finished and tested")
     if any(first.keys() != second.keys() for first, second in both):
-        return Compared(rates, because="the arms were not tested on the same questions")
+        return ArmsCompared(rates, because="the arms were not tested on the same questions")
     questions = sorted({question for first, _ in both for question in first})
     # A question weighs as much as it was played, in the arm that played it less often.
     weights = np.zeros((len(both), len(questions)))
@@ -111,24 +111,28 @@ def _compare(counted: Counted, sweep: Sweep, hypothesis: Hypothesis) -> Compared
     compared = two_way(sums, weights, seed)
     assert compared is not None  # there are questions
     because = "one run or one question shows no spread" if compared.error is None else None
-    return Compared(rates, compared, len(both), because or _unmet(counted, named, hypothesis))
+    return ArmsCompared(
+        rates, compared, len(both), because or _find_unmet(counted, named, hypothesis)
+    )
 
 
-def _unmet(
+def _find_unmet(
     counted: Counted, named: Sequence[tuple[SweptRun, SweptRun]], hypothesis: Hypothesis
 ) -> str | None:
     """Return which condition is not met, or None."""
     for figure, least in hypothesis.where.items():
         for side, which in enumerate(("arm", "against")):
-            plays = (counted.of(pair[side].played(hypothesis.after), figure) for pair in named)
-            reached = rate([counts for counts in plays if counts is not None])
+            plays = (
+                counted.count(pair[side].name_after(hypothesis.after), figure) for pair in named
+            )
+            reached = share_right([counts for counts in plays if counts is not None])
             if reached is None or reached < least:
                 measured = "unknown" if reached is None else f"{reached:.3f}"
                 return f"{figure} of {which} is {measured}, below {least:g}"
     return None
 
 
-def _p(hypothesis: Hypothesis, both: Compared) -> float:
+def _p_value(hypothesis: Hypothesis, both: ArmsCompared) -> float:
     difference = both.difference
     assert difference is not None and difference.error is not None
     value, error, margin = difference.value, difference.error, hypothesis.margin
@@ -144,7 +148,7 @@ def _p(hypothesis: Hypothesis, both: Compared) -> float:
     return min(1.0, 2 * t_cdf(-abs(value) / error, difference.df))
 
 
-def _adjusted(
+def _adjust_p_values(
     hypotheses: Sequence[Hypothesis], p_values: Sequence[float | None]
 ) -> list[float | None]:
     """After Holm, among the hypotheses that are not primary and were tested."""
@@ -160,7 +164,7 @@ def _adjusted(
     return adjusted
 
 
-def _verdict(hypothesis: Hypothesis, both: Compared, p: float | None) -> dict[str, str]:
+def _judge(hypothesis: Hypothesis, both: ArmsCompared, p: float | None) -> dict[str, str]:
     if both.because is not None or p is None or both.difference is None:
         return {"outcome": "not tested", "because": both.because or "no p-value"}
     if p > hypothesis.alpha:

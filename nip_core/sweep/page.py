@@ -1,15 +1,15 @@
 """The results of a sweep for its reader, as Markdown.
 
-page     the table, what was declared, and what did not end
-table    the arms, one a row
-markdown_table   any table
+render_results  the table, what was declared, and what did not end
+arms_table      the arms, one a row
+markdown_table  any table
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nip_core.evaluation.figures_in_words import plain_percent
-from nip_core.sweep.baselines import baseline_lines
+from nip_core.sweep.arm_baselines import baseline_lines
 
 MAJORITY = "majority_accuracy"
 """Where problems are played several times: of the verdict that is the more frequent."""
@@ -41,7 +41,7 @@ least 1): what the verifier finds with them by being asked again, by itself.
 Results = dict[str, Any]
 
 
-def table(results: Results) -> str:
+def arms_table(results: Results) -> str:
     """The arms as a Markdown table: means over runs, with intervals."""
     axes = [axis for axis in results["axes"] if axis != "seed"]
     is_voted = any(arm[MAJORITY] is not None for arm in results["arms"])
@@ -100,12 +100,12 @@ def _change(value: Mapping[str, Any] | None) -> str:
     return "–" if value is None else f"{100 * value['mean']:+.1f}"
 
 
-def page(results: Results) -> str:
+def render_results(results: Results) -> str:
     """The table with what stands beside it, as Markdown."""
     attacks = [attack for run in results["runs"] for attack in run.get("attacks", {}).values()]
     text = f"# Sweep {results['sweep']}\n\n{_finished(results['runs'])} runs"
     text += f" and {_finished(attacks)} attacks finished.\n\n" if attacks else " finished.\n\n"
-    text += table(results)
+    text += arms_table(results)
     text += (
         "\nPercent of the last test's episodes: mean over the finished runs of an arm. In brackets "
         "95 % intervals that count seeds and questions as drawn. In the figure the lowest and the "

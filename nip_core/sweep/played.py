@@ -1,9 +1,9 @@
 """Runs on record as they are compared: which they are, what they were tested on, and how far apart.
 
-PlayedRun    a run by its place, with what comparing needs of it
-find_run     the run that a name, or a path to it, stands for
-check_alike  refuse runs that were tested on different problems
-paired       how much better one test is than another, problem by problem
+PlayedRun        a run by its place, with what comparing needs of it
+find_played_run  the run that a name, or a path to it, stands for
+check_alike      refuse runs that were tested on different problems
+compare_tests    how much better one test is than another, problem by problem
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ import pyarrow.compute as pc
 from nip_core.errors import DatasetError
 from nip_core.evaluation.metrics import paired_difference
 from nip_core.evaluation.split_metrics import SplitMetrics
+from nip_core.records import named_run
+from nip_core.records.intervals import split_by_of
+from nip_core.records.iterations import Records
+from nip_core.records.status import status_of
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunRecord, RunStore
-from nip_core.stages import named_run
-from nip_core.stages.intervals import split_by_of
-from nip_core.stages.records import Records
-from nip_core.stages.showing import status_of
 
 LABELS: Mapping[str, int | None] = {"accuracy": None, "completeness": 1, "soundness": 0}
 """The rates that are compared, with the label of the problems that each is about."""
@@ -69,7 +69,7 @@ class PlayedRun:
         return self.records.of(iteration).metrics(TEST) or SplitMetrics()
 
 
-def find_run(name: str, run_store: str) -> PlayedRun:
+def find_played_run(name: str, run_store: str) -> PlayedRun:
     """The run called `name` in `run_store`, or at the path or address STORE/NAME.
 
     Raises SettingsError if it is not there.
@@ -88,7 +88,7 @@ def check_alike(a: PlayedRun, b: PlayedRun) -> None:
         )
 
 
-def paired(
+def compare_tests(
     a: tuple[PlayedRun, int], b: tuple[PlayedRun, int], rates: Sequence[str] = tuple(LABELS)
 ) -> dict[str, dict[str, Any]]:
     """By rate, how much higher it is in the test of `b` than in that of `a` (a run and an iteration

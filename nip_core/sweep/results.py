@@ -1,7 +1,7 @@
 """What came of the runs of a sweep: one document, one table, one figure.
 
-collect        a sweep -> its results, from what is in the store
-write          them, every verdict, a page and a figure into the store, under sweeps/NAME
+collect_results  a sweep -> its results, from what is in the store
+write_results    them, every verdict, a page and a figure into the store, under sweeps/NAME
 """
 
 import json
@@ -12,23 +12,30 @@ from nip_core.errors import StoreError
 from nip_core.evaluation.baseline_verifiers import shows_checking
 from nip_core.evaluation.plots import Mark, arms_svg
 from nip_core.evaluation.split_metrics import SplitMetrics
+from nip_core.records.intervals import shown_metrics
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunStore, list_runs, read_document
 from nip_core.run_store.store import Store
-from nip_core.stages.intervals import shown_metrics
-from nip_core.stages.showing import summary
-from nip_core.sweep.asked_again import TOKENS, any_of_tests, at_as_many
+from nip_core.showing.summary import summary
+from nip_core.sweep.arm_baselines import (
+    ByMajority,
+    asked_again_pairs,
+    baseline_kind,
+    compare_with_baselines,
+)
+from nip_core.sweep.asked_again import TOKENS, compare_at_equal_tokens, summarize_asked_again
 from nip_core.sweep.attacks import SweptAttack
-from nip_core.sweep.baselines import ByMajority, asked_again_pairs, findings, kind_of
-from nip_core.sweep.cells import as_parquet, cells
-from nip_core.sweep.counted import Counted, Figure, LastTest, over_runs
-from nip_core.sweep.declaration import DAMAGED, Hypothesis, departures, read_declaration
-from nip_core.sweep.outcomes import outcomes
-from nip_core.sweep.page import AFTER_ATTACK, LOSSES, MAJORITY, METRICS, Results, page
-from nip_core.sweep.plan import Sweep, SweptRun
+from nip_core.sweep.cells import encode_parquet, read_verdicts
+from nip_core.sweep.counted import Counted, Figure, LastTest, average_runs
+from nip_core.sweep.declaration import DAMAGED, Hypothesis, list_departures, read_declaration
+from nip_core.sweep.outcomes import judge_hypotheses
+from nip_core.sweep.page import AFTER_ATTACK, LOSSES, MAJORITY, METRICS, Results, render_results
+from nip_core.sweep.swept_runs import Sweep, SweptRun
 
 
-def collect(store: Store, sweep: Sweep, failures: Mapping[str, str] | None = None) -> Results:
+def collect_results(
+    store: Store, sweep: Sweep, failures: Mapping[str, str] | None = None
+) -> Results:
     """The results of a sweep: its runs with their first and last test, and its arms.
 
     `failures` says by run why it did not end. A run that has not begun has the status "not begun".
@@ -48,11 +55,11 @@ def collect(store: Store, sweep: Sweep, failures: Mapping[str, str] | None = Non
     results: Results = {"sweep": sweep.name, "axes": list(sweep.axes), "arms": arms, "runs": runs}
     tested = [run for run in runs if run["status"] == "finished" and run["tests"]]
     last_tests = {run["run"]: run["tests"][-1] for run in tested}
-    alone = [run.name for run in sweep.runs if kind_of(run.parameters) == "alone"]
+    alone = [run.name for run in sweep.runs if baseline_kind(run.parameters) == "alone"]
     voted = [n for n in alone if n in last_tests and last_tests[n][MAJORITY] is not None]
     by_majority = ByMajority(store, tests, voted)
-    results["baselines"] = findings(counted, by_majority, sweep, last_tests)
-    results["baselines"]["any_of"] = [*at_as_many(arms, asked_again_pairs(sweep))]
+    results["baselines"] = compare_with_baselines(counted, by_majority, sweep, last_tests)
+    results["baselines"]["any_of"] = [*compare_at_equal_tokens(arms, asked_again_pairs(sweep))]
     declaration = read_declaration(store, sweep.name)
     if declaration is not None:
         results["declared"] = _declared(store, sweep, counted, declaration, runs)
@@ -72,8 +79,8 @@ def _declared(
     return {
         **{key: declaration[key] for key in ("sha256", "declared_at", "code_version")},
         "stopping": plan["stopping"],
-        "outcomes": outcomes(counted, sweep, hypotheses),
-        "departures": departures(store, sweep, declaration, runs),
+        "outcomes": judge_hypotheses(counted, sweep, hypotheses),
+        "departures": list_departures(store, sweep, declaration, runs),
     }
 
 
@@ -210,7 +217,7 @@ def _arm(
     values["gain"] = _over_runs(gains)
     for kind in TOKENS:
         values[kind] = _over_runs([run["tests"][-1][kind] for run in tested])
-    values["any_of"] = any_of_tests(store, tested, of_arm, _over_runs)
+    values["any_of"] = summarize_asked_again(store, tested, of_arm, _over_runs)
     attacks = {label: _attack(counted, label, swept, runs, of_arm) for label in sweep.attacks}
     return values | ({"attacks": attacks} if attacks else {})
 
@@ -229,7 +236,7 @@ def _attack(
         if (result := run.get("attacks", {}).get(label)) and result["status"] == "finished"
     ]
     values: dict[str, Any] = {
-        "runs": sum(run.played(label) is not None for run in swept),
+        "runs": sum(run.name_after(label) is not None for run in swept),
         "finished": len(finished),
     }
     for metric in (*AFTER_ATTACK, *LOSSES):
@@ -243,8 +250,8 @@ def _add_intervals(
 ) -> None:
     """Give the rates of an arm their intervals, over seeds and questions."""
     for figure in get_args(Figure):
-        plays = [counts for run in runs if (counts := counted.of(run, figure)) is not None]
-        both_ways = over_runs(plays, f"{name} {figure}") if values.get(figure) else None
+        plays = [counts for run in runs if (counts := counted.count(run, figure)) is not None]
+        both_ways = average_runs(plays, f"{name} {figure}") if values.get(figure) else None
         if both_ways is not None and both_ways.ci95 is not None:
             low, high = both_ways.ci95
             values[figure]["ci95"] = [max(0.0, low), min(1.0, high)]  # they are rates
@@ -258,17 +265,17 @@ def _over_runs(values: Sequence[float | None]) -> dict[str, float] | None:
     return {"mean": mean, "lowest": min(measured), "highest": max(measured)}
 
 
-def write(store: Store, sweep: Sweep, results: Results, out: Store | None = None) -> str:
+def write_results(store: Store, sweep: Sweep, results: Results, out: Store | None = None) -> str:
     """Write results.json, cells.parquet, README.md and arms.svg of the sweep; where they lie.
 
     That is beside its runs, under sweeps/NAME; with `out` at the top of that store.
     """
     to, root = (store, f"sweeps/{results['sweep']}/") if out is None else (out, "")
-    table, left_out = cells(store, sweep)
+    table, left_out = read_verdicts(store, sweep)
     results = {**results, "cells": {"verdicts": table.num_rows, "left_out": left_out}}
-    to.put(f"{root}cells.parquet", as_parquet(table))
+    to.put(f"{root}cells.parquet", encode_parquet(table))
     to.put(f"{root}results.json", json.dumps(results, indent=2, sort_keys=False).encode())
-    to.put(f"{root}README.md", page(results).encode())
+    to.put(f"{root}README.md", render_results(results).encode())
     to.put(f"{root}arms.svg", arms_svg(_points(results)).encode())
     local = to.local_path(f"{root}README.md")
     return str(local) if local is not None else f"{to.url}/{root}README.md"

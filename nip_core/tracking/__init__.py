@@ -9,5 +9,5 @@ A tracker is a projection of the run's store. A batch is written down in the run
 its points, before anybody is sent it; so whoever sends it again sends the same. Each tracker has a
 run whose id derives from nip's, and takes a batch twice as once: by an id of each row, by a file
 that appears whole, or because it is asked what it has. The stages know nothing of this package:
-they start its processes, see `nip_core.stages.feeders`.
+they start its processes, see `nip_core.tracking.feeders`.
 """

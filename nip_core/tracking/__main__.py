@@ -4,7 +4,7 @@ the first line of stdin."""
 import json
 import sys
 
-from nip_core.tracking.feeder import serve
+from nip_core.tracking.feeder import run_feeder
 
 if __name__ == "__main__":
-    sys.exit(serve(json.loads(sys.stdin.readline())))
+    sys.exit(run_feeder(json.loads(sys.stdin.readline())))

@@ -1,7 +1,7 @@
 """The process that sends one tracker what it lacks of one run.
 
-Feeder   the work: look at the run, send, put down what was sent
-serve    the process around it: commands on stdin, what it does as JSON lines on what was stdout
+Feeder      the work: look at the run, send, put down what was sent
+run_feeder  the process around it: commands on stdin, what it does as JSON lines on what was stdout
 
 A process of its own for each tracker: its packages take seconds to import, and a tracker that does
 not answer holds up nobody but this process, which may be killed at any time. What a tracker has
@@ -33,7 +33,7 @@ from nip_core.run_store.documents import encode
 from nip_core.run_store.lease import Lease, acquire
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.trackers import address, tracker_directory
+from nip_core.tracking.places import address, tracker_directory
 from nip_core.tracking.point_log import PointLog
 from nip_core.tracking.trackers import RunToTrack, Tracker, TrackerError, make_tracker
 
@@ -138,7 +138,7 @@ class Feeder:
         self._run.store.put(self._path, encode(document), fence=self._lease.fence)
 
 
-def serve(task: dict[str, Any]) -> int:
+def run_feeder(task: dict[str, Any]) -> int:
     """Do what stdin asks for; the exit status: 0, or 3 after trouble, which was told.
 
     `task`: ``run_store`` and ``run``, the options of the ``tracker``, and whether to work
@@ -156,15 +156,15 @@ def serve(task: dict[str, Any]) -> int:
         with contextlib.suppress(OSError):  # nobody listens any longer
             answers.write(json.dumps({"state": state, **facts}) + "\n")
 
-    commands = _commands(sys.stdin)
+    commands = _read_commands(sys.stdin)
     try:
         _feed(task, commands, tell)
     except Exception as error:
-        tell("trouble", error=_in_words(error))
+        tell("trouble", error=_describe_error(error))
         if not isinstance(error, NipError):
             # As Python would show it, but for secrets: what is shown here is kept with the run.
             for line in traceback.format_exception(error):
-                sys.stderr.write(_without_secrets(line))
+                sys.stderr.write(_remove_secrets(line))
         return 3
     tell("done")
     return 0
@@ -185,7 +185,7 @@ def _feed(task: dict[str, Any], commands: "queue.SimpleQueue[str]", tell: Tell) 
         feeder.close()
 
 
-def _commands(stream: TextIO) -> "queue.SimpleQueue[str]":
+def _read_commands(stream: TextIO) -> "queue.SimpleQueue[str]":
     """The lines of a stream, from a thread."""
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
@@ -202,15 +202,15 @@ def _commands(stream: TextIO) -> "queue.SimpleQueue[str]":
     return lines
 
 
-def _in_words(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, LeaseError):
         return "another process sends to it"
     first = str(error).strip().partition("\n")[0]
     text = first if isinstance(error, NipError) else f"{type(error).__name__}: {first}"
-    return _without_secrets(text)[:300]
+    return _remove_secrets(text)[:300]
 
 
-def _without_secrets(text: str) -> str:
+def _remove_secrets(text: str) -> str:
     """An address of the environment may have a password, and a tracker may repeat what it was
     sent."""
     text = _PASSWORD.sub("//", text)

@@ -1,7 +1,7 @@
 """The points of a run in the order in which trackers are sent them, written down in the run.
 
-Batch      points that were written down together
-PointLog   all batches of a run: read, and extended by what was committed since
+Batch     points that were written down together
+PointLog  all batches of a run: read, and extended by what was committed since
 
 ``<run>/tracking/points/<rewinds>/000000.json`` is the first batch. None ever changes: what a
 tracker was sent is sent again as it was, with its times. A run that is done again from some place
@@ -15,10 +15,18 @@ from typing import Any
 
 from nip_core.errors import CorruptionError
 from nip_core.hashing import digest
+from nip_core.records.iterations import Records
 from nip_core.run_store.documents import encode
 from nip_core.run_store.run import RunStore
-from nip_core.stages.records import Records
-from nip_core.tracking.points import Row, Spans, Steps, is_in, parts_of, rows_of, with_part
+from nip_core.tracking.points import (
+    PointRow,
+    Spans,
+    Steps,
+    add_part,
+    is_logged,
+    list_parts,
+    read_rows,
+)
 
 _FORMAT_VERSION = 1
 
@@ -29,7 +37,7 @@ class Batch:
 
     number: int
     first_row: int
-    rows: tuple[Row, ...]
+    rows: tuple[PointRow, ...]
     at: float
     """When it was written, in seconds since the epoch."""
     spans: Spans = field(default_factory=dict)
@@ -42,7 +50,7 @@ class Batch:
         """The number of the first row of the next batch."""
         return self.first_row + len(self.rows)
 
-    def time_of(self, row: Row) -> float:
+    def time_of(self, row: PointRow) -> float:
         """Seconds since the epoch."""
         return self.at if row.at is None else row.at
 
@@ -118,7 +126,7 @@ class PointLog:
             return Batch(
                 number,
                 document["first_row"],
-                tuple(Row(**row) for row in document["rows"]),
+                tuple(PointRow(**row) for row in document["rows"]),
                 document["at"],
                 document["spans"],
                 document["steps"],
@@ -144,16 +152,16 @@ class PointLog:
         """The batch of what is not logged yet, None if all is."""
         spans = {} if self._last is None else self._last.spans
         steps = {} if self._last is None else self._last.steps
-        rows: list[Row] = []
+        rows: list[PointRow] = []
         rewinds = self.rewinds
         is_new = False
         for record in self._records.all():
-            for part in parts_of(record):
-                if is_in(spans, part, record.iteration):
+            for part in list_parts(record):
+                if is_logged(spans, part, record.iteration):
                     continue
-                of_part, steps = rows_of(self._run, self._records, record.iteration, part, steps)
+                of_part, steps = read_rows(self._run, self._records, record.iteration, part, steps)
                 rows += of_part
-                spans = with_part(spans, part, record.iteration)
+                spans = add_part(spans, part, record.iteration)
                 is_new = True
         # Of what was being set aside meanwhile nothing may be told.
         self._records.look_again()

@@ -1,9 +1,9 @@
 """The numbers of a run that trackers are shown, from what is committed.
 
-Row       numbers of one place: an iteration, or a step of a group's fine-tune jobs
-Part      what is committed together: the metrics of a split, a job, the times of an iteration
-parts_of  the parts of an iteration that will not change any more
-rows_of   the rows of one of them
+PointRow    numbers of one place: an iteration, or a step of a group's fine-tune jobs
+Part        what is committed together: the metrics of a split, a job, the times of an iteration
+list_parts  the parts of an iteration that will not change any more
+read_rows   the rows of one of them
 
 An iteration's numbers have the iteration as their step. Those of jobs go on from one iteration to
 the next: the first step of a group's second job follows the last of its first.
@@ -15,10 +15,10 @@ from typing import Any
 
 from nip_core.jobs.document import read_job
 from nip_core.jobs.steps import by_step
+from nip_core.records.iterations import IterationRecord, Records
+from nip_core.records.models import NOT_SCHEDULED
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore
-from nip_core.stages.models import NOT_SCHEDULED
-from nip_core.stages.records import IterationRecord, Records
 
 Part = str
 """The name of a split, "times", or "job-" and the name of a group."""
@@ -39,7 +39,7 @@ _NO_FIGURE = ("step", "total_steps", "time_left_s")  # of a step of a job
 
 
 @dataclass(frozen=True)
-class Row:
+class PointRow:
     """Numbers that belong to one place of one axis."""
 
     axis: str
@@ -51,7 +51,7 @@ class Row:
     """By name, parts separated by "/"."""
 
 
-def parts_of(record: IterationRecord) -> list[Part]:
+def list_parts(record: IterationRecord) -> list[Part]:
     """The parts of an iteration that are committed and stay, in the order of an iteration.
 
     A job that has ended without a model may be tried again, until the iteration is over.
@@ -64,24 +64,24 @@ def parts_of(record: IterationRecord) -> list[Part]:
     return [*parts, *([_TIMES] if record.stage_s else [])]
 
 
-def rows_of(
+def read_rows(
     run: RunStore, records: Records, iteration: int, part: Part, steps: Steps
-) -> tuple[list[Row], Steps]:
+) -> tuple[list[PointRow], Steps]:
     """The rows of a part, in order, [] where it has no numbers; and `steps` after it."""
     if part.startswith(_JOB):
-        return _rows_of_job(run, iteration, part.removeprefix(_JOB), steps)
+        return _read_job_rows(run, iteration, part.removeprefix(_JOB), steps)
     record = records.whole(iteration)
     if part == _TIMES:
         values = {f"seconds/{name}": float(s) for name, s in record.stage_s.items()}
     else:
         figures = record.figures(part)
-        values = dict(_numbers(figures.as_json() if figures else {}, part))
-    return ([Row(ITERATION, iteration, None, values)] if values else []), steps
+        values = dict(_list_numbers(figures.as_json() if figures else {}, part))
+    return ([PointRow(ITERATION, iteration, None, values)] if values else []), steps
 
 
-def _rows_of_job(
+def _read_job_rows(
     run: RunStore, iteration: int, group: str, steps: Steps
-) -> tuple[list[Row], Steps]:
+) -> tuple[list[PointRow], Steps]:
     job = read_job(run, run.job(iteration, group))
     if job is None:
         return [], steps
@@ -89,22 +89,22 @@ def _rows_of_job(
     told: dict[int, tuple[float | None, dict[str, float]]] = {}
     for step, event in by_step(job.backend_events).items():
         figures = {name: x for name, x in event["data"].items() if name not in _NO_FIGURE}
-        told[step] = event.get("created_at"), dict(_numbers(figures, f"training/{group}"))
+        told[step] = event.get("created_at"), dict(_list_numbers(figures, f"training/{group}"))
     # 2. Steps go on where the group's job before has ended.
     before = steps.get(group, 0)
     rows = [
-        Row(STEP, before + step, None if at is None else float(at), figures)
+        PointRow(STEP, before + step, None if at is None else float(at), figures)
         for step, (at, figures) in told.items()
         if figures
     ]
     # 3. The job as a whole.
     whole = {"examples": job.examples, "trained_tokens": job.trained_tokens}
     values = {f"jobs/{group}/{k}": float(v) for k, v in whole.items() if v is not None}
-    rows.append(Row(ITERATION, iteration, job.finished_at, values))
+    rows.append(PointRow(ITERATION, iteration, job.finished_at, values))
     return rows, {**steps, group: before + max(told, default=0)}
 
 
-def _numbers(values: Mapping[str, Any], place: str) -> Iterator[tuple[str, float]]:
+def _list_numbers(values: Mapping[str, Any], place: str) -> Iterator[tuple[str, float]]:
     """The numbers in a document, by path; of intervals those of the figures that are told most."""
     for name, value in values.items():
         if isinstance(value, bool) or name in _BREAKDOWNS:
@@ -112,7 +112,7 @@ def _numbers(values: Mapping[str, Any], place: str) -> Iterator[tuple[str, float
         if isinstance(value, int | float):
             yield f"{place}/{name}", float(value)
         elif isinstance(value, Mapping):
-            yield from _numbers(value, f"{place}/{name}")
+            yield from _list_numbers(value, f"{place}/{name}")
         elif name.removesuffix("_ci95") in _WITH_INTERVAL and isinstance(value, list | tuple):
             low, high = value
             yield from ((f"{place}/{name}/low", float(low)), (f"{place}/{name}/high", float(high)))
@@ -122,12 +122,12 @@ Spans = dict[Part, list[list[int]]]
 """By part the iterations that are logged, as pairs of a first and a last."""
 
 
-def is_in(spans: Spans, part: Part, iteration: int) -> bool:
+def is_logged(spans: Spans, part: Part, iteration: int) -> bool:
     """Return whether the part of the iteration is among those logged."""
     return any(first <= iteration <= last for first, last in spans.get(part, ()))
 
 
-def with_part(spans: Spans, part: Part, iteration: int) -> Spans:
+def add_part(spans: Spans, part: Part, iteration: int) -> Spans:
     """`spans` and one more part."""
     numbers = sorted([*spans.get(part, ()), [iteration, iteration]])
     merged = numbers[:1]

@@ -77,7 +77,7 @@ class MlflowTracker:
                 known = {name: self._steps(name) for name in {metric.key for metric in metrics}}
                 lacking = [m for m in metrics if m.step not in known[m.key]]
             self._in_doubt = True  # until all of it was taken
-            for part in _parts(lacking, _METRICS_PER_CALL):
+            for part in _split(lacking, _METRICS_PER_CALL):
                 self._client.log_batch(self._run_id, metrics=part)
             self._in_doubt = len(lacking) < len(metrics) or not metrics
 
@@ -141,25 +141,25 @@ class MlflowTracker:
 
         lacking = [
             Param(name, value[:_VALUE_CHARACTERS])
-            for name, value in _flat(run.settings)
+            for name, value in _flatten(run.settings)
             if name not in known
         ]
-        for part in _parts(lacking, _PARAMETERS_PER_CALL):
+        for part in _split(lacking, _PARAMETERS_PER_CALL):
             self._client.log_batch(self._run_id, params=part)
 
     def _steps(self, name: str) -> set[int]:
         return {m.step for m in self._client.get_metric_history(self._run_id, name)}
 
 
-def _parts(items: list[Any], size: int) -> Iterator[list[Any]]:
+def _split(items: list[Any], size: int) -> Iterator[list[Any]]:
     for first in range(0, len(items), size):
         yield items[first : first + size]
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Settings by dotted name, without their classes and those that are not set."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from _flatten(value, f"{prefix}{name}.")
         elif name != "_type" and value is not None:
             yield f"{prefix}{name}", str(value)

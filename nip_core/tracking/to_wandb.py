@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.tracking.point_log import Batch
-from nip_core.tracking.points import ITERATION, Row
+from nip_core.tracking.points import ITERATION, PointRow
 from nip_core.tracking.trackers import RunToTrack, TrackerError
 
 _BY_ITERATION = ("test", "train", "validation", "candidate", "attack", "jobs", "seconds")
@@ -61,7 +61,7 @@ class _WandbRun:
         """The step with which the run goes on."""
         return int(self._run.starting_step)
 
-    def log(self, number: int, row: Row) -> None:
+    def log(self, number: int, row: PointRow) -> None:
         """Log a row as step `number`."""
         axis = ITERATION
         if row.axis != ITERATION:

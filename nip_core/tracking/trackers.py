@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from nip_core.errors import NipError
 from nip_core.parameters.tracking import TrackerParameters
-from nip_core.stages.trackers import tensorboard_files, trackio_server, wandb_files, wandb_mode
+from nip_core.tracking.places import tensorboard_files, trackio_server, wandb_files, wandb_mode
 from nip_core.tracking.point_log import Batch
 
 

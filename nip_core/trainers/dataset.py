@@ -29,9 +29,10 @@ import pyarrow.parquet as pq
 from nip_core.errors import CorruptionError
 from nip_core.hashing import derive_seed
 from nip_core.parameters import Method
-from nip_core.processes import how_many, map_in_processes
+from nip_core.processes import count_processes, map_in_processes
 from nip_core.rollouts.parquet import check_version, in_current_version
-from nip_core.run_store.manifest import read_file, read_manifest, verify
+from nip_core.run_store.facts import DatasetFacts
+from nip_core.run_store.manifest import read_committed_file, read_manifest, verify
 from nip_core.run_store.store import Store
 from nip_core.trainers.base import AnyExample, InParts
 
@@ -146,7 +147,7 @@ def write_examples(
     if processes is None:
         processes = 1
         if isinstance(examples, InParts):
-            processes = min(how_many(examples.size), len(examples.parts))
+            processes = min(count_processes(examples.size), len(examples.parts))
     if isinstance(examples, InParts) and processes > 1:
         make = partial(_make_part, schema, examples.make)
         made = map_in_processes(make, examples.parts, processes)
@@ -394,12 +395,12 @@ def open_dataset(store: Store, directory: str) -> Dataset:
     Raises MissingFileError if there is none, CorruptionError if it is damaged, and as `Dataset`.
     """
     manifest = read_manifest(store, directory)
-    method: Method = manifest.extra.get("method", "supervised")
+    method = DatasetFacts.from_manifest(manifest).method
     name = FILES[method]
     place = manifest.path(name)
     local = store.local_path(place)
     if local is None or not local.exists():
-        return Dataset(read_file(store, manifest, name), method, place)
+        return Dataset(read_committed_file(store, manifest, name), method, place)
     verify(store, directory)
     return Dataset(local, method, place)
 

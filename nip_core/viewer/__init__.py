@@ -1,15 +1,15 @@
 """A local page over the tables of runs: every episode, not a sample. Reads, never writes.
 
-index       the episodes of a run as columns in memory, read once for each committed shard
-queries     what an address asks for: filters, order, page
-matrix      problems by iterations, and episodes of two places in pairs
-measures    confusion and calibration
-charts      curves as points of an SVG
-episode     one episode with the chats that its agents saw
-runs        the runs that are shown, each with its index and its records
-pages       what each page shows
-security    who may ask: host names, a token, headers
-app         routes
+index         the episodes of a run as columns in memory, read once for each committed shard
+queries       what an address asks for: filters, order, page
+matrix        problems by iterations, and episodes of two places in pairs
+measures      confusion and calibration
+charts        curves as points of an SVG
+episode_page  one episode with the chats that its agents saw
+runs          the runs that are shown, each with its index and its records
+pages         what each page shows
+security      who may ask: host names, a token, headers
+app           routes
 
 The tables of a page and its style are those of the report (`nip_core.evaluation.report`).
 

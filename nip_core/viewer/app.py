@@ -15,11 +15,11 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from nip_core import __version__
+from nip_core.distribution import __version__
 from nip_core.errors import NipError
 from nip_core.evaluation.report import asset, report_environment
 from nip_core.viewer import pages
-from nip_core.viewer.charts import Line, chart
+from nip_core.viewer.charts import Line, lay_out_chart
 from nip_core.viewer.overview import run_page
 from nip_core.viewer.queries import QueryError
 from nip_core.viewer.runs import ShownRun, ShownRuns
@@ -34,7 +34,7 @@ _STATIC = {
 _CACHED = {"Cache-Control": "max-age=3600"}
 
 
-def _file(name: str) -> str:
+def _read_static(name: str) -> str:
     return (resources.files("nip_core.viewer") / "static" / name).read_text(encoding="utf-8")
 
 
@@ -42,16 +42,16 @@ def _file(name: str) -> str:
 def templates() -> Environment:
     """The viewer's templates and the report's, with the same ways to show values."""
     environment = report_environment(PackageLoader("nip_core.viewer", "templates"))
-    environment.filters["decided"] = pages.decided
+    environment.filters["decided"] = pages.describe_verdict
     environment.globals["nip_version"] = __version__
-    environment.globals["loss_chart"] = _loss_chart
+    environment.globals["loss_chart"] = _draw_losses
     environment.trim_blocks = environment.lstrip_blocks = True
     return environment
 
 
-def _loss_chart(points: Any) -> Any:
+def _draw_losses(points: Any) -> Any:
     lines = [Line("training loss", "s0", [(step, loss, None) for step, loss in points])]
-    return chart("Training loss", lines, x_name="step")
+    return lay_out_chart("Training loss", lines, x_name="step")
 
 
 def make_app(
@@ -74,13 +74,17 @@ def make_app(
         Route("/runs/{run}/settings", views.settings),
     ]
     handlers: dict[Any, Callable[[Request, Any], Response]] = {
-        QueryError: lambda request, error: _sorry(
+        QueryError: lambda request, error: _render_error(
             request, 400, "The address asks for something that there is not", str(error)
         ),
-        pages.NotThereError: lambda request, error: _sorry(request, 404, "Not there", str(error)),
-        404: lambda request, error: _sorry(request, 404, "Not there", "There is no such page."),
-        NipError: lambda request, error: _sorry(request, 503, "Can't be read", str(error)),
-        Exception: lambda request, error: _sorry(
+        pages.NotThereError: lambda request, error: _render_error(
+            request, 404, "Not there", str(error)
+        ),
+        404: lambda request, error: _render_error(
+            request, 404, "Not there", "There is no such page."
+        ),
+        NipError: lambda request, error: _render_error(request, 503, "Can't be read", str(error)),
+        Exception: lambda request, error: _render_error(
             request,
             500,
             "Can't be shown",
@@ -90,7 +94,7 @@ def make_app(
     return Guard(Starlette(routes=routes, exception_handlers=handlers), token, hosts, cookie)
 
 
-def _page(request: Request, name: str, code: int = 200, **values: Any) -> HTMLResponse:
+def _render_page(request: Request, name: str, code: int = 200, **values: Any) -> HTMLResponse:
     run: ShownRun | None = values.get("run")
     text = (
         templates()
@@ -106,8 +110,8 @@ def _page(request: Request, name: str, code: int = 200, **values: Any) -> HTMLRe
     return HTMLResponse(text.encode("utf-8", "replace"), code)
 
 
-def _sorry(request: Request, code: int, title: str, words: str) -> HTMLResponse:
-    return _page(request, "sorry", code, title=title, words=words)
+def _render_error(request: Request, code: int, title: str, words: str) -> HTMLResponse:
+    return _render_page(request, "sorry", code, title=title, words=words)
 
 
 class _Views:
@@ -127,7 +131,7 @@ class _Views:
         return {"run": run, "state": run.state(), "status": run.overview().status}
 
     def runs(self, request: Request) -> Response:
-        return _page(request, "runs", **pages.runs_page(self._runs))
+        return _render_page(request, "runs", **pages.runs_page(self._runs))
 
     def run(self, request: Request) -> Response:
         run, asked = self._run(request), request.query_params
@@ -135,7 +139,7 @@ class _Views:
         if unknown:
             raise QueryError(f"{', '.join(sorted(unknown))}: a run has split and iteration")
         values = run_page(run, asked.get("split", ""), asked.get("iteration", ""))
-        return _page(request, "run", **self._live(run), **values)
+        return _render_page(request, "run", **self._live(run), **values)
 
     def state(self, request: Request) -> Response:
         run = self._run(request)
@@ -144,41 +148,41 @@ class _Views:
     def matrix(self, request: Request) -> Response:
         run, asked = self._run(request), request.query_params
         values = pages.matrix_page(run, asked, asked.multi_items())
-        return _page(request, "matrix", **self._live(run), **values)
+        return _render_page(request, "matrix", **self._live(run), **values)
 
     def episodes(self, request: Request) -> Response:
         run = self._run(request)
         values = pages.episodes_page(run, request.query_params.multi_items())
-        return _page(request, "episodes", **self._live(run), **values)
+        return _render_page(request, "episodes", **self._live(run), **values)
 
     def episode(self, request: Request) -> Response:
         run, asked = self._run(request), request.query_params
         key = request.path_params["key"]
         values = pages.episode_page(run, key, asked.get("tab", ""), asked.multi_items())
-        return _page(request, "episode", run=run, **values)
+        return _render_page(request, "episode", run=run, **values)
 
     def jobs(self, request: Request) -> Response:
         run = self._run(request)
-        return _page(request, "jobs", **self._live(run), **pages.jobs_page(run))
+        return _render_page(request, "jobs", **self._live(run), **pages.jobs_page(run))
 
     def settings(self, request: Request) -> Response:
         run = self._run(request)
         overview = run.overview()
-        return _page(request, "settings", run=run, overview=overview, **overview.values)
+        return _render_page(request, "settings", run=run, overview=overview, **overview.values)
 
     def compare(self, request: Request) -> Response:
         values = pages.compare_page(self._runs, request.query_params)
-        return _page(request, "compare", **values)
+        return _render_page(request, "compare", **values)
 
     def pair(self, request: Request) -> Response:
-        return _page(request, "pair", **pages.pair_page(self._runs, request.query_params))
+        return _render_page(request, "pair", **pages.pair_page(self._runs, request.query_params))
 
     def icon(self, request: Request) -> Response:
-        return Response(_file("icon.svg"), media_type="image/svg+xml", headers=_CACHED)
+        return Response(_read_static("icon.svg"), media_type="image/svg+xml", headers=_CACHED)
 
     def static(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in _STATIC:
             raise pages.NotThereError("there is no such file")
-        text = asset(name) if name == "report.css" else _file(name)
+        text = asset(name) if name == "report.css" else _read_static(name)
         return Response(text, media_type=_STATIC[name], headers=_CACHED)

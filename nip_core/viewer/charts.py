@@ -1,6 +1,6 @@
 """Curves as points of an SVG, which a template draws: no script, no picture to load.
 
-chart   lines with their axes, in two sizes: for a wide page, and for a narrow one
+lay_out_chart  lines with their axes, in two sizes: for a wide page, and for a narrow one
 """
 
 import math
@@ -79,7 +79,7 @@ class Chart:
         return self.panels[0].lines
 
 
-def chart(
+def lay_out_chart(
     title: str,
     lines: Sequence[Line],
     *,
@@ -97,13 +97,13 @@ def chart(
     xs = [x for line in known for x, _, _ in line.points]
     ys = [y for line in known for _, y, _ in line.points if y is not None]
     x_range = (0.0, 1.0) if diagonal else (min(xs), max(xs))
-    y_range = (0.0, 1.0) if is_rate else _padded(min(ys), max(ys))
+    y_range = (0.0, 1.0) if is_rate else _pad(min(ys), max(ys))
     return Chart(
         title,
-        _described(title, known, x_name, is_rate),
+        _describe(title, known, x_name, is_rate),
         x_name,
         tuple(
-            _panel(name, size, known, x_range, y_range, is_rate, chance, diagonal)
+            _lay_out_panel(name, size, known, x_range, y_range, is_rate, chance, diagonal)
             for name, size in zip(("wide", "narrow"), sizes, strict=False)
         ),
     )
@@ -113,14 +113,14 @@ def _is_finite(point: Measured) -> bool:
     return point[1] is not None and math.isfinite(point[1])
 
 
-def _padded(low: float, high: float) -> tuple[float, float]:
+def _pad(low: float, high: float) -> tuple[float, float]:
     margin = 0.08 * (high - low) or abs(high) * 0.1 or 1.0
     # What can't be negative has its axis at 0 if that is near.
     bottom = 0.0 if 0 <= low <= 0.5 * high else low - margin
     return bottom, high + margin
 
 
-def _described(title: str, lines: Sequence[Line], x_name: str, is_rate: bool) -> str:
+def _describe(title: str, lines: Sequence[Line], x_name: str, is_rate: bool) -> str:
     def shown(y: float | None) -> str:
         return "" if y is None else (f"{100 * y:.1f} %" if is_rate else f"{y:.4g}")
 
@@ -132,7 +132,7 @@ def _described(title: str, lines: Sequence[Line], x_name: str, is_rate: bool) ->
     return f"{title}: {'; '.join(parts)}"
 
 
-def _panel(
+def _lay_out_panel(
     name: str,
     size: tuple[int, int],
     lines: Sequence[Line],
@@ -155,11 +155,11 @@ def _panel(
         share = (y - y_range[0]) / y_span
         return bottom - (bottom - top) * min(1.0, max(0.0, share))
 
-    drawn = tuple(_drawn(line, across, down, is_rate) for line in lines)
-    x_steps = _steps(*x_range, _MOST_TICKS.get(size, 5), whole=not diagonal)
+    drawn = tuple(_draw(line, across, down, is_rate) for line in lines)
+    x_steps = _choose_ticks(*x_range, _MOST_TICKS.get(size, 5), whole=not diagonal)
     x_ticks = [(across(x), f"{100 * x:.0f} %" if diagonal else f"{x:g}") for x in x_steps]
-    y_steps = [0, 0.25, 0.5, 0.75, 1] if is_rate else _steps(*y_range, 5, whole=False)
-    y_ticks = [(down(y), f"{100 * y:.0f} %" if is_rate else _short(y)) for y in y_steps]
+    y_steps = [0, 0.25, 0.5, 0.75, 1] if is_rate else _choose_ticks(*y_range, 5, whole=False)
+    y_ticks = [(down(y), f"{100 * y:.0f} %" if is_rate else _format_tick(y)) for y in y_steps]
     slope = f"{across(0):.1f},{down(0):.1f} {across(1):.1f},{down(1):.1f}" if diagonal else ""
     return Panel(
         name,
@@ -177,7 +177,7 @@ def _panel(
     )
 
 
-def _drawn(
+def _draw(
     line: Line,
     across: Callable[[float], float],
     down: Callable[[float], float],
@@ -196,7 +196,7 @@ def _drawn(
     )
 
 
-def _steps(low: float, high: float, most: int, *, whole: bool) -> list[float]:
+def _choose_ticks(low: float, high: float, most: int, *, whole: bool) -> list[float]:
     """Round numbers between `low` and `high`, at most so many."""
     span = high - low
     if span <= 0:
@@ -213,7 +213,7 @@ def _steps(low: float, high: float, most: int, *, whole: bool) -> list[float]:
     return [(first + k) * step for k in range(count)]
 
 
-def _short(value: float) -> str:
+def _format_tick(value: float) -> str:
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g} {unit}"

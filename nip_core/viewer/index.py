@@ -1,8 +1,8 @@
 """The episodes of a run as columns in memory.
 
-RunIndex   reads each committed shard once, and names what it can't read
-Shard      one of them
-COLUMNS    what the index has of each episode
+RunIndex  reads each committed shard once, and names what it can't read
+Shard     one of them
+COLUMNS   what the index has of each episode
 
 A shard counts from when its own manifest is there, so a split that is still being played grows
 while one looks. What is long (questions, solutions, what models wrote) stays in the files.
@@ -167,7 +167,7 @@ class RunIndex:
 
     def _columns_of(self, shard: Shard) -> pa.Table | None:
         try:
-            return columns_of(StoredRollouts.of_shard(self._run.store, shard.manifest))
+            return read_columns(StoredRollouts.of_shard(self._run.store, shard.manifest))
         except (NipError, OSError, pa.ArrowException, KeyError, ValueError) as error:
             self._damage[shard.name] = str(error)
             return None
@@ -205,7 +205,7 @@ def _no_episodes() -> pa.Table:
     return pa.table({name: pa.array([], kinds[name]) for name in COLUMNS})
 
 
-def columns_of(rollouts: StoredRollouts) -> pa.Table:
+def read_columns(rollouts: StoredRollouts) -> pa.Table:
     """The columns of the index, without `shard`, of a shard's episodes in their order."""
     # 1. What stands in the table of episodes.
     episodes = rollouts.episodes(tuple(dict.fromkeys((*_PLAIN, "rewards", *TREE_COLUMNS))))
@@ -214,10 +214,10 @@ def columns_of(rollouts: StoredRollouts) -> pa.Table:
     right = pc.and_not(pc.equal(episodes["decision"], episodes["y"]), failed)
     verdict = pc.if_else(failed, FAILED, pc.if_else(right, RIGHT, WRONG))
     table = table.append_column("verdict", verdict)
-    table = table.append_column("reward", _summed(episodes["rewards"].combine_chunks()))
+    table = table.append_column("reward", _sum_rewards(episodes["rewards"].combine_chunks()))
     # 2. What its generations come to; those of a tree count for each leaf that has them.
     generations = rollouts.generations(_OF_GENERATIONS)
-    counted = _counted(for_each_episode(episodes, generations))
+    counted = _count_generations(for_each_episode(episodes, generations))
     at = pc.index_in(episodes["key"], value_set=counted["episode"].combine_chunks())
     for name, kind in _COUNTED.items():
         column = pc.take(counted[name], at).cast(kind)
@@ -227,14 +227,14 @@ def columns_of(rollouts: StoredRollouts) -> pa.Table:
     return table.append_column("place", pa.array(np.arange(table.num_rows, dtype=np.int32)))
 
 
-def _summed(rewards: Any) -> pa.Array:
+def _sum_rewards(rewards: Any) -> pa.Array:
     """By row, the sum of a list's rewards."""
     parents = pc.list_parent_indices(rewards).to_numpy(zero_copy_only=False)
     values = pc.struct_field(pc.list_flatten(rewards), "reward").to_numpy(zero_copy_only=False)
     return pa.array(np.bincount(parents, weights=values, minlength=len(rewards)))
 
 
-def _counted(generations: pa.Table) -> pa.Table:
+def _count_generations(generations: pa.Table) -> pa.Table:
     """By episode, how many calls, invalid answers and tokens, and which models."""
     marked = generations.append_column(
         "is_invalid", pc.is_valid(generations["invalid_reason"]).cast(pa.int32())

@@ -1,7 +1,7 @@
 """Problems by iterations, and the episodes of two places in pairs.
 
-matrix  by problem and iteration how its episodes ended, failures first
-paired  episodes of one problem and sample in two places, changed verdicts first
+count_matrix   by problem and iteration how its episodes ended, failures first
+pair_episodes  episodes of one problem and sample in two places, changed verdicts first
 """
 
 from collections.abc import Iterable, Sequence
@@ -50,7 +50,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class ProblemRow:
     """A problem."""
 
     problem: str
@@ -65,14 +65,16 @@ class Matrix:
     """Some of the problems, and some of the iterations."""
 
     iterations: tuple[int, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ProblemRow, ...]
     problems: int  # of all
     totals: tuple[
         tuple[int, int], ...
     ]  # by iteration, how many of all episodes are right, of how many
 
 
-def matrix(table: pa.Table, iterations: Sequence[int], first: int, count: int, sort: str) -> Matrix:
+def count_matrix(
+    table: pa.Table, iterations: Sequence[int], first: int, count: int, sort: str
+) -> Matrix:
     """`count` problems from the `first` on, in these iterations. `table` is of one split."""
     # 1. Number problems, iterations and ends, and count in one pass.
     names = pc.dictionary_encode(table["problem"].combine_chunks())
@@ -86,9 +88,9 @@ def matrix(table: pa.Table, iterations: Sequence[int], first: int, count: int, s
     flat = (problem[shown] * width + column[shown]) * 3 + ends[shown]
     counts = np.bincount(flat, minlength=height * width * 3).reshape(height, width, 3)
     # 2. Which problems come first.
-    order = _order(counts, ids, sort)[first : first + count]
+    order = _order_problems(counts, ids, sort)[first : first + count]
     # 3. The facts of those.
-    rows = _rows(table, order, ids, problem, column, ends, counts)
+    rows = _read_rows(table, order, ids, problem, column, ends, counts)
     totals = counts.sum(axis=0)
     return Matrix(
         tuple(iterations),
@@ -98,7 +100,7 @@ def matrix(table: pa.Table, iterations: Sequence[int], first: int, count: int, s
     )
 
 
-def _order(counts: NDArray[np.int64], ids: pa.Array, sort: str) -> NDArray[np.int64]:
+def _order_problems(counts: NDArray[np.int64], ids: pa.Array, sort: str) -> NDArray[np.int64]:
     """The numbers of the problems, those to look at before others first."""
     by_name = np.argsort(np.array(pc.rank(ids).to_pylist(), dtype=np.int64), kind="stable")
     if sort == "problem" or not counts.shape[1]:
@@ -110,21 +112,21 @@ def _order(counts: NDArray[np.int64], ids: pa.Array, sort: str) -> NDArray[np.in
         for of in (played - counts[:, :, 0], counts[:, :, 2])
     )
     if sort == "changed":
-        score = np.nansum(np.abs(np.diff(_carried(bad), axis=1)), axis=1)
+        score = np.nansum(np.abs(np.diff(_carry_forward(bad), axis=1)), axis=1)
         return by_name[np.lexsort((np.arange(len(by_name)), -score[by_name]))]
     # 2. Failed before wrong, in the last iteration that played the problem; then wrong in all.
-    last = [np.nan_to_num(_carried(shares)[:, -1]) for shares in (failed, bad)]
+    last = [np.nan_to_num(_carry_forward(shares)[:, -1]) for shares in (failed, bad)]
     keys = (np.nansum(bad, axis=1), last[1], last[0])
     return by_name[np.lexsort((np.arange(len(by_name)), *(-key[by_name] for key in keys)))]
 
 
-def _carried(shares: NDArray[np.float64]) -> NDArray[np.float64]:
+def _carry_forward(shares: NDArray[np.float64]) -> NDArray[np.float64]:
     """Shares by problem and iteration; a problem that was not played stays as it was before."""
     at = np.where(np.isnan(shares), 0, np.arange(shares.shape[1]))
     return np.take_along_axis(shares, np.maximum.accumulate(at, axis=1), axis=1)
 
 
-def _rows(
+def _read_rows(
     table: pa.Table,
     order: NDArray[np.int64],
     ids: pa.Array,
@@ -132,7 +134,7 @@ def _rows(
     column: NDArray[np.int64],
     ends: NDArray[np.int64],
     counts: NDArray[np.int64],
-) -> Iterable[Row]:
+) -> Iterable[ProblemRow]:
     wanted = np.flatnonzero(np.isin(problem, order) & (column >= 0))
     facts = table.take(pa.array(wanted)).select(["key", "y", "difficulty", "mutation"]).to_pylist()
     first: dict[tuple[int, int], tuple[int, str]] = {}  # by cell, the worst end with its key
@@ -144,25 +146,25 @@ def _rows(
             first[place] = (end, fact["key"])
     for number in map(int, order):
         fact = about.get(number, {})
-        yield Row(
+        yield ProblemRow(
             ids[number].as_py(),
             fact.get("y", -1),
             fact.get("difficulty"),
             fact.get("mutation"),
             tuple(
-                _cell(counts[number, k], first[number, k][1]) if (number, k) in first else None
+                _make_cell(counts[number, k], first[number, k][1]) if (number, k) in first else None
                 for k in range(counts.shape[1])
             ),
         )
 
 
-def _cell(counts: NDArray[np.int64], key: str) -> Cell:
+def _make_cell(counts: NDArray[np.int64], key: str) -> Cell:
     right, wrong, failed = map(int, counts)
     return Cell(right, wrong, failed, key)
 
 
 @dataclass(frozen=True)
-class Pair:
+class EpisodePair:
     """One problem and sample in two places."""
 
     problem: str
@@ -185,15 +187,17 @@ _OF_A_PAIR = ("key", "verdict", "decision", "decision_value", "reward", "outcome
 
 
 @dataclass(frozen=True)
-class Pairs:
+class EpisodePairs:
     """Some pairs, those whose verdict changed first."""
 
-    shown: tuple[Pair, ...]
+    shown: tuple[EpisodePair, ...]
     counts: dict[str, int]  # by kind, of all
     alone: tuple[int, int]  # episodes that the other place has not
 
 
-def paired(a: pa.Table, b: pa.Table, page: int, per_page: int, kind: str = "") -> Pairs:
+def pair_episodes(
+    a: pa.Table, b: pa.Table, page: int, per_page: int, kind: str = ""
+) -> EpisodePairs:
     """Pair the episodes of two places by problem, sample and, in trees, branch.
 
     Of the pairs those of a `page`, counted from 1; behind the last one it is the last.
@@ -227,7 +231,7 @@ def paired(a: pa.Table, b: pa.Table, page: int, per_page: int, kind: str = "") -
     first = per_page * (min(page, max(1, -(-len(rows) // per_page))) - 1)
     chosen = joined.take(pa.array(rows[first : first + per_page])).to_pylist()
     pairs = tuple(
-        Pair(
+        EpisodePair(
             row["problem"],
             row["sample"],
             row["y"],
@@ -235,7 +239,7 @@ def paired(a: pa.Table, b: pa.Table, page: int, per_page: int, kind: str = "") -
         )
         for row in chosen
     )
-    return Pairs(
+    return EpisodePairs(
         pairs,
         {name: int(counts[k]) for k, name in enumerate(KINDS)},
         (a.num_rows - len(numbers), b.num_rows - len(numbers)),

@@ -1,7 +1,7 @@
 """What a set of episodes says of verdicts: confusion, and how well a scale is calibrated.
 
-confusion    labels by decisions
-calibration  of the verdicts on a scale, how often each was the right one
+count_verdicts       labels by decisions
+measure_calibration  of the verdicts on a scale, how often each was the right one
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Confusion:
         return self.failed[label] + sum(n for (y, _), n in self.counts.items() if y == label)
 
 
-def confusion(table: pa.Table) -> Confusion:
+def count_verdicts(table: pa.Table) -> Confusion:
     """Count the episodes of a part of the index."""
     failed = pc.equal(table["outcome"], "failed")
     y = np.asarray(table["y"].to_numpy()).astype(np.int64)
@@ -67,7 +67,7 @@ class Calibration:
     episodes: int
 
 
-def calibration(table: pa.Table) -> Calibration | None:
+def measure_calibration(table: pa.Table) -> Calibration | None:
     """Compare what verdicts on a scale say with the labels; None where nothing but its ends was
     used, or nothing was decided.
 
@@ -85,10 +85,10 @@ def calibration(table: pa.Table) -> Calibration | None:
         number = np.searchsorted(distinct, claims)
     else:
         number = np.minimum((claims * _BINS).astype(np.int64), _BINS - 1)
-    groups = tuple(_group(claims[number == k], y[number == k]) for k in np.unique(number))
+    groups = tuple(_make_group(claims[number == k], y[number == k]) for k in np.unique(number))
     error = sum(abs(of.said - of.seen) * of.episodes for of in groups) / len(claims)
     return Calibration(groups, error, float(np.mean((claims - y) ** 2)), len(claims))
 
 
-def _group(claims: NDArray[np.float64], y: NDArray[np.float64]) -> Group:
+def _make_group(claims: NDArray[np.float64], y: NDArray[np.float64]) -> Group:
     return Group(float(claims.mean()), float(y.mean()), wilson(float(y.sum()), len(y)), len(y))

@@ -1,6 +1,6 @@
 """The page of a run: its curves, its tables, what its verdicts come to.
 
-run_page   values of the template
+run_page  values of the template
 """
 
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from nip_core.evaluation.embedding import thinned
 from nip_core.evaluation.report import IterationSpending
 from nip_core.evaluation.split_metrics import AgentMeasures, Interval95, SplitMetrics
 from nip_core.parameters.stored import priced
-from nip_core.viewer.charts import SMALL, Chart, Line, chart
-from nip_core.viewer.measures import calibration, confusion
-from nip_core.viewer.pages import iterations_of, splits_of
+from nip_core.viewer.charts import SMALL, Chart, Line, lay_out_chart
+from nip_core.viewer.measures import count_verdicts, measure_calibration
+from nip_core.viewer.pages import list_iterations, list_splits
 from nip_core.viewer.queries import QueryError
 from nip_core.viewer.runs import Overview, ShownRun
 
@@ -30,17 +30,17 @@ _RATES: dict[str, Callable[[SplitMetrics], tuple[float | None, Interval95 | None
 def run_page(run: ShownRun, split: str, iteration: str) -> dict[str, Any]:
     """All of the page. `split` and `iteration` say which verdicts are counted, "": the newest."""
     overview, episodes = run.overview(), run.episodes()
-    splits = splits_of(episodes.table)
+    splits = list_splits(episodes.table)
     if split and split not in splits:
         raise QueryError(f"split={split[:40]}: there are {', '.join(splits) or 'none'}")
     split = split or (splits[0] if splits else "")
     played = episodes.table.filter(pc.equal(episodes.table["split"], split))
-    iterations = iterations_of(played)
+    iterations = list_iterations(played)
     if iteration and iteration not in map(str, iterations):
         raise QueryError(f"iteration={iteration[:20]}: not among those of {split or 'the run'}")
     chosen = int(iteration) if iteration else (iterations[-1] if iterations else None)
     here = played.filter(pc.equal(played["iteration"], -1 if chosen is None else chosen))
-    scaled = calibration(here)
+    scaled = measure_calibration(here)
     return {
         "overview": overview,
         "episodes": episodes,
@@ -48,17 +48,17 @@ def run_page(run: ShownRun, split: str, iteration: str) -> dict[str, Any]:
         "split": split,
         "iterations": iterations,
         "chosen": chosen,
-        "confusion": confusion(here) if here.num_rows else None,
+        "confusion": count_verdicts(here) if here.num_rows else None,
         "calibration": scaled,
-        "calibration_chart": _calibration_chart(scaled),
-        "curve": _curve(overview),
-        "charts": _charts(overview, run),
-        "usd": _usd(run),
+        "calibration_chart": _draw_calibration(scaled),
+        "curve": _draw_curve(overview),
+        "charts": _draw_charts(overview, run),
+        "usd": _cost_by_iteration(run),
         **overview.values,
     }
 
 
-def _curve(overview: Overview) -> Chart | None:
+def _draw_curve(overview: Overview) -> Chart | None:
     """The rates of tests by iteration."""
     tested = thinned(overview.values.get("tested", []), _MOST_POINTS)
     tests: list[tuple[int, SplitMetrics]] = [(e.iteration, e.test) for e in tested]
@@ -68,14 +68,14 @@ def _curve(overview: Overview) -> Chart | None:
     if any(accuracy is not None for _, accuracy in believed):
         points = [(i, accuracy, None) for i, accuracy in believed]
         lines.append(Line("believing the prover", "believed", points))
-    return chart("Test problems", lines, is_rate=True, chance=0.5)
+    return lay_out_chart("Test problems", lines, is_rate=True, chance=0.5)
 
 
-def _calibration_chart(scaled: Any) -> Chart | None:
+def _draw_calibration(scaled: Any) -> Chart | None:
     if scaled is None:
         return None
     points = [(of.said, of.seen, of.interval) for of in scaled.groups]
-    return chart(
+    return lay_out_chart(
         "Calibration",
         [Line("how often the solution was right", "accuracy", points)],
         x_name="what the verdict says",
@@ -85,7 +85,7 @@ def _calibration_chart(scaled: Any) -> Chart | None:
     )
 
 
-def _charts(overview: Overview, run: ShownRun) -> list[Chart]:
+def _draw_charts(overview: Overview, run: ShownRun) -> list[Chart]:
     """Small curves: rewards, losses, invalid answers, tokens, costs."""
     report = overview.report
     if report is None:
@@ -110,17 +110,17 @@ def _charts(overview: Overview, run: ShownRun) -> list[Chart]:
         known = [(e.iteration, e.groups[group].loss) for e in entries if group in e.groups]
         return [(i, loss[-1][1] if loss else None, None) for i, loss in known]
 
-    spent = _spent(overview)
-    usd = [(i, value, None) for i, value in _usd(run).items() if value]
+    spent = _list_spent(overview)
+    usd = [(i, value, None) for i, value in _cost_by_iteration(run).items() if value]
     made = [
-        chart("Reward of a test episode", rewards, sizes=(SMALL, SMALL)),
-        chart(
+        lay_out_chart("Reward of a test episode", rewards, sizes=(SMALL, SMALL)),
+        lay_out_chart(
             "Loss at the end of training",
             [Line(group, f"s{k}", losses(group)) for k, group in enumerate(groups)],
             sizes=(SMALL, SMALL),
         ),
-        chart("Invalid answers in tests", retries, is_rate=True, sizes=(SMALL, SMALL)),
-        chart(
+        lay_out_chart("Invalid answers in tests", retries, is_rate=True, sizes=(SMALL, SMALL)),
+        lay_out_chart(
             "Tokens",
             [
                 Line("prompt tokens", "s0", [(i, of.prompt_tokens, None) for i, of in spent]),
@@ -129,17 +129,17 @@ def _charts(overview: Overview, run: ShownRun) -> list[Chart]:
             ],
             sizes=(SMALL, SMALL),
         ),
-        chart("Cost, US dollars", [Line("US dollars", "s0", usd)], sizes=(SMALL, SMALL)),
+        lay_out_chart("Cost, US dollars", [Line("US dollars", "s0", usd)], sizes=(SMALL, SMALL)),
     ]
     return [of for of in made if of is not None]
 
 
-def _spent(overview: Overview) -> list[tuple[float, IterationSpending]]:
+def _list_spent(overview: Overview) -> list[tuple[float, IterationSpending]]:
     rows = overview.values.get("spending", [])
     return [(i, spent) for i, spent, entry in rows if entry is not None]
 
 
-def _usd(run: ShownRun) -> dict[int, float | None]:
+def _cost_by_iteration(run: ShownRun) -> dict[int, float | None]:
     """By iteration, the US dollars of all its stages; None where a price is missing."""
     with run.lock:
         try:

@@ -17,17 +17,17 @@ from nip_core.errors import NipError
 from nip_core.evaluation.embedding import thinned
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
-from nip_core.viewer.episode import EpisodePage, read_episode, used_in
+from nip_core.viewer.episode_page import EpisodePage, read_episode, read_examples
 from nip_core.viewer.index import Episodes
-from nip_core.viewer.matrix import KINDS, MATRIX_SORTS, MOST_COLUMNS, matrix, paired
+from nip_core.viewer.matrix import KINDS, MATRIX_SORTS, MOST_COLUMNS, count_matrix, pair_episodes
 from nip_core.viewer.queries import (
     CHOICES,
     PER_PAGE,
     SORTS,
     Query,
     QueryError,
-    models_of,
-    rows_of,
+    find_rows,
+    list_models,
 )
 from nip_core.viewer.runs import ShownRun, ShownRuns
 
@@ -41,26 +41,26 @@ class NotThereError(LookupError):
     """An address names something that is not there; the message says what."""
 
 
-def splits_of(table: pa.Table) -> list[str]:
+def list_splits(table: pa.Table) -> list[str]:
     """The splits that were played, tests first."""
     known = pc.unique(table["split"]).to_pylist()
     return sorted(known, key=lambda name: SPLITS.index(name) if name in SPLITS else len(SPLITS))
 
 
-def iterations_of(table: pa.Table) -> list[int]:
+def list_iterations(table: pa.Table) -> list[int]:
     """The iterations of which anything was played."""
     return sorted(pc.unique(table["iteration"]).to_pylist())
 
 
-def asked_rows(run: ShownRun, episodes: Episodes, query: Query) -> Any:
+def find_asked_rows(run: ShownRun, episodes: Episodes, query: Query) -> Any:
     """The rows of the index that a query asks for, texts looked for in the files."""
     if not query.text:
-        return rows_of(episodes.table, query)
-    without = rows_of(episodes.table, query)
-    return rows_of(episodes.table, query, run.search.keys(episodes, without, query.text))
+        return find_rows(episodes.table, query)
+    without = find_rows(episodes.table, query)
+    return find_rows(episodes.table, query, run.search.keys(episodes, without, query.text))
 
 
-def paging(total: int, page: int, per_page: int = PER_PAGE) -> Values:
+def paginate(total: int, page: int, per_page: int = PER_PAGE) -> Values:
     """Say which of `total` a page shows; a page behind the last is the last."""
     pages = max(1, -(-total // per_page))
     page = min(page, pages)
@@ -74,7 +74,7 @@ def paging(total: int, page: int, per_page: int = PER_PAGE) -> Values:
     }
 
 
-def menus(run: ShownRun, episodes: Episodes) -> Values:
+def list_choices(run: ShownRun, episodes: Episodes) -> Values:
     """The values that filters can have, by filter."""
     table = episodes.table
     wrong, right = run.words
@@ -85,11 +85,11 @@ def menus(run: ShownRun, episodes: Episodes) -> Values:
         return [*((str(v), str(v)) for v in sorted(known)[:_MOST_CHOICES]), *more]
 
     return {
-        "iteration": [(str(i), str(i)) for i in iterations_of(table)][-_MOST_CHOICES:],
-        "split": [(name, name) for name in splits_of(table)],
+        "iteration": [(str(i), str(i)) for i in list_iterations(table)][-_MOST_CHOICES:],
+        "split": [(name, name) for name in list_splits(table)],
         "difficulty": values("difficulty"),
         "mutation": values("mutation"),
-        "model": [(name, name) for name in models_of(table)][:_MOST_CHOICES],
+        "model": [(name, name) for name in list_models(table)][:_MOST_CHOICES],
         **{name: [*choices.items()] for name, choices in CHOICES.items()},
         "label": [("1", right), ("0", wrong)],
     }
@@ -119,24 +119,24 @@ def runs_page(runs: ShownRuns) -> Values:
 def matrix_page(run: ShownRun, asked: Mapping[str, str], pairs: list[tuple[str, str]]) -> Values:
     """Problems by iterations."""
     episodes = run.episodes()
-    query = Query.of(pairs, ("sort", "until"))
+    query = Query.parse(pairs, ("sort", "until"))
     if query.iteration or query.text:
         raise QueryError("the matrix shows all iterations; look for texts among the episodes")
     sort = asked.get("sort") or "failures"
     if sort not in MATRIX_SORTS:
         raise QueryError(f"sort={sort}: use one of {', '.join(MATRIX_SORTS)}")
-    splits = splits_of(episodes.table)
+    splits = list_splits(episodes.table)
     split = query.split or (splits[0] if splits else "")
     # Of an iteration that shows one verdict, the rows are those of problems that have it there.
-    plain = Query.of([(n, v) for n, v in query.filters.items() if n != "split"])
-    rows = rows_of(episodes.table, Query(**{**vars(plain), "split": split, "sort": "played"}))
+    plain = Query.parse([(n, v) for n, v in query.filters.items() if n != "split"])
+    rows = find_rows(episodes.table, Query(**{**vars(plain), "split": split, "sort": "played"}))
     table = episodes.table.take(pa.array(rows))
-    every = iterations_of(table)
-    until = _number(asked.get("until"), every[-1] if every else 0)
+    every = list_iterations(table)
+    until = _read_number(asked.get("until"), every[-1] if every else 0)
     columns = [i for i in every if i <= until][-MOST_COLUMNS:]
     count = pc.count_distinct(table["problem"]).as_py() if table.num_rows else 0
-    paged = paging(count, query.page)
-    shown = matrix(table, columns, paged["first"], PER_PAGE, sort) if columns else None
+    paged = paginate(count, query.page)
+    shown = count_matrix(table, columns, paged["first"], PER_PAGE, sort) if columns else None
     earlier = [i for i in every if columns and i < columns[0]]
     later = [i for i in every if columns and i > columns[-1]]
     kept = {**query.filters, **({"sort": sort} if sort != "failures" else {})}
@@ -151,7 +151,7 @@ def matrix_page(run: ShownRun, asked: Mapping[str, str], pairs: list[tuple[str, 
         "split": split,
         "sort": sort,
         "sorts": MATRIX_SORTS,
-        "menus": menus(run, episodes),
+        "menus": list_choices(run, episodes),
         "matrix": shown,
         "paging": paged,
         "address": address,
@@ -161,7 +161,7 @@ def matrix_page(run: ShownRun, asked: Mapping[str, str], pairs: list[tuple[str, 
     }
 
 
-def _number(text: str | None, default: int) -> int:
+def _read_number(text: str | None, default: int) -> int:
     if not text:
         return default
     if not (text.isascii() and text.isdigit() and len(text) < 10):
@@ -178,16 +178,16 @@ _LISTED = (
 
 def episodes_page(run: ShownRun, pairs: list[tuple[str, str]]) -> Values:
     """Episodes that an address asks for."""
-    episodes, query = run.episodes(), Query.of(pairs)
-    rows = asked_rows(run, episodes, query)
-    paged = paging(len(rows), query.page)
+    episodes, query = run.episodes(), Query.parse(pairs)
+    rows = find_asked_rows(run, episodes, query)
+    paged = paginate(len(rows), query.page)
     chosen = rows[paged["first"] : paged["last"]]
     table = episodes.table.select(_LISTED).take(pa.array(chosen, pa.int64()))
-    verdicts = _verdicts(episodes.table, rows)
+    verdicts = _count_verdicts(episodes.table, rows)
     return {
         "query": query,
         "episodes": episodes,
-        "menus": menus(run, episodes),
+        "menus": list_choices(run, episodes),
         "sorts": SORTS,
         "rows": table.to_pylist(),
         "paging": paged,
@@ -195,7 +195,7 @@ def episodes_page(run: ShownRun, pairs: list[tuple[str, str]]) -> Values:
     }
 
 
-def _verdicts(table: pa.Table, rows: Any) -> dict[str, int]:
+def _count_verdicts(table: pa.Table, rows: Any) -> dict[str, int]:
     counted = pc.value_counts(table["verdict"].take(pa.array(rows, pa.int64())))
     return {of["values"]: of["counts"] for of in counted.to_pylist()}
 
@@ -219,9 +219,9 @@ def episode_page(run: ShownRun, key: str, tab: str, pairs: list[tuple[str, str]]
     """One episode, its neighbours among those that the address asks for, and its lineage."""
     if tab not in ("", "asked", "facts"):
         raise QueryError(f"tab={tab}: use asked or facts")
-    episodes, query = run.episodes(), Query.of(pairs, ("tab",))
+    episodes, query = run.episodes(), Query.parse(pairs, ("tab",))
     at = find_episode(episodes, key)
-    rows = asked_rows(run, episodes, query)
+    rows = find_asked_rows(run, episodes, query)
     places = np.flatnonzero(rows == at)
     place = int(places[0]) if len(places) else None
     keys = episodes.table["key"]
@@ -239,20 +239,20 @@ def episode_page(run: ShownRun, key: str, tab: str, pairs: list[tuple[str, str]]
         "of": len(rows),
         "before": neighbour(-1),
         "after": neighbour(1),
-        "same": _same_problem(episodes.table, at),
+        "same": _find_same_problem(episodes.table, at),
         "about": episodes.table.slice(at, 1).to_pylist()[0],
         "page": None,
         "damage": "",
     }
     try:
         values["page"] = page = open_episode(run, episodes, at)
-        values["lineage"] = _lineage(run, page) if tab == "facts" else None
+        values["lineage"] = _trace_lineage(run, page) if tab == "facts" else None
     except (NipError, OSError) as error:
         values["damage"] = str(error)
     return values
 
 
-def _same_problem(table: pa.Table, at: int) -> list[Values]:
+def _find_same_problem(table: pa.Table, at: int) -> list[Values]:
     """The same problem and sample of this split in all iterations, with trees by branch."""
     here = table.slice(at, 1).to_pylist()[0]
     mask = pc.equal(table["problem"], here["problem"])
@@ -263,7 +263,7 @@ def _same_problem(table: pa.Table, at: int) -> list[Values]:
     return same[-_MOST_CHOICES:]
 
 
-def _lineage(run: ShownRun, page: EpisodePage) -> Values:
+def _trace_lineage(run: ShownRun, page: EpisodePage) -> Values:
     """The models that answered with the jobs that made them, and what was learned from it."""
     models: dict[str, Values] = {}
     agents = {(turn.row["model_served"], turn.row["agent"]) for turn in page.turns}
@@ -278,7 +278,9 @@ def _lineage(run: ShownRun, page: EpisodePage) -> Values:
     used = [
         {"group": group, **example}
         for group in groups
-        for example in used_in(run.tree.store, run.tree.dataset(iteration, group), page.row["key"])
+        for example in read_examples(
+            run.tree.store, run.tree.dataset(iteration, group), page.row["key"]
+        )
     ]
     return {"agents": sorted(agents), "models": models, "used": used}
 
@@ -310,7 +312,7 @@ def jobs_page(run: ShownRun) -> Values:
     return {"jobs": jobs, "job_damage": damage}
 
 
-def places_of(tables: Mapping[str, pa.Table], split: str) -> list[str]:
+def list_places(tables: Mapping[str, pa.Table], split: str) -> list[str]:
     """Of every run iterations with this split, as RUN@ITERATION; of long runs some of them.
 
     `tables` are those of the indices, by run.
@@ -319,7 +321,7 @@ def places_of(tables: Mapping[str, pa.Table], split: str) -> list[str]:
     most = max(_FEWEST_PLACES, _MOST_PLACES // max(1, len(tables)))
     for run, table in tables.items():
         played = table.filter(pc.equal(table["split"], split)) if split else table
-        places += [f"{run}@{i}" for i in thinned(iterations_of(played), most)]
+        places += [f"{run}@{i}" for i in thinned(list_iterations(played), most)]
     return places
 
 
@@ -334,9 +336,9 @@ def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
     if kind and kind not in KINDS:
         raise QueryError(f"kind={kind}: use one of {', '.join(KINDS)}")
     tables = {run.name: run.episodes().table for run in runs.all()}
-    splits = sorted({split for table in tables.values() for split in splits_of(table)})
+    splits = sorted({split for table in tables.values() for split in list_splits(table)})
     split = asked.get("split") or (TEST if TEST in splits else (splits[0] if splits else ""))
-    places = places_of(tables, split)
+    places = list_places(tables, split)
     a, b = asked.get("a", ""), asked.get("b", "")
     values: Values = {
         "a": a,
@@ -350,10 +352,10 @@ def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
     }
     if not (a and b):
         return values
-    parts = [_episodes_at(runs, place, split) for place in (a, b)]
-    page = max(1, _number(asked.get("page"), 1))
+    parts = [_read_episodes_at(runs, place, split) for place in (a, b)]
+    page = max(1, _read_number(asked.get("page"), 1))
     names = [place.rpartition("@")[0] for place in (a, b)]
-    shown = paired(parts[0], parts[1], page, PER_PAGE, kind)
+    shown = pair_episodes(parts[0], parts[1], page, PER_PAGE, kind)
     total = shown.counts[kind] if kind else sum(shown.counts.values())
     base = {"a": a, "b": b, "split": split}
 
@@ -367,21 +369,21 @@ def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
     return {
         **values,
         "pairs": shown,
-        "paging": paging(total, page),
+        "paging": paginate(total, page),
         "address": address,
         "names": names,
         "rates": rates,
     }
 
 
-def _episodes_at(runs: ShownRuns, place: str, split: str) -> pa.Table:
+def _read_episodes_at(runs: ShownRuns, place: str, split: str) -> pa.Table:
     name, _, iteration = place.rpartition("@")
     run = runs.get(name)
     if run is None:
         raise NotThereError(f"there is no run {name[:60]!r} among those that are shown")
-    query = Query(iteration=str(_number(iteration, 0)), split=split, sort="played")
+    query = Query(iteration=str(_read_number(iteration, 0)), split=split, sort="played")
     table = run.episodes().table
-    return table.take(pa.array(rows_of(table, query), pa.int64()))
+    return table.take(pa.array(find_rows(table, query), pa.int64()))
 
 
 def pair_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
@@ -404,7 +406,7 @@ def pair_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
     return {"sides": sides}
 
 
-def decided(row: Mapping[str, Any]) -> str:
+def describe_verdict(row: Mapping[str, Any]) -> str:
     """The verdict of a row in words, with its value where that says more."""
     if row.get("outcome") == "failed":
         return "failed"

@@ -2,7 +2,7 @@
 
 Query       the filters of an address, checked
 QueryError  an address that asks for something that there is not
-rows_of     the rows of the index that a query asks for, in its order
+find_rows   the rows of the index that a query asks for, in its order
 CHOICES     filters with a fixed set of values; SORTS, orders
 
 The address is the state: what a page shows follows from it alone, so that it can be sent, and gone
@@ -69,7 +69,7 @@ class Query:
     page: int = 1
 
     @classmethod
-    def of(cls, asked: Iterable[tuple[str, str]], beside: Iterable[str] = ()) -> "Query":
+    def parse(cls, asked: Iterable[tuple[str, str]], beside: Iterable[str] = ()) -> "Query":
         """Return the query of an address; names in `beside` are for others. Raises QueryError."""
         names, passed_over = {field.name for field in fields(cls)}, set(beside)
         values: dict[str, Any] = {}
@@ -113,22 +113,24 @@ class Query:
         return f"?{urlencode(named)}" if named else ""
 
 
-def rows_of(table: pa.Table, query: Query, with_text: pa.Array | None = None) -> NDArray[np.int64]:
+def find_rows(
+    table: pa.Table, query: Query, with_text: pa.Array | None = None
+) -> NDArray[np.int64]:
     """The rows of the index that the query asks for, in its order.
 
     `with_text` has the keys of the episodes in which the text of the query stands.
     """
     mask = None
-    for condition in _conditions(table, query, with_text):
+    for condition in _build_conditions(table, query, with_text):
         mask = condition if mask is None else pc.and_kleene(mask, condition)
     if mask is None:
         rows = np.arange(table.num_rows)
     else:
         rows = np.flatnonzero(pc.fill_null(mask, False).to_numpy(zero_copy_only=False))
-    return _sorted(table, rows, query.sort)
+    return _sort(table, rows, query.sort)
 
 
-def _conditions(table: pa.Table, query: Query, with_text: pa.Array | None) -> Iterable[Any]:
+def _build_conditions(table: pa.Table, query: Query, with_text: pa.Array | None) -> Iterable[Any]:
     if query.iteration:
         yield pc.equal(table["iteration"], int(query.iteration))
     for name, column in _EQUAL.items():
@@ -167,13 +169,13 @@ def _has_model(models: Any, name: str) -> Any:
     return pc.take(pa.array(having, pa.bool_()), encoded.indices)
 
 
-def models_of(table: pa.Table) -> list[str]:
+def list_models(table: pa.Table) -> list[str]:
     """The names of all models that have answered."""
     sets = pc.unique(table["models"]).to_pylist()
     return sorted({name for of in sets if of for name in of.split("\n")})
 
 
-def _sorted(table: pa.Table, rows: NDArray[np.int64], sort: str) -> NDArray[np.int64]:
+def _sort(table: pa.Table, rows: NDArray[np.int64], sort: str) -> NDArray[np.int64]:
     """The rows in an order; those that are equal in it as they were played, the newest first."""
 
     def numbers(name: str) -> NDArray[Any]:

@@ -15,12 +15,13 @@ from typing import Any
 from nip_core.errors import NipError
 from nip_core.evaluation.report import ReportData, page_values
 from nip_core.game.render import Game
+from nip_core.records.iterations import Records
+from nip_core.records.status import status_of
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store
-from nip_core.stages.records import Records
-from nip_core.stages.showing import report_data, status_of
-from nip_core.stages.transcripts import game_of
-from nip_core.viewer.episode import TextSearch
+from nip_core.showing.summary import report_data
+from nip_core.showing.transcripts import game_of
+from nip_core.viewer.episode_page import TextSearch
 from nip_core.viewer.index import Episodes, RunIndex
 
 _AT_MOST_EVERY_S = 1.0
@@ -90,23 +91,23 @@ class ShownRun:
             if self._clock() - self._state_s >= _AT_MOST_EVERY_S:
                 self._forget_if_made_anew()
                 seen = hashlib.sha256(str(self._run_json).encode())
-                for mark in self._marks():
+                for mark in self._list_marks():
                     seen.update(f"\n{mark}".encode())
                 self._state, self._state_s = seen.hexdigest()[:16], self._clock()
             return self._state
 
-    def _marks(self) -> Iterable[str]:
+    def _list_marks(self) -> Iterable[str]:
         """Give what changes with the run; of what can't be read, why."""
-        for part in (self._status, self._watched):
+        for part in (self._list_status, self._list_watched):
             try:
                 yield from part()
             except _DAMAGE as error:
-                yield _in_words(error)
+                yield _describe_error(error)
 
-    def _status(self) -> Iterable[str]:
+    def _list_status(self) -> Iterable[str]:
         yield status_of(self.tree, self.records.look_again())
 
-    def _watched(self) -> Iterable[str]:
+    def _list_watched(self) -> Iterable[str]:
         """The files of the last two iterations, and what the documents of their jobs say."""
         store, root = self.tree.store, f"{self.tree.root}/iterations"
         yield from store.list(f"{self.tree.root}/superseded")
@@ -141,7 +142,7 @@ class ShownRun:
             report = report_data(self.records.look_again())
             values = page_values(report)
         except _DAMAGE as error:
-            return Overview(state, "damaged", None, {}, (_in_words(error),))
+            return Overview(state, "damaged", None, {}, (_describe_error(error),))
         return Overview(state, report.status, report, values, ())
 
     @cached_property
@@ -160,7 +161,7 @@ class ShownRun:
         return self.game.scenario.words.labels[0], self.game.scenario.words.labels[1]
 
 
-def _in_words(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, NipError):
         return str(error)
     return f"a document is not what nip writes ({type(error).__name__}: {error})"

@@ -1,6 +1,6 @@
 """Who may ask the viewer: host names, a token, and what browsers are told.
 
-Guard       the ASGI middleware around the pages
+Guard  the ASGI middleware around the pages
 is_loopback whether an address is this machine's alone
 
 What is covered: another user of the machine, and a web page in the same browser. Neither reads
@@ -74,10 +74,10 @@ class Guard:
                     headers[name] = value
             await send(message)
 
-        answer = self._refusal(scope)
+        answer = self._refuse(scope)
         await (self._app if answer is None else answer)(scope, receive, with_headers)
 
-    def _refusal(self, scope: MutableMapping[str, object]) -> Response | None:
+    def _refuse(self, scope: MutableMapping[str, object]) -> Response | None:
         headers = Headers(scope=scope)
         if not self._is_known(headers.get("host", "")):
             return PlainTextResponse(
@@ -92,7 +92,7 @@ class Guard:
         query = parse_qsl(bytes(scope["query_string"]).decode("latin-1"), keep_blank_values=True)  # type: ignore[call-overload]
         offered = [value for name, value in query if name == "token"]
         if offered and self._is_token(offered[-1]):
-            return self._welcome(str(scope["path"]), [p for p in query if p[0] != "token"])
+            return self._set_cookie(str(scope["path"]), [p for p in query if p[0] != "token"])
         # 2. The cookie, or for programs a header.
         if self._is_let_in(headers):
             return None
@@ -127,7 +127,7 @@ class Guard:
         cookie = cookie_parser(headers.get("cookie", "")).get(self._cookie)
         return cookie is not None and self._is_token(cookie)
 
-    def _welcome(self, path: str, query: list[tuple[str, str]]) -> Response:
+    def _set_cookie(self, path: str, query: list[tuple[str, str]]) -> Response:
         # A page that goes on by itself, and not a redirect: after a click in another site's page
         # browsers keep a strict cookie back until a page of this site asks.
         path = "/" + path.lstrip("/")  # "//host" would be another site

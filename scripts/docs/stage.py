@@ -62,11 +62,11 @@ API = {
     "Problems and the sandbox": [
         "nip_core.problems.mutate",
         "nip_core.problems.rewrite",
-        "nip_core.problems.sandbox",
+        "nip_core.sandbox.sandbox",
     ],
     "Jobs": ["nip_core.jobs.ledger", "nip_core.jobs.job", "nip_core.jobs.submissions"],
     "Run store": ["nip_core.run_store.store", "nip_core.run_store.manifest"],
-    "lm_server's client": ["lm_server.client", "lm_server.spec", "lm_server.launch"],
+    "lm_server's client": ["nip_lm_server.client", "nip_lm_server.spec", "nip_lm_server.launch"],
     "Errors": ["nip_core.errors"],
 }
 """The public modules, by the name of their page; those that are not there are left out."""

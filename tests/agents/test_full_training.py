@@ -17,8 +17,8 @@ from nip_core.agents import (
 )
 from nip_core.models import resolve_model
 from nip_core.parameters import load_parameters
-from nip_core.stages.own_server import server_spec
-from nip_lm_server.serving import placement as slots
+from nip_core.servers.own_server import server_spec
+from nip_lm_server import placement as slots
 
 
 def group_at(url, store):

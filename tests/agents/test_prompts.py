@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nip_core.answers.parsing import parse_response
 from nip_core.errors import SettingsError
+from nip_core.game.parsing import parse_response
 from nip_core.game.render import Game
 from nip_core.hashing import digest
 from nip_core.parameters import load_parameters
@@ -24,7 +24,7 @@ from nip_core.protocols.nip import NipProtocol
 from nip_core.protocols.scales import ACCEPT, NO_DECISION, REJECT, SCALES, discrete
 from nip_core.scenarios import make_scenario
 from nip_core.scenarios.prompts import PLACEHOLDERS, SystemPrompts
-from nip_core.stages.prepare import template_digests
+from nip_core.session.contents import template_digests
 
 PLAIN = ("nip", "adp", "solo_verifier", "debate", "mnip", "merlin_arthur", "multi_channel_test")
 WRAPPED = ("nip", "adp", "debate", "mnip", "merlin_arthur")

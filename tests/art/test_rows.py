@@ -99,8 +99,8 @@ def test_answers_without_token_ids_are_counted_and_carry_no_log_probabilities() 
 def test_a_step_of_few_lines_stays_the_same_step() -> None:
     data = training_data([made.group("a", [0.0, 1.0, 1.0])], TrainOptions())
     assert (data.lines, data.repeats) == (12, 4)
-    hyper, _ = job_settings(TrainOptions(), model_options({}), repeats=data.repeats)
-    assert hyper["batch_size"] == 8 * 4
+    job = job_settings(TrainOptions(), model_options({}), repeats=data.repeats)
+    assert job.hyper_parameters["batch_size"] == 8 * 4
 
 
 @pytest.mark.parametrize(

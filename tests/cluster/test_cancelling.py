@@ -18,7 +18,7 @@ from small_game import write_config
 
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_lm_server.engines.reply_rules import DEFAULT_FILE
+from nip_lm_server.engines.scripted.reply_rules import DEFAULT_FILE
 from nip_lm_server.launch import start_or_attach, stop
 from nip_lm_server.spec import ServerSpec
 from nip_prefect.flows.train import train

@@ -17,7 +17,7 @@ from up_stack import Up, left_of, open_folder
 
 from nip_core.run_store.manifest import MANIFEST, read_manifest
 from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import open_store, walk
+from nip_core.run_store.store import list_files, open_store
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
@@ -127,7 +127,7 @@ def check_state(up: Up, folder: Path, name: str) -> None:
         path.removeprefix(f"{run.root}/"): read_manifest(
             run.store, path.rpartition("/")[0], path.rpartition("/")[2]
         ).digest
-        for path in walk(run.store, f"{run.root}/iterations")
+        for path in list_files(run.store, f"{run.root}/iterations")
         if path.endswith(f"/{MANIFEST}")
     }
     assert len(committed) == len(SHARDS) + len(GROUPS)

@@ -11,13 +11,13 @@ from prefect.cli.deploy._models import PrefectYamlModel
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.utilities.callables import parameter_schema
 
+from nip_core.costs.estimate import Estimate, estimate_run
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.protocols import make_protocol
+from nip_core.records.rewinds import STAGES
 from nip_core.scenarios import find_scenario
-from nip_core.stages.estimate import Estimate, estimate_run
-from nip_core.stages.prepare import load_all_problems
-from nip_core.stages.rerun import STAGES
+from nip_core.session.problems_of_run import load_all_problems
 from nip_prefect.flows.evaluate import evaluate
 from nip_prefect.flows.train import continue_run, train
 from nip_prefect.flows.up import POOLS

@@ -13,7 +13,7 @@ from nip_core import DISTRIBUTION, how_to_install
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("nip_core", "nip_inspect", "nip_prefect", "nip_lm_server")
-SOURCES = (*PACKAGES, "lm_server", "flows", "tasks", "deployments")
+SOURCES = (*PACKAGES, "flows", "tasks", "deployments")
 FILES = ("pyproject.toml", "README.md", "LICENSE", "prefect.yaml")
 
 

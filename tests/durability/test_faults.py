@@ -37,8 +37,9 @@ from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
+from nip_core.session.opening import open_session
+from nip_core.session.session import Session
 from nip_core.stages import playing
-from nip_core.stages.session import Session, open_session
 from nip_lm_server.state.directory import read_card
 
 WANTED = int(os.environ.get("NIP_FAULTS", "60"))

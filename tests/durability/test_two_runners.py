@@ -14,7 +14,7 @@ from small_game import write_config
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_lm_server.engines.reply_rules import DEFAULT_FILE
+from nip_lm_server.engines.scripted.reply_rules import DEFAULT_FILE
 
 ROUNDS = 50 if os.environ.get("NIP_KILL_POINTS") == "all" else 1
 IN_USE = 4

@@ -11,9 +11,9 @@ import urllib.request
 import pytest
 from finished_run import make_run
 
+from nip_core.hub.adapter_of_run import choose_model, write_adapter
 from nip_core.models import BUNDLED
 from nip_core.rollouts.tables import read_rollouts
-from nip_core.stages.published import choose_model, write_adapter
 
 ENVIRONMENT = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
 START_S = 300

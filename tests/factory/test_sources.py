@@ -11,7 +11,7 @@ from factory.problems.sources import SOURCES
 from nip_core.problems import mutants, normalise, rewrites
 from nip_core.problems.mutators import KINDS
 from nip_core.problems.rewrite import REWRITES
-from nip_core.problems.sandbox import Suite, run_tests_batch
+from nip_core.sandbox.sandbox import Suite, run_tests_batch
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.slug)

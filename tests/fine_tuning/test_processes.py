@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from nip_core.errors import CorruptionError, StageError
-from nip_core.processes import how_many, map_in_processes, seldom_collected
+from nip_core.processes import collect_seldom, count_processes, map_in_processes
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import read_manifest
 
@@ -88,15 +88,15 @@ def test_a_killed_caller_leaves_no_process():
 
 
 def test_little_work_takes_no_other_process():
-    assert how_many(2_000) == 1
-    assert 1 <= how_many(100_000) <= 3
+    assert count_processes(2_000) == 1
+    assert 1 <= count_processes(100_000) <= 3
 
 
 def test_garbage_is_searched_for_seldom_until_the_last_one_who_wants_that_leaves():
     before = gc.get_threshold()
-    with seldom_collected():
+    with collect_seldom():
         assert gc.get_threshold()[0] > before[0] and gc.get_freeze_count() > 0
-        inner = seldom_collected()
+        inner = collect_seldom()
         with inner:
             pass
         assert gc.get_threshold()[0] > before[0]  # the outer one still wants it

@@ -19,8 +19,8 @@ from nip_core.loop import play
 from nip_core.parameters import load_parameters
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.prompting import Place, chat_on_record, chat_to_come
-from nip_core.stages.session import open_session
+from nip_core.session.opening import open_session
+from nip_core.showing.asked_chats import Place, chat_on_record, chat_to_come
 from nip_prefect.flows.command_table import PANELS, load_command
 
 NIP = [sys.executable, "-m", "nip_prefect"]

@@ -10,7 +10,7 @@ from ticking import Ticking, small_parameters
 
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Stage
-from nip_core.progress.outlook import look
+from nip_core.progress.outlook import observe_run
 from nip_core.protocols import agent_names_of, protocol_names
 from nip_prefect.flows.live import frame, watch
 from nip_prefect.flows.options import Shown
@@ -40,7 +40,7 @@ def training():
             time.s, status="running", done=104, total=416, loss=0.1234, tokens=9_100, left_s=90.0
         )
         progress.training_tokens_per_s = first.tokens_per_s
-        yield look(progress, parameters)
+        yield observe_run(progress, parameters)
 
 
 def drawn(state, width):
@@ -118,9 +118,9 @@ def test_a_model_is_shown_at_its_price_and_not_at_that_of_a_name_it_begins_with(
     )
     progress = Ticking().progress()
     progress.count_answer("verifier", 1_000_000, 1_000_000)
-    assert look(progress, parameters).counts.usd == pytest.approx(0.75)
+    assert observe_run(progress, parameters).counts.usd == pytest.approx(0.75)
     progress.count_answer("prover", 1_000_000, 0)
-    assert look(progress, parameters).counts.usd == pytest.approx(0.75 + 2.5)
+    assert observe_run(progress, parameters).counts.usd == pytest.approx(0.75 + 2.5)
 
 
 ENDS = ("succeeded", "failed", "not scheduled", "skipped")

@@ -18,9 +18,9 @@ from nip_core.parameters import load_parameters
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.prepare import fork_run
-from nip_core.stages.session import open_session
-from nip_lm_server.engines.reply_rules import DEFAULT_FILE
+from nip_core.session.opening import open_session
+from nip_core.session.prepare import fork_run
+from nip_lm_server.engines.scripted.reply_rules import DEFAULT_FILE
 from nip_lm_server.state.directory import read_card
 from nip_prefect.flows.train import train
 

@@ -3,14 +3,14 @@
 import pytest
 from small_game import train_here, write_config
 
+from nip_core.costs.estimate import estimate_run
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.parquet import parquet_table
-from nip_core.run_store.manifest import is_committed, read_file, read_manifest
+from nip_core.run_store.manifest import is_committed, read_committed_file, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.estimate import estimate_run
-from nip_core.stages.prepare import load_all_problems
+from nip_core.session.problems_of_run import load_all_problems
 from nip_core.trainers.dataset import EXAMPLES
 
 ALTERNATING = {
@@ -77,7 +77,7 @@ async def test_a_shared_model_learns_from_those_whose_turn_it_is(tmp_path):
     run = run_in(tmp_path)
     for iteration, agent in enumerate(("prover", "verifier")):
         manifest = read_manifest(run.store, run.dataset(iteration, "both"))
-        file = read_file(run.store, manifest, "examples.parquet")
+        file = read_committed_file(run.store, manifest, "examples.parquet")
         table = parquet_table(file, EXAMPLES, "examples.parquet")
         assert set(table["agent"].to_pylist()) == {agent} == set(manifest.extra["agents"])
 

@@ -19,10 +19,10 @@ from nip_core import loop
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.journal_segments import open_journal
 from nip_core.rollouts.plan import TRAIN
+from nip_core.session.opening import open_session
 from nip_core.stages import agenda
 from nip_core.stages.playing import plan_split, play_shards
 from nip_core.stages.remote_shards import counting
-from nip_core.stages.session import open_session
 from nip_prefect.tasks.progress import show_progress
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from small_game import FEW, train_here, write_config
 
-from nip_core.problems.rows import Row, write_split
+from nip_core.scenarios.rows import Row, write_split
 from nip_prefect.flows import terminal
 from nip_prefect.flows.console import make_console
 

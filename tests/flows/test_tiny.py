@@ -30,7 +30,7 @@ async def trained(tmp_path_factory):
         "agents._default.shared_model_group=both",
         "dataset_options.max_test_size=4",
     ]
-    with mock.patch("nip_lm_server.serving.placement.SubprocessTrainer", TrainerHere):
+    with mock.patch("nip_lm_server.placement.SubprocessTrainer", TrainerHere):
         result = await train_here(CONFIG, changes)
     return result, RunStore(open_store(store), "quickstart"), store / "quickstart"
 

@@ -20,10 +20,10 @@ from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.prepare import prepare
-from nip_core.stages.session import open_session
+from nip_core.session.opening import open_session
+from nip_core.session.prepare import prepare
 from nip_lm_server.client import OwnerError, ServerSpec, start_or_attach, want_of_space
-from nip_lm_server.engines.reply_rules import DEFAULT_FILE
+from nip_lm_server.engines.scripted.reply_rules import DEFAULT_FILE
 
 pytestmark = pytest.mark.usefixtures("server_in_thread")
 NO_TESTS = {"test_scheme": "none"}

@@ -25,9 +25,10 @@ from small_game import write_config
 from nip_core.loop import directly, go_on
 from nip_core.parameters import load_parameters
 from nip_core.protocols import protocol_names
+from nip_core.session.opening import open_session
+from nip_core.session.session import Session
 from nip_core.stages import measuring
 from nip_core.stages.publishing import publish
-from nip_core.stages.session import Session, open_session
 
 ROOT = Path(__file__).parents[2]
 RECORD = Path(__file__).parent / "runs.json"

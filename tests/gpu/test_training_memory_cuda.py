@@ -188,7 +188,7 @@ def test_a_pass_needs_the_memory_that_the_arithmetic_says(larger, tmp_path, chec
     take(job)
     module = importlib.import_module(_METHODS[job.method])
     trainer = module.prepare(job, loading.load_text(job), Events(tmp_path / "events.jsonl")).trainer
-    kept = memory.kept_bytes_per_token(trainer.model, memory._autocast(job))
+    kept = memory.measure_kept_bytes(trainer.model, memory._autocast(job))
     layer = kept / trainer.model.config.num_hidden_layers
     expected = 8192 * (kept / 8 + layer if checkpointing else kept)
     torch.cuda.reset_peak_memory_stats()

@@ -27,7 +27,7 @@ CHANGES = (
 
 async def make_run(store: Path) -> RunStore:
     """The run `quickstart` in `store`."""
-    with mock.patch("nip_lm_server.serving.placement.SubprocessTrainer", TrainerHere):
+    with mock.patch("nip_lm_server.placement.SubprocessTrainer", TrainerHere):
         result = await train_here(CONFIG, [f"run_store={store}", *CHANGES])
     assert result["status"] == "finished"
     return RunStore(open_store(store), "quickstart")

@@ -28,7 +28,7 @@ from nip_core.hashing import derive_seed
 from nip_core.rollouts.journal import Journal
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import open_store, walk
+from nip_core.run_store.store import list_files, open_store
 from nip_lm_server.state.directory import read_card
 
 HELPERS = Path(__file__).parent
@@ -321,7 +321,7 @@ def outcome_of(folder: Path, state: Path) -> Outcome:
     """What came of the run in `folder`, whose server keeps its state in `state`."""
     run = RunStore(open_store(folder / "runs", read_only=True), RUN)
     rollouts, datasets, models = {}, {}, {}
-    for path in walk(run.store, f"{run.root}/iterations"):
+    for path in list_files(run.store, f"{run.root}/iterations"):
         place, _, name = path.rpartition("/")
         short = place.removeprefix(f"{run.root}/iterations/")
         if name == "models.json":

@@ -17,7 +17,7 @@ from nip_core import loop
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunStore
-from nip_core.stages.session import open_session
+from nip_core.session.opening import open_session
 from nip_lm_server import launch
 from nip_lm_server.spec import ServerSpec
 

@@ -19,9 +19,9 @@ from nip_lm_server.api.plumbing import Services
 from nip_lm_server.app import close_server, make_app, open_server
 from nip_lm_server.auth import KeyRing
 from nip_lm_server.engines.base import Capabilities, Delta, GenerationRequest, Upstream
-from nip_lm_server.engines.deterministic import DeterministicEngine
-from nip_lm_server.engines.reply_rules import load_replies
-from nip_lm_server.serving.placement import make_slots
+from nip_lm_server.engines.scripted.deterministic_engine import DeterministicEngine
+from nip_lm_server.engines.scripted.reply_rules import load_replies
+from nip_lm_server.placement import make_slots
 from nip_lm_server.serving.pool import EnginePool
 from nip_lm_server.spec import ServerSpec
 

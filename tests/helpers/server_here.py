@@ -117,7 +117,7 @@ class _Servers:
 def servers_here() -> Iterator[None]:
     """Sessions that begin in this process meanwhile have their server in a thread."""
     servers = _Servers()
-    place = "nip_core.stages.own_server"
+    place = "nip_core.servers.own_server"
     with (
         mock.patch(f"{place}.start_or_attach", servers.start),
         mock.patch(f"{place}.is_running", servers.is_running),

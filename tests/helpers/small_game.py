@@ -14,8 +14,9 @@ from server_here import servers_here
 
 from nip_core import loop
 from nip_core.parameters import load_parameters
-from nip_core.stages.rerun import Stage, rerun
-from nip_core.stages.session import open_session
+from nip_core.records.rewinds import Stage
+from nip_core.session.opening import open_session
+from nip_core.upkeep.rerun import rerun
 
 FEW = {"num_iterations": 1, "rollouts_per_iteration": 40, "num_epochs": 1}
 """As `rl`, the shortest training of both groups: 10 examples for each."""

@@ -11,8 +11,8 @@ from typing import Any
 from unittest import mock
 
 from nip_core.models import resolve_model
+from nip_lm_server.jobs.training_process import SubprocessTrainer
 from nip_lm_server.spec import ServerSpec
-from nip_lm_server.training.trainers import SubprocessTrainer
 
 
 class TrainerHere(SubprocessTrainer):

@@ -17,7 +17,7 @@ def test_every_file_that_a_page_names_is_there(page):
     missing = [
         name
         for name in names
-        if not any((ROOT / house / name).exists() for house in (".", "nip_core", "lm_server"))
+        if not any((ROOT / house / name).exists() for house in (".", "nip_core", "nip_lm_server"))
     ]
     assert not missing
 
@@ -34,8 +34,6 @@ DOTTED = re.compile(r"`{1,2}(nip_(?:core|lm_server|prefect)(?:\.\w+)+)`")
 def _is_there(name):
     """Whether a dotted name is a module of ours, or something that a module of ours says."""
     parts = [*name.removeprefix("nip_prefect.").split(".")]
-    if parts[0] == "nip_lm_server":
-        parts[0] = "lm_server"
     for depth in range(len(parts), 0, -1):
         place = ROOT.joinpath(*parts[:depth])
         file = (
@@ -49,7 +47,15 @@ def _is_there(name):
 
 def test_every_module_that_a_docstring_or_a_page_names_is_there():
     files = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
-    houses = ("nip_core", "nip_inspect", "nip_verifiers", "lm_server", "flows", "tasks", "factory")
+    houses = (
+        "nip_core",
+        "nip_inspect",
+        "nip_verifiers",
+        "nip_lm_server",
+        "flows",
+        "tasks",
+        "factory",
+    )
     for folder in (*houses, "benchmarks", "scripts"):
         files += (ROOT / folder).rglob("*.py")
     stale = {

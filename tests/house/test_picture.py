@@ -9,11 +9,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 INSTALLED = {"nip_core": "nip_core", "nip_prefect.flows": "flows", "nip_prefect.tasks": "tasks"}
-INSTALLED |= {"factory": "factory", "nip_lm_server": "lm_server"}
+INSTALLED |= {"factory": "factory", "nip_lm_server": "nip_lm_server"}
 BENEATH = {"errors", "hashing", "importing", "nearest", "tolerance"}
 BENEATH |= {"redaction", "processes", "concurrency", "proxies"}
 BENEATH |= {"configurations"}
-BENEATH |= {"models", "lm_server", "__version__", "DISTRIBUTION", "how_to_install", "configs"}
+BENEATH |= {"models", "lm_server", "distribution", "configs"}
+BENEATH |= {"__version__", "DISTRIBUTION", "how_to_install", "run", "runs"}
 """What every room of nip_core may use, and what is a name and no room."""
 
 
@@ -37,19 +38,10 @@ def _room(module):
             rest = module[len(package) + 1 :].partition(".")[0]
             if folder == "nip_core":
                 return "stages" if rest == "loop" else rest
-            if folder == "lm_server":
+            if folder == "nip_lm_server":
                 return "client"
             return folder
     return None
-
-
-def _for_types_alone(tree):
-    return {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for inner in ast.walk(node)
-    }
 
 
 @pytest.fixture(scope="module")
@@ -61,17 +53,14 @@ def imports():
             parts = file.relative_to(ROOT / folder).with_suffix("").parts
             room = _room(".".join((package, *parts)))
             tree = ast.parse(file.read_text(encoding="utf-8"))
-            unseen = _for_types_alone(tree)
             for node in ast.walk(tree):
-                if id(node) in unseen:
-                    continue
                 names = []
                 if isinstance(node, ast.ImportFrom) and node.module:
                     names = [f"{node.module}.{alias.name}" for alias in node.names]
                 elif isinstance(node, ast.Import):
                     names = [alias.name for alias in node.names]
                 pairs |= {(room, _room(name)) for name in names if _room(name)}
-    pairs = {(a, b) for a, b in pairs if a and a != b}
+    pairs = {(a, b) for a, b in pairs if a and a != b and a != "__init__"}
     return {(a, b) for a, b in pairs if a not in BENEATH and b not in BENEATH}
 
 

@@ -87,7 +87,7 @@ def test_a_release_is_refused_for_what_does_not_name_its_version(release, tmp_pa
     (copy / "nip_core").mkdir(parents=True)
     (copy / "scripts").mkdir()
     (copy / "scripts" / "llms_txt.py").write_text("")
-    for file in ("nip_core/__init__.py", "CITATION.cff"):
+    for file in ("nip_core/distribution.py", "CITATION.cff"):
         (copy / file).write_bytes((ROOT / file).read_bytes())
     (copy / "CHANGELOG.md").write_text(f"# Changelog\n\n## {version} (a day)\n")
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
@@ -102,7 +102,7 @@ def test_a_release_is_refused_for_what_does_not_name_its_version(release, tmp_pa
     assert changelog.startswith("CHANGELOG.md: does not name")
     later = release.tree_problems("9.9.9", copy)
     assert [line.partition(":")[0] for line in later[1:]] == [
-        "nip_core/__init__.py",
+        "nip_core/distribution.py",
         "CITATION.cff",
         "CHANGELOG.md",
     ]

@@ -14,12 +14,12 @@ from small_game import train_here
 from trained_here import tiny
 
 from nip_core.errors import SettingsError
+from nip_core.hub.adapter_of_run import choose_model, write_adapter
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.prepare import prepare
-from nip_core.stages.published import choose_model, write_adapter
+from nip_core.session.prepare import prepare
 from nip_prefect.flows import hub as commands
 from nip_prefect.flows.printing import show_plan
 

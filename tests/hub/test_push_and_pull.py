@@ -26,16 +26,22 @@ from made_examples import made as made_examples
 from small_game import FEW, train_here, write_config
 
 from nip_core.errors import CorruptionError, ServerError, SettingsError
+from nip_core.hub.adapter_of_run import choose_model, write_adapter
 from nip_core.hub.client import connect
+from nip_core.hub.dataset_of_run import (
+    _Part,
+    _remove_places,
+    write_run_tables,
+)
 from nip_core.hub.privacy import (
     LEFT_OUT,
     check_nothing_leaks,
-    plain_text,
-    secrets_of,
+    find_secrets,
+    hide_places,
     without_places,
 )
-from nip_core.hub.repository import Facts, files_of, seal
-from nip_core.hub.transfer import publish
+from nip_core.hub.repository import Facts, list_files, seal
+from nip_core.hub.transfer import push_directory
 from nip_core.models import BUNDLED
 from nip_core.parameters.published import Reference
 from nip_core.rollouts.parquet import parquet_bytes, parquet_table
@@ -43,8 +49,6 @@ from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store import manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.published import choose_model, write_adapter
-from nip_core.stages.published_data import _Part, _without_leaks, write_dataset
 from nip_core.trainers.dataset import FILES, write_examples
 from nip_prefect.flows import cli
 from nip_prefect.flows import export as export_command
@@ -177,10 +181,10 @@ def test_nothing_leaves_that_is_of_this_machine_or_of_the_training_data(hub, run
 def test_a_key_of_the_environment_in_a_file_is_noticed_before_anything_is_sent(tmp_path):
     (tmp_path / "README.md").write_text("all of sk-the-key-itself")
     with pytest.raises(SettingsError, match=r"README.md has the value of the environment variable"):
-        check_nothing_leaks(tmp_path, secrets_of({"OPENAI_API_KEY": "sk-the-key-itself"}))
+        check_nothing_leaks(tmp_path, find_secrets({"OPENAI_API_KEY": "sk-the-key-itself"}))
     with pytest.raises(SettingsError, match="a directory of this machine"):
         check_nothing_leaks(tmp_path, {}, [Path("all of sk")])
-    check_nothing_leaks(tmp_path, secrets_of({"OPENAI_API_KEY": "another", "HOME": "all of"}))
+    check_nothing_leaks(tmp_path, find_secrets({"OPENAI_API_KEY": "another", "HOME": "all of"}))
 
 
 def test_a_machine_may_be_called_by_any_word_of_a_card_but_not_be_named_in_it(run, tmp_path):
@@ -215,7 +219,7 @@ def test_secrets_are_known_by_the_names_of_their_variables_and_in_addresses():
         "PREFECT_API_URL": "https://ada:word-of-the-proxy@prefect.example/api",
         "TRIED_URL": "postgresql://prefect:prefect@localhost/prefect",
     }
-    assert secrets_of(environment, TOKEN).keys() == {
+    assert find_secrets(environment, TOKEN).keys() == {
         *("abcdefgh", "AKIAabcd", "ghp_abcd", TOKEN),
         *("s3cr%40t-word", "s3cr@t-word", "other-word"),
         *("admin:word-of-it", "word-of-it", "nip:word-of-the-server", "word-of-the-server"),
@@ -241,9 +245,9 @@ def test_a_key_in_a_chat_or_a_thought_is_not_published(hub, run, tmp_path, monke
 
 
 def test_errors_are_quoted_without_addresses_and_paths():
-    assert plain_text("asked http://10.0.0.1:8000/v1: no") == "asked … no"
-    assert plain_text("in /home/ada/runs/x.py, line 3") == "in …, line 3"
-    assert plain_text("prover: 3/4 answers and/or none") == "prover: 3/4 answers and/or none"
+    assert hide_places("asked http://10.0.0.1:8000/v1: no") == "asked … no"
+    assert hide_places("in /home/ada/runs/x.py, line 3") == "in …, line 3"
+    assert hide_places("prover: 3/4 answers and/or none") == "prover: 3/4 answers and/or none"
 
 
 def test_settings_are_published_without_places_be_they_names_or_values():
@@ -270,7 +274,7 @@ def test_settings_are_published_without_places_be_they_names_or_values():
 
 
 def test_a_push_that_was_killed_while_it_uploaded_goes_on_with_what_is_there(hub, run, tmp_path):
-    facts = write_dataset(run, tmp_path / "data", place="ada/play", secrets={})
+    facts = write_run_tables(run, tmp_path / "data", place="ada/play", secrets={})
     large = [f["sha256"] for name, f in facts.files.items() if name.endswith(".parquet")]
     [held] = [f["sha256"] for name, f in facts.files.items() if name.startswith("examples")]
     fault = Fault("PUT", held, 0, after=1000, hold=True)
@@ -303,7 +307,7 @@ def made(run, tmp_path):
 def publish_made(made, waited=None):
     waits = [] if waited is None else waited
     hub = connect(sleep=waits.append)
-    return publish(hub, Reference.parse("ada/verifier"), *made, "a test", public=False)
+    return push_directory(hub, Reference.parse("ada/verifier"), *made, "a test", public=False)
 
 
 def test_a_connection_that_breaks_during_an_upload_is_made_again(hub, made):
@@ -350,7 +354,9 @@ def test_a_push_removes_what_an_earlier_one_brought_says_so_and_leaves_what_peop
     def publish_small(name, files):
         facts = seal_small(tmp_path / name, files)
         reference = Reference.parse("ada/small")
-        publish(connect(), reference, tmp_path / name, facts, "x", public=False, say=said.append)
+        push_directory(
+            connect(), reference, tmp_path / name, facts, "x", public=False, say=said.append
+        )
         return hub.repository("ada/small").commits
 
     names = ("config", "tokenizer", "tokenizer_config", "training", "vocab")
@@ -540,7 +546,7 @@ def test_a_pull_takes_what_an_adapter_has_and_names_the_rest(hub, tmp_path, caps
     adapter |= {"base/config.json", "base/model-00001-of-00002.safetensors", "tokenizer.json"}
     hub.make("ada/other", **dict.fromkeys([*adapter, *STRANGE, "x.parquet"], b"{}"))
     pull("ada/other", tmp_path / "other")
-    assert set(files_of(tmp_path / "other")) == adapter
+    assert set(list_files(tmp_path / "other")) == adapter
     said = capsys.readouterr().out
     assert f"left out, as it is no part of an adapter: {len(STRANGE) + 1} (" in said
     assert ".claude/settings.json" in said and "\x1b" not in said
@@ -553,14 +559,14 @@ def test_a_pull_takes_what_a_dataset_has_and_names_the_rest(hub, tmp_path, capsy
     names = [*DATA, *STRANGE, *hidden]
     hub.make("ada/other", kind="dataset", **dict.fromkeys(names, b"{}"))
     pull("ada/other", tmp_path / "other", "dataset")
-    assert set(files_of(tmp_path / "other")) == DATA
+    assert set(list_files(tmp_path / "other")) == DATA
     assert f"no part of a dataset: {len(STRANGE) + len(hidden)} (" in capsys.readouterr().out
 
 
 def test_nip_json_can_name_nothing_that_is_not_taken(hub, tmp_path):
     for name in sorted(STRANGE):
         seal_small(tmp_path / "evil", {name: b"{}"})
-        evil = {n: p.read_bytes() for n, p in files_of(tmp_path / "evil").items()}
+        evil = {n: p.read_bytes() for n, p in list_files(tmp_path / "evil").items()}
         hub.make("ada/evil", **evil)
         assert "is not what nip writes" in refused(pull, "ada/evil", tmp_path / "pulled")
         shutil.rmtree(tmp_path / "evil")
@@ -574,7 +580,7 @@ def test_a_pull_from_the_cache_needs_no_network(hub, tmp_path, monkeypatch, caps
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     capsys.readouterr()
     pull(f"ada/other@{commit}", tmp_path / "second")
-    assert set(files_of(tmp_path / "second")) == {"adapter_config.json"}
+    assert set(list_files(tmp_path / "second")) == {"adapter_config.json"}
     assert "left out" not in capsys.readouterr().out  # nobody could be asked what there is
 
 
@@ -670,11 +676,11 @@ def test_an_error_in_an_episode_is_published_without_the_address_that_it_quotes(
     place = table.schema.get_field_index("error")
     table = table.set_column(place, table.schema.field(place), pa.array(errors, pa.string()))
     part = _Part("episodes", "train", 0, "x", parquet_bytes(table), table.schema, "x")
-    content, rows = _without_leaks(part, {})
+    content, rows = _remove_places(part, {})
     read = parquet_table(content, table.schema, "x")
     assert rows == table.num_rows and read["error"].to_pylist()[-1] == "… refused"
     with pytest.raises(SettingsError, match="column question, has a key in it"):
-        _without_leaks(part, {table["question"][0].as_py()[:12]: "a key"})
+        _remove_places(part, {table["question"][0].as_py()[:12]: "a key"})
 
 
 # The plain adapter --------------------------------------------------------------------------------

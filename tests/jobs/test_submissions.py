@@ -237,7 +237,7 @@ async def test_a_task_that_is_cancelled_while_it_gives_its_lease_back_keeps_nobo
     await asyncio.gather(task, return_exceptions=True)
     run = submissions.run("run")
     lease, _ = read_lease(run.store, f"{run.root}/lease.json")
-    assert lease["state"] == "released"
+    assert lease.state == "released"
 
 
 async def test_a_task_that_is_cancelled_while_it_waits_keeps_nobody_out(

@@ -19,8 +19,8 @@ from nip_lm_server.engines.base import (
     EngineRequestError,
     GenerationRequest,
 )
-from nip_lm_server.engines.deterministic import DeterministicEngine, InjectedFault
-from nip_lm_server.engines.reply_rules import (
+from nip_lm_server.engines.scripted.deterministic_engine import DeterministicEngine, InjectedFault
+from nip_lm_server.engines.scripted.reply_rules import (
     DEFAULT_FILE,
     ReplyFile,
     Template,
@@ -50,8 +50,8 @@ def engine_of(**replies: Any) -> DeterministicEngine:
 def test_the_same_request_gets_the_same_answer_in_another_process() -> None:
     program = (
         "import asyncio;from nip_lm_server.engines.base import GenerationRequest;"
-        "from nip_lm_server.engines.deterministic import DeterministicEngine as E;"
-        "from nip_lm_server.engines.reply_rules import load_replies;"
+        "from nip_lm_server.engines.scripted.deterministic_engine import DeterministicEngine as E;"
+        "from nip_lm_server.engines.scripted.reply_rules import load_replies;"
         "m=({'role':'user','content':'hello ä'},);"
         "e=E('sim',load_replies(None));asyncio.run(e.start());"
         "r=asyncio.run(e.generate(GenerationRequest('sim',m,n=3,seed=5)));"

@@ -11,9 +11,9 @@ from training_jobs import SETTINGS
 
 from nip_lm_server import formats
 from nip_lm_server.engines.base import GenerationRequest
-from nip_lm_server.engines.deterministic import DeterministicEngine
-from nip_lm_server.engines.reply_rules import ReplyFile
-from nip_lm_server.training.deterministic import DeterministicTrainer
+from nip_lm_server.engines.scripted.deterministic_engine import DeterministicEngine
+from nip_lm_server.engines.scripted.reply_rules import ReplyFile
+from nip_lm_server.training.deterministic_trainer import DeterministicTrainer
 from nip_lm_server.training.job import TrainingError, TrainingJob, TrainingStopped
 from nip_lm_server.wire import EffectiveSettings
 

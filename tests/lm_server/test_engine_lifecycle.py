@@ -170,7 +170,7 @@ async def test_a_lent_engine_ends_its_work_first_but_not_for_ever(
         working = asyncio.Event()
 
         async def work() -> str:
-            with one.working():
+            with one.keep_at_work():
                 await asyncio.wait({asyncio.create_task(working.wait())}, timeout=0.3)
                 return one.engine.state
 

@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 
 from nip_lm_server import formats, wire
-from nip_lm_server.engines.reply_rules import ReplyFile
+from nip_lm_server.engines.scripted.reply_rules import ReplyFile
 from nip_lm_server.errors import ApiError
-from nip_lm_server.jobs.run import JobRunner, Turn
-from nip_lm_server.jobs.settings import client_param, resolve, total_rank
+from nip_lm_server.jobs.run import DeviceTurn, JobRunner
+from nip_lm_server.jobs.settings import name_param, resolve_request, sum_ranks
 from nip_lm_server.jobs.table import JobTable
+from nip_lm_server.jobs.training_process import SubprocessTrainer
 from nip_lm_server.proof import Proof
+from nip_lm_server.serving.training_place import TrainingPlace
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore
-from nip_lm_server.training.deterministic import DeterministicTrainer
-from nip_lm_server.training.trainers import SubprocessTrainer, TrainingPlace
+from nip_lm_server.training.deterministic_trainer import DeterministicTrainer
 from nip_lm_server.wire import CreateJobRequest, EffectiveSettings
 
 ROWS = [
@@ -68,7 +69,7 @@ class Workshop:
         )
 
     def settings(self, model: str = "sim", **fields: Any) -> EffectiveSettings:
-        return resolve(self.request(model, **fields), self, self.models).settings
+        return resolve_request(self.request(model, **fields), self, self.models).settings
 
     def refusal(self, model: str = "sim", **fields: Any) -> ApiError:
         before = len(self.database.all("SELECT id FROM jobs"))
@@ -94,7 +95,7 @@ class Workshop:
             "base_model": row["base_model"],
             "job": row["id"],
             "settings": settings.model_dump(),
-            "lora_rank": total_rank(
+            "lora_rank": sum_ranks(
                 settings, self.models.manifest(parent["digest"]) if parent else None
             ),
         }
@@ -224,11 +225,11 @@ def test_what_can_not_be_trained_is_refused_with_its_parameter(
 
 
 def test_what_a_training_process_names_is_named_as_clients_do() -> None:
-    assert client_param("dpo", "lora_target_modules") == "nip.lora_target_modules"
-    assert client_param("dpo", "hyperparameters.lora_rank") == "nip.lora_rank"
-    assert client_param("dpo", "batch_size") == "method.dpo.hyperparameters.batch_size"
-    assert client_param("dpo", "training_file") == "training_file"
-    assert client_param("dpo", None) is None
+    assert name_param("dpo", "lora_target_modules") == "nip.lora_target_modules"
+    assert name_param("dpo", "hyperparameters.lora_rank") == "nip.lora_rank"
+    assert name_param("dpo", "batch_size") == "method.dpo.hyperparameters.batch_size"
+    assert name_param("dpo", "training_file") == "training_file"
+    assert name_param("dpo", None) is None
 
 
 def test_a_job_tells_that_it_will_start_an_engine_that_is_not_wanted(workshop: Workshop) -> None:
@@ -239,7 +240,7 @@ def test_a_job_tells_that_it_will_start_an_engine_that_is_not_wanted(workshop: W
     (warning,) = [event["message"] for event in events if event["level"] == "warn"]
     assert "engine of 'sim' is stopped" in warning and "is stopped" in warning
     workshop.wanted = "running"
-    assert resolve(request, workshop, workshop.models).note is None
+    assert resolve_request(request, workshop, workshop.models).note is None
 
 
 def test_what_needs_cuda_is_taken_where_there_is_some(tmp_path: Path) -> None:
@@ -254,7 +255,7 @@ def test_what_needs_cuda_is_taken_where_there_is_some(tmp_path: Path) -> None:
 
 
 def test_full_training_makes_a_base_model_without_lora_settings(workshop: Workshop) -> None:
-    plan = resolve(workshop.request(nip={"use_lora": False}), workshop, workshop.models)
+    plan = resolve_request(workshop.request(nip={"use_lora": False}), workshop, workshop.models)
     settings = plan.settings
     assert plan.note is not None and plan.note.startswith("Every weight is trained")
     assert settings.result == "base" and settings.learning_rate == pytest.approx(2e-5)
@@ -266,7 +267,7 @@ def test_an_adapter_is_continued_left_or_stacked_upon(workshop: Workshop) -> Non
     adapter = workshop.trained("other", nip={"lora_rank": 4, "lora_alpha": 12.0}, suffix="a")
     assert adapter.startswith("ft:other:a:")
     plans = {
-        start: resolve(workshop.request(adapter, nip=nip), workshop, workshop.models)
+        start: resolve_request(workshop.request(adapter, nip=nip), workshop, workshop.models)
         for start, nip in {
             "default": {},
             "continue": {"start_from": "continue", "lora_dropout": 0.5},
@@ -303,7 +304,7 @@ def test_a_stack_that_gets_too_high_is_merged_or_refused(workshop: Workshop) -> 
     continued = workshop.settings(second)
     assert (continued.start_from, continued.lora_rank) == ("continue", 32)
     request = workshop.request(second, nip={**stack, "lora_rank": 1})
-    plan = resolve(request, workshop, workshop.models)
+    plan = resolve_request(request, workshop, workshop.models)
     assert plan.settings.result == "base" and "merged" in (plan.note or "")
     row = workshop.jobs.create(request, request.model_dump(), None)[0]
     assert row["nip"]["result_kind"] == "base" and row["nip"]["result"] is None
@@ -317,7 +318,7 @@ def test_a_stack_that_gets_too_high_is_merged_or_refused(workshop: Workshop) -> 
 def test_a_base_model_that_was_made_here_is_a_base_model(workshop: Workshop) -> None:
     base = workshop.trained("other", nip={"use_lora": False}, suffix="one")
     for nip in ({}, {"start_from": "base"}, {"start_from": "continue"}):
-        plan = resolve(workshop.request(base, nip=nip), workshop, workshop.models)
+        plan = resolve_request(workshop.request(base, nip=nip), workshop, workshop.models)
         assert (plan.base_model, plan.parent, plan.named_after) == (base, base, "other")
         assert (plan.settings.start_from, plan.settings.result) == ("base", "adapter")
     assert workshop.refusal(base, nip={"start_from": "stack"}).param == "nip.start_from"
@@ -327,7 +328,7 @@ def test_a_base_model_that_was_made_here_is_a_base_model(workshop: Workshop) -> 
     assert workshop.models.row(adapter)["base_model"] == base
     again = workshop.trained(adapter, nip={"use_lora": False}, suffix="three")
     assert again.startswith("ft:other:three:")
-    assert workshop.models.user_of(base) is not None
+    assert workshop.models.find_user(base) is not None
 
 
 def test_a_model_with_a_problem_is_not_trained_on(workshop: Workshop) -> None:
@@ -350,7 +351,7 @@ class Device(Workshop):
         (row,) = self.database.all("SELECT * FROM jobs")
         self.committed = self.models.is_committed(row["adapter_digest"])
 
-    async def until_back(self, base_model: str) -> None: ...
+    async def wait_until_back(self, base_model: str) -> None: ...
 
     async def publish(self, name: str, digest: str) -> Proof:
         return Proof(matches=True)
@@ -371,6 +372,6 @@ async def test_a_model_is_committed_before_the_engine_comes_back(tmp_path: Path)
     async def nobody_is_next() -> bool:
         return False
 
-    await runner.run(workshop.jobs.row(id), place, Turn(nobody_is_next))
+    await runner.run(workshop.jobs.row(id), place, DeviceTurn(nobody_is_next))
     assert workshop.jobs.row(id)["status"] == "succeeded", workshop.jobs.row(id)["error"]
     assert workshop.committed

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from nip_lm_server.engines.base import GenerationRequest
-from nip_lm_server.engines.deterministic import ADAPTER_FILE, BASE_FILE
+from nip_lm_server.engines.scripted.deterministic_engine import ADAPTER_FILE, BASE_FILE
 from nip_lm_server.errors import ApiError
+from nip_lm_server.placement import make_slots
 from nip_lm_server.serving import served_base
-from nip_lm_server.serving.placement import make_slots
 from nip_lm_server.serving.pool import EnginePool
 from nip_lm_server.spec import EngineSpec, ServerSpec
 from nip_lm_server.state.database import Database

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from nip_lm_server.engines import vllm as vllm_module
 from nip_lm_server.engines.base import EngineError
-from nip_lm_server.engines.vllm import VllmEngine
-from nip_lm_server.engines.vllm_installation import Installation
-from nip_lm_server.engines.vllm_options import find_wide_vocabulary
+from nip_lm_server.engines.vllm import vllm_engine as vllm_module
+from nip_lm_server.engines.vllm.installation import Installation
+from nip_lm_server.engines.vllm.options import find_wide_vocabulary
+from nip_lm_server.engines.vllm.vllm_engine import VllmEngine
 
 PYTHON = Path("/env/bin/python")
 

@@ -11,7 +11,13 @@ import pytest
 from nip_lm_server.engines.adapter_files import ServedAdapter
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.engines.probes import LIMITS
-from nip_lm_server.engines.vllm_proof import CPU_RIVALS, PLACES, RIVALS, SCORINGS, VllmProver
+from nip_lm_server.engines.vllm.adapter_proof import (
+    CPU_RIVALS,
+    PLACES,
+    RIVALS,
+    SCORINGS,
+    VllmProver,
+)
 
 TOKENS = tuple(range(100, 181))
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "proof_noise.py"
@@ -101,7 +107,7 @@ def test_the_adapters_that_were_loaded_last_are_the_rivals(tmp_path):
 
 
 def test_only_the_newest_scorings_are_remembered(tmp_path, monkeypatch):
-    monkeypatch.setattr("nip_lm_server.engines.vllm_proof.KEPT_SCORES", 4)
+    monkeypatch.setattr("nip_lm_server.engines.vllm.adapter_proof.KEPT_SCORES", 4)
     served = Served(base=BASE, **MODELS)
     prover = served.prover()
     adapters = {name: written(tmp_path / name, name) for name in MODELS}

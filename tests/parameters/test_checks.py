@@ -9,7 +9,7 @@ from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters, load_parameters
 from nip_core.parameters.checks import GROUP_SETTINGS
 from nip_core.parameters.stored import from_stored
-from nip_core.stages.providers import group_endpoints
+from nip_core.servers.endpoints import group_endpoints
 
 MINIMAL = {"run_name": "a", "dataset": "families"}
 HOSTED = {"model_provider": "SelfHosted", "model_name": "m"}

@@ -9,7 +9,7 @@ from nip_core.parameters import load_parameters
 from nip_core.parameters.dialects import DIALECTS
 from nip_core.parameters.shutdowns import LAST_JOBS, SHUTDOWNS, shutdown_warnings
 from nip_core.rollouts.model_call import request_body
-from nip_core.stages.providers import group_endpoints
+from nip_core.servers.endpoints import group_endpoints
 
 CHAT = [{"role": "user", "content": "Why?"}]
 HOSTS = [

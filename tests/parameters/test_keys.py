@@ -3,7 +3,7 @@
 import pytest
 
 from nip_core.errors import SettingsError
-from nip_core.redaction import read_key, shown_address, without_users
+from nip_core.redaction import read_key, remove_users, show_address
 
 
 def test_a_key_of_a_file_with_windows_line_ends_is_sent_as_a_header_can_carry_it() -> None:
@@ -30,9 +30,9 @@ def test_a_key_of_a_file_with_windows_line_ends_is_sent_as_a_header_can_carry_it
     ],
 )
 def test_an_address_is_shown_without_what_may_be_a_password(address: str, shown: str) -> None:
-    assert shown_address(address) == shown
+    assert show_address(address) == shown
 
 
 def test_of_a_text_nothing_before_the_last_at_sign_of_an_address_is_left() -> None:
-    said = without_users("no answer of 'http://u:s3/cret@h/x', see https://h.example/a and a@b")
+    said = remove_users("no answer of 'http://u:s3/cret@h/x', see https://h.example/a and a@b")
     assert said == "no answer of 'http://***@h/x', see https://h.example/a and a@b"

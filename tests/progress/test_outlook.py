@@ -6,8 +6,8 @@ import pytest
 from ticking import Ticking, small_parameters
 
 from nip_core.progress.board import Stage
-from nip_core.progress.outlook import look
-from nip_core.progress.words import about, clock, whole_words
+from nip_core.progress.outlook import observe_run
+from nip_core.progress.words import format_clock, format_estimate, whole_words
 
 PLAN = (
     Stage(0, "test", 40),
@@ -25,15 +25,15 @@ def test_time_left_counts_only_what_ended_since_the_stage_was_taken_up():
     progress = time.progress()
     progress.start_episodes("train", 100, done=60)
     time.passes(5)
-    [episodes] = look(progress, PARAMETERS).doing
+    [episodes] = observe_run(progress, PARAMETERS).doing
     assert (episodes.left_s, episodes.per_s) == (None, None)
     progress.episodes_done += 10
     time.passes(15)
-    [episodes] = look(progress, PARAMETERS).doing
+    [episodes] = observe_run(progress, PARAMETERS).doing
     assert episodes.left_s == pytest.approx(20.0 / 10 * 30)
     assert episodes.per_s == pytest.approx(0.5)
     progress.start_episodes("test", 40)
-    [episodes] = look(progress, PARAMETERS).doing
+    [episodes] = observe_run(progress, PARAMETERS).doing
     assert episodes.left_s is None
 
 
@@ -47,7 +47,7 @@ def test_the_whole_is_unknown_until_everything_to_come_was_measured_and_then_as_
     time = Ticking()
     progress = time.progress()
     progress.expect(PLAN, {}, {})
-    assert whole_words(look(progress, PARAMETERS).whole) == (
+    assert whole_words(observe_run(progress, PARAMETERS).whole) == (
         "stage 1 of 6, time left not yet known"
     )
     with progress.during(0, "test"):
@@ -58,23 +58,28 @@ def test_the_whole_is_unknown_until_everything_to_come_was_measured_and_then_as_
         time.passes(1)
     with progress.during(0, "train"):
         time.passes(4)
-        assert look(progress, PARAMETERS).whole.left_s is None  # nothing is known of the training
+        assert (
+            observe_run(progress, PARAMETERS).whole.left_s is None
+        )  # nothing is known of the training
         progress.count_job()
         with progress.doing("training prover", job="ftjob-1", group="prover") as job:
             job.tell(time.s, status="running", done=1, total=11, tokens=100, left_s=30.0)
-            whole = look(progress, PARAMETERS).whole
+            whole = observe_run(progress, PARAMETERS).whole
             assert whole.left_s == pytest.approx(30 + 0 + 20)  # training, swap, the last test
             assert whole.share == pytest.approx(75 / 125)
             time.passes(10)  # between two looks at the job
-            assert look(progress, PARAMETERS).whole.left_s == pytest.approx(20 + 20)
+            assert observe_run(progress, PARAMETERS).whole.left_s == pytest.approx(20 + 20)
             time.passes(20)
     with progress.during(0, "swap"):
         time.passes(1)
-    whole = look(progress, PARAMETERS).whole
+    whole = observe_run(progress, PARAMETERS).whole
     assert whole.left_s == pytest.approx(20)
     with progress.during(1, "test"):
         play(progress, time, "test", 40, 20)
-    assert whole_words(look(progress, PARAMETERS).whole) == "whole run 100 %, all stages are over"
+    assert (
+        whole_words(observe_run(progress, PARAMETERS).whole)
+        == "whole run 100 %, all stages are over"
+    )
 
 
 def test_a_job_that_waits_for_its_turn_takes_its_tokens_at_the_pace_of_the_one_before():
@@ -88,11 +93,11 @@ def test_a_job_that_waits_for_its_turn_takes_its_tokens_at_the_pace_of_the_one_b
     ):
         second.tell(time.s, status="queued")
         first.tell(time.s, status="running", done=1, total=10, tokens=100, left_s=9.0)
-        assert look(progress, PARAMETERS).whole.left_s is None
+        assert observe_run(progress, PARAMETERS).whole.left_s is None
         time.passes(2)
         first.tell(time.s, status="running", done=3, total=10, tokens=300, left_s=7.0)
         progress.training_tokens_per_s = first.tokens_per_s
-        state = look(progress, PARAMETERS)
+        state = observe_run(progress, PARAMETERS)
         assert [doing.left_s for doing in state.doing] == [7.0, pytest.approx(30.0)]
         assert state.doing[0].tokens_per_s == pytest.approx(100.0)
         assert state.whole.left_s == pytest.approx(37 + 20)  # one after the other, then a test
@@ -112,7 +117,7 @@ def test_what_is_reused_measures_nothing_and_what_is_on_record_does():
     with progress.during(0, "train"):  # its jobs have ended before
         time.passes(0.1)
     assert progress.paces == {"train": [60.0], "play": [pytest.approx(0.5)]}
-    assert look(progress, PARAMETERS).whole.left_s == pytest.approx(20)
+    assert observe_run(progress, PARAMETERS).whole.left_s == pytest.approx(20)
 
 
 def test_episodes_in_flight_are_half_played_so_the_first_to_end_do_not_speak_for_all():
@@ -122,7 +127,7 @@ def test_episodes_in_flight_are_half_played_so_the_first_to_end_do_not_speak_for
     progress.episodes_in_flight = 40
     time.passes(4)
     progress.episodes_done += 1  # 40 of them take 5 s or so
-    [episodes] = look(progress, PARAMETERS).doing
+    [episodes] = observe_run(progress, PARAMETERS).doing
     assert episodes.left_s == pytest.approx(4 / 21 * 379)
 
 
@@ -130,16 +135,16 @@ def test_the_share_of_the_whole_never_goes_back_where_what_is_left_turns_out_to_
     time = Ticking()
     progress = time.progress()
     progress.expect(PLAN, dict.fromkeys(PLAN[:-1], 20.0), {"test": [0.5], "train": [60.0]})
-    before = look(progress, PARAMETERS).whole
+    before = observe_run(progress, PARAMETERS).whole
     shares = [before.share]
     with progress.during(1, "test"):
         progress.start_episodes("test", 40)
         for _ in range(40):
             time.passes(2)  # four times as long as those before
             progress.episodes_done += 1
-            shares.append(look(progress, PARAMETERS).whole.share)
-    shares.append(look(progress, PARAMETERS).whole.share)
-    assert look(progress, PARAMETERS).whole.left_s == 0.0
+            shares.append(observe_run(progress, PARAMETERS).whole.share)
+    shares.append(observe_run(progress, PARAMETERS).whole.share)
+    assert observe_run(progress, PARAMETERS).whole.left_s == 0.0
     assert shares == sorted(shares) and 0.8 < shares[0] < shares[-2] and shares[-1] == 1.0
 
 
@@ -149,7 +154,7 @@ def test_what_earlier_processes_spent_on_a_stage_counts():
     progress.expect(PLAN, {}, {"test": [0.5], "train": [60.0]})
     with progress.during(0, "train", before_s=45.0):
         time.passes(5)
-        state = look(progress, PARAMETERS)
+        state = observe_run(progress, PARAMETERS)
         assert state.stage_s == pytest.approx(50)
         assert state.whole.left_s == pytest.approx(10 + 20)
     assert progress.took_s[PLAN[3]] == progress.paces["train"][-1] == pytest.approx(50)
@@ -163,9 +168,9 @@ def test_looking_changes_nothing():
         progress.start_episodes("test", 40)
         time.passes(3)
         progress.episodes_done += 4
-        assert look(progress, PARAMETERS) == look(progress, PARAMETERS)
+        assert observe_run(progress, PARAMETERS) == observe_run(progress, PARAMETERS)
 
 
 @pytest.mark.parametrize("seconds", [math.inf, -math.inf, math.nan])
 def test_a_time_that_is_no_number_is_called_unknown(seconds):
-    assert about(seconds) == clock(seconds) == "an unknown time"
+    assert format_estimate(seconds) == format_clock(seconds) == "an unknown time"

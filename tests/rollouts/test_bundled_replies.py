@@ -5,11 +5,11 @@ from random import Random
 
 import pytest
 
-from nip_core.answers.parsing import InvalidResponse
+from nip_core.game.parsing import InvalidResponse
 from nip_core.game.render import Game, Situation
 from nip_core.parameters import load_parameters
 from nip_core.protocols import Turn, protocol_names
-from nip_lm_server.engines.reply_rules import Template, load_replies
+from nip_lm_server.engines.scripted.reply_rules import Template, load_replies
 
 ROUNDS = {"max_message_rounds": 3}
 TRIES = 5  # an early verdict on another scale is asked for again, as in a game

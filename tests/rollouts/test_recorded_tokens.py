@@ -34,7 +34,7 @@ from nip_lm_server.formats import chat_template
 from nip_lm_server.spec import ServerSpec
 from nip_lm_server.training import loading
 from nip_lm_server.training.job import read_job
-from nip_lm_server.training.trajectories import read_episodes
+from nip_lm_server.training.rl import read_episodes
 
 TINY = resolve_model("tiny")
 pytestmark = [

@@ -26,7 +26,7 @@ from nip_core.rollouts.tables import (
     shard_is_committed,
 )
 from nip_core.run_store.local_store import LocalStore
-from nip_core.run_store.manifest import read_file, read_manifest
+from nip_core.run_store.manifest import read_committed_file, read_manifest
 from nip_core.run_store.store import MissingFileError
 
 Row = dict[str, Any]
@@ -35,7 +35,7 @@ Row = dict[str, Any]
 def stored_timings(store, directory, shard):
     """The timings of a committed shard, from its file."""
     manifest = read_manifest(store, directory, f"manifest-{shard}.json")
-    data = read_file(store, manifest, f"timings-{shard}.parquet")
+    data = read_committed_file(store, manifest, f"timings-{shard}.parquet")
     return parquet_table(data, TIMINGS, "timings")
 
 

@@ -17,8 +17,8 @@ from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.manifest import commit, read_manifest, verify
 from nip_core.run_store.run import Identity, RunStore, list_runs
-from nip_core.run_store.store import Store, walk
-from nip_core.stages.verification import verify_run
+from nip_core.run_store.store import Store, list_files
+from nip_core.upkeep.verify import verify_run
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "cut": lambda data: data[: len(data) * 2 // 3],
@@ -100,7 +100,7 @@ def test_a_damaged_file_is_named_with_what_to_do(run: RunStore, kind: str, damag
 
 def test_verify_names_each_damaged_file_in_every_store(run: RunStore) -> None:
     assert verify_run(run).problems == {}
-    paths = [path for path in walk(run.store, "run") if "/fences/" not in path]
+    paths = [path for path in list_files(run.store, "run") if "/fences/" not in path]
     assert len(paths) == len(READERS)
     for path in paths:
         content = run.store.get(path)

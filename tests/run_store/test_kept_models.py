@@ -9,10 +9,10 @@ from nip_core.errors import CorruptionError
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.manifest import commit
 from nip_core.run_store.run import Identity, RunStore
-from nip_core.run_store.store import open_store, walk
-from nip_core.stages.clean import find_unused, remove_unused
-from nip_core.stages.kept_models import bring_models, is_kept, keep_models, restore
-from nip_core.stages.own_server import server_directory
+from nip_core.run_store.store import list_files, open_store
+from nip_core.servers.kept_models import bring_models, is_kept, keep_models, restore
+from nip_core.servers.own_server import server_directory
+from nip_core.upkeep.clean import find_unused, remove_unused
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.import_models import find_model
 from nip_lm_server.state.models import ModelStore, adapter_name
@@ -128,7 +128,7 @@ def test_what_was_kept_in_part_or_is_named_nowhere_is_cleaned_away(
     remove_unused(run, tmp_path / "empty", unused)
     assert find_unused(run, tmp_path / "empty") == []
     assert is_kept(run, ONE)
-    assert {path.split("/")[1] for path in walk(run.store, "small")} == {
+    assert {path.split("/")[1] for path in list_files(run.store, "small")} == {
         "adapters",
         "iterations",
         "lease.json",

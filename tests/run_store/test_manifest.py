@@ -18,7 +18,7 @@ from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import (
     commit,
     is_committed,
-    read_file,
+    read_committed_file,
     read_manifest,
     verify,
 )
@@ -74,8 +74,8 @@ def test_what_is_committed_is_read_back_with_its_lineage(store: Store, tmp_path:
     )
     manifest = verify(store, "run/d")
     assert manifest == written == read_manifest(store, "run/d")
-    assert read_file(store, manifest, "big.bin") == b"from disk"
-    assert read_file(store, manifest, "episodes.parquet") == b"one" * 100
+    assert read_committed_file(store, manifest, "big.bin") == b"from disk"
+    assert read_committed_file(store, manifest, "episodes.parquet") == b"one" * 100
     assert (manifest.inputs, manifest.rows) == ({"problems": "abc"}, {"episodes": 3})
     assert manifest.extra == {"note": 1.5}
     assert manifest.files["notes.json"].file == "notes.44136fa3.json"
@@ -141,12 +141,12 @@ def test_a_killed_commit_leaves_all_or_nothing_and_the_next_cleans_up(
     store = LocalStore(root)
     if is_committed(store, "d"):
         manifest = verify(store, "d")
-        assert {name: read_file(store, manifest, name) for name in contents} == contents
+        assert {name: read_committed_file(store, manifest, name) for name in contents} == contents
     # Played again after the kill, a shard of a model that does not repeat itself is another one.
     again = {name: data + second for name, data in contents.items()}
     commit(store, "d", again, inputs={"x": "1"})
     manifest = verify(store, "d")
-    found = {name: read_file(store, manifest, name) for name in contents}
+    found = {name: read_committed_file(store, manifest, name) for name in contents}
     assert found in (contents, again)
     assert sorted(store.list("d")) == sorted(
         [*(entry.file for entry in manifest.files.values()), "manifest.json"]
@@ -170,7 +170,7 @@ def test_a_damaged_file_is_named_and_refused(
     with pytest.raises(CorruptionError, match=r"d/episodes\.\w{8}\.parquet"):
         verify(store, "d")
     with pytest.raises(CorruptionError, match=r"d/episodes\.\w{8}\.parquet"):
-        read_file(store, manifest, "episodes.parquet")
+        read_committed_file(store, manifest, "episodes.parquet")
 
 
 @given(offset=st.integers(0, 10_000), bit=st.integers(0, 7))

@@ -13,7 +13,7 @@ import pytest
 from nip_core.errors import CorruptionError, RunConflictError, SettingsError, StoreError
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.local_store import LocalStore
-from nip_core.run_store.manifest import commit, read_file, verify
+from nip_core.run_store.manifest import commit, read_committed_file, verify
 from nip_core.run_store.run import Identity, RunStore, check_run_name, list_runs
 from nip_core.run_store.store import MissingFileError, Store
 
@@ -158,7 +158,7 @@ def test_a_fork_copies_finished_iterations_and_nothing_under_way(store: Store) -
     other = run.fork("branch", Identity(changed(rl__lr=1.0), "0.1.0", 7), iterations=2, now=NOW)
     assert other.finished_iterations() == 2
     manifest = verify(store, other.rollouts(1, "train"))
-    assert read_file(store, manifest, "episodes-0.parquet") == b"1"
+    assert read_committed_file(store, manifest, "episodes-0.parquet") == b"1"
     assert other.open().forked_from == "quick"
     assert not store.exists(other.models(2))
     with pytest.raises(RunConflictError, match="exists"):

@@ -11,9 +11,9 @@ import pytest
 from unprivileged import as_users_are
 
 from nip_core.errors import LeaseError, SettingsError, StoreError
+from nip_core.records.named_run import open_runs
 from nip_core.run_store.local_store import LocalStore
-from nip_core.run_store.store import MissingFileError, Store, check_location, open_store, walk
-from nip_core.stages.named_run import open_runs
+from nip_core.run_store.store import MissingFileError, Store, check_location, list_files, open_store
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_listing_shows_names_directories_and_nothing_temporary(store: Store) -> 
     store.put("a/.tmp-left", b"half")
     assert store.list("a") == ["x/", "y"]
     assert store.list("") == ["a/"]
-    assert list(walk(store, "")) == ["a/x/1", "a/y"]
+    assert list(list_files(store, "")) == ["a/x/1", "a/y"]
 
 
 def test_a_file_can_come_from_the_disk(store: Store, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from nip_core.parameters import load_parameters
 from nip_core.protocols import Move, Turn
 from nip_core.scenarios import make_scenario
 from nip_core.scenarios.datasets import load_problems
-from nip_core.stages.prepare import plan_run, prepare
+from nip_core.session.prepare import plan_run, prepare
 
 HEAD = """
 from pathlib import Path

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from nip_core.errors import DatasetError
 from nip_core.parameters import CodeValidationParameters
-from nip_core.problems import dataset_files
-from nip_core.scenarios import Problem, find_scenario
+from nip_core.scenarios import Problem, dataset_files, find_scenario
 from nip_core.scenarios import datasets as loader
 from nip_core.scenarios.datasets import check_splits
 

@@ -28,13 +28,14 @@ from nip_core.rollouts.tables import StoredRollouts, read_rollouts
 from nip_core.rollouts.trees import generations_by_episode, steps
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.attack import attack_settings
-from nip_core.stages.clean import find_unused
-from nip_core.stages.kept_models import has_model
-from nip_core.stages.own_server import server_directory
-from nip_core.stages.prepare import estimate_of, load_all_problems
-from nip_core.stages.showing import summary, write_report
-from nip_core.stages.verification import verify_run
+from nip_core.servers.kept_models import has_model
+from nip_core.servers.own_server import server_directory
+from nip_core.session.prepare import estimate_of
+from nip_core.session.problems_of_run import load_all_problems
+from nip_core.showing.summary import summary, write_report
+from nip_core.sweep.attack_run import attack_settings
+from nip_core.upkeep.clean import find_unused
+from nip_core.upkeep.verify import verify_run
 from nip_prefect.flows.attack import _numbers, _refuse
 from nip_prefect.flows.printing import show_plan, show_run
 

@@ -15,11 +15,15 @@ from server_here import servers_here
 from small_game import FEW, write_config
 
 from nip_core import loop
+from nip_core.costs.caps import Budget
 from nip_core.errors import BudgetError, SettingsError
 from nip_core.game.render import Game
 from nip_core.jobs.document import billed_tokens
 from nip_core.parameters import load_parameters
 from nip_core.progress.board import Progress
+from nip_core.records.iterations import Records
+from nip_core.records.spending import shared_prompts
+from nip_core.records.spent_in_all import spent_so_far
 from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.episode import no_branching
@@ -28,13 +32,10 @@ from nip_core.rollouts.trees import Branching
 from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.budget import Budget
-from nip_core.stages.prepare import fork_run
-from nip_core.stages.records import Records
-from nip_core.stages.rerun import rerun
-from nip_core.stages.session import open_session
-from nip_core.stages.spending import shared_prompts, spent_so_far
-from nip_core.stages.verification import verify_run
+from nip_core.session.opening import open_session
+from nip_core.session.prepare import fork_run
+from nip_core.upkeep.rerun import rerun
+from nip_core.upkeep.verify import verify_run
 
 CONCURRENCY = 4
 PRICE = {"prompt_usd": 1.0, "completion_usd": 2.0, "training_usd": 3.0}

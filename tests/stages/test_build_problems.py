@@ -21,17 +21,17 @@ from small_source import apps_rows, human_eval_rows, mbpp_rows, write_files, wri
 
 from nip_core.errors import CorruptionError, DatasetError, SettingsError, StageError, StoreError
 from nip_core.parameters import CodeValidationParameters
-from nip_core.problems.rows import SPLITS
-from nip_core.problems.sandbox import run_tests_batch
+from nip_core.problems import build_problems
+from nip_core.problems.asked_model import ModelOptions
+from nip_core.problems.build_problems import ANSWERS, TESTS, BuildOptions
 from nip_core.problems.sources import read_source
 from nip_core.problems.tested import TestRunner
+from nip_core.problems.written_bugs import STYLES
 from nip_core.rollouts.journal import Journal
+from nip_core.sandbox.sandbox import run_tests_batch
 from nip_core.scenarios import find_scenario
 from nip_core.scenarios.datasets import check_splits, load_problems
-from nip_core.stages import build_problems
-from nip_core.stages.asked_model import ModelOptions
-from nip_core.stages.build_problems import ANSWERS, TESTS, BuildOptions
-from nip_core.stages.written_bugs import STYLES
+from nip_core.scenarios.rows import SPLITS
 from nip_lm_server.client import EngineSpec, ServerSpec
 
 FILES = {"train.parquet", "validation.parquet", "test.parquet", "datasheet.json", "datasheet.md"}
@@ -71,7 +71,7 @@ EXAMINED = {}
 def build(source, out, environment=None, say=lambda line: None, **options):
     plain = {"workers": 1, "variants": 3, "max_steps": 20_000, "allow_without_namespaces": True}
     made = BuildOptions(out=out, **{**plain, **options})
-    return build_problems.build(source, made, say, environment or {})
+    return build_problems.build(source, made, say, environment or {}).to_dict()
 
 
 @pytest.fixture(scope="module")

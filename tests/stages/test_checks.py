@@ -15,11 +15,11 @@ from nip_core.errors import SettingsError
 from nip_core.game.render import Game, Situation
 from nip_core.models import BUNDLED
 from nip_core.parameters import load_parameters
-from nip_core.stages.checks import _sample_conversation
+from nip_core.records.left_out import settle
+from nip_core.session.opening import open_session
+from nip_core.session.server_checks import _sample_conversation
+from nip_core.showing.summary import summary, write_report
 from nip_core.stages.playing import split_play
-from nip_core.stages.session import open_session
-from nip_core.stages.showing import summary, write_report
-from nip_core.stages.too_long import settle
 from nip_lm_server.client import ServerHandle
 from nip_lm_server.spec import EngineSpec, ServerSpec
 

@@ -4,9 +4,9 @@ import pytest
 from small_game import write_config
 
 from nip_core.parameters import load_parameters
+from nip_core.session.opening import open_session
 from nip_core.stages.choosing import build_dataset, describe
 from nip_core.stages.playing import commit_split, play_shard, split_play
-from nip_core.stages.session import open_session
 from nip_core.trainers.dataset import open_dataset
 from nip_core.trainers.lines import held_out
 

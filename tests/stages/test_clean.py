@@ -11,8 +11,8 @@ from nip_core.run_store.lease import acquire
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import commit, verify
 from nip_core.run_store.run import Identity, RunStore
-from nip_core.run_store.store import walk
-from nip_core.stages.clean import find_unused
+from nip_core.run_store.store import list_files
+from nip_core.upkeep.clean import find_unused
 from nip_lm_server.proof import Proof
 from nip_lm_server.state.database import Database, dump
 from nip_lm_server.state.files import FileStore, StagedFile
@@ -122,7 +122,9 @@ GONE = {
 
 def files_of(run: RunStore) -> set[str]:
     own = ("lm_server/jobs.sqlite3", "lm_server/lock", "/lease.json")
-    return {path for path in walk(run.store, "small") if not any(name in path for name in own)}
+    return {
+        path for path in list_files(run.store, "small") if not any(name in path for name in own)
+    }
 
 
 def test_what_nothing_refers_to_is_shown_and_then_deleted(

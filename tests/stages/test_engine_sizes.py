@@ -4,7 +4,7 @@ import pytest
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import load_parameters
-from nip_core.stages.own_server import check_server, server_spec
+from nip_core.servers.own_server import check_server, server_spec
 
 HOSTED = {"model_provider": "SelfHosted", "model_name": "tiny"}
 STACKED = {"stack_lora_adapters": True, "fine_tune_from_scratch": False}

@@ -9,11 +9,11 @@ from small_game import write_config
 from nip_core.errors import DatasetError, SettingsError
 from nip_core.evaluation.figures_in_words import gate_line
 from nip_core.parameters import load_parameters
+from nip_core.records.models import ServedModel
 from nip_core.rollouts.plan import plan_episodes, replayed
 from nip_core.rollouts.schema import EPISODES
+from nip_core.session.problems_of_run import load_all_problems
 from nip_core.stages.gating import compare
-from nip_core.stages.models import ServedModel
-from nip_core.stages.prepare import load_all_problems
 
 BLANK = {
     "run": "a", "split": "validation", "iteration": 0, "sample": 0, "branch_path": "",

@@ -12,14 +12,14 @@ from nip_core.evaluation.confidence_intervals import wilson
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters import load_parameters
+from nip_core.records import intervals
+from nip_core.records.intervals import shown_metrics, split_by_of
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import RolloutTables, build_tables, commit_shard, join_shards
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.scenarios import find_scenario
-from nip_core.stages import intervals
-from nip_core.stages.intervals import shown_metrics, split_by_of
 
 SETTINGS = {"seed": 3, "scenario": "code_validation"}
 

@@ -18,10 +18,10 @@ from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.prepare import load_all_problems
-from nip_core.stages.session import open_session
-from nip_core.stages.verification import verify_run
+from nip_core.session.opening import open_session
+from nip_core.session.problems_of_run import load_all_problems
 from nip_core.trainers.dataset import open_dataset
+from nip_core.upkeep.verify import verify_run
 
 HALF = {"kind": "league", "share": 0.5}
 RL = {"num_iterations": 2, "rollouts_per_iteration": 40, "num_epochs": 1}

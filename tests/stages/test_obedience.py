@@ -11,10 +11,10 @@ from viewing import client_of
 from nip_core import loop
 from nip_core.evaluation.plots import learning_curve_svg
 from nip_core.parameters import load_parameters
+from nip_core.records.iterations import Records
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.records import Records
-from nip_core.stages.showing import summary
+from nip_core.showing.summary import summary
 from nip_prefect.flows.printing import show_run
 from nip_prefect.tasks.publish import learning_curve_markdown
 

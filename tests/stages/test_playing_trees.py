@@ -14,9 +14,9 @@ from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.tables import read_rollouts, shard_manifest
 from nip_core.rollouts.trees import steps
 from nip_core.run_store.manifest import read_manifest
+from nip_core.session.opening import open_session
 from nip_core.stages.choosing import build_dataset
 from nip_core.stages.playing import commit_split, plan_split, play_shard, split_play
-from nip_core.stages.session import open_session
 
 REPLIES = {
     "default": [

@@ -8,8 +8,8 @@ import pytest
 
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
-from nip_core.stages.origin import Origin
-from nip_core.stages.prepare import contents_of
+from nip_core.session.contents import contents_of
+from nip_core.session.origin import Origin
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "two_questions"
 

@@ -13,12 +13,12 @@ from nip_core.errors import ServerError, SettingsError, StoreError
 from nip_core.jobs.job import NoAnswer
 from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.proxies import (
-    as_given,
     blocking_http_client,
     hide_unusable,
     is_on_this_machine,
     let_find,
     proxy_for,
+    restore_proxies,
     spare_this_machine,
 )
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
@@ -105,7 +105,7 @@ async def test_a_proxy_that_no_client_can_use_ends_only_what_would_go_through_it
     httpx.Client().close()  # as Prefect makes one, for this machine
     with pytest.raises(SettingsError, match="HTTP_PROXY"):  # it is not forgotten
         OpenAIBackend(ELSEWHERE, KEY)
-    assert as_given(os.environ)["all_proxy"].startswith(f"{scheme}://")
+    assert restore_proxies(os.environ)["all_proxy"].startswith(f"{scheme}://")
     assert proxy.connections == 0
 
 

@@ -12,15 +12,16 @@ from nip_core.errors import CorruptionError
 from nip_core.evaluation.embedding import fair_share, thinned
 from nip_core.loop import directly
 from nip_core.parameters import load_parameters
+from nip_core.records.iterations import BLOCK, Records
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages import playing, transcripts
+from nip_core.showing import transcripts
+from nip_core.showing.summary import summary
+from nip_core.stages import playing
 from nip_core.stages.publishing import check_store, state_of
-from nip_core.stages.records import BLOCK, Records
-from nip_core.stages.showing import summary
-from nip_core.stages.verification import check_presence, verify_run
+from nip_core.upkeep.verify import check_presence, verify_run
 
 MODEL = {"model": "ft:m", "base_model": "m"}
 JOB = {"id": "j", "outcome": "succeeded", "status": "succeeded", "reason": None}

@@ -7,10 +7,12 @@ import pytest
 
 from nip_core.errors import CorruptionError
 from nip_core.parameters import load_parameters
+from nip_core.records.status import newest_run
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.prepare import prepare
-from nip_core.stages.showing import finished_run, newest_run, summary
+from nip_core.session.prepare import prepare
+from nip_core.showing.finished import finished_run
+from nip_core.showing.summary import summary
 
 JOB = {"id": None, "outcome": "skipped", "status": "validating_files", "reason": "3 examples"}
 

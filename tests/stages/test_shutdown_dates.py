@@ -9,8 +9,8 @@ from aiohttp import web
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import load_parameters
-from nip_core.stages.providers import remote_endpoints
-from nip_core.stages.shutdown_dates import announced, warn_of_shutdowns
+from nip_core.servers.endpoints import remote_endpoints
+from nip_core.servers.shutdown_dates import announced, warn_of_shutdowns
 
 TODAY = date(2026, 11, 24)
 MODELS = {

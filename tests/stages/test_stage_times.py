@@ -10,11 +10,12 @@ from ticking import Ticking
 from nip_core import loop
 from nip_core.parameters import load_parameters
 from nip_core.progress.board import Stage
-from nip_core.progress.outlook import look
+from nip_core.progress.outlook import observe_run
+from nip_core.records.stage_seconds import seconds_so_far
+from nip_core.session.opening import open_session
 from nip_core.stages import agenda, choosing, measuring, stage_times
-from nip_core.stages.session import open_session
-from nip_core.stages.stage_times import StageTimes, seconds_so_far
-from nip_core.stages.verification import verify_run
+from nip_core.stages.stage_times import StageTimes
+from nip_core.upkeep.verify import verify_run
 
 
 class Stopped(Exception):
@@ -48,7 +49,7 @@ async def test_a_stage_took_what_all_processes_took_for_it_and_nothing_counts_tw
             agenda.expect(session)
             assert session.progress.took_s == {Stage(0, "test"): 60.0, Stage(0, "play"): 60.0}
             await loop.go_on(session, call)
-            whole = look(session.progress, parameters).whole
+            whole = observe_run(session.progress, parameters).whole
             assert whole is not None and whole.share == 1.0
     times = session.run.read_json("small/iterations/0000/times.json")
     assert times == {"test": 60.0, "play": 60.0, "dataset": 34.0, "train": 0.0, "swap": 0.0}

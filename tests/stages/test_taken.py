@@ -7,15 +7,16 @@ import pytest
 from small_game import FEW, train_here, write_config
 
 from nip_core.configurations import bundled_configs
+from nip_core.costs.estimate import estimate_run
+from nip_core.costs.experience import NOTHING, Experience, Keys
+from nip_core.costs.loads import first_prompts
+from nip_core.costs.taken import of_run
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.estimate import estimate_run
-from nip_core.stages.experience import NOTHING, Experience, Keys
-from nip_core.stages.loads import first_prompts
-from nip_core.stages.prepare import estimate_of, load_all_problems
-from nip_core.stages.taken import of_run
+from nip_core.session.prepare import estimate_of
+from nip_core.session.problems_of_run import load_all_problems
 from nip_prefect.flows.printing import show_plan
 
 KINDS = ("prompt_tokens", "completion_tokens", "training_tokens")

@@ -13,12 +13,12 @@ from nip_core.evaluation.baseline_verifiers import remarks
 from nip_core.rollouts.tables import build_tables, commit_shard, join_shards
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.showing import write_report
-from nip_core.sweep.baselines import ByMajority, baseline_lines, kind_of
+from nip_core.showing.summary import write_report
+from nip_core.sweep.arm_baselines import ByMajority, baseline_kind, baseline_lines
 from nip_core.sweep.counted import LastTest
-from nip_core.sweep.page import page
-from nip_core.sweep.plan import read_sweep
-from nip_core.sweep.results import collect
+from nip_core.sweep.page import render_results
+from nip_core.sweep.results import collect_results
+from nip_core.sweep.swept_runs import read_sweep
 
 ARMS = ("adp", "alone", "random")
 
@@ -67,7 +67,7 @@ def results_of(folder, monkeypatch, verifier, *game):
 
     sweep = asyncio.run(play())
     store = open_store(sweep.run_store)
-    return store, collect(store, sweep)
+    return store, collect_results(store, sweep)
 
 
 def report_of(store, name):
@@ -77,7 +77,7 @@ def report_of(store, name):
 
 def test_arms_are_known_by_their_settings(tmp_path):
     sweep = written(tmp_path, "http://127.0.0.1:9/v1", "arithmetic")
-    kinds = [kind_of(runs[0].parameters) for runs in sweep.arms.values()]
+    kinds = [baseline_kind(runs[0].parameters) for runs in sweep.arms.values()]
     assert kinds == [None, "alone", "random"]
 
 
@@ -90,7 +90,7 @@ def test_problems_that_give_the_label_away_are_told_of(tmp_path, monkeypatch):
     assert "not shown to be more than `alone`, the verifier alone: 100.0 %" in lines[1]
     assert "not shown to be more than `random`, with random text" in lines[2]
     assert "in 2 of 2 runs the verifier is not shown to be right more often than" in lines[3]
-    text = page(results)
+    text = render_results(results)
     assert "## What the baselines say" in text and all(f"- {line}\n" in text for line in lines)
     assert "Alone the verifier is right in 100.0 %" in report_of(store, "leak-alone-1")
 
@@ -130,7 +130,7 @@ def test_an_arm_stands_beside_as_many_verdicts_as_make_its_tokens(tmp_path, monk
     assert theirs <= own + 1 or beside["k"] == 1
     assert beside["soundness"] == adp["soundness"]
     assert beside["any_of"] == [{"iteration": 0, **test["rows"][beside["k"] - 1]}]
-    text = page(results)
+    text = render_results(results)
     assert "## Asked again" in text and "| alone | untrained | 3 |" in text
     assert f"| alone, untrained | {beside['k']} |" in text
     assert "Any of k plays" in report_of(store, "leak-alone-1")
@@ -148,8 +148,8 @@ def test_a_verifier_alone_that_is_asked_again_counts_by_its_majority(tmp_path):
     commit_shard(store, directory, "0000", build_tables(rows.episodes, rows.generations))
     join_shards(store, directory, ["0000"])
     tests = {"a": LastTest(0)}
-    assert ByMajority(store, tests, ["a"]).of("a", "accuracy") == {"q": (1.0, 3)}
-    assert ByMajority(store, tests, []).of("a", "accuracy") == {"q": (4.0, 9)}
+    assert ByMajority(store, tests, ["a"]).count("a", "accuracy") == {"q": (1.0, 3)}
+    assert ByMajority(store, tests, []).count("a", "accuracy") == {"q": (4.0, 9)}
 
 
 @pytest.mark.parametrize(

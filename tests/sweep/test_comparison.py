@@ -13,9 +13,9 @@ from nip_core.rollouts.tables import build_tables, commit_shard, join_shards
 from nip_core.run_store.documents import encode
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
-from nip_core.sweep.comparison import compare, table, write
-from nip_core.sweep.diff import difference
-from nip_core.sweep.played import find_run
+from nip_core.sweep.comparison import compare_runs, comparison_table, write_comparison
+from nip_core.sweep.diff import find_differences
+from nip_core.sweep.played import find_played_run
 from nip_prefect.flows.cli import app
 
 PROBLEMS = 12
@@ -54,7 +54,9 @@ def runs(tmp_path):
 
 def test_a_difference_has_settings_code_data_models_and_paired_results(runs):
     place, a, b = runs
-    found = difference(find_run("a", str(place)), find_run(f"{place}/b", "nowhere"))
+    found = find_differences(
+        find_played_run("a", str(place)), find_played_run(f"{place}/b", "nowhere")
+    )
     assert found["settings"]["rl.lr"][1] == 0.5
     assert {key.partition(".")[0] for key in found["settings"]} == {"rl"}
     assert found["code"] == ["1+a", "1+b"] and found["data"] == {}
@@ -76,18 +78,18 @@ def test_results_of_different_data_are_one_error_and_all_else_is_shown(runs, cap
     assert "settings: the same" in shown and "data: not the same: problems.test" in shown
     assert all(len(line) <= 80 for line in shown.splitlines() if str(place) not in line)
     with pytest.raises(DatasetError, match="tested on different problems"):
-        compare([find_run(name, str(place)) for name in "abc"])
+        compare_runs([find_played_run(name, str(place)) for name in "abc"])
 
 
 def test_what_can_not_be_compared_is_one_error(runs):
     place, *_ = runs
     with pytest.raises(SettingsError, match=r"run 'd' is not in .*; there are a, b, c"):
-        find_run("d", str(place))
-    a = find_run("a", str(place))
+        find_played_run("d", str(place))
+    a = find_played_run("a", str(place))
     with pytest.raises(SettingsError, match="one run can't be compared"):
-        compare([a])
+        compare_runs([a])
     with pytest.raises(SettingsError, match="is named 2 times"):
-        compare([a, a])
+        compare_runs([a, a])
 
 
 def test_a_run_without_a_test_has_no_results(runs):
@@ -95,22 +97,22 @@ def test_a_run_without_a_test_has_no_results(runs):
     run = RunStore(open_store(place), "bare")
     parameters = load_parameters(write_config(place.parent, run_name="bare"))
     run.create_or_open(Identity(parameters.to_dict(), "1", parameters.seed))
-    a, bare = find_run("a", str(place)), find_run("bare", str(place))
-    assert difference(a, bare)["not_compared"] == "there is no test yet of 'bare'"
-    row = compare([a, bare])["runs"][1]
+    a, bare = find_played_run("a", str(place)), find_played_run("bare", str(place))
+    assert find_differences(a, bare)["not_compared"] == "there is no test yet of 'bare'"
+    row = compare_runs([a, bare])["runs"][1]
     assert row["accuracy"] is None and row["against"] is None
 
 
 def test_runs_side_by_side_are_a_table_a_figure_and_a_page(runs, tmp_path, capsys):
     place, a, b = runs
-    results = compare([find_run("a", str(place)), find_run("b", str(place))])
+    results = compare_runs([find_played_run("a", str(place)), find_played_run("b", str(place))])
     of_a, of_b = results["runs"]
     assert (of_a["accuracy"], of_b["accuracy"]) == (4 / 12, 9 / 12)
     assert of_b["against"]["p_holm"] == paired_difference(a, b, 11)["p"]
     assert results["settings"]["rl.lr"][1] == 0.5
-    page = write(results, tmp_path / "out").read_text()
+    page = write_comparison(results, tmp_path / "out").read_text()
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
-    assert "| b (stopped) | 2 | 75.0 [" in table(results)
+    assert "| b (stopped) | 2 | 75.0 [" in comparison_table(results)
     figure = (tmp_path / "out" / "figure.svg").read_text()
     assert figure in page and ">accuracy<" in figure
     assert "<code>rl.lr</code>" in page and "<script" not in page
@@ -134,11 +136,11 @@ def test_runs_side_by_side_have_what_believing_the_prover_would_give(runs, capsy
         store.put(run.metrics(2, "test"), encode(metrics))
         document = {"questions": PROBLEMS, "bounds": {}, "intervals": {}, "baselines": {}}
         store.put(run.intervals(2, "test"), encode(document))
-    a, b = (find_run(name, str(place)) for name in "ab")
-    results = compare([a, b])
+    a, b = (find_played_run(name, str(place)) for name in "ab")
+    results = compare_runs([a, b])
     assert [row["believed_accuracy"] for row in results["runs"]] == [0.99, None]
-    heads, *_ = table(results).splitlines()
-    assert "| believed |" in heads and "| 99.0 |" in table(results)
+    heads, *_ = comparison_table(results).splitlines()
+    assert "| believed |" in heads and "| 99.0 |" in comparison_table(results)
     out = place.parent / "out"
     app(["compare", "a", "b", "--run-store", str(place), "--out", str(out)], standalone_mode=False)
     assert " believed " in capsys.readouterr().out
@@ -146,16 +148,16 @@ def test_runs_side_by_side_have_what_believing_the_prover_would_give(runs, capsy
 
 def test_a_page_replaces_that_of_the_same_runs_and_nothing_else(runs, tmp_path):
     place, *_ = runs
-    a, b = (find_run(name, str(place)) for name in "ab")
+    a, b = (find_played_run(name, str(place)) for name in "ab")
     out = tmp_path / "out"
-    before = write(compare([a, b]), out).read_text()
-    assert write(compare([a, b]), out).read_text() == before
-    write(compare([b, a]), out)
+    before = write_comparison(compare_runs([a, b]), out).read_text()
+    assert write_comparison(compare_runs([a, b]), out).read_text() == before
+    write_comparison(compare_runs([b, a]), out)
     played(tmp_path, "d", range(5))
     with pytest.raises(SettingsError, match="a comparison of b, a is there; name another"):
-        write(compare([a, find_run("d", str(place))]), out)
+        write_comparison(compare_runs([a, find_played_run("d", str(place))]), out)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "index.html").write_text("mine")
     with pytest.raises(SettingsError, match="something else is there"):
-        write(compare([a, b]), tmp_path / "mine")
+        write_comparison(compare_runs([a, b]), tmp_path / "mine")
     assert (tmp_path / "mine" / "index.html").read_text() == "mine"

@@ -9,7 +9,7 @@ import yaml
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import load_parameters
-from nip_core.sweep.plan import read_sweep
+from nip_core.sweep.swept_runs import read_sweep
 
 SMALL = {
     "name": "small",
@@ -87,8 +87,8 @@ def test_every_run_is_attacked_but_for_those_that_are_left_out(tmp_path):
     first, second = sweep.runs
     assert [attack.name for attack in first.attacks] == ["small-1-chosen"]
     assert [attack.name for attack in second.attacks] == ["small-2-chosen", "small-2-sneaky"]
-    assert (first.played(None), first.played("chosen")) == ("small-1", "small-1-chosen")
-    assert first.played("sneaky") is None
+    assert (first.name_after(None), first.name_after("chosen")) == ("small-1", "small-1-chosen")
+    assert first.name_after("sneaky") is None
     [attack] = first.attacks
     settings = attack.parameters
     assert (settings.attack.run, settings.attack.iteration) == ("small-1", 2)

@@ -9,7 +9,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from nip_core.errors import LeaseError, SettingsError
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.store import open_store
-from nip_core.sweep.plan import read_sweep
+from nip_core.sweep.swept_runs import read_sweep
 from nip_prefect.flows import remote_shards
 from nip_prefect.flows.remote_runs import Cluster, _check_prefect, cluster_settings
 from nip_prefect.tasks import run_process
@@ -55,7 +55,7 @@ def test_machines_elsewhere_need_a_prefect_server_that_they_reach(address):
 def errand(lease, store):
     settings = {"run_name": "small-1"}
     place = {"store": store.url, "directory": DIRECTORY}
-    return {"run": "small-1", "settings": settings, "lease": lease.lend(), **place}
+    return {"run": "small-1", "settings": settings, "lease": lease.lend().model_dump(), **place}
 
 
 def test_a_machine_that_does_not_see_the_sweep_s_store_says_so(tmp_path):

@@ -15,15 +15,13 @@ from small_game import FEW, train_here, write_config
 
 from nip_core.errors import SettingsError
 from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import open_store, walk
-from nip_core.sweep.cells import as_parquet
-from nip_core.sweep.cells import cells as cells_of
-from nip_core.sweep.counted import Counted, LastTest
-from nip_core.sweep.counted import rate as rate_of
+from nip_core.run_store.store import list_files, open_store
+from nip_core.sweep.cells import encode_parquet, read_verdicts
+from nip_core.sweep.counted import Counted, LastTest, share_right
 from nip_core.sweep.declaration import settings_digest
-from nip_core.sweep.page import AFTER_ATTACK, METRICS, page, table
-from nip_core.sweep.plan import read_sweep
-from nip_core.sweep.results import collect, write
+from nip_core.sweep.page import AFTER_ATTACK, METRICS, arms_table, render_results
+from nip_core.sweep.results import collect_results, write_results
+from nip_core.sweep.swept_runs import read_sweep
 from nip_prefect.flows.sweep import sweep as sweep_command
 
 RATES = ("accuracy", "completeness", "soundness", "always_fail_rate")
@@ -52,7 +50,7 @@ def sweep(tmp_path_factory):
 
 def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
     store = open_store(sweep.run_store)
-    results = collect(store, sweep, {"small-nip-1": "exit code 6: the job failed"})
+    results = collect_results(store, sweep, {"small-nip-1": "exit code 6: the job failed"})
     tests = {
         run.name: json.loads(store.get(f"{run.name}/iterations/0001/metrics-test.json"))
         for run in sweep.runs[:2]
@@ -68,15 +66,15 @@ def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
         assert nip[rate] is None
     assert [run["status"] for run in results["runs"]] == ["finished"] * 2 + ["not begun"] * 2
 
-    lines = table(results).splitlines()
+    lines = arms_table(results).splitlines()
     assert lines[2].startswith("| adp | 2 | ") and lines[3].startswith("| nip | 0 of 2 | – |")
-    assert "2 of 4 runs and 1 of 4 attacks finished" in page(results)
-    assert "- `small-nip-1`: exit code 6: the job failed" in page(results)
+    assert "2 of 4 runs and 1 of 4 attacks finished" in render_results(results)
+    assert "- `small-nip-1`: exit code 6: the job failed" in render_results(results)
 
     # Where problems are played several times, what their majority says is shown as well.
     assert "majority" not in lines[0]
     adp["majority_accuracy"] = {"mean": 0.75, "lowest": 0.5, "highest": 1.0}
-    assert "| majority |" in table(results) and "| 75.0 |" in table(results)
+    assert "| majority |" in arms_table(results) and "| 75.0 |" in arms_table(results)
 
     # Of the attacks only one was made.
     metrics = json.loads(store.get("small-adp-1-chosen/iterations/0000/metrics-attack.json"))
@@ -91,19 +89,19 @@ def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
     assert results["runs"][1]["attacks"]["chosen"]["status"] == "not begun"
     assert nip["attacks"]["chosen"]["soundness"] is None
     counted = Counted(store, {"small-adp-1-chosen": LastTest(0, n=3)})
-    assert rate_of([counted.of("small-adp-1-chosen", "soundness")]) == attack["soundness"]
+    assert share_right([counted.count("small-adp-1-chosen", "soundness")]) == attack["soundness"]
     heads = ("soundness", "completeness", "lost to lying", "lost to training")
     assert f" {' | '.join(f'chosen: {head}' for head in heads)} |" in lines[0]
-    failed = collect(store, sweep, {"small-adp-2-chosen": "exit code 3"})
-    assert "- `small-adp-2-chosen`: exit code 3" in page(failed)
+    failed = collect_results(store, sweep, {"small-adp-2-chosen": "exit code 3"})
+    assert "- `small-adp-2-chosen`: exit code 3" in render_results(failed)
 
-    results = collect(store, sweep)
+    results = collect_results(store, sweep)
     # The record has the settings that were planned.
     for run in sweep.runs[:2]:
         record = RunStore(store, run.name).open()
         assert settings_digest(record.parameters) == settings_digest(run.parameters.to_dict())
 
-    place = write(store, sweep, results)
+    place = write_results(store, sweep, results)
     assert place.endswith("sweeps/small/README.md")
     written = json.loads(store.get("sweeps/small/results.json"))
     assert written == {**results, "cells": {"verdicts": 44, "left_out": []}}
@@ -113,14 +111,14 @@ def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
     # A run that can't be read keeps nobody from seeing the others.
     before = store.get("small-adp-1/run.json")
     store.put("small-adp-1/run.json", b"{")
-    [first, *_] = collect(store, sweep)["runs"]
+    [first, *_] = collect_results(store, sweep)["runs"]
     assert first["status"] == "damaged" and "small-adp-1" in first["failure"]
     store.put("small-adp-1/run.json", before)
 
 
 def test_every_figure_of_an_arm_can_be_made_anew_of_the_verdicts_beside_it(sweep, tmp_path):
     store, out = open_store(sweep.run_store), open_store(tmp_path)
-    write(store, sweep, collect(store, sweep), out)
+    write_results(store, sweep, collect_results(store, sweep), out)
     file = out.get("cells.parquet")
     table, results = pq.read_table(io.BytesIO(file)), json.loads(out.get("results.json"))
     assert "Each of the 44 verdicts is in `cells.parquet`" in out.get("README.md").decode()
@@ -145,12 +143,12 @@ def test_every_figure_of_an_arm_can_be_made_anew_of_the_verdicts_beside_it(sweep
     # The order and the bytes follow from the verdicts.
     keys = [(row["run"], row["attack"] or "", row["iteration"], row["n"] or 0) for row in rows]
     assert keys == sorted(keys) and len(file) < 10_000
-    assert as_parquet(cells_of(store, sweep)[0]) == file
+    assert encode_parquet(read_verdicts(store, sweep)[0]) == file
 
 
 def test_the_query_of_the_page_gives_what_the_table_has(sweep, tmp_path):
     store, out = open_store(sweep.run_store), open_store(tmp_path)
-    write(store, sweep, results := collect(store, sweep), out)
+    write_results(store, sweep, results := collect_results(store, sweep), out)
     page = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
     [query] = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
     query = query.replace("cells.parquet", str(tmp_path / "cells.parquet"))
@@ -162,12 +160,12 @@ def test_the_query_of_the_page_gives_what_the_table_has(sweep, tmp_path):
 
 def test_what_is_there_of_a_sweep_is_collected_and_nothing_is_started(sweep, tmp_path, capsys):
     file = Path(sweep.config).with_name("sweep.yaml")
-    before = {*walk(open_store(sweep.run_store), "")}
+    before = {*list_files(open_store(sweep.run_store), "")}
     sweep_command(file, collect_only=True, out=tmp_path / "out")
     assert "| adp | 2 | " in capsys.readouterr().out
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"README.md", "arms.svg", "cells.parquet", "results.json"}
-    assert {*walk(open_store(sweep.run_store), "")} == before
+    assert {*list_files(open_store(sweep.run_store), "")} == before
     # Results would keep whoever wants to declare what it will show from it.
     with pytest.raises(SettingsError, match="no run of sweep 'small' has begun in"):
         sweep_command(file, [f"run_store={tmp_path}"], collect_only=True)
@@ -177,12 +175,12 @@ def test_what_is_there_of_a_sweep_is_collected_and_nothing_is_started(sweep, tmp
 
 def test_a_run_whose_verdicts_cannot_be_read_is_named_and_the_others_are_there(sweep, tmp_path):
     whole, damaged = open_store(sweep.run_store), open_store(tmp_path)
-    for path in walk(whole, ""):
+    for path in list_files(whole, ""):
         damaged.put(path, whole.get(path))
     place = "small-adp-2/iterations/0000/rollouts/test"
     [file] = [name for name in damaged.list(place) if name.startswith("episodes-")]
     damaged.put(f"{place}/{file}", b"no Parquet")
-    table, [left_out] = cells_of(damaged, sweep)
+    table, [left_out] = read_verdicts(damaged, sweep)
     assert f"{place}/{file}" in left_out
     assert {*table["run"].to_pylist()} == {"small-adp-1"}
 
@@ -194,5 +192,5 @@ def test_texts_stay_in_their_cells():
         "finished": 0,
         "gain": None,
     }
-    [_, _, row] = table({"axes": ["a", "seed"], "arms": [arm]}).splitlines()
+    [_, _, row] = arms_table({"axes": ["a", "seed"], "arms": [arm]}).splitlines()
     assert row.startswith("| x \\| y z | 0 of 1 |")

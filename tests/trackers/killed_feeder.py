@@ -16,8 +16,8 @@ from nip_core.parameters.tracking import TrackerParameters
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.trackers import tracker_directory
 from nip_core.tracking.feeder import Feeder
+from nip_core.tracking.places import tracker_directory
 from nip_core.tracking.trackers import make_tracker
 
 

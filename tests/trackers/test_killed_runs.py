@@ -29,7 +29,7 @@ from test_kills import SHOWN, assert_whole
 
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_lm_server.engines.reply_rules import DEFAULT_FILE
+from nip_lm_server.engines.scripted.reply_rules import DEFAULT_FILE
 
 KILLS = 20
 ITERATIONS = 6

@@ -12,7 +12,7 @@ from nip_core.parameters.tracking import TrackerParameters
 from nip_core.proxies import hide_unusable
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.feeders import Feeders
+from nip_core.tracking.feeders import Feeders
 
 RUN = {"run_name": "a", "dataset": "problems"}
 

@@ -13,7 +13,7 @@ from nip_core.run_store.documents import encode
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
 from nip_core.tracking.point_log import PointLog
-from nip_core.tracking.points import is_in, with_part
+from nip_core.tracking.points import add_part, is_logged
 
 MODEL = {"model": "ft:m", "base_model": "m"}
 METRICS = {
@@ -170,8 +170,8 @@ def test_a_list_that_is_damaged_or_newer_says_what_to_do(run, version):
 def test_spans_have_what_was_put_in(numbers):
     spans: dict = {}
     for number in numbers:
-        spans = with_part(spans, "test", number)
-    assert [i for i in range(14) if is_in(spans, "test", i)] == sorted({*numbers})
+        spans = add_part(spans, "test", number)
+    assert [i for i in range(14) if is_logged(spans, "test", i)] == sorted({*numbers})
     firsts = [first for first, _ in spans.get("test", ())]
     lasts = [last for _, last in spans.get("test", ())]
     assert all(after > before + 1 for before, after in zip(lasts, firsts[1:], strict=False))

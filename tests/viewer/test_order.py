@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from nip_core.viewer.matrix import matrix
+from nip_core.viewer.matrix import count_matrix
 
 
 def table_of(problems):
@@ -46,5 +46,5 @@ def table_of(problems):
     ],
 )
 def test_the_order_is_what_its_name_says(sort, problems):
-    ordered = matrix(table_of(problems), range(5), 0, 9, sort).rows
+    ordered = count_matrix(table_of(problems), range(5), 0, 9, sort).rows
     assert [row.problem for row in ordered] == list(problems)

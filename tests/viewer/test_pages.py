@@ -13,8 +13,8 @@ from nip_core.evaluation.invalid import invalid_line
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.prompting import Place, chat_on_record
-from nip_core.viewer.pages import places_of
+from nip_core.showing.asked_chats import Place, chat_on_record
+from nip_core.viewer.pages import list_places
 
 LINK = re.compile(r'(?:href|action)="(/[^"]*|\?[^"]*)"')
 
@@ -130,7 +130,7 @@ def test_of_every_run_iterations_can_be_compared_however_long_others_are():
         run: pa.table({"split": ["test"] * count, "iteration": pa.array(range(count), pa.int32())})
         for run, count in {"a": 250, "b": 250, "c": 3}.items()
     }
-    places = places_of(tables, "test")
+    places = list_places(tables, "test")
     assert {"a@0", "a@249", "b@0", "b@249", "c@0", "c@1", "c@2"} <= {*places}
     assert len(places) <= 400
 

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -106,7 +106,7 @@ class Arithmetic(Scenario):
             seen.add(row["question"])
             yield row
 
-    def _new_row(self, split: str, number: int, seen: set[str]) -> dict[str, Any] | None:
+    def _new_row(self, split: str, number: int, seen: set[str]) -> Row | None:
         settings = self.settings
         for attempt in range(_TRIES):
             draw = random.Random(

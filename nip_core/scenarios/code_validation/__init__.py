@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from nip_core.scenarios.base import Column, Row, Scenario, Words
 from nip_core.scenarios.code_settings import CodeValidationSettings
-from nip_core.scenarios.code_validation.buggy_apps import NESTED, rows_of
+from nip_core.scenarios.code_validation.buggy_apps import NESTED, pair_solutions
 
 _DATA = Path(__file__).with_name("data")
 
@@ -36,9 +36,9 @@ class CodeValidation(Scenario):
         labels=("buggy", "correct"),
     )
 
-    def expand(self, row: Row, name: str) -> Iterator[Mapping[str, Any]]:
+    def expand(self, row: Row, name: str) -> Iterator[Row]:
         """The rows of a row of lrhammond/buggy-apps, which has columns of lists; others alone."""
-        return rows_of(row, name) if row.keys() >= NESTED else iter((row,))
+        return pair_solutions(row, name) if row.keys() >= NESTED else iter((row,))
 
     def takes(self, columns: Iterable[str]) -> bool:
         """Take the nested columns of lrhammond/buggy-apps as well."""

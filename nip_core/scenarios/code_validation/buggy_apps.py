@@ -1,16 +1,16 @@
 """The rows of lrhammond/buggy-apps: one for each problem, with lists of its solutions."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from nip_core.errors import DatasetError
+from nip_core.scenarios.base import Row
 from nip_core.scenarios.datasets import text_of
 
 NESTED = {"question", "solutions", "buggy_solutions"}
 
 
-def rows_of(row: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
-    """As many correct as buggy solutions of one row of lrhammond/buggy-apps.
+def pair_solutions(row: Row, name: str) -> Iterator[Row]:
+    """Make as many rows of correct as of buggy solutions from one row of lrhammond/buggy-apps.
 
     The two lists need not be equally long. A buggy solution is paired with the one of the same
     `original_solution_number`, if there is one, else with the next that is left. Texts that occur
@@ -46,20 +46,21 @@ def rows_of(row: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
             }
 
 
-def _nested(row: Mapping[str, Any], column: str, name: str) -> dict[str, Any]:
-    """Solutions of a list of structs, or of a struct of lists, with their original numbers."""
+def _nested(row: Row, column: str, name: str) -> dict[str, int | None]:
+    """Read the solutions of a list of structs, or of a struct of lists, with their numbers."""
     value = row[column] or []
     if isinstance(value, dict):
-        numbers = value.get("original_solution_number") or [None] * len(value.get("solution", []))
+        texts = value.get("solution", [])
+        numbers = value.get("original_solution_number") or [None] * len(texts)
         entries = [
             {"solution": text, "original_solution_number": number}
-            for text, number in zip(value.get("solution", []), numbers, strict=False)
+            for text, number in zip(texts, numbers, strict=False)
         ]
     elif isinstance(value, list):
         entries = value
     else:
         raise DatasetError(f"{name}: {column} must be a list of structs (got {value!r:.80})")
-    solutions: dict[str, Any] = {}
+    solutions: dict[str, int | None] = {}
     for place, entry in enumerate(entries):
         if not isinstance(entry, dict):
             raise DatasetError(f"{name}: {column}[{place}] must be a struct (got {entry!r:.80})")

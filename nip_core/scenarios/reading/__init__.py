@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -138,17 +138,17 @@ class Reading(Scenario):
         chains = (settings.min_chains, settings.max_chains)
         made = passages(settings.passage_seed, split, count, chains, settings.asides)
         for number, passage in enumerate(made):
-            texts = {
-                "question": passage.question,
-                "passage": passage.text,
-                "right": passage.right,
-                "wrong": passage.wrong,
-                "question_id": f"{dataset}/{split}/{number}",
-                "difficulty": str(len(passage.chains)),
-            }
+            asked = quality.AskedPassage(
+                question=passage.question,
+                passage=passage.text,
+                right=passage.right,
+                wrong=passage.wrong,
+                question_id=f"{dataset}/{split}/{number}",
+                difficulty=str(len(passage.chains)),
+            )
             # Of each two passages, one has the right answer first.
             pair = derive_seed("order of answers", settings.passage_seed, split, number // 2)
-            yield from self._problems(texts, right_first=(pair + number) % 2 == 0)
+            yield from self._problems(asked, right_first=(pair + number) % 2 == 0)
 
     def takes(self, columns: Iterable[str]) -> bool:
         """Take the columns of QuALITY as well."""
@@ -160,27 +160,33 @@ class Reading(Scenario):
         if row.keys() >= quality.COLUMNS:
             problems = (
                 problem
-                for texts in quality.questions_of(row, name)
+                for asked in quality.read_questions(row, name)
                 for problem in self._problems(
-                    texts, derive_seed("order of answers", texts["question_id"]) % 2 == 0
+                    asked, derive_seed("order of answers", asked.question_id) % 2 == 0
                 )
             )
         difficulty = self.settings.difficulty
         return (p for p in problems if difficulty in (None, p.get("difficulty")))
 
-    def _problems(self, texts: Mapping[str, Any], right_first: bool) -> Iterator[Row]:
-        """The problems about a question with its `right` and its `wrong` answer."""
-        question = texts["question_id"]
-        order = ("right", "wrong") if right_first else ("wrong", "right")
-        base = {key: texts[key] for key in ("question", "passage", "question_id", "difficulty")}
+    def _problems(self, asked: quality.AskedPassage, right_first: bool) -> Iterator[Row]:
+        """Make the rows about a question: one with both answers, or one for each."""
+        base = {
+            "question": asked.question,
+            "passage": asked.passage,
+            "question_id": asked.question_id,
+            "difficulty": asked.difficulty,
+        }
+        answers = [("right", asked.right), ("wrong", asked.wrong)]
+        if not right_first:
+            answers.reverse()
         if self.settings.answers == "two":
-            first, second = order
-            answers = {"solution": texts[first], "alternative": texts[second]}
-            yield {**base, **answers, "id": question, "y": int(right_first)}
+            (_, first), (_, second) = answers
+            texts = {"solution": first, "alternative": second}
+            yield {**base, **texts, "id": asked.question_id, "y": int(right_first)}
             return
-        for answer in order:
-            solution = {"solution": texts[answer], "id": f"{question}/{answer}"}
-            yield {**base, **solution, "y": int(answer == "right")}
+        for kind, answer in answers:
+            texts = {"solution": answer, "id": f"{asked.question_id}/{kind}"}
+            yield {**base, **texts, "y": int(kind == "right")}
 
     def filters(self) -> str:
         """Name the difficulty that is set."""

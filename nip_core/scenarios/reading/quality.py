@@ -9,7 +9,7 @@ import html
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from nip_core.errors import DatasetError
 from nip_core.hashing import derive_key, derive_seed
@@ -30,8 +30,20 @@ _TAG = re.compile(
 )
 
 
-def questions_of(row: Row, name: str) -> Iterator[dict[str, Any]]:
-    """The questions of a row of QuALITY, each with its `right` answer and a `wrong` one.
+@dataclass(frozen=True)
+class AskedPassage:
+    """A question about a passage, with a right and a wrong answer."""
+
+    question: str
+    passage: str
+    right: str
+    wrong: str
+    question_id: str
+    difficulty: str | None
+
+
+def read_questions(row: Row, name: str) -> Iterator[AskedPassage]:
+    """Read the questions of a row of QuALITY, each with its right answer and a wrong one.
 
     The wrong one is what most readers took for the best distractor, if they were asked, else one
     that a stable hash chooses.
@@ -52,14 +64,14 @@ def questions_of(row: Row, name: str) -> Iterator[dict[str, Any]]:
         gold = _label(entry, len(options), place)
         id_ = entry.get("question_unique_id") or derive_key(article, question, options)
         difficult = entry.get("difficult")
-        yield {
-            "question": question,
-            "passage": passage,
-            "right": options[gold],
-            "wrong": options[_distractor(entry, gold, len(options), str(id_))],
-            "question_id": str(id_),
-            "difficulty": None if difficult is None else "hard" if difficult == 1 else "easy",
-        }
+        yield AskedPassage(
+            question=question,
+            passage=passage,
+            right=options[gold],
+            wrong=options[_distractor(entry, gold, len(options), str(id_))],
+            question_id=str(id_),
+            difficulty=None if difficult is None else "hard" if difficult == 1 else "easy",
+        )
 
 
 def _options(entry: Row, place: str) -> list[str]:

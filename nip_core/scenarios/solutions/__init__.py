@@ -15,9 +15,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from nip_core.errors import DatasetError
-from nip_core.problems import Limits, examine
 from nip_core.protocols import ACCEPT, NO_DECISION, Protocol
 from nip_core.protocols.zero_knowledge import ZeroKnowledgeProtocol
+from nip_core.sandbox.sandbox import Limits, examine
 from nip_core.scenarios.base import (
     PROVER,
     VERIFIER,

@@ -1,7 +1,9 @@
 """The program that runs in the sandbox, never in this process: on stdin what to do, as JSON.
 
-    answers   load a solution and answer calls of its function, one line each
-    tests     run tests on answers that were given elsewhere, without the solution
+    answer_calls            load a solution and answer calls of its function, one line each
+    run_tests_on_answers    run tests on answers that were given elsewhere, without the solution
+    Calls, Answers          what the two are given; `encode_task` writes it
+    Loaded, Verdict         the words that their first lines are
 
 A solution and what is expected of it never meet in one process. The solution is told the arguments
 of calls alone, and what it says comes to the tests as plain data: numbers, texts, lists and the
@@ -15,11 +17,69 @@ import builtins
 import json
 import os
 import sys
+from enum import StrEnum
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 _MOST_ITEMS = 100_000  # of an iterator
 _RAISES = (Exception, RecursionError)
+
+
+class Loaded(StrEnum):
+    """What came of loading a solution, and of its answers."""
+
+    DONE = "loaded"
+    OUT_OF_STEPS = "steps"  # also in the place of an answer, which is then the last line
+    NO_FUNCTION = "no function"
+    FAILED = "does not load"
+
+
+class Verdict(StrEnum):
+    """What tests say of answers. All but the first two are kinds of mistakes."""
+
+    PASSED = "passed"
+    ASKS = "asks"  # for calls to which there is no answer yet: they follow, line by line
+    WRONG = "wrong answer"
+    NOT_PLAIN = "no plain value"
+    RAISED = "exception"
+
+
+class Calls(NamedTuple):
+    """A solution, and the calls that it is to answer."""
+
+    solution: str
+    entry_point: str
+    calls: list[str]
+    """As `call_text` writes them."""
+    max_steps: int
+
+
+class Answers(NamedTuple):
+    """Tests, and the answers that a solution gave elsewhere."""
+
+    entry_point: str
+    tests: str
+    answers: dict[str, str]
+    """By call, each an `_Answer` as JSON."""
+    only_asks: bool
+    """Whether the tests run to learn which calls they make, without any answer."""
+
+
+class _Answer(NamedTuple):
+    """What a call of a solution came to; plain values as `encode_value` writes them."""
+
+    value: Any = None
+    not_plain: str | None = None
+    """The type of a value that can't be told."""
+    raised: tuple[str, str] | None = None
+    """The class of an exception, and its message."""
+    after: list[Any] | None = None
+    """The arguments after the call, if it has changed them."""
+
+
+def encode_task(task: Calls | Answers) -> str:
+    """Write what this program reads from stdin: the name of the kind, and the fields in order."""
+    return json.dumps([type(task).__name__, task])
 
 
 class _Steps(BaseException):
@@ -37,7 +97,7 @@ class _NotPlain(Exception):
 # Plain data as JSON, and back.
 
 
-def encode(value: Any) -> Any:
+def encode_value(value: Any) -> Any:
     """A plain value as JSON; subclasses count as what they are made of. Raises _NotPlain."""
     if value is None or isinstance(value, bool):
         return value
@@ -54,19 +114,22 @@ def encode(value: Any) -> Any:
     if isinstance(value, range):
         return ["range", value.start, value.stop, value.step]
     if isinstance(value, dict):
-        return ["dict", [[encode(key), encode(item)] for key, item in value.items()]]
+        return ["dict", [[encode_value(key), encode_value(item)] for key, item in value.items()]]
     if isinstance(value, list | tuple):
-        return ["list" if isinstance(value, list) else "tuple", [encode(item) for item in value]]
+        return [
+            "list" if isinstance(value, list) else "tuple",
+            [encode_value(item) for item in value],
+        ]
     if isinstance(value, set | frozenset):
-        items = sorted((encode(item) for item in value), key=json.dumps)
+        items = sorted((encode_value(item) for item in value), key=json.dumps)
         return ["set" if isinstance(value, set) else "frozenset", items]
     if hasattr(value, "__next__") or type(value).__name__ in ("dict_keys", "dict_values"):
-        return ["iterator", [encode(item) for item in islice(value, _MOST_ITEMS)]]
+        return ["iterator", [encode_value(item) for item in islice(value, _MOST_ITEMS)]]
     raise _NotPlain(type(value).__name__)
 
 
-def decode(data: Any) -> Any:
-    """The value in what `encode` made. Raises an Exception for anything else."""
+def decode_value(data: Any) -> Any:
+    """The value in what `encode_value` made. Raises an Exception for anything else."""
     if data is None or isinstance(data, bool):
         return data
     kind, *content = data
@@ -84,8 +147,8 @@ def decode(data: Any) -> Any:
     if kind == "range":
         return range(*map(int, content))
     if kind == "dict":
-        return {decode(key): decode(item) for key, item in content[0]}
-    items = [decode(item) for item in content[0]]
+        return {decode_value(key): decode_value(item) for key, item in content[0]}
+    items = [decode_value(item) for item in content[0]]
     made: dict[str, Any] = {
         "list": list,
         "tuple": tuple,
@@ -98,15 +161,15 @@ def decode(data: Any) -> Any:
 
 def call_text(arguments: Any, named: Any) -> str:
     """A call as a line of text, equal for equal calls."""
-    keywords = [[name, encode(value)] for name, value in sorted(named.items())]
-    return json.dumps([[encode(value) for value in arguments], keywords])
+    keywords = [[name, encode_value(value)] for name, value in sorted(named.items())]
+    return json.dumps([[encode_value(value) for value in arguments], keywords])
 
 
 # A solution answers.
 
 
-def answers(job: dict[str, Any], out: int) -> None:
-    """Say "loaded", then answer each call on a line of its own."""
+def answer_calls(job: Calls, out: int) -> None:
+    """Say how loading went, then answer each call on a line of its own."""
     steps = 0
 
     def count(frame: Any, event: str, argument: Any) -> Any:
@@ -114,55 +177,55 @@ def answers(job: dict[str, Any], out: int) -> None:
         if frame.f_code.co_filename != "solution.py":
             return None
         steps += 1
-        if steps > job["max_steps"]:
+        if steps > job.max_steps:
             raise _Steps
         return count
 
     namespace: dict[str, Any] = {"__name__": "solution"}
     # 1. Load it.
     try:
-        code = compile(job["solution"], "solution.py", "exec")
+        code = compile(job.solution, "solution.py", "exec")
         sys.settrace(count)
         exec(code, namespace)  # noqa: S102
-        function = namespace[job["entry_point"]]
+        function = namespace[job.entry_point]
     except _Steps:
-        return _say(out, "steps")
+        return _say(out, Loaded.OUT_OF_STEPS)
     except KeyError as error:
-        missing = error.args == (job["entry_point"],)
-        return _say(out, "no function" if missing else "does not load")
+        missing = error.args == (job.entry_point,)
+        return _say(out, Loaded.NO_FUNCTION if missing else Loaded.FAILED)
     except MemoryError:
         raise  # the sandbox tells of it
     except (*_RAISES, SystemExit):
-        return _say(out, "does not load")
-    _say(out, "loaded")
+        return _say(out, Loaded.FAILED)
+    _say(out, Loaded.DONE)
     # 2. Answer.
-    for call in job["calls"]:
+    for call in job.calls:
         try:
             _say(out, json.dumps(_answer(function, call)))
         except _Steps:
-            return _say(out, "steps")
+            return _say(out, Loaded.OUT_OF_STEPS)
     sys.settrace(None)
     return None
 
 
-def _answer(function: Any, call: str) -> dict[str, Any]:
+def _answer(function: Any, call: str) -> _Answer:
     arguments, keywords = json.loads(call)
-    values = [decode(value) for value in arguments]
-    named = {name: decode(value) for name, value in keywords}
+    values = [decode_value(value) for value in arguments]
+    named = {name: decode_value(value) for name, value in keywords}
     try:
         value = function(*values, **named)
-        answer: dict[str, Any] = {"value": encode(value)}
+        answer = _Answer(value=encode_value(value))
     except _NotPlain as kind:
-        return {"not_plain": str(kind)}
+        return _Answer(not_plain=str(kind))
     except MemoryError:
         raise
     except (*_RAISES, SystemExit) as error:
-        answer = {"raised": [type(error).__name__, str(error)[:200]]}
+        answer = _Answer(raised=(type(error).__name__, str(error)[:200]))
     try:
-        after = [encode(value) for value in values]
+        after = [encode_value(value) for value in values]
     except (_NotPlain, *_RAISES):
         return answer
-    return answer if after == arguments else {**answer, "after": after}
+    return answer if after == arguments else answer._replace(after=after)
 
 
 def _say(out: int, line: str) -> None:
@@ -218,7 +281,7 @@ class _Asked:
     def __init__(self, answers: dict[str, str], only_asks: bool) -> None:
         self.answers, self.only_asks = answers, only_asks
         self.calls: dict[str, None] = {}  # in their order, each once
-        self.trouble = ""
+        self.trouble: Verdict | None = None
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         call = call_text(arguments, named)
@@ -227,12 +290,12 @@ class _Asked:
             return _Anything()
         if call not in self.answers:
             raise _Unknown
-        answer = json.loads(self.answers[call])
-        if "not_plain" in answer:
-            self.trouble = "no plain value"
+        answer = _Answer(*json.loads(self.answers[call]))
+        if answer.not_plain is not None:
+            self.trouble = Verdict.NOT_PLAIN
             raise TypeError("the answer is no plain value")
         # 1. What it has done to its arguments.
-        after = [decode(value) for value in answer.get("after", ())]
+        after = [decode_value(value) for value in answer.after or ()]
         for argument, value in zip(arguments, after, strict=False):
             if isinstance(argument, list | bytearray):
                 argument[:] = value
@@ -240,40 +303,40 @@ class _Asked:
                 argument.clear()
                 argument.update(value)
         # 2. What it has raised or returned.
-        if "raised" in answer:
-            name, message = answer["raised"]
-            self.trouble = "exception"
+        if answer.raised is not None:
+            name, message = answer.raised
+            self.trouble = Verdict.RAISED
             kind: Any = getattr(builtins, str(name), None)
             is_error = isinstance(kind, type) and issubclass(kind, Exception)
             raise (kind if is_error else Exception)(str(message))
-        return decode(answer["value"])
+        return decode_value(answer.value)
 
 
-def tests(job: dict[str, Any], out: int) -> None:
+def run_tests_on_answers(job: Answers, out: int) -> None:
     """Say how the tests ended, then each call that they made, on a line of its own."""
-    source = job["tests"]
+    source = job.tests
     if "random" in source:
         import random
 
         random.seed(0)
-    asked = _Asked(job["answers"], job["only_asks"])
+    asked = _Asked(job.answers, job.only_asks)
     namespace: dict[str, Any] = {
         "__name__": "tests",
-        job["entry_point"]: asked,
+        job.entry_point: asked,
         "candidate": asked,
     }
-    ended = "passed"
+    ended = Verdict.PASSED
     try:
-        if job["only_asks"]:
+        if job.only_asks:
             _run_each(source, namespace)
         else:
             exec(compile(source, "tests.py", "exec"), namespace)  # noqa: S102
         if not asked.calls and "check" in namespace:  # tests in the form of HumanEval
             namespace["check"](asked)
     except _Unknown:
-        ended = "asks"
+        ended = Verdict.ASKS
     except BaseException:  # of an assertion, or for an answer that tests can do nothing with
-        ended = asked.trouble or "wrong answer"
+        ended = asked.trouble or Verdict.WRONG
     _say(out, ended)
     for call in asked.calls:
         _say(out, call)
@@ -300,15 +363,18 @@ def _run_each(source: str, namespace: dict[str, Any]) -> None:
             continue
 
 
-def main() -> None:
+def do_task() -> None:
     """Do what stdin says. What the code itself prints is lost."""
-    job = json.loads(sys.stdin.read())
+    kind, fields = json.loads(sys.stdin.read())
     out = os.dup(1)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
-    {"answers": answers, "tests": tests}[job["kind"]](job, out)
+    if kind == Calls.__name__:
+        answer_calls(Calls(*fields), out)
+    else:
+        run_tests_on_answers(Answers(*fields), out)
 
 
 if __name__ == "__main__":
-    main()
+    do_task()

@@ -15,9 +15,8 @@ tell that it is being tested.
 """
 
 import asyncio
-import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,14 +25,16 @@ from threading import Event
 
 from nip_core.concurrency import in_thread
 from nip_core.errors import StageError
-from nip_core.problems import Limits, Program, SandboxError, SandboxResult, run_python_batch
+from nip_core.sandbox.sandbox import Limits, Program, SandboxError, SandboxResult, run_python_batch
+from nip_core.sandbox.sandbox_wire import Status
 from nip_core.scenarios.base import Label, NoLabel
+from nip_core.scenarios.solutions.in_sandbox import Answers, Calls, Loaded, Verdict, encode_task
 
 _PROGRAM = Path(__file__).with_name("in_sandbox.py").read_text(encoding="utf-8")
 _OUTPUT_BYTES = 1_000_000
 _ROUNDS = 4  # of calls that tests make, each after the answers to those before
 _MOST_AT_ONCE = 32
-_ENDS = {
+_ENDS: Mapping[Status, str] = {
     "timeout": "timeout",
     "memory": "memory",
     "output_limit": "output",
@@ -69,7 +70,7 @@ class _Work:
 
     def ends(self, mutation: str) -> None:
         """Note that the solution is wrong."""
-        self.label = Label(0, mutation)
+        self.label = Label(0, str(mutation))
 
 
 class Labeller:
@@ -108,7 +109,7 @@ class Labeller:
         return [_with_seconds(part) for part in work]
 
     def _learn(self, problems: Sequence[tuple[str, str]], stopped: Callable[[], bool]) -> None:
-        jobs = [_tests(entry_point, tests, {}, True) for entry_point, tests in problems]
+        jobs = [Answers(entry_point, tests, {}, only_asks=True) for entry_point, tests in problems]
         for problem, result in zip(problems, self._run(jobs, stopped), strict=True):
             _, *calls = result.stdout.split("\n")[:-1] or [""]
             if result.status != "ok":
@@ -126,13 +127,7 @@ class Labeller:
     def _answer(self, work: Sequence[_Work], stopped: Callable[[], bool]) -> None:
         """Let each solution answer the calls that are known of its tests."""
         jobs = [
-            {
-                "kind": "answers",
-                "solution": part.task.solution,
-                "entry_point": part.task.entry_point,
-                "calls": part.calls,
-                "max_steps": self._max_steps,
-            }
+            Calls(part.task.solution, part.task.entry_point, part.calls, self._max_steps)
             for part in work
         ]
         for part, result in zip(work, self._run(jobs, stopped), strict=True):
@@ -140,11 +135,11 @@ class Labeller:
             first, *lines = result.stdout.split("\n")
             if result.status != "ok":
                 part.ends(_ENDS[result.status])
-            elif first in ("no function", "does not load"):
+            elif first in (Loaded.NO_FUNCTION, Loaded.FAILED):
                 part.ends(first)
-            elif first == "steps" or "steps" in lines:
+            elif Loaded.OUT_OF_STEPS in (first, *lines):
                 part.ends("timeout")
-            elif first != "loaded" or len(lines) <= len(part.calls):
+            elif first != Loaded.DONE or len(lines) <= len(part.calls):
                 part.ends("crash")
             else:
                 part.answers = dict(zip(part.calls, lines, strict=False))
@@ -152,40 +147,33 @@ class Labeller:
     def _test(self, work: Sequence[_Work], stopped: Callable[[], bool]) -> None:
         """Run the tests of each on the answers; some may ask for further calls."""
         jobs = [
-            _tests(part.task.entry_point, part.task.tests, part.answers, False) for part in work
+            Answers(part.task.entry_point, part.task.tests, part.answers, only_asks=False)
+            for part in work
         ]
         for part, result in zip(work, self._run(jobs, stopped), strict=True):
             part.seconds += result.wall_s
-            ended, *calls = result.stdout.split("\n")[:-1] or ["wrong answer"]
+            ended, *calls = result.stdout.split("\n")[:-1] or [Verdict.WRONG]
             if result.status != "ok":
-                part.ends("timeout" if result.status == "timeout" else "wrong answer")
-            elif ended == "passed":
+                part.ends("timeout" if result.status == "timeout" else Verdict.WRONG)
+            elif ended == Verdict.PASSED:
                 part.label = Label(1)
-            elif ended == "asks":
+            elif ended == Verdict.ASKS:
                 part.calls = list(dict.fromkeys([*part.calls, *calls]))
             else:
                 part.ends(ended)
 
-    def _run(self, jobs: Sequence[object], stopped: Callable[[], bool]) -> list[SandboxResult]:
+    def _run(
+        self, jobs: Sequence[Calls | Answers], stopped: Callable[[], bool]
+    ) -> list[SandboxResult]:
         if not jobs:
             return []
-        programs = [Program(_PROGRAM, json.dumps(job)) for job in jobs]
+        programs = [Program(_PROGRAM, encode_task(job)) for job in jobs]
         return run_python_batch(
             programs,
             limits=self._limits,
             allow_without_namespaces=self._allow,
             stopped=stopped,
         )
-
-
-def _tests(entry_point: str, tests: str, answers: dict[str, str], only_asks: bool) -> object:
-    return {
-        "kind": "tests",
-        "entry_point": entry_point,
-        "tests": tests,
-        "answers": answers,
-        "only_asks": only_asks,
-    }
 
 
 def _with_seconds(work: _Work) -> Label | NoLabel:

@@ -13,8 +13,8 @@ from nip_core.parameters import load_parameters
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.prepare import fork_run, prepare
-from nip_core.stages.session import open_session
+from nip_core.session.opening import open_session
+from nip_core.session.prepare import fork_run, prepare
 
 pytestmark = pytest.mark.usefixtures("server_in_thread")
 AGENT = {

@@ -20,7 +20,7 @@ from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_lm_server.engines.reply_rules import DEFAULT_FILE
+from nip_lm_server.engines.scripted.reply_rules import DEFAULT_FILE
 from nip_prefect.flows.train import train
 
 

@@ -14,9 +14,9 @@ from nip_core.parameters import load_parameters
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.prepare import plan_run, prepare
-from nip_core.stages.session import open_session
-from nip_core.stages.verification import verify_all
+from nip_core.session.opening import open_session
+from nip_core.session.prepare import plan_run, prepare
+from nip_core.upkeep.verify import verify_all
 from nip_lm_server.launch import ServerHandle, start_or_attach, stop
 from nip_lm_server.spec import ServerSpec
 

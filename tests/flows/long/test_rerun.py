@@ -16,16 +16,16 @@ from small_game import FEW, rerun_here, train_here, write_config
 
 from nip_core.errors import CorruptionError, LeaseError, SettingsError, StoreError
 from nip_core.parameters import load_parameters
+from nip_core.records.rewinds import STAGES, cancel_jobs, finish_rewinds, paths_from, rewind
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import open_store, walk
-from nip_core.stages.prepare import fork_run, prepare
+from nip_core.run_store.store import list_files, open_store
+from nip_core.session.opening import open_session
+from nip_core.session.prepare import fork_run, prepare
+from nip_core.showing.finished import finished_run, finished_test
 from nip_core.stages.publishing import check_store, state_of
-from nip_core.stages.rerun import STAGES, cancel_jobs, finish_rewinds, paths_from, rewind
-from nip_core.stages.session import open_session
-from nip_core.stages.showing import finished_run, finished_test
-from nip_core.stages.verification import verify_all
+from nip_core.upkeep.verify import verify_all
 from nip_prefect.flows.commands.show import show
 from nip_prefect.flows.train import continue_run, train
 from nip_prefect.flows.verify import verify
@@ -65,7 +65,7 @@ def digests(run):
 
 
 def contents(run, top="iterations"):
-    return {p: run.store.get(p) for p in walk(run.store, f"{run.root}/{top}")}
+    return {p: run.store.get(p) for p in list_files(run.store, f"{run.root}/{top}")}
 
 
 def job(run, iteration, group="prover", root=None):
@@ -119,7 +119,7 @@ async def test_a_retried_flow_run_does_not_go_back_twice(
         asked.extend(among)
         return await cancel_jobs(run, parameters, control, among)
 
-    monkeypatch.setattr("nip_core.stages.rerun.cancel_jobs", watched)
+    monkeypatch.setattr("nip_core.records.rewinds.cancel_jobs", watched)
     state = await train(
         str(config), rerun_from_iteration=1, rerun_from_stage="swap", return_state=True
     )
@@ -193,7 +193,9 @@ async def test_stages_follow_each_other_and_take_along_what_comes_later(tmp_path
     run = run_in(tmp_path)
     sets = [set(paths_from(run, 1, stage)) for stage in STAGES]
     assert all(later < earlier for earlier, later in itertools.pairwise(sets))
-    everything = {p.removeprefix(f"{run.root}/") for p in walk(run.store, f"{run.root}/iterations")}
+    everything = {
+        p.removeprefix(f"{run.root}/") for p in list_files(run.store, f"{run.root}/iterations")
+    }
     assert sets[0] == {p for p in everything if not p.startswith("iterations/0000/")}
     second = {p.removeprefix("iterations/0001/") for p in sets[-1] if "/0001/" in p}
     assert second == {"models.json", "times.json"}
@@ -356,7 +358,7 @@ def in_batches(run):
     By themselves are those without which others can't be checked.
     """
     folders = {}
-    for path in walk(run.store, run.root):
+    for path in list_files(run.store, run.root):
         folder, _, name = path.rpartition("/")
         if name not in NO_DIGEST:
             alone = name in ("run.json", "jobs.sqlite3", "report.html")

@@ -120,7 +120,7 @@ def test_a_checkpoint_has_a_manifest_of_everything_and_no_pickle(unbroken):
         assert set(json.loads((path / "manifest.json").read_text())["files"]) == FILES - {
             "manifest.json"
         }
-        assert disk.damage(path) is None
+        assert disk.find_damage(path) is None
 
 
 def test_the_last_two_are_kept(base, unbroken, tmp_path):
@@ -136,9 +136,9 @@ def test_a_damaged_checkpoint_counts_for_nothing(unbroken, tmp_path, file):
     data = bytearray((path / file).read_bytes())
     data[len(data) // 2] ^= 1
     (path / file).write_bytes(data)
-    assert disk.damage(path) is not None
+    assert disk.find_damage(path) is not None
     (path / file).unlink()
-    assert disk.damage(path) is not None
+    assert disk.find_damage(path) is not None
 
 
 def test_with_the_newest_damaged_the_one_before_is_used(base, unbroken, tmp_path):
@@ -215,8 +215,8 @@ def test_a_state_comes_back_as_it_was(tmp_path):
         "bfloat16": torch.full((2,), 0.1, dtype=torch.bfloat16),
     }  # fmt: skip
     fields = SimpleNamespace(save_to_json=lambda path: Path(path).write_text("{}"))
-    checkpoints.write(tmp_path / "step-00000001", {"w": torch.ones(1)}, state, fields)
-    back = checkpoints.read(tmp_path / "step-00000001")
+    checkpoints.write_checkpoint(tmp_path / "step-00000001", {"w": torch.ones(1)}, state, fields)
+    back = checkpoints.read_checkpoint(tmp_path / "step-00000001")
     assert back["optimizer"]["groups"] == state["optimizer"]["groups"]
     assert list(back["optimizer"]["state"]) == [0, 7]
     assert torch.equal(back["optimizer"]["state"][0]["m"], torch.ones(2, 3))
@@ -226,5 +226,5 @@ def test_a_state_comes_back_as_it_was(tmp_path):
 def test_a_state_with_an_object_in_it_is_refused(tmp_path):
     fields = SimpleNamespace(save_to_json=lambda path: Path(path).write_text("{}"))
     with pytest.raises(TypeError, match="can't hold /a of type PosixPath"):
-        checkpoints.write(tmp_path / "step-00000001", {}, {"a": Path("b")}, fields)
+        checkpoints.write_checkpoint(tmp_path / "step-00000001", {}, {"a": Path("b")}, fields)
     assert list(tmp_path.iterdir()) == []

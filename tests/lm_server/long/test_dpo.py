@@ -204,7 +204,7 @@ def test_a_job_that_continues_an_adapter_goes_on_from_a_checkpoint(base, parent,
     job_dir = make_job(base, tmp_path / "job", **settings)
     path = sorted((whole / "checkpoints").iterdir())[-2]
     shutil.copytree(path, job_dir / "checkpoints" / path.name)
-    assert disk.damage(path) is None
+    assert disk.find_damage(path) is None
     run_here(job_dir)
     assert "continues from step 2" in messages(job_dir)
     assert weights(job_dir) == weights(whole)

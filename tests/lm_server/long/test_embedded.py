@@ -13,7 +13,7 @@ pytest.importorskip("peft")
 from tiny_model import TEMPLATE, make_adapter, make_model, make_tokenizer, peft_logprobs
 
 from nip_lm_server.engines.base import EngineError, EngineRequestError, GenerationRequest
-from nip_lm_server.engines.embedded import EmbeddedEngine
+from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
 
 MODELS = ("tiny", "ft:tiny:a:1", "ft:tiny:b.x:2", "ft:tiny:c:3")
 

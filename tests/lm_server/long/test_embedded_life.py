@@ -15,13 +15,13 @@ pytest.importorskip("peft")
 
 from tiny_model import make_adapter, make_model
 
-from nip_lm_server.engines import embedded
 from nip_lm_server.engines.base import (
     EngineError,
     EngineRequestError,
     GenerationRequest,
 )
-from nip_lm_server.engines.embedded import EmbeddedEngine
+from nip_lm_server.engines.embedded import embedded_engine as embedded
+from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
 
 DEADLINE_S = 20.0
 

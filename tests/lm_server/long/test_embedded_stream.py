@@ -15,7 +15,7 @@ pytest.importorskip("peft")
 from tiny_model import make_adapter, make_model
 
 from nip_lm_server.engines.base import Delta, EngineRequestError, GenerationRequest
-from nip_lm_server.engines.embedded import EmbeddedEngine
+from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
 
 MODELS = ("tiny", "a")
 DEADLINE_S = 20.0

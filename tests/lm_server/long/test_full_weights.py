@@ -16,7 +16,7 @@ from nip_core.parameters import load_parameters
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_lm_server.serving import placement
+from nip_lm_server import placement
 
 
 async def test_a_run_plays_on_with_the_base_model_that_it_has_trained(

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from tiny_model import SPECIAL, TOOL_TEMPLATE, make_model
 
 from nip_lm_server.engines.base import EngineRequestError, GenerationRequest
-from nip_lm_server.engines.embedded import EmbeddedEngine
+from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
 
 WORD = {"type": "string", "pattern": "^[a-z]{1,8}$"}
 VERDICT = {

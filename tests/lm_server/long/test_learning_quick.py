@@ -16,7 +16,7 @@ pytest.importorskip("trl")
 
 from nip_core.models import resolve_model
 from nip_lm_server.engines.base import GenerationRequest, GenerationResult
-from nip_lm_server.engines.embedded import EmbeddedEngine
+from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
 from nip_lm_server.formats import chat_template, to_jsonl
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))

@@ -14,10 +14,10 @@ pytest.importorskip("peft")
 from tiny_model import make_adapter, make_model, peft_logprobs
 
 from nip_lm_server.engines import probes as proof
-from nip_lm_server.engines import prove_weights as probe
 from nip_lm_server.engines.base import EngineError
-from nip_lm_server.engines.embedded import EmbeddedEngine
-from nip_lm_server.engines.lora import read_lora
+from nip_lm_server.engines.embedded import prove_weights as probe
+from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
+from nip_lm_server.engines.embedded.lora import read_lora
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -56,7 +56,7 @@ async def test_the_expected_figures_are_those_of_peft(engine, base):
     path = base.parent / "a1"
 
     def expected():
-        with probe.applied(engine._worker.loaded.model, read_lora(path)):
+        with probe.apply_adapter(engine._worker.loaded.model, read_lora(path)):
             return engine._worker.decoder.score([tokens], [None])[0]
 
     merged = await engine._worker.run(expected)
@@ -288,7 +288,7 @@ async def test_swapped_cut_and_absent_adapters_are_caught(base, tmp_path, dtype)
     import torch
 
     from nip_lm_server.engines.adapter_files import read_adapter
-    from nip_lm_server.engines.vllm_proof import SCORINGS, VllmProver
+    from nip_lm_server.engines.vllm.adapter_proof import SCORINGS, VllmProver
     from nip_lm_server.formats.chat_template import load_model, load_tokenizer
     from nip_lm_server.training.output import _logprobs
 
@@ -298,9 +298,9 @@ async def test_swapped_cut_and_absent_adapters_are_caught(base, tmp_path, dtype)
     paths["cut"] = cut(paths["a1"], tmp_path / "cut")
     given = {"base": _logprobs(model, tokens)}
     for name, path in paths.items():
-        with probe.applied(model, read_lora(path), merged=False):
+        with probe.apply_adapter(model, read_lora(path), merged=False):
             given[name] = _logprobs(model, tokens)
-    with probe.applied(model, read_lora(paths["a1"])):
+    with probe.apply_adapter(model, read_lora(paths["a1"])):
         saved = _logprobs(model, tokens)
     own = shutil.copytree(paths["a1"], tmp_path / "own")
     write_probe(own, tokens, saved, dtype)

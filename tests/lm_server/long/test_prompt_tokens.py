@@ -12,7 +12,7 @@ from tiny_model import make_tokenizer
 
 from nip_lm_server import aside
 from nip_lm_server.engines.base import COUNTED_CONTEXTS, EngineRequestError
-from nip_lm_server.engines.prompt_tokens import HUGE_TEXT, LONG_TEXT, PromptEncoder
+from nip_lm_server.engines.embedded.prompt_tokens import HUGE_TEXT, LONG_TEXT, PromptEncoder
 from nip_lm_server.formats import chat_template
 
 CONTEXT = 200_000

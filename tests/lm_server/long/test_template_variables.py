@@ -10,8 +10,8 @@ pytest.importorskip("transformers")
 from tiny_model import TEMPLATE, make_model, make_tokenizer
 
 from nip_lm_server.engines.base import GenerationRequest
-from nip_lm_server.engines.embedded import EmbeddedEngine
-from nip_lm_server.engines.vllm_options import VllmOptions
+from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
+from nip_lm_server.engines.vllm.options import VllmOptions
 from nip_lm_server.formats import chat_template
 from nip_lm_server.training.encoding import IGNORED, encode_example
 from nip_lm_server.training.job import TrainingJob

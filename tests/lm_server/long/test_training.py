@@ -353,7 +353,7 @@ def test_the_child_dies_with_its_parent(base, tmp_path):
 def test_a_trained_adapter_is_served_as_peft_computes_it(base, trained):
     import asyncio
 
-    from nip_lm_server.engines.embedded import EmbeddedEngine
+    from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
 
     async def check():
         engine = EmbeddedEngine(str(base), threads=1)

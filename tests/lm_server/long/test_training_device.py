@@ -100,7 +100,7 @@ def test_a_model_says_what_it_keeps_of_a_token(base, tmp_path):
     job = read_job(make_job(base, tmp_path / "job", lora_dropout=0.1))
     model = loading.load_start(job).eval()
     before = torch.get_rng_state()
-    kept = memory.kept_bytes_per_token(model, nullcontext)
+    kept = memory.measure_kept_bytes(model, nullcontext)
     assert torch.equal(torch.get_rng_state(), before)
     assert not model.training
     config = model.config

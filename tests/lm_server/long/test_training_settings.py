@@ -23,11 +23,11 @@ from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.parameters import load_parameters
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import RunStore
-from nip_core.stages.training import training_settings
 from nip_core.trainers.dataset import FILES, Dataset, write_examples
+from nip_core.trainers.group_job import training_settings
 from nip_core.trainers.lines import held_out, write_payloads
+from nip_lm_server import placement as slots
 from nip_lm_server.devices import has_cuda
-from nip_lm_server.serving import placement as slots
 
 RATE = 1.23e-5
 CONFIGURATION = {

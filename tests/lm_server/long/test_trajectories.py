@@ -26,7 +26,7 @@ from nip_lm_server.formats import to_jsonl
 from nip_lm_server.training import loading
 from nip_lm_server.training.job import read_job
 from nip_lm_server.training.main import main
-from nip_lm_server.training.trajectories import read_episodes, with_advantages
+from nip_lm_server.training.rl import add_advantages, read_episodes
 
 SETTINGS = {"method": "trajectories", "learning_rate": 0.003, "n_epochs": 1}
 
@@ -147,14 +147,14 @@ def test_groups_with_equal_rewards_are_left_out_and_counted(base, tmp_path):
         for reward in values
     ]
     found = encoded(base, tmp_path, *rows)
-    kept, skipped = with_advantages(found, "group")
+    kept, skipped = add_advantages(found, "group")
     assert skipped == 1
     assert [e.advantage for e in kept] == pytest.approx([2 / 3, -1 / 3, -1 / 3, -1, 1])
-    kept, _ = with_advantages(found, "group_std")
+    kept, _ = add_advantages(found, "group_std")
     root = math.sqrt(3)
     expected = [2 / root, -1 / root, -1 / root, -math.sqrt(0.5), math.sqrt(0.5)]
     assert [e.advantage for e in kept] == pytest.approx(expected)
-    assert with_advantages(found, None)[0] == kept
+    assert add_advantages(found, None)[0] == kept
 
 
 def test_advantages_that_are_given_are_used_unless_the_setting_says_otherwise(base, tmp_path):
@@ -163,9 +163,9 @@ def test_advantages_that_are_given_are_used_unless_the_setting_says_otherwise(ba
         for reward, advantage in ((1, -3), (0, 7))
     ]
     found = encoded(base, tmp_path, *rows)
-    assert [e.advantage for e in with_advantages(found, None)[0]] == [-3, 7]
-    assert [e.advantage for e in with_advantages(found, "given")[0]] == [-3, 7]
-    assert [e.advantage for e in with_advantages(found, "group")[0]] == [0.5, -0.5]
+    assert [e.advantage for e in add_advantages(found, None)[0]] == [-3, 7]
+    assert [e.advantage for e in add_advantages(found, "given")[0]] == [-3, 7]
+    assert [e.advantage for e in add_advantages(found, "group")[0]] == [0.5, -0.5]
 
 
 @pytest.mark.parametrize(

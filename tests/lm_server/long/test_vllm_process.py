@@ -16,12 +16,12 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from nip_lm_server.engines.base import EngineError, EngineRequestError
-from nip_lm_server.engines.vllm import VllmEngine
-from nip_lm_server.engines.vllm_guard import end_recorded
-from nip_lm_server.engines.vllm_installation import find_executable
-from nip_lm_server.engines.vllm_options import VllmOptions
-from nip_lm_server.engines.vllm_process import VllmProcess, child_environment
-from nip_lm_server.engines.vllm_proof import VllmProver
+from nip_lm_server.engines.vllm.adapter_proof import VllmProver
+from nip_lm_server.engines.vllm.guard import end_recorded
+from nip_lm_server.engines.vllm.installation import find_executable
+from nip_lm_server.engines.vllm.options import VllmOptions
+from nip_lm_server.engines.vllm.process import VllmProcess, child_environment
+from nip_lm_server.engines.vllm.vllm_engine import VllmEngine
 
 # A first process and one that it started; both ignore SIGTERM if told to.
 FAMILY = """
@@ -40,7 +40,7 @@ class Guarded:
         self.record = directory / "family.json"
         command = [sys.executable, "-c", FAMILY, *arguments]
         self.guard = subprocess.Popen(
-            [sys.executable, "-m", "nip_lm_server.engines.vllm_guard", str(os.getpid()),
+            [sys.executable, "-m", "nip_lm_server.engines.vllm.guard", str(os.getpid()),
              str(self.record), *command],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
             cwd=Path(__file__).parents[3],

@@ -13,10 +13,16 @@ from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.tables import build_tables, commit_shard, join_shards
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
-from nip_core.sweep.counted import Counted, LastTest, over_runs
-from nip_core.sweep.declaration import Hypothesis, declare, departures, read_declaration, read_plan
-from nip_core.sweep.outcomes import outcomes
-from nip_core.sweep.plan import read_sweep
+from nip_core.sweep.counted import Counted, LastTest, average_runs
+from nip_core.sweep.declaration import (
+    Hypothesis,
+    declare,
+    list_departures,
+    read_declaration,
+    read_plan,
+)
+from nip_core.sweep.outcomes import judge_hypotheses
+from nip_core.sweep.swept_runs import read_sweep
 
 SWEEP = {
     "name": "asked",
@@ -84,7 +90,7 @@ def outcome(tmp_path, rates, *hypotheses, runs=6, **of_adp):
             more = of_adp if run.values["protocol"] == "adp" else {}
             played(store, run.name, *rates[run.values["protocol"]], **more)
             tests[run.name] = LastTest(1)
-    return outcomes(Counted(store, tests), plan.sweep, plan.file.hypotheses)
+    return judge_hypotheses(Counted(store, tests), plan.sweep, plan.file.hypotheses)
 
 
 def test_an_arm_is_a_mean_over_seeds_and_questions(tmp_path):
@@ -93,11 +99,11 @@ def test_an_arm_is_a_mean_over_seeds_and_questions(tmp_path):
         played(store, name, 0.9, 0.5)
     counted = Counted(store, dict.fromkeys(names, LastTest(1)))
     for figure, rate in (("completeness", 0.9), ("soundness", 0.5), ("accuracy", 0.7)):
-        mean = over_runs([counted.of(name, figure) for name in names], figure)
+        mean = average_runs([counted.count(name, figure) for name in names], figure)
         low, high = mean.ci95
         assert low < mean.value < high and abs(mean.value - rate) < 0.06
         assert (mean.seeds, mean.questions) == (6, QUESTIONS)
-    assert counted.of("b", "accuracy") is None
+    assert counted.count("b", "accuracy") is None
 
 
 def test_a_difference_that_is_there_is_shown_and_a_small_one_counts_as_none(tmp_path):
@@ -171,10 +177,10 @@ def test_a_hypothesis_about_attacks_is_tested_on_them(tmp_path):
         [attack] = run.attacks
         played(store, attack.name, 0.97, soundness[run.values["protocol"]])
         tests |= {run.name: LastTest(1), attack.name: LastTest(1)}
-    [shown] = outcomes(Counted(store, tests), plan.sweep, plan.file.hypotheses)
+    [shown] = judge_hypotheses(Counted(store, tests), plan.sweep, plan.file.hypotheses)
     assert (shown["outcome"], shown["after"], shown["pairs"]) == ("shown", "chosen", 6)
     own = Hypothesis.model_validate({**after, "after": None})
-    [unmet] = outcomes(Counted(store, tests), plan.sweep, [own])
+    [unmet] = judge_hypotheses(Counted(store, tests), plan.sweep, [own])
     assert unmet["outcome"] == "not tested" and "completeness of arm" in unmet["because"]
 
 
@@ -199,7 +205,7 @@ def test_an_arm_that_is_gone_from_the_sweep_is_not_tested(tmp_path):
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({**SWEEP, "axes": axes}))
     less = read_sweep(tmp_path / "sweep.yaml")
     store = open_store(plan.sweep.run_store)
-    [sound] = outcomes(Counted(store, {}), less, plan.file.hypotheses)
+    [sound] = judge_hypotheses(Counted(store, {}), less, plan.file.hypotheses)
     assert (sound["outcome"], sound["because"]) == ("not tested", "protocol: 'adp': values are nip")
 
 
@@ -258,7 +264,7 @@ def test_what_is_done_otherwise_is_listed(tmp_path):
         Identity({**begun.parameters.to_dict(), "dataset": "problems"}, "0", 1)
     )
     runs[0]["status"] = "stopped"
-    lines = departures(store, sweep, {**declaration, "analysis_sha256": "0"}, runs)
+    lines = list_departures(store, sweep, {**declaration, "analysis_sha256": "0"}, runs)
     assert "asked-nip-7: not declared" in lines
     assert "asked-nip-6: declared, and not in the sweep" in lines
     assert "asked-nip-1: other settings than declared" in lines

@@ -1,0 +1,287 @@
+"""What one episode takes, by the rules of its game: calls, tokens read, written and trained.
+
+Load, Loads      of an agent, of all agents with a model
+Assumed          how long messages are taken to be, and the like: AT_MOST, EXPECTED
+first_prompts    the tokens of an agent's first prompt, counted where its tokenizer is here
+episode_loads    of an episode, or of a tree of responses
+tree_loads       of the trees that an iteration may play
+attack_loads     of the tree of an attack by best-of-n, at most; attack_means, as it is expected
+mean_of          of several loads that are equally likely
+
+Of a model's messages nothing is known here but how long they may be; see `nip_core.costs.taken`
+for what runs have taken.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from nip_core.game.render import Game, situation_of
+from nip_core.models import resolve_model
+from nip_core.parameters import HyperParameters, Method
+from nip_core.parameters.checks import attackers
+from nip_core.rollouts.plan import episode_spec
+from nip_core.rollouts.trees import Branching
+from nip_core.scenarios import Problem
+from nip_lm_server.client import count_tokens
+
+BYTES_PER_TOKEN = 4
+_MESSAGE_TOKENS = 4  # that a chat template adds to a message, about
+_RANDOM_TOKENS = 10  # what an agent without a model says
+_TREES = 128  # looked at in each iteration
+_COUNTED = 16  # problems of a split whose prompts are counted
+
+
+@dataclass
+class Load:
+    """Of one agent in one episode or tree."""
+
+    calls: float = 0
+    prompt_tokens: float = 0
+    completion_tokens: float = 0
+    conversation_tokens: float = 0  # its whole chat at the end: what one training example has
+    pair_tokens: float = 0  # of all pairs of answers at the nodes that branch, prompts included
+
+    def scaled(self, guessed: "Load", taken: "Load") -> "Load":
+        """Return it with as much more, or less, as `taken` has than was `guessed`.
+
+        A number of calls that is 0 is not known.
+        """
+        prompt, written = (
+            b / a if a else 1.0
+            for a, b in (
+                (guessed.prompt_tokens, taken.prompt_tokens),
+                (guessed.completion_tokens, taken.completion_tokens),
+            )
+        )
+        calls = taken.calls / guessed.calls if guessed.calls and taken.calls else 1.0
+        return Load(
+            self.calls * calls,
+            self.prompt_tokens * prompt,
+            self.completion_tokens * written,
+            self.conversation_tokens * prompt,
+            self.pair_tokens * prompt,
+        )
+
+    def trained_tokens(self, method: Method) -> float:
+        """Return what training on everything that the agent said reads."""
+        match method:
+            case "dpo":
+                return self.pair_tokens
+            case "trajectories":
+                return self.prompt_tokens + self.completion_tokens
+        return self.conversation_tokens
+
+
+Loads = Mapping[str, Load]
+"""By agent with a model."""
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """By what the tokens of an episode are counted."""
+
+    share_of_limit: float  # that a message is long
+    share_chosen: float  # of what was played, for training by examples that are chosen
+    is_bound: bool  # count the dearest of what may be played to its last round, not the mean
+
+
+AT_MOST = Assumed(1.0, 1.0, is_bound=True)
+EXPECTED = Assumed(0.5, 0.5, is_bound=False)
+
+
+def all_tokens(loads: Loads) -> float:
+    """Return what all agents read and write."""
+    return sum(load.completion_tokens + load.prompt_tokens for load in loads.values())
+
+
+def mean_of(possible: Sequence[Loads]) -> Loads:
+    """Return the mean of loads of the same agents."""
+    mean = {}
+    for agent in possible[0]:
+        numbers = zip(*(_numbers(loads[agent]) for loads in possible), strict=True)
+        mean[agent] = Load(*map(fmean, numbers))
+    return mean
+
+
+def _numbers(load: Load) -> tuple[float, ...]:
+    return tuple(vars(load).values())
+
+
+def first_prompts(
+    game: Game, problems: Sequence[Problem]
+) -> tuple[dict[str, float], frozenset[str]]:
+    """By agent, the mean tokens of its first prompt for these problems; and whose were counted.
+
+    They are counted where the tokenizer of the agent's model is on this machine; nothing is
+    downloaded. Others are taken to have a token for each `BYTES_PER_TOKEN` bytes.
+    """
+    parameters = game.parameters
+    some = problems[:: max(1, len(problems) // _COUNTED)]
+    stance = 1 if parameters.protocol_common.randomize_prover_stance else None
+    tokens, counted = {}, set()
+    for name, agent in parameters.model_agents.items():
+        chats = [game.render(name, situation_of(problem, stance, 0), [], 0) for problem in some]
+        texts = ["\n".join(message["content"] for message in chat) for chat in chats]
+        here = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
+        here &= parameters.lm_server.engine != "deterministic"
+        counts = count_tokens(resolve_model(agent.model_name), texts) if here else None
+        if counts is None:
+            counts = [len(text.encode()) // BYTES_PER_TOKEN for text in texts]
+        else:
+            counted.add(name)
+        tokens[name] = fmean(counts) + _MESSAGE_TOKENS * fmean(map(len, chats)) if counts else 0.0
+    return tokens, frozenset(counted)
+
+
+def episode_loads(
+    game: Game,
+    seed: int,
+    prompts: Mapping[str, float],
+    assumed: Assumed,
+    shape: Sequence[float] | None = None,
+    several: Mapping[str, Sequence[float]] | None = None,
+) -> Loads:
+    """By agent, in an episode of this seed; or in a tree, `shape` being the children by round.
+
+    `prompts` has the tokens of each agent's first prompt; `several`, by agent and round, how many
+    answers are written at a node, where they are not as many as it has children.
+    """
+    protocol, agents = game.protocol, game.parameters.model_agents
+    loads = {agent: Load(conversation_tokens=prompts[agent]) for agent in agents}
+    answers = {a: round(assumed.share_of_limit * game.parameters.max_tokens(a)) for a in agents}
+    nodes = 1.0
+    for round_ in range(_rounds(game, seed, assumed)):
+        active = protocol.active(round_, seed)
+        children = 1 if shape is None else shape[round_]
+        for agent in active:
+            if agent in loads:  # a random agent costs nothing
+                load, answer = loads[agent], answers[agent]
+                written = children if several is None else several[agent][round_]
+                load.calls += nodes
+                load.prompt_tokens += nodes * load.conversation_tokens
+                load.completion_tokens += nodes * written * answer
+                if children > 1:
+                    load.pair_tokens += nodes * 2 * (load.conversation_tokens + answer)
+        nodes *= children
+        for agent, channels in active.items():
+            tokens = answers.get(agent, _RANDOM_TOKENS)
+            for reader, load in loads.items():
+                if reader == agent or set(channels) & set(protocol.visible_channels(reader)):
+                    load.conversation_tokens += tokens
+    return loads
+
+
+def _rounds(game: Game, seed: int, assumed: Assumed) -> int:
+    """The rounds of an episode: all, or those until the middle one of its possible ends."""
+    protocol = game.protocol
+    last = protocol.max_message_rounds - 1
+    if assumed.is_bound:
+        return last + 1
+    first = protocol.min_message_rounds - 1
+    ends = [r for r in range(first, last) if "verifier" in protocol.active(r, seed)]
+    ends.append(last)
+    return ends[len(ends) // 2] + 1
+
+
+def attack_loads(game: Game, seed: int, plain: Loads) -> Loads:
+    """By agent, in the tree of an attack by best-of-n: as if all messages differed, every turn of
+    the game was played on from each, and every n chose another one."""
+    parameters, protocol = game.parameters, game.protocol
+    attack, provers = parameters.attack, set(attackers(parameters))
+    turns = sum(
+        not provers.isdisjoint(protocol.active(r, seed)) for r in range(protocol.max_message_rounds)
+    )
+    messages = attack.n[-1] + max(turns - 1, 0) * sum(attack.n)
+    played = messages * attack.continuations + len(attack.n)
+    loads = {}
+    for agent, load in plain.items():
+        times = messages if agent in provers and turns == 1 else played + messages
+        loads[agent] = Load(
+            load.calls * times, load.prompt_tokens * times, load.completion_tokens * times
+        )
+    return loads
+
+
+def attack_means(
+    game: Game,
+    seed: int,
+    prompts: Mapping[str, float],
+    assumed: Assumed,
+    repeated: float | None,
+) -> Loads:
+    """By agent, in such a tree as it is to be expected: messages are asked for by one call, and
+    only those that differ are played on.
+
+    `repeated` is how likely two of them are the same, as if so many were all equally likely; None:
+    no two are.
+    """
+    parameters, protocol = game.parameters, game.protocol
+    attack, provers = parameters.attack, set(attackers(parameters))
+
+    def distinct(n: float) -> float:
+        return n if not repeated else (1 - (1 - repeated) ** n) / repeated
+
+    # The best of the first n is seldom that of four times as many, unless they say the same.
+    ways_on = 1.0 + sum(
+        1 - distinct(fewer) / distinct(more)
+        for fewer, more in zip(attack.n, attack.n[1:], strict=False)
+    )
+    asked = fmean(attack.n[-max(1, round(ways_on)) :])
+    # By round: nodes from which the game goes on, messages to be judged, and games that judge one.
+    ways, fresh, judging = 1.0, 0.0, 0.0
+    shape: list[float] = []
+    several: dict[str, list[float]] = {agent: [] for agent in parameters.model_agents}
+    for round_ in range(protocol.max_message_rounds):
+        nodes = ways + fresh + judging
+        attacking = provers & set(protocol.active(round_, seed))
+        messages = (asked if judging else float(attack.n[-1])) if attacking else 1.0
+        continued = fresh * attack.continuations + judging
+        for agent, written in several.items():
+            said = messages if agent in attacking else 1.0
+            written.append((ways * said + continued) / nodes)
+        differ = distinct(messages) if attacking else 1.0
+        fresh, judging = ways * differ * (differ > 1), continued
+        ways *= ways_on if attacking else 1.0
+        shape.append((ways + fresh + judging) / nodes)
+    return episode_loads(game, seed, prompts, assumed, shape, several)
+
+
+def tree_loads(
+    game: Game,
+    problems: Sequence[Problem],
+    iteration: int,
+    prompts: Mapping[str, float],
+    assumed: Assumed,
+) -> list[Loads]:
+    """The loads of some of the trees that the iteration may play."""
+    parameters = game.parameters
+    branching = Branching(parameters, game.protocol, iteration)
+    trees = []
+    for problem in problems[:_TREES]:
+        spec = episode_spec(parameters, "train", iteration, problem, 0)
+        shape = branching.shape(spec)
+        trees.append(episode_loads(game, spec.seed, prompts, assumed, shape))
+    return trees
+
+
+def training_tokens(parameters: HyperParameters, iteration: int, loads: Loads) -> dict[str, float]:
+    """By group, in the job of the iteration, for each episode or tree of an iteration."""
+    method = parameters.method(iteration)
+    return {
+        group: passes(parameters, iteration, group)
+        * sum(loads[a].trained_tokens(method) for a in parameters.training_agents(group, iteration))
+        for group in parameters.trainable_groups
+    }
+
+
+def passes(parameters: HyperParameters, iteration: int, group: str) -> float:
+    """Return how often the group's job of an iteration reads as many episodes as an iteration has:
+    once in every epoch, for every iteration that it trains on."""
+    seen = 1
+    if parameters.text_rl.fine_tune_on_all_previous_rollouts:
+        seen += iteration
+        if parameters.method(iteration) == "dpo":  # episodes without branches give no pairs
+            seen -= parameters.pure_text_malt.num_initial_ei_iterations
+    epochs = parameters.group_parameters(group).num_epochs or parameters.rl.num_epochs
+    return seen * epochs

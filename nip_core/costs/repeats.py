@@ -1,0 +1,64 @@
+"""How often provers repeat themselves, by a run on record: what an attack by best-of-n turns on.
+
+repeated   how likely two answers of an attacker to the same chat are the same
+
+An attack asks for many messages and plays on after those that differ, so a prover with little to
+choose from makes a small attack. How many differ is known only by its end; beforehand there are
+the tests of the attacked run, in which each problem was played in several iterations.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from nip_core.records.iterations import Records
+from nip_core.rollouts.plan import TEST
+from nip_core.rollouts.tables import StoredRollouts
+from nip_core.run_store.run import RunStore
+
+_TESTS = 6  # of the run, the newest
+Row = Mapping[str, Any]
+
+
+def repeated(run: RunStore, attackers: Collection[str]) -> float | None:
+    """Return the share of pairs of answers to the same chat that are equal, from 0 to 1.
+
+    None where no attacker was asked the same twice. Raises StoreError for what can't be read.
+    """
+    records = Records(run)
+    tested = [r.iteration for r in records.all() if r.stored_metrics(TEST) is not None]
+    answers: defaultdict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
+    for iteration in tested[-_TESTS:]:
+        stored = StoredRollouts(run.store, [run.rollouts(iteration, TEST)])
+        problems = stored.episodes(["key", "problem"]).to_pylist()
+        of_episode = {row["key"]: row["problem"] for row in problems}
+        columns = ["episode", "round", "agent", "text", "invalid_reason"]
+        rows = stored.generations(columns).to_pylist()
+        _count(rows, of_episode, attackers, answers)
+    pairs = same = 0
+    for texts in answers.values():
+        total = texts.total()
+        pairs += total * (total - 1)
+        same += sum(count * (count - 1) for count in texts.values())
+    return same / pairs if pairs else None
+
+
+def _count(
+    rows: Iterable[Row],
+    problems: Mapping[str, str],
+    attackers: Collection[str],
+    answers: Mapping[tuple[Any, ...], Counter[str]],
+) -> None:
+    """Count what attackers said, by the problem and all that was said before."""
+    by_episode: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row["invalid_reason"] is None:
+            by_episode[row["episode"]].append(row)
+    for episode, said in by_episode.items():
+        for row in said:
+            if row["agent"] in attackers:
+                before = sorted(
+                    (r["round"], r["agent"], r["text"]) for r in said if r["round"] < row["round"]
+                )
+                place = (problems[episode], row["agent"], row["round"], *before)
+                answers[place][row["text"]] += 1

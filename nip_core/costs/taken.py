@@ -1,0 +1,228 @@
+"""What episodes of a game have taken, by runs on record: the measure for a run of the same game.
+
+of_run   what a run on record tells
+known    what runs in a store tell of the game of some settings, and what is bundled with nip
+
+`python -m nip_core.costs.taken RUN...` prints, as JSON, what is bundled.
+"""
+
+import json
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from nip_core.costs.experience import Experience, Keys
+from nip_core.costs.loads import Load, Loads, passes
+from nip_core.costs.repeats import repeated
+from nip_core.errors import StoreError
+from nip_core.evaluation.attack_metrics import AttackMetrics
+from nip_core.evaluation.split_metrics import SplitMetrics
+from nip_core.parameters import HyperParameters
+from nip_core.parameters.attack import BEST_OF_N
+from nip_core.parameters.checks import attackers
+from nip_core.parameters.stored import from_stored, with_defaults
+from nip_core.records.iterations import IterationRecord, Records
+from nip_core.records.spending import Spent
+from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.run_store.run import RunStore, list_runs
+from nip_core.run_store.store import Store, is_missing, open_store
+
+BUNDLED = Path(__file__).parent / "taken.json"
+_BUNDLED_WORDS = "nip's own run of this game, bundled with it"
+_UNREADABLE = (StoreError, KeyError, TypeError, AttributeError, ValueError)
+"""What a run of another version, or one that is damaged, may make of its reading."""
+_LOOKED_AT = 50  # runs, the newest
+_ITERATIONS = 6  # of each: as many of the first and of the last
+_STAGES = {"test": TEST, "play": TRAIN, "gate, old": VALIDATION, "gate, new": CANDIDATE}
+
+
+def of_run(run: RunStore) -> Experience:
+    """Return what the finished iterations of a run tell.
+
+    Raises StoreError for what can't be read, or another of `_UNREADABLE`.
+    """
+    records = Records(run)
+    parameters = from_stored(records.shown.record.parameters)
+    keys = Keys.of(with_defaults(records.shown.record.parameters))
+    spent: dict[str, list[tuple[float, Spent]]] = {}
+    trained: dict[str, list[tuple[float, int]]] = {}
+    last = records.shown.last
+    for iteration in _some([*range(records.over()), last]):
+        record = records.of(iteration)
+        if iteration == last and not (record.stored_metrics(TEST) or record.attack):
+            continue  # begun at most, and its journals may be long
+        for key, count, stage in _played(parameters, keys, record):
+            spent.setdefault(key, []).append((count, stage))
+        for group in parameters.trainable_groups if iteration < last else ():
+            job = record.stages_spent.get(f"train {group}")
+            episodes = _count(record.stored_metrics(TRAIN), parameters, TRAIN)
+            if job is not None and episodes:
+                of_method = f"{group} {parameters.method(iteration)}"
+                times = episodes * passes(parameters, iteration, group)
+                trained.setdefault(of_method, []).append((times, job.trained_tokens))
+    groups = {name: _ratio(all_) for name, all_ in trained.items()}
+    return Experience(
+        {key: _mean(all_, has_calls=key == keys.game) for key, all_ in spent.items()},
+        {keys.training: groups} if groups else {},
+        f"run {run.name}",
+    )
+
+
+def _ratio(parts: Iterable[tuple[float, int]]) -> float:
+    """Return tokens by episode and pass, from pairs of both."""
+    times, tokens = zip(*parts, strict=True)
+    return float(sum(tokens) / sum(times))
+
+
+def _some(iterations: list[int]) -> list[int]:
+    half = _ITERATIONS // 2
+    return iterations if len(iterations) <= _ITERATIONS else iterations[:half] + iterations[-half:]
+
+
+def _played(
+    parameters: HyperParameters, keys: Keys, record: IterationRecord
+) -> Iterator[tuple[str, float, Spent]]:
+    """Give of each stage that was played its key, its episodes or trees, and what it has spent."""
+    for stage, spent in record.stages_spent.items():
+        split = ATTACK if stage == "attack" else _STAGES.get(stage)
+        if split is None:
+            continue
+        count = _count(record.stored_figures(split), parameters, split)
+        key = keys.game
+        if split == ATTACK:
+            key = keys.attack
+        elif split == TRAIN and parameters.method(record.iteration) == "dpo":
+            key = keys.trees
+        if count:
+            yield key, count, spent
+
+
+def _count(
+    metrics: SplitMetrics | AttackMetrics | None, parameters: HyperParameters, split: str
+) -> float:
+    """The episodes of a split, or those from which its trees grew."""
+    if metrics is None:
+        return 0
+    problems = float(metrics.distinct_problems or 0)
+    if split == ATTACK:
+        return problems * parameters.rl.num_test_iterations
+    if split == TRAIN and parameters.trainer == "pure_text_malt":
+        return float(parameters.rollouts_per_iteration or problems)
+    return float(metrics.episodes or 0)
+
+
+def _mean(spent: Iterable[tuple[float, Spent]], has_calls: bool) -> Loads:
+    """By agent, for each episode. Calls are not on record by agent, so each has an equal share.
+
+    Where a call brings several answers, it is answers that are on record: then there are 0.
+    """
+    parts = list(spent)
+    episodes = sum(count for count, _ in parts)
+    agents = dict.fromkeys(agent for _, of in parts for agent in of.by_agent)
+    calls = has_calls * sum(of.calls for _, of in parts) / episodes / max(len(agents), 1)
+    return {
+        agent: Load(
+            calls,
+            sum(of.by_agent.get(agent, (0, 0))[0] for _, of in parts) / episodes,
+            sum(of.by_agent.get(agent, (0, 0))[1] for _, of in parts) / episodes,
+        )
+        for agent in agents
+    }
+
+
+def known(parameters: HyperParameters) -> Experience:
+    """Return what is known of the game of these settings; of several runs, by the newest one.
+
+    Looks at runs on this machine's disks, and writes nothing. A run that can't be read tells
+    nothing.
+    """
+    keys = Keys.of(parameters.to_dict())
+    place = parameters.run_store
+    told: Iterable[Experience] = ()
+    repeats = None
+    if "://" not in place and not is_missing(place, "run_store"):
+        store = open_store(place, read_only=True)
+        told = _of_store(store, parameters.run_name, keys)
+        repeats = _repeats(store, parameters)
+    facts = json.loads(BUNDLED.read_text(encoding="utf-8"))
+    told = chain(told, [Experience.from_facts(facts, _BUNDLED_WORDS)])
+    return replace(_joined(told, keys, _needed(parameters, keys)), repeated=repeats)
+
+
+def _repeats(store: Store, parameters: HyperParameters) -> float | None:
+    """Return how often the attacked run's provers repeat themselves, for an attack by best-of-n."""
+    attacked = parameters.attack.run
+    if attacked is None or parameters.attack.by != BEST_OF_N:
+        return None
+    try:
+        return repeated(RunStore(store, attacked), attackers(parameters))
+    except _UNREADABLE:
+        return None
+
+
+def _joined(told: Iterable[Experience], keys: Keys, needed: Collection[str]) -> Experience:
+    """Take what keys name from the first that has it, until all that is `needed` is there."""
+    wanted = {keys.game, keys.trees, keys.attack}
+    episodes: dict[str, Loads] = {}
+    trained: dict[str, Mapping[str, float]] = {}
+    sources: list[str] = []
+    for each in told:
+        loads = {k: v for k, v in each.episodes.items() if k in wanted - episodes.keys()}
+        jobs = {} if trained else {k: v for k, v in each.trained.items() if k == keys.training}
+        if loads or jobs:
+            sources.append(each.source)
+        episodes |= loads
+        trained |= jobs
+        if {*needed} <= episodes.keys() | trained.keys():
+            break
+    return Experience(episodes, trained, " and ".join(sources))
+
+
+def _needed(parameters: HyperParameters, keys: Keys) -> set[str]:
+    """Return the keys of what a run with these settings does."""
+    if parameters.attack.run is not None and parameters.attack.by == BEST_OF_N:
+        return {keys.attack}
+    needed = {keys.game}
+    if parameters.trainer == "pure_text_malt":
+        needed.add(keys.trees)
+    if parameters.trainable_groups and parameters.rl.num_iterations:
+        needed.add(keys.training)
+    return needed
+
+
+def _of_store(store: Store, own_name: str, keys: Keys) -> Iterator[Experience]:
+    """Give what runs of the same game tell: the run itself, then the others, the newest first."""
+    runs = []
+    for name in list_runs(store):
+        run = RunStore(store, name)
+        try:
+            record = run.open()
+        except _UNREADABLE:
+            continue  # `nip verify` says what is wrong with it
+        runs.append((name == own_name, record.created_at, record.parameters, run))
+    newest = sorted(runs, key=lambda each: each[:2], reverse=True)
+    for _, _, parameters, run in newest[:_LOOKED_AT]:
+        try:
+            if Keys.of(with_defaults(parameters)).game == keys.game:
+                yield of_run(run)
+        except _UNREADABLE:
+            continue
+
+
+def _main(places: list[str]) -> None:
+    episodes: dict[str, Any] = {}
+    trained: dict[str, Any] = {}
+    for place in map(Path, places):
+        store = open_store(str(place.absolute().parent), read_only=True)
+        facts = of_run(RunStore(store, place.name)).facts()
+        episodes |= facts["episodes"]
+        trained |= facts["trained"]
+    facts_of_all = {"episodes": episodes, "trained": trained}
+    sys.stdout.write(json.dumps(facts_of_all, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

@@ -1,0 +1,185 @@
+"""The tables of a run as others take them: rollouts and training examples, as Parquet, with a card.
+
+write_run_tables  all that is committed of them, into a new directory
+
+Files are those that the run has committed, byte for byte, but where the column `error` of an
+episode quotes an address or a path, which are left out. Times of calls stay here.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from nip_core.errors import SettingsError
+from nip_core.hub.adapter_of_run import select_settings
+from nip_core.hub.cards import dataset_card
+from nip_core.hub.privacy import hide_places, without_places
+from nip_core.hub.repository import CARD, Facts, new_directory, seal
+from nip_core.rollouts.parquet import parquet_bytes, parquet_table
+from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS
+from nip_core.rollouts.tables import shard_manifest, shards_of
+from nip_core.run_store.facts import DatasetFacts, SplitFacts
+from nip_core.run_store.manifest import is_committed, read_committed_file, read_manifest
+from nip_core.run_store.run import RunStore
+from nip_core.trainers.dataset import FILES, schema_of
+
+_ROLLOUTS = {"episodes": EPISODES, "generations": GENERATIONS, "choices": CHOICES}
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One Parquet file of a table."""
+
+    table: str
+    split: str
+    iteration: int
+    name: str
+    content: bytes
+    schema: pa.Schema
+    place: str  # in the run store, for errors
+
+
+def write_run_tables(
+    run: RunStore,
+    target: Path,
+    *,
+    place: str,
+    iterations: Collection[int] = (),
+    group: str | None = None,
+    license_id: str | None = None,
+    secrets: Mapping[str, str],
+) -> Facts:
+    """Write the tables, ``nip.json`` and the card to the new directory `target`; the facts.
+
+    `iterations`: those alone, if any; `group`: the training examples of that one alone.
+
+    Raises SettingsError if there are none, or one has one of `secrets` in it, see
+    `nip_core.hub.privacy.find_secrets`; CorruptionError for a file that is not what was committed.
+    """
+    record = run.open()
+    tables: dict[str, dict[str, Any]] = {}
+    digests: dict[str, dict[str, str]] = {"rollouts": {}, "datasets": {}}
+    with new_directory(target) as part:
+        for piece in _read_parts(run, iterations, group, digests):
+            content, rows = _remove_places(piece, secrets)
+            file = part / piece.table / piece.split / piece.name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+            table = tables.setdefault(
+                piece.table,
+                {"splits": {}, "columns": [[f.name, str(f.type)] for f in piece.schema]},
+            )
+            of = table["splits"].setdefault(piece.split, {"rows": 0, "iterations": []})
+            of["rows"] += rows
+            of["iterations"] = sorted({*of["iterations"], piece.iteration})
+        if not tables:
+            raise SettingsError(
+                f"run {run.name!r} has played nothing yet of what was asked for; there is nothing "
+                "to publish"
+            )
+        lineage = {
+            "run": run.name,
+            "group": group,
+            "problems": dict(record.contents.get("problems") or {}),
+            "seed": record.seed,
+            "code_version": record.code_version,
+        }
+        content_of = {
+            "license": license_id,
+            "tables": tables,
+            **digests,
+            "settings": select_settings(record),
+        }
+        facts = Facts("dataset", without_places(lineage), content_of)
+        (part / CARD).write_text(dataset_card(place, facts), encoding="utf-8")
+        return seal(part, facts)
+
+
+def _read_parts(
+    run: RunStore,
+    iterations: Collection[int],
+    group: str | None,
+    digests: Mapping[str, dict[str, str]],
+) -> Iterator[_Part]:
+    """The files, and meanwhile by iteration the digests of what they are part of."""
+    for iteration in iterations or range(run.finished_iterations() + 1):
+        for split in _list_committed(run, f"{run.iteration(iteration)}/rollouts"):
+            directory = run.rollouts(iteration, split)
+            whole = read_manifest(run.store, directory)
+            digests["rollouts"][f"{iteration:04d}/{split}"] = SplitFacts.from_manifest(
+                whole
+            ).canonical_digest
+            for shard in shards_of(whole):
+                manifest = read_manifest(run.store, directory, shard_manifest(shard))
+                for file in manifest.files:
+                    table = file.partition("-")[0]
+                    if table in _ROLLOUTS:
+                        yield _Part(
+                            table,
+                            split,
+                            iteration,
+                            f"{iteration:04d}-{shard}.parquet",
+                            read_committed_file(run.store, manifest, file),
+                            _ROLLOUTS[table],
+                            manifest.path(file),
+                        )
+        for trained in _list_committed(run, f"{run.iteration(iteration)}/datasets"):
+            if group not in (None, trained):
+                continue
+            manifest = read_manifest(run.store, run.dataset(iteration, trained))
+            facts = DatasetFacts.from_manifest(manifest)
+            method = facts.method
+            digests["datasets"][f"{iteration:04d}/{trained}"] = facts.digest
+            content = read_committed_file(run.store, manifest, FILES[method])
+            yield _Part(
+                f"{FILES[method].removesuffix('.parquet')}-{trained}",
+                "train",
+                iteration,
+                f"{iteration:04d}.parquet",
+                content,
+                schema_of(pq.read_schema(pa.BufferReader(content)), method),
+                manifest.path(FILES[method]),
+            )
+
+
+def _list_committed(run: RunStore, directory: str) -> Iterable[str]:
+    """The committed groups of files in a directory."""
+    names = [name.rstrip("/") for name in run.store.list(directory) if name.endswith("/")]
+    return [name for name in sorted(names) if is_committed(run.store, f"{directory}/{name}")]
+
+
+def _texts(name: str, column: pa.ChunkedArray) -> Iterator[tuple[str, pa.ChunkedArray]]:
+    """All texts of a column, those in its lists and structs too, with the names of their places."""
+    if pa.types.is_list(column.type):
+        yield from _texts(name, pc.list_flatten(column))
+    elif pa.types.is_struct(column.type):
+        for field in column.type:
+            yield from _texts(f"{name}.{field.name}", pc.struct_field(column, field.name))
+    elif pa.types.is_string(column.type):
+        yield name, column
+
+
+def _remove_places(piece: _Part, secrets: Mapping[str, str]) -> tuple[bytes, int]:
+    """The file as it is published, and its number of rows."""
+    table = parquet_table(piece.content, piece.schema, piece.place, None)
+    columns = zip(table.column_names, table.columns, strict=True)
+    for name, texts in (leaf for column in columns for leaf in _texts(*column)):
+        for secret, what in secrets.items():
+            if pc.any(pc.match_substring(texts, secret)).as_py():
+                raise SettingsError(
+                    f"nothing was published: {piece.place}, column {name}, has {what} in it"
+                )
+    if piece.table == "episodes":
+        errors = table["error"].to_pylist()
+        plain = [None if error is None else hide_places(error) for error in errors]
+        if plain != errors:
+            place = table.schema.get_field_index("error")
+            field = table.schema.field(place)
+            table = table.set_column(place, field, pa.array(plain, field.type))
+            return parquet_bytes(table), table.num_rows
+    return piece.content, table.num_rows

@@ -1,0 +1,32 @@
+"""Which iterations of a run are tested, and whether it plays an attack, by its settings alone.
+
+is_tested          whether the models that play an iteration are tested
+scheme_tests       the same by the test scheme
+attacks_by_choice  whether the run plays an attack in which messages are chosen
+"""
+
+from nip_core.parameters import HyperParameters
+from nip_core.parameters.attack import BEST_OF_N
+
+
+def is_tested(parameters: HyperParameters, iteration: int) -> bool:
+    """Say whether the models that play `iteration` are tested (the final ones: num_iterations)."""
+    text_rl, last = parameters.text_rl, parameters.rl.num_iterations
+    return scheme_tests(text_rl.test_scheme, last, iteration, text_rl.test_interval)
+
+
+def scheme_tests(scheme: str, last: int, iteration: int, interval: int) -> bool:
+    """`is_tested` by the test scheme, the number of iterations and the test interval."""
+    match scheme:
+        case "all":
+            return iteration % interval == 0 or iteration == last
+        case "last":
+            return iteration == last
+        case "first_and_last":
+            return iteration in (0, last)
+    return False
+
+
+def attacks_by_choice(parameters: HyperParameters) -> bool:
+    """Say whether the run plays an attack in which messages are chosen and nobody is trained."""
+    return parameters.attack.run is not None and parameters.attack.by == BEST_OF_N

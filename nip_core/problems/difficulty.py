@@ -1,0 +1,92 @@
+"""How hard problems are: by how many of their bugs a verifier that decides alone notices.
+
+game_of        the settings under which it plays, whose name tells models apart
+episodes_of    one episode for each buggy row
+play           its decisions; what was answered before comes from the journal
+levels_of      easy, medium or hard, by problem
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from nip_core.game.render import Game
+from nip_core.hashing import derive_key, digest
+from nip_core.parameters import HyperParameters
+from nip_core.problems.asked_model import AGENT, ModelOptions, OpenModel, agent_of, settings_of
+from nip_core.progress.board import Progress
+from nip_core.rollouts.engine import play_episodes
+from nip_core.rollouts.episode import ShardContext
+from nip_core.rollouts.journal import GroupCommits
+from nip_core.rollouts.model_call import Player
+from nip_core.rollouts.plan import EpisodeSpec, episode_spec
+from nip_core.scenarios import Problem
+from nip_core.scenarios.rows import Row
+
+EASY, HARD = 2 / 3, 1 / 3
+"""The shares of bugs noticed from which a problem is easy, and below which it is hard."""
+PROMPT_TOKENS = 300
+"""Of instructions, before the problem."""
+_REJECT = 0
+_BYTES_PER_TOKEN = 4
+
+
+def game_of(options: ModelOptions) -> Game:
+    """Make the game that the verifier plays. Raises SettingsError."""
+    # Keys of answers carry the name: another model, or other settings, find none of them.
+    name = f"difficulty-{digest(vars(replace(options, base_url=None, usd=None)))[:16]}"
+    return Game(settings_of(options, name))
+
+
+def episodes_of(game: Game, rows: Sequence[Row]) -> list[EpisodeSpec]:
+    """Plan an episode on each buggy row, whose identity is its text."""
+    buggy = [row for row in rows if row.y == 0]
+    return [episode_spec(game.parameters, "test", 0, _problem(row), 0) for row in buggy]
+
+
+def _problem(row: Row) -> Problem:
+    key = derive_key("difficulty", row.question, row.solution)
+    return Problem(key, row.question_id, row.question, row.solution, row.y)
+
+
+def prompt_tokens(specs: Sequence[EpisodeSpec]) -> int:
+    """Estimate the tokens that the verifier reads in so many episodes."""
+    size = sum(len((s.problem.question + s.problem.solution).encode()) for s in specs)
+    return size // _BYTES_PER_TOKEN + PROMPT_TOKENS * len(specs)
+
+
+async def play(
+    game: Game, specs: Sequence[EpisodeSpec], model: OpenModel, journal: GroupCommits
+) -> tuple[dict[str, list[bool]], tuple[int, int, int]]:
+    """Return by question_id which bugs were noticed; and calls, prompt and generated tokens.
+
+    Raises StageError if too many answers have no valid form, TransportError for a server that
+    stays silent.
+    """
+    parameters: HyperParameters = game.parameters
+    recorded = {r["generation"]["key"]: r for r in journal.replay()}
+    context = ShardContext(
+        game=game,
+        players={AGENT: Player(AGENT, model.name, model.endpoint, agent_of(parameters))},
+        client=model.client,
+        log=journal,
+        recorded=recorded,
+        progress=Progress(),
+    )
+    played = await play_episodes(specs, context)
+    noticed: dict[str, list[bool]] = defaultdict(list)
+    for episode in played.episodes:
+        if episode["outcome"] != "failed":
+            noticed[episode["question_id"]].append(episode["decision"] == _REJECT)
+    prompt = sum(g["prompt_tokens"] for g in played.generations)
+    completion = sum(g["completion_tokens"] for g in played.generations)
+    return dict(noticed), (len(played.generations), prompt, completion)
+
+
+def levels_of(noticed: Mapping[str, Sequence[bool]]) -> dict[str, str]:
+    """Return the difficulty by question_id."""
+    levels = {}
+    for question_id, bugs in noticed.items():
+        share = sum(bugs) / len(bugs)
+        levels[question_id] = "easy" if share >= EASY else "hard" if share < HARD else "medium"
+    return levels

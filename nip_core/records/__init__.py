@@ -1,0 +1,10 @@
+"""A run as it is on record, read and never written but for rewinds.
+
+iterations       each iteration, read once where it is over; shapes: the documents of one
+models           which models it ended with; intervals, left_out, attack_on_record: figures
+spending         what each stage has spent; spent_in_all: the whole run
+status           running, finished or stopped; liveness: whether a runner is seen
+stage_seconds    how long stages have taken; transcript_files: where transcripts lie
+rewinds          what was set aside to be done again
+named_run        a run by its name
+"""

@@ -1,0 +1,38 @@
+"""The figures of an attack on record, with how many of its steps trained its provers.
+
+training_of    how many of the attack's steps trained its provers
+with_training  the figures of an attack, with that
+shown_attack   the same of the figures on record
+"""
+
+from nip_core.evaluation.attack_metrics import AttackMetrics, ShownAttack, TrainedSteps
+from nip_core.evaluation.attack_words import StepJob, count_trained
+from nip_core.records.iterations import Records
+
+
+def training_of(records: Records) -> TrainedSteps | None:
+    """Count the steps that trained somebody; None for an attack that trains nobody."""
+    steps = [record for record in records.all() if record.iteration < records.shown.last]
+    if not steps:
+        return None
+    counts = [of.get("counts") or {} for record in steps for of in record.datasets.values()]
+    jobs = [
+        {
+            group: StepJob(job["outcome"] or job["status"], job["reason"])
+            for group, job in record.jobs.items()
+        }
+        for record in steps
+    ]
+    return count_trained(jobs, counts)
+
+
+def with_training(metrics: AttackMetrics, trained: TrainedSteps | None) -> ShownAttack:
+    """Put the figures of an attack and the count of its steps side by side."""
+    counted = {} if trained is None else trained.as_json()
+    return ShownAttack.model_validate({**metrics.as_json(), **counted})
+
+
+def shown_attack(records: Records) -> ShownAttack | None:
+    """Read the figures on record, with those of `training_of`; None where there are none yet."""
+    metrics = records.of(records.shown.last).attack if records.shown.attacks else None
+    return None if metrics is None else with_training(metrics, training_of(records))

@@ -1,0 +1,67 @@
+"""The run that somebody names, in the store that they name.
+
+find_run   the run called so, or the newest one
+place_of   in which store a name says that its run is
+open_runs  a store, to be read
+"""
+
+from collections.abc import Callable, Sequence
+
+from nip_core.errors import CorruptionError, SettingsError
+from nip_core.nearest import did_you_mean
+from nip_core.run_store.run import RunStore, list_runs
+from nip_core.run_store.store import Store, is_missing, open_store
+
+
+def open_runs(run_store: str, setting: str = "--run-store") -> Store:
+    """The store at this place, to be read. Raises SettingsError if there is none.
+
+    `setting` is what names the place, for errors.
+    """
+    if is_missing(run_store, setting):
+        raise SettingsError(f"{setting} {run_store!r}: there is no such directory")
+    return open_store(run_store, read_only=True, setting=setting)
+
+
+def place_of(name: str, run_store: str) -> tuple[str, str]:
+    """The store and the name of a run called `name` in `run_store`, or STORE/NAME.
+
+    STORE is a directory or an address like ``s3://bucket/runs``.
+    """
+    place, slash, run = name.rstrip("/").rpartition("/")
+    return (place or "/", run) if slash else (run_store, run)
+
+
+def find_run(
+    name: str | None,
+    run_store: str,
+    on_damaged: Callable[[str], None] = lambda reason: None,
+    setting: str = "--run-store",
+) -> RunStore:
+    """The run of this name in the store, the one at STORE/NAME, or the newest, to be read.
+
+    `on_damaged` is told of those that are passed over for the newest.
+
+    Raises SettingsError, which lists the runs that there are, and CorruptionError if none of them
+    can be read.
+    """
+    from nip_core.records.status import newest_run
+
+    place, run = (run_store, None) if name is None else place_of(name, run_store)
+    store = open_runs(place, setting if place == run_store else f"run {name!r}:")
+    known = list_runs(store)
+    run = newest_run(store, on_damaged) if run is None else run
+    if run is None:
+        if known:
+            raise CorruptionError(f"{setting} {run_store!r}: none of its runs can be read")
+        raise SettingsError(f"{setting} {run_store!r}: there are no runs in it")
+    if run not in known:
+        raise no_such_run(run, place, known)
+    return RunStore(store, run)
+
+
+def no_such_run(name: str, place: str, known: Sequence[str]) -> SettingsError:
+    """The error for a name that none of the runs of a store has, with the name that is nearest."""
+    there = ", ".join(known) or "none"
+    hint = did_you_mean(name, known)
+    return SettingsError(f"run {name!r} is not in {place!r}; there are {there}{hint}")

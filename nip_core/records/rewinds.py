@@ -1,0 +1,252 @@
+"""Doing part of a run again: what comes after a point is set aside, never deleted.
+
+STAGES          the points of an iteration from which it can be done again, in order
+rewind          set aside all that was committed from a stage of an iteration on
+stage_of_split  which of them plays a split
+is_rewound      whether that was asked for before
+unfinished_rewinds   those that were killed half-way
+finish_rewinds  complete what a killed rewind has left half done
+next_attempt    the number of a group's next job, after those that were set aside
+open_jobs, cancel_jobs   jobs that have not ended; ask back-ends to stop them
+
+``<run>/superseded/0001/`` keeps the files of the first rewind under their old paths, beside a
+plan.json that names them. The plan is written first and is the moment at which the rewind counts:
+whoever opens the run next completes it before reading anything else. Results are committed once
+and for all, so this is the only way to have others under the same name; a job that is submitted
+again is a new attempt, and so a new job with a model of its own.
+"""
+
+import logging
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal, get_args
+
+from nip_core.errors import CorruptionError, JobError, RunConflictError, SettingsError
+from nip_core.jobs.document import read_job
+from nip_core.jobs.job import Backend, Busy, JobRecord, NoAnswer, Refused
+from nip_core.jobs.ledger import open_ledger
+from nip_core.parameters import HyperParameters
+from nip_core.parameters.providers import speaks_nip
+from nip_core.rollouts.chat_client import Endpoint
+from nip_core.run_store.lease import Lease
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import MissingFileError, list_files
+from nip_lm_server.client import ENDED_STATUSES
+
+Stage = Literal["test", "play", "dataset", "train", "swap"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+"""In the order of an iteration. "swap" includes the validation episodes of the gate."""
+FORMAT_VERSION = 1
+_STAGE_OF_SPLIT: dict[str, Stage] = {"test": "test", "attack": "test", "train": "play"}
+_log = logging.getLogger(__name__)
+
+
+def rewind(
+    run: RunStore,
+    lease: Lease,
+    iteration: int,
+    stage: Stage,
+    *,
+    token: str,
+) -> str | None:
+    """Set aside what iteration `iteration` has from `stage` on, and all later iterations.
+
+    `token` names who asked: asked twice by the same one (a retried flow run), the second time does
+    nothing, also where the first found nothing to set aside. Returns the directory in the store,
+    or None the second time.
+
+    Raises SettingsError for a stage that is not known or an iteration that nothing is on record of.
+    """
+    if stage not in STAGES:
+        raise SettingsError(f"stage {stage!r}: use one of {', '.join(STAGES)}")
+    if is_rewound(run, token):
+        return None
+    numbers = _rewinds(run)
+    if iteration > 0 and not run.store.list(run.iteration(iteration - 1)):
+        raise SettingsError(
+            f"run {run.name!r} can't be done again from iteration {iteration}: there is nothing of "
+            f"iteration {iteration - 1} yet"
+        )
+    # 1. The plan names every file: from its writing on the rewind counts.
+    files = paths_from(run, iteration, stage)
+    number = max(numbers, default=0) + 1
+    plan = {
+        "format_version": FORMAT_VERSION,
+        "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "token": token,
+        "iteration": iteration,
+        "stage": stage,
+        "files": files,
+    }
+    stored = run.write_json_once(f"{_directory(run, number)}/plan.json", plan, lease=lease)
+    # 2. File by file, copied before it is deleted, so that it can be done again.
+    _complete(run, lease, number, stored)
+    _log.info("%s: set aside %d files in %s", run.name, len(files), _directory(run, number))
+    return _directory(run, number)
+
+
+def is_rewound(run: RunStore, token: str) -> bool:
+    """Return whether `rewind` was asked for by `token` before."""
+    return any(_plan(run, number)["token"] == token for number in _rewinds(run))
+
+
+def unfinished_rewinds(run: RunStore) -> list[str]:
+    """Directories of rewinds that were killed half-way."""
+    directories = (_directory(run, number) for number in _rewinds(run))
+    return [path for path in directories if not run.store.exists(f"{path}/done.json")]
+
+
+def finish_rewinds(run: RunStore, lease: Lease) -> None:
+    """Complete every rewind that was begun. Call it with the lease, before reading the run."""
+    for path in unfinished_rewinds(run):
+        number = int(path.rpartition("/")[2])
+        _complete(run, lease, number, _plan(run, number))
+
+
+def next_attempt(run: RunStore, iteration: int, group: str) -> int:
+    """0, or one more than the newest attempt of the group's job that was set aside."""
+    relative = run.job(iteration, group).removeprefix(f"{run.root}/")
+    attempts = [-1]
+    for number in _rewinds(run):
+        record = read_job(run, f"{_directory(run, number)}/{relative}")
+        if record is not None:
+            attempts.append(record.attempt)
+    return max(attempts) + 1
+
+
+def paths_from(run: RunStore, iteration: int, stage: Stage) -> list[str]:
+    """Files that `rewind` would set aside, journals included, relative to the run's root."""
+    paths = []
+    for top in ("iterations", "journals"):
+        for path in list_files(run.store, f"{run.root}/{top}"):
+            relative = path.removeprefix(f"{run.root}/")
+            _, number, inner = relative.split("/", 2)
+            of = stage_of(inner, is_journal=top == "journals")
+            later = int(number) > iteration
+            if later or (int(number) == iteration and STAGES.index(of) >= STAGES.index(stage)):
+                paths.append(relative)
+    return paths
+
+
+def stage_of_split(split: str) -> Stage:
+    """The stage that plays a split: those of the gate are played for the swap."""
+    return _STAGE_OF_SPLIT.get(split, "swap")
+
+
+def stage_of(path: str, *, is_journal: bool = False) -> Stage:
+    """The stage that wrote a file of an iteration."""
+    first, _, inner = path.partition("/")
+    if is_journal:
+        return stage_of_split(first)
+    if first == "rollouts":
+        return stage_of_split(inner.partition("/")[0])
+    if first == "datasets":
+        return "dataset"
+    if first == "jobs":
+        return "train"
+    kind, _, split = first.partition(".")[0].partition("-")
+    return stage_of_split(split) if kind in ("metrics", "intervals", "transcripts") else "swap"
+
+
+def _complete(run: RunStore, lease: Lease, number: int, plan: dict[str, Any]) -> None:
+    directory = _directory(run, number)
+    for relative in plan["files"]:
+        source = f"{run.root}/{relative}"
+        try:
+            content = run.store.local_path(source) or run.store.get(source)
+            if run.store.exists(source):
+                run.store.put(f"{directory}/{relative}", content, fence=lease.fence)
+        except MissingFileError:
+            continue  # moved before the process was killed
+        lease.check()
+        run.store.delete(source, fence=lease.fence)
+    run.write_json_once(f"{directory}/done.json", {"files": len(plan["files"])}, lease=lease)
+
+
+def _rewinds(run: RunStore) -> list[int]:
+    """Numbers of those with a plan. A kill just before it was written leaves a directory alone."""
+    names = (name.rstrip("/") for name in run.store.list(f"{run.root}/superseded"))
+    numbers = sorted(int(name) for name in names if name.isdigit())
+    return [n for n in numbers if run.store.exists(f"{_directory(run, n)}/plan.json")]
+
+
+def _directory(run: RunStore, number: int) -> str:
+    return f"{run.root}/superseded/{number:04d}"
+
+
+def _plan(run: RunStore, number: int) -> dict[str, Any]:
+    path = f"{_directory(run, number)}/plan.json"
+    plan = run.read_json(path)
+    if not isinstance(plan, dict) or not {"token", "files", "iteration", "stage"} <= set(plan):
+        raise CorruptionError(f"{path}: damaged, not the plan of a rewind")
+    return plan
+
+
+def open_jobs(run: RunStore, among: Collection[str] | None = None) -> list[JobRecord]:
+    """Jobs on record that have been asked for and have not ended.
+
+    `among`: paths of files relative to the run's root; only the jobs in these. None: all.
+    """
+    jobs = []
+    for path in list_files(run.store, f"{run.root}/iterations"):
+        relative = path.removeprefix(f"{run.root}/")
+        is_job = relative.split("/")[2] == "jobs"
+        if is_job and (among is None or relative in among):
+            record = read_job(run, path)
+            if record is not None and record.state != "terminal":
+                jobs.append(record)
+    return jobs
+
+
+async def cancel_jobs(
+    run: RunStore,
+    parameters: HyperParameters,
+    control: Mapping[str, Endpoint],
+    among: Collection[str] | None = None,
+) -> list[str]:
+    """Ask for every submitted job of the run to be stopped; returns their ids.
+
+    `control` has by group the address where its jobs are; those of others are left alone. `among`:
+    see `open_jobs`. How a job ended is learned, and recorded, by the next one who polls it. Raises
+    JobError, when all were asked, if a back-end refused (unless the job has ended), or did not
+    answer for long; or if it is not known whether there is a job.
+    """
+    # All are asked, whatever comes of one, as nobody may look after them later.
+    cancelled, troubles = [], []
+    for record in open_jobs(run, among):
+        at = control.get(record.group)
+        if record.id is None and record.creates_open:
+            troubles.append(f"{run.job(record.iteration, record.group)}: perhaps submitted")
+        if record.id is None or at is None:
+            continue
+        hosted = speaks_nip(parameters.group_parameters(record.group))
+        settle_s = parameters.fine_tuning.settle_s
+        opened = open_ledger(run, at, speaks_nip=hosted, settle_s=settle_s)
+        async with opened as (ledger, backend):
+            try:
+                await ledger.cancel(record)
+            except JobError as error:
+                if not await _has_ended(backend, record.id):
+                    troubles.append(str(error))
+                continue
+        cancelled.append(record.id)
+    if troubles:
+        raise JobError(f"not every job was cancelled: {'; '.join(troubles)}")
+    return cancelled
+
+
+async def _has_ended(backend: Backend, job_id: str) -> bool:
+    try:
+        return (await backend.retrieve_job(job_id)).status in ENDED_STATUSES
+    except (Refused, Busy, NoAnswer):
+        return False
+
+
+def check_submissions_known(run: RunStore, among: Collection[str]) -> None:
+    """Raise RunConflictError if it is open whether a job was submitted, which could get lost."""
+    for record in open_jobs(run, among):
+        if record.id is None and record.creates_open:
+            raise RunConflictError(
+                f"{run.job(record.iteration, record.group)}: its submission was cut short, and it "
+                "is not known whether there is a job; run once without going back, then try again"
+            )

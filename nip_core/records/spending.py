@@ -1,0 +1,244 @@
+"""What a run has spent, by what is on record of it: tables, journals and jobs.
+
+Spent           tokens by agent and by trained group, and what they cost
+stages_of       of an iteration, by stage
+shared_prompts  prompts that stand in several rows and were read once
+tree_splits     the splits whose rows may share prompts
+
+Nothing is counted while it happens, so a kill loses no figure and a resumed run counts nothing
+twice. What a fork has copied was paid by the run that it was copied from. Not in it: answers that a
+kill threw away before they were on record, calls that failed on their way, and the few with which
+models are proved.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+from nip_core.evaluation.attack_metrics import AttackMetrics
+from nip_core.evaluation.split_metrics import SplitMetrics
+from nip_core.parameters import HyperParameters
+from nip_core.parameters.prices import calls_usd, training_usd
+from nip_core.records.models import NOT_SCHEDULED
+from nip_core.rollouts.journal_segments import read_journal
+from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.rollouts.tables import StoredRollouts, committed_shards
+from nip_core.run_store.facts import DatasetFacts, ShardFacts
+from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import Store
+
+Row = Mapping[str, Any]
+Metrics = SplitMetrics | AttackMetrics
+
+STAGE_BY_SPLIT = {
+    TEST: "test",
+    ATTACK: "attack",
+    TRAIN: "play",
+    VALIDATION: "gate, old",
+    CANDIDATE: "gate, new",
+}
+"""By split, in the order of an iteration."""
+_SUFFIX = ".journal"
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Tokens that were paid for, on whatever hardware."""
+
+    calls: int = 0  # answers on record
+    by_agent: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Prompt and generated tokens."""
+    trained: Mapping[str, int] = field(default_factory=dict)
+    """By group; of a job that goes on, what it is expected to take."""
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> "Spent":
+        """Return what `facts` were made of."""
+        agents = {agent: (int(p), int(g)) for agent, (p, g) in facts["by_agent"].items()}
+        return cls(int(facts["calls"]), agents, dict(facts["trained"]))
+
+    def facts(self) -> dict[str, Any]:
+        """All of it, to be encoded as JSON."""
+        by_agent = {agent: [*tokens] for agent, tokens in self.by_agent.items()}
+        return {"calls": self.calls, "by_agent": by_agent, "trained": dict(self.trained)}
+
+    def __add__(self, other: "Spent") -> "Spent":
+        return add_up((self, other))
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens that models have read."""
+        return sum(prompt for prompt, _ in self.by_agent.values())
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that models have written."""
+        return sum(generated for _, generated in self.by_agent.values())
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens that models were trained on, once for each epoch."""
+        return sum(self.trained.values())
+
+    @property
+    def tokens(self) -> int:
+        """All of them."""
+        return self.prompt_tokens + self.generated_tokens + self.trained_tokens
+
+    def usd(self, parameters: HyperParameters) -> float | None:
+        """US dollars by the prices in the settings; None where one is missing."""
+        parts = [calls_usd(parameters, self.by_agent)] if self.by_agent else []
+        parts += [training_usd(parameters, group, n) for group, n in self.trained.items()]
+        known = [usd for usd in parts if usd is not None]
+        return sum(known) if len(known) == len(parts) else None
+
+
+def add_up(parts: Iterable[Spent]) -> Spent:
+    """All of them together."""
+    calls, agents, groups = 0, dict[str, tuple[int, int]](), Counter[str]()
+    for part in parts:
+        calls += part.calls
+        for agent, (prompt, generated) in part.by_agent.items():
+            before = agents.get(agent, (0, 0))
+            agents[agent] = (before[0] + prompt, before[1] + generated)
+        groups.update(part.trained)
+    return Spent(calls, agents, dict(groups))
+
+
+def shared_prompts(generations: Sequence[Row], timings: Sequence[Row]) -> dict[str, int]:
+    """By agent, the prompt tokens of rows whose answer came by the same call as an earlier row's.
+
+    Several answers to one prompt are asked for by one call, and each row has the whole prompt. The
+    rows of a call began, and took as long, to the last digit. Rows and their timings are in step.
+    """
+    seen, shared = set[tuple[Any, ...]](), dict[str, int]()
+    for row, timing in zip(generations, timings, strict=True):
+        place = (row["parent_key"], row["round"], row["agent"])
+        call = (*place, str(timing["started_at"]), timing["latency_s"])
+        if call in seen and row["prompt_tokens"]:
+            shared[row["agent"]] = shared.get(row["agent"], 0) + row["prompt_tokens"]
+        seen.add(call)
+    return shared
+
+
+def tree_splits(settings: Mapping[str, Any]) -> frozenset[str]:
+    """The splits of a run whose rows may share prompts, by its settings on record."""
+    return frozenset({ATTACK, TRAIN} if settings.get("trainer") == "pure_text_malt" else {ATTACK})
+
+
+def stages_of(
+    run: RunStore,
+    iteration: int,
+    metrics_of: Callable[[str], Metrics | None],
+    jobs: Mapping[str, Mapping[str, Any]],
+    trees: frozenset[str],
+) -> dict[str, Spent]:
+    """By stage of an iteration, in their order. Stages of which nothing is on record are not there.
+
+    A split that is being played counts as far as it is on record. `metrics_of` gives those of a
+    split, `jobs` are by group, `trees` are `tree_splits`.
+    """
+    tables = PlayedTables(run.store, run.root, f"{iteration:04d}", trees)
+    stages = {}
+    for split, stage in STAGE_BY_SPLIT.items():
+        metrics = metrics_of(split)
+        if metrics is not None or split in tables.splits:
+            spent = tables.spent(split, metrics)
+            if spent.calls:
+                stages[stage] = spent
+    for group, job in jobs.items():
+        if job["status"] != NOT_SCHEDULED:
+            stages[f"train {group}"] = Spent(trained={group: job["billed_tokens"]})
+    return stages
+
+
+def expected_tokens(store: Store, directory: str, job: Mapping[str, Any]) -> int | None:
+    """The tokens that a job trains on, as its dataset in `directory` says; None: not known."""
+    if job.get("trained_tokens") is not None or not is_committed(store, directory):
+        return None
+    tokens = DatasetFacts.from_manifest(read_manifest(store, directory)).tokens
+    epochs = (job.get("settings") or {}).get("n_epochs")
+    return None if tokens is None or epochs is None else int(tokens) * int(epochs)
+
+
+class PlayedTables:
+    """What was played in an iteration, under the root of a run or of what it has set aside."""
+
+    def __init__(self, store: Store, root: str, iteration: str, trees: frozenset[str]) -> None:
+        self._store, self._trees = store, trees
+        self._rollouts = f"{root}/iterations/{iteration}/rollouts"
+        self._journals = f"{root}/journals/{iteration}"
+        self.splits = {*list_folders(store, self._rollouts), *list_folders(store, self._journals)}
+
+    def player(self, split: str) -> str | None:
+        """The run that has played the split, by its first shard; None: it has none committed."""
+        for manifest in committed_shards(self._store, f"{self._rollouts}/{split}").values():
+            rows = StoredRollouts.of_shard(self._store, manifest).episodes(["run"])
+            if rows.num_rows:
+                return str(rows["run"][0].as_py())
+        return None
+
+    def spent(self, split: str, metrics: Metrics | None) -> Spent:
+        """Return what a split took, by its metrics, or without them by its shards and journals."""
+        if metrics is None:
+            return self._unmeasured(split)
+        if metrics.generations is None:
+            return Spent()  # of tests, which are counted where they were played
+        by_agent = {
+            name: (of.prompt_tokens or 0, of.completion_tokens or 0)
+            for name, of in metrics.agents.items()
+        }
+        spent = Spent(metrics.generations, by_agent)
+        # Every shard has a say in it, so they are read only where there may be something to say.
+        return self._without_shared(spent, split) if split in self._trees else spent
+
+    def _unmeasured(self, split: str) -> Spent:
+        store, journals = self._store, f"{self._journals}/{split}"
+        # Journals first: one that goes meanwhile is that of a shard which is committed by then.
+        begun = {
+            name.rstrip("/").removesuffix(_SUFFIX): read_journal(store, f"{journals}/{name}")
+            for name in store.list(journals)
+        }
+        shards = committed_shards(store, f"{self._rollouts}/{split}")
+        parts = [_of_shard(store, manifest) for manifest in shards.values()]
+        # A kill leaves the journal of a shard that is committed, too.
+        parts += [_of_journal(records) for shard, records in begun.items() if shard not in shards]
+        return add_up(parts)
+
+    def _without_shared(self, spent: Spent, split: str) -> Spent:
+        shards = committed_shards(self._store, f"{self._rollouts}/{split}").values()
+        return reduce(
+            _less, (ShardFacts.from_manifest(shard).shared_prompts or {} for shard in shards), spent
+        )
+
+
+def _of_shard(store: Store, manifest: Manifest) -> Spent:
+    shard = StoredRollouts.of_shard(store, manifest)
+    rows = shard.generations(["agent", "prompt_tokens", "completion_tokens"]).to_pylist()
+    return _less(_of_rows(rows), ShardFacts.from_manifest(manifest).shared_prompts or {})
+
+
+def _of_journal(records: Sequence[Row]) -> Spent:
+    made = [record for record in records if "generation" in record]
+    rows = [record["generation"] for record in made]
+    return _less(_of_rows(rows), shared_prompts(rows, [record["timing"] for record in made]))
+
+
+def _of_rows(rows: Sequence[Row]) -> Spent:
+    by_agent: dict[str, tuple[int, int]] = {}
+    for row in rows:
+        prompt, generated = by_agent.get(row["agent"], (0, 0))
+        prompt, generated = prompt + row["prompt_tokens"], generated + row["completion_tokens"]
+        by_agent[row["agent"]] = (prompt, generated)
+    return Spent(len(rows), by_agent)
+
+
+def _less(spent: Spent, shared: Mapping[str, int]) -> Spent:
+    return spent + Spent(by_agent={agent: (-tokens, 0) for agent, tokens in shared.items()})
+
+
+def list_folders(store: Store, directory: str) -> list[str]:
+    return [name.rstrip("/") for name in store.list(directory) if name.endswith("/")]

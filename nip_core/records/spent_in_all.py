@@ -1,0 +1,106 @@
+"""What a run has spent in all, with what was set aside, and without what a fork has copied.
+
+spent_so_far    of a whole run, with what was set aside when a part of it was done again
+set_aside       of that alone
+
+What a fork has copied was paid by the run that it was copied from.
+"""
+
+from collections.abc import Iterator
+
+from nip_core.evaluation.attack_metrics import AttackMetrics
+from nip_core.evaluation.split_metrics import SplitMetrics
+from nip_core.jobs.document import billed_tokens
+from nip_core.records.iterations import Records
+from nip_core.records.spending import (
+    STAGE_BY_SPLIT,
+    Metrics,
+    PlayedTables,
+    Spent,
+    add_up,
+    expected_tokens,
+    list_folders,
+    tree_splits,
+)
+from nip_core.rollouts.plan import ATTACK, TEST, TRAIN
+from nip_core.run_store.run import RunStore, read_document
+
+
+def spent_so_far(records: Records) -> Spent:
+    """Everything that the run has spent. Raises CorruptionError for what can't be read."""
+    is_fork = records.shown.record.forked_from is not None
+    copied = _copied(records)
+    stages: list[Spent] = []
+    for record in records.all():
+        # Around the place from which a fork goes on, an iteration may be its own in part.
+        if is_fork and record.iteration in (copied - 1, copied):
+            stages += _own_stages(records, record.iteration)
+        elif record.iteration >= copied:
+            stages.append(record.all_spent)
+    return add_up([*stages, set_aside(records)])
+
+
+def _own_stages(records: Records, iteration: int) -> Iterator[Spent]:
+    """Give what a fork has spent on an iteration of which it may have copied a part."""
+    run, record = records.run, records.of(iteration)
+    tables = PlayedTables(run.store, run.root, f"{iteration:04d}", frozenset())
+    players = {stage: tables.player(split) for split, stage in STAGE_BY_SPLIT.items()}
+    stages = [stage for stage, player in players.items() if player in (None, run.name)]
+    for group in record.jobs:
+        job = run.read_json_or_none(run.job(iteration, group)) or {}
+        stages += [f"train {group}"] if job.get("run") == run.name else []
+    yield from (of for stage, of in record.stages_spent.items() if stage in stages)
+
+
+def set_aside(records: Records) -> Spent:
+    """Add up what was spent on what was done again since, see `nip_core.records.rewinds`."""
+    if records.rewinds == 0:
+        return Spent()
+    if "set aside" not in records.memory:
+        run, trees = records.run, tree_splits(records.shown.record.parameters)
+        place = f"{run.root}/superseded"
+        roots = [f"{place}/{name}" for name in list_folders(run.store, place)]
+        parts = (part for root in roots for part in _below(run, root, trees))
+        records.memory["set aside"] = add_up(parts)
+    spent: Spent = records.memory["set aside"]
+    return spent
+
+
+def _below(run: RunStore, root: str, trees: frozenset[str]) -> Iterator[Spent]:
+    """Give what the run has spent on the files below `root`; of a fork's some may be copies."""
+    kinds = ("iterations", "journals")
+    for name in sorted({n for kind in kinds for n in list_folders(run.store, f"{root}/{kind}")}):
+        tables = PlayedTables(run.store, root, name, trees)
+        for split in tables.splits:
+            if tables.player(split) in (None, run.name):
+                path = f"{root}/iterations/{name}/metrics-{split}.json"
+                kind: type[Metrics] = AttackMetrics if split == ATTACK else SplitMetrics
+                yield tables.spent(split, read_document(run, path, kind))
+        for file in run.store.list(f"{root}/iterations/{name}/jobs"):
+            job = run.read_json(f"{root}/iterations/{name}/jobs/{file}")
+            if job.get("run") == run.name:
+                # The dataset may have stayed where it was, if the job alone was done again.
+                places = (root, run.root)
+                dataset = (f"{at}/iterations/{name}/datasets/{job['group']}" for at in places)
+                known = (expected_tokens(run.store, directory, job) for directory in dataset)
+                expected = next((tokens for tokens in known if tokens is not None), None)
+                yield Spent(trained={str(job["group"]): billed_tokens(job, expected)})
+
+
+def _copied(records: Records) -> int:
+    """The number of iterations, from the first on, that a fork has from another run."""
+    if records.shown.record.forked_from is None:
+        return 0
+    if "copied" not in records.memory:
+        own = (i for i in records.iterations() if not _is_copied(records.run, i))
+        first = next(own, None)
+        if first is None:  # of its own it has nothing yet, so the next look may say otherwise
+            return records.shown.last + 1
+        records.memory["copied"] = first
+    return int(records.memory["copied"])
+
+
+def _is_copied(run: RunStore, iteration: int) -> bool:
+    tables = PlayedTables(run.store, run.root, f"{iteration:04d}", frozenset())
+    players = (tables.player(split) for split in (TRAIN, TEST))
+    return next((player != run.name for player in players if player is not None), False)

@@ -1,0 +1,66 @@
+"""How far a run is: running, finished or stopped, and the first iteration with something to do.
+
+newest_run         the name of the run that was created last, damaged ones left out
+status_of          running, finished, or stopped
+is_complete        whether nothing is left to do in an iteration
+first_incomplete   the first iteration with something left to do
+"""
+
+from collections.abc import Callable
+
+from nip_core.errors import StoreError
+from nip_core.parameters import HyperParameters
+from nip_core.parameters.tested_iterations import is_tested
+from nip_core.records.iterations import Records, open_shown
+from nip_core.records.liveness import look
+from nip_core.rollouts.plan import ATTACK, TEST
+from nip_core.run_store.run import RunStore, list_runs
+from nip_core.run_store.store import Store
+
+
+def newest_run(store: Store, on_damaged: Callable[[str], None]) -> str | None:
+    """Name of the run that was created last, or None if there is none that can be read.
+
+    `on_damaged` is told of each run that is left out because its run.json can't be read.
+    """
+    created = []
+    for name in list_runs(store):
+        try:
+            created.append((str(open_shown(RunStore(store, name)).record.created_at), name))
+        except StoreError as error:  # one of another format version, too
+            on_damaged(str(error))
+    return max(created)[1] if created else None
+
+
+def status_of(run: RunStore, records: Records | None = None) -> str:
+    """running, finished, or stopped (which running again continues)."""
+    records = records or Records(run)
+    shown = records.shown
+    is_tested = shown.last not in shown.tested or run.store.exists(run.metrics(shown.last, TEST))
+    is_tested &= not shown.attacks or run.store.exists(run.metrics(shown.last, ATTACK))
+    if is_tested and records.finished() >= shown.last:
+        return "finished"
+    return "running" if is_running(run) else "stopped"
+
+
+def is_running(run: RunStore) -> bool:
+    """Return whether somebody who may be alive holds the run. Raises CorruptionError."""
+    seen = look(run)
+    return seen.owner is not None and not seen.is_gone
+
+
+def is_complete(run: RunStore, parameters: HyperParameters, iteration: int) -> bool:
+    """Return whether nothing is left to do in the iteration."""
+    return run.store.exists(run.models(iteration)) and (
+        not is_tested(parameters, iteration) or run.store.exists(run.metrics(iteration, TEST))
+    )
+
+
+def first_incomplete(records: Records, parameters: HyperParameters) -> int:
+    """The first iteration with something left to do; `num_iterations` if there is none."""
+    last = parameters.rl.num_iterations
+    over = min(records.look_again().over(), last)
+    for i in range(over):  # the settings may ask for a test by now that was not held
+        if is_tested(parameters, i) and records.of(i).stored_metrics(TEST) is None:
+            return i
+    return next((i for i in range(over, last) if not is_complete(records.run, parameters, i)), last)

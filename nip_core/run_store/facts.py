@@ -1,0 +1,68 @@
+"""What manifests say of their kind of commit, beside files, inputs and rows: their `extra`.
+
+SplitFacts     of the rollouts of a split
+ShardFacts     of those of one shard
+DatasetFacts   of a dataset
+
+Each is read by its `from_manifest`, and written as `to_extra` gives it.
+"""
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from nip_core.run_store.documents import validate_document
+from nip_core.run_store.manifest import Manifest
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    @classmethod
+    def from_manifest(cls, manifest: Manifest) -> Self:
+        """Read the facts of a manifest. Raises CorruptionError if it lacks one that all have."""
+        return validate_document(manifest.extra, cls, f"{manifest.directory}/{manifest.name}")
+
+    def to_extra(self) -> dict[str, Any]:
+        """Give the facts as a manifest has them, those alone that are known."""
+        return self.model_dump(exclude_unset=True)
+
+
+class SplitFacts(_Facts):
+    """What the manifest of a split of rollouts says."""
+
+    canonical_digest: str
+    """On which two runs of the same game agree."""
+
+
+class ShardFacts(_Facts):
+    """What the manifest of a shard says."""
+
+    failed: list[str] = []
+    """Keys of the episodes that could not be played."""
+    labels: dict[str, Any] | None = None
+    """How many solutions were labelled in play, by kind, and the time that took."""
+    shared_prompts: dict[str, int] | None = None
+    """By agent, the tokens of prompts that stand in several rows and were read once."""
+    canonical_digest: str
+    """As that of a split, of this shard alone."""
+
+
+class DatasetFacts(_Facts):
+    """What the manifest of a dataset says."""
+
+    digest: str
+    """Of all examples, which the key of the job is made of."""
+    examples: int
+    episodes: int
+    """All that were played, those without an example included."""
+    agents: list[str] = []
+    method: Literal["supervised", "dpo", "trajectories"] = "supervised"
+    counts: dict[str, int] = {}
+    """What the trainer counted in choosing."""
+    validation_examples: int = 0
+    tokens: int | None = None
+    """Of one epoch, without what is held out; None: the model's tokenizer is not known."""
+    training_usd: float | None = None
+    """For all epochs; None: there is no price, or the tokens are not known."""
+    curriculum: dict[str, Any] | None = None

@@ -1,0 +1,39 @@
+"""The documents that say what a run is: ``run.json`` and ``openings/``.
+
+RunDocument       what the run was created with
+OpeningDocument   a later opening with other harmless settings, or another version of nip
+"""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+FORMAT_VERSION = 1
+
+
+class RunDocument(BaseModel):
+    """``run.json``: what a run was created with. It never changes."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    format_version: int = FORMAT_VERSION
+    run: str
+    parameters: dict[str, Any]
+    contents: dict[str, Any] = {}
+    code_version: str
+    seed: int
+    data_neutral: list[str] = []
+    created_at: str
+    forked_from: str | None
+
+
+class OpeningDocument(BaseModel):
+    """``openings/0001.json``: a later opening that changed something harmless."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    opened_at: str = ""
+    code_version: str
+    parameters: dict[str, Any]
+    changed: dict[str, list[Any]] = {}
+    """By dotted key, the value before and the new one."""

@@ -1,0 +1,110 @@
+"""How large the engines of a run's own server have to be, by the run's settings.
+
+vllm_sizes    ranks, adapters and requests of a vLLM engine, where the settings leave them open
+check_ranks   refuses adapters that the run's own engine could not serve, before anything is spent
+
+vLLM computes every adapter at its largest rank, and records its graphs for so many adapters and
+requests as it may have to run at once: what is too small is refused or waits, what is too large
+costs time in each step.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from nip_core.errors import SettingsError
+from nip_core.parameters import HyperParameters
+from nip_core.parameters.checks import is_deterministic, uses_own_server
+from nip_core.parameters.opponents import opponents_of
+from nip_core.parameters.providers import base_name
+from nip_lm_server.client import DEFAULT_LORA_RANK, LARGEST_LORA_RANK, served_lora_rank
+
+MOST_LORAS = 8
+"""Adapters in one batch, at most: the rest of a league waits for a turn."""
+
+
+def vllm_sizes(parameters: HyperParameters, base: str) -> dict[str, Any]:
+    """Options of the vLLM engine of a base model that `lm_server.options` leaves open."""
+    chosen = parameters.lm_server.options
+    groups = _groups_over(parameters, base)
+    sizes: dict[str, Any] = {}
+    # 1. The highest rank that an adapter of the run comes to have.
+    ranks = [_final_rank(parameters, group) for group in groups]
+    if _takes_models_over(parameters):
+        ranks.append(DEFAULT_LORA_RANK)  # they may be of any, which their settings don't say
+    if any(ranks):
+        sizes["max_lora_rank"] = min(max(ranks), LARGEST_LORA_RANK)
+    # 2. The adapters that play at the same time: one of each group, and those of earlier
+    #    iterations.
+    adapters = len([rank for rank in ranks if rank])
+    names = {name for group in groups for name in parameters.groups[group]}
+    league = [name for name in opponents_of(parameters) if name in names]
+    earlier = parameters.opponents.last or parameters.rl.num_iterations
+    sizes["max_loras"] = max(1, min(adapters + earlier * len(league), MOST_LORAS))
+    if isinstance(in_memory := chosen.get("max_cpu_loras"), int):
+        sizes["max_loras"] = min(sizes["max_loras"], max(1, in_memory))
+    # 3. The calls in flight. On a cluster every process has that many, and nobody knows how many
+    #    there are.
+    if parameters.rollouts.task_runner == "local":
+        sizes["max_num_seqs"] = parameters.rollouts.concurrency
+    return {name: value for name, value in sizes.items() if name not in chosen}
+
+
+def check_ranks(parameters: HyperParameters) -> None:
+    """Raise SettingsError for adapters whose rank the run's own engines don't take."""
+    server = parameters.lm_server
+    largest = server.options.get("max_lora_rank", LARGEST_LORA_RANK)
+    if not isinstance(largest, int) or not 1 <= largest <= LARGEST_LORA_RANK:
+        return  # the server says what is wrong with it
+    most = served_lora_rank(largest) if server.engine == "vllm" else largest
+    for group, names in parameters.groups.items():
+        agent = parameters.group_parameters(group)
+        hosted = uses_own_server(parameters, agent) and not is_deterministic(parameters, agent)
+        final = _final_rank(parameters, group) if hosted else 0
+        if final and agent.lora_rank > most:
+            raise SettingsError(
+                f"agents.{names[0]}.lora_rank is {agent.lora_rank}, but the engine takes {most} at "
+                f"most (lm_server.options.max_lora_rank: {largest}); lower it, or leave "
+                "max_lora_rank out, which is then what the agents need"
+            )
+        # What is higher is merged into a base model, of which the engine serves one at a time.
+        playing = _groups_over(parameters, base_name(parameters, agent))
+        beside = [other for other in playing if other != group]
+        if final > most and beside:
+            raise SettingsError(
+                f"agents.{names[0]}.stack_lora_adapters: {final // agent.lora_rank} adapters of "
+                f"rank {agent.lora_rank} add up to {final}, the engine takes {most} at most. They "
+                f"would be merged into a new base model, and group {beside[0]!r} plays with the "
+                f"same {agent.model_name!r}; lower lora_rank or rl.num_iterations, or set "
+                "stack_lora_adapters: false"
+            )
+
+
+def _groups_over(parameters: HyperParameters, base: str) -> Sequence[str]:
+    """The groups that play with a base model of the run's own server."""
+    return [
+        group
+        for group in parameters.groups
+        if uses_own_server(parameters, parameters.group_parameters(group))
+        and base_name(parameters, parameters.group_parameters(group)) == base
+    ]
+
+
+def _final_rank(parameters: HyperParameters, group: str) -> int:
+    """The highest rank that the group's adapter comes to have; 0: it has none."""
+    agent = parameters.group_parameters(group)
+    trainings = sum(
+        bool(parameters.training_agents(group, iteration))
+        for iteration in range(parameters.rl.num_iterations)
+    )
+    if not agent.use_lora or not trainings:
+        return 0
+    return agent.lora_rank * (trainings if agent.stack_lora_adapters else 1)
+
+
+def _takes_models_over(parameters: HyperParameters) -> bool:
+    """Return whether groups begin with models of other runs, or of the Hub."""
+    is_based = parameters.base_run.base_run_type != "none" or parameters.attack.run is not None
+    return is_based or any(
+        agent.load_checkpoint_and_parameters or agent.published_adapter is not None
+        for agent in parameters.model_agents.values()
+    )

@@ -1,0 +1,217 @@
+"""Models of a run's own server outlive its machine, when the run lies on an object store.
+
+keep_models   copy fine-tuned models into the run, before anything on record names them
+restore       bring them back to a machine that lacks them, and submit lost jobs anew
+bring_models  take models of a run, this or another, into the state of a server
+
+The server itself keeps its state on a disk of its machine. In the run lies
+``<run>/adapters/<digest>/`` with the files of each model that was swapped in, its manifest last.
+What is lost with a machine is what it had not swapped in yet: uploads and jobs of the iteration
+under way. Their job documents go back to the intent, and the same jobs, under the same keys, are
+submitted once more. On a disk none of this is needed, and nothing is done.
+"""
+
+import logging
+import tempfile
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from nip_core.errors import CorruptionError, StoreError
+from nip_core.jobs.document import JobDocument
+from nip_core.jobs.job import Clock
+from nip_core.records.iterations import Records
+from nip_core.run_store.lease import Lease
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import MissingFileError, list_files
+from nip_lm_server.client import (
+    MANIFEST,
+    MODELS,
+    AdapterError,
+    find_model,
+    import_models,
+    parse_json,
+    stored_ids,
+)
+
+ADAPTERS = "adapters"
+
+_log = logging.getLogger(__name__)
+
+
+def is_kept(run: RunStore, name: str) -> bool:
+    """Return whether the run holds the files of a fine-tuned model."""
+    return _manifest(run, name) is not None
+
+
+def keep_models(run: RunStore, state_dir: Path, names: Iterable[str], lease: Lease) -> None:
+    """Copy those of the models that are fine-tuned and in `state_dir` into the run.
+
+    Base models of the server's own making come with their adapters. Raises StoreError.
+    """
+    if run.store.local_path(run.root) is not None:
+        return
+    for name in names:
+        path = find_model(state_dir, name)
+        if path is None or is_kept(run, name):
+            continue
+        # An adapter over a base model that was made here needs that one, too.
+        manifest = parse_json((path / MANIFEST).read_text())
+        keep_models(run, state_dir, [manifest["base_model"]], lease)
+        for file in sorted(path.rglob("*")):
+            if file.is_file() and file != path / MANIFEST:
+                target = f"{_directory(run, name)}/{file.relative_to(path).as_posix()}"
+                run.store.put(target, file, fence=lease.fence)
+        # Without its manifest it is no model yet.
+        content = (path / MANIFEST).read_bytes()
+        run.store.put_if_absent(f"{_directory(run, name)}/{MANIFEST}", content, fence=lease.fence)
+
+
+def restore(run: RunStore, state_dir: Path, groups: Collection[str], lease: Lease) -> None:
+    """Make `state_dir` hold what the run needs to go on. The server must not run yet.
+
+    `groups` are those that it trains.
+
+    Raises CorruptionError for a damaged model, StoreError if one can't be fetched.
+    """
+    if run.store.local_path(run.root) is not None:
+        return
+    # 1. Jobs that the lost machine had are to be submitted again.
+    iteration = run.finished_iterations()
+    for group in groups:
+        _reopen_lost_job(run, iteration, group, state_dir, lease)
+    # 2. Without the models that play now, and those of the iteration under way, nothing goes on.
+    document = run.read_json_or_none(f"{run.root}/run.json") or {}
+    origin = list(document.get("contents", {}).get("origin") or ())
+    # Before its first iteration is over a run in a bucket may have no record of itself yet.
+    swaps = [swap["groups"] for swap in Records(run).swaps(iteration)] if iteration else []
+    playing = swaps[-1] if swaps else (origin or [{}])[0]
+    needed = {model["model"]: model["digest"] for model in playing.values()}
+    needed |= _trained(run, iteration, groups)
+    bring_models(run, state_dir, _missing(state_dir, needed))
+    # 3. The others too: an earlier iteration may be played, tested or done again. But nothing that
+    # is under way stops for one that is damaged.
+    earlier_models = [model for swap in (*origin, *swaps) for model in swap.values()]
+    earlier = {model["model"]: model["digest"] for model in earlier_models}
+    for name, content_digest in _missing(state_dir, earlier).items():
+        try:
+            bring_models(run, state_dir, {name: content_digest})
+        except CorruptionError as error:
+            _log.warning("%s: not brought back: %s", name, error)
+
+
+def _missing(state_dir: Path, digests: Mapping[str, str | None]) -> dict[str, str | None]:
+    return {n: digest for n, digest in digests.items() if find_model(state_dir, n) is None}
+
+
+def has_model(run: RunStore, name: str) -> bool:
+    """Return whether the run has the files of a fine-tuned model, at its own server or kept."""
+    state = run.store.local_path(f"{run.root}/lm_server")
+    return is_kept(run, name) if state is None else find_model(state, name) is not None
+
+
+def bring_models(run: RunStore, state_dir: Path, digests: Mapping[str, str | None]) -> None:
+    """Take models of `run` into `state_dir`, from its own server or from what it keeps.
+
+    `digests` has by name the content digest that each must have. Of what is kept in a bucket,
+    models that are not there are left out. Raises as `restore`.
+    """
+    source, place = run.store.local_path(f"{run.root}/lm_server"), f"models of run {run.name!r}"
+    try:
+        if source is not None:
+            import_models(source, state_dir, digests)
+            return
+        place = f"{run.store.url}/{run.root}/{ADAPTERS}"
+        stored = {name: digest for name, digest in digests.items() if is_kept(run, name)}
+        if stored:
+            state_dir.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=state_dir, prefix="fetched-") as folder:
+                for name in stored:
+                    fetch(run, name, Path(folder))
+                import_models(Path(folder), state_dir, stored)
+    except AdapterError as error:
+        raise CorruptionError(f"{place}: {error}") from error
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(
+            f"{state_dir}: models of {run.name!r} can't be put there: {error}"
+        ) from error
+
+
+def fetch(run: RunStore, name: str, folder: Path) -> None:
+    """Download a kept model, and the base models that it stands on, to ``folder/models``."""
+    manifest = _manifest(run, name)
+    if manifest is None:
+        return
+    source = _directory(run, name)
+    target = folder / MODELS / source.rpartition("/")[2]
+    for path in list_files(run.store, source):
+        file = target / path.removeprefix(f"{source}/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        run.store.download(path, file)
+    fetch(run, str(manifest["base_model"]), folder)
+
+
+def _reopen_lost_job(
+    run: RunStore, iteration: int, group: str, state_dir: Path, lease: Lease
+) -> None:
+    """Back to the intent with the group's job, if it was made on a machine that is lost."""
+    path = run.job(iteration, group)
+    document = JobDocument(run.store, path, lease=lease, clock=Clock())
+    record = document.load()
+    if record is None or record.outcome not in (None, "succeeded"):
+        return
+    if record.model is not None and is_kept(run, record.model):
+        return
+    if record.id is not None:
+        is_there = record.id in stored_ids(state_dir, "jobs")
+    else:
+        files = {record.file_id, record.validation_file_id} - {None}
+        is_there = files <= stored_ids(state_dir, "files")
+    if is_there:
+        return
+    document.save(
+        record,
+        "the machine that had it is lost; to be submitted again, as the same job",
+        state="intent",
+        file_id=None,
+        validation_file_id=None,
+        creates_open=0,
+        sent_at=None,
+        id=None,
+        submitted_at=None,
+        status=None,
+        outcome=None,
+        reason=None,
+        model=None,
+        finished_at=None,
+        trained_tokens=None,
+        effective=None,
+        backend_events=(),
+    )
+
+
+def _trained(run: RunStore, iteration: int, groups: Collection[str]) -> dict[str, None]:
+    """Models of the iteration under way: kept ones are there if it is done again from its swap."""
+    documents = (run.read_json_or_none(run.job(iteration, group)) for group in groups)
+    return {doc["model"]: None for doc in documents if doc is not None and doc.get("model")}
+
+
+def _directory(run: RunStore, name: str) -> str:
+    return f"{run.root}/{ADAPTERS}/{name.rpartition(':')[2]}"
+
+
+def _manifest(run: RunStore, name: str) -> dict[str, object] | None:
+    if not name.startswith("ft:"):
+        return None
+    path = f"{_directory(run, name)}/{MANIFEST}"
+    try:
+        manifest = parse_json(run.store.get(path))
+        return manifest if manifest["name"] == name else None
+    except MissingFileError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptionError(
+            f"{path}: damaged manifest of model {name} ({error!r}); restore the file, or --fork "
+            "from an earlier iteration"
+        ) from error

@@ -1,0 +1,257 @@
+"""The lm_server of a run: started with the session, watched, started again when it died.
+
+server_spec       its engines, by the settings
+check_server      what of that can't work here
+server_directory  where it keeps its state
+OwnServer         the server itself
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from nip_core.errors import ServerError, SettingsError
+from nip_core.models import resolve_model
+from nip_core.parameters import HyperParameters, PureTextAgentParameters
+from nip_core.parameters.checks import is_deterministic, serves_several_bases, uses_own_server
+from nip_core.parameters.providers import base_name
+from nip_core.progress.board import Progress
+from nip_core.proxies import restore_proxies
+from nip_core.rollouts.chat_client import Endpoint
+from nip_core.run_store.run import RunStore
+from nip_core.servers.engine_sizes import check_ranks, vllm_sizes
+from nip_lm_server.client import (
+    EngineSpec,
+    OwnerError,
+    ServerHandle,
+    ServerSpec,
+    compile_caches,
+    has_cuda,
+    is_running,
+    start_or_attach,
+    stop,
+)
+
+T = TypeVar("T")
+_LOOK_EVERY_S = 0.25
+
+
+def server_spec(parameters: HyperParameters) -> ServerSpec | None:
+    """The configuration of the run's own server; None if no group uses one.
+
+    One engine for each base model, and a deterministic one for each that `use_dummy_api` replaces.
+    """
+    engines = {
+        base_name(parameters, agent): _engine(parameters, agent)
+        for agent in parameters.model_agents.values()
+        if uses_own_server(parameters, agent)
+    }
+    if not engines:
+        return None
+    first, *more = engines.values()
+    return ServerSpec(**vars(first), more_engines=tuple(more))
+
+
+def _engine(parameters: HyperParameters, agent: PureTextAgentParameters) -> EngineSpec:
+    settings, name = parameters.lm_server, base_name(parameters, agent)
+    if agent.use_dummy_api:
+        return EngineSpec(
+            engine="deterministic",
+            model=name,
+            served_model_name=name,
+            replies=settings.replies,
+            training_device="cpu",
+            share_device="no",
+        )
+    deterministic = settings.engine == "deterministic"
+    quantized = agent.quantization != "none" and not deterministic
+    return EngineSpec(
+        engine=settings.engine,
+        model=agent.model_name if deterministic else resolve_model(agent.model_name),
+        served_model_name=name,
+        replies=settings.replies,
+        options={
+            **(vllm_sizes(parameters, name) if settings.engine == "vllm" else {}),
+            **settings.options,
+            **({"quantization": agent.quantization} if quantized else {}),
+        },
+        training_device=settings.training_device,
+        share_device=settings.share_device,
+        bases_at_once=_bases_at_once(parameters, name),
+    )
+
+
+def _bases_at_once(parameters: HyperParameters, base: str) -> int:
+    """Count the base models that have to answer beside each other, if every weight is trained."""
+    groups = [parameters.group_parameters(group) for group in parameters.groups]
+    playing = [agent for agent in groups if base_name(parameters, agent) == base]
+    trained = [agent for agent in playing if not agent.use_lora and not agent.freeze_agent]
+    several = len(playing) > 1 or parameters.promotion.enabled
+    if not several or not trained or not serves_several_bases(parameters, trained[0]):
+        return 1
+    # The configured one, and of each group the model that plays and the one that is to follow.
+    return 1 + 2 * len(trained)
+
+
+def check_server(parameters: HyperParameters, environment: Mapping[str, str]) -> None:
+    """Refuse what the run's own server could not do. Raises SettingsError."""
+    settings = parameters.lm_server
+    if settings.replies is not None and not os.path.isfile(settings.replies):
+        raise SettingsError(f"lm_server.replies: there is no file {settings.replies}")
+    check_ranks(parameters)
+    parked = parameters.fine_tuning.park_after_s
+    for group in parameters.trainable_groups if parked is not None else ():
+        if uses_own_server(parameters, parameters.group_parameters(group)):
+            raise SettingsError(
+                f"fine_tuning.park_after_s: group {group} trains on the run's own server, which "
+                f"stops when the run lets go (got {parked:g}); start one with `nip serve` and name "
+                "it in lm_server.url, or leave the setting out"
+            )
+    # What needs no model, or is somebody else's server, has none of the troubles below.
+    for name, agent in parameters.model_agents.items():
+        if not uses_own_server(parameters, agent) or is_deterministic(parameters, agent):
+            continue
+        path = Path(os.path.expanduser(resolve_model(agent.model_name)))
+        looks_local = agent.model_name.startswith((".", "/", "~"))
+        if looks_local and not os.path.isdir(path):
+            raise SettingsError(
+                f"agents.{name}.model_name: there is no directory {agent.model_name}; give the "
+                'path of a model, a Hugging Face name, or a bundled one like "tiny"'
+            )
+        if agent.quantization == "none":
+            continue
+        reason = None
+        if settings.training_device == "cpu" or not has_cuda(environment):
+            reason = "it needs a CUDA device, to play and to train"
+        elif agent.stack_lora_adapters and agent.quantization == "bitsandbytes":
+            reason = "an adapter can't be stacked on another over quantized weights"
+        if reason is not None:
+            raise SettingsError(
+                f"agents.{name}.quantization: {agent.quantization!r} can't be used here: {reason}"
+            )
+
+
+def server_directory(run: RunStore, environment: Mapping[str, str] = os.environ) -> Path:
+    """The directory of the own server's state: in the run, or in a cache on this machine's disk.
+
+    The cache is ``$NIP_CACHE_DIR``, else ``nip`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+    """
+    local = run.store.local_path(f"{run.root}/lm_server")
+    if local is not None:
+        return local
+    where = hashlib.sha256(f"{run.store.url}/{run.root}".encode()).hexdigest()[:16]
+    return _cache(environment) / "runs" / f"{run.name}-{where}" / "lm_server"
+
+
+def _cache(environment: Mapping[str, str]) -> Path:
+    cache = environment.get("NIP_CACHE_DIR")
+    if cache is None:
+        cache = f"{environment.get('XDG_CACHE_HOME') or '~/.cache'}/nip"
+    return Path(cache).expanduser().absolute()
+
+
+class OwnServer:
+    """One server in one state directory. All methods are for one event loop."""
+
+    def __init__(
+        self,
+        spec: ServerSpec,
+        directory: Path,
+        *,
+        timeout_s: float,
+        environment: Mapping[str, str],
+        progress: Progress | None = None,
+    ) -> None:
+        """`timeout_s`: the longest wait for it to answer. Nothing is started yet."""
+        self._progress = progress or Progress()
+        self._spec, self.directory = spec, directory
+        # What is compiled for one run serves the next, which has a state directory of its own.
+        compiled = compile_caches(_cache(environment) / "compiled")
+        self._timeout_s, self._environment = timeout_s, {**compiled, **restore_proxies(environment)}
+        self._handle: ServerHandle | None = None
+        self._starting = asyncio.Lock()
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Return where it answers now; after a restart the port is another one."""
+        assert self._handle is not None, "call ensure() first"
+        return Endpoint(f"{self._handle.url}/v1", self._handle.api_key)
+
+    async def ensure(self) -> None:
+        """Start the server unless it runs.
+
+        Raises SettingsError with the server's own word if it refuses what it was asked to run,
+        ServerError if it does not come up.
+        """
+        async with self._starting:
+            if self._handle is not None and is_running(self._handle):
+                return
+            if self._handle is not None:
+                self._progress.count_retry("the model server has ended by itself")
+            self.stop()
+            engines = self._spec.engines()
+            models = " and ".join(Path(engine.model).name for engine in engines)
+            # The engine without models has none that could be named.
+            which = engines[0].engine + (f" with {models}" if models != engines[0].engine else "")
+            with self._progress.starting(f"the model server ({which})"):
+                await self._start()
+
+    async def _start(self) -> None:
+        # 1. In a thread, as it waits for a process; told by an event when nobody waits for it.
+        given_up = threading.Event()
+        starting = asyncio.ensure_future(
+            asyncio.to_thread(
+                start_or_attach,
+                self._spec,
+                self.directory,
+                timeout_s=self._timeout_s,
+                env=self._environment,
+                given_up=given_up.is_set,
+            )
+        )
+        try:
+            self._handle = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # 2. One that came up all the same is ended by `stop`, so its handle is kept.
+            given_up.set()
+            with contextlib.suppress(OwnerError):
+                self._handle = await starting
+            raise
+        except OwnerError as error:
+            if error.reason is not None:
+                raise SettingsError(f"lm_server: {error.reason}") from None
+            raise ServerError(f"lm_server: {error}") from None
+
+    async def during(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do `work` while the server runs. Raises ServerError as soon as it has died."""
+        await self.ensure()
+        doing = asyncio.ensure_future(work())
+        watching = asyncio.ensure_future(self._until_dead())
+        try:
+            await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if not doing.done():
+                raise ServerError(
+                    f"the run's lm_server ended by itself; its log is {self.directory / 'logs'}. "
+                    "It is started again when the stage is"
+                )
+            return doing.result()
+        finally:
+            for task in (doing, watching):
+                task.cancel()
+            await asyncio.gather(doing, watching, return_exceptions=True)
+
+    def stop(self) -> None:
+        """End the server if this process started it."""
+        if self._handle is not None:
+            stop(self._handle)
+            self._handle = None
+
+    async def _until_dead(self) -> None:
+        # A process that ends sets no event.
+        while self._handle is not None and is_running(self._handle):  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_EVERY_S)

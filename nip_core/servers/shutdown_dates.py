@@ -1,0 +1,68 @@
+"""When providers shut down the models of a run, as they say it themselves.
+
+announced    asks for the models' ``shutdown_date``
+warn_of_shutdowns   tells of those that end, at the start of a run
+"""
+
+import logging
+from collections.abc import Mapping
+from datetime import date
+from urllib.parse import quote
+
+import aiohttp
+
+from nip_core.concurrency import gather_or_cancel
+from nip_core.parameters import HyperParameters
+from nip_core.parameters.shutdowns import is_at_openai, shutdown_warnings
+from nip_core.proxies import proxy_for
+from nip_core.rollouts.chat_client import Endpoint
+from nip_core.servers.endpoints import Endpoints
+from nip_lm_server.client import parse_json
+
+_log = logging.getLogger(__name__)
+
+_TIMEOUT_S = 10.0
+
+
+async def warn_of_shutdowns(
+    parameters: HyperParameters, endpoints: Mapping[str, Endpoints], today: date
+) -> None:
+    """Log when the models of the run end, by their provider's word or else by the table."""
+    told = await announced(parameters, endpoints)
+    for line in shutdown_warnings(parameters, today, told):
+        _log.warning("run %r: %s", parameters.run_name, line)
+
+
+async def announced(
+    parameters: HyperParameters, endpoints: Mapping[str, Endpoints]
+) -> dict[str, date]:
+    """By model, the day that OpenAI gives as its ``shutdown_date``; one request for each model.
+
+    A model of which nothing is said, or not in time, is left out: it is no reason to stop.
+    """
+    asked: dict[str, Endpoint] = {}
+    for group, at in endpoints.items():
+        agent = parameters.group_parameters(group)
+        if is_at_openai(agent):
+            asked[agent.model_name] = at.control
+    if not asked:
+        return {}
+    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+    async with aiohttp.ClientSession(timeout=timeout) as http:
+        days = await gather_or_cancel(_ask(http, at, model) for model, at in asked.items())
+    return {model: day for model, day in zip(asked, days, strict=True) if day is not None}
+
+
+async def _ask(http: aiohttp.ClientSession, at: Endpoint, model: str) -> date | None:
+    headers = {"Authorization": f"Bearer {at.api_key}"}
+    try:
+        async with http.get(
+            f"{at.base_url}/models/{quote(model, safe=':')}",
+            headers=headers,
+            proxy=proxy_for(at.base_url),
+        ) as response:
+            body = parse_json(await response.read()) if response.status == 200 else None
+        said = body.get("shutdown_date") if isinstance(body, dict) else None
+        return date.fromisoformat(said) if isinstance(said, str) else None
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        return None

@@ -1,0 +1,75 @@
+"""What an attack is compared with: the attacked run, its test, the words of its provers.
+
+own_test       how the attacked models were tested in their own run
+is_told        whether provers are told otherwise here than there; untold: a warning where not
+"""
+
+from collections.abc import Iterator
+
+from nip_core.errors import SettingsError, StoreError
+from nip_core.evaluation.attack_figures import OwnTest
+from nip_core.game.render import Game, situation_of
+from nip_core.parameters import HyperParameters
+from nip_core.parameters.checks import attackers
+from nip_core.parameters.stored import from_stored
+from nip_core.rollouts.plan import TEST
+from nip_core.rollouts.schema import EPISODES
+from nip_core.rollouts.tables import StoredRollouts
+from nip_core.run_store.manifest import is_committed
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import MissingFileError, open_store
+from nip_core.scenarios import Problem
+from nip_core.session.problems_of_run import load_all_problems
+
+
+def own_test(source: RunStore, iteration: int) -> OwnTest:
+    """The test of the models that play `iteration` in the attacked run; why not, without one."""
+    place = source.rollouts(iteration, TEST)
+    try:
+        source.open()
+        if not is_committed(source.store, place):
+            return OwnTest(because=f"run {source.name} has no test of iteration {iteration}")
+        return OwnTest(StoredRollouts(source.store, [place]).episodes(EPISODES.names))
+    except MissingFileError:
+        return OwnTest(because=f"run {source.name} is not in the store any more")
+    except StoreError as error:
+        return OwnTest(because=f"the test of run {source.name} can't be read ({error})")
+
+
+def is_told(parameters: HyperParameters, source: RunStore, problem: Problem) -> bool | None:
+    """Return whether the attacking provers read other words than in the attacked run.
+
+    In a run whose provers are paid for a right verdict nothing tells them to argue for acceptance,
+    unless their prompts follow the settings. None: provers there argued for a verdict, too, or the
+    run can't be read.
+    """
+    try:
+        attacked = from_stored(source.open().parameters)
+        games = [Game(parameters), Game(attacked)]
+    except (StoreError, SettingsError, ValueError):
+        return None
+    protocol = games[1].protocol
+    has_sides = len({protocol.stance(agent, None) for agent in protocol.provers}) > 1
+    if has_sides or not attacked.protocol_common.shared_reward:
+        return None
+    situation, rounds = situation_of(problem, None, 0), range(protocol.max_message_rounds)
+    return any(
+        games[0].told(agent, situation, (), round_) != games[1].told(agent, situation, (), round_)
+        for agent in attackers(parameters)
+        for round_ in rounds
+    )
+
+
+def untold(parameters: HyperParameters) -> Iterator[str]:
+    """Warn of an attack whose provers nothing tells to argue for acceptance."""
+    run = parameters.attack.run
+    if run is None:
+        return
+    source = RunStore(open_store(parameters.run_store, read_only=True), run)
+    [problem, *_] = load_all_problems(parameters)[TEST]
+    if is_told(parameters, source, problem) is False:
+        yield (
+            f"attack.run: the provers read the very words of run {run}, where they are paid for a "
+            "right verdict, so nothing tells them to argue for acceptance; attack a run whose "
+            "prompts do, or set agents.NAME.system_prompt_template_path"
+        )

@@ -1,0 +1,146 @@
+"""Digests of everything outside the settings that decides a run's data, and the version of nip.
+
+contents_of       of problems, templates, classes, replies, model directories, addresses, models
+places_of         the files and classes that have a digest there
+template_digests  of the prompt templates that are not nip's own
+problems_digest   of a split's problems
+code_version      the version of nip that runs
+"""
+
+import hashlib
+import inspect
+import os
+import subprocess
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from nip_core.distribution import __version__
+from nip_core.errors import SettingsError
+from nip_core.game.render import Game
+from nip_core.hashing import digest
+from nip_core.models import resolve_model
+from nip_core.protocols import find_protocol
+from nip_core.scenarios import Problem, find_scenario
+from nip_core.servers.endpoints import Endpoints
+from nip_core.session.origin import Origin
+from nip_lm_server.client import ReadError, read_text
+
+
+def contents_of(
+    game: Game,
+    problems: Mapping[str, list[Problem]],
+    endpoints: Mapping[str, Endpoints],
+    origin: Origin,
+) -> dict[str, Any]:
+    """Digests of everything outside the settings that decides the data.
+
+    Problems, and templates and protocols that are not nip's own, whole; a replies file whole; of a
+    model directory names, sizes and the first megabyte of each file, so that large weights are not
+    read; by group the addresses of servers, play and control; and the models that come from other
+    runs.
+    """
+    parameters = game.parameters
+    contents: dict[str, Any] = {
+        "problems": {split: problems_digest(chosen) for split, chosen in problems.items()},
+        "templates": template_digests(game),
+        "addresses": {
+            group: sorted({at.play.base_url, at.control.base_url})
+            for group, at in sorted(endpoints.items())
+        },
+        "models": {},
+        "replies": None,
+    }
+    if origin.models:
+        contents["origin"] = origin.facts()
+    protocol = find_protocol(parameters.interaction_protocol)
+    if ":" in parameters.interaction_protocol:
+        contents["protocol"] = digest(Path(inspect.getfile(protocol)).read_text(encoding="utf-8"))
+    if ":" in parameters.scenario:
+        kind = find_scenario(parameters.scenario)
+        source = Path(inspect.getfile(kind)).read_text(encoding="utf-8", errors="replace")
+        contents["scenario"] = digest(source)
+    for agent in parameters.model_agents.values():
+        path = Path(os.path.expanduser(resolve_model(agent.model_name)))
+        is_hosted = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
+        if is_hosted and os.path.isdir(path):
+            contents["models"][agent.model_name] = _directory_digest(path)
+    if parameters.lm_server.replies is not None:
+        contents["replies"] = digest(_text_of(Path(parameters.lm_server.replies)))
+    return contents
+
+
+def places_of(game: Game) -> dict[str, str]:
+    """By key of `contents_of`, the files and classes of a user's that have a digest there."""
+    parameters = game.parameters
+    places = {
+        f"templates.{agent}": f"the prompt template {path}, with what is added to it,"
+        for agent, path in game.prompts.paths.items()
+    }
+    if ":" in parameters.interaction_protocol:
+        places["protocol"] = _place_of(find_protocol(parameters.interaction_protocol))
+    if ":" in parameters.scenario:
+        places["scenario"] = _place_of(find_scenario(parameters.scenario))
+    if parameters.lm_server.replies is not None:
+        places["replies"] = str(parameters.lm_server.replies)
+    return places
+
+
+def _place_of(kind: type) -> str:
+    return f"{inspect.getfile(kind)}, in which class {kind.__name__} stands,"
+
+
+def _text_of(replies: Path) -> str:
+    try:
+        return read_text(replies)
+    except ReadError as error:
+        raise SettingsError(f"lm_server.replies: {replies} {error}; name a file of text") from None
+
+
+def template_digests(game: Game) -> dict[str, str]:
+    """By agent, of the prompt templates that are not nip's own."""
+    protocol = find_protocol(game.parameters.interaction_protocol)
+    digests = {}
+    for name, agent in game.parameters.model_agents.items():
+        if agent.system_prompt_template_path is not None:
+            digests[name] = digest(game.prompts.texts[name])
+        elif protocol.template_directory is not None or ":" in game.parameters.scenario:
+            digests[name] = digest(game.prompts.template(name).template)
+    return digests
+
+
+def problems_digest(problems: list[Problem]) -> str:
+    """The digest of a split's problems, in their order."""
+    further = [{**p.columns} for p in problems]
+    facts = [[p.id, p.question, p.solution, p.y] for p in problems]
+    return digest([[*f, c] if c else f for f, c in zip(facts, further, strict=True)])
+
+
+def _directory_digest(directory: Path) -> str:
+    facts = []
+    for file in sorted(path for path in directory.rglob("*") if path.is_file()):
+        with file.open("rb") as opened:
+            head = hashlib.sha256(opened.read(1 << 20)).hexdigest()
+        facts.append([str(file.relative_to(directory)), file.stat().st_size, head])
+    return digest(facts)
+
+
+@lru_cache(maxsize=1)
+def code_version() -> str:
+    """The version of nip, with the commit where it runs from a checkout."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return __version__
+    try:
+        asked = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):  # no git here
+        return __version__
+    commit = asked.stdout.strip()
+    return f"{__version__}+{commit}" if commit else __version__

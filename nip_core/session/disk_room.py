@@ -1,0 +1,47 @@
+"""Whether the disks have room for a run, asked before anything is started.
+
+check_room   the run's files, and what its own server needs, each on the disk where it lies
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from nip_core.costs.estimate import Estimate
+from nip_core.errors import StoreError
+from nip_core.parameters import HyperParameters
+from nip_core.run_store.run import RunStore
+from nip_core.servers.own_server import server_directory, server_spec
+from nip_lm_server.client import MIN_FREE_BYTES, want_of_space
+
+
+def check_room(
+    parameters: HyperParameters,
+    run: RunStore,
+    estimate: Estimate,
+    environment: Mapping[str, str] = os.environ,
+) -> None:
+    """Raise StoreError for a disk that is too small for what the run writes there.
+
+    What lies on one disk is added up. A bucket has no limit that could be asked for.
+    """
+    needs: list[tuple[Path, int, str]] = []
+    root = run.store.local_path(run.root)
+    if root is not None:
+        needs.append((root, estimate.disk_bytes, "what the run writes"))
+    if server_spec(parameters) is not None:
+        directory = server_directory(run, environment)
+        needs.append((directory, MIN_FREE_BYTES, "its model server's state"))
+    for device in {_device(path) for path, _, _ in needs}:
+        here = [need for need in needs if _device(need[0]) == device]
+        problem = want_of_space(here[0][0], sum(size for _, size, _ in here))
+        if problem is not None:
+            raise StoreError(
+                f"{here[0][0]}: for {' and '.join(what for _, _, what in here)} {problem}; "
+                f"free space or choose another {'run_store' if root else 'NIP_CACHE_DIR'}"
+            )
+
+
+def _device(path: Path) -> int:
+    """The disk of a path that need not exist yet."""
+    return next(place.stat().st_dev for place in (path, *path.parents) if place.exists())

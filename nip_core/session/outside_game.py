@@ -1,0 +1,139 @@
+"""A game whose models another program asks: its settings, and the episodes that are played.
+
+game_parameters  what that program was told -> settings
+plan_of          settings and split -> the game and its episodes
+Plan             these
+problem_text     the texts of a problem, for reading
+
+`nip_inspect` and `nip_verifiers` play so. Seeds and keys are those of `nip play`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from nip_core.errors import SettingsError
+from nip_core.game.render import Game
+from nip_core.hashing import canonical_json
+from nip_core.parameters import HyperParameters, load_parameters
+from nip_core.parameters.load import merged_settings
+from nip_core.rollouts.plan import SPLITS, EpisodeSpec, plan_episodes
+from nip_core.scenarios import find_scenario
+from nip_core.session.prepare import check_functions, check_system
+from nip_core.session.problems_of_run import load_all_problems
+
+_CHAT_FORMAT = "alternating"
+
+
+def game_parameters(
+    program: str,
+    config: str | None = None,
+    protocol: str | None = None,
+    scenario: str | None = None,
+    dataset: str | None = None,
+    seed: int | None = None,
+    settings: str | Sequence[str] | None = None,
+) -> HyperParameters:
+    """The settings of the game: `config` as for `nip play`, what else is given, `settings` on top.
+
+    Without a dataset it is the scenario's first. Chats are "alternating" unless it is set.
+    `program` is who asks the models, as errors name it.
+
+    Raises SettingsError, also for what can't be played with another program's models.
+    """
+    name = program.lower()
+    # Where the settings of an agent need a model: the program's options say which one plays.
+    model = {"model_provider": "SelfHosted", "model_name": name}
+    values: dict[str, Any] = {"run_name": name, "agents": {"_default": model}}
+    if config is not None:
+        values = merged_settings(config)
+    named = {"interaction_protocol": protocol, "scenario": scenario, "dataset": dataset}
+    values |= {name: value for name, value in {**named, "seed": seed}.items() if value is not None}
+    if "dataset" not in values:
+        values["dataset"] = _first_dataset(str(values.get("scenario", "code_validation")))
+    values["agents"] = _with_chat_format(values.get("agents"))
+    on_top = [settings] if isinstance(settings, str) else [str(line) for line in settings or ()]
+    parameters = load_parameters(values, on_top)
+    _check(parameters, program)
+    return parameters
+
+
+def _first_dataset(scenario: str) -> str:
+    try:
+        kind = find_scenario(scenario)
+    except ValueError as error:
+        raise SettingsError(f"scenario: {error}") from None
+    names = [*kind.bundled, *kind.generated]
+    if not names:
+        raise SettingsError(f"dataset: is missing; scenario {scenario} comes with none")
+    return names[0]
+
+
+def _with_chat_format(agents: Any) -> Any:
+    """The agents with a chat format that needs no names, unless their default has one."""
+    if agents is not None and not isinstance(agents, Mapping):
+        return agents  # which is refused with the other settings
+    default = (agents or {}).get("_default")
+    if default is not None and not isinstance(default, Mapping):
+        return agents
+    return {**(agents or {}), "_default": {"chat_format": _CHAT_FORMAT, **(default or {})}}
+
+
+def _check(parameters: HyperParameters, program: str) -> None:
+    for name, agent in parameters.model_agents.items():
+        if agent.chat_format == "named":
+            raise SettingsError(
+                f"agents.{name}.chat_format: {program}'s messages carry no names (got 'named'); "
+                "use alternating, which writes them into the text"
+            )
+    if not parameters.model_agents:
+        raise SettingsError("agents: all of them are random, so that no model would play")
+    if parameters.attack.run is not None:
+        raise SettingsError(
+            f"attack.run: an attack is played by nip train, not by {program}'s models"
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A game and what is played of it."""
+
+    game: Game
+    split: str
+    specs: tuple[EpisodeSpec, ...]
+    """The episodes of the split in iteration 0, in the order of play."""
+
+
+def plan_of(settings: Mapping[str, Any], split: str) -> Plan:
+    """The game and the episodes of a split with the settings of `HyperParameters.to_dict`.
+
+    Raises SettingsError or DatasetError.
+    """
+    return _plan(canonical_json(settings).decode(), split)
+
+
+@lru_cache(maxsize=4)  # whoever makes a list of the problems asks, and then whoever plays
+def _plan(settings: str, split: str) -> Plan:
+    if split not in SPLITS:
+        raise SettingsError(f"split {split!r}: use one of {', '.join(SPLITS)}")
+    parameters = HyperParameters.from_dict(json.loads(settings))
+    game = Game(parameters)
+    check_system(game)
+    problems = load_all_problems(parameters)
+    check_functions(game, problems)
+    return Plan(game, split, tuple(plan_episodes(parameters, problems[split], split, 0)))
+
+
+def problem_text(game: Game | None, texts: Mapping[str, str]) -> str:
+    """All texts of a problem that an agent may see, under the scenario's headings."""
+    if game is None:
+        return "\n\n".join(f"## {name.capitalize()}\n\n{text}" for name, text in texts.items())
+    parts = []
+    for column in game.scenario.columns:
+        text = texts.get(column.name, "")
+        if text and not column.hidden:
+            code = text if column.code is None else f"```{column.code}\n{text}\n```"
+            parts.append(f"## {column.heading}\n\n{code}")
+    return "\n\n".join(parts)

@@ -1,0 +1,215 @@
+"""Everything that is known and checked of a run before anything is started.
+
+prepare       everything that takes no server: what comes from other runs, problems, prompts, keys,
+              the model's path, the run on record, disk space
+plan_run      what a run would take
+fork_run      start a run from what another one has finished
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nip_core.costs.caps import check_budget
+from nip_core.costs.estimate import Estimate, estimate_run
+from nip_core.costs.taken import known
+from nip_core.errors import SettingsError
+from nip_core.game.render import Game, situation_of
+from nip_core.parameters import DATA_NEUTRAL, HyperParameters
+from nip_core.parameters.providers import check_named
+from nip_core.records.left_out import recorded_of, without
+from nip_core.records.rewinds import finish_rewinds
+from nip_core.rollouts.plan import SPLITS
+from nip_core.run_store.lease import acquire
+from nip_core.run_store.run import Identity, RunRecord, RunStore
+from nip_core.run_store.store import MissingFileError, is_missing, list_files, open_store
+from nip_core.scenarios import Problem, Scenario, find_scenario
+from nip_core.scenarios.checked import drawn, raised, text_of, written
+from nip_core.servers.endpoints import Endpoints, remote_endpoints
+from nip_core.servers.kept_models import ADAPTERS
+from nip_core.servers.own_server import check_server
+from nip_core.session.contents import code_version, contents_of, places_of
+from nip_core.session.disk_room import check_room
+from nip_core.session.origin import Origin, find_origin, names_run, resolved, takes_over
+from nip_core.session.problems_of_run import load_all_problems
+from nip_core.tracking.places import check_trackers
+
+_TRIED = 8  # problems of a split, about, and what a prover might write about them
+_MESSAGE = "The answer is in the first line."
+# What the forked run's own server makes anew; everything else of its state is the models.
+_OWN_TO_EACH = (
+    "lm_server/api_key",
+    "lm_server/lock",
+    "lm_server/owner.lock",
+    "lm_server/server.json",
+)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is checked, of which nothing is started yet."""
+
+    parameters: HyperParameters
+    """With the settings that agents take over from another run."""
+    game: Game
+    run: RunStore
+    problems: Mapping[str, list[Problem]]
+    endpoints: Mapping[str, Endpoints]
+    estimate: Estimate
+    identity: Identity
+    origin: Origin
+
+
+def prepare(
+    parameters: HyperParameters,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    forked_from: RunStore | None = None,
+) -> Prepared:
+    """Check everything that takes no server: prompts, store, problems, keys, disk space, model.
+
+    A run that is on record takes over from other runs what it did when it was created, and one
+    that is `forked_from` another what that one did. Raises SettingsError, DatasetError, StoreError
+    or RunConflictError; nothing was written but the directory of the run store.
+    """
+    # 1. The settings with which the run is played: some may come from other runs.
+    store = open_store(parameters.run_store)
+    run = RunStore(store, parameters.run_name)
+    record = _record(run if forked_from is None else forked_from)
+    check_named(parameters)
+    check_trackers(parameters.tracking, environment)
+    parameters = resolved(parameters, store, record)
+    # 2. What they name: prompts, problems, keys, the model's path, other runs' models.
+    game = Game(parameters)
+    check_system(game)
+    problems = load_all_problems(parameters)
+    check_functions(game, problems)
+    endpoints = remote_endpoints(parameters, environment)
+    check_server(parameters, environment)
+    origin = find_origin(parameters, store, record)
+    # 3. A name means one run: all this must be what it was.
+    contents = contents_of(game, problems, endpoints, origin)
+    settings, version = parameters.to_dict(), code_version()
+    kind = find_scenario(parameters.scenario)
+    neutral = DATA_NEUTRAL | {f"{kind.settings_block}.{name}" for name in kind.data_neutral}
+    places = places_of(game)
+    identity = Identity(settings, version, parameters.seed, contents, neutral, places)
+    check_budget(run, parameters, run.check_same(identity))
+    # 4. It must not end for want of disk space.
+    estimate = estimate_run(game, problems, known(parameters))
+    check_room(parameters, run, estimate, environment)
+    return Prepared(parameters, game, run, problems, endpoints, estimate, identity, origin)
+
+
+def check_system(game: Game) -> None:
+    """Raise SettingsError if this system can't play the scenario."""
+    try:
+        game.scenario.check_system()
+    except ValueError as error:
+        raise SettingsError(f"scenario {game.parameters.scenario}: {error}") from None
+    except Exception as error:  # whatever a user's class raises
+        raise raised(game.scenario, "check_system", error) from error
+
+
+def check_functions(game: Game, problems: Mapping[str, list[Problem]]) -> None:
+    """Try what episodes will call of the scenario on some problems of each split.
+
+    Raises SettingsError for what a user's class raises or returns wrongly. What labels a solution
+    takes its time, so that is not tried.
+    """
+    scenario, randomize = game.scenario, game.parameters.protocol_common.randomize_prover_stance
+    for stance in (0, 1) if randomize else (None,):
+        for split in SPLITS:
+            for problem in problems[split][:: max(1, len(problems[split]) // _TRIED)]:
+                for agent in game.parameters.model_agents:
+                    game.told(agent, situation_of(problem, stance, 0))
+                texts = {**problem.texts, **_drawn_twice(scenario, problem)}
+                for function in ("as_read", "remark"):
+                    text_of(scenario, function, _MESSAGE, texts)
+                if scenario.labels_in_play:
+                    _try_written(scenario, problem)
+
+
+def _drawn_twice(scenario: Scenario, problem: Problem) -> Mapping[str, str]:
+    """Return what is drawn for an episode. Raises SettingsError if it is not the same twice."""
+    first, second = (drawn(scenario, problem.texts, 0) for _ in range(2))
+    if first != second:
+        name = next(name for name in first if first[name] != second[name])
+        raise SettingsError(
+            f"scenario {scenario.name}: draw gave two texts for {name} with one problem and one "
+            f"seed ({first[name]!r:.60}, {second[name]!r:.60}); make it of its arguments alone"
+        )
+    return first
+
+
+def _try_written(scenario: Scenario, problem: Problem) -> None:
+    try:
+        written(scenario, _MESSAGE, problem.texts)
+    except SettingsError:
+        raise
+    except ValueError:
+        pass  # no solution stands in the message, so that another one would be asked for
+
+
+def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate, Origin]:
+    """The settings with which a run would be played, what it would take, and which models of
+    elsewhere it begins with; nothing is written."""
+    origin = Origin()
+    check_named(parameters)
+    check_trackers(parameters.tracking)
+    if takes_over(parameters):
+        where = parameters.run_store
+        if not names_run(parameters) and is_missing(where, "run_store"):
+            return parameters, estimate_of(parameters), find_origin(parameters, None, None)
+        store = open_store(where, read_only=True)
+        record = _record(RunStore(store, parameters.run_name))
+        parameters = resolved(parameters, store, record)
+        origin = find_origin(parameters, store, record)  # refuses models that are not there
+    return parameters, estimate_of(parameters), origin
+
+
+def estimate_of(parameters: HyperParameters) -> Estimate:
+    """Estimate what a run with these settings takes, by runs of the same game; writes nothing."""
+    check_server(parameters, os.environ)
+    problems = load_all_problems(parameters)
+    game = Game(parameters)
+    check_functions(game, problems)
+    left = without(problems, recorded_of(parameters) or {})
+    return estimate_run(game, left, known(parameters))
+
+
+def _record(run: RunStore) -> RunRecord | None:
+    try:
+        return run.open()
+    except MissingFileError:
+        return None
+
+
+def fork_run(
+    source: HyperParameters, forked: HyperParameters, environment: Mapping[str, str] = os.environ
+) -> RunStore:
+    """Start the run of `forked` from the finished iterations of the run of `source`.
+
+    Both names lie in one run store. Its own server's adapters are copied with them, so that the
+    forked run plays on with the models it begins with. Raises what `prepare` raises, and
+    LeaseError while somebody runs the source.
+    """
+    if forked.run_store != source.run_store:
+        raise SettingsError("--fork: both runs are in one run_store; leave run_store as it is")
+    run = RunStore(open_store(source.run_store), source.run_name)
+    run.open()  # a run that is not there can't be forked
+    prepared = prepare(forked, environment, forked_from=run)
+    with acquire(run.store, run.root) as lease:
+        finish_rewinds(run, lease)
+        copied = [
+            name
+            for name in (
+                path.removeprefix(f"{run.root}/")
+                for path in list_files(run.store, f"{run.root}/lm_server")
+            )
+            if name not in _OWN_TO_EACH and not name.startswith("lm_server/logs/")
+        ]
+        # Where there is no disk, the models are kept in the run.
+        adapters = list_files(run.store, f"{run.root}/{ADAPTERS}")
+        copied += [path.removeprefix(f"{run.root}/") for path in adapters]
+        return run.fork(forked.run_name, prepared.identity, also=copied)

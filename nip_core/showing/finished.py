@@ -1,0 +1,68 @@
+"""Whether a run, or its newest test, is finished as its settings are now.
+
+finished_run    the summary of a run in which nothing is left to do
+finished_test   the newest test, if it was held before
+
+Both check the files first.
+"""
+
+from typing import Any
+
+from nip_core.evaluation.split_metrics import SplitMetrics
+from nip_core.parameters.tested_iterations import is_tested
+from nip_core.records.intervals import shown_metrics
+from nip_core.records.iterations import Records
+from nip_core.records.status import first_incomplete
+from nip_core.records.transcript_files import transcripts_path
+from nip_core.rollouts.plan import ATTACK, TEST
+from nip_core.run_store.run import read_document
+from nip_core.session.prepare import Prepared
+from nip_core.showing.summary import summary, write_report
+from nip_core.upkeep.verify import check_run
+
+
+def finished_run(prepared: Prepared) -> dict[str, Any] | None:
+    """The summary of a run that is finished as its settings are now, its report brought up to date.
+
+    None if anything is left to do. Raises CorruptionError for a file that is damaged or missing.
+    """
+    run, parameters = prepared.run, prepared.parameters
+    last = parameters.rl.num_iterations
+    if not run.store.exists(f"{run.root}/run.json"):
+        return None  # even one that has nothing to play begins
+    if first_incomplete(Records(run), parameters) < last:
+        return None
+    if is_tested(parameters, last) and not _is_tested(prepared, last):
+        return None
+    if parameters.attack.run is not None and not run.store.exists(run.metrics(last, ATTACK)):
+        return None
+    if run.open().parameters["rl"]["num_iterations"] != last:
+        return None  # the record is brought up to date when the run is opened
+    check_run(run)
+    write_report(run, "finished")  # whoever finished it may have been killed before that
+    return summary(run)
+
+
+def finished_test(prepared: Prepared) -> dict[str, Any] | None:
+    """Return what `nip evaluate` returns, if the newest models were tested before; otherwise None.
+
+    Raises CorruptionError for a file of the run that is damaged or missing.
+    """
+    run = prepared.run
+    newest = run.finished_iterations()
+    if not _is_tested(prepared, newest):
+        return None
+    check_run(run)
+    tested = read_document(run, run.metrics(newest, TEST), SplitMetrics)
+    assert tested is not None  # it was there a moment ago
+    shown = shown_metrics(run, newest, TEST, tested, prepared.parameters.to_dict())
+    return {"run": run.name, "iteration": newest, "test": shown.as_json()}
+
+
+def _is_tested(prepared: Prepared, iteration: int) -> bool:
+    """Say whether the test was held, and written out as a file where the settings ask for it."""
+    run, text_rl = prepared.run, prepared.parameters.text_rl
+    if not run.store.exists(run.metrics(iteration, TEST)):
+        return False
+    path = transcripts_path(run, iteration, TEST, text_rl.transcript_format)
+    return not text_rl.save_transcripts or run.store.exists(path)

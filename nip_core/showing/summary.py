@@ -1,0 +1,257 @@
+"""Showing a run: its summary and its report.
+
+summary         a run as a JSON document: status, accuracy by iteration, models, jobs
+write_report    the HTML page of a run
+report_data     what it shows, for the viewer as well
+
+A run is shown whatever version wrote it: of its settings only those are read that are needed here,
+with the defaults of today where they are missing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from nip_core.costs.spent_and_estimated import cost_rows, costs_of, expected_by
+from nip_core.evaluation.attack_figures import attack_shown
+from nip_core.evaluation.attack_metrics import AttackMetrics
+from nip_core.evaluation.attack_words import causes, caution
+from nip_core.evaluation.baseline_verifiers import left_out_words, remarks
+from nip_core.evaluation.report import (
+    Comparison,
+    GroupReport,
+    IterationReport,
+    ReportData,
+    build_report,
+)
+from nip_core.evaluation.report_checksum import add_checksum
+from nip_core.evaluation.split_metrics import Measures, SplitMetrics
+from nip_core.evaluation.statistics.differences import holm
+from nip_core.records.attack_on_record import shown_attack, training_of, with_training
+from nip_core.records.intervals import hinted_of, rate_alone_of
+from nip_core.records.iterations import IterationRecord, Records
+from nip_core.records.left_out import in_words, recorded
+from nip_core.records.status import status_of
+from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.run_store.run import RunStore
+from nip_core.showing.transcripts import RunTranscripts
+
+_IN_SUMMARY = (
+    *("accuracy", "accuracy_ci95", "completeness", "completeness_ci95"),
+    *("soundness", "soundness_ci95", "episodes", "distinct_problems", "questions"),
+)
+_IN_LEAGUE = (
+    *("opponent", "opponent_iteration", "model", "episodes", "accuracy", "accuracy_ci95"),
+    *("completeness", "completeness_ci95", "soundness", "soundness_ci95"),
+)
+_OF_BELIEVED = (
+    *("accuracy", "accuracy_ci95", "completeness", "soundness"),
+    *("episodes", "without_prover"),
+)
+
+
+def summary(run: RunStore, records: Records | None = None) -> dict[str, Any]:
+    """A run as JSON: ``run``, ``status``, ``iterations``, and ``remarks`` on the last test.
+
+    Entry k of ``iterations`` tests the models that play iteration k; entry 0 is untrained, and a
+    last entry without jobs tests the final models.
+    """
+    records = (records or Records(run)).look_again()
+    shown = records.shown
+    attack = records.of(shown.last).attack if shown.attacks else None
+    iterations = records.all()
+    tests = [test for record in iterations if (test := record.metrics(TEST)) is not None]
+    parameters = shown.record.parameters
+    rate_alone, hinted = rate_alone_of(parameters), hinted_of(parameters)
+    return {
+        "run": run.name,
+        "status": status_of(run, records),
+        "created_at": shown.record.created_at,
+        "code_version": shown.record.code_version,
+        "report": report_location(run),
+        "costs": costs_of(records),
+        "expected_by": expected_by(records),
+        "left_out": {split: len(problems) for split, problems in (recorded(run) or {}).items()},
+        "iterations": [_entry(record) for record in iterations],
+        "remarks": remarks(tests[-1], rate_alone, hinted) if tests else [],
+        **({} if attack is None else {"attack": _attack(attack, records)}),
+    }
+
+
+def _attack(metrics: AttackMetrics, records: Records) -> dict[str, Any]:
+    """Encode the figures of an attack, first of all whether they say anything of the verifier."""
+    trained = training_of(records)
+    attack = with_training(metrics, trained)
+    counted = {} if trained is None else trained.as_json()
+    beside = {"caution": caution(attack), "causes": causes(attack)}
+    return {**beside, **attack_shown(metrics, _IN_SUMMARY), **counted}
+
+
+def _entry(record: IterationRecord) -> dict[str, Any]:
+    test, train = record.metrics(TEST), record.stored_metrics(TRAIN)
+    rows = [row.as_json() for row in train.by_opponent] if train else []
+    league = [{key: row[key] for key in _IN_LEAGUE} for row in rows]
+    return {
+        "iteration": record.iteration,
+        "test": None if test is None else _test(test),
+        "models": record.served,
+        "promotion": record.promotion,
+        "jobs": {
+            group: {"id": job["id"], "status": _status(job), "reason": job["reason"]}
+            for group, job in record.jobs.items()
+        },
+        **({"league": league} if league else {}),
+    }
+
+
+def _test(metrics: SplitMetrics) -> dict[str, Any]:
+    test = metrics.as_json()
+    believed = test.get("believe_the_prover")
+    baselines = (
+        {}
+        if believed is None
+        else {"believe_the_prover": {k: believed.get(k) for k in _OF_BELIEVED}}
+    )
+    if test.get("any_of") is not None:
+        baselines["any_of"] = test["any_of"]
+    invalid = test.get("invalid_answers")
+    counted = {"invalid_answers": invalid} if invalid else {}
+    return {key: test.get(key) for key in _IN_SUMMARY} | baselines | counted
+
+
+def _status(job: Mapping[str, Any]) -> str:
+    return str(job["outcome"] or job["status"])
+
+
+def report_location(run: RunStore) -> str | None:
+    """Return where the report lies, or None if there is none yet."""
+    path = f"{run.root}/report.html"
+    if not run.store.exists(path):
+        return None
+    local = run.store.local_path(path)
+    return str(local) if local is not None else f"{run.store.url}/{path}"
+
+
+def write_report(run: RunStore, status: str | None = None, records: Records | None = None) -> None:
+    """(Re)write the run's report from what is committed; `records` may know some of it."""
+    records = (records or Records(run)).look_again()
+    report = report_data(records, status)
+    # Episodes worth reading, which takes the tables of some splits.
+    transcripts = RunTranscripts(records).chosen()
+    page = build_report(
+        replace(
+            report,
+            transcripts=transcripts.shown,
+            transcripts_left_out=transcripts.left_out,
+            passed_over=transcripts.passed_over,
+        )
+    )
+    # The page with its checksum in its last line.
+    run.store.put(f"{run.root}/report.html", add_checksum(page.encode()))
+
+
+def report_data(records: Records, status: str | None = None) -> ReportData:
+    """Read what a run's report shows but for the transcripts, from its small documents alone."""
+    run, record = records.run, records.shown.record
+    tested = [entry.iteration for entry in records.all() if entry.metrics(TEST)]
+    for iteration in {*tested[:1], *tested[-1:]}:
+        records.whole(iteration)  # its test is shown in detail
+    parameters = record.parameters
+    iterations = [_iteration_report(entry) for entry in records.all()]
+    tests = [entry.test for entry in iterations if entry.test]
+    return ReportData(
+        run=run.name,
+        status=status or status_of(run, records),
+        iterations=iterations,
+        parameters=parameters,
+        baselines=_baselines(tests),
+        remarks=remarks(tests[-1], rate_alone_of(parameters), hinted_of(parameters))
+        if tests
+        else (),
+        attack=shown_attack(records),
+        comparisons=_comparisons(records),
+        created_at=record.created_at,
+        code_version=record.code_version,
+        left_out=in_words(recorded(run) or {}) or None,
+        costs=cost_rows(costs_of(records)),
+        expected_by=expected_by(records),
+    )
+
+
+def _baselines(tests: Sequence[SplitMetrics]) -> dict[str, Measures]:
+    """By what a row of the report calls them, the metrics of those who know no verifier."""
+    rows: dict[str, Measures] = {}
+    believed = [found for test in tests if (found := test.believe_the_prover) is not None]
+    for when, at in (("last iteration", -1), ("untrained", 0)) if believed else ():
+        words = left_out_words(believed[at])
+        rows[f"believe the prover ({when}{'; ' if words else ''}{words})"] = believed[at]
+    voted = [test.majority for test in tests if test.majority is not None]
+    if voted:
+        rows["majority of its plays (last iteration)"] = voted[-1]
+    return rows
+
+
+def _iteration_report(record: IterationRecord) -> IterationReport:
+    """The part of an iteration in the report, made once for as long as its record is the same."""
+    if "report" not in record.derived:
+        record.derived["report"] = IterationReport(
+            iteration=record.iteration,
+            test=record.metrics(TEST),
+            train=record.metrics(TRAIN),
+            groups=_group_reports(record),
+            promotion=record.promotion,
+            gate=[gate for split in (VALIDATION, CANDIDATE) if (gate := record.metrics(split))],
+            stage_s=record.stage_s,
+        )
+    report: IterationReport = record.derived["report"]
+    return report
+
+
+def _group_reports(record: IterationRecord) -> dict[str, GroupReport]:
+    before, swapped, datasets = record.served, record.swap, record.datasets
+    reports = {}
+    for group, job in record.jobs.items():
+        after = swapped["groups"][group] if swapped else None
+        extra = datasets[group]
+        reports[group] = GroupReport(
+            episodes=extra.get("episodes"),
+            examples=extra.get("examples"),
+            job_id=job["id"],
+            status=_status(job),
+            loss=job["loss"],
+            trained_tokens=job["trained_tokens"],
+            model_before=before[group],
+            model_after=after["model"] if after else None,
+            proof=_describe_proof(after["proof"]) if after and after.get("proof") else None,
+            note=job["reason"],
+            method=extra.get("method"),
+            counts=extra.get("counts") or {},
+            tokens=extra.get("tokens"),
+            training_usd=extra.get("training_usd"),
+        )
+    return reports
+
+
+def _describe_proof(proof: Mapping[str, Any]) -> str:
+    """In a line: how near what is served is to what was saved, and how far from the next."""
+    detail = proof.get("detail") or {}
+    parts = ["proved" if proof.get("matches") else "not proved"]
+    for key, words in (
+        ("distance_mean", "distance"),
+        ("tolerance", "tolerance"),
+        ("nearest_other_distance_mean", "nearest other"),
+    ):
+        if isinstance(detail.get(key), float):
+            parts.append(f"{words} {detail[key]:.2g}")
+    return ", ".join(parts)
+
+
+def _comparisons(records: Records) -> list[Comparison]:
+    """Compare each later test with the first."""
+    pairs = [(record.iteration, record.change) for record in records.all()]
+    known = [(iteration, pair) for iteration, pair in pairs if pair is not None]
+    adjusted = iter(holm([pair.p for _, pair in known if pair.p is not None]))
+    return [
+        Comparison(iteration, pair, None if pair.p is None else next(adjusted))
+        for iteration, pair in known
+    ]

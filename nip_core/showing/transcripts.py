@@ -1,0 +1,244 @@
+"""The transcripts of a run's committed splits.
+
+RunTranscripts     those in the report: what went wrong first, then a sample; of an attack, those
+                   that count with the most messages to choose from
+ShownTranscripts   these, and what is left out
+committed_rollouts the tables of a split; game_of, the game of settings on record
+shown_iterations   of a long run, the iterations that the report has any of
+newest_sample      a few of what was played last
+
+Of a long run the report has transcripts of a bounded number of iterations, and all of them
+together take a bounded part of it. An iteration that is shown was shown ever since it was played,
+so that of the tables only those of the newest one are read for the next report.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nip_core.evaluation.attack_figures import plain_rollouts
+from nip_core.evaluation.embedding import Embedded, embedded, fair_share
+from nip_core.evaluation.episode_transcripts import (
+    SAMPLE,
+    Transcript,
+    reasons,
+    transcripts_from_tables,
+)
+from nip_core.game.render import Game
+from nip_core.parameters.stored import from_stored
+from nip_core.records.iterations import Records
+from nip_core.rollouts.plan import ATTACK, TEST, TRAIN
+from nip_core.rollouts.tables import RolloutTables, StoredRollouts, read_rollouts
+from nip_core.run_store.manifest import is_committed
+from nip_core.run_store.run import RunRecord, RunStore
+from nip_core.session.contents import template_digests
+
+_SAMPLED = 40  # of each iteration and split
+_MOST = 300  # of each, of those that are worth reading
+_ROOM = 4_000_000  # characters of all in the report
+_NEWEST, _EVENLY = 3, 12  # iterations of a long run that are shown: the last, and some before
+_SPECIAL_TO_A_SAMPLE = 3
+_SPLITS = (TEST, TRAIN, ATTACK)
+
+_Verdicts = dict[tuple[str, int], int]
+
+
+@dataclass(frozen=True)
+class ShownTranscripts:
+    """The transcripts of a report."""
+
+    shown: list[Embedded] = field(default_factory=list)
+    left_out: list[tuple[int, str, dict[str, int]]] = field(default_factory=list)
+    """Iteration, split, and how many episodes are not shown, by reason."""
+    passed_over: tuple[int, int] = (0, 0)
+    """How many iterations have none shown, and how many episodes these have."""
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Of a split, in the order of the page, those that could be shown, and why which is."""
+
+    transcripts: tuple[Embedded, ...]
+    ranks: tuple[int, ...]  # which of them go first where there is no room for all
+    reasons: Counter[str]  # of all episodes
+
+    @property
+    def size(self) -> int:
+        return sum(len(transcript.text) for transcript in self.transcripts)
+
+    def within(self, room: int) -> list[Embedded]:
+        """The first of them by rank that take no more than `room`, in the order of the page."""
+        taken, used = set(), 0
+        for place in sorted(range(len(self.ranks)), key=self.ranks.__getitem__):
+            used += len(self.transcripts[place].text)
+            if used > room:
+                break
+            taken.add(place)
+        return [transcript for k, transcript in enumerate(self.transcripts) if k in taken]
+
+
+def shown_iterations(newest: int) -> set[int]:
+    """The iterations up to `newest` that a report has transcripts of.
+
+    The last ones, and such before them as are multiples of the smallest power of two that leaves
+    few enough. So each is in the set of the iteration before, but for the newest.
+    """
+    stride = 1
+    while newest // stride > _EVENLY:
+        stride *= 2
+    last = range(max(0, newest - _NEWEST + 1), newest + 1)
+    return {*range(0, newest + 1, stride), *last}
+
+
+class RunTranscripts:
+    """Episodes of a run that are shown, and those that are not."""
+
+    def __init__(self, records: Records) -> None:
+        """Reads nothing yet; what is read of a committed split stays in `records.memory`."""
+        self._records, self._run = records, records.run
+        self._choices: dict[tuple[int, str], _Choice] = records.memory.setdefault("transcripts", {})
+        self._verdicts: dict[tuple[int, str], _Verdicts] = records.memory.setdefault("verdicts", {})
+
+    def chosen(self) -> ShownTranscripts:
+        """Choose from what is committed."""
+        iterations = self._records.iterations()
+        shown = shown_iterations(max(iterations, default=0))
+        # 1. Of each split that has a part: what could be shown.
+        choices = {
+            (i, split): choice
+            for i in iterations
+            if i in shown
+            for split in _SPLITS
+            if (choice := self._choice(i, split)) is not None
+        }
+        self._choices.clear()
+        self._choices.update(choices)
+        newest = {
+            split: max((i for i, s in self._verdicts if s == split), default=-1)
+            for split in _SPLITS
+        }
+        for i, split in [*self._verdicts]:
+            if newest.get(split) != i:
+                del self._verdicts[i, split]
+        # 2. As many as there is room for.
+        share = fair_share([choice.size for choice in choices.values()], _ROOM)
+        result = ShownTranscripts(passed_over=self._passed_over({*iterations} - shown))
+        for (i, split), choice in choices.items():
+            taken = choice.within(share)
+            hidden = choice.reasons - Counter(transcript.chosen for transcript in taken)
+            result.shown.extend(taken)
+            result.left_out.append((i, split, dict(hidden)))
+        return result
+
+    def _passed_over(self, iterations: set[int]) -> tuple[int, int]:
+        metrics = (
+            self._records.of(i).metrics(split) for i in iterations for split in (TEST, TRAIN)
+        )
+        return len(iterations), sum(measured.episodes or 0 for measured in metrics if measured)
+
+    def _choice(self, iteration: int, split: str) -> _Choice | None:
+        """Choose from a split, if it is committed."""
+        if (iteration, split) in self._choices:
+            return self._choices[iteration, split]
+        rollouts = committed_rollouts(self._run, iteration, split)
+        if rollouts is None:
+            return None
+        why = reasons(rollouts.episodes, rollouts.generations, self._before(iteration, split))
+        self._verdicts[iteration, split] = _verdicts(rollouts.episodes)
+        transcripts = _chosen(rollouts, why, _SAMPLED, _MOST, self._game())
+        choice = _Choice(
+            tuple(embedded(transcript) for transcript in transcripts),
+            _ranks(transcripts),
+            Counter(why),
+        )
+        # Not even alone it takes more than half of the room, nor of the memory of this process.
+        taken = {id(transcript) for transcript in choice.within(_ROOM // 2)}
+        places = [k for k, t in enumerate(choice.transcripts) if id(t) in taken]
+        return _Choice(
+            tuple(choice.transcripts[k] for k in places),
+            tuple(choice.ranks[k] for k in places),
+            choice.reasons,
+        )
+
+    def _before(self, iteration: int, split: str) -> _Verdicts:
+        """The verdicts of the newest iteration before that has played the split."""
+        for earlier in range(iteration - 1, -1, -1):
+            if (earlier, split) in self._verdicts:
+                return self._verdicts[earlier, split]
+            directory = self._run.rollouts(earlier, split)
+            if is_committed(self._run.store, directory):
+                stored = StoredRollouts(self._run.store, [directory])
+                return _verdicts(stored.episodes(["problem", "sample", "decision"]))
+        return {}
+
+    def _game(self) -> Game | None:
+        memory = self._records.memory
+        if "game" not in memory:
+            memory["game"] = game_of(self._records.shown.record)
+        game: Game | None = memory["game"]
+        return game
+
+
+def newest_sample(run: RunStore, limit: int, records: Records | None = None) -> list[Transcript]:
+    """At most `limit` transcripts of the split that was played last, what went wrong first."""
+    records = records or Records(run)
+    for iteration in reversed(records.iterations()):
+        for split in (TEST, ATTACK, TRAIN):
+            rollouts = committed_rollouts(run, iteration, split)
+            if rollouts is not None:
+                why = reasons(rollouts.episodes, rollouts.generations, {})
+                return _chosen(rollouts, why, limit, limit, game_of(records.shown.record))
+    return []
+
+
+def _ranks(transcripts: Sequence[Transcript]) -> tuple[int, ...]:
+    """The place of each where there is no room for all: some that are worth reading, a sample, …"""
+    special = [k for k, transcript in enumerate(transcripts) if transcript.chosen != SAMPLE]
+    sample = [k for k, transcript in enumerate(transcripts) if transcript.chosen == SAMPLE]
+    order = []
+    while special or sample:
+        order += special[:_SPECIAL_TO_A_SAMPLE] + sample[:1]
+        del special[:_SPECIAL_TO_A_SAMPLE], sample[:1]
+    places = {k: rank for rank, k in enumerate(order)}
+    return tuple(places[k] for k in range(len(transcripts)))
+
+
+def _verdicts(episodes: pa.Table) -> _Verdicts:
+    columns = (episodes[name].to_pylist() for name in ("problem", "sample", "decision"))
+    return {(problem, sample): decision for problem, sample, decision in zip(*columns, strict=True)}
+
+
+def _chosen(
+    rollouts: RolloutTables, worth_reading: Sequence[str], limit: int, most: int, game: Game | None
+) -> list[Transcript]:
+    tables = rollouts.episodes, rollouts.generations
+    return transcripts_from_tables(
+        *tables, limit, 0, worth_reading=worth_reading, most=most, game=game
+    )
+
+
+def committed_rollouts(run: RunStore, iteration: int, split: str) -> RolloutTables | None:
+    """The tables of a split, None where it is not committed; of an attack, the episodes that count
+    with the most messages to choose from."""
+    directory = run.rollouts(iteration, split)
+    if not is_committed(run.store, directory):
+        return None
+    rollouts = read_rollouts(run.store, directory)
+    if split != ATTACK:
+        return rollouts
+    choices = StoredRollouts(run.store, [directory]).choices()
+    return plain_rollouts(rollouts, choices, pc.max(choices["n"]).as_py())
+
+
+def game_of(record: RunRecord) -> Game | None:
+    """The game of settings on record; None where its protocol or its templates are not here, or
+    are others by now, and then neither channels nor prompts are shown."""
+    try:
+        game = Game(from_stored(record.parameters))
+        recorded = record.contents.get("templates", {})
+        return game if template_digests(game) == recorded else None
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,57 @@
+"""Which models play an iteration: first models, then those that iterations have trained.
+
+models_for     the models that play an iteration
+candidates     the models that an iteration has trained, by group
+opponents_for  the models of earlier iterations that agents meet in one
+"""
+
+from nip_core.jobs.document import read_job
+from nip_core.parameters.opponents import opponents_of
+from nip_core.records.models import ServedModel, map_agents_to_groups, opponents_on_record
+from nip_core.session.session import Session
+
+
+def models_for(session: Session, iteration: int) -> dict[str, ServedModel]:
+    """The models that play `iteration`, by group."""
+    if iteration == 0:
+        base = {group: session.base_model(group) for group in session.parameters.groups}
+        first = session.origin[0] if session.origin else {}
+        return {group: first.get(group) or ServedModel(base[group], base[group]) for group in base}
+    stored = session.run.read_json(session.run.models(iteration - 1))
+    return {group: ServedModel(**model) for group, model in stored["groups"].items()}
+
+
+def candidates(session: Session, iteration: int) -> dict[str, ServedModel]:
+    """By group, the models of the iteration's succeeded jobs; not yet proved."""
+    trained = {}
+    for group in session.parameters.trainable_groups:
+        record = read_job(session.run, session.run.job(iteration, group))
+        if record is not None and record.succeeded:
+            assert record.model is not None  # a succeeded job has one
+            trained[group] = ServedModel(
+                model=record.model,
+                base_model=session.base_model(group),
+                trained_in=iteration,
+                job_id=record.id,
+            )
+    return trained
+
+
+def opponents_for(session: Session, iteration: int) -> dict[str, dict[int, ServedModel]]:
+    """By agent, the earlier models that may play it in the training episodes of `iteration`.
+
+    Each by the first iteration that it has played. Agents without any, as in the first iteration,
+    are left out.
+    """
+    parameters = session.parameters
+    if not opponents_of(parameters):
+        return {}
+    played = [models_for(session, 0)]
+    for swap in session.records.swaps(iteration):
+        played.append({group: ServedModel(**model) for group, model in swap["groups"].items()})
+    names = [{group: model.model for group, model in groups.items()} for groups in played]
+    group_of = map_agents_to_groups(parameters)
+    return {
+        agent: {first: played[first][group_of[agent]] for first in models}
+        for agent, models in opponents_on_record(parameters, names).items()
+    }

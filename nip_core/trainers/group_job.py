@@ -1,0 +1,134 @@
+"""What a fine-tune job of a group is, by the settings: in the loop and by hand.
+
+Parent             the model that a job starts from
+group_job          the job of a group on its data
+training_settings  how a group's model is trained
+integrations       who else is told of its jobs
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from nip_core.hashing import derive_seed, digest
+from nip_core.jobs.job import JobSpec
+from nip_core.parameters import HyperParameters
+from nip_core.parameters.checks import is_deterministic
+from nip_core.parameters.providers import speaks_nip
+from nip_core.trainers.lines import ADVANTAGE
+from nip_lm_server.client import NipSettings
+
+
+@dataclass(frozen=True)
+class Parent:
+    """The model that a job starts from."""
+
+    model: str  # as its server names it
+    digest: str | None  # of its weights, where the server has said it
+    is_base: bool
+    can_stack: bool  # another adapter can be trained over it
+
+
+def group_job(
+    parameters: HyperParameters,
+    run: str,
+    iteration: int,
+    group: str,
+    parent: Parent,
+    *,
+    method: str,
+    dataset_digest: str,
+    examples: int,
+    attempt: int,
+    suffix: str | None = None,
+    validation_examples: int = 0,
+    validation_digest: str | None = None,
+) -> JobSpec:
+    """The job of a group on this data, trained as the settings say, in the loop or by hand."""
+    hyper_parameters, nip = training_settings(
+        parameters, group, from_base=parent.is_base, can_stack=parent.can_stack, method=method
+    )
+    return JobSpec(
+        run=run,
+        iteration=iteration,
+        group=group,
+        dataset_digest=dataset_digest,
+        parent_model=parent.model,
+        parent_model_digest=parent.digest or digest(parent.model),
+        seed=derive_seed("job", parameters.seed, iteration, group),
+        examples=examples,
+        method=method,
+        hyper_parameters=hyper_parameters,
+        nip=nip,
+        attempt=attempt,
+        suffix=suffix or f"{run}-{iteration:04d}-{group}",
+        validation_examples=validation_examples,
+        validation_digest=validation_digest,
+        integrations=integrations(parameters, group),
+    )
+
+
+def integrations(parameters: HyperParameters, group: str) -> list[dict[str, Any]]:
+    """Return who else is told of the group's jobs, in the words of OpenAI's API."""
+    project = parameters.fine_tuning.wandb_project
+    agent = parameters.group_parameters(group)
+    if project is None or agent.use_dummy_api or agent.model_provider != "OpenAI":
+        return []
+    return [{"type": "wandb", "wandb": {"project": project}}]
+
+
+def training_settings(
+    parameters: HyperParameters,
+    group: str,
+    *,
+    from_base: bool,
+    can_stack: bool = True,
+    method: str = "supervised",
+) -> tuple[dict[str, Any], NipSettings]:
+    """The settings with which a group is trained: those that its API has words for, and the rest.
+
+    The first are the hyper-parameters of the method. Only what the method and the server take is
+    in it. `from_base`: not from the model that plays; `can_stack`: that one is an adapter, so that
+    another can be trained over it.
+    """
+    agent = parameters.group_parameters(group)
+    start_from: Literal["base", "continue", "stack"] = "base"
+    if not from_base:
+        start_from = "stack" if agent.stack_lora_adapters and can_stack else "continue"
+    hyper_parameters: dict[str, Any] = {"n_epochs": agent.num_epochs or parameters.rl.num_epochs}
+    if method == "dpo" and agent.dpo_beta is not None:
+        hyper_parameters["beta"] = agent.dpo_beta
+    if method == "trajectories":
+        gradient = parameters.pure_text_grpo
+        hyper_parameters["advantage"] = ADVANTAGE
+        hyper_parameters["clip_low"] = gradient.clip_low
+        if gradient.clip_high is not None:
+            hyper_parameters["clip_high"] = gradient.clip_high
+        hyper_parameters["kl_penalty"] = gradient.kl_penalty
+    if not speaks_nip(agent):
+        return hyper_parameters, NipSettings()
+    hyper_parameters["batch_size"] = agent.per_device_train_batch_size
+    # Set is what is to be sent, as it stands here: a job's key goes by it, 8 is another than 8.0.
+    sometimes: dict[str, Any] = {}
+    if parameters.rl.max_grad_norm != 1.0:  # the server's own, which earlier jobs were made with
+        sometimes["max_grad_norm"] = parameters.rl.max_grad_norm
+    if agent.use_lora:
+        sometimes["lora_rank"] = agent.lora_rank
+        sometimes["lora_alpha"] = agent.effective_lora_alpha
+        sometimes["lora_dropout"] = agent.lora_dropout
+    else:
+        sometimes["use_lora"] = False
+    if method == "dpo" and agent.dpo_sft_weight:
+        sometimes["dpo_sft_weight"] = agent.dpo_sft_weight
+    for name in ("max_length", "tokens_per_pass", "gradient_checkpointing"):
+        if getattr(parameters.fine_tuning, name) is not None:
+            sometimes[name] = getattr(parameters.fine_tuning, name)
+    if agent.quantization == "bitsandbytes" and not is_deterministic(parameters, agent):
+        sometimes["quantization"] = "4bit"  # as bitsandbytes holds it in the engine
+    return hyper_parameters, NipSettings.model_construct(
+        learning_rate=parameters.rl.lr,
+        lr_scheduler=parameters.fine_tuning.lr_scheduler,
+        warmup_ratio=parameters.fine_tuning.warmup_ratio,
+        weight_decay=parameters.fine_tuning.weight_decay,
+        start_from=start_from,
+        **sometimes,
+    )

@@ -1,0 +1,226 @@
+"""Finding and deleting the files of a run that nothing refers to.
+
+find_unused    a list, each with its size and why nothing needs it
+remove_unused  delete what is on such a list
+
+Nothing that a manifest, a job document, models.json or run.json names is ever on the list, nor is
+what was set aside to be done again, nor what somebody else may have put there: a file or a model is
+on it only if this program has made it and there is a record that says why it is not needed. Where
+that record is lost, the file stays. Both are only for a run that nobody runs: what is just being
+written looks like what was left behind.
+"""
+
+import json
+import re
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from nip_core.errors import CorruptionError, StoreError
+from nip_core.jobs.document import read_job
+from nip_core.jobs.job import KEY_METADATA
+from nip_core.rollouts.journal_segments import remove_journal
+from nip_core.rollouts.tables import shard_is_committed, shards_of
+from nip_core.run_store.manifest import is_committed, read_manifest
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import list_files
+from nip_core.servers.kept_models import ADAPTERS
+from nip_lm_server.client import DATABASE, State, StateError, StateInUseError, read_state, remove
+from nip_lm_server.client import MANIFEST as MODEL_MANIFEST
+
+Kind = Literal["leftover", "data", "journal", "kept model", "model", "upload"]
+
+_MANIFEST = re.compile(r"manifest(-\w+)?\.json")
+_OF_A_COMMIT = re.compile(r"(.+)\.[0-9a-f]{8}(\.\w+)")
+_UPLOAD = re.compile(r"nip-[0-9a-f]{40}\.jsonl")
+_JOURNAL = re.compile(r"([0-9]+)/([^/]+)/([^/]+)\.journal")
+_DIGEST = re.compile(r"[0-9a-f]{12}")
+_NAMES = re.compile(r"\"(ft:[^\"]+|file-[^\"]+|ftjob-[^\"]+)\"")
+
+
+@dataclass(frozen=True)
+class Unused:
+    """Something that nothing refers to."""
+
+    kind: Kind
+    name: str
+    """A path in the store, the name of a model, or the id of an upload."""
+    where: str
+    """For people."""
+    bytes: int
+    why: str
+
+
+def find_unused(run: RunStore, state_dir: Path) -> list[Unused]:
+    """Return what `remove_unused` would delete; `state_dir` is that of the run's own server.
+
+    Raises CorruptionError where a file that says what is needed is damaged.
+    """
+    run.open()
+    return [
+        *_leftovers(run),
+        *_uncommitted_data(run),
+        *_journals(run),
+        *_of_the_server(run, state_dir),
+    ]
+
+
+def remove_unused(run: RunStore, state_dir: Path, unused: Sequence[Unused]) -> None:
+    """Delete what is on the list. Hold the run's lease. Raises StoreError."""
+    for thing in unused:
+        if thing.kind == "leftover":
+            run.store.delete_leftover(thing.name)
+        elif thing.kind == "data":
+            run.store.delete(thing.name)
+        elif thing.kind == "journal":
+            remove_journal(run.store, thing.name)
+        elif thing.kind == "kept model":
+            # The manifest first: without it the rest is no model.
+            run.store.delete(f"{thing.name}/{MODEL_MANIFEST}")
+            for path in list(list_files(run.store, thing.name)):
+                run.store.delete(path)
+    models = [thing.name for thing in unused if thing.kind == "model"]
+    files = [thing.name for thing in unused if thing.kind == "upload"]
+    if models or files:
+        try:
+            remove(state_dir, models, files)
+        except (StateInUseError, StateError, OSError) as error:
+            raise StoreError(f"the state of the run's own server: {error}") from error
+
+
+def _leftovers(run: RunStore) -> Iterator[Unused]:
+    for path, size in run.store.leftovers(run.root):
+        if not path.startswith(f"{run.root}/lm_server/"):  # a server looks after its own
+            yield _in_store(run, "leftover", path, size, "left by a killed writer")
+
+
+def _uncommitted_data(run: RunStore) -> Iterator[Unused]:
+    """Versions of a committed file that its manifest, which is beside them, does not have."""
+    folders: dict[str, list[str]] = {}
+    for path in list_files(run.store, f"{run.root}/iterations"):
+        folder, _, name = path.rpartition("/")
+        folders.setdefault(folder, []).append(name)
+    for folder, names in folders.items():
+        if "/rollouts/" not in folder and "/datasets/" not in folder:
+            continue
+        manifests = [
+            read_manifest(run.store, folder, name) for name in names if _MANIFEST.fullmatch(name)
+        ]
+        named = {entry.file for manifest in manifests for entry in manifest.files.values()}
+        committed = {name for manifest in manifests for name in manifest.files}
+        for name in names:
+            match = _OF_A_COMMIT.fullmatch(name)
+            if match and match[1] + match[2] in committed and name not in named:
+                path = f"{folder}/{name}"
+                size = run.store.size(path)
+                yield _in_store(run, "data", path, size, "another version is committed")
+
+
+def _journals(run: RunStore) -> Iterator[Unused]:
+    sizes: dict[str, int] = {}
+    for path in list_files(run.store, f"{run.root}/journals"):
+        journal = path[: path.index(".journal") + len(".journal")] if ".journal" in path else None
+        if journal is not None:
+            sizes[journal] = sizes.get(journal, 0) + run.store.size(path)
+    finished = run.finished_iterations()
+    for path, size in sizes.items():
+        match = _JOURNAL.fullmatch(path.removeprefix(f"{run.root}/journals/"))
+        if match is None:
+            continue
+        iteration, split, shard = int(match[1]), match[2], match[3]
+        rollouts = run.rollouts(iteration, split)
+        if shard_is_committed(run.store, rollouts, shard):
+            yield _in_store(run, "journal", path, size, "its shard is committed")
+        elif (
+            iteration < finished
+            and is_committed(run.store, rollouts)
+            # Else the shard's manifest is lost, and this may be all that is left of it.
+            and shard not in shards_of(read_manifest(run.store, rollouts))
+        ):
+            yield _in_store(run, "journal", path, size, "its split is committed without it")
+
+
+def _of_the_server(run: RunStore, state_dir: Path) -> Iterator[Unused]:
+    """Models and uploads of the run's jobs that none of its documents names."""
+    # 1. Needed is what documents name, what their jobs have made, and what that stands on.
+    named = _named_in_documents(run)
+    try:
+        state = read_state(state_dir)
+    except (sqlite3.Error, ValueError) as error:
+        raise CorruptionError(
+            f"{state_dir / DATABASE}: the database of the run's own server can't be read: {error}"
+        ) from error
+    # A job that has ended since its record was written has a model that the record lacks.
+    made = {state.made_by[name] for name in named if name in state.made_by}
+    needed = _with_what_they_need(state, named | made | state.needed_by_jobs)
+    # 2. Of the rest only what this program has made: its models have its key, its uploads its name.
+    why = "no job or models.json of the run names it"
+    for model in state.models:
+        if model.name not in needed and KEY_METADATA in model.metadata:
+            yield Unused("model", model.name, str(model.path), model.bytes, why)
+    for file in state.files:
+        if file.id not in needed and _UPLOAD.fullmatch(file.filename):
+            yield Unused("upload", file.id, str(file.path), file.bytes, why)
+    models_kept = _kept_models(run)
+    # 3. The same for models that are kept in a bucket.
+    bases = {base for _, name, base in models_kept if name in needed}
+    digests = {name.rpartition(":")[2] for name in needed | bases}
+    for path, name, _ in models_kept:
+        if path.rpartition("/")[2] not in digests:
+            size = sum(run.store.size(inner) for inner in list_files(run.store, path))
+            yield _in_store(run, "kept model", path, size, why if name else "it was not completed")
+
+
+def _named_in_documents(run: RunStore) -> frozenset[str]:
+    """Models and files that JSON documents of the run name, those set aside included."""
+    names: set[str] = set()
+    for top in ("iterations", "superseded", "openings"):
+        for path in list_files(run.store, f"{run.root}/{top}"):
+            if path.split("/")[-2] == "jobs":
+                read_job(run, path)  # a damaged one may no longer name what it needs
+            if path.endswith(".json"):
+                names |= _names_in(run, path)
+    return frozenset(names | _names_in(run, f"{run.root}/run.json"))
+
+
+def _names_in(run: RunStore, path: str) -> set[str]:
+    # Written anew: a name with an escape in it would be missed in the file's own words.
+    return set(_NAMES.findall(json.dumps(run.read_json(path), ensure_ascii=False)))
+
+
+def _with_what_they_need(state: State, names: frozenset[str]) -> frozenset[str]:
+    needed = set(names)
+    waiting = list(names)
+    by_name = {model.name: model for model in state.models}
+    while waiting:
+        model = by_name.get(waiting.pop())
+        more = [] if model is None else [name for name in model.needs if name not in needed]
+        needed.update(more)
+        waiting += more
+    return frozenset(needed)
+
+
+def _kept_models(run: RunStore) -> list[tuple[str, str, str]]:
+    """Directory, name and base model of what the run keeps; no name without a manifest."""
+    models = []
+    for entry in run.store.list(f"{run.root}/{ADAPTERS}"):
+        path = f"{run.root}/{ADAPTERS}/{entry.rstrip('/')}"
+        if not _DIGEST.fullmatch(entry.rstrip("/")):
+            continue
+        manifest = run.read_json_or_none(f"{path}/{MODEL_MANIFEST}")
+        try:
+            models.append(
+                (path, manifest["name"], manifest["base_model"]) if manifest else (path, "", "")
+            )
+        except (KeyError, TypeError) as error:
+            raise CorruptionError(
+                f"{path}/{MODEL_MANIFEST}: damaged manifest of a model ({error!r})"
+            ) from error
+    return models
+
+
+def _in_store(run: RunStore, kind: Kind, path: str, size: int, why: str) -> Unused:
+    local = run.store.local_path(path)
+    return Unused(kind, path, str(local) if local else f"{run.store.url}/{path}", size, why)

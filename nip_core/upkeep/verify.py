@@ -1,0 +1,110 @@
+"""Verifying a run: every file against its manifest, every manifest against its inputs.
+
+verify_all       the problems of a whole run, what was not checked, and the files nobody knows
+has_begun        whether there is a run to verify
+verify_run       the same without the servers that have trained its models
+check_run        raise for what a run lacks or has damaged, before it is taken for finished
+check_presence   the same for the newest iterations, without reading the tables
+
+What is covered: all files that a manifest names (there, size, SHA-256, rows), all documents with
+a checksum, and that each says of the others what these say of themselves: shards and their split,
+splits and their plan and models, datasets and the rollouts they were made from, jobs and their
+dataset, models and their job, metrics and their split. What is not: a run that was rewritten as a
+whole, checksums included; the last file in ``openings/``, which nothing else names; and what the
+files of a server that have no digest (logs, keys) say.
+
+Nothing is written and no lease is taken. A problem is named at the file that is damaged or missing;
+what only follows from it is not named once more.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nip_core.errors import CorruptionError
+from nip_core.records.iterations import BLOCK
+from nip_core.records.rewinds import unfinished_rewinds
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import list_files
+from nip_core.upkeep.file_checks import Check
+from nip_core.upkeep.verify_records import check_records
+from nip_core.upkeep.verify_servers import check_servers
+
+_SHOWN = 3
+_SINCE_BEGUN = ("run.json", "left_out.json", "iterations/", "journals/", "openings/", "superseded/")
+"""A run has no such file before it is created; before that come its lease and its server."""
+
+
+def verify_run(run: RunStore, *, deep: bool = True, since: int = 0) -> Check:
+    """Everything that the run's files say of each other; without the state of its server.
+
+    `deep` reads every file; otherwise only documents are read, and of the rest the size is looked
+    at. `since` is the first iteration that is checked: if not all are, neither is what was set
+    aside. Raises StoreError if the store can't be read.
+    """
+    paths = _newest_paths(run, since) if since else list_files(run.store, run.root)
+    check = Check(run, frozenset(paths), deep, since)
+    check_records(check)
+    return check
+
+
+def _newest_paths(run: RunStore, since: int) -> Iterator[str]:
+    """The files of the run itself, of its openings, and of its iterations from `since` on."""
+    names = run.store.list(run.root)
+    yield from (f"{run.root}/{name}" for name in names if not name.endswith("/"))
+    yield from list_files(run.store, f"{run.root}/openings")
+    yield run.models(since - 1)
+    for name in run.store.list(f"{run.root}/iterations"):
+        if name.rstrip("/").isdigit() and int(name.rstrip("/")) >= since:
+            yield from list_files(run.store, f"{run.root}/iterations/{name.rstrip('/')}")
+
+
+def has_begun(run: RunStore) -> bool:
+    """Tell whether the run was ever created, even if its run.json is lost by now."""
+    inside = (path.removeprefix(f"{run.root}/") for path in list_files(run.store, run.root))
+    return any(path.startswith(_SINCE_BEGUN) for path in inside)
+
+
+async def verify_all(run: RunStore) -> Check:
+    """`verify_run`, and the models and jobs at the servers that have trained them."""
+
+    check = verify_run(run)
+    await check_servers(check)
+    return check
+
+
+def check_run(run: RunStore) -> None:
+    """Raise CorruptionError if the run lacks or has damaged what it says is there.
+
+    On a disk every file is read, in a bucket only the documents are.
+    """
+    _raise_for(run, deep=run.store.local_path(run.root) is not None)
+
+
+def check_presence(run: RunStore) -> None:
+    """As `check_run`, looking at the sizes of data files alone, and at the newest iterations."""
+    _raise_for(run, deep=False, since=max(0, run.finished_iterations() - BLOCK))
+
+
+def _raise_for(run: RunStore, *, deep: bool, since: int = 0) -> None:
+    """Raise CorruptionError with the first of the problems, if there are any."""
+    if unfinished_rewinds(run):
+        return  # half of it is moved, and whoever opens the run completes that first
+    check = verify_run(run, deep=deep, since=since)
+    problems = [problem for problem in check.problems.values() if not problem.derived]
+    if problems:
+        more = len(problems) - _SHOWN
+        listed = "\n".join(str(problem) for problem in problems[:_SHOWN])
+        rest = f"\nand {more} more" if more > 0 else ""
+        raise CorruptionError(f"{listed}{rest}\nnip verify {run.name} lists all")
+
+
+def summarise(check: Check) -> Mapping[str, Any]:
+    """Return what is found as a JSON document."""
+    return {
+        "run": check.run.name,
+        "files": len(check.present),
+        "bytes_read": check.bytes,
+        "problems": [vars(problem) for problem in check.problems.values()],
+        "unknown": check.unknown,
+        "not_checked": check.notes,
+    }

@@ -1,0 +1,188 @@
+"""The models and jobs of a run, compared with what the servers have that trained them.
+
+check_servers   files: the state of the run's own server, or in a bucket what the run keeps of it;
+                and over the API: jobs and models at the servers that the settings name
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from nip_core.errors import NipError, SettingsError
+from nip_core.jobs.document import read_job
+from nip_core.jobs.job import Busy, JobRecord, NoAnswer, Refused
+from nip_core.jobs.openai_backend import open_backend
+from nip_core.parameters import HyperParameters
+from nip_core.parameters.providers import speaks_nip
+from nip_core.parameters.stored import from_stored
+from nip_core.servers.endpoints import group_endpoints
+from nip_core.servers.kept_models import ADAPTERS
+from nip_core.servers.own_server import server_directory
+from nip_core.upkeep.file_checks import Check
+from nip_lm_server.client import (
+    CHECKSUM,
+    DATABASE,
+    ENDED_STATUSES,
+    FILES,
+    MANIFEST,
+    MODELS,
+    Examined,
+    checksum_of,
+    content_digest,
+    examine,
+    parse_json,
+)
+
+Jobs = Sequence[tuple[str, JobRecord]]
+"""Jobs on record, each with the path of its document."""
+_NOT_AGAIN = "restore the file from a copy; without one, --rerun-from its iteration:train"
+
+
+async def check_servers(check: Check) -> None:
+    """Compare with all servers, where this version of nip can read the settings on record."""
+    try:
+        parameters = from_stored(check.run.open().parameters)
+    except (NipError, OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:200]
+        check.notes.append(
+            f"models and jobs: not checked, as the settings on record can't be read ({reason})"
+        )
+        return
+    jobs = list(_jobs_on_record(check))
+    _check_own_server(check, parameters, jobs)
+    await _check_remote(check, parameters, jobs)
+
+
+def _check_own_server(check: Check, parameters: HyperParameters, jobs: Jobs) -> None:
+    """The state directory, the kept models, and that they have what the run names."""
+    run, directory = check.run, server_directory(check.run)
+    in_run = run.store.local_path(run.root) is not None
+    state = examine(directory)
+    shown = f"{run.root}/lm_server" if in_run else str(directory)
+    for damage in state.damages:
+        relative = damage.path.relative_to(directory).as_posix()
+        remedy = _NOT_AGAIN
+        if relative.startswith(f"{FILES}/"):
+            remedy = "restore the file from a copy; only a job that is to train on it needs it"
+        check.add(f"{shown}/{relative}", damage.what, damage.expected, damage.got, remedy)
+    check.unknown += [f"{shown}/{path.relative_to(directory).as_posix()}" for path in state.unknown]
+    # Whatever machine has trained them, the models on record must be there or be kept.
+    digests = {**_kept_models(check), **state.models}
+    own_groups = {group for group in parameters.groups if uses_own(parameters, group)}
+    folder = f"{shown}/{MODELS}" if in_run else f"{run.root}/{ADAPTERS}"
+    for path, group, model in _models_on_record(check):
+        if group in own_groups and not any(p.endswith(f"/{DATABASE}") for p in check.problems):
+            name, content = model["model"], model.get("digest")
+            place = f"{folder}/{name.rpartition(':')[2]}/{MANIFEST}"
+            if name not in digests:
+                check.lacks(place, f"the model {name} that {path} names", _NOT_AGAIN)
+            elif content is not None:
+                what = f"not the model that {path} names"
+                check.compare(place, what, content, digests[name], _NOT_AGAIN)
+    place = f"{shown}/{DATABASE}"
+    if in_run and place not in check.problems:
+        for path, job in jobs:
+            if job.group in own_groups and job.id is not None:
+                _compare_job(check, state, path, job, place)
+
+
+def uses_own(parameters: HyperParameters, group: str) -> bool:
+    """Return whether a group is trained by the run's own server."""
+    try:
+        return group_endpoints(parameters, group) is None
+    except SettingsError:  # a key that is not set
+        return False
+
+
+def _compare_job(check: Check, state: Examined, path: str, job: JobRecord, place: str) -> None:
+    if job.id not in state.jobs:
+        if state.jobs:
+            check.add(place, "lacks a job", f"{job.id} of {path}", "none", _NOT_AGAIN)
+        return
+    status, model = state.jobs[job.id]
+    if job.succeeded and (status, model) != ("succeeded", job.model):
+        what = f"another end of job {job.id}"
+        check.add(place, what, job.model, f"{status}, {model}", _NOT_AGAIN)
+
+
+def _kept_models(check: Check) -> dict[str, str]:
+    """By name, the content digest of each model that a run in a bucket keeps; compare its files."""
+    digests: dict[str, str] = {}
+    root = f"{check.run.root}/{ADAPTERS}"
+    for digest in check.names(root):
+        folder, path = f"{root}/{digest}", f"{root}/{digest}/{MANIFEST}"
+        if path not in check.present:
+            check.unknown += check.under(folder)
+            continue
+        check.known.add(path)
+        try:
+            manifest: dict[str, Any] = parse_json(check.run.store.get(path))
+            files = manifest["files"]
+            if CHECKSUM in manifest and manifest[CHECKSUM] != checksum_of(manifest):
+                raise ValueError("its own checksum does not match")
+            if content_digest(files) != manifest["content_digest"]:
+                raise ValueError("it contradicts itself")
+            digests[manifest["name"]] = manifest["content_digest"]
+            for name, entry in files.items():
+                check.known.add(f"{folder}/{name}")
+                check.content(f"{folder}/{name}", entry["bytes"], entry["sha256"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            check.add(path, "damaged", "the manifest of a model", error, _NOT_AGAIN)
+        inner = set(check.under(folder)) - check.known
+        check.unknown += sorted(inner)
+    return digests
+
+
+def _models_on_record(check: Check) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield path, group and record of each model that the run has trained."""
+    for path in check.under(f"{check.run.root}/iterations"):
+        if path.endswith("/models.json") and path not in check.problems:
+            for group, model in check.run.read_json(path)["groups"].items():
+                if model.get("trained_in") is not None:
+                    yield path, group, model
+
+
+def _jobs_on_record(check: Check) -> Iterator[tuple[str, JobRecord]]:
+    for path in check.under(f"{check.run.root}/iterations"):
+        if path.split("/")[-2] == "jobs" and path not in check.problems:
+            record = read_job(check.run, path)
+            if record is not None:
+                yield path, record
+
+
+async def _check_remote(check: Check, parameters: HyperParameters, jobs: Jobs) -> None:
+    """Jobs and models at the servers that the settings name, where these can be reached."""
+    for group in parameters.groups:
+        try:
+            endpoints = group_endpoints(parameters, group)
+        except SettingsError as error:
+            check.notes.append(f"jobs and models of {group}: not checked, as {error}")
+            continue
+        of_group = [(path, job) for path, job in jobs if job.group == group]
+        if endpoints is None or not any(job.id for _, job in of_group):
+            continue
+        hosted = speaks_nip(parameters.group_parameters(group))
+        async with open_backend(endpoints.control, speaks_nip=hosted, timeout_s=20) as backend:
+            try:
+                for path, job in of_group:
+                    await _ask(check, backend, path, job)
+            except (NoAnswer, Busy) as error:
+                check.notes.append(f"jobs and models of {group}: not checked ({error})")
+
+
+async def _ask(check: Check, backend: Any, path: str, job: JobRecord) -> None:
+    """One job, and the model that it made."""
+    if job.id is None or job.outcome not in ENDED_STATUSES:
+        return
+    # How it ended, and whether its model is still to be had.
+    remedy = f"ask {backend.address} what became of it"
+    try:
+        view = await backend.retrieve_job(job.id)
+        if (view.status, view.fine_tuned_model) != (job.outcome, job.model):
+            got = f"{view.status}, {view.fine_tuned_model}"
+            expected = f"{job.outcome}, {job.model}"
+            check.add(path, f"job {job.id} at its server", expected, got, remedy)
+        elif job.model is not None:
+            await backend.model(job.model)
+    except Refused as error:
+        what = f"job {job.id} and model {job.model} at their server"
+        check.add(path, what, "to be there", error, remedy)

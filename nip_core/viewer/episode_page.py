@@ -1,0 +1,213 @@
+"""One episode, with the chats that its agents saw, from the files of its shard.
+
+EpisodePage   what is shown of it
+read_episode  reads it
+TextSearch    finds episodes by what was written in them
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from nip_core.errors import CorruptionError, NipError
+from nip_core.evaluation.episode_transcripts import Message, Transcript, transcript_of
+from nip_core.game.render import ChatMessage, Game, InvalidResponse, Situation, columns_of
+from nip_core.rollouts.schema import EPISODES, GENERATIONS
+from nip_core.rollouts.tables import StoredRollouts
+from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
+from nip_core.run_store.store import Store
+from nip_core.viewer.index import Episodes, Shard
+
+_LONG = ("prompt_token_ids", "completion_token_ids", "completion_logprobs")
+_READ = tuple(name for name in GENERATIONS.names if name not in _LONG)
+_SEARCHED = ("text", "reasoning")
+_MOST_SEARCHES = 4
+
+
+@dataclass(frozen=True)
+class ShownTurn:
+    """A message with what the tables say of its call, and what was asked."""
+
+    message: Message
+    row: dict[str, Any]
+    latency_s: float | None
+    readers: tuple[str, ...]
+    """Who reads the channels that it was sent to, but for whoever sent it."""
+    chat: tuple[ChatMessage, ...] | None
+    """The chat that its model was sent; None: it can't be told."""
+    new: int
+    """How many of the chat's last messages the agent had not seen in its turn before."""
+
+
+@dataclass(frozen=True)
+class EpisodePage:
+    """All of an episode."""
+
+    row: dict[str, Any]  # as in the table of episodes
+    transcript: Transcript
+    turns: tuple[ShownTurn, ...]
+    no_chats: str
+    """In words, why it can't be told what was asked; "" where it can."""
+
+
+def read_episode(store: Store, shard: Shard, key: str, game: Game | None) -> EpisodePage:
+    """Read an episode of a shard. Raises CorruptionError, or KeyError if it is not in it."""
+    stored = StoredRollouts.of_shard(store, shard.manifest)
+    episodes = stored.episodes(EPISODES.names)
+    generations = stored.generations(_READ)
+    transcript, rows = transcript_of(key, episodes, generations, game)
+    row = episodes.filter(pc.equal(episodes["key"], key)).to_pylist()[0]
+    timings = stored.timings()
+    keys = pa.array([of["key"] for of in rows], pa.string())
+    timed = timings.filter(pc.is_in(timings["key"], value_set=keys)).to_pylist()
+    latency_s = {of["key"]: of["latency_s"] for of in timed}
+    chats, why_not = _render_chats(row, rows, game)
+    turns, seen = [], dict[str, int]()
+    for message, of in zip(transcript.messages, rows, strict=True):
+        chat, length = chats.get(of["key"], (None, 0))
+        before = seen.get(of["agent"], 0)
+        turns.append(
+            ShownTurn(
+                message,
+                of,
+                latency_s.get(of["key"]),
+                _find_readers(message, game),
+                chat,
+                0 if chat is None else max(0, len(chat) - before),
+            )
+        )
+        if chat is not None and message.invalid_reason is None:
+            seen[of["agent"]] = length + 1  # its own answer comes next
+    return EpisodePage(row, transcript, tuple(turns), why_not)
+
+
+def _find_readers(message: Message, game: Game | None) -> tuple[str, ...]:
+    if game is None:
+        return ()
+    protocol, channels = game.protocol, {*message.channels}
+    return tuple(
+        agent
+        for agent in protocol.agent_names
+        if agent != message.agent and channels & {*protocol.visible_channels(agent)}
+    )
+
+
+def _render_chats(
+    episode: dict[str, Any], rows: Sequence[dict[str, Any]], game: Game | None
+) -> tuple[dict[str, tuple[tuple[ChatMessage, ...], int]], str]:
+    """By generation, the chat that was sent and how long it is without a hint; why there are none.
+
+    An answer without a valid form is asked for again with the same chat, or with a hint behind it.
+    """
+    if game is None:
+        return {}, (
+            "The run's settings, its protocol or its templates can't be used here as they were, so "
+            "what was asked can't be made again."
+        )
+    if game.protocol.name != episode["protocol"]:
+        return {}, f"It was played by the protocol {episode['protocol']}, which is another one."
+    situation = Situation(
+        episode["question"],
+        episode["solution"],
+        episode["prover_stance"],
+        episode["seed"],
+        columns_of(episode["columns"]),
+    )
+    chats: dict[str, tuple[tuple[ChatMessage, ...], int]] = {}
+    plain: dict[tuple[int, str], tuple[ChatMessage, ...]] = {}
+    try:
+        turns = game.turns(rows, episode["seed"])
+        hints = game.wrong_before(rows)
+        for row in rows:
+            round_, agent = place = row["round"], row["agent"]
+            if agent not in game.parameters.model_agents:
+                continue
+            before = [turn for turn in turns if turn.round < round_]
+            if place not in plain:
+                plain[place] = tuple(game.render(agent, situation, before, round_))
+            chat, wrong = plain[place], hints.get((*place, row["attempt"]))
+            if wrong is not None:
+                chat = tuple(game.render(agent, situation, before, round_, wrong))
+            chats[row["key"]] = chat, len(plain[place])
+    except (InvalidResponse, NipError, KeyError, ValueError, IndexError) as error:
+        return {}, f"What was asked can't be made again: {error}"
+    return chats, ""
+
+
+class TextSearch:
+    """Finds episodes by what was written in them. Remembers the last few searches."""
+
+    def __init__(self, store: Store) -> None:
+        """Reads nothing yet."""
+        self._store, self._lock = store, Lock()
+        # By text and shard. A split that is played again has shards of the same names.
+        self._known: OrderedDict[str, dict[tuple[str, str], pa.Array]] = OrderedDict()
+
+    def keys(self, episodes: Episodes, rows: NDArray[np.int64], text: str) -> pa.Array:
+        """The keys of episodes with the text in a message or a thought, in the shards of `rows`.
+
+        Upper and lower case are the same. Raises CorruptionError.
+        """
+        with self._lock:
+            known = self._known.setdefault(text, {})
+            self._known.move_to_end(text)
+            while len(self._known) > _MOST_SEARCHES:
+                self._known.popitem(last=False)
+        numbers = np.unique(np.asarray(episodes.table["shard"].to_numpy())[rows])
+        shards = {(s.name, s.manifest.digest): s for s in map(episodes.shards.__getitem__, numbers)}
+        for key, shard in shards.items():
+            if key not in known:
+                known[key] = self._in_shard(shard, text)
+        parts = [known[key] for key in shards]
+        return pa.concat_arrays(parts) if parts else pa.array([], pa.string())
+
+    def _in_shard(self, shard: Shard, text: str) -> pa.Array:
+        stored = StoredRollouts.of_shard(self._store, shard.manifest)
+        generations = stored.generations(("episode", "branch_path", *_SEARCHED))
+        having = [
+            pc.fill_null(pc.match_substring(generations[name], text, ignore_case=True), False)
+            for name in _SEARCHED
+        ]
+        matching = generations.filter(pc.or_(*having)).select(["episode", "branch_path"])
+        if not matching.num_rows:
+            return pa.array([], pa.string())
+        episodes = stored.episodes(("key", "branch_path", *TREE_COLUMNS))
+        keys = for_each_episode(episodes, matching)["episode"]
+        return pc.unique(keys).cast(pa.string())
+
+
+def read_examples(store: Store, directory: str, key: str) -> list[dict[str, Any]]:
+    """The examples of a dataset that were made of an episode: agent, reason and reward."""
+    from nip_core.run_store.manifest import (
+        MANIFEST,
+        is_committed,
+        read_committed_file,
+        read_manifest,
+    )
+
+    if not is_committed(store, directory, MANIFEST):
+        return []
+    manifest = read_manifest(store, directory)
+    names = [name for name in manifest.files if name.endswith(".parquet")]
+    if len(names) != 1:
+        raise CorruptionError(f"{directory}/{MANIFEST}: names {len(names)} tables instead of one")
+    import io
+
+    import pyarrow.parquet as pq
+
+    columns = ["agent", "episode", "reason", "reward"]
+    try:
+        table = pq.read_table(
+            io.BytesIO(read_committed_file(store, manifest, names[0])), columns=columns
+        )
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise CorruptionError(f"{manifest.path(names[0])}: can't be read ({error})") from error
+    examples: list[dict[str, Any]] = table.filter(pc.equal(table["episode"], key)).to_pylist()
+    return examples

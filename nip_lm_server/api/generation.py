@@ -1,0 +1,213 @@
+"""POST /v1/chat/completions, /v1/completions and /tokenize: from a body to an answer.
+
+create_chat_completion, create_completion    one way for both, in the shape of each
+tokenize                                     the prompt that messages give
+"""
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import lru_cache
+from hashlib import sha256
+from typing import Any
+
+from aiohttp import web
+from orjson import dumps
+
+from nip_lm_server import aside
+from nip_lm_server.api.bodies import read_object
+from nip_lm_server.api.generation_parameters import (
+    check_capabilities,
+    check_passed_through,
+    parse_messages,
+    read_model,
+)
+from nip_lm_server.api.plumbing import SERVICES, error_answer, json_response, take_notes
+from nip_lm_server.api.shapes import CHAT, COMPLETION, Asked, Shape
+from nip_lm_server.api.streaming import merge_streams, send_events
+from nip_lm_server.engines.base import Engine, GenerationRequest, GenerationResult, Upstream
+from nip_lm_server.errors import unknown_parameter
+from nip_lm_server.version import SERVER_VERSION
+
+_ids = itertools.count()
+_id_suffix = secrets.token_hex(6)
+
+
+async def create_chat_completion(request: web.Request) -> web.StreamResponse:
+    """Answer a chat completion."""
+    return await _answer(request, CHAT)
+
+
+async def create_completion(request: web.Request) -> web.StreamResponse:
+    """Answer a completion."""
+    return await _answer(request, COMPLETION)
+
+
+async def tokenize(request: web.Request) -> web.StreamResponse:
+    """Return the token ids of a prompt given as messages, in the form of vLLM's endpoint of this
+    name.
+    """
+    services = request.app[SERVICES]
+    raw, body = await read_object(request)
+    for name in body:
+        if name not in ("model", "messages"):
+            raise unknown_parameter(name)
+    model = read_model(body)
+    messages = await aside.run(len(raw), parse_messages, body.get("messages"))
+    async with services.pool.using(model) as engine:
+        if engine.upstream is not None:
+            response, _ = await services.proxy.forward(request, engine.upstream, "/tokenize", raw)
+            return response
+        asked = GenerationRequest(model=model, messages=messages, body_bytes=len(raw))
+        tokens = await engine.tokenize(asked)
+        return json_response(
+            {"tokens": tokens, "count": len(tokens), "max_model_len": engine.max_model_len}
+        )
+
+
+async def _answer(request: web.Request, shape: Shape) -> web.StreamResponse:
+    services = request.app[SERVICES]
+    # 1. The body, and the engine of its model.
+    raw, body = await read_object(request)
+    async with services.pool.using(read_model(body)) as engine:
+        kind = "base" if body["model"] == engine.base_model else "adapter"
+        take_notes(request).model_kind = kind
+        # 2. An engine that is a server itself answers, or
+        upstream = engine.upstream
+        if upstream is not None:
+            passed_on = await aside.run(len(raw), _to_pass_on, raw, body, upstream, shape)
+            response, tokens = await services.proxy.forward(
+                request, upstream, shape.path, passed_on
+            )
+            services.metrics.add_tokens(kind, *tokens)
+            return response
+        # 3. one of ours does: at once, or piece by piece.
+        asked = await aside.run(len(raw), shape.parse, body, len(raw))
+        check_capabilities(asked.first, engine, chat=shape.is_chat)
+        if len(asked.prompts) > 1:
+            asked = replace(asked, prompts=await engine.read_prompts(asked.prompts))
+        stream = asked.delivery.stream
+        head: dict[str, Any] = {
+            "id": f"{shape.id_prefix}-{_id_suffix}-{next(_ids)}",
+            "object": shape.chunk_object if stream else shape.object,
+            "created": int(time.time()),
+            "model": asked.first.model,
+            "system_fingerprint": _fingerprint(engine.name, engine.base_model),
+        }
+        if not stream:
+            results = await _generate_all(engine, asked.prompts)
+            return json_response(head | _build_answer(request, results, asked, shape))
+        return await send_events(
+            request,
+            _write_events(request, engine, asked, shape, head),
+            lambda error: dumps(error_answer(request, error)[1]),
+        )
+
+
+def _to_pass_on(raw: bytes, body: dict[str, Any], upstream: Upstream, shape: Shape) -> bytes:
+    changed = check_passed_through(body, upstream, chat=shape.is_chat)
+    return raw if changed is None else dumps(changed)
+
+
+async def _generate_all(
+    engine: Engine, prompts: Sequence[GenerationRequest]
+) -> list[GenerationResult]:
+    """Answer all prompts at once. The first error ends the others and is raised as it is."""
+    if len(prompts) == 1:
+        return [await engine.generate(prompts[0])]
+    try:
+        # A group, so that no prompt goes on for an answer that nobody will get.
+        async with asyncio.TaskGroup() as group:
+            tasks = []
+            for prompt in prompts:
+                tasks.append(group.create_task(engine.generate(prompt)))
+                await asyncio.sleep(0)  # others have their turn
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def _build_answer(
+    request: web.Request, results: Sequence[GenerationResult], asked: Asked, shape: Shape
+) -> dict[str, Any]:
+    """Build the body of an answer sent in one piece: everything from `model` on."""
+    choices = [choice for result in results for choice in result.choices]
+    prompt_tokens = sum([result.prompt_tokens for result in results])
+    generated = sum([choice.completion_tokens for choice in choices])
+    _note_tokens(request, prompt_tokens, generated)
+    body: dict[str, Any] = {
+        "model": results[0].model,
+        "choices": [shape.choice(index, choice, asked) for index, choice in enumerate(choices)],
+        "usage": _count_usage(prompt_tokens, generated, shape),
+    }
+    if asked.delivery.metadata is not None:
+        body["metadata"] = asked.delivery.metadata
+    if results[0].prompt_token_ids is not None and shape.is_chat:
+        body["prompt_token_ids"] = results[0].prompt_token_ids
+    elif results[0].prompt_token_ids is not None:
+        for index, choice in enumerate(body["choices"]):
+            choice["prompt_token_ids"] = results[index // asked.first.n].prompt_token_ids
+    return body
+
+
+async def _write_events(
+    request: web.Request, engine: Engine, asked: Asked, shape: Shape, head: dict[str, Any]
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a streamed answer: the pieces of each choice, then the usage.
+
+    The choices of prompt number p have the indexes p * n to p * n + n - 1.
+    """
+    # What all events have in common is encoded once.
+    prefix = b"data: " + dumps(head)[:-1]
+    suffix = b',"usage":null}\n\n' if asked.delivery.include_usage else b"}\n\n"
+    offsets: dict[int, int] = {}  # index -> characters of the tokens so far
+    prompt_tokens = generated = 0
+    try:
+        async with aclosing(
+            merge_streams([engine.stream(prompt) for prompt in asked.prompts])
+        ) as deltas:
+            async for number, delta in deltas:
+                index = number * asked.first.n + delta.index
+                offset = offsets.get(index)
+                offsets[index] = (offset or 0) + sum([len(token) for token in delta.tokens])
+                generated += delta.completion_tokens
+                prompt_tokens += delta.prompt_tokens or 0
+                events = beside = b""
+                if shape.is_chat and delta.prompt_token_ids is not None:
+                    beside = b',"prompt_token_ids":' + dumps(delta.prompt_token_ids)
+                for piece in shape.pieces(index, delta, asked, offset):
+                    events += prefix + beside + b',"choices":[' + dumps(piece) + b"]" + suffix
+                    beside = b""
+                if events:
+                    yield events
+    finally:
+        # Also of an answer whose client has left: they were generated.
+        _note_tokens(request, prompt_tokens, generated)
+    if asked.delivery.include_usage:
+        usage = dumps(_count_usage(prompt_tokens, generated, shape))
+        yield prefix + b',"choices":[],"usage":' + usage + b"}\n\n"
+
+
+def _note_tokens(request: web.Request, prompt: int, generated: int) -> None:
+    """Count the tokens of an answer, or of what there was of it."""
+    kind = take_notes(request).model_kind
+    request.app[SERVICES].metrics.add_tokens(kind, prompt, generated)
+
+
+def _count_usage(prompt_tokens: int, completion_tokens: int, shape: Shape) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        **shape.usage_details,
+    }
+
+
+@lru_cache(maxsize=256)
+def _fingerprint(engine: str, base_model: str) -> str:
+    """Changes where the same seed may begin to give another answer: a server, engine or base."""
+    return "fp_" + sha256(f"{SERVER_VERSION} {engine} {base_model}".encode()).hexdigest()[:10]

@@ -1,0 +1,214 @@
+"""The shapes of an answer: OpenAI's chat completion, and its legacy completion of a prompt.
+
+CHAT          messages with calls of tools; log-probabilities as a list of tokens
+COMPLETION    text; log-probabilities as parallel lists, with offsets in characters from the
+              beginning of the completion
+"""
+
+import itertools
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nip_lm_server.api.generation_parameters import Delivery, parse_chat, parse_completion
+from nip_lm_server.engines.base import Delta, GenerationRequest, TopLogprob
+from nip_lm_server.formats.tool_calls import ToolCall
+
+VERY_UNLIKELY = -9999.0
+"""Stands for a log-probability that JSON has no number for."""
+_CHAT_DETAILS = {
+    "completion_tokens_details": {
+        "accepted_prediction_tokens": 0,
+        "audio_tokens": 0,
+        "reasoning_tokens": 0,
+        "rejected_prediction_tokens": 0,
+    },
+    "prompt_tokens_details": {"audio_tokens": 0, "cached_tokens": 0},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A checked body: one request per prompt. The requests differ in their prompt alone."""
+
+    prompts: Sequence[GenerationRequest]
+    delivery: Delivery
+
+    @property
+    def first(self) -> GenerationRequest:
+        """The settings of all prompts."""
+        return self.prompts[0]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Reads the requests of a route, and writes the answers to them."""
+
+    path: str
+    id_prefix: str
+    object: str
+    chunk_object: str
+    is_chat: bool
+    usage_details: Mapping[str, Any]
+    parse: Callable[[Mapping[str, Any], int], Asked]
+    """Check a body of so many bytes. Raises ApiError 400."""
+    choice: Callable[[int, Delta, Asked], dict[str, Any]]
+    """Write a whole choice, by its index."""
+    pieces: Callable[[int, Delta, Asked, int | None], Iterator[dict[str, Any]]]
+    """Write what is new of a choice whose tokens have so many characters yet; None: its first."""
+
+
+# Chats
+
+
+def _parse_chat(body: Mapping[str, Any], body_bytes: int) -> Asked:
+    request, delivery = parse_chat(body, body_bytes)
+    return Asked((request,), delivery)
+
+
+def _chat_choice(index: int, choice: Delta, asked: Asked) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.tool_calls:
+        message["tool_calls"] = _tool_calls(choice.tool_calls)
+        message["content"] = choice.text or None
+    body = {"index": index, "message": message, "finish_reason": choice.finish_reason}
+    return body | _chat_tokens(choice, asked)
+
+
+def _chat_pieces(
+    index: int, delta: Delta, asked: Asked, offset: int | None
+) -> Iterator[dict[str, Any]]:
+    def piece(message: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+        return {
+            "index": index,
+            "delta": message,
+            "logprobs": None,
+            "finish_reason": finish_reason,
+        }
+
+    # 1. The role, once.
+    if offset is None:
+        yield piece({"role": "assistant", "content": "", "refusal": None})
+    # 2. Text.
+    if delta.text or delta.tokens or delta.token_ids:
+        yield piece({"content": delta.text}) | _chat_tokens(delta, asked)
+    # 3. Calls of tools.
+    if delta.tool_calls:
+        calls = _tool_calls(delta.tool_calls)
+        yield piece({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]})
+    # 4. Why it ends.
+    if delta.finish_reason is not None:
+        yield piece({}, delta.finish_reason)
+
+
+def _chat_tokens(piece: Delta, asked: Asked) -> dict[str, Any]:
+    """The log-probabilities and the token ids of a choice or a piece, where asked for."""
+    body: dict[str, Any] = {"logprobs": None}
+    if asked.first.logprobs:
+        tokens: Sequence[str] = piece.tokens or ("",) * len(piece.logprobs)
+        if asked.delivery.tokens_as_ids:
+            tokens = [f"token_id:{token}" for token in piece.token_ids]
+        top = piece.top_logprobs or [()] * len(piece.logprobs)
+        content = [
+            {**_token(token, logprob), "top_logprobs": [_token(t.token, t.logprob) for t in best]}
+            for token, logprob, best in zip(tokens, piece.logprobs, top, strict=True)
+        ]
+        body["logprobs"] = {"content": content, "refusal": None}
+    if asked.first.return_token_ids:
+        body["token_ids"] = piece.token_ids
+    return body
+
+
+def _tool_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"call_{secrets.token_hex(12)}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in calls
+    ]
+
+
+def _token(token: str, logprob: float) -> dict[str, Any]:
+    return {
+        "token": token,
+        "logprob": max(logprob, VERY_UNLIKELY),
+        "bytes": list(token.encode("utf-8", "surrogatepass")),
+    }
+
+
+# Completions
+
+
+def _text_choice(index: int, piece: Delta, asked: Asked, offset: int = 0) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "index": index,
+        "text": piece.text,
+        "logprobs": None,
+        "finish_reason": piece.finish_reason,
+    }
+    if asked.first.logprobs:
+        tokens = piece.tokens or ("",) * len(piece.logprobs)
+        body["logprobs"] = _parallel_lists(tokens, piece.logprobs, piece.top_logprobs or (), offset)
+    if asked.first.return_token_ids:
+        body["token_ids"] = piece.token_ids
+    return body
+
+
+def _text_pieces(
+    index: int, delta: Delta, asked: Asked, offset: int | None
+) -> Iterator[dict[str, Any]]:
+    body = _text_choice(index, delta, asked, offset or 0)
+    if asked.first.return_token_ids and delta.prompt_token_ids is not None:
+        body["prompt_token_ids"] = delta.prompt_token_ids
+    yield body
+
+
+def _parallel_lists(
+    tokens: Sequence[str],
+    logprobs: Sequence[float],
+    top_logprobs: Sequence[Sequence[TopLogprob]],
+    offset: int,
+) -> dict[str, Any]:
+    """The legacy log-probabilities. With alternatives the token itself is one of them."""
+    lengths = [len(token) for token in tokens]
+    chosen = [max(logprob, VERY_UNLIKELY) for logprob in logprobs]
+    # An object, so two tokens of equal text are one entry.
+    top = None
+    if top_logprobs:
+        top = [
+            {token: logprob, **{t.token: max(t.logprob, VERY_UNLIKELY) for t in best}}
+            for token, logprob, best in zip(tokens, chosen, top_logprobs, strict=True)
+        ]
+    return {
+        "tokens": list(tokens),
+        "token_logprobs": chosen,
+        "top_logprobs": top,
+        "text_offset": list(itertools.accumulate(lengths, initial=offset))[:-1],
+    }
+
+
+CHAT = Shape(
+    path="/v1/chat/completions",
+    id_prefix="chatcmpl",
+    object="chat.completion",
+    chunk_object="chat.completion.chunk",
+    is_chat=True,
+    usage_details=_CHAT_DETAILS,
+    parse=_parse_chat,
+    choice=_chat_choice,
+    pieces=_chat_pieces,
+)
+COMPLETION = Shape(
+    path="/v1/completions",
+    id_prefix="cmpl",
+    object="text_completion",
+    chunk_object="text_completion",
+    is_chat=False,
+    usage_details={},
+    parse=lambda body, body_bytes: Asked(*parse_completion(body, body_bytes)),
+    choice=_text_choice,
+    pieces=_text_pieces,
+)

@@ -1,0 +1,209 @@
+"""The server's face: everybody outside of the server imports this module of it alone.
+
+launching    ServerSpec, EngineSpec; start_or_attach, is_running, stop, stop_state_dir;
+             serve_command
+models, devices   base_served_name, has_cuda, driver_version, OLDEST_DRIVERS, compile_caches
+version      SERVER_VERSION, compatible
+the wire     NipSettings, METHOD_HYPERPARAMETERS; ACTIVE_STATUSES, ENDED_STATUSES of a job
+strangers' files  read_text, parse_json, parse_yaml, ReadError: within limits
+training data   formats: what a line of each method holds, and its checks; group_advantages;
+             count_tokens
+a server's files, while it does not run   examine, stored_ids, collectable files (State,
+             read_state, remove), import_models, find_model, lay_out_adapter, and names in a
+             state directory
+published adapters   public_probe
+room on a disk   want_of_space, MIN_FREE_BYTES
+secrets      is_secret_name, of environment variables
+processes    identities of processes, ending with a parent, the end of a log
+vLLM         describe_vllm; served_lora_rank, DEFAULT_LORA_RANK, LARGEST_LORA_RANK
+
+A contract of `make check` holds that nobody imports anything else. What a server runs on (torch,
+vllm, an HTTP framework) is imported when it is started, not with this.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nip_lm_server import formats
+from nip_lm_server.auth import is_secret_name
+from nip_lm_server.devices import OLDEST_DRIVERS, compile_caches, driver_version, has_cuda
+from nip_lm_server.engines.vllm.options import (
+    DEFAULT_LORA_RANK,
+    LARGEST_LORA_RANK,
+    served_lora_rank,
+)
+from nip_lm_server.formats import (
+    MIN_EXAMPLES,
+    AdvantageMode,
+    JsonlError,
+    Problem,
+    describe_problems,
+    to_jsonl,
+    validate,
+)
+from nip_lm_server.formats.advantages import Deviation, group_advantages
+from nip_lm_server.formats.bounds import ReadError, parse_json
+from nip_lm_server.formats.token_counts import count_tokens
+from nip_lm_server.formats.untrusted import parse_yaml, read_text
+from nip_lm_server.launch import (
+    OwnerError,
+    ServerHandle,
+    is_running,
+    start_or_attach,
+    stop,
+    stop_state_dir,
+)
+from nip_lm_server.processes import (
+    die_with_parent_process,
+    process_identity,
+    read_tail,
+    watch_parent,
+)
+from nip_lm_server.serving.lay_out_adapter import LaidOut, lay_out_adapter
+from nip_lm_server.spec import EngineSpec, ServerSpec, base_served_name
+from nip_lm_server.state.directory import DATABASE, FILES, KEY_FILE, MODELS, StateError
+from nip_lm_server.state.disk import MANIFEST, MIN_FREE_BYTES, want_of_space
+from nip_lm_server.state.examine import Examined, examine, stored_ids
+from nip_lm_server.state.garbage import State, StateInUseError, read_state, remove
+from nip_lm_server.state.import_models import find_model, import_models
+from nip_lm_server.state.models import (
+    CHECKSUM,
+    AdapterError,
+    checksum_of,
+    content_digest,
+)
+from nip_lm_server.version import SERVER_VERSION, compatible
+from nip_lm_server.wire import (
+    ACTIVE_STATUSES,
+    ENDED_STATUSES,
+    METHOD_HYPERPARAMETERS,
+    NipSettings,
+)
+
+__all__ = [
+    "ACTIVE_STATUSES",
+    "CHECKSUM",
+    "DATABASE",
+    "DEFAULT_LORA_RANK",
+    "ENDED_STATUSES",
+    "FILES",
+    "KEY_FILE",
+    "LARGEST_LORA_RANK",
+    "MANIFEST",
+    "METHOD_HYPERPARAMETERS",
+    "MIN_EXAMPLES",
+    "MIN_FREE_BYTES",
+    "MODELS",
+    "OLDEST_DRIVERS",
+    "SERVER_VERSION",
+    "AdapterError",
+    "AdvantageMode",
+    "Deviation",
+    "EngineSpec",
+    "Examined",
+    "JsonlError",
+    "LaidOut",
+    "NipSettings",
+    "OwnerError",
+    "Problem",
+    "ReadError",
+    "ServerHandle",
+    "ServerSpec",
+    "State",
+    "StateError",
+    "StateInUseError",
+    "TorchMissingError",
+    "VllmMissingError",
+    "base_served_name",
+    "checksum_of",
+    "compatible",
+    "compile_caches",
+    "content_digest",
+    "count_tokens",
+    "describe_problems",
+    "describe_vllm",
+    "die_with_parent_process",
+    "driver_version",
+    "examine",
+    "find_model",
+    "formats",
+    "group_advantages",
+    "has_cuda",
+    "import_models",
+    "is_running",
+    "is_secret_name",
+    "lay_out_adapter",
+    "parse_json",
+    "parse_yaml",
+    "process_identity",
+    "public_probe",
+    "read_state",
+    "read_tail",
+    "read_text",
+    "remove",
+    "serve_command",
+    "served_lora_rank",
+    "start_or_attach",
+    "stop",
+    "stop_state_dir",
+    "stored_ids",
+    "to_jsonl",
+    "validate",
+    "want_of_space",
+    "watch_parent",
+]
+
+
+def serve_command() -> Callable[..., None]:
+    """Return the server's command, for Typer.
+
+    The context's `obj` says where a model lies that it has another name for.
+    """
+    from nip_lm_server.command import serve
+
+    return serve
+
+
+def describe_vllm(environment: Mapping[str, str]) -> str:
+    """Return version, build and place of the vLLM in `environment`.
+
+    Raises VllmMissingError, which says how to get one.
+    """
+    from nip_lm_server.engines.base import EngineError
+    from nip_lm_server.engines.vllm.installation import find_executable, inspect
+
+    try:
+        python = find_executable(None, environment)
+        installation = asyncio.run(inspect(python, environment))
+        warnings = installation.check()
+    except EngineError as error:
+        raise VllmMissingError(str(error)) from error
+    build = "CPU build" if installation.cpu_build else f"built for CUDA {installation.torch_cuda}"
+    return "; ".join([f"{installation.versions['vllm']}, {build}, {python.parent}", *warnings])
+
+
+class VllmMissingError(Exception):
+    """No vLLM can run here; the message says what to do."""
+
+
+def public_probe(base_model: str, adapter: Path) -> dict[str, Any]:
+    """Compute the log-probabilities of an adapter and of its base on a fixed text.
+
+    `base_model` is a directory or a name on the Hub. Raises TorchMissingError where that can't be
+    computed, AdapterError if one of them can't be read.
+    """
+    try:
+        from nip_lm_server.engines.embedded.public_probe import public_probe as compute
+
+        return compute(base_model, adapter)
+    except ModuleNotFoundError as error:
+        raise TorchMissingError(f"it is computed with the package {error.name}") from None
+    except Exception as error:  # safetensors and tokenizers have exception classes of their own
+        reason = f"{type(error).__name__}: {error}"
+        raise AdapterError(f"{base_model}: the probe can't be computed: {reason}") from error
+
+
+class TorchMissingError(Exception):
+    """A package for training and running models is missing; the message names it."""

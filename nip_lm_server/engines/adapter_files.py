@@ -1,0 +1,44 @@
+"""The directory of an adapter, as far as it can be read without torch."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from nip_lm_server.engines.base import EngineError
+from nip_lm_server.formats.bounds import parse_json
+
+
+@dataclass(frozen=True)
+class ServedAdapter:
+    """An adapter in the directory `path`. `digest` covers its weights and their settings."""
+
+    path: Path
+    digest: str
+    rank: int
+
+
+def read_adapter(path: Path) -> ServedAdapter:
+    """Read the adapter in `path`. Raises EngineError if it is no adapter."""
+    try:
+        settings = parse_json((path / "adapter_config.json").read_text())
+        with (path / "adapter_model.safetensors").open("rb") as file:
+            weights = hashlib.file_digest(file, "sha256").hexdigest()
+        ranks = [int(settings["r"]), *(settings.get("rank_pattern") or {}).values()]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EngineError(f"{path} is no LoRA adapter: {error!r}") from error
+    scaling = {
+        key: settings.get(key)
+        for key in ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
+    }
+    joined = json.dumps([weights, scaling], sort_keys=True)
+    return ServedAdapter(path, hashlib.sha256(joined.encode()).hexdigest(), max(ranks))
+
+
+def is_unchanged(path: Path) -> bool:
+    """Say whether the training reported no change of the weights."""
+    try:
+        result = parse_json((path / "training_result.json").read_text())
+        return bool(result.get("unchanged", False))
+    except (OSError, ValueError, AttributeError):
+        return False

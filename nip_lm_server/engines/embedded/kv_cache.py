@@ -1,0 +1,100 @@
+"""The keys and values of a running batch, in buffers with room to grow.
+
+RoomyLayer   one layer's keys and values; a step writes in place instead of copying everything
+new_cache    an empty cache to hand to a model
+assemble     rows of several caches -> one new cache, right-aligned, padding trimmed
+
+Rows are aligned at their ends (left padding): row r of length l occupies the last l positions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+ROOM = 64
+"""Positions by which a buffer grows; one copy of the cache per so many tokens."""
+
+
+class RoomyLayer(DynamicLayer):  # type: ignore[misc]
+    """Keys and values of shape [rows, heads, length, size], views of larger buffers."""
+
+    is_initialized: bool
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append and return all keys and values so far."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self._buffers = (key_states, value_states)
+            self.keys, self.values = key_states, value_states
+            return key_states, value_states
+        old = self.keys.shape[2]
+        new = old + key_states.shape[2]
+        if new > self._buffers[0].shape[2]:
+            self._grow(new + ROOM)
+        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:, :, old:new] = states
+        self.keys, self.values = (buffer[:, :, :new] for buffer in self._buffers)
+        return self.keys, self.values
+
+    def adopt(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
+        """Take over buffers whose first `length` positions are filled."""
+        self.dtype, self.device = keys.dtype, keys.device
+        self._buffers = (keys, values)
+        self.keys, self.values = keys[:, :, :length], values[:, :, :length]
+        self.is_initialized = True
+
+    def _grow(self, capacity: int) -> None:
+        grown = []
+        for states in (self.keys, self.values):
+            rows, heads, length, size = states.shape
+            buffer = states.new_zeros(rows, heads, capacity, size)
+            buffer[:, :, :length] = states
+            grown.append(buffer)
+        self._buffers = (grown[0], grown[1])
+
+
+def new_cache() -> Any:
+    """Make an empty cache with layers of `RoomyLayer`, for any kind of attention.
+
+    Sliding windows are then applied by the model's masks alone.
+    """
+    cache = DynamicCache()
+    cache.layer_class_to_replicate = RoomyLayer
+    return cache
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows to take from one cache: from `sources[i]` there to row `targets[i]` of the new one."""
+
+    cache: Any
+    sources: Sequence[int]
+    targets: Sequence[int]
+
+
+def assemble(parts: Sequence[Part], length: int) -> Any:
+    """A new cache of all `parts`' rows, cut or padded on the left to `length` positions."""
+    rows = sum(len(part.targets) for part in parts)
+    cache = new_cache()
+    for layers in zip(*(part.cache.layers for part in parts), strict=True):
+        buffers = []
+        for kind in ("keys", "values"):
+            first = getattr(layers[0], kind)
+            buffer = first.new_zeros(rows, first.shape[1], length + ROOM, first.shape[3])
+            for part, layer in zip(parts, layers, strict=True):
+                states = getattr(layer, kind)
+                width = min(length, states.shape[2])
+                sources = torch.tensor(part.sources, device=states.device)
+                targets = torch.tensor(part.targets, device=states.device)
+                filled = states[:, :, states.shape[2] - width :].index_select(0, sources)
+                buffer[:, :, length - width : length].index_copy_(0, targets, filled)
+            buffers.append(buffer)
+        layer = RoomyLayer()
+        layer.adopt(buffers[0], buffers[1], length)
+        cache.layers.append(layer)
+    return cache

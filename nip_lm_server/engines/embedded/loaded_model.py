@@ -1,0 +1,162 @@
+"""Loading a model to be served in batches.
+
+EmbeddedOptions   settings of the embedded engine
+LoadedModel       the model, its tokenizer and what was found out about them
+load_model        loads it
+check_batching    refuses a model that can't be batched; learns the size of its cache
+is_fatal          whether an error ends what a model can do
+"""
+
+import gc
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from nip_lm_server.engines.base import EngineError
+from nip_lm_server.engines.embedded.batching import Decoder, Row
+from nip_lm_server.engines.embedded.sampling import Settings, row_random
+from nip_lm_server.formats import chat_template
+from nip_lm_server.formats.tool_calls import ToolForm
+from nip_lm_server.vllm_keys.nip_control_tokens import template_facts
+
+
+@dataclass(frozen=True)
+class EmbeddedOptions:
+    """Settings of the embedded engine.
+
+    `device` is "auto", "cpu" or "cuda"; `dtype` "auto" (float32 on CPU, bfloat16 on CUDA),
+    "float32", "bfloat16" or "float16". `max_batch` rows run at once, within `cache_bytes` of keys
+    and values (None: 2 GiB on CPU, 60 % of what the model leaves free on CUDA). An idle engine
+    waits `max_wait_s` for company after a first request. `threads` None means OMP_NUM_THREADS or
+    half the processors: small models gain little from more, and threads that must share a
+    processor with another program slow each other down many times over. Adapters of a higher rank
+    than `max_lora_rank` are refused. `chat_template_kwargs` are variables of the model's chat
+    template, the same in training.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    max_batch: int = 64
+    max_wait_s: float = 0.002
+    max_model_len: int | None = None
+    max_lora_rank: int = 512
+    cache_bytes: int | None = None
+    threads: int | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model on its device."""
+
+    model: Any
+    tokenizer: Any
+    device: str
+    dtype: str
+    threads: int
+    max_model_len: int
+    vocabulary: int  # token ids below this can be fed
+    stop_tokens: frozenset[int]
+    template_shapes: dict[str, bool]
+    tool_form: ToolForm | None = None  # how the chat template writes calls of tools
+    template_facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def load_model(path: str, options: EmbeddedOptions) -> LoadedModel:
+    """Load a model and its tokenizer. Raises EngineError with the reason if it can't be served."""
+    from transformers.utils import logging
+
+    # 1. The process and the device.
+    gc.freeze()  # modules stay: searching them for garbage again and again delays every request
+    logging.disable_progress_bar()  # the output is a log
+    threads = options.threads or int(os.environ.get("OMP_NUM_THREADS") or _half_the_processors())
+    torch.set_num_threads(threads)
+    device, dtype = options.device, options.dtype
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    # 2. Tokenizer and model, from safetensors and without code of theirs.
+    try:
+        tokenizer = chat_template.load_tokenizer(path, options.chat_template_kwargs)
+        shapes = chat_template.check_shapes(tokenizer)
+        if not shapes["user"]:
+            raise chat_template.ChatTemplateError(
+                f"the chat template of {path!r} refuses a single user message"
+            )
+        model = chat_template.load_model(path, getattr(torch, dtype))
+    except (chat_template.ModelPathError, chat_template.ChatTemplateError) as error:
+        raise EngineError(str(error)) from error
+    except (OSError, ValueError) as error:
+        raise EngineError(f"can't load the model {path!r}: {error}") from error
+    model.to(device).eval().requires_grad_(False)
+    # 3. Its context.
+    limit = options.max_model_len or chat_template.context_length(tokenizer, model.config)
+    if limit is None:
+        raise EngineError(
+            f"neither the configuration nor the tokenizer of {path!r} says how long its context "
+            "is: set max_model_len"
+        )
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        device=device,
+        dtype=dtype,
+        threads=threads,
+        max_model_len=limit,
+        vocabulary=int(model.get_input_embeddings().weight.shape[0]),
+        stop_tokens=chat_template.stop_token_ids(
+            tokenizer, getattr(model, "generation_config", None)
+        ),
+        template_shapes=shapes,
+        tool_form=chat_template.tool_form(tokenizer),
+        template_facts=template_facts(tokenizer),
+    )
+
+
+def check_batching(decoder: Decoder, loaded: LoadedModel, path: str) -> int:
+    """Refuse a model with other answers in a padded batch.
+
+    Returns the bytes that the keys and values of one token take.
+    """
+    user = ({"role": "user", "content": "Is the code right?"},)
+    long = chat_template.encode_prompt(loaded.tokenizer, user)
+    short = long[-max(2, len(long) // 2) :]
+
+    def first_logits(rows: list[list[int]]) -> tuple[torch.Tensor, int]:
+        greedy = Settings(temperature=0.0)
+        cache, logits = decoder.prefill([Row(i, None, 1, greedy, row_random(0)) for i in rows])
+        used = sum(t.nbytes for layer in cache.layers for t in (layer.keys, layer.values))
+        return logits[-1].float(), used // (len(rows) * max(map(len, rows)))
+
+    alone, token_bytes = first_logits([short])
+    padded, _ = first_logits([long, short])
+    difference = float((alone - padded).abs().max())
+    if not difference <= 0.05 * float(alone.abs().max()):
+        raise EngineError(
+            f"{path!r} can't be served in batches: the logits of a padded prompt differ by "
+            f"{difference:.3g} from those of the prompt alone"
+        )
+    return max(1, token_bytes)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Say whether the device's memory, or this machine's, was too small."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Say whether a model can't be trusted to go on after this error."""
+    # After a failed assertion on a CUDA device, every later call in the process fails.
+    return is_out_of_memory(error) or isinstance(error, torch.AcceleratorError)
+
+
+def _half_the_processors() -> int:
+    has_affinity = hasattr(os, "sched_getaffinity")
+    count = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return max(1, count // 2)

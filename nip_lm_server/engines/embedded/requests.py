@@ -1,0 +1,226 @@
+"""From a request to the rows of the embedded engine, and from those to its answer.
+
+check_counts      refuses more choices than there can be
+refuse_tools      refuses tools that the model can't be told of
+make_guide        the grammar of an answer, where it has one
+encode_prompt     a request -> the token ids of its prompt
+make_rows         a request and these -> one row for each of its choices
+RowReader         what has been added to a row since the last look, as a `Delta`
+with_calls        what a reader told of a whole row, calls of tools apart from its text
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from nip_lm_server import aside
+from nip_lm_server.engines.base import (
+    Delta,
+    EngineRequestError,
+    GenerationRequest,
+    TopLogprob,
+    room_for_answer,
+)
+from nip_lm_server.engines.embedded.answers import AnswerText
+from nip_lm_server.engines.embedded.batching import Row
+from nip_lm_server.engines.embedded.lora import LoraAdapter
+from nip_lm_server.engines.embedded.sampling import Settings, row_random
+from nip_lm_server.engines.embedded.worker import ModelWorker
+from nip_lm_server.engines.guided import Guide, write_call_grammar, write_json_grammar
+
+MAX_TOP_LOGPROBS = 20
+_TOOL_KEYS = {"tool_calls", "tool_call_id"}
+
+
+async def encode_prompt(
+    worker: ModelWorker, request: GenerationRequest, *, contexts: int = 1
+) -> list[int]:
+    """The token ids of a request's prompt. Raises EngineRequestError.
+
+    Messages may take so many times the model's context.
+
+    A text is encoded by the tokenizer's own rule for plain texts: where the model was trained with
+    a token at their beginning, it has one. Token ids are taken as they are.
+    """
+    prompt = request.prompt
+    if prompt is None:
+        messages, tools, body_bytes = request.messages, request.tools, request.body_bytes
+        await aside.run(body_bytes, refuse_tools, worker, messages, tools)
+        return await worker.prompts.messages(
+            messages, tools, contexts=contexts, body_bytes=body_bytes
+        )
+    if isinstance(prompt, str):
+        ids = await worker.prompts.text(prompt, body_bytes=request.body_bytes)
+    else:
+        room_for_answer(request, len(prompt), worker.loaded.max_model_len)
+        ids, vocabulary = list(prompt), worker.loaded.vocabulary
+        # The least and the largest, since a body may have very many.
+        if ids and (min(ids) < 0 or max(ids) >= vocabulary):
+            wrong = next(token for token in ids if not 0 <= token < vocabulary)
+            raise EngineRequestError(
+                f"the token id {wrong} is not in the vocabulary: this model has 0 to "
+                f"{vocabulary - 1}",
+                code="invalid_value",
+                param="prompt",
+            )
+    if not ids:
+        raise EngineRequestError("the prompt has no tokens", "invalid_value", "prompt")
+    return ids
+
+
+def check_counts(request: GenerationRequest, max_batch: int) -> None:
+    """Raise EngineRequestError for more choices or alternatives than there can be."""
+    for name, value, most in (
+        ("n", request.n, max_batch),
+        ("top_logprobs", request.top_logprobs, MAX_TOP_LOGPROBS),
+    ):
+        if value > most:
+            raise EngineRequestError(
+                f"{name} is {value}, but this engine gives at most {most}",
+                code="invalid_value",
+                param=name,
+            )
+
+
+def make_rows(
+    worker: ModelWorker,
+    request: GenerationRequest,
+    prompt: list[int],
+    adapter: LoraAdapter | None,
+    guide: Guide | None,
+) -> list[Row]:
+    """The rows of a request. Raises EngineRequestError where they have no room."""
+    max_tokens = room_for_answer(request, len(prompt), worker.loaded.max_model_len)
+    seed = secrets.randbits(63) if request.seed is None else request.seed
+    settings = Settings(request.temperature, request.top_p, request.repetition_penalty)
+    return [
+        Row(
+            prompt=prompt,
+            adapter=adapter,
+            max_tokens=max_tokens,
+            settings=settings,
+            random=row_random(seed, choice),
+            text=AnswerText(worker.decode, request.stop) if request.stop else None,
+            wants_logprobs=request.logprobs,
+            wants_top=request.top_logprobs,
+            guide=guide if guide is None or choice == 0 else guide.copy(),
+        )
+        for choice in range(request.n)
+    ]
+
+
+def refuse_tools(
+    worker: ModelWorker,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Raise EngineRequestError for tools in a prompt, if the template knows none: it would leave
+    them out without a word.
+    """
+    if worker.loaded.tool_form is not None:
+        return
+    at = next((i for i, m in enumerate(messages) if m.keys() & _TOOL_KEYS), None)
+    if tools or at is not None:
+        raise EngineRequestError(
+            "this model's chat template has no tools, or writes calls in a form that this "
+            "engine can't read: ask for JSON with 'response_format' instead",
+            "unsupported_value",
+            "tools" if tools else f"messages[{at}]",
+        )
+
+
+def make_guide(worker: ModelWorker, request: GenerationRequest) -> Guide | None:
+    """Begin to guide an answer, if the request gives it a grammar; None if not."""
+    form = worker.loaded.tool_form
+    if request.tools and form is not None:
+        tools, schema = request.tools, request.schema
+        grammar = write_call_grammar(form, tools, request.forced_tools, schema)
+    elif request.schema is not None:
+        grammar = write_json_grammar(request.schema)
+    else:
+        return None
+    return None if grammar is None else worker.guide(grammar)
+
+
+def refuse_unguided(rows: Sequence[Row]) -> None:
+    """Raise EngineRequestError for an answer outside of its grammar: nothing in it is right."""
+    failure = next((row.guide.failure for row in rows if row.guide and row.guide.failure), "")
+    if failure:
+        raise EngineRequestError(
+            f"the answer can't be guided to its end, the schema is too complex: {failure[:300]}",
+            "invalid_value",
+            "response_format",
+        )
+
+
+class RowReader:
+    """Reads row `index` of a request, in pieces, while the worker's thread adds to it."""
+
+    def __init__(self, worker: ModelWorker, row: Row, index: int, request: GenerationRequest):
+        self._worker, self._row, self._index, self._request = worker, row, index, request
+        self._text = AnswerText(worker.decode, request.stop)
+        self._pushed = 0
+        self._told = 0
+        self.finished = False
+
+    def read(self) -> Delta | None:
+        """Tell what became certain since the last call; None where there is no text yet.
+
+        Tokens whose text is held back are told with the text, or at the end.
+        """
+        row, request = self._row, self._request
+        # The end is set after the last token, so it is looked at before the tokens.
+        finish_reason = row.finish_reason
+        count = len(row.generated)
+        for token in row.generated[self._pushed : count]:
+            if token not in self._worker.loaded.stop_tokens:
+                self._text.push(token)
+        self._pushed = count
+        if finish_reason is not None:
+            self._text.finish()
+            self.finished = True
+        text = self._text.take()
+        if not text and not self.finished:
+            return None
+        new = slice(self._told, count)
+        self._told = count
+        ids = tuple(row.generated[new])
+        return Delta(
+            index=self._index,
+            text=text,
+            finish_reason=finish_reason,
+            tokens=tuple(map(self._show, ids)) if request.logprobs else (),
+            token_ids=ids if request.return_token_ids else (),
+            logprobs=tuple(row.logprobs[new]) if request.logprobs else (),
+            top_logprobs=tuple(map(self._alternatives, row.top_logprobs[new]))
+            if request.top_logprobs
+            else (),
+            completion_tokens=len(ids),
+        )
+
+    def _alternatives(self, likeliest: Sequence[tuple[int, float]]) -> tuple[TopLogprob, ...]:
+        return tuple(TopLogprob(self._show(token), logprob) for token, logprob in likeliest)
+
+    def _show(self, token: int) -> str:
+        return self._worker.decode([token], special=True)
+
+
+def abandon(rows: Sequence[Row]) -> None:
+    for row in rows:
+        row.cancelled = True  # of no effect once finished
+
+
+def with_calls(worker: ModelWorker, whole: Delta, request: GenerationRequest) -> Delta:
+    """A whole answer with the calls of tools taken out of its text."""
+    form = worker.loaded.tool_form
+    if not request.tools or form is None:
+        return whole
+    names = [tool["function"]["name"] for tool in request.tools]
+    text, calls = form.read(whole.text, names)
+    if not calls:
+        return whole
+    if not request.parallel_tool_calls:
+        calls = calls[:1]
+    reason = "tool_calls" if whole.finish_reason == "stop" else whole.finish_reason
+    return replace(whole, text=text, tool_calls=calls, finish_reason=reason)

@@ -1,0 +1,166 @@
+"""Choosing the next token of every row of a batch, each by its own settings and generator.
+
+Settings             what one row asks for
+row_random           a row's own stream of uniform numbers, from its seed alone
+Allowed              which tokens may come next in some rows
+BatchSampler         the settings of a whole batch as tensors; `choose` picks one token per row
+Chosen               what it picked
+
+What a row gets depends on its logits, its settings and its seed, not on its neighbours: each
+draws one uniform number per token from its own generator and inverts its own distribution.
+"""
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+MIN_TEMPERATURE = 1e-5
+"""Below this, sampling is greedy: dividing by it would overflow."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The sampling of one row. Temperature 0 takes the likeliest token."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+
+    @property
+    def greedy(self) -> bool:
+        """Say whether no number is drawn for this row."""
+        return self.temperature < MIN_TEMPERATURE
+
+
+def row_random(seed: int, choice: int = 0) -> random.Random:
+    """A row's own stream of numbers. The i-th choice of a request draws from `seed` + i.
+
+    So the i-th of n answers is the answer that ``seed + i`` alone gives.
+    """
+    # Hashed, so that streams of neighbouring seeds have nothing to do with each other.
+    raw = hashlib.sha256(f"row {seed + choice}".encode()).digest()
+    return random.Random(int.from_bytes(raw[:16], "big"))
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """One token per row; of each, its log-probability and the likeliest tokens, where asked."""
+
+    ids: list[int]
+    logprobs: list[float] | None = None
+    top: list[list[tuple[int, float]]] | None = None  # id, log-probability; likeliest first
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """The only tokens allowed in some rows: True in `tokens` [rows, vocabulary]."""
+
+    rows: torch.Tensor
+    tokens: torch.Tensor
+
+
+class BatchSampler:
+    """Samples batches of `len(settings)` rows.
+
+    `histories` are the token ids of each row so far, prompt included; they matter to rows with a
+    repetition penalty. `vocabulary` is the number of logits per row.
+    """
+
+    def __init__(
+        self,
+        settings: Sequence[Settings],
+        randoms: Sequence[random.Random],
+        histories: Sequence[Sequence[int]],
+        vocabulary: int,
+        device: torch.device,
+    ):
+        self._randoms = randoms
+        self._greedy = torch.tensor([s.greedy for s in settings], device=device)
+        self._all_greedy = all(s.greedy for s in settings)
+        self._drawing = [not s.greedy for s in settings]
+        self._temperature = torch.tensor(
+            [1.0 if s.greedy else s.temperature for s in settings], device=device
+        )[:, None]
+        nucleus = [i for i, s in enumerate(settings) if s.top_p < 1.0 and not s.greedy]
+        self._nucleus = torch.tensor(nucleus, dtype=torch.long, device=device)
+        self._top_p = torch.tensor([settings[i].top_p for i in nucleus], device=device)[:, None]
+        penalised = [i for i, s in enumerate(settings) if s.repetition_penalty != 1.0]
+        self._penalised = torch.tensor(penalised, dtype=torch.long, device=device)
+        self._penalty = torch.tensor(
+            [settings[i].repetition_penalty for i in penalised], device=device
+        )[:, None]
+        self._seen = torch.zeros(len(penalised), vocabulary, dtype=torch.bool, device=device)
+        for row, index in enumerate(penalised):
+            ids = torch.tensor(sorted(set(histories[index])), dtype=torch.long, device=device)
+            self._seen[row, ids] = True
+
+    def choose(
+        self,
+        logits: torch.Tensor,
+        allowed: Allowed | None = None,
+        *,
+        logprobs: bool,
+        top: int = 0,
+    ) -> Chosen:
+        """One token per row, from logits of shape [rows, vocabulary].
+
+        Log-probabilities are those of the model itself: before temperature, penalty, top-p and
+        what is allowed.
+        """
+        # 1. What the settings and a grammar make of the model's scores.
+        logits = logits.float()
+        scores = self._apply_penalty(logits)
+        if allowed is not None:
+            some = scores[allowed.rows].masked_fill(~allowed.tokens, -torch.inf)
+            scores = scores.index_copy(0, allowed.rows, some)
+        # 2. A token per row: the best, or one that is drawn.
+        chosen = scores.argmax(-1)
+        if not self._all_greedy:
+            chosen = torch.where(self._greedy, chosen, self._sample(scores))
+        if len(self._penalised):
+            self._seen.scatter_(1, chosen[self._penalised][:, None], True)
+        # 3. Log-probabilities, where a row asks for them.
+        if not logprobs and not top:
+            return Chosen(chosen.tolist())
+        total = logits.logsumexp(-1)
+        of_chosen = logits.gather(1, chosen[:, None])[:, 0] - total
+        if not top:
+            return Chosen(chosen.tolist(), of_chosen.tolist())
+        best = logits.topk(min(top, logits.shape[1]))
+        rows = zip(best.indices.tolist(), (best.values - total[:, None]).tolist(), strict=True)
+        alternatives = [list(zip(ids, values, strict=True)) for ids, values in rows]
+        return Chosen(chosen.tolist(), of_chosen.tolist(), alternatives)
+
+    def _apply_penalty(self, logits: torch.Tensor) -> torch.Tensor:
+        if not len(self._penalised):
+            return logits
+        rows = logits[self._penalised]
+        weakened = torch.where(rows > 0, rows / self._penalty, rows * self._penalty)
+        return logits.index_copy(0, self._penalised, torch.where(self._seen, weakened, rows))
+
+    def _sample(self, scores: torch.Tensor) -> torch.Tensor:
+        probabilities = (scores / self._temperature).softmax(-1)
+        if len(self._nucleus):
+            rows = probabilities[self._nucleus]
+            probabilities = probabilities.index_copy(0, self._nucleus, self._keep_nucleus(rows))
+        # In double precision and in vocabulary order: a near-tie can't swap the order of tokens.
+        cumulative = probabilities.double().cumsum(-1)
+        total = cumulative[:, -1:]
+        drawn = [
+            generator.random() if drawing else 0.0
+            for generator, drawing in zip(self._randoms, self._drawing, strict=True)
+        ]
+        uniform = torch.tensor(drawn, dtype=torch.float64, device=scores.device)[:, None]
+        target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+        return torch.searchsorted(cumulative, target, right=True)[:, 0]
+
+    def _keep_nucleus(self, rows: torch.Tensor) -> torch.Tensor:
+        """Zero all but the nucleus: the fewest likeliest tokens to reach top-p together."""
+        ordered, order = torch.sort(rows, dim=-1, descending=True, stable=True)
+        before = ordered.cumsum(-1) - ordered
+        nucleus = ordered.masked_fill(before >= self._top_p, 0.0)
+        nucleus[:, 0] = ordered[:, 0]
+        return torch.zeros_like(rows).scatter_(1, order, nucleus)

@@ -1,0 +1,397 @@
+"""The thread that owns a model: it loads it, runs its batches and takes commands in between.
+
+Pending           a request that waits or runs, and where its progress is told
+ModelWorker       the thread; other threads only call its public methods
+
+Between two tokens the thread takes waiting commands (load, unload, prove) and lets waiting
+requests join the batch. Requests that are streamed run in the same batch as the others: after
+each step the thread sets the events of all that listen in one call, and goes on; who listens reads
+the rows by itself.
+"""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import torch
+
+from nip_lm_server.engines.base import EngineError, EngineState
+from nip_lm_server.engines.embedded.batching import Decoder, Row
+from nip_lm_server.engines.embedded.loaded_model import (
+    EmbeddedOptions,
+    LoadedModel,
+    check_batching,
+    is_fatal,
+    is_out_of_memory,
+    load_model,
+)
+from nip_lm_server.engines.embedded.lora import LoraAdapter, RowwiseLora
+from nip_lm_server.engines.embedded.prompt_tokens import PromptEncoder
+from nip_lm_server.engines.guided import Guide, begin_matching, make_vocabulary
+
+JOIN_EVERY_STEPS = 8
+"""Requests join a running batch at most this often: joining copies the cache."""
+STOP_TIMEOUT_S = 30.0
+_IDLE_WAIT_S = 1.0
+_DRAIN_INTERVAL_S = 0.02
+_CPU_CACHE_BYTES = 2 << 30
+_CUDA_CACHE_SHARE = 0.6
+
+_T = TypeVar("_T")
+_log = logging.getLogger("nip.lm_server.engine")
+
+
+@dataclass(eq=False)
+class Pending:
+    """A waiting or running request; its rows share one prompt.
+
+    It belongs to the event loop that it is made on. `progress` is set there once it has `ended`,
+    or has a `failure`, and where it is `streamed` also after every step that may have added tokens.
+    """
+
+    rows: list[Row]
+    streamed: bool
+    failure: EngineError | None = None
+    ended: bool = False
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    progress: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class ModelWorker:
+    """Loads the model and serves it until it is stopped; used once.
+
+    After `start`, `loaded` says what was loaded. `adapters` (by served name) is changed by
+    commands alone. `state` is starting, running, sleeping or failed; `death` has the reason once
+    the thread has ended after `start` without `stop`.
+    """
+
+    loaded: LoadedModel
+    lora: RowwiseLora
+    decoder: Decoder
+    prompts: PromptEncoder
+
+    def __init__(self, model_path: str, options: EmbeddedOptions):
+        self._model_path, self._options = model_path, options
+        self.death: Future[str] = Future()
+        self.state: EngineState = "starting"
+        self.adapters: dict[str, LoraAdapter] = {}
+        self.generated_tokens = 0
+        self._cache_tokens = 0
+        self._waiting: deque[Pending] = deque()
+        self._running: list[Pending] = []
+        self._commands: deque[Callable[[EngineError | None], None]] = deque()
+        self._wake = threading.Condition()
+        self._tokenizer_lock = threading.Lock()
+        self._guides_lock = threading.Lock()
+        self._vocabulary: Any = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="embedded-engine", daemon=True)
+        self._started: Future[None] = Future()
+
+    # Called by other threads
+
+    async def start(self) -> None:
+        """Load the model. Raises EngineError with the reason if it can't be served."""
+        self._thread.start()
+        await asyncio.wrap_future(self._started)
+
+    async def stop(self) -> None:
+        """End the thread and free the model. What still waits or runs fails with EngineError."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
+        if self._thread.is_alive():
+            raise EngineError(f"the engine did not stop within {STOP_TIMEOUT_S:.0f} s")
+
+    async def sleep(self, timeout_s: float) -> None:
+        """Take no more requests, finish those there are, and free the device's memory.
+
+        What has not ended after `timeout_s` fails with EngineError.
+        """
+        # 1. No more requests.
+        with self._wake:
+            self._refuse_unless("running")
+            self.state = "sleeping"
+        # 2. Those that run may end. Commands go on, and so does the thread.
+        deadline = time.monotonic() + timeout_s
+        while await self.run(lambda: bool(self._running or self._waiting)):
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(_DRAIN_INTERVAL_S)
+        # 3. The others fail.
+        await self.run(self._leave_device)
+
+    async def wake(self) -> None:
+        """Undo `sleep`. Raises EngineError if the device has too little memory now."""
+        await self.run(self._return_to_device)
+        self.state = "running"
+
+    @property
+    def waiting(self) -> int:
+        """Count the requests not yet in the batch."""
+        return len(self._waiting)
+
+    def submit(self, pending: Pending) -> None:
+        """Queue a request. Setting `cancelled` on its rows abandons it."""
+        with self._wake:
+            self._refuse_unless("running")
+            self._waiting.append(pending)
+            self._wake.notify()
+
+    async def run(self, action: Callable[[], _T]) -> _T:
+        """Run `action` in this thread, between two forward passes.
+
+        Raises what it raises; EngineError where the device's memory was too small for it.
+        """
+        result: Future[_T] = Future()
+
+        def command(failure: EngineError | None) -> None:
+            if not result.set_running_or_notify_cancel():
+                return
+            if failure is not None:
+                result.set_exception(failure)
+                return
+            try:
+                result.set_result(action())
+            except Exception as error:
+                result.set_exception(_without_memory(error) if is_out_of_memory(error) else error)
+            except BaseException as error:
+                result.set_exception(EngineError(f"the engine died: {error!r}"))
+                raise
+
+        with self._wake:
+            self._refuse_unless("running", "sleeping")
+            self._commands.append(command)
+            self._wake.notify()
+        return await asyncio.wrap_future(result)
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Text of token ids; `special` keeps the special tokens."""
+        with self._tokenizer_lock:
+            return str(
+                self.loaded.tokenizer.decode(
+                    ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False
+                )
+            )
+
+    def guide(self, grammar: str) -> Guide:
+        """Begin an answer with a grammar. Raises EngineRequestError for too large a one.
+
+        The model's vocabulary is made when it is needed first.
+        """
+        with self._guides_lock:
+            if self._vocabulary is None:
+                with self._tokenizer_lock:
+                    loaded, config = self.loaded, self.loaded.model.config.get_text_config()
+                    self._vocabulary = make_vocabulary(
+                        loaded.tokenizer, config.vocab_size, loaded.stop_tokens
+                    )
+        return Guide(begin_matching(self._vocabulary, grammar, "response_format"))
+
+    def _refuse_unless(self, *states: EngineState) -> None:
+        if self._closing or self.state not in states:
+            state = "stopped" if self._closing and self.state != "failed" else self.state
+            raise EngineError(f"the engine is {state}")
+
+    # In the thread itself
+
+    def _work(self) -> None:
+        # 1. Load. From here on, cancelling `start` no longer cancels what the thread reports to.
+        if not self._started.set_running_or_notify_cancel():
+            return
+        try:
+            with torch.inference_mode():
+                self._load()
+        except BaseException as error:
+            self.state = "failed"
+            failure = error if isinstance(error, EngineError) else self._cant_serve(error)
+            self._started.set_exception(failure)
+            return
+        self.state = "running"
+        self._started.set_result(None)
+        # 2. Serve until it is stopped, or an error ends it.
+        reason: str | None = None
+        try:
+            with torch.inference_mode():
+                self._loop()
+        except BaseException as error:
+            reason = f"out of memory: {error}" if is_out_of_memory(error) else repr(error)
+            _log.exception("the engine of %s died", self._model_path)
+            self.state = "failed"
+        # 3. Tell all that still wait, free the model, and say why.
+        ended = "was stopped" if reason is None else f"died: {reason}"
+        self._fail_all(EngineError(f"the engine {ended}"))
+        self._release()
+        if reason is not None:
+            self.death.set_result(reason)
+
+    def _cant_serve(self, error: BaseException) -> EngineError:
+        failure = EngineError(f"can't serve {self._model_path!r}: {error!r}")
+        failure.__cause__ = error
+        return failure
+
+    def _load(self) -> None:
+        # 1. The model, and what runs it.
+        loaded = self.loaded = load_model(self._model_path, self._options)
+        self.prompts = PromptEncoder(loaded.tokenizer, self._tokenizer_lock, loaded.max_model_len)
+        self.lora = RowwiseLora(loaded.model)
+        self.decoder = Decoder(loaded.model, self.lora, loaded.stop_tokens)
+        # 2. Does it answer alike in a batch? Then its cache may have so many tokens.
+        token_bytes = check_batching(self.decoder, loaded, self._model_path)
+        room = self._options.cache_bytes
+        if room is None:
+            room = _CPU_CACHE_BYTES
+            if loaded.device != "cpu":
+                room = int(_CUDA_CACHE_SHARE * torch.cuda.mem_get_info(loaded.device)[0])
+        self._cache_tokens = room // token_bytes
+
+    def _loop(self) -> None:
+        steps = JOIN_EVERY_STEPS
+        while True:
+            # 1. Wait for something to do.
+            with self._wake:
+                while not (self._closing or self._commands or self._waiting or self._running):
+                    self._wake.wait(_IDLE_WAIT_S)
+                if self._closing:
+                    return
+            # 2. Load, unload and prove, while no pass is under way.
+            while self._commands:
+                self._commands.popleft()(None)
+            # 3. Let requests join the batch.
+            if not self._running and len(self._waiting) < self._options.max_batch:
+                self._await_company()
+            if steps >= JOIN_EVERY_STEPS or not self._running:
+                steps = 0
+                self._advance_safely(self._admit)
+            # 4. One more token for every row.
+            self._advance_safely(self.decoder.step)
+            steps += 1
+
+    def _await_company(self) -> None:
+        """Wait a moment for requests sent at the same time: they can then run together."""
+        deadline = time.monotonic() + self._options.max_wait_s
+        while self._waiting and len(self._waiting) < self._options.max_batch:
+            before = len(self._waiting)
+            time.sleep(self._options.max_wait_s / 4)
+            if len(self._waiting) == before or time.monotonic() > deadline:
+                return
+
+    def _advance_safely(self, advance: Callable[[], list[Row]]) -> None:
+        """Advance the batch; if this fails, fail its requests and go on with the next ones."""
+        try:
+            finished = advance()
+        except Exception as error:
+            if is_fatal(error):
+                raise
+            self.decoder.clear()
+            failure = EngineError(f"generation failed: {error!r}")
+            failure.__cause__ = error
+            self._fail_running(failure)
+            return
+        # Who waits is told at the end, who listens to a stream after every step.
+        self.generated_tokens += sum(len(row.generated) for row in finished)
+        for pending in self._running:
+            pending.ended = all(row.finish_reason is not None for row in pending.rows)
+        _tell([pending for pending in self._running if pending.ended or pending.streamed])
+        self._running = [p for p in self._running if not (p.ended or p.rows[0].cancelled)]
+
+    def _admit(self) -> list[Row]:
+        # 1. Take requests in their order, as long as rows and cache have room for the next one. One
+        #    that alone is too large runs alone.
+        taken: list[Pending] = []
+        rows, longest = self.decoder.rows, self.decoder.longest
+        with self._wake:
+            while self._waiting:
+                pending = self._waiting[0]
+                if pending.rows[0].cancelled:
+                    self._waiting.popleft()
+                    continue
+                need = len(pending.rows[0].prompt) + pending.rows[0].max_tokens
+                total = rows + len(pending.rows)
+                too_large = total * max(longest, need) > self._cache_tokens
+                if rows and (total > self._options.max_batch or too_large):
+                    break
+                self._waiting.popleft()
+                taken.append(pending)
+                rows, longest = total, max(longest, need)
+        if not taken:
+            return []
+        # 2. From here on their failure is told to them; run their prompts.
+        self._running += taken
+        return self.decoder.admit([pending.rows for pending in taken])
+
+    def _leave_device(self) -> None:
+        with self._wake:
+            self._running += self._waiting
+            self._waiting.clear()
+        self._fail_running(EngineError("the engine went to sleep before the answer was ready"))
+        self.decoder.clear()
+        if self.loaded.device != "cpu":
+            self._move("cpu")
+            torch.cuda.empty_cache()
+
+    def _return_to_device(self) -> None:
+        if self.loaded.device != "cpu":
+            self._move(self.loaded.device)
+
+    def _move(self, device: str) -> None:
+        self.loaded.model.to(device)
+        for adapter in self.adapters.values():
+            adapter.move(device)
+
+    def _fail_running(self, failure: EngineError) -> None:
+        for pending in self._running:
+            pending.failure = failure
+        _tell(self._running)
+        self._running = []
+
+    def _fail_all(self, failure: EngineError) -> None:
+        with self._wake:
+            self._closing = True
+            self._running += self._waiting
+            self._waiting.clear()
+            commands = list(self._commands)
+            self._commands.clear()
+        self._fail_running(failure)
+        for command in commands:
+            command(failure)
+
+    def _release(self) -> None:
+        self.prompts.close()
+        self.decoder.clear()
+        self.adapters.clear()
+        del self.decoder, self.lora
+        self.loaded = replace(self.loaded, model=None)  # answers that ended are still decoded
+        gc.unfreeze()  # the start of the server may have frozen what holds on to the model
+        if torch.cuda.is_available():
+            with contextlib.suppress(Exception):  # after an error on the device it refuses
+                torch.cuda.empty_cache()
+
+
+def _tell(requests: Sequence[Pending]) -> None:
+    """Set the requests' events, by one call to each event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
+    for pending in requests:
+        by_loop.setdefault(pending.loop, []).append(pending.progress)
+    for loop, events in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # the loop was closed
+            loop.call_soon_threadsafe(_set_all, events)
+
+
+def _set_all(events: Sequence[asyncio.Event]) -> None:
+    for event in events:
+        event.set()
+
+
+def _without_memory(error: Exception) -> EngineError:
+    # Without its traceback, which would keep the memory of its frames.
+    return EngineError(f"the device's memory is too small for this: {error}")

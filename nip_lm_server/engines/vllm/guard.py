@@ -1,0 +1,114 @@
+"""Runs a server of another environment, and ends it with all its children when ours ends.
+
+``python -m nip_lm_server.engines.vllm.guard SERVER_PID RECORD COMMAND...``, with a pipe from
+the server as standard input. The command leads a process group of its own. That group is killed
+when the command's first process ends in any way, when the pipe ends, and ten seconds after
+SIGTERM, which is passed to the first process alone so that it can close down what it started.
+
+RECORD is a file that names the group while it may live, for `end_recorded`: should the guard and
+the server be killed at the same instant, the next start ends what they left.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+from nip_lm_server.processes import signal_group, watch_parent
+
+GRACE_S = 10.0
+"""Time between SIGTERM and SIGKILL."""
+_POLL_S = 0.02
+
+
+def main() -> None:
+    """Run the command. Exits with its status, or with 128 + the number of its last signal."""
+    parent, record, command = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    # 1. Start the command. Until the record is there, nobody else could end it: a signal has to
+    #    wait.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        process_group=0,
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, ()) and None,  # noqa: PLW1509
+    )
+    part = record.with_name(record.name + ".part")
+    part.write_text(json.dumps({"group": child.pid, "session": os.getsid(0)}))
+    part.replace(record)
+
+    # 2. Pass signals on to the first process; after a while, kill the whole group.
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            child.send_signal(signal.SIGTERM)
+        timer = threading.Timer(GRACE_S, signal_group, [child.pid, signal.SIGKILL])
+        timer.daemon = True
+        timer.start()
+
+    signal.signal(signal.SIGTERM, pass_on)
+    signal.signal(signal.SIGINT, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+
+    # 3. End with the server.
+    def parent_died() -> None:
+        signal_group(child.pid, signal.SIGKILL)
+        os._exit(1)
+
+    watch_parent(parent, 0, parent_died)
+    # 4. Once the first process has ended, end what it has left; the record goes last.
+    status = child.wait()
+    signal_group(child.pid, signal.SIGKILL)
+    deadline = time.monotonic() + GRACE_S
+    while _members(child.pid, os.getsid(0)) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    record.unlink(missing_ok=True)
+    os._exit(status if status >= 0 else 128 - status)
+
+
+def end_recorded(record: Path, *, wait_s: float = 5.0) -> bool:
+    """Kill what a guard has left, by its record. True once nothing of it is left.
+
+    Only processes that are in the recorded group and in the guard's session are touched: both
+    numbers can't be taken by others as long as one of them lives.
+    """
+    try:
+        value = json.loads(record.read_text())
+        group, session = int(value["group"]), int(value["session"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
+    deadline = time.monotonic() + wait_s
+    while members := _members(group, session):
+        for pid in members:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    record.unlink(missing_ok=True)
+    return True
+
+
+def _members(group: int, session: int) -> list[int]:
+    """List the running processes of a group. Ended ones waiting for their parent don't count."""
+    import psutil
+
+    members = []
+    for pid in psutil.pids():
+        try:
+            if os.getpgid(pid) != group or os.getsid(pid) != session:
+                continue
+            if psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                members.append(pid)
+        except (OSError, psutil.Error):
+            continue
+    return members
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""What the server prints and logs: a terminal shows texts, no matter whose, and obeys none.
+
+say        in place of `print`
+log_here   the log of this process, on standard error
+"""
+
+import json
+import logging
+import re
+import sys
+from typing import TextIO
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+_UNPLAIN = re.compile(r"[^\n\t -~]")
+
+
+def say(text: object, *, file: TextIO | None = None) -> None:
+    """Print a text, with what is not seen but line ends and tabs as JSON escapes it."""
+    print(_printable(str(text)), file=file)
+
+
+def log_here() -> None:
+    """Log what is no mere detail on standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter(_FORMAT))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+class _Formatter(logging.Formatter):
+    """Escapes all of a record, also the traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _printable(super().format(record))
+
+
+def _printable(text: str) -> str:
+    return _UNPLAIN.sub(lambda found: _visible(found[0]), text)
+
+
+def _visible(character: str) -> str:
+    return character if character.isprintable() else json.dumps(character)[1:-1]

@@ -1,0 +1,304 @@
+"""Keeps what a message says from being read as the beginning or the end of a message.
+
+ControlTokens        of one tokenizer: breaks them in texts and in messages
+BreakControlTokens   middleware inside the vLLM server: the same for every chat that it is asked
+set_template_kwargs  the variables with which a tokenizer's chat template is rendered, from then on
+template_facts       whether the template writes today's date, names of speakers, and thoughts
+thought_form         where the template takes an answer's thoughts from
+
+A chat template writes control tokens around messages, and a tokenizer reads them wherever they
+stand. Whoever writes <|im_end|> into a message would end it, and begin another in any role. So in
+each control token that a message says, a blank is put after the first character: the model sees
+what was written, and no token id of it is a control token's. A text without any is left alone.
+
+Control tokens are the tokenizer's special tokens, and where a template uses plain words instead,
+such as [/INST] or USER:, these. Not broken are tokens that models themselves write, as <think>.
+
+Serving, training and vLLM use this one module, so that what is trained is what is served. vLLM's
+own Python imports it from a directory of its own: nothing of ours, and heavy things late.
+"""
+
+import json
+import os
+import re
+import weakref
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+_Scope = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+_Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+_Application = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
+
+_SHAPES = (("system", "user", "assistant", "user"), ("user", "assistant", "user"))
+_SENTINEL = "sentinel{}sentinel"
+_BRACKETED = re.compile(r"<{1,2}/?\|?[^\s<>|]+\|?>{1,2}|\[/?[^\s\[\]]+\]")
+_THOUGHTS = re.compile(r"</?think(ing)?>", re.IGNORECASE)
+_MIN_LETTERS = 2  # of a plain word that is a marker
+_SAID = ("messages", "input", "instructions", "system", "tools")
+_NOT_SAID = ("role", "type")
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "strftime_now")
+_THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
+_USUAL = ("enable_thinking", "thinking", "reasoning_effort", "date_string", "current_date")
+"""Variables that usual chat templates let callers set."""
+
+
+def set_template_kwargs(tokenizer: Any, kwargs: Mapping[str, Any]) -> None:
+    """Have every rendering by the tokenizer's chat template set these variables.
+
+    Raises ValueError for one that the template does not read, or that is not the caller's.
+    """
+    template = _template_text(tokenizer)
+    for name in kwargs:
+        if name in _RESERVED or re.search(rf"\b{re.escape(name)}\b", template) is None:
+            known = [known for known in _USUAL if re.search(rf"\b{known}\b", template)]
+            raise ValueError(
+                f"chat_template_kwargs: the model's chat template has no variable {name!r} to set"
+                + (f"; it has {', '.join(known)}" if known else "")
+            )
+    tokenizer.nip_template_kwargs = dict(kwargs)
+
+
+def template_kwargs(tokenizer: Any) -> dict[str, Any]:
+    """Return the variables set by `set_template_kwargs`."""
+    return dict(getattr(tokenizer, "nip_template_kwargs", {}))
+
+
+def template_facts(tokenizer: Any) -> dict[str, Any]:
+    """Try out what the chat template writes, as it is rendered now.
+
+    writes_date: it has today's date in it. shows_names: speakers' names. thoughts: see
+    `thought_form`. unset: what usual templates let callers set, and nobody has. Empty where it
+    does not take a user's message.
+    """
+
+    def render(name: str, **kwargs: Any) -> str | None:
+        message = {"role": "user", "content": _SENTINEL.format(0), "name": name}
+        try:
+            return str(
+                tokenizer.apply_chat_template(
+                    [message],
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    **{**template_kwargs(tokenizer), **kwargs},
+                )
+            )
+        except Exception:  # templates raise whatever their author chose
+            return None
+
+    text, chosen = _template_text(tokenizer), template_kwargs(tokenizer)
+    plain = render("Ann")
+    if plain is None:
+        return {}
+    return {
+        # A template that asks for the date calls this function, and fails where there is none.
+        "writes_date": plain != render("Ann", strftime_now="no function"),
+        "shows_names": plain != render("Bob"),
+        "thoughts": thought_form(tokenizer),
+        "unset": [n for n in _USUAL if n not in chosen and re.search(rf"\b{n}\b", text)],
+    }
+
+
+def thought_form(tokenizer: Any) -> str | None:
+    """Try out where the chat template takes the thoughts of the last answer from.
+
+    Returns the field of the message that it reads; ``content``, where they can stand in the text,
+    between <think> and </think>; None if it leaves them out, or writes them so that the
+    conversation does not begin with the prompt that a model is served.
+    """
+    user = {"role": "user", "content": _SENTINEL.format(0)}
+    answer, thought = _SENTINEL.format(1), _SENTINEL.format(2)
+
+    def render(messages: list[dict[str, str]], *, generation: bool) -> str:
+        try:
+            return str(
+                tokenizer.apply_chat_template(
+                    messages,
+                    tokenize=False,
+                    add_generation_prompt=generation,
+                    **template_kwargs(tokenizer),
+                )
+            )
+        except Exception:  # templates raise whatever their author chose
+            return ""
+
+    prompt = render([user], generation=True)
+    for field in (*_THOUGHT_FIELDS, "content"):
+        said = {"role": "assistant", **add_thoughts({"content": answer}, thought, field)}
+        whole = render([user, said], generation=False)
+        learned = whole.removeprefix(prompt)
+        if whole.startswith(prompt) and 0 <= learned.find(thought) < learned.find(answer):
+            return field
+    return None
+
+
+def add_thoughts(message: Mapping[str, Any], thoughts: str, field: str) -> dict[str, Any]:
+    """Put a message's thoughts into the field named by `thought_form`."""
+    if field == "content":
+        return {**message, "content": f"<think>\n{thoughts}\n</think>\n\n{message['content']}"}
+    return {**message, field: thoughts}
+
+
+def _template_text(tokenizer: Any) -> str:
+    template = tokenizer.chat_template
+    return "\n".join(template.values()) if isinstance(template, dict) else str(template or "")
+
+
+class ControlTokens:
+    """Those of `tokenizer`, one of transformers, as it is now."""
+
+    def __init__(self, tokenizer: Any):
+        added = tokenizer.added_tokens_decoder
+        special = {token.content: token for token in added.values() if token.special}
+        names = {*tokenizer.all_special_tokens, *special}
+        self._tokenizer = weakref.ref(tokenizer)  # which may itself lead to this object
+        self._ids = {tokenizer.convert_tokens_to_ids(name) for name in names}
+        self._ids -= {tokenizer.unk_token_id}
+        self._is_normalized = any(token.normalized for token in special.values())
+        self._pattern = _any_of(names)
+        plain = _plain_markers(tokenizer, self._pattern)
+        plain -= {token.content for token in added.values()}
+        self._pattern = _any_of(names | plain)
+
+    def break_in(self, text: str) -> str:
+        """`text` with a blank in every control token."""
+        if self._pattern.search(text) is not None:
+            text = self._pattern.sub(_break, text)
+            while self._pattern.search(text) is not None:  # of one character, or with a blank
+                text = self._pattern.sub("", text)
+        if self._is_normalized:
+            text = self._break_by_id(text)
+        return text
+
+    def break_in_message(self, message: Any) -> Any:
+        """A message with a blank in every control token of every text in it."""
+        if isinstance(message, str):
+            return self.break_in(message)
+        if isinstance(message, list):
+            return [self.break_in_message(item) for item in message]
+        if isinstance(message, dict):
+            return {
+                key: value if key in _NOT_SAID else self.break_in_message(value)
+                for key, value in message.items()
+            }
+        return message
+
+    def _break_by_id(self, text: str) -> str:
+        """The same where other characters too may become control tokens (as by NFKC)."""
+        tokenizer = self._tokenizer()
+        assert tokenizer is not None, "who breaks tokens has their tokenizer"
+        while True:
+            encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            spans = [
+                span
+                for id, span in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+                if id in self._ids and span[0] < span[1]  # of no text: nothing to take out
+            ]
+            if not spans:
+                return text
+            for start, end in reversed(spans):
+                text = text[:start] + text[end:]
+
+
+def _any_of(names: Iterable[str]) -> "re.Pattern[str]":
+    longest_first = sorted(filter(None, names), key=lambda name: (-len(name), name))
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+def _break(match: "re.Match[str]") -> str:
+    return f"{match[0][0]} {match[0][1:]}"
+
+
+def _plain_markers(tokenizer: Any, control: "re.Pattern[str]") -> set[str]:
+    """Collect the template's words in place of control tokens, or beside them in brackets."""
+    markers: set[str] = set()
+    for roles in _SHAPES:
+        contents = [_SENTINEL.format(index) for index in range(len(roles))]
+        messages = [
+            {"role": role, "content": content}
+            for role, content in zip(roles, contents, strict=True)
+        ]
+        try:
+            text = tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                add_generation_prompt=True,
+                **template_kwargs(tokenizer),
+            )
+        except Exception:  # templates raise whatever their author chose
+            text = ""
+        before, *between = re.split("|".join(contents), text)
+        # Of what stands before the first message only the end is its role's: no prompt of its own.
+        for piece in (*before.rstrip().splitlines()[-1:], *between):
+            if control.search(piece) is None:
+                markers.update(map(str.strip, piece.splitlines()))
+        markers.update(_BRACKETED.findall(control.sub(" ", re.sub("|".join(contents), " ", text))))
+    return {
+        marker
+        for marker in markers
+        if sum(map(str.isalpha, marker)) >= _MIN_LETTERS and _THOUGHTS.fullmatch(marker) is None
+    }
+
+
+class BreakControlTokens:
+    """Passes on requests whose messages have no control token but broken ones.
+
+    The tokenizer is that of the model $NIP_VLLM_MODEL, rendering with the variables of the JSON
+    object $NIP_VLLM_TEMPLATE; what its template does is written to the file $NIP_VLLM_FACTS.
+    Raises what loading it raises, so that vLLM does not start without.
+    """
+
+    def __init__(self, app: _Application, tokens: ControlTokens | None = None):
+        self._app = app
+        if tokens is None:
+            from transformers import AutoTokenizer
+
+            self._tokenizer = AutoTokenizer.from_pretrained(os.environ["NIP_VLLM_MODEL"])
+            set_template_kwargs(
+                self._tokenizer, json.loads(os.environ.get("NIP_VLLM_TEMPLATE", "{}"))
+            )
+            if facts := os.environ.get("NIP_VLLM_FACTS"):
+                Path(facts).write_text(json.dumps(template_facts(self._tokenizer)))
+            tokens = ControlTokens(self._tokenizer)
+        self._tokens = tokens
+
+    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+        """ASGI entry point."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        body = b""
+        while True:
+            event = await receive()
+            if event["type"] != "http.request":
+                return  # the client is gone
+            body += event.get("body", b"")
+            if not event.get("more_body", False):
+                break
+        body = self._rewrite(body)
+        length = (b"content-length", str(len(body)).encode())
+        headers = [pair for pair in scope["headers"] if pair[0] not in _LENGTHS]
+        unread = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def again() -> MutableMapping[str, Any]:
+            return unread.pop() if unread else await receive()
+
+        await self._app({**scope, "headers": [*headers, length]}, again, send)
+
+    def _rewrite(self, body: bytes) -> bytes:
+        try:
+            value = json.loads(body)
+        except ValueError:  # vLLM says what is wrong with it
+            return body
+        if not isinstance(value, dict):
+            return body
+        broken = {
+            name: self._tokens.break_in_message(value[name]) for name in _SAID if name in value
+        }
+        if all(broken[name] == value[name] for name in broken):
+            return body
+        return json.dumps({**value, **broken}).encode()
+
+
+_LENGTHS = (b"content-length", b"transfer-encoding")
