@@ -23,9 +23,9 @@ from nip_core.evaluation.attack_metrics import ShownAttack
 from nip_core.evaluation.attack_words import loss_sentences
 from nip_core.evaluation.baseline_verifiers import believed_line
 from nip_core.evaluation.figures_in_words import (
-    alike,
     gate_line,
-    in_spans,
+    group_reasons,
+    list_spans,
     plain_percent,
     problems_words,
 )
@@ -264,9 +264,9 @@ def _untrained(iterations: list[dict[str, Any]]) -> "Iterator[str]":
                 reasons = by_job.setdefault((group, job["status"]), {})
                 reasons[entry["iteration"]] = job["reason"]
     for (group, status), reasons in by_job.items():
-        for reason, of in alike(reasons):
+        for reason, of in group_reasons(reasons):
             plural = "" if len(of) == 1 else "s"
-            yield f"iteration{plural} {in_spans(of)}, {group}: {status}: {reason}"
+            yield f"iteration{plural} {list_spans(of)}, {group}: {status}: {reason}"
 
 
 def _show_attack(attack: dict[str, Any], console: "Console") -> None:

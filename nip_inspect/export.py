@@ -33,9 +33,9 @@ from inspect_ai.log import (
 from inspect_ai.model import GenerateConfig, ModelConfig
 
 from nip_core.errors import SettingsError
-from nip_core.evaluation.metrics import evaluate, weights_of
+from nip_core.evaluation.metrics import evaluate, weigh_episodes
 from nip_core.evaluation.split_metrics import BatchMetrics
-from nip_core.evaluation.spread import questions_of
+from nip_core.evaluation.spread import find_questions
 from nip_core.game.render import Game
 from nip_core.hashing import derive_key
 from nip_core.records.intervals import split_by_of
@@ -131,10 +131,14 @@ def split_log(records: Records, iteration: int, split: str, game: Game | None) -
     times = {row["key"]: row for row in timings.to_pylist()}
     generations = rollouts.generations.to_pylist()
     rows_of = generations_by_episode(episodes, generations)
-    questions = questions_of(rollouts.episodes, split_by_of(record.parameters))
+    questions = find_questions(rollouts.episodes, split_by_of(record.parameters))
     # 2. Samples.
     facts = Split(
-        game, times, questions, record.parameters, dict(enumerate(weights_of(rollouts.episodes)))
+        game,
+        times,
+        questions,
+        record.parameters,
+        dict(enumerate(weigh_episodes(rollouts.episodes))),
     )
     epochs = _epochs(episodes)
     samples = [

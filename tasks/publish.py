@@ -20,7 +20,7 @@ from prefect.artifacts import (
 )
 
 from nip_core.evaluation.baseline_verifiers import believed_line
-from nip_core.evaluation.embedding import thinned
+from nip_core.evaluation.embedding import thin_out
 from nip_core.evaluation.report import metrics_table
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.evaluation.transcripts_markdown import transcripts_markdown
@@ -56,7 +56,7 @@ async def _publish_all(session: Session, after: str, with_samples: bool) -> None
         description=f"State after {after}",
     )
     told = [r for r in records.all() if r.metrics(TEST) is not None or r.promotion is not None]
-    known = thinned(told, _ROWS)
+    known = thin_out(told, _ROWS)
     tests = [(record.iteration, record.metrics(TEST)) for record in known]
     rows = [(iteration, metrics) for iteration, metrics in tests if metrics is not None]
     decisions = {r.iteration: r.promotion for r in known if r.promotion is not None}

@@ -1,7 +1,7 @@
 """Rejecting where any of k plays of a problem rejects: what a verifier finds by asking again.
 
-any_of     soundness, completeness and tokens for each k, from several plays of each problem
-shares     by problem the chance that k of its plays, drawn without order, lead to the right verdict
+any_of               soundness, completeness and tokens for each k, from several plays of a problem
+count_right_choices  by problem, how many choices of k of its plays lead to the right verdict
 
 Where a verifier may err in one direction alone, as one that checks a step of a calculation does,
 this is what a protocol has to beat at as many tokens, rather than the majority of the plays: who
@@ -53,7 +53,7 @@ def any_of(
     without bias, whichever were played first. None where no problem was played more than once.
     `questions` are those of `evaluate`.
     """
-    by_problem = shares(episodes)
+    by_problem = count_right_choices(episodes)
     if len(by_problem) == episodes.num_rows:
         return None
     spread = Asked(seed, questions).spread(ids := sorted(by_problem))
@@ -73,7 +73,7 @@ def any_of(
     return tuple(rows)
 
 
-def shares(episodes: pa.Table) -> dict[str, Shares]:
+def count_right_choices(episodes: pa.Table) -> dict[str, Shares]:
     """By problem, what its plays come to, for k up to the fewest plays of a problem.
 
     k plays reject where one of them does; else they accept where one of them does. A failed play

@@ -30,7 +30,7 @@ from nip_core.evaluation.attack_metrics import (
 from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.evaluation.metrics import evaluate, paired_difference
 from nip_core.evaluation.split_metrics import PairedDifference
-from nip_core.evaluation.spread import Asked, questions_of
+from nip_core.evaluation.spread import Asked, find_questions
 from nip_core.protocols import ACCEPT
 from nip_core.rollouts.tables import RolloutTables
 from nip_core.rollouts.trees import TREE_COLUMNS, generations_by_episode
@@ -65,7 +65,7 @@ def figures_by_choice(
     split_by: Sequence[str] = (),
     own_test: OwnTest = OwnTest(),
 ) -> AttackMetrics:
-    """Measure an attack by best-of-n, with intervals by question (see `questions_of`).
+    """Measure an attack by best-of-n, with intervals by question (see `find_questions`).
 
     - ``by_n``: in ascending order of `n`, all that `evaluate` gives of the episodes that count for
       it, with ``fooled``, the number of wrong solutions that were accepted, ``p_accept``, the mean
@@ -78,7 +78,7 @@ def figures_by_choice(
     """
     episodes, numbers = rollouts.episodes, sorted(set(choices["n"].to_pylist()))
     tables = {n: choose_episodes(episodes, choices, n) for n in numbers}
-    asked = Asked(seed, questions_of(episodes, split_by))
+    asked = Asked(seed, find_questions(episodes, split_by))
     of_n = {n: choices.filter(pc.equal(choices["n"], n)) for n in numbers}
     agents = _spent(rollouts.generations)
     losses = _losses(own_test, tables[numbers[0]], tables[numbers[-1]], asked, split_by)
@@ -122,7 +122,7 @@ def figures_by_step(
       of the first test and the last
     """
     first, last = tests[min(tests)], tests[max(tests)]
-    asked = Asked(seed, questions_of(first, split_by))
+    asked = Asked(seed, find_questions(first, split_by))
     losses = _losses(own_test, first, last, asked, split_by)
     soundness = None if losses.trained is None else losses.trained.soundness
     rows: list[StepMetrics] = []
@@ -154,7 +154,7 @@ def _with_step(
     step: int, updates: int, episodes: pa.Table, seed: int, split_by: Sequence[str]
 ) -> StepMetrics:
     """Measure the test after a step, but for which is the worst so far."""
-    measured = evaluate(episodes, None, seed=seed, questions=questions_of(episodes, split_by))
+    measured = evaluate(episodes, None, seed=seed, questions=find_questions(episodes, split_by))
     return StepMetrics(step=step, updates=updates, **dict(measured), fooled=_fooled(episodes))
 
 

@@ -20,7 +20,7 @@ from nip_core.evaluation.attack_metrics import (
     TrainedSteps,
     WorstStep,
 )
-from nip_core.evaluation.figures_in_words import alike, how_much, plain_percent
+from nip_core.evaluation.figures_in_words import group_reasons, how_much, plain_percent
 from nip_core.evaluation.split_metrics import PairedDifference
 
 _HALF = 0.5
@@ -67,7 +67,7 @@ def causes(attack: ShownAttack) -> list[str]:
     skipped = attack.skipped
     if skipped and caution(attack):
         count = sum(skipped.values())
-        why = "; ".join(reason for reason, _ in alike(dict(enumerate(skipped))))
+        why = "; ".join(reason for reason, _ in group_reasons(dict(enumerate(skipped))))
         line = f"{count} step{'' if count == 1 else 's'} trained nothing ({why})."
         groups, equal = attack.groups, attack.groups_alike
         if groups and equal:

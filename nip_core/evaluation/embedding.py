@@ -1,11 +1,11 @@
 """Transcripts as they stand in the report, as JSON in a script element, and how much fits in.
 
 Embedded         one of them, ready to be put into a page
-embedded         a transcript -> Embedded
+embed_transcript         a transcript -> Embedded
 embedded_json    several, with the system prompts that they share, as one document
 script_json      any value as JSON that can stand there
 fair_share       how much each of several may take of what there is room for
-thinned          so many of a longer list
+thin_out          so many of a longer list
 """
 
 import hashlib
@@ -30,7 +30,7 @@ class Embedded:
     """By the names that the text has for them, its system prompts, ready as well."""
 
 
-def embedded(transcript: Transcript) -> Embedded:
+def embed_transcript(transcript: Transcript) -> Embedded:
     """The transcript ready for a page, with names in the place of its system prompts."""
     names = {prompt: _name(prompt) for prompt in transcript.system_prompts.values()}
     plain = {
@@ -76,7 +76,7 @@ def fair_share(sizes: Sequence[int], room: int) -> int:
     return max(sizes, default=0)
 
 
-def thinned(entries: Sequence[T], most: int) -> list[T]:
+def thin_out(entries: Sequence[T], most: int) -> list[T]:
     """The first of them, the last, and so many evenly spread between that there are `most`."""
     if len(entries) <= most:
         return [*entries]

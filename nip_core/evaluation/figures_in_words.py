@@ -152,7 +152,7 @@ def how_much(paired: PairedDifference) -> str:
     return f"{100 * paired.difference:+.1f} points ({sure}{test})"
 
 
-def alike(reasons: Mapping[int, str]) -> list[tuple[str, list[int]]]:
+def group_reasons(reasons: Mapping[int, str]) -> list[tuple[str, list[int]]]:
     """Reasons that differ in whole numbers alone as one, "0 to 8 examples, 10 needed", with the
     numbers that it is the reason of."""
     same: dict[tuple[str, ...], dict[int, list[str]]] = {}
@@ -172,7 +172,7 @@ def _least_to_most(words: Sequence[str]) -> str:
     return f"{min(numbers)} to {max(numbers)}"
 
 
-def in_spans(numbers: Sequence[int]) -> str:
+def list_spans(numbers: Sequence[int]) -> str:
     """Ascending whole numbers as "0 to 3, 5, 7 to 8"."""
     spans: list[list[int]] = []
     for n in numbers:

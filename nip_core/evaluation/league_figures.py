@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.split_metrics import Opponent, OpponentMetrics
-from nip_core.evaluation.spread import questions_of
+from nip_core.evaluation.spread import find_questions
 
 
 def figures_by_opponent(
@@ -36,7 +36,7 @@ def figures_by_opponent(
     for agent, iteration in sorted(pairs, key=lambda pair: (pair[0] or "", pair[1] or 0)):
         same = _equals(episodes["opponent"], agent)
         played = episodes.filter(pc.and_(same, _equals(episodes["opponent_iteration"], iteration)))
-        questions = questions_of(played, split_by)
+        questions = find_questions(played, split_by)
         rows.append(
             OpponentMetrics(
                 opponent=agent,

@@ -3,7 +3,7 @@
 evaluate            every metric of one batch, with intervals and breakdowns
 paired_difference   how much better one batch is than another on the same problems
 mean_by_problem     accuracy or a reward, every problem counting the same
-weights_of          how much each episode counts
+weigh_episodes          how much each episode counts
 
 Conventions
 - An episode is right when the verifier decided and its decision equals `y`. No decision counts
@@ -44,8 +44,8 @@ from nip_core.evaluation.spread import (
     ByProblem,
     Floats,
     Ints,
-    numbers_of,
-    questions_of,
+    find_questions,
+    number_questions,
     sums_by,
 )
 from nip_core.evaluation.statistics.clustered import clustered_mean
@@ -99,7 +99,7 @@ def evaluate(
 
     Rates are in [0, 1]. Each rate and mean `x` has its 95 % interval [low, high] under `x_ci95`:
     Wilson's for a rate where each problem was tried once, else a bootstrap by problem from `seed`.
-    With `questions`, by problem as `questions_of` has them, they are by question where a question
+    With `questions`, by problem as `find_questions` has them, they are by question where a question
     was tried several times, see `nip_core.evaluation.statistics`. The keys:
 
     - ``episodes`` (leaves, of trees), ``distinct_problems``
@@ -200,10 +200,9 @@ def paired_difference(
     Both are episodes tables over the same problems; several plays of a problem are averaged
     first. Compared is accuracy, or the reward of the agent `reward_of` where given (an episode
     without a reward for it counts 0). The 95 % interval is a bootstrap by problem from `seed` where
-    every question has one problem, else the cluster-robust one by question; `questions_of` says of
-    which question a problem is, by `split_by`. With problems of one question only it is None.
-    For accuracy, where both sides have played each problem as often, it has ``p``: exact, after
-    McNemar, with whole questions flipped. What can't be said is None.
+    every question has one problem, else the cluster-robust one by question (see `find_questions`);
+    with problems of one question only it is None. For accuracy, where both sides have played each
+    problem as often, it has ``p``: exact, after McNemar, with whole questions flipped.
 
     Raises:
         DatasetError: the two don't cover the same problems.
@@ -218,7 +217,7 @@ def paired_difference(
             f"{len(only_b)} only in the second (such as {only_b[:3]})"
         )
     differences = _problem_means(second, b, reward_of) - _problem_means(first, a, reward_of)
-    question = numbers_of(first.problem_ids, questions_of(a, split_by))
+    question = number_questions(first.problem_ids, find_questions(a, split_by))
     questions = int(question.max(initial=-1)) + 1
     if questions == len(differences):
         interval = bootstrap_mean(differences, seed)
@@ -251,11 +250,11 @@ def _columns(episodes: pa.Table) -> _Columns:
     failed = _equals(episodes["outcome"], "failed")
     decision = np.where(failed, NO_DECISION, _integers(episodes["decision"]))
     y = _integers(episodes["y"])
-    weight = weights_of(episodes)
+    weight = weigh_episodes(episodes)
     return _Columns(_integers(problem), tuple(ids), y, decision, failed, decision == y, weight)
 
 
-def weights_of(episodes: pa.Table) -> Floats:
+def weigh_episodes(episodes: pa.Table) -> Floats:
     """Return how much each episode counts: 1, or as a leaf its share of its tree."""
     weights = np.ones(episodes.num_rows)
     is_leaf = pc.not_equal(episodes["branch_path"], "")

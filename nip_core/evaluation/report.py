@@ -39,7 +39,7 @@ from markupsafe import Markup
 from nip_core.evaluation.attack_metrics import ShownAttack
 from nip_core.evaluation.attack_words import causes, caution, loss_sentences
 from nip_core.evaluation.baseline_verifiers import believed_line
-from nip_core.evaluation.embedding import Embedded, embedded, embedded_json, thinned
+from nip_core.evaluation.embedding import Embedded, embed_transcript, embedded_json, thin_out
 from nip_core.evaluation.episode_transcripts import Transcript
 from nip_core.evaluation.figures_in_words import (
     DASH,
@@ -161,7 +161,7 @@ def build_report(report: ReportData) -> str:
     script = asset("report.js")
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     measured = [(e.iteration, e.test) for e in report.iterations if e.test]
-    curve = thinned(measured, _MOST_POINTS)
+    curve = thin_out(measured, _MOST_POINTS)
     hidden = [(f"iteration {i}, {split}", n) for i, split, n in report.transcripts_left_out if n]
     return _page().render(
         **page_values(report),
@@ -265,7 +265,7 @@ def _once(entry: IterationReport | None, *row: Any, caller: Callable[[], Markup]
 
 
 def _ready(transcript: Transcript | Embedded) -> Embedded:
-    return embedded(transcript) if isinstance(transcript, Transcript) else transcript
+    return embed_transcript(transcript) if isinstance(transcript, Transcript) else transcript
 
 
 def metrics_table(

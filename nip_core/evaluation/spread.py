@@ -3,9 +3,9 @@
 ByProblem         those of different problems
 ByQuestion        those of different questions: variants of one question are alike
 Asked             which of both is asked for
-questions_of      which question, or text, each problem is of; shared_text, of one problem
-only_intervals    the intervals among metrics, where they differ from others
-with_intervals    metrics with those in their place
+find_questions      which question, or text, each problem is of; shared_text, of one problem
+pick_intervals    the intervals among metrics, where they differ from others
+replace_intervals    metrics with those in their place
 
 Where each question has one problem that is played once, both say the same.
 """
@@ -108,10 +108,10 @@ class Asked:
         """The intervals of a batch of these problems."""
         if self.questions is None:
             return ByProblem(self.seed)
-        return ByQuestion(self.seed, numbers_of(problem_ids, self.questions))
+        return ByQuestion(self.seed, number_questions(problem_ids, self.questions))
 
 
-def numbers_of(problem_ids: Sequence[str], questions: Mapping[str, str]) -> Ints:
+def number_questions(problem_ids: Sequence[str], questions: Mapping[str, str]) -> Ints:
     """A number from 0 for the question of each problem."""
     numbers = {text: k for k, text in enumerate(sorted({questions[id_] for id_ in problem_ids}))}
     return np.array([numbers[questions[id_]] for id_ in problem_ids], dtype=np.int64)
@@ -128,7 +128,7 @@ def sums_by(problem: Ints, values: Floats, size: int | None = None) -> Floats:
     return np.asarray(sums, dtype=np.float64)
 
 
-def questions_of(episodes: pa.Table, split_by: Sequence[str] = ()) -> dict[str, str]:
+def find_questions(episodes: pa.Table, split_by: Sequence[str] = ()) -> dict[str, str]:
     """By problem, what it shares with its variants: the same text for all that are alike.
 
     That is its question's id; or, where the first column of `split_by` (see `Scenario.split_by`)
@@ -151,7 +151,7 @@ def shared_text(question_id: str, columns: Mapping[str, str], split_by: Sequence
     return f"{shared[0]} {columns[shared[0]]}" if shared else f"id {question_id}"
 
 
-def only_intervals(
+def pick_intervals(
     metrics: Mapping[str, JsonValue], other: Mapping[str, JsonValue]
 ) -> dict[str, JsonValue]:
     """Pick the intervals of `metrics` that are not those of `other`, in the same nesting."""
@@ -159,21 +159,21 @@ def only_intervals(
     for name, value in metrics.items():
         beside = other.get(name)
         if isinstance(value, dict) and isinstance(beside, dict):
-            inner = only_intervals(value, beside)
+            inner = pick_intervals(value, beside)
             picked |= {name: inner} if inner else {}
         elif name.endswith(_SUFFIX) and value != beside:
             picked[name] = value
     return picked
 
 
-def with_intervals(
+def replace_intervals(
     metrics: Mapping[str, JsonValue], intervals: Mapping[str, JsonValue]
 ) -> dict[str, JsonValue]:
-    """Put the intervals of `only_intervals` in the place of those of `metrics`."""
+    """Put the intervals of `pick_intervals` in the place of those of `metrics`."""
     replaced = dict(metrics)
     for name in intervals.keys() & metrics.keys():
         value, before = intervals[name], metrics[name]
         if isinstance(value, dict) and isinstance(before, dict):
-            value = with_intervals(before, value)
+            value = replace_intervals(before, value)
         replaced[name] = value
     return replaced

@@ -25,7 +25,7 @@ from nip_core.evaluation.any_of import any_of
 from nip_core.evaluation.baseline_verifiers import believe_the_prover, majority
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.split_metrics import Baselines, RateBound, SplitIntervals, SplitMetrics
-from nip_core.evaluation.spread import only_intervals, questions_of, with_intervals
+from nip_core.evaluation.spread import find_questions, pick_intervals, replace_intervals
 from nip_core.evaluation.statistics.differences import at_most
 from nip_core.parameters.stored import from_stored
 from nip_core.protocols import make_protocol
@@ -76,7 +76,7 @@ def combined(metrics: SplitMetrics, document: SplitIntervals) -> SplitMetrics:
     ``questions`` is how many there are, and ``bounds`` says by rate, where it is 0 or 1, the
     highest share of exceptions that so many questions without one leave possible.
     """
-    shown = with_intervals(metrics.as_json(), document.intervals)
+    shown = replace_intervals(metrics.as_json(), document.intervals)
     baselines = {} if document.baselines is None else document.baselines.as_json()
     return SplitMetrics.model_validate(
         {**shown, **baselines, "questions": document.questions, "bounds": document.bounds}
@@ -133,7 +133,7 @@ def measure_baselines(
 ) -> Baselines:
     """Measure the baselines that these metrics have, as they are shown, without breakdowns."""
     shown: dict[str, Any] = {}
-    questions = questions_of(rollouts.episodes, split_by)
+    questions = find_questions(rollouts.episodes, split_by)
     tables = rollouts.episodes, rollouts.generations
     if metrics.believe_the_prover is not None:
         believed = believe_the_prover(*tables, claims, provers=provers, questions=questions)
@@ -146,16 +146,16 @@ def measure_baselines(
 def measure_intervals(
     rollouts: RolloutTables, metrics: SplitMetrics, seed: int, split_by: Sequence[str]
 ) -> SplitIntervals:
-    questions = questions_of(rollouts.episodes, split_by)
+    questions = find_questions(rollouts.episodes, split_by)
     count = len({*questions.values()})
     intervals: dict[str, JsonValue] = {}
     if count < rollouts.episodes.num_rows:  # else no question was tried twice
         tables = rollouts.episodes, rollouts.generations
         by_question = evaluate(*tables, seed=seed, questions=questions)
-        intervals = only_intervals(by_question.as_json(), metrics.as_json())
+        intervals = pick_intervals(by_question.as_json(), metrics.as_json())
         voted = majority(rollouts.episodes, seed=seed, questions=questions)
         if voted is not None and metrics.majority is not None:
-            intervals["majority"] = only_intervals(voted.as_json(), metrics.majority.as_json())
+            intervals["majority"] = pick_intervals(voted.as_json(), metrics.majority.as_json())
     bounds = _bounds(rollouts.episodes, metrics, questions)
     return SplitIntervals(questions=count, intervals=intervals, bounds=bounds)
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from nip_core.errors import CorruptionError, StoreError
 from nip_core.evaluation.attack_metrics import AttackMetrics
-from nip_core.evaluation.embedding import thinned
+from nip_core.evaluation.embedding import thin_out
 from nip_core.evaluation.metrics import paired_difference
 from nip_core.evaluation.split_metrics import PairedDifference, SplitMetrics
 from nip_core.jobs.document import billed_tokens
@@ -468,4 +468,4 @@ def _losses(job: Mapping[str, Any]) -> list[tuple[int, float]]:
     told = by_step(job.get("backend_events") or ())
     losses = ((step, event["data"].get("train_loss")) for step, event in told.items())
     points = [(step, float(loss)) for step, loss in losses if loss is not None]
-    return thinned(points, _MOST_LOSSES)
+    return thin_out(points, _MOST_LOSSES)

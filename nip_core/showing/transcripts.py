@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.evaluation.attack_figures import plain_rollouts
-from nip_core.evaluation.embedding import Embedded, embedded, fair_share
+from nip_core.evaluation.embedding import Embedded, embed_transcript, fair_share
 from nip_core.evaluation.episode_transcripts import (
     SAMPLE,
     Transcript,
@@ -150,7 +150,7 @@ class RunTranscripts:
         self._verdicts[iteration, split] = _verdicts(rollouts.episodes)
         transcripts = _chosen(rollouts, why, _SAMPLED, _MOST, self._game())
         choice = _Choice(
-            tuple(embedded(transcript) for transcript in transcripts),
+            tuple(embed_transcript(transcript) for transcript in transcripts),
             _ranks(transcripts),
             Counter(why),
         )

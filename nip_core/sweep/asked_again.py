@@ -10,7 +10,7 @@ it is for.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from nip_core.evaluation.any_of import shares
+from nip_core.evaluation.any_of import count_right_choices
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.run import RunStore
@@ -64,7 +64,7 @@ def _counts(store: Store, run: str, iteration: int) -> dict[tuple[str, int], Cou
     """By rate and k, the rights of each question and its problems."""
     place = RunStore(store, run).rollouts(iteration, TEST)
     columns = ["problem", "question_id", "y", "decision", "outcome"]
-    by_problem = shares(StoredRollouts(store, [place]).episodes(columns)).values()
+    by_problem = count_right_choices(StoredRollouts(store, [place]).episodes(columns)).values()
     counts: dict[tuple[str, int], dict[str, tuple[float, int]]] = {}
     for of in by_problem:
         for rate in (rate for rate, labels in RATES.items() if of.y in labels):

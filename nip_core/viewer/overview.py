@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from nip_core.errors import NipError
-from nip_core.evaluation.embedding import thinned
+from nip_core.evaluation.embedding import thin_out
 from nip_core.evaluation.report import IterationSpending
 from nip_core.evaluation.split_metrics import AgentMeasures, Interval95, SplitMetrics
 from nip_core.parameters.stored import priced
@@ -60,7 +60,7 @@ def run_page(run: ShownRun, split: str, iteration: str) -> dict[str, Any]:
 
 def _draw_curve(overview: Overview) -> Chart | None:
     """The rates of tests by iteration."""
-    tested = thinned(overview.values.get("tested", []), _MOST_POINTS)
+    tested = thin_out(overview.values.get("tested", []), _MOST_POINTS)
     tests: list[tuple[int, SplitMetrics]] = [(e.iteration, e.test) for e in tested]
     lines = [Line(name, name, [(i, *rate(of)) for i, of in tests]) for name, rate in _RATES.items()]
     # What an obedient verifier would reach stands beside what this one did.
@@ -90,7 +90,7 @@ def _draw_charts(overview: Overview, run: ShownRun) -> list[Chart]:
     report = overview.report
     if report is None:
         return []
-    entries = thinned(list(report.iterations), _MOST_POINTS)
+    entries = thin_out(list(report.iterations), _MOST_POINTS)
     agents = sorted({agent for e in entries if e.test for agent in e.test.agents})
     groups = sorted({group for e in entries for group in e.groups})
 

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from nip_core.evaluation.any_of import any_of, shares
+from nip_core.evaluation.any_of import any_of, count_right_choices
 
 REJECT, ACCEPT, NONE = 0, 1, 2
 PLAYS = {
@@ -50,7 +50,7 @@ def test_the_order_of_plays_changes_nothing(episodes_of):
 
 def test_a_failed_play_rejects_nothing(episodes_of):
     failed = [row | {"outcome": "failed"} for row in rows({("p", 0): [REJECT, REJECT]})]
-    assert shares(episodes_of(*failed))["p"].right.tolist() == [0.0, 0.0]
+    assert count_right_choices(episodes_of(*failed))["p"].right.tolist() == [0.0, 0.0]
 
 
 def test_tokens_grow_with_k_and_problems_count_for_the_fewest_plays(episodes_of, generations_of):

@@ -5,7 +5,7 @@ import pytest
 from nip_core.evaluation.attack_figures import OwnTest, attack_shown, figures_by_step
 from nip_core.evaluation.attack_metrics import AttackMetrics, ShownAttack
 from nip_core.evaluation.attack_words import StepJob, causes, caution, count_trained, loss_sentences
-from nip_core.evaluation.figures_in_words import alike, in_spans
+from nip_core.evaluation.figures_in_words import group_reasons, list_spans
 from nip_core.rollouts.tables import build_tables
 
 WRONG = 10
@@ -176,9 +176,9 @@ def test_no_steps_are_enough_only_where_what_lying_took_is_shown():
 
 def test_equal_reasons_are_said_once():
     reasons = {0: "0 examples, 10 needed", 1: "8 examples, 10 needed", 4: "3 examples, 10 needed"}
-    assert alike({**reasons, 5: "refused"}) == [
+    assert group_reasons({**reasons, 5: "refused"}) == [
         ("0 to 8 examples, 10 needed", [0, 1, 4]),
         ("refused", [5]),
     ]
-    assert in_spans([0, 1, 4]) == "0 to 1, 4"
-    assert in_spans([3]) == "3"
+    assert list_spans([0, 1, 4]) == "0 to 1, 4"
+    assert list_spans([3]) == "3"

@@ -20,7 +20,7 @@ from nip_core.evaluation.report import (
     metrics_table,
 )
 from nip_core.evaluation.split_metrics import PairedDifference, RateBound, SplitMetrics
-from nip_core.evaluation.spread import questions_of
+from nip_core.evaluation.spread import find_questions
 from nip_core.evaluation.statistics.differences import at_most
 
 
@@ -354,7 +354,7 @@ def test_what_nothing_shows_the_spread_of_is_said_in_words(episodes_of, report) 
     rows = [{"problem": f"p{k}", "question_id": f"q{k // 8}", "y": k % 2, "decision": k % 2}
             for k in range(264)]  # fmt: skip
     table = episodes_of(*rows)
-    sure = evaluate(table, None, questions=questions_of(table))
+    sure = evaluate(table, None, questions=find_questions(table))
     bounds = {"soundness": RateBound(questions=33, at_most=at_most(0, 33))}
     test = sure.model_copy(update={"questions": 33, "bounds": bounds})
     asked = {"problems": 264, "questions": 33}

@@ -7,7 +7,7 @@ import pytest
 
 from nip_core.evaluation.confidence_intervals import wilson
 from nip_core.evaluation.metrics import evaluate, paired_difference
-from nip_core.evaluation.spread import only_intervals, questions_of, with_intervals
+from nip_core.evaluation.spread import find_questions, pick_intervals, replace_intervals
 from nip_core.evaluation.statistics.clustered import clustered_mean, clustered_rate
 
 
@@ -28,19 +28,19 @@ def test_without_variants_both_say_the_same(episodes_of) -> None:
         *[{"decision": int(k % 3 > 0), "rewards": {"verifier": k / 7}} for k in range(30)]
     )
     by_problem = evaluate(table, None, seed=3)
-    assert evaluate(table, None, seed=3, questions=questions_of(table)) == by_problem
+    assert evaluate(table, None, seed=3, questions=find_questions(table)) == by_problem
     trees = episodes_of(
         *[{"problem": f"p{k // 2}", "question_id": f"q{k // 2}", "branch_path": f"0.{k % 2}",
            "decision": int(k % 3 > 0)} for k in range(12)]
     )  # fmt: skip
-    assert evaluate(trees, None, questions=questions_of(trees)) == evaluate(trees, None)
+    assert evaluate(trees, None, questions=find_questions(trees)) == evaluate(trees, None)
 
 
 def test_variants_of_a_question_count_as_one_another(episodes_of) -> None:
     right = [8, 8, 0, 8, 0, 8, 8, 8, 0, 8]
     table = episodes_of(*variants(right))
     by_problem = evaluate(table, None)
-    by_question = evaluate(table, None, questions=questions_of(table))
+    by_question = evaluate(table, None, questions=find_questions(table))
     assert by_problem.accuracy_ci95 == wilson(56, 80)
     clusters = np.repeat(np.arange(10), 8)
     hits = np.repeat(np.array(right) == 8, 8)
@@ -57,7 +57,7 @@ def test_variants_of_a_question_count_as_one_another(episodes_of) -> None:
 
 def test_plays_of_a_problem_count_as_variants(episodes_of) -> None:
     table = episodes_of(*variants([8, 0, 4, 8, 6], plays=3))
-    by_question = evaluate(table, None, questions=questions_of(table))
+    by_question = evaluate(table, None, questions=find_questions(table))
     assert by_question.agreement_ci95 == wilson(5, 5)
     low, high = by_question.always_fail_rate_ci95
     assert low < by_question.always_fail_rate < high
@@ -66,24 +66,24 @@ def test_plays_of_a_problem_count_as_variants(episodes_of) -> None:
 def test_problems_about_one_text_count_as_one_where_the_scenario_splits_by_it(episodes_of) -> None:
     passages = [{"columns": json.dumps({"passage": f"text {k // 3}"})} for k in range(6)]
     table = episodes_of(*passages)
-    assert len({*questions_of(table).values()}) == 6
-    assert len({*questions_of(table, ("article_id", "passage")).values()}) == 2
-    assert questions_of(table, ("question",)) == questions_of(table)
+    assert len({*find_questions(table).values()}) == 6
+    assert len({*find_questions(table, ("article_id", "passage")).values()}) == 2
+    assert find_questions(table, ("question",)) == find_questions(table)
     with_null = episodes_of({"columns": None})
-    assert questions_of(with_null, ("passage",)) == {"p0": "id q0"}
+    assert find_questions(with_null, ("passage",)) == {"p0": "id q0"}
 
 
 def test_intervals_apart_from_metrics_make_them_whole_again(episodes_of) -> None:
     table = episodes_of(*variants([8, 8, 0, 8, 1, 7]))
     by_problem = evaluate(table, None).as_json()
-    by_question = evaluate(table, None, questions=questions_of(table)).as_json()
-    apart = only_intervals(by_question, by_problem)
-    assert with_intervals(by_problem, apart) == by_question
+    by_question = evaluate(table, None, questions=find_questions(table)).as_json()
+    apart = pick_intervals(by_question, by_problem)
+    assert replace_intervals(by_problem, apart) == by_question
     assert "accuracy" not in apart and "verifier" in apart["agents"]
-    assert only_intervals(by_problem, by_problem) == {}
+    assert pick_intervals(by_problem, by_problem) == {}
     # Metrics of an earlier version have fewer numbers.
     older = {"accuracy": 0.5, "accuracy_ci95": [0.4, 0.6]}
-    assert [*with_intervals(older, apart)] == [*older]
+    assert [*replace_intervals(older, apart)] == [*older]
 
 
 def test_a_paired_difference_of_variants_is_by_question(episodes_of) -> None:

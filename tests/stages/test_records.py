@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from nip_core.errors import CorruptionError
-from nip_core.evaluation.embedding import fair_share, thinned
+from nip_core.evaluation.embedding import fair_share, thin_out
 from nip_core.loop import directly
 from nip_core.parameters import load_parameters
 from nip_core.records.iterations import BLOCK, Records
@@ -193,8 +193,8 @@ def test_what_little_needs_is_left_to_the_others():
 
 
 def test_a_long_list_keeps_its_ends():
-    assert thinned(range(5), 9) == [0, 1, 2, 3, 4]
-    assert thinned(range(100), 4) == [0, 33, 66, 99]
+    assert thin_out(range(5), 9) == [0, 1, 2, 3, 4]
+    assert thin_out(range(100), 4) == [0, 33, 66, 99]
 
 
 async def test_no_more_shards_are_under_way_than_fill_the_places(monkeypatch):
