@@ -44,7 +44,7 @@ def any_of(
     seed: int = 0,
     questions: Mapping[str, str] | None = None,
 ) -> tuple[AnyOfRow, ...] | None:
-    """Measure a verifier that plays a problem k times and rejects it where any play does.
+    """Measure a verifier with k plays of a problem, rejecting it where any play does.
 
     One row for each ``k`` from 1 to the number of plays: ``accuracy``, ``completeness`` and
     ``soundness`` in [0, 1], each problem counting once, with 95 % intervals under ``…_ci95``; and,
@@ -74,7 +74,7 @@ def any_of(
 
 
 def count_right_choices(episodes: pa.Table) -> dict[str, Shares]:
-    """By problem, what its plays come to, for k up to the fewest plays of a problem.
+    """Count by problem how many choices of k of its plays lead to the right verdict.
 
     k plays reject where one of them does; else they accept where one of them does. A failed play
     has no decision.
@@ -94,7 +94,7 @@ def count_right_choices(episodes: pa.Table) -> dict[str, Shares]:
 
 
 def _right(plays: list[int], y: int, most: int) -> Floats:
-    """For k = 1 to `most`, the share of the choices of k of these plays that judge `y` rightly."""
+    """Compute for k = 1 to `most` how large a share of the choices of k plays judges `y` rightly."""
     count, rejecting, accepting = len(plays), plays.count(REJECT), plays.count(ACCEPT)
     shares = []
     for k in range(1, most + 1):
@@ -105,7 +105,7 @@ def _right(plays: list[int], y: int, most: int) -> Floats:
 
 
 def _tokens_a_play(episodes: pa.Table, generations: pa.Table | None) -> dict[str, float]:
-    """The tokens that all agents read and wrote in a play, in the mean."""
+    """Compute the tokens of a play, read and written by all agents, in the mean."""
     if generations is None:
         return {}
     columns = {"prompt_tokens": "prompt_tokens", "generated_tokens": "completion_tokens"}

@@ -153,7 +153,7 @@ def figures_by_step(
 def _with_step(
     step: int, updates: int, episodes: pa.Table, seed: int, split_by: Sequence[str]
 ) -> StepMetrics:
-    """Measure the test after a step, but for which is the worst so far."""
+    """Measure the test after a step."""
     measured = evaluate(episodes, None, seed=seed, questions=find_questions(episodes, split_by))
     return StepMetrics(step=step, updates=updates, **dict(measured), fooled=_fooled(episodes))
 
@@ -177,7 +177,7 @@ def _worst(row: StepMetrics, lost: PairedDifference) -> WorstStep:
 
 
 def without_lying(figures: AttackMetrics) -> AttackMetrics:
-    """Say that nothing was lost to lying, where nothing told the provers to lie."""
+    """Put on record: nothing was lost to lying, as nothing told the provers to lie."""
     lost = _unknown("nothing told the provers to argue for acceptance")
     return figures.model_copy(update={"lost_to_lying": lost})
 
@@ -189,7 +189,7 @@ def _unknown(because: str) -> PairedDifference:
 
 
 def plain_rollouts(rollouts: RolloutTables, choices: pa.Table, n: int) -> RolloutTables:
-    """Make plain episodes of those that count for `n`, each with the generations on its way."""
+    """Make plain episodes of the chosen ones for `n`, each with the generations on its way."""
     episodes, generations = rollouts.episodes, rollouts.generations
     leaves = episodes.select(["key", "branch_path", *TREE_COLUMNS]).to_pylist()
     numbered: list[dict[str, Any]] = generations.select(["episode", "branch_path"]).to_pylist()
@@ -213,12 +213,12 @@ def attack_line(metrics: AttackMetrics) -> str:
 
 
 def varied_words(row: ChoiceMetrics | StepMetrics) -> str:
-    """Say of which part of the attack the figures are, as "n 4" or "step 20"."""
+    """Name the part of the attack with these figures, as "n 4" or "step 20"."""
     return f"n {row.n}" if isinstance(row, ChoiceMetrics) else f"step {row.step}"
 
 
 def attack_shown(metrics: AttackMetrics, of_each: Sequence[str]) -> dict[str, Any]:
-    """Encode the part of an attack's figures that a summary has; `of_each` n or step these."""
+    """Encode an attack's figures for a summary; of each n or step it has the metrics `of_each`."""
     kind, encoded = metrics.varies, metrics.as_json()
     short = (kind, "updates", *of_each, "fooled", "p_accept", "distinct")
     rows = [row.as_json() for row in metrics.rows]
@@ -234,7 +234,7 @@ def attack_shown(metrics: AttackMetrics, of_each: Sequence[str]) -> dict[str, An
 
 
 def _spent(generations: pa.Table) -> dict[str, Spent]:
-    """Count by agent the answers that were generated, and their tokens."""
+    """Count by agent the generated answers and their tokens."""
     sums = generations.group_by("agent").aggregate(
         [("key", "count"), ("prompt_tokens", "sum"), ("completion_tokens", "sum")]
     )
@@ -266,7 +266,7 @@ def _fooled(episodes: pa.Table) -> int:
 
 
 def choose_episodes(episodes: pa.Table, choices: pa.Table, n: int) -> pa.Table:
-    """Choose the rows of the episodes that count for `n`; each is all that is left of its tree."""
+    """Choose the one episode of each tree whose verdict counts for `n`, as a plain episode."""
     keys = choices.filter(pc.equal(choices["n"], n))["episode"].combine_chunks()
     chosen = episodes.filter(pc.is_in(episodes["key"], value_set=keys))
     return _replaced(chosen, "branch_path", [""] * chosen.num_rows)
@@ -331,7 +331,7 @@ def _lost_to_lying(
 
 
 def _in_common(own_test: OwnTest, test: pa.Table) -> tuple[pa.Table, pa.Table] | None:
-    """The episodes of both on problems that are the same in both; None without an own test."""
+    """Filter both tests by the problems they have in common; None without an own test."""
     if own_test.episodes is None:
         return None
     rows = [

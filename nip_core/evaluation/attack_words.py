@@ -103,7 +103,7 @@ class StepJob:
 def count_trained(
     steps: Iterable[Mapping[str, StepJob]], counts: Iterable[Mapping[str, int]]
 ) -> TrainedSteps:
-    """Count the steps that trained somebody, from the jobs by group of each of the `steps`.
+    """Count the steps with a trained group, from the jobs by group of each of the `steps`.
 
     `counts` are those of the datasets, which say of how many groups they are made.
     """
@@ -153,7 +153,7 @@ def loss_sentences(attack: ShownAttack) -> list[str]:
 
 
 def _steps_to_exploit(attack: ShownAttack) -> str | None:
-    """Say how soon the verifier was exploited; None for an attack that trains nobody."""
+    """Say how soon the verifier was exploited; None for an attack without training."""
     if "steps_to_exploit" not in attack.model_fields_set:
         return None
     steps = attack.steps_to_exploit
@@ -174,12 +174,12 @@ def _steps_to_exploit(attack: ShownAttack) -> str | None:
 
 
 def _is_shown(paired: PairedDifference | None) -> bool:
-    """Return whether soundness was lost, by an interval that is above 0."""
+    """Return whether soundness was lost for sure: with an interval above 0."""
     return paired is not None and paired.ci95 is not None and paired.ci95[0] > 0
 
 
 def worst_words(worst: WorstStep) -> str:
-    """Say which of an attack's tested steps was the worst, and how the verifier did there."""
+    """Name the worst of an attack's tested steps, with the verifier's rates there."""
     models = ", ".join(f"{group}: {model}" for group, model in worst.models.items())
     return (
         f"after step {worst.step}, soundness {plain_percent(worst.soundness)}, completeness "

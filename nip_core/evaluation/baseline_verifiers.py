@@ -35,7 +35,7 @@ def believe_the_prover(
     questions: Mapping[str, str] | None = None,
     counts_silence: bool = False,
 ) -> BelievedMetrics:
-    """Measure a verifier that decides what the last valid message of the `provers` claims.
+    """Measure a verifier deciding as the last valid message of the `provers` claims.
 
     Episodes in which no prover had spoken when the verifier decided are left out: there was nobody
     to believe. Beside the metrics, ``without_prover`` is their number. With `counts_silence`, as
@@ -70,7 +70,7 @@ def believe_the_prover(
 def majority(
     episodes: pa.Table, *, seed: int = 0, questions: Mapping[str, str] | None = None
 ) -> BatchMetrics | None:
-    """Measure a verifier that plays each problem several times and decides by their majority.
+    """Measure a verifier with several plays of each problem, deciding by their majority.
 
     Self-consistency, after Wang et al., "Self-consistency improves chain of thought reasoning in
     language models" (ICLR 2023): with as many plays as make its tokens those of a protocol, it is
@@ -90,7 +90,7 @@ def majority(
 
 
 def majority_decisions(episodes: pa.Table) -> dict[str, int]:
-    """The decision that most plays of each problem ended with, in the order of first plays."""
+    """Decide each problem as most of its plays did, in the order of first plays."""
     plays: dict[str, list[int]] = {}
     for row in episodes.select(["problem", "decision", "outcome"]).to_pylist():
         decision = NO_DECISION if row["outcome"] == "failed" else row["decision"]
@@ -157,7 +157,7 @@ def left_out_words(believed: BelievedMetrics) -> str:
 
 
 def alone_words(accuracy: float, interval: Sequence[float], rate_alone: float) -> str:
-    """Say that a verifier without provers is right more often than it should be able to."""
+    """Say how a verifier without provers is right too often for what it can check."""
     return (
         f"alone the verifier is right in {plain_percent(accuracy)} ({plain_interval(interval)}), "
         f"more than the {plain_percent(rate_alone)} that checking what it can check gives: the "
@@ -166,7 +166,7 @@ def alone_words(accuracy: float, interval: Sequence[float], rate_alone: float) -
 
 
 def shows_checking(test: SplitMetrics) -> bool | None:
-    """Return whether the verifier was right more often than one that believes the prover.
+    """Return whether the verifier was right more often than a believer of the prover.
 
     It was where the interval of its accuracy lies above that of the other. None where one of them
     has no interval.
@@ -178,7 +178,7 @@ def shows_checking(test: SplitMetrics) -> bool | None:
 
 
 def _replaced(episodes: pa.Table, **columns: list[Any]) -> pa.Table:
-    """Replace columns of the episodes, and what belongs to the verdicts that were real."""
+    """Replace columns of the episodes, and drop the rewards and values of the real verdicts."""
     rows = episodes.num_rows
     replaced = {**columns, "decision_value": [None] * rows, "rewards": [[]] * rows}
     for name, values in replaced.items():
@@ -189,7 +189,7 @@ def _replaced(episodes: pa.Table, **columns: list[Any]) -> pa.Table:
 
 
 def _spoken(generations: pa.Table, provers: Collection[str]) -> pa.Table:
-    """The valid messages of the `provers`, in the order of rounds."""
+    """Filter the valid messages of the `provers`, in the order of rounds."""
     spoken = generations.select(["episode", "agent", "round", "attempt", "text", "invalid_reason"])
     return spoken.filter(
         pc.and_(
@@ -200,7 +200,7 @@ def _spoken(generations: pa.Table, provers: Collection[str]) -> pa.Table:
 
 
 def _decided(spoken: pa.Table, patterns: list[tuple[re.Pattern[str], int]]) -> dict[str, int]:
-    """By episode, the one decision that all claims there stand for."""
+    """Decide each episode as all claims in it say; those without one answer are left out."""
     speakers = zip(spoken["episode"].to_pylist(), spoken["agent"].to_pylist(), strict=True)
     # Later rows overwrite earlier ones: what remains is each prover's last message.
     last = {speaker: row for row, speaker in enumerate(speakers)}

@@ -31,7 +31,7 @@ class Embedded:
 
 
 def embed_transcript(transcript: Transcript) -> Embedded:
-    """The transcript ready for a page, with names in the place of its system prompts."""
+    """Make a transcript ready for a page, with names in the place of its system prompts."""
     names = {prompt: _name(prompt) for prompt in transcript.system_prompts.values()}
     plain = {
         **{n: v for n, v in asdict(transcript).items() if n not in ("question", "solution")},
@@ -43,7 +43,7 @@ def embed_transcript(transcript: Transcript) -> Embedded:
 
 
 def embedded_json(transcripts: Sequence[Embedded]) -> str:
-    """``transcripts``, and by name the ``prompts`` of all, as one JSON document."""
+    """Join ``transcripts``, and by name the ``prompts`` of all, to one JSON document."""
     prompts: dict[str, str] = {}
     for transcript in transcripts:
         prompts |= transcript.prompts
@@ -53,7 +53,7 @@ def embedded_json(transcripts: Sequence[Embedded]) -> str:
 
 
 def script_json(value: Any) -> str:
-    """`value` as JSON that can stand in a script element: pure ASCII, without <, > and &.
+    """Encode `value` as JSON for a script element: pure ASCII, without <, > and &.
 
     No text in it can then close the element, open a comment, or hold the two line separators
     (U+2028, U+2029) that JSON allows and JavaScript once did not.
@@ -63,7 +63,7 @@ def script_json(value: Any) -> str:
 
 
 def fair_share(sizes: Sequence[int], room: int) -> int:
-    """The most that each may take so that all together take no more than `room`.
+    """Compute the most for each of several, if all together may take no more than `room`.
 
     Who needs less leaves the rest to the others.
     """
@@ -77,7 +77,7 @@ def fair_share(sizes: Sequence[int], room: int) -> int:
 
 
 def thin_out(entries: Sequence[T], most: int) -> list[T]:
-    """The first of them, the last, and so many evenly spread between that there are `most`."""
+    """Keep the first entry, the last, and some evenly spread between: `most` in all."""
     if len(entries) <= most:
         return [*entries]
     return [entries[round(k * (len(entries) - 1) / (most - 1))] for k in range(most)]

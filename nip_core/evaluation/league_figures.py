@@ -20,13 +20,13 @@ def figures_by_opponent(
     seed: int,
     split_by: Sequence[str] = (),
 ) -> tuple[OpponentMetrics, ...]:
-    """Measure the episodes in which all played with present models, and by each earlier model those
-    that were played with it; () where there was none.
+    """Measure the episodes of each opponent, an earlier model, and those with present models alone.
 
     Each has ``opponent``, the agent that the earlier model played, ``opponent_iteration``, the
     first iteration that this model has played, and its name as ``model`` (by agent and iteration in
     `models`), all None for the present ones; and what `evaluate` gives of the episodes, with
-    intervals by question. Other agents had present models.
+    intervals by question. Other agents had present models. () where nobody played with an earlier
+    model.
     """
     columns = [episodes[name].to_pylist() for name in ("opponent", "opponent_iteration")]
     pairs = {*zip(*columns, strict=True)}

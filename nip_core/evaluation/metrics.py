@@ -181,9 +181,10 @@ def _measures(episodes: pa.Table, generations: pa.Table | None, asked: Asked) ->
 
 
 def mean_by_problem(episodes: pa.Table, reward_of: str | None = None) -> float | None:
-    """Accuracy, or the reward of the agent `reward_of`: the mean over problems of the mean over
-    their plays; None without problems. Counted as in `paired_difference`, whose difference it is
-    between two tables."""
+    """Average accuracy, or the reward of the agent `reward_of`, over plays and then over problems.
+
+    None without problems. `paired_difference` is the difference of two of these.
+    """
     return _mean(_problem_means(_columns(episodes), episodes, reward_of))
 
 
@@ -195,7 +196,7 @@ def paired_difference(
     reward_of: str | None = None,
     split_by: Sequence[str] = (),
 ) -> PairedDifference:
-    """Return how much better `b` is than `a`: the mean over problems of (b - a), with its interval.
+    """Compare `b` with `a`: the mean over problems of (b - a), with its interval.
 
     Both are episodes tables over the same problems; several plays of a problem are averaged
     first. Compared is accuracy, or the reward of the agent `reward_of` where given (an episode
@@ -234,7 +235,7 @@ def paired_difference(
 
 
 def _mcnemar(first: _Columns, second: _Columns, question: Ints) -> float | None:
-    """The exact p-value of what became right less what became wrong, by question."""
+    """Compute the exact p-value of what became right less what became wrong, by question."""
     size = len(first.problem_ids)
     plays = [np.bincount(side.problem, minlength=size) for side in (first, second)]
     is_whole = all(np.all(side.weight == 1) for side in (first, second))
@@ -270,7 +271,7 @@ def weigh_episodes(episodes: pa.Table) -> Floats:
 
 
 def _rows_of(generations: pa.Table, episodes: pa.Table) -> Ints:
-    """The row in `episodes` of each generation's episode."""
+    """Find the row in `episodes` of each generation's episode."""
     rows = pc.index_in(generations["episode"], value_set=episodes["key"].combine_chunks())
     if rows.null_count:
         lost = generations["episode"].filter(pc.is_null(rows))[0].as_py()
@@ -309,7 +310,7 @@ def _rate(
     among: Bools | None = None,
     weight: Floats | None = None,
 ) -> _Figures:
-    """The share of `hit` within `among`, and its interval.
+    """Compute the share of `hit` within `among`, and its interval.
 
     `problem` and `weight` (1 without) are those of each entry.
     """
@@ -325,7 +326,7 @@ def _rate(
 def _average(
     name: str, problem: Ints, values: Floats, spread: ByProblem, weight: Floats
 ) -> _Figures:
-    """The mean of `values`, and its interval; `problem` and `weight` are those of each value."""
+    """Average the `values`, with an interval; `problem` and `weight` are those of each value."""
     return _with_interval(name, _mean(values, weight), spread.mean(problem, values, weight))
 
 
@@ -342,7 +343,7 @@ def _worst_problem_accuracy(columns: _Columns, episodes: pa.Table) -> float | No
 
 
 def _agreement(columns: _Columns, spread: ByProblem) -> _Figures:
-    """Mean over repeated problems of the share of pairs of plays with equal decisions.
+    """Average over repeated problems the share of pairs of plays with equal decisions.
 
     A pair counts as much as the weights of its two plays say, multiplied.
     """
@@ -363,7 +364,7 @@ def _agreement(columns: _Columns, spread: ByProblem) -> _Figures:
 def _generation_rates(
     generations: pa.Table | None, problem: Ints | None, spread: ByProblem
 ) -> _Figures:
-    """`problem` is that of each generation."""
+    """Measure the generations; `problem` has one entry for each of them."""
     if generations is None or problem is None:
         return dict.fromkeys(_GENERATION_METRICS)
     invalid = np.asarray(pc.is_valid(generations["invalid_reason"]).to_numpy(), dtype=bool)
@@ -378,7 +379,7 @@ def _generation_rates(
 
 
 def _rewards(episodes: pa.Table) -> tuple[Ints, pa.ChunkedArray, Floats]:
-    """The rewards as (row of the episode, agent, reward), one entry per rewarded agent."""
+    """List the rewards as (row of the episode, agent, reward), one entry per rewarded agent."""
     column = episodes["rewards"]
     lengths = np.asarray(pc.list_value_length(column).to_numpy(), dtype=np.int64)
     flat = pc.list_flatten(column)
@@ -439,7 +440,7 @@ def _breakdown(
 
 
 def _problem_means(columns: _Columns, episodes: pa.Table, reward_of: str | None) -> Floats:
-    """The mean per problem, in the order of the sorted ids, of accuracy or of a reward."""
+    """Average accuracy or a reward by problem, in the order of the sorted ids."""
     size = len(columns.problem_ids)
     plays = sums_by(columns.problem, columns.weight, size)
     if reward_of is None:

@@ -69,7 +69,7 @@ _FONTS = ["DejaVu Sans", "Arial", "Helvetica", "sans-serif"]
 
 
 def learning_curve_svg(points: MetricsByIteration) -> str:
-    """The learning curve as an SVG element, without an XML prolog, to be put in a page or a file.
+    """Draw the learning curve as an SVG element, without an XML prolog, for a page or a file.
 
     `points` holds (iteration, metrics) with the keys of `evaluate`; a metric that is None leaves
     a gap. Text stays text, and takes the colour of the reader's scheme.
@@ -224,7 +224,7 @@ def _draw(axes: Any, points: MetricsByIteration) -> None:
 
 
 def _draw_believed(axes: Any, points: MetricsByIteration) -> None:
-    """Draw what an obedient verifier would reach, which the accuracy is to be held against."""
+    """Draw the accuracy of an obedient verifier, to hold the real one against."""
     known = [(k, believed) for k, m in points if (believed := m.believed_accuracy) is not None]
     if known:
         axes.plot(

@@ -156,7 +156,7 @@ class ReportData:
 
 
 def build_report(report: ReportData) -> str:
-    """The page as HTML text, to be written as UTF-8. The same data gives the same text."""
+    """Make the page as HTML text, to be written as UTF-8. The same data gives the same text."""
     # The one script that the page's policy lets run is named by its hash.
     script = asset("report.js")
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -177,7 +177,7 @@ def build_report(report: ReportData) -> str:
 
 
 def page_values(report: ReportData) -> dict[str, Any]:
-    """By name, what the tables of `report_macros.html.jinja` are filled with."""
+    """Compute by name the values of the tables in `report_macros.html.jinja`."""
     tested = [entry for entry in report.iterations if entry.test]
     verdicts: list[tuple[object, str, Measures, IterationReport | None]] = [
         (entry.iteration, split, metrics, entry)
@@ -232,8 +232,7 @@ def _page() -> Template:
 
 
 def report_environment(*loaders: BaseLoader) -> Environment:
-    """The templates of the report, those of `loaders` before them, with the ways in which values
-    are shown as filters."""
+    """Make the templates of the report, after those of `loaders`, and their filters for values."""
     # Everything is escaped but the page's own script, style, curve and embedded JSON (`Markup`).
     environment = Environment(
         loader=ChoiceLoader([*loaders, PackageLoader("nip_core.evaluation", ".")]),
@@ -308,18 +307,18 @@ def metrics_table(
 
 
 def asset(name: str) -> str:
-    """The text of a file beside this one, such as `report.css`."""
+    """Read a file beside this one, such as `report.css`."""
     return (resources.files("nip_core.evaluation") / name).read_text(encoding="utf-8")
 
 
 def _asked_again(tested: Sequence[IterationReport]) -> list[IterationReport]:
-    """The first test and the last in which problems were played several times."""
+    """Find the first test and the last with several plays of a problem."""
     several = [entry for entry in tested if entry.test and entry.test.any_of]
     return [*several[:1], *several[1:][-1:]]
 
 
 def _has_neither(metrics: Iterable[Measures]) -> bool:
-    """Return whether a verifier decided in the middle of a scale, which then needs a column."""
+    """Return whether a verdict was in the middle of a scale, so a column is needed for it."""
     return any(measured.neither_rate for measured in metrics)
 
 
@@ -383,7 +382,7 @@ def _iteration_spending(entry: IterationReport, stages: Sequence[str]) -> Iterat
 
 
 def _sparkline(losses: Sequence[tuple[int, float]], width: int, height: int) -> str:
-    """The points of a small curve without axes; "" where there are less than two."""
+    """Compute the points of a small curve without axes; "" where there are less than two."""
     finite = [(x, y) for x, y in losses if math.isfinite(y)]
     if len(finite) < 2:
         return ""

@@ -98,7 +98,7 @@ class BelievedMetrics(BatchMetrics):
     """Episodes that are left out; None where an earlier version counted them as wrong."""
 
     def without_breakdowns(self) -> Self:
-        """Leave out the breakdowns, which nobody is shown."""
+        """Leave out the breakdowns: nobody is shown them."""
         whole = self.model_dump(exclude_unset=True, exclude={"by_difficulty", "by_mutation"})
         return self.model_validate(whole)
 
@@ -197,7 +197,7 @@ class SplitMetrics(BatchMetrics):
 
     @property
     def believed_accuracy(self) -> float | None:
-        """Look up how often a verifier that believes the prover would be right."""
+        """Look up how often a believer of the prover would be right."""
         return None if self.believe_the_prover is None else self.believe_the_prover.accuracy
 
 
