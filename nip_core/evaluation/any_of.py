@@ -94,7 +94,7 @@ def count_right_choices(episodes: pa.Table) -> dict[str, Shares]:
 
 
 def _right(plays: list[int], y: int, most: int) -> Floats:
-    """Compute for k = 1 to `most` how large a share of the choices of k plays judges `y` rightly."""
+    """Compute for k = 1 to `most` the share of right choices among all choices of k plays."""
     count, rejecting, accepting = len(plays), plays.count(REJECT), plays.count(ACCEPT)
     shares = []
     for k in range(1, most + 1):

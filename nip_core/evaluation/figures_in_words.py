@@ -46,7 +46,7 @@ def signed_range(interval: Sequence[float]) -> str:
 
 
 def plain_range(interval: Sequence[float]) -> str:
-    """Write an interval of small numbers as "3.2 – 3.8"; in words where nothing shows the spread."""
+    """Write an interval of small numbers as "3.2 – 3.8"; in words where it has no width."""
     if interval[0] == interval[1]:
         return ALL_EQUAL
     return f"{interval[0]:.1f}{THIN}–{THIN}{interval[1]:.1f}"
@@ -87,7 +87,7 @@ def plain_percent(value: float | None) -> str:
 
 
 def plain_interval(interval: Sequence[float]) -> str:
-    """Write an interval of rates as "95 % interval 66.0 to 76.1 %", in letters of every keyboard."""
+    """Write an interval of rates as "95 % interval 66.0 to 76.1 %", for every keyboard."""
     return f"95 % interval {100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"
 
 

@@ -41,20 +41,20 @@ class ByProblem:
         self.seed = seed
 
     def rate(self, problem: Ints, hit: Bools, weight: Floats) -> Interval | None:
-        """Compute that of the share of `hit`; `problem` and `weight` have one entry for each."""
+        """Compute the interval of the share of `hit`; `problem` and `weight` have one entry for each."""
         trials = sums_by(problem, weight)
         successes = sums_by(problem[hit], weight[hit], len(trials))
         tried = trials > 0
         return rate_interval(successes[tried], trials[tried], self.seed)
 
     def mean(self, problem: Ints, values: Floats, weight: Floats) -> Interval | None:
-        """Compute that of the mean of `values`; `problem` and `weight` have one entry for each."""
+        """Compute the interval of the mean of `values`; `problem` and `weight` have one entry for each."""
         counts, sums = sums_by(problem, weight), sums_by(problem, values * weight)
         played = counts > 0
         return bootstrap_ratio(sums[played], counts[played], self.seed)
 
     def mean_share(self, problem: Ints, shares: Floats) -> Interval | None:
-        """Compute that of the mean of one share in [0, 1] for each of the problems."""
+        """Compute the interval of the mean of one share in [0, 1] for each problem."""
         return bootstrap_rate(shares, np.ones(len(shares)), self.seed)
 
 
@@ -69,19 +69,19 @@ class ByQuestion(ByProblem):
         self.question = question
 
     def rate(self, problem: Ints, hit: Bools, weight: Floats) -> Interval | None:
-        """Compute that of the share of `hit`; `problem` and `weight` have one entry for each."""
+        """Compute the interval of the share of `hit`; `problem` and `weight` have one entry for each."""
         if self._is_each_tried_once(problem, weight):
             return super().rate(problem, hit, weight)
         return clustered_rate(hit, self.question[problem], weight)
 
     def mean(self, problem: Ints, values: Floats, weight: Floats) -> Interval | None:
-        """Compute that of the mean of `values`; `problem` and `weight` have one entry for each."""
+        """Compute the interval of the mean of `values`; `problem` and `weight` have one entry for each."""
         if self._is_each_tried_once(problem, weight):
             return super().mean(problem, values, weight)
         return self._mean(problem, values, weight)
 
     def mean_share(self, problem: Ints, shares: Floats) -> Interval | None:
-        """Compute that of the mean of one share in [0, 1] for each of the problems."""
+        """Compute the interval of the mean of one share in [0, 1] for each problem."""
         if self._is_each_tried_once(problem, np.ones(len(problem))):
             return super().mean_share(problem, shares)
         if np.all((shares == 0) | (shares == 1)):

@@ -23,7 +23,7 @@ _MANY = 1e7  # degrees of freedom from which Student's t is the normal distribut
 
 
 def normal_quantile(probability: float) -> float:
-    """Find z such that a standard normal number stays below it with this probability, in (0, 1)."""
+    """Find z with this probability, in (0, 1), of a standard normal number below it."""
     return NormalDist().inv_cdf(probability)
 
 
@@ -80,7 +80,7 @@ def t_cdf(t: float, df: float) -> float:
 
 @lru_cache(maxsize=4096)
 def t_quantile(probability: float, df: float) -> float:
-    """Find t such that Student's t with `df` degrees of freedom stays below it so often."""
+    """Find t with this probability, in (0, 1), of Student's t below it; `df` is above 0."""
     if probability < 0.5:
         return -t_quantile(1 - probability, df)
     if df > _MANY:

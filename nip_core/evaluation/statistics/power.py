@@ -67,7 +67,7 @@ def detectable_difference(
 
 
 def _scaled(sizes: Sequence[int], likeness: float) -> float | None:
-    """Compute the square of the quantiles, times the variance of a mean of numbers of variance 1."""
+    """Multiply the square of the quantiles by the variance of a mean of unit variances."""
     sizes = [size for size in sizes if size > 0]
     if len(sizes) < 2:
         return None
