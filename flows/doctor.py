@@ -73,7 +73,7 @@ def examine() -> list[Finding]:
 
 
 def _prefect(api: str | None) -> Finding:
-    """Return whether the Prefect server that is named answers; it is asked once."""
+    """Ask the named Prefect server once whether it answers."""
     what = "prefect server"
     if not api:
         return Finding(

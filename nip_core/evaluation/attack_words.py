@@ -96,7 +96,7 @@ def causes(attack: ShownAttack) -> list[str]:
 class StepJob:
     """What became of the training job of a group in a step."""
 
-    status: str
+    status: str | None
     reason: str | None
 
 
@@ -113,7 +113,7 @@ def count_trained(
         if any(job.status == "succeeded" for job in jobs.values()):
             trained += 1
             continue
-        reasons = {job.reason or job.status for job in jobs.values()}
+        reasons = {str(job.reason or job.status) for job in jobs.values()}
         reason = "; ".join(sorted(reasons)) or "no job"
         skipped[reason] = skipped.get(reason, 0) + 1
     groups = equal = 0

@@ -83,6 +83,15 @@ class Measures(Figures):
     completion_tokens: StrictInt | None = None
     agents: dict[str, AgentMeasures] = Field(default_factory=dict)
 
+    @property
+    def rates(self) -> dict[str, float | None]:
+        """Give by name the three rates of a verifier."""
+        return {
+            "accuracy": self.accuracy,
+            "completeness": self.completeness,
+            "soundness": self.soundness,
+        }
+
 
 class BatchMetrics(Measures):
     """The figures of a batch, with breakdowns, which blocks of records leave out."""

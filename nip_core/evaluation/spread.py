@@ -41,14 +41,14 @@ class ByProblem:
         self.seed = seed
 
     def rate(self, problem: Ints, hit: Bools, weight: Floats) -> Interval | None:
-        """Compute the interval of the share of `hit`; `problem` and `weight` have one entry for each."""
+        """Compute the interval of the share of `hit`; the others are by entry."""
         trials = sums_by(problem, weight)
         successes = sums_by(problem[hit], weight[hit], len(trials))
         tried = trials > 0
         return rate_interval(successes[tried], trials[tried], self.seed)
 
     def mean(self, problem: Ints, values: Floats, weight: Floats) -> Interval | None:
-        """Compute the interval of the mean of `values`; `problem` and `weight` have one entry for each."""
+        """Compute the interval of the mean of `values`; the others are by entry."""
         counts, sums = sums_by(problem, weight), sums_by(problem, values * weight)
         played = counts > 0
         return bootstrap_ratio(sums[played], counts[played], self.seed)
@@ -69,13 +69,13 @@ class ByQuestion(ByProblem):
         self.question = question
 
     def rate(self, problem: Ints, hit: Bools, weight: Floats) -> Interval | None:
-        """Compute the interval of the share of `hit`; `problem` and `weight` have one entry for each."""
+        """Compute the interval of the share of `hit`; the others are by entry."""
         if self._is_each_tried_once(problem, weight):
             return super().rate(problem, hit, weight)
         return clustered_rate(hit, self.question[problem], weight)
 
     def mean(self, problem: Ints, values: Floats, weight: Floats) -> Interval | None:
-        """Compute the interval of the mean of `values`; `problem` and `weight` have one entry for each."""
+        """Compute the interval of the mean of `values`; the others are by entry."""
         if self._is_each_tried_once(problem, weight):
             return super().mean(problem, values, weight)
         return self._mean(problem, values, weight)

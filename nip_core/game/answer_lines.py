@@ -87,7 +87,7 @@ class AnswerLines:
                 opened = None
 
     def free_with(self, *words: str) -> list[tuple[int, str]]:
-        """Index and plain text of the free lines that contain one of some lower-case words."""
+        """Find free lines with one of some lower-case words: their index and plain text."""
         places: set[int] = set()
         for word in words:
             if word in self._lower:
@@ -115,7 +115,7 @@ class AnswerLines:
 
     @cached_property
     def quoted(self) -> set[int]:
-        """The lines after one that opens a quotation, up to the one that closes it."""
+        """Find the lines after the opening of a quotation, up to its end."""
         inside: set[int] = set()
         opened: int | None = None
         for i, line in enumerate(self.read):
@@ -129,7 +129,7 @@ class AnswerLines:
 
 
 def _fence(line: str) -> str | None:
-    """The mark of the fence that a line is, with its language, if it is one."""
+    """Return a fence's mark with its language; None if the line is no fence."""
     if "```" not in line and "~~~" not in line:
         return None
     fence = _FENCE.match(line)
@@ -152,7 +152,7 @@ class Start:
 def part_starts(
     lines: AnswerLines, channels: Sequence[str], headers: Mapping[str, str], has_reasoning: bool
 ) -> dict[int, Start]:
-    """The lines that begin a part, in order.
+    """Find the first lines of parts, in order.
 
     For several channels those with a header; behind reasoning the last one that begins with
     "Question:" or "Answer:".
@@ -169,7 +169,7 @@ def part_starts(
 def _starts(
     lines: AnswerLines, patterns: Iterable[tuple[str, re.Pattern[str], Sequence[str]]]
 ) -> dict[int, Start]:
-    """The lines that match: by channel a pattern, and the words of which one is in every match."""
+    """Find matching lines by channel; each match has one of the words, to look for first."""
     starts: dict[int, Start] = {}
     for channel, pattern, words in patterns:
         for i, line in lines.free_with(*words):
@@ -179,7 +179,7 @@ def _starts(
 
 
 def _header_pattern(header: str) -> tuple[re.Pattern[str], Sequence[str]]:
-    """The pattern of a line that begins with the header, and a lower-case word that it contains."""
+    """Make a pattern for lines with the header first, and name a lower-case word of it."""
     text = plain(simplified(header))
     words = re.findall(r"[^\W\d_]+|[0-9]+", text)
     if not words:
@@ -196,7 +196,7 @@ def parts(
     channels: Sequence[str],
     headers: Mapping[str, str],
 ) -> dict[str, str]:
-    """The part for each channel, from its header, which is included, to the next one.
+    """Cut out the part for each channel, from its header on to the next one.
 
     Raises MissingPart for a part that is not there or empty, and for two for the same channel.
     """

@@ -19,7 +19,7 @@ _SHOWN = 40  # characters of an answer in a reason
 
 
 def any_case(pattern: str) -> re.Pattern[str]:
-    """`pattern`, compiled such that case makes no difference."""
+    """Compile `pattern` for any case."""
     return re.compile(pattern, re.IGNORECASE)
 
 
@@ -75,7 +75,7 @@ def simplified(text: str) -> str:
 
 
 def plain(line: str) -> str:
-    """A simplified line, single-spaced, without the tags and LaTeX commands that only decorate.
+    """Simplify a line to single spaces, without decorating tags and LaTeX commands.
 
     A tag like <verdict> becomes a label, "verdict:".
     """
@@ -239,17 +239,17 @@ class VerdictReader:
         return self._is_negated(_WORD.findall(text[:80].lower())[: 2 + _NEGATION_REACH])
 
     def behind(self, text: str) -> str | None:
-        """Return what follows the answer with which the text begins; None: it begins with none."""
+        """Return what follows the answer at the beginning; None if none is there."""
         text = text.lstrip(_OPENING)
         start = self._start.match(text)
         return None if start is None else text[start.end() :]
 
     def mentions(self, text: str) -> set[str]:
-        """The worded answers that stand anywhere in the text."""
+        """Find the worded answers anywhere in the text."""
         return {self._canonical(match["answer"]) for match in self._mention.finditer(text)}
 
     def at_end(self, text: str) -> int | None:
-        """Find where the worded answer begins that ends the text, marks and its object aside."""
+        """Find where a worded answer begins at the end of the text, marks and its object aside."""
         end = self._last.search(text)
         return None if end is None else end.start("answer")
 
@@ -259,7 +259,7 @@ class VerdictReader:
         return behind is not None and not behind.strip(_CLOSING + ".,;!")
 
     def read(self, text: str) -> str:
-        """The answer with which the text begins.
+        """Read the answer at the beginning of the text.
 
         Raises InvalidDecision if there is none, or if the rest of the text names another one,
         negates it, asks it, makes it a condition or takes it back.
@@ -280,7 +280,7 @@ class VerdictReader:
         return answer
 
     def read_if_clear(self, text: str) -> str | None:
-        """As `read`, but None where that raises."""
+        """Read as `read` does, but return None where it raises."""
         try:
             return self.read(text)
         except InvalidDecision:
@@ -359,7 +359,7 @@ class VerdictReader:
         return False
 
     def _answer(self, start: re.Match[str]) -> str | None:
-        """The answer of a text that begins so; None for a number that is none."""
+        """Return the answer at the beginning; None for a number outside of the scale."""
         text = start["answer"]
         if not self.is_numeric:
             return self._canonical(text)

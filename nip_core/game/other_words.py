@@ -100,7 +100,7 @@ class Claim:
 
 
 def claims(answer: Answer) -> list[Claim]:
-    """All that may be meant as a verdict in the answer."""
+    """Find every place of the answer with a possible verdict."""
     if answer.whole.startswith("{"):
         return list(_in_json(answer))
     return [_judged(answer, claim) for rule in _RULES for claim in rule(answer)]
@@ -122,7 +122,7 @@ def _judged(answer: Answer, claim: Claim) -> Claim:
 
 
 def _labelled(answer: Answer) -> Iterator[Claim]:
-    """Lines that begin with a label."""
+    """Look at lines with a label first."""
     reader = answer.reader
     try:
         labelled = labelled_lines(answer, decisions=False)
@@ -149,7 +149,7 @@ def _ends_with_verdict(reader: VerdictReader, text: str, label: str) -> bool:
 
 
 def _within_lines(answer: Answer) -> Iterator[Claim]:
-    """Labels that do not begin their line."""
+    """Look for labels inside of lines."""
     for i, line in answer.free_with(*WORDS):
         first = _IN_LINE.match(line)
         for word in islice(_WORD.finditer(line), _MOST):
@@ -309,7 +309,7 @@ def _boxed_or_part(answer: Answer) -> Iterator[Claim]:
 
 
 def _at_end(answer: Answer) -> Iterator[Claim]:
-    """Whatever else ends with a verdict."""
+    """Look for any other verdict at the end."""
     lines, reader = answer.lines, answer.reader
     for last in answer.filled[-1:]:
         line, is_whole = plain(lines.read[last]), answer.consists_of(last)
@@ -361,7 +361,7 @@ _ASKING = {"question", "questions", "message", "query"}
 
 
 def _in_json(answer: Answer) -> Iterator[Claim]:
-    """Yield what an answer claims that is an object, or was meant to be one."""
+    """Read the claims of an answer in JSON, or meant to be in JSON."""
     reader, first, last = answer.reader, answer.begin, len(answer.lines.read) - 1
     try:
         pairs = list(_pairs(json.loads(answer.whole, object_pairs_hook=_Pairs)))
@@ -397,7 +397,7 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
-    """Keys, as letters alone, with values that are no objects, at any depth.
+    """Yield keys, as letters alone, with plain values, at any depth.
 
     What is within somebody else's key has this key before its own.
     """

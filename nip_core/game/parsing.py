@@ -75,7 +75,7 @@ def parse_response(text: str, form: AnswerForm) -> Move:
 
 
 def _second_look(text: str, form: AnswerForm) -> Move | None:
-    """The decision in an answer that is not clear, if it is in plainer words."""
+    """Read the decision of an unclear answer in plainer words, if it has one."""
     assert form.scale is not None  # nobody else makes an invalid decision
     text = without_thinking(text)
     starts = part_starts(AnswerLines(text), form.channels, form.headers, form.has_reasoning)
@@ -144,7 +144,7 @@ _READERS: dict[tuple[tuple[str, float], ...], VerdictReader] = {}
 
 
 def _reader(scale: DecisionScale) -> VerdictReader:
-    """The scale's reader, of which there need not be more than one."""
+    """Return the scale's reader, the same one at each call."""
     answers = tuple(scale.values.items())
     if answers not in _READERS:
         _READERS[answers] = VerdictReader(scale)
@@ -152,7 +152,7 @@ def _reader(scale: DecisionScale) -> VerdictReader:
 
 
 def _verdict(answer: Answer, *, last_counts: bool) -> str | None:
-    """The answer of the scale that is decided for, if any.
+    """Find the decided answer of the scale, if any.
 
     With `last_counts` a decision in the last line makes what is before it reasoning.
     """
@@ -183,7 +183,7 @@ def _verdict(answer: Answer, *, last_counts: bool) -> str | None:
 
 
 def _decision_lines(answer: Answer, *, last_counts: bool) -> list[LabelledLine]:
-    """The decision lines that count."""
+    """Choose the decision lines to count."""
     lines = answer.lines
     decisions = labelled_lines(answer, decisions=True)
     # 1. One in quotation marks counts only where nothing else stands in the answer.

@@ -145,7 +145,7 @@ _NOT_THE_OTHER = any_case(
 
 
 def _verdict_of(pattern: re.Pattern[str], line: str) -> str | None:
-    """The verdict of a line that is of this form, said in no unsure way."""
+    """Read the verdict of a line of this form, unless it sounds unsure."""
     found = pattern.fullmatch(line)
     if found is None:
         return None
@@ -165,7 +165,7 @@ def _agrees(said: str, verdict: str) -> bool:
 
 
 def _mentions(text: str) -> list[str]:
-    """The verdicts that stand in a text, in any form."""
+    """List the verdicts in a text, in any form."""
     return [word.lower() for word in re.findall(r"(?i)accept|reject", text)]
 
 
@@ -186,7 +186,7 @@ def _sentence_behind_label(line: str) -> str:
 
 
 def _verdict_of_sentence(text: str) -> str | None:
-    """Say what a sentence decides that stands where a verdict is due."""
+    """Read the decision of a sentence in the place of a verdict."""
     return _verdict_of(_SENTENCE, text) or _conclusion(text)
 
 
@@ -262,7 +262,7 @@ _DENIED = any_case(
 
 
 def _conclusion(text: str) -> str | None:
-    """Say what a text decides that ends with "so I accept" or the like, for itself."""
+    """Read the decision of a text with an end like "so I accept", said for itself."""
     sentence = _LAST.fullmatch(text)
     if sentence is None:
         return None
@@ -293,7 +293,7 @@ _TRUTHS = {"correct": "accept", "is_correct": "accept", "valid": "accept", "is_v
 
 
 def _from_json(whole: str) -> str | None:
-    """The decision line of an answer that is an object, announced or not."""
+    """Make the decision line of an object in JSON, announced or not."""
     if not whole.endswith("}"):
         return None
     announced = _ANNOUNCED.match(whole)
@@ -331,7 +331,7 @@ _BOXES = any_case(
 
 
 def _from_boxes(whole: str) -> str | None:
-    """The decision line of an answer that is a box for each verdict, of which one is ticked."""
+    """Make the decision line of two boxes, one for each verdict, one of them ticked."""
     boxes = _BOXES.fullmatch(whole)
     if boxes is None or boxes["word"].lower() == boxes["other"].lower():
         return None
@@ -343,7 +343,7 @@ def _from_boxes(whole: str) -> str | None:
 
 
 def _from_table(whole: str) -> str | None:
-    """The decision line of an answer that is a table with one row, or column, for the decision."""
+    """Make the decision line of a table with one row, or column, for the decision."""
     rows = [
         [cell.strip("*_` ").lower() for cell in plain(line).strip().strip("|").split("|")]
         for line in whole.split("\n")

@@ -68,7 +68,7 @@ _PATTERNS = [(kind, re.compile(beginning)) for kind, beginning in _BY_BEGINNING]
 
 
 def kind_of(reason: str, finish_reason: str = "stop", text: str = "") -> Kind:
-    """The kind of an answer with this `invalid_reason`, which ended by `finish_reason`.
+    """Sort an invalid answer by its `invalid_reason` and its `finish_reason`.
 
     What was cut off is called that, whatever was wrong with what there was of it.
     """

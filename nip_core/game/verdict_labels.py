@@ -32,7 +32,7 @@ WORDS = (
 
 
 def beginning(words: Sequence[str], separator: str, lead: str = "*") -> str:
-    """The pattern of how a line begins that is labelled with one of `words`.
+    """Write the pattern of a line's beginning, for labels of `words`.
 
     `lead` says how many marks may stand before it, as a quantifier.
     """
@@ -118,7 +118,7 @@ class Answer:
         self.questions = [i for i in free if begins_question(plain(lines.read[i]))]
 
     def free_with(self, *words: str) -> list[tuple[int, str]]:
-        """Index and plain text of lines that are no quotations and contain one of some words."""
+        """Find lines with one of some words, quotations aside: their index and plain text."""
         return [(i, line) for i, line in self.lines.free_with(*words) if i >= self.begin]
 
     def consists_of(self, *lines: int) -> bool:
@@ -138,7 +138,7 @@ class LabelledLine:
 
 
 def labelled_lines(answer: Answer, *, decisions: bool) -> list[LabelledLine]:
-    """The lines that begin with "Decision:", or else those that begin with another label.
+    """Find the lines with "Decision:" first, or else with another label.
 
     Raises InvalidDecision if there are too many.
     """

@@ -9,7 +9,7 @@ from nip_core.redaction import is_host
 
 
 def plain_address(value: Any) -> Any:
-    """Refuse an address that carries more than a place. Raises ValueError without showing it."""
+    """Refuse an address with more than a place. Raises ValueError without showing it."""
     if value is None:
         return None
     try:

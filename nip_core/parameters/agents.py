@@ -33,6 +33,9 @@ ALTERNATIVES = (
     frozenset({"lora_alpha", "lora_alpha_scale"}),
 )
 """Settings of which only one can hold."""
+OWN_DPO_SETTINGS = ("dpo_sft_weight", "dpo_label_smoothing")
+"""Settings of training by DPO that only an lm_server knows, by the same names. One that is not 0 is
+sent with the job."""
 LORA_ALPHA_MAX = 4096  # what an lm_server takes
 
 
@@ -63,7 +66,7 @@ class AgentParameters(Parameters):
     @model_validator(mode="before")
     @classmethod
     def _check_kind(cls, values: Any) -> Any:
-        """Take `is_random`, which `to_dict` adds, where it is right."""
+        """Take `is_random`, an addition of `to_dict`, where it is right."""
         if isinstance(values, dict) and "is_random" in values:
             values = dict(values)
             if values.pop("is_random") is not cls.is_random:
@@ -226,6 +229,9 @@ class PureTextAgentParameters(AgentParameters):
     dpo_sft_weight: Annotated[float, Field(ge=0, le=100)] = 0.0
     """For training by DPO: the weight of imitating the better answer beside preferring it, 0 to
     100. DPO alone may make both answers of a pair unlikely. SelfHosted only."""
+    dpo_label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """For training by DPO: the share of pairs taken to have their better and worse answers
+    exchanged, 0 to below 0.5. The loss is corrected for it (robust DPO). SelfHosted only."""
     chat_format: Literal["named", "alternating", "alternating_no_system"] = "named"
     """How a history becomes a chat. "named": one message each, others with their name. For strict
     chat templates "alternating": user and assistant in turn after one system message, names in the
@@ -256,7 +262,7 @@ class PureTextAgentParameters(AgentParameters):
     @model_validator(mode="before")
     @classmethod
     def _read_addresses(cls, values: Any) -> Any:
-        """Tell addresses that were set from defaults that `to_dict` has written out."""
+        """Tell chosen addresses from defaults written out by `to_dict`."""
         if not isinstance(values, dict):
             return values
         values = dict(values)
@@ -297,7 +303,7 @@ class PureTextAgentParameters(AgentParameters):
 
     @classmethod
     def construct_test_params(cls) -> Self:
-        """Settings for tests: scripted answers, so that no API is called."""
+        """Make settings for tests: scripted answers, so no API is called."""
         return cls(use_dummy_api=True)
 
     def load_from_wandb_config(self, wandb_config: PlainMapping) -> None:
@@ -337,7 +343,7 @@ class PureTextAgentParameters(AgentParameters):
 
     @property
     def set_addresses(self) -> tuple[str, ...]:
-        """The settings of an lm_server's address that were set to what is their default."""
+        """List the settings of an lm_server's address set to their own defaults on purpose."""
         return tuple(
             name
             for name, default in _ADDRESS_DEFAULTS.items()
@@ -351,12 +357,12 @@ class PureTextAgentParameters(AgentParameters):
 
     @property
     def control_url(self) -> str | None:
-        """Address of the running lm_server that `language_model_server_*` name; None: none."""
+        """Return the address of the lm_server in `language_model_server_*`; None: there is none."""
         return self._server(self.language_model_server_port)
 
     @property
     def engine_url(self) -> str | None:
-        """Address for chat completions: of that server's engine, if its port is set."""
+        """Return the address for chat completions: the engine's, if its port is set."""
         port = self.vllm_server_port
         if port == DEFAULT_ENGINE_PORT and "vllm_server_port" not in self.set_addresses:
             return self.control_url
@@ -372,7 +378,7 @@ class PureTextAgentParameters(AgentParameters):
 
     @property
     def effective_lora_alpha(self) -> int:
-        """The LoRA scaling factor that training gets."""
+        """Return the LoRA scaling factor for training."""
         if self.lora_alpha is not None:
             return self.lora_alpha
         assert self.lora_alpha_scale is not None  # `__post_init__`
@@ -386,7 +392,7 @@ def is_random(values: PlainMapping) -> bool:
 
 
 def _kind(values: Any) -> str:
-    """Return which settings a mapping (or an object) holds."""
+    """Say of a mapping, or an object, whose settings it holds: a model's or a random agent's."""
     if isinstance(values, Mapping):
         return "random" if is_random(values) else "model"
     return "random" if isinstance(values, RandomAgentParameters) else "model"

@@ -72,7 +72,7 @@ class Parameters(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _check_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse a yes or no for a number, which would count as 1 or 0."""
+        """Refuse a yes or no for a number: it would count as 1 or 0."""
         if isinstance(value, bool):
             annotation = cls.model_fields[str(info.field_name)].annotation
             if may_hold(annotation, int, float) and not may_hold(annotation, bool):
@@ -118,7 +118,7 @@ class Parameters(BaseModel):
     def _get_param_class_from_dict(
         cls, param_dict: PlainMapping
     ) -> "type[Parameters] | type[AgentUpdateSchedule] | None":
-        """The class that the `_type` of serialised settings names; None where there is none.
+        """Find the class named by the `_type` of serialised settings; None without one.
 
         Raises ValueError if it is no class of settings.
         """
@@ -153,7 +153,7 @@ def _is_block(field: FieldInfo) -> bool:
 
 
 def may_hold(annotation: Any, *kinds: type) -> bool:
-    """Return whether one of the types is among those that an annotation speaks of."""
+    """Tell whether an annotation speaks of one of the types."""
     return annotation in kinds or any(may_hold(part, *kinds) for part in get_args(annotation))
 
 
@@ -171,14 +171,14 @@ def _with_tags(value: Any, dumped: Any) -> Any:
 
 
 def groups_in(annotation: Any) -> tuple[type[Parameters], ...]:
-    """The classes of settings that a field with this annotation may hold."""
+    """List the classes of settings in this annotation of a field."""
     if isinstance(annotation, type) and issubclass(annotation, Parameters):
         return (annotation,)
     return tuple(kind for part in get_args(annotation) for kind in groups_in(part))
 
 
 def group_for(kinds: tuple[type[Parameters], ...], values: PlainMapping) -> type[Parameters]:
-    """The one of the classes that these values say they are for; else the first."""
+    """Choose the class these values say they are for; else the first."""
     for kind in kinds:
         if all(values.get(tag, value) == value for tag, value in kind._tags().items()):
             return kind

@@ -17,7 +17,7 @@ is_deterministic whether it is answered by the deterministic engine
 
 from typing import TYPE_CHECKING
 
-from nip_core.parameters.agents import PureTextAgentParameters
+from nip_core.parameters.agents import OWN_DPO_SETTINGS, PureTextAgentParameters
 from nip_core.parameters.dialects import check_dialect, dialect_of
 from nip_core.parameters.prices import missing_prices, price_lines
 from nip_core.parameters.update_schedule import AlternatingPeriodicUpdateSchedule
@@ -47,7 +47,7 @@ GROUP_SETTINGS = (
     "quantization",
     "num_epochs",
     "dpo_beta",
-    "dpo_sft_weight",
+    *OWN_DPO_SETTINGS,
     "use_lora",
     "lora_rank",
     "lora_alpha",
@@ -63,7 +63,7 @@ _SUFFIX_LENGTH = 64  # of a job, what fine-tuning APIs take
 
 
 def check_groups(parameters: "HyperParameters") -> None:
-    """Agents that share a model agree on it, and its jobs can be named."""
+    """Refuse agents of one model with different settings for it, and unusable names of groups."""
     for group, names in parameters.groups.items():
         suffix = f"{parameters.run_name}-0000-{group}"
         if len(suffix) > _SUFFIX_LENGTH:
@@ -110,7 +110,7 @@ def check_agents(parameters: "HyperParameters") -> None:
 
 
 def check_log_probs(parameters: "HyperParameters") -> None:
-    """Agents whose tokens are compared have an engine that gives log-probabilities."""
+    """Refuse to compare tokens of agents whose engine gives no log-probabilities."""
     settings = parameters.zk_protocol
     if not parameters.protocol_common.zero_knowledge or settings.similarity != "log_probs":
         return
@@ -131,7 +131,7 @@ def check_log_probs(parameters: "HyperParameters") -> None:
 
 
 def check_training(parameters: "HyperParameters") -> None:
-    """The trainer's settings fit together and to the agents that it trains."""
+    """Refuse settings of the trainer in conflict with each other, or with its agents."""
     text_rl, malt = parameters.text_rl, parameters.pure_text_malt
     imitates = parameters.trainer == "pure_text_ei" or (
         parameters.trainer == "pure_text_malt" and malt.num_initial_ei_iterations > 0
@@ -210,7 +210,7 @@ def check_attack(parameters: "HyperParameters") -> None:
 
 
 def check_budget(parameters: "HyperParameters") -> None:
-    """A cap in dollars needs the price of everything that is paid for."""
+    """Refuse a cap in dollars where a paid model has no price."""
     missing = missing_prices(parameters) if parameters.budget.usd is not None else ()
     if missing:
         raise ValueError(
@@ -221,8 +221,7 @@ def check_budget(parameters: "HyperParameters") -> None:
 
 
 def attackers(parameters: "HyperParameters") -> tuple[str, ...]:
-    """The provers that an attack lets choose what they say: those with a model that argue for
-    acceptance."""
+    """List the provers an attack chooses messages for: with a model, and arguing for acceptance."""
     protocol = make_protocol(parameters)
     return tuple(
         agent
@@ -241,15 +240,18 @@ def _check_malt(parameters: "HyperParameters") -> None:
                     f"agents.{name}.temperature: trainer 'pure_text_malt' compares answers to one "
                     "prompt, which are all equal with it (got 0); raise it, or leave it out"
                 )
-            if agent.dpo_sft_weight and agent.model_provider != "SelfHosted":
-                raise ValueError(
-                    f"agents.{name}.dpo_sft_weight: {agent.model_provider} has no such setting "
-                    f"(got {agent.dpo_sft_weight}); leave it out, or set model_provider: SelfHosted"
-                )
+            # Refused here, as a provider would refuse the job only after the episodes are paid for.
+            for setting in OWN_DPO_SETTINGS:
+                value = getattr(agent, setting)
+                if value and agent.model_provider != "SelfHosted":
+                    raise ValueError(
+                        f"agents.{name}.{setting}: {agent.model_provider} has no such setting "
+                        f"(got {value}); leave it out, or set model_provider: SelfHosted"
+                    )
 
 
 def _check_grpo(parameters: "HyperParameters") -> None:
-    """Policy gradient needs the sampler's tokens, at temperature 1, and groups that are whole."""
+    """Refuse policy gradient without the sampler's tokens, temperature 1 or whole groups."""
     if parameters.text_rl.fine_tune_on_all_previous_rollouts:
         raise ValueError(
             "text_rl.fine_tune_on_all_previous_rollouts: trainer 'pure_text_grpo' trains on what "
@@ -295,7 +297,7 @@ def _check_grpo(parameters: "HyperParameters") -> None:
 
 
 def check_schedules(parameters: "HyperParameters") -> None:
-    """Agents that alternate have the same period, divided in the same way."""
+    """Refuse alternating agents with different periods, or different parts of them."""
     seen: dict[tuple[int, int], str] = {}
     for name, agent in parameters.model_agents.items():
         schedule = agent.update_schedule
@@ -429,7 +431,7 @@ def _check_quantization(
 
 
 def uses_own_server(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:
-    """Return whether the agent's model is served by the server that the run starts."""
+    """Tell whether the run's own server serves the agent's model."""
     addresses = (agent.base_url, agent.control_url, parameters.lm_server.url)
     is_elsewhere = agent.model_provider != "SelfHosted" or any(addresses)
     return agent.use_dummy_api or not is_elsewhere
@@ -460,7 +462,7 @@ def takes_turns(parameters: "HyperParameters", agent: PureTextAgentParameters) -
 def _check_full_training(
     place: str, agent: PureTextAgentParameters, parameters: "HyperParameters"
 ) -> None:
-    """Refuse full-weight training where the base models that it makes could not be served."""
+    """Refuse full-weight training where nobody could serve its base models."""
     hosted = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
     if agent.use_lora or not hosted:
         return

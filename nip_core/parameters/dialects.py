@@ -46,7 +46,7 @@ class Dialect:
     """Where it takes `reasoning_effort`: under this name, or as ``reasoning.effort``."""
 
     def effort_fields(self, effort: ReasoningEffort | None) -> dict[str, Any]:
-        """The fields of a request that ask for this effort."""
+        """Return a request's fields for this effort."""
         if effort is None or self.effort is None:
             return {}
         return (
@@ -108,7 +108,7 @@ def dialect_of(agent: "PureTextAgentParameters") -> Dialect:
 
 
 def check_dialect(place: str, agent: "PureTextAgentParameters") -> None:
-    """Raise ValueError for a setting that the agent's API would refuse, or drop without a word."""
+    """Raise ValueError for a setting the agent's API would refuse, or drop without a word."""
     name, dialect = dialect_name(agent), dialect_of(agent)
     if agent.reasoning_effort is not None and dialect.effort is None:
         instead = (

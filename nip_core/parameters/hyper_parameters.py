@@ -266,7 +266,7 @@ class HyperParameters(Parameters):
 
     @property
     def system_prompt_version(self) -> str:
-        """The version of prompt templates that the scenario's settings choose."""
+        """Return the version of prompt templates, from the scenario's settings."""
         version: str = make_scenario(self).settings.system_prompt_version
         return version
 
@@ -280,7 +280,7 @@ class HyperParameters(Parameters):
 
     @property
     def model_agents(self) -> dict[str, PureTextAgentParameters]:
-        """The agents that play with a model."""
+        """Return the agents with a model, by name."""
         return {n: a for n, a in self.agents.items() if isinstance(a, PureTextAgentParameters)}
 
     @property
@@ -298,7 +298,7 @@ class HyperParameters(Parameters):
 
     @property
     def trainable_groups(self) -> tuple[str, ...]:
-        """Groups that are not frozen. In which iterations, `training_agents` says."""
+        """List the groups without `freeze_agent`; `training_agents` says when."""
         return tuple(g for g in self.groups if not self.group_parameters(g).freeze_agent)
 
     def training_agents(self, group: str, iteration: int) -> tuple[str, ...]:
@@ -328,7 +328,7 @@ class HyperParameters(Parameters):
         )
 
     def max_tokens(self, agent: str) -> int:
-        """Most tokens that a model may generate for one message of the agent."""
+        """Return the most tokens for one message of the agent."""
         settings = self.model_agents[agent]
         if settings.max_tokens_per_message is not None:
             return settings.max_tokens_per_message

@@ -69,7 +69,7 @@ def merged_settings(config: str | Path, overrides: Iterable[str] = ()) -> PlainD
 
 
 def load_trackers(values: Any, place: str) -> tuple[TrackerParameters, ...]:
-    """Trackers from a list like that of ``tracking``. Raises SettingsError, which names `place`."""
+    """Read trackers from a list like ``tracking``. Raises SettingsError, naming `place`."""
     try:
         trackers: tuple[TrackerParameters, ...] = TypeAdapter(Trackers).validate_python(values)
     except ValidationError as error:
@@ -183,7 +183,7 @@ def _explain(detail: ErrorDetails) -> str:
 
 
 def _places(location: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The address in a location, which also names the kind of an agent's settings."""
+    """Take the kind of an agent's settings out of a location, so an address is left."""
     is_agent = len(location) > 2 and location[0] == "agents" and location[2] in AGENT_KINDS
     return (*location[:2], *location[3:]) if is_agent else location
 
@@ -205,13 +205,13 @@ def settings_below(keys: tuple[str, ...]) -> dict[str, str | None]:
 
 
 def _as_written(default: Any) -> str:
-    """A default as YAML in a line; "…" of one that is no plain value."""
+    """Write a default as YAML in a line; "…" for one without a plain value."""
     is_plain = default is None or isinstance(default, str | int | float | bool)
     return yaml.safe_dump(default).splitlines()[0] if is_plain else "…"
 
 
 def _field_names(location: tuple[Any, ...]) -> list[str]:
-    """The settings that there are at this address."""
+    """List the settings at this address."""
     kinds: tuple[type[Parameters], ...] = (HyperParameters,)
     for part in location:
         fields = [kind.model_fields[part] for kind in kinds if part in kind.model_fields]

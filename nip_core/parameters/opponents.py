@@ -54,7 +54,7 @@ class OpponentsParameters(Parameters):
 
 
 def opponents_of(parameters: "HyperParameters") -> tuple[str, ...]:
-    """The agents that models of earlier iterations play in a share of the training episodes."""
+    """List the agents played by earlier models in a share of the training episodes."""
     settings = parameters.opponents
     if settings.kind != LEAGUE:
         return ()
@@ -66,8 +66,7 @@ def opponents_of(parameters: "HyperParameters") -> tuple[str, ...]:
 
 
 def check_opponents(parameters: "HyperParameters") -> None:
-    """A league has earlier models, which can answer beside the present ones, and somebody who
-    learns from them. Raises ValueError."""
+    """Refuse a league without earlier models to play, or without a learner. Raises ValueError."""
     if parameters.opponents.kind != LEAGUE:
         return
     # 1. The run makes models that are followed by others.

@@ -25,7 +25,7 @@ def is_paid(agent: PureTextAgentParameters) -> bool:
 
 
 def missing_prices(parameters: "HyperParameters") -> tuple[str, ...]:
-    """The models that are paid for and have no price in the settings, sorted."""
+    """List the paid models without a price in the settings, sorted."""
     paid = {a.model_name for a in parameters.model_agents.values() if is_paid(a)}
     return tuple(sorted(paid - set(parameters.prices)))
 

@@ -15,7 +15,7 @@ from nip_lm_server.client import base_served_name
 
 
 def check_named(parameters: HyperParameters) -> None:
-    """Raise SettingsError if a run would play with the default model, which costs money."""
+    """Raise SettingsError if a run would play with the default model, since it costs money."""
     for name, agent in parameters.model_agents.items():
         comes_with_a_name = agent.use_dummy_api or agent.load_checkpoint_and_parameters
         if "model_name" not in agent.model_fields_set and not comes_with_a_name:
@@ -31,7 +31,7 @@ def speaks_nip(agent: PureTextAgentParameters) -> bool:
 
 
 def base_name(parameters: HyperParameters, agent: PureTextAgentParameters) -> str:
-    """The name under which the agent's base model answers."""
+    """Return the name the agent's base model answers by."""
     if agent.use_dummy_api:
         return dummy_name(agent.model_name)
     if uses_own_server(parameters, agent):
@@ -40,7 +40,7 @@ def base_name(parameters: HyperParameters, agent: PureTextAgentParameters) -> st
 
 
 def dummy_name(model_name: str) -> str:
-    """The name of the deterministic engine that stands for a model.
+    """Return the name of the deterministic engine, in the place of a model.
 
     Not the model's own, with which another group may play on the same server.
     """

@@ -54,7 +54,7 @@ class Reference:
 
     @property
     def is_pinned(self) -> bool:
-        """Say whether the revision is a commit, which never changes."""
+        """Tell whether the revision is a commit, and so never changes."""
         return self.revision is not None and bool(_COMMIT.fullmatch(self.revision))
 
     def at(self, commit: str) -> Self:

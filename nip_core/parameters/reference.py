@@ -72,7 +72,7 @@ with this value, which changes nothing, and are refused with any other.
 
 
 def reference() -> str:
-    """The page of settings that people set, as Markdown."""
+    """Write the page of settings for everybody, as Markdown."""
     parts = [_HEAD, _section("", HyperParameters)]
     for name, field in HyperParameters.model_fields.items():
         address = f"{name}.<name>" if get_origin(field.annotation) is dict else name
@@ -82,7 +82,7 @@ def reference() -> str:
 
 
 def original() -> str:
-    """The page of settings that are kept for configurations of the ancestor, as Markdown."""
+    """Write the page of settings for configurations of the ancestor, as Markdown."""
     kinds = {
         kind.__name__: kind
         for field in HyperParameters.model_fields.values()

@@ -30,7 +30,7 @@ LAST_JOBS = date(2027, 1, 6)
 def shutdown_warnings(
     parameters: HyperParameters, today: date, told: Mapping[str, date] | None = None
 ) -> list[str]:
-    """Say of each model at OpenAI that ends, or has ended, when; one line each.
+    """Say when models at OpenAI end, or have ended; one line each.
 
     `told`: by model, the day that OpenAI says itself, which counts more than the table.
     """

@@ -11,7 +11,7 @@ from nip_core.parameters.training import Price
 
 
 def with_defaults(stored: PlainMapping) -> dict[str, Any]:
-    """A run's settings on record, where those that came later have their defaults.
+    """Complete a run's settings on record with defaults, for settings of later versions.
 
     Nothing is checked, and what is not known any more stays as it is.
     """

@@ -10,7 +10,7 @@ from nip_core.parameters.attack import BEST_OF_N
 
 
 def is_tested(parameters: HyperParameters, iteration: int) -> bool:
-    """Say whether the models that play `iteration` are tested (the final ones: num_iterations)."""
+    """Say whether the models of `iteration` are tested (the final ones: num_iterations)."""
     text_rl, last = parameters.text_rl, parameters.rl.num_iterations
     return scheme_tests(text_rl.test_scheme, last, iteration, text_rl.test_interval)
 
@@ -28,5 +28,5 @@ def scheme_tests(scheme: str, last: int, iteration: int, interval: int) -> bool:
 
 
 def attacks_by_choice(parameters: HyperParameters) -> bool:
-    """Say whether the run plays an attack in which messages are chosen and nobody is trained."""
+    """Say whether the run attacks by choosing among messages, without training."""
     return parameters.attack.run is not None and parameters.attack.by == BEST_OF_N

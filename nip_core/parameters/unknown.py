@@ -40,7 +40,7 @@ def meant_setting(name: str, beside: Sequence[str]) -> str:
 
 
 def _likeness(name: str, setting: str) -> float:
-    """From 0 to 1, of the whole name or of the words in it that are as many as in `name`."""
+    """Compare `name` with a setting's name, or with as many words of it; from 0 to 1."""
     words, count = setting.split("_"), len(name.split("_"))
     parts = ("_".join(words[i : i + count]) for i in range(len(words) - count + 1))
     of_parts = max((_ratio(name, part) for part in parts), default=0.0)

@@ -57,7 +57,7 @@ class OpenModel:
 
 
 def settings_of(options: ModelOptions, run_name: str) -> HyperParameters:
-    """Make the settings of a run in which the model decides alone. Raises SettingsError."""
+    """Make the settings of a run with a lone verifier, the model. Raises SettingsError."""
     agent: dict[str, object] = {
         "model_provider": options.provider,
         "model_name": options.name,

@@ -220,7 +220,7 @@ def _build(
 
 
 def _check_out(out: Path) -> None:
-    """Refuse a directory that something else is in: files of the same names would be replaced."""
+    """Refuse a directory with anything else in it: files of the same names would be replaced."""
     if out.exists() and not out.is_dir():
         raise SettingsError(f"--out {out}: is a file; give a directory")
     above = next((path for path in out.absolute().parents if path.exists()), out)

@@ -20,6 +20,7 @@ from nip_core.rollouts.episode import ShardContext
 from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import EpisodeSpec, episode_spec
+from nip_core.rollouts.rows import recorded_calls
 from nip_core.scenarios import Problem
 from nip_core.scenarios.rows import Row
 
@@ -32,7 +33,7 @@ _BYTES_PER_TOKEN = 4
 
 
 def game_of(options: ModelOptions) -> Game:
-    """Make the game that the verifier plays. Raises SettingsError."""
+    """Make the game of the lone verifier. Raises SettingsError."""
     # Keys of answers carry the name: another model, or other settings, find none of them.
     name = f"difficulty-{digest(vars(replace(options, base_url=None, usd=None)))[:16]}"
     return Game(settings_of(options, name))
@@ -50,7 +51,7 @@ def _problem(row: Row) -> Problem:
 
 
 def prompt_tokens(specs: Sequence[EpisodeSpec]) -> int:
-    """Estimate the tokens that the verifier reads in so many episodes."""
+    """Estimate how many tokens the verifier reads in these episodes."""
     size = sum(len((s.problem.question + s.problem.solution).encode()) for s in specs)
     return size // _BYTES_PER_TOKEN + PROMPT_TOKENS * len(specs)
 
@@ -58,13 +59,13 @@ def prompt_tokens(specs: Sequence[EpisodeSpec]) -> int:
 async def play(
     game: Game, specs: Sequence[EpisodeSpec], model: OpenModel, journal: GroupCommits
 ) -> tuple[dict[str, list[bool]], tuple[int, int, int]]:
-    """Return by question_id which bugs were noticed; and calls, prompt and generated tokens.
+    """Let the verifier decide; say by question_id whether it noticed each bug, and what it read.
 
     Raises StageError if too many answers have no valid form, TransportError for a server that
     stays silent.
     """
     parameters: HyperParameters = game.parameters
-    recorded = {r["generation"]["key"]: r for r in journal.replay()}
+    recorded = recorded_calls(journal.replay(), journal.name)
     context = ShardContext(
         game=game,
         players={AGENT: Player(AGENT, model.name, model.endpoint, agent_of(parameters))},
@@ -76,10 +77,10 @@ async def play(
     played = await play_episodes(specs, context)
     noticed: dict[str, list[bool]] = defaultdict(list)
     for episode in played.episodes:
-        if episode["outcome"] != "failed":
-            noticed[episode["question_id"]].append(episode["decision"] == _REJECT)
-    prompt = sum(g["prompt_tokens"] for g in played.generations)
-    completion = sum(g["completion_tokens"] for g in played.generations)
+        if episode.outcome != "failed":
+            noticed[episode.question_id].append(episode.decision == _REJECT)
+    prompt = sum(g.prompt_tokens for g in played.generations)
+    completion = sum(g.completion_tokens for g in played.generations)
     return dict(noticed), (len(played.generations), prompt, completion)
 
 

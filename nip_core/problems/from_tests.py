@@ -132,7 +132,7 @@ def examine_source(source: Source, runner: TestRunner, variants: int) -> Examine
 def _plain_texts(
     problems: Sequence[Tested], at_most: int
 ) -> tuple[dict[str, tuple[str, ...]], list[LeftOut]]:
-    """Return by problem its solutions as rows have them, and those that are left out."""
+    """Write each problem's solutions as rows have them, and name those left out."""
     texts: dict[str, tuple[str, ...]] = {}
     left_out: list[LeftOut] = []
     for problem in problems:
@@ -190,7 +190,7 @@ def rows_of(
     written: Mapping[str, Written],
     difficulty: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, list[Row]], list[LeftOut]]:
-    """Make the rows by split, and name the problems that give none.
+    """Make the rows by split, and name the problems without any.
 
     Args:
         examined: the problems, with mutants.
@@ -246,7 +246,7 @@ def rows_of(
 
 
 def moved_splits(source: Source, rows: Mapping[str, Sequence[Row]]) -> tuple[str, ...]:
-    """Name the problems that are not in the split that the source says, and why."""
+    """Name the problems in another split than their source says, and why."""
     placed = {row.question_id: split for split, part in rows.items() for row in part}
     named = {f"{source.name}/{p.name}": p for p in source.problems if p.split is not None}
     return tuple(
@@ -260,7 +260,7 @@ def moved_splits(source: Source, rows: Mapping[str, Sequence[Row]]) -> tuple[str
 def _labelled(
     candidates: Candidates, examined: Examined, variants: int, written: Written
 ) -> dict[str, str | None]:
-    """Choose texts of one problem: as many with the kind of a bug as with None, which are right.
+    """Choose as many buggy as right texts of one problem; the kind of a right one is None.
 
     What was written has half of the places, more where there are fewer mutants.
     """
@@ -281,7 +281,7 @@ def _labelled(
 
 
 def _pairs(candidates: Candidates, examined: Examined) -> list[tuple[str, Mutant]]:
-    """Return twins, those that the tests find partly right first."""
+    """Pair right texts with mutants, those first whose mutant passes some tests."""
     pairs = pairs_of(candidates, examined.reports, is_killed)
     name = candidates.problem.name
     return sorted(pairs, key=lambda pair: not is_buggy(examined.reports[name, pair[1].source]))

@@ -35,7 +35,7 @@ class Rewrite:
 
 
 def rewrites(source: str) -> list[Rewrite]:
-    """Distinct variants of `source`: each kind alone, then the kinds that apply, piled up.
+    """Write `source` in other ways: by each kind alone, then by several kinds, piled up.
 
     Raises:
         SyntaxError: `source` is not Python.
@@ -290,7 +290,7 @@ class _Endings(_Rewriter):
         return node
 
     def rewritten(self, body: _Statements, last: ast.Return) -> _Statements:
-        """The statements that take the place of `body`, which ends with `last`."""
+        """Return the statements to put in the place of `body`, whose end is `last`."""
         raise NotImplementedError
 
 
@@ -320,7 +320,7 @@ _NEW_NAMES = tuple("abcdepqrstuvwxyzfghmn")  # plain, so that none misleads
 
 
 def _renamed(tree: ast.Module) -> ast.Module:
-    """Local names become others; parameters and functions, which the question names, stay."""
+    """Give local names other ones; parameters and functions stay, as the question names them."""
     nodes = list(ast.walk(tree))
     used = _names(tree) | {n.arg for n in nodes if isinstance(n, ast.keyword) and n.arg}
     public = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}

@@ -87,7 +87,7 @@ def _is_case(node: ast.ClassDef) -> bool:
 
 
 def _calls(tree: ast.Module) -> list[str]:
-    """Return an expression for each test that runs it."""
+    """Write one expression for each test, to run it."""
     calls: list[str] = []
     for node in filter(_is_test, tree.body):
         if isinstance(node, ast.FunctionDef):

@@ -98,7 +98,7 @@ def read_source(path: Path) -> Source:
 
 
 def _check_texts(row: Record, form: str) -> None:
-    """Refuse a row with a text that can be written nowhere, in a column that is read."""
+    """Refuse a row with half a surrogate pair in a column of its form: no file can hold it."""
     read = {*chain.from_iterable(_COLUMNS[form]), *_NAMES, *_FURTHER}
     for column in sorted(read & row.keys()):
         value = row[column]
@@ -271,7 +271,7 @@ def _mbpp(name: str, row: Record) -> Tested:
 
 
 def _names_in(code: str, text: str) -> tuple[str, ...]:
-    """Return the names that `code` defines and `text` mentions."""
+    """List the names defined in `code` and mentioned in `text`."""
     try:
         tree = ast.parse(code)
     except SyntaxError:
@@ -307,7 +307,7 @@ def _apps(name: str, row: Record) -> Tested:
 
 
 def _loaded(row: Record, column: str) -> Any:
-    """Return a value that may be written as JSON."""
+    """Return a value of the row; a text is read as JSON."""
     value = row.get(column)
     if not isinstance(value, str):
         return value

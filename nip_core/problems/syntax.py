@@ -45,12 +45,12 @@ def negated(test: ast.expr) -> ast.expr:
 
 
 def load(name: str) -> ast.Name:
-    """A variable that is read."""
+    """Make a name to read a variable by."""
     return ast.Name(name, ast.Load())
 
 
 def store(name: str) -> ast.Name:
-    """A variable that is written."""
+    """Make a name to write a variable by."""
     return ast.Name(name, ast.Store())
 
 
@@ -60,7 +60,7 @@ def call(function: str, *arguments: ast.expr) -> ast.Call:
 
 
 def called(node: ast.AST) -> str:
-    """The callee of a call: the name of a function, or that of a method behind a dot; else ""."""
+    """Name what a call calls: a function, or a method with a dot before it; else ""."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return node.func.id
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):

@@ -124,7 +124,7 @@ class TestRunner:
         return {name: reports[name] for suites in by_steps.values() for name in suites}
 
     def key_of(self, suite: Suite, steps: int) -> str:
-        """Return a digest of all that decides about a report, if nothing but steps ends it."""
+        """Digest all that decides about a report, as long as only steps end it."""
         made_with = (__version__, platform.python_version())
         return digest([*made_with, asdict(self.limits), steps, suite.solution, list(suite.tests)])
 
@@ -140,7 +140,7 @@ def is_settled(report: TestReport) -> bool:
 
 
 def first_failure(tests: Sequence[str], report: TestReport) -> str:
-    """Say what became of the first test that was not passed, and name it."""
+    """Say what became of the first test without a pass, and name it."""
     if report.load_error:
         return report.load_error
     for test, outcome, detail in zip(tests, report.outcomes, report.details, strict=True):
@@ -153,7 +153,7 @@ def first_failure(tests: Sequence[str], report: TestReport) -> str:
 
 
 def defined_names(source: str) -> set[str]:
-    """Return the functions and classes that `source` defines at its top, and names that it assigns.
+    """List the functions, classes and variables at the top of `source`.
 
     Raises:
         SyntaxError: `source` is not Python.

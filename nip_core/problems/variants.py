@@ -35,7 +35,7 @@ class Candidates:
 
 
 def by_hash(texts: Iterable[str], purpose: str) -> list[str]:
-    """Return the texts in an order that says nothing about them."""
+    """Put texts in an order by hash, to say nothing about them."""
     return sorted(texts, key=lambda text: derive_key(purpose, text))
 
 
@@ -59,7 +59,7 @@ def passing_rewrites(
     tried: int,
     depth: int = 1,
 ) -> list[tuple[str, ...]]:
-    """For each problem up to `at_most` texts that pass all tests, those it came with first.
+    """Find for each problem up to `at_most` right texts, its own solutions first.
 
     Of each problem, up to `tried` rewrites are run. With a `depth` of 2 the rewrites are written
     differently once more where a problem has too few of them, and so on.
@@ -119,7 +119,7 @@ def _is_known_bug(reports: Reports, problem: Tested, mutant: Mutant) -> bool:
 
 
 def is_killed(report: TestReport) -> bool:
-    """Return whether a test failed or raised, in a run that came to its end by itself."""
+    """Tell whether a test failed or raised, in a run with an end of its own."""
     return (
         report.status == "ok"
         and report.load_error is None

@@ -98,7 +98,7 @@ def _asked(problem: Tested, solution: str, style: str) -> str:
 
 
 def pending(requests: Iterable[Request], recorded: Mapping[str, Record]) -> list[Request]:
-    """Return the requests that nobody has answered yet."""
+    """List the requests without an answer so far."""
     return [request for request in requests if request.key not in recorded]
 
 
@@ -194,7 +194,7 @@ def sort_answers(
 def _in_order(
     texts: Mapping[tuple[str, str], str], reports: Mapping[tuple[str, str], TestReport]
 ) -> list[tuple[tuple[str, str], str]]:
-    """Put what is partly right first, else go by a stable hash, so that no style comes first."""
+    """Put partly right texts first, the others by a stable hash, so no style is preferred."""
     return sorted(
         texts.items(), key=lambda item: (not is_buggy(reports[item[0]]), derive_key(item[0][1]))
     )

@@ -73,7 +73,7 @@ def find_protocol(name: str) -> type[Protocol]:
 
 
 def make_protocol(parameters: GameSettings) -> Protocol:
-    """The protocol that the settings name. Raises ValueError for settings that make no game."""
+    """Make the protocol of the settings. Raises ValueError for settings without a game."""
     kind = find_protocol(parameters.interaction_protocol)
     try:
         protocol = kind(parameters)

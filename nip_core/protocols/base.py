@@ -120,7 +120,7 @@ class Protocol:
         cls.uses_seed = vars(cls).get("uses_seed", True)
 
     def __init__(self, parameters: GameSettings):
-        """Raises ValueError, naming the setting, for settings that make no game."""
+        """Raise ValueError, naming the setting, for settings without a game."""
         self.common: CommonSettings = parameters.protocol_common
         if self.rounds_setting is not None:
             rounds: RoundSettings = getattr(parameters, self.rounds_setting)
@@ -136,7 +136,7 @@ class Protocol:
     def movers(
         self, round_: int, seed: int, turns: Sequence[Turn]
     ) -> Mapping[str, tuple[str, ...]]:
-        """Those of the active agents that move; of `turns` only those before `round_` matter."""
+        """List the active agents with a move left; of `turns` only earlier rounds matter."""
         return self.active(round_, seed)
 
     @property
@@ -146,7 +146,7 @@ class Protocol:
 
     @property
     def provers(self) -> tuple[str, ...]:
-        """Agents that argue for a verdict."""
+        """List the agents with a verdict to argue for."""
         return tuple(agent for agent in self.agents if self.is_prover(agent))
 
     def is_prover(self, agent: str) -> bool:
@@ -166,7 +166,7 @@ class Protocol:
         return tuple(c for c in self.channels if (agent, c) not in self.hidden)
 
     def channel_order(self, agent: str, round_: int, seed: int) -> tuple[str, ...]:
-        """The visible channels in the order in which the agent is shown the round's messages."""
+        """Order the visible channels as the agent reads the round's messages."""
         return self.visible_channels(agent)
 
     def human_name(self, agent: str, seed: int) -> str:
@@ -194,7 +194,7 @@ class Protocol:
         )
 
     def must_decide(self, agent: str, round_: int, seed: int) -> bool:
-        """Tell whether a decision of the agent is all that can still be of use in its turn."""
+        """Tell whether only a decision of the agent can still be of use in its turn."""
         forced = self.common.force_guess is not None
         is_judge = agent == "verifier" and self.may_decide(agent) and not forced
         return is_judge and self.counts(round_) and self.is_last_turn(agent, round_, seed)
@@ -210,7 +210,7 @@ class Protocol:
         return verdict if drawn is None or not self.stance_can_be_randomized else drawn
 
     def shared_stance(self, drawn: int | None) -> int | None:
-        """The verdict that all provers argue for; None where they differ or there are none."""
+        """Return the one verdict of all provers; None where they differ or there are none."""
         stances = {self.stance(agent, drawn) for agent in self.provers}
         return stances.pop() if len(stances) == 1 else None
 
@@ -224,7 +224,7 @@ class Protocol:
 
     @property
     def scale(self) -> DecisionScale:
-        """The answers that a verifier may give when it decides."""
+        """Return the scale of a verifier's answers when it decides."""
         return SCALES[self.common.verifier_decision_scale]
 
     # Rewards.
@@ -266,7 +266,7 @@ class Protocol:
         return True
 
     def verdict(self, round_: int, y: int, turns: Sequence[Turn], agent: str) -> float | None:
-        """The value of the agent's decision in this round, if it made one that counts."""
+        """Return the value of the agent's decision in this round, if there is one to count."""
         moves = [turn.move for turn in turns if turn.round == round_ and turn.agent == agent]
         if not moves or not self.counts(round_):
             return None
@@ -310,11 +310,11 @@ class Protocol:
         return (common.verifier_reward + common.verifier_incorrect_penalty) / 2
 
     def max_reward(self, agent: str) -> float:
-        """The most that a whole episode can pay the agent."""
+        """Return the most a whole episode can pay the agent."""
         return max(self._totals(agent))
 
     def min_reward(self, agent: str) -> float:
-        """The least that a whole episode can pay the agent, with no valid answer from it."""
+        """Return the least a whole episode can pay the agent, even without valid answers."""
         penalty = self.common.prover_invalid_response_penalty
         if penalty is None or not self.is_prover(agent):
             return min(self._totals(agent))

@@ -85,7 +85,7 @@ def _check_round(
 
 
 def _check_last_round(protocol: "Protocol", seed: int, turns: Collection[int]) -> None:
-    """`turns` are the rounds, counted from 1, in which it is the verifier's turn."""
+    """Refuse a last round in which the verifier can't decide; `turns` count from 1."""
     rounds, least = protocol.max_message_rounds, protocol.min_message_rounds
     is_last = rounds in turns or not protocol.verifier_is_last
     if is_last and any(n >= least for n in turns):

@@ -24,7 +24,7 @@ class MerlinArthurProtocol(Protocol):
         self.pay_silent_prover = parameters.merlin_arthur_protocol.pay_silent_prover
 
     def speaker(self, seed: int) -> str:
-        """The prover that speaks in an episode of this seed."""
+        """Name the prover to speak in an episode of this seed."""
         return f"prover{seed % 2}"
 
     def active(self, round_: int, seed: int) -> Mapping[str, tuple[str, ...]]:
@@ -32,5 +32,5 @@ class MerlinArthurProtocol(Protocol):
         return {self.speaker(seed) if round_ == 0 else "verifier": ("main",)}
 
     def earns(self, agent: str, seed: int) -> bool:
-        """The one that does not speak earns only if the settings say so."""
+        """Pay the silent prover only if the settings say so."""
         return self.pay_silent_prover or agent == self.speaker(seed)

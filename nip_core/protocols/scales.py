@@ -40,12 +40,12 @@ class DecisionScale:
 
     @property
     def highest(self) -> str:
-        """The answer that accepts most."""
+        """Return the answer of the surest acceptance."""
         return max(self.values, key=self.values.__getitem__)
 
     @property
     def lowest(self) -> str:
-        """The answer that rejects most."""
+        """Return the answer of the surest rejection."""
         return min(self.values, key=self.values.__getitem__)
 
     def right_answer(self, y: int) -> str:

@@ -93,7 +93,7 @@ def _value(move: Move) -> float:
 
 
 def _without_label(a: str, b: str) -> tuple[str, str]:
-    """Both without what they begin with up to a colon, if that is the same but for its markup."""
+    """Take a common label, up to a colon, off both texts; markup may differ."""
     first, second = _LABEL.match(a), _LABEL.match(b)
     if first is None or second is None or _plain(first[0]) != _plain(second[0]):
         return a, b

@@ -47,7 +47,7 @@ class TwoProversProtocol(Protocol):
         self._cycle = verifier + provers if first else provers + verifier
 
     def active(self, round_: int, seed: int) -> Mapping[str, tuple[str, ...]]:
-        """The verifier to both, the provers to their own, in the order that the settings give."""
+        """Let the verifier write to both channels, each prover to its own, in the chosen order."""
         agents = self._cycle[round_ % len(self._cycle)]
         return {
             agent: tuple(CHANNELS.values()) if agent == "verifier" else (CHANNELS[agent],)

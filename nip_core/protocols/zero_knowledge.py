@@ -95,7 +95,7 @@ class ZeroKnowledgeProtocol(Protocol):
         return (role, channel) not in self.base.hidden and kind in kinds
 
     def active(self, round_: int, seed: int) -> Mapping[str, tuple[str, ...]]:
-        """As in the wrapped protocol, each in the conversations that it takes part in."""
+        """Let each agent of the wrapped protocol write to its own conversations."""
         writers: dict[str, tuple[str, ...]] = {}
         base = self.base.active(round_, seed)
         for agent, channels in base.items():
@@ -109,7 +109,7 @@ class ZeroKnowledgeProtocol(Protocol):
     def movers(
         self, round_: int, seed: int, turns: Sequence[Turn]
     ) -> Mapping[str, tuple[str, ...]]:
-        """Without those who have decided, and without the conversations that this has closed."""
+        """Leave out agents with a decision, and conversations closed by one."""
         before = [turn for turn in turns if turn.round < round_]
         closed = {kind for agent, kind in _KIND_OF.items() if self._has_decided(agent, before)}
         if closed >= {"adversarial"}:
@@ -137,7 +137,7 @@ class ZeroKnowledgeProtocol(Protocol):
         return tuple(f"{c}_{kind}" for kind in kinds for c in order if f"{c}_{kind}" in visible)
 
     def human_name(self, agent: str, seed: int) -> str:
-        """The two verifiers are Verifier_1 and Verifier_2, the seed says which is which."""
+        """Deal the names Verifier_1 and Verifier_2 by the seed; other agents keep theirs."""
         if agent not in ("verifier", ADVERSARY):
             return self.agents[agent].human_name
         return f"Verifier_{1 + self._conversations(seed).index(_KIND_OF[agent])}"
@@ -147,7 +147,7 @@ class ZeroKnowledgeProtocol(Protocol):
         return ("adversarial", "standard") if _is_swapped(seed) else ("standard", "adversarial")
 
     def headers(self, agent: str, channels: Sequence[str], seed: int) -> Mapping[str, str]:
-        """A prover says which verifier it talks to."""
+        """Let a prover address each verifier by its name."""
         if len(channels) < 2 or agent in _KIND_OF:
             return super().headers(agent, channels, seed)
         to = {"standard": "verifier", "adversarial": ADVERSARY}
@@ -213,7 +213,7 @@ class ZeroKnowledgeProtocol(Protocol):
             )
 
     def reward_mid_point(self, agent: str) -> float:
-        """Return that of the wrapped protocol; 0 for the two agents that it does not have."""
+        """Return the wrapped protocol's; 0 for the two added agents."""
         return 0.0 if agent in EXTRA_AGENTS else self.base.reward_mid_point(agent)
 
     def max_reward(self, agent: str) -> float:
@@ -237,6 +237,6 @@ class ZeroKnowledgeProtocol(Protocol):
 
 @lru_cache(maxsize=1024)
 def _is_swapped(seed: int) -> bool:
-    """Tell whether Verifier_1 is the adversary, which is asked for many times in an episode."""
+    """Tell whether Verifier_1 is the adversary; asked many times in an episode."""
     # Not the seed's own parity, which deals the roles in merlin_arthur.
     return bool(derive_seed("verifier names", seed) & 1)

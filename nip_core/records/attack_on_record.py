@@ -15,12 +15,9 @@ def training_of(records: Records) -> TrainedSteps | None:
     steps = [record for record in records.all() if record.iteration < records.shown.last]
     if not steps:
         return None
-    counts = [of.get("counts") or {} for record in steps for of in record.datasets.values()]
+    counts = [of.counts or {} for record in steps for of in record.datasets.values()]
     jobs = [
-        {
-            group: StepJob(job["outcome"] or job["status"], job["reason"])
-            for group, job in record.jobs.items()
-        }
+        {group: StepJob(job.state, job.reason) for group, job in record.jobs.items()}
         for record in steps
     ]
     return count_trained(jobs, counts)

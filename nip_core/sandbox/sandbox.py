@@ -360,7 +360,7 @@ def _writable(text: str) -> str:
 
 
 def examine() -> tuple[Isolation, str]:
-    """Tell which layers this system gives, and why it gives no namespaces, or "". Runs no code.
+    """Tell the layers of this system, and why it gives no namespaces, or "". Runs no code.
 
     Raises:
         SandboxError: the child does not run.
@@ -373,7 +373,7 @@ def examine() -> tuple[Isolation, str]:
 def _run_jobs(
     jobs: Sequence[Job], setting: Setting, stopped: Callable[[], bool] = lambda: False
 ) -> list[Ending]:
-    """Run all jobs; a job that takes the whole child down is `killed`, the next child goes on."""
+    """Run all jobs; where one takes the child down it is `killed`, and a new child goes on."""
     endings: list[Ending] = []
     while len(endings) < len(jobs):
         with Child(jobs[len(endings) :], setting) as child:

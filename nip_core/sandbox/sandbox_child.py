@@ -188,7 +188,7 @@ def _read_messages(data: bytes, at_most: int) -> list[wire.WorkerMessage]:
 
 
 def _kill_everything(worker: int, isolation: guard.Confinement) -> None:
-    """Kill the worker and whatever it started, also in other sessions, and reap all of it."""
+    """Kill the worker and all it started, also in other sessions, and reap them."""
     deadline = time.monotonic() + _REAP_S
     while True:
         try:

@@ -136,7 +136,7 @@ def enter_namespaces(isolation: Confinement, refuse: list[str]) -> None:
 
 
 def interpreter() -> list[str]:
-    """The directories that the running interpreter needs, none inside another."""
+    """List the directories of the running interpreter, none inside another."""
     directories: list[str] = []
     paths = [sys.base_prefix, sys.base_exec_prefix, os.path.dirname(sys.executable), *sys.path]
     for path in sorted({os.path.realpath(path) for path in paths if os.path.isdir(path)}):
@@ -258,7 +258,7 @@ def drop_privileges(isolation: Confinement) -> None:
 
 
 def _pids() -> list[int]:
-    """Return the processes that can be seen; none where the system doesn't say."""
+    """List the visible processes; none where the system doesn't say."""
     try:
         return [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
@@ -320,7 +320,7 @@ def descendants(isolation: Confinement) -> list[int]:
 
 
 def _resident_mb(pid: int, exactly: bool) -> float:
-    """Memory that `pid` holds; what it shares with others is counted in parts, if `exactly`."""
+    """Measure the memory of `pid` in MB; shared memory counts in parts, if `exactly`."""
     try:
         if exactly:
             with open(f"/proc/{pid}/smaps_rollup") as file:
@@ -333,7 +333,7 @@ def _resident_mb(pid: int, exactly: bool) -> float:
 
 
 def goes_over(limit: "wire.Limit", isolation: Confinement) -> "wire.Stop":
-    """Return what the processes of a job use up together, which the kernel doesn't limit; or ""."""
+    """Say why a job must be stopped for what its processes use together, or ""."""
     pids = descendants(isolation)
     # RLIMIT_NPROC doesn't hold root back, whatever root is called in here.
     if isolation.uid is None and isolation.own_proc and len(pids) > limit.processes:

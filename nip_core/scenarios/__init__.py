@@ -76,7 +76,7 @@ def find_scenario(name: str) -> type[Scenario]:
 
 
 def make_scenario(parameters: GameSettings) -> Scenario:
-    """The scenario that the settings name. Raises ValueError if its own settings are wrong."""
+    """Make the scenario of the settings. Raises ValueError if its own settings are wrong."""
     kind = find_scenario(parameters.scenario)
     settings = getattr(parameters, kind.settings_block)
     if isinstance(settings, dict):

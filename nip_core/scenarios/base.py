@@ -189,11 +189,11 @@ class Scenario:
     # Problems.
 
     def generate(self, dataset: str, split: str) -> Iterable[Row]:
-        """The rows of a dataset that `generated` names, the same ones at each call."""
+        """Make the rows of a dataset of `generated`, the same ones at each call."""
         raise NotImplementedError
 
     def expand(self, row: Row, name: str) -> Iterator[Row]:
-        """The rows that a row of a source stands for; `name` is what to call it in errors."""
+        """Make rows of one row of a source; errors call it `name`."""
         yield row
 
     def takes(self, columns: Iterable[str]) -> bool:
@@ -201,7 +201,7 @@ class Scenario:
         return self.required_columns() <= {*columns}
 
     def required_columns(self) -> set[str]:
-        """The columns that a dataset must have."""
+        """List the columns a dataset must have."""
         texts = {column.name for column in self.columns if not column.drawn}
         return texts if self.has_checker() or self.labels_in_play else texts | {"y"}
 
@@ -210,7 +210,7 @@ class Scenario:
         return True
 
     def filters(self) -> str:
-        """Name the filters that are set, as the end of "there are no problems"."""
+        """Name the active filters, as the end of "there are no problems"."""
         return ""
 
     def label(self, row: Row) -> int:
@@ -225,7 +225,7 @@ class Scenario:
         return type(self).label is not Scenario.label
 
     def rate_alone(self) -> float | None:
-        """Say how often a verifier that checks what it can is right without provers, in [0, 1].
+        """Say how often a verifier is right without provers by checking what it can, in [0, 1].
 
         For problems of which half are right; None where nobody knows. A verifier that is right more
         often alone has another source.
@@ -235,11 +235,11 @@ class Scenario:
     # What agents see.
 
     def draw(self, problem: Mapping[str, str], seed: int) -> Mapping[str, str]:
-        """The columns that are `drawn`, for an episode of this seed."""
+        """Make the `drawn` columns for an episode of this seed."""
         return {}
 
     def seen(self, role: Role) -> tuple[Column, ...]:
-        """The columns that an agent of this role is shown, in order."""
+        """List the columns for an agent of this role, in order."""
         return tuple(column for column in self.columns if role in column.seen_by)
 
     def show(self, texts: Mapping[str, str], role: Role) -> str:
@@ -288,7 +288,7 @@ class Scenario:
         return 1
 
     def paid_verdict(self, y: int, stance: int | None) -> int | None:
-        """The verdict that pays the provers, as a drawn stance; None: their own.
+        """Return the verdict provers are paid for, as a drawn stance; None: their own.
 
         `NO_DECISION` where no verdict does.
         """
@@ -308,7 +308,7 @@ def _listing(text: str, language: str | None) -> str:
 
 
 def check_scenario(scenario: Scenario | type[Scenario]) -> None:
-    """Raise ValueError for a scenario of a user's, or its class, that makes no game."""
+    """Raise ValueError for a scenario of a user's, or its class, without a game."""
     kind = scenario if isinstance(scenario, type) else type(scenario)
     missing = [name for name in ("name", "words") if not hasattr(scenario, name)]
     if missing:
@@ -357,7 +357,7 @@ def check_scenario(scenario: Scenario | type[Scenario]) -> None:
 
 
 def _check_templates(directory: Path | None, kind: type[Scenario]) -> None:
-    """Refuse a directory in which nip would find no template, and silently use its own."""
+    """Refuse a directory without templates; otherwise nip's own would be used without a word."""
     if directory is None:
         return
     place = f"{kind.__name__}.template_directory"
@@ -376,7 +376,7 @@ def _check_templates(directory: Path | None, kind: type[Scenario]) -> None:
 
 
 def _check_claims(claims: object, kind: type[Scenario]) -> None:
-    """Refuse claims that could not be looked for once episodes have been played and paid for."""
+    """Refuse malformed claims now, before episodes have been played and paid for."""
     place = f"{kind.__name__}.claims"
     if not isinstance(claims, Mapping) or not all(y in (0, 1) for y in claims.values()):
         raise ValueError(f"{place} must be decisions, 1 or 0, by pattern (got {claims!r:.80})")
@@ -390,7 +390,7 @@ def _check_claims(claims: object, kind: type[Scenario]) -> None:
 
 
 def _check_types(scenario: Scenario | type[Scenario], kind: type[Scenario]) -> None:
-    """Refuse what a type checker would have refused, and names that mean something else."""
+    """Refuse values of wrong types, and names with another meaning in templates or datasets."""
     words, columns, split_by = scenario.words, scenario.columns, scenario.split_by
     if not isinstance(words, Words) or len(words.labels) != 2:
         raise ValueError(

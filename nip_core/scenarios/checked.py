@@ -59,7 +59,7 @@ def raised(
 
 
 def text_of(scenario: Scenario, function: str, *arguments: Any) -> str:
-    """Return the text that a function of the scenario returns. Raises SettingsError."""
+    """Call a function of the scenario for a text. Raises SettingsError."""
     return _text(scenario, function, called(scenario, function, *arguments))
 
 
@@ -74,7 +74,7 @@ def _text(scenario: Scenario, function: str, text: Any, what: str = "") -> str:
 
 
 def drawn(scenario: Scenario, texts: Mapping[str, str], seed: int) -> Mapping[str, str]:
-    """Return the columns that the scenario draws for an episode of this seed, but those in `texts`.
+    """Draw the scenario's drawn columns for an episode of this seed, but those in `texts`.
 
     Raises SettingsError.
     """
@@ -92,7 +92,7 @@ def drawn(scenario: Scenario, texts: Mapping[str, str], seed: int) -> Mapping[st
 
 
 def seen(scenario: Scenario, role: Role) -> tuple[Column, ...]:
-    """Return the columns that an agent of this role is shown. Raises SettingsError."""
+    """Ask the scenario for the columns of a role. Raises SettingsError."""
     made = called(scenario, "seen", role)
     if not isinstance(made, tuple | list) or not all(isinstance(c, Column) for c in made):
         raise SettingsError(
@@ -127,7 +127,7 @@ def written(scenario: Scenario, message: str, texts: Mapping[str, str]) -> str:
 
 
 async def label_of(scenario: Scenario, texts: Mapping[str, str]) -> Label:
-    """Return the label of the solution among the texts, which was written in play.
+    """Label the solution among the texts; a prover wrote it in play.
 
     Raises NoLabel if there is none, and SettingsError for what is no label.
     """

@@ -85,7 +85,7 @@ def load_problems(
 def check_splits(
     problems_by_split: Mapping[str, Sequence[Problem]], split_by: Sequence[str] = ()
 ) -> None:
-    """Make sure that no question stands in two splits; white space counts as one space.
+    """Refuse a question in two splits; white space counts as one space.
 
     Of the further columns those in `split_by` must not stand in two splits either.
 
@@ -117,7 +117,7 @@ def check_splits(
 def _rows_of_split(
     scenario: Scenario, dataset: str, split: str, may_be_empty: bool
 ) -> Iterator[tuple[Row, str]]:
-    """The rows of `split` with their names; derives splits that the source doesn't have."""
+    """Yield the rows of `split` with their names; derive a split missing in the source."""
     rows_by_split: Counter[str] = Counter()  # of rows that a hash splits
     # 1. Rows that the scenario makes.
     if dataset in scenario.generated:
@@ -176,7 +176,7 @@ def _rows_of_split(
 def _all_elsewhere(
     name: str, split: str, rows_by_split: Counter[str], or_else: str
 ) -> DatasetError:
-    """Say where the rows of a file are that a hash splits, if none is in this split."""
+    """Say where a hash put a file's rows, if none is in this one."""
     there = listed(
         [f"{number} in {other}" for other, number in sorted(rows_by_split.items()) if number]
     )
@@ -193,7 +193,7 @@ def _generated(scenario: Scenario, dataset: str, split: str) -> Iterator[tuple[R
 
 
 def _made(scenario: Scenario, function: str, *arguments: Any, place: str) -> list[Row]:
-    """The rows that a function of the scenario makes. Raises DatasetError, naming both."""
+    """Call a function of the scenario for rows. Raises DatasetError, naming both."""
     made = called(scenario, function, *arguments, place=place, kind=DatasetError)
     rows: list[Row] = []
     if isinstance(made, Iterable):
@@ -245,7 +245,7 @@ def _rows(scenario: Scenario, table: Table) -> Iterator[tuple[Row, str]]:
 
 
 def _split_text(scenario: Scenario, row: Row, name: str) -> str:
-    """The text of a row that decides its split."""
+    """Find the text of a row for choosing its split."""
     has = [column for column in scenario.split_by if row.get(column) is not None]
     if not has and not {*scenario.split_by} & row.keys():
         raise DatasetError(
@@ -261,7 +261,7 @@ def _split_of(scenario: Scenario, row: Row, name: str) -> str:
 
 
 def text_of(row: Row, column: str, name: str) -> str:
-    """A text of a row. Raises DatasetError, which calls the row `name`, if there is none."""
+    """Return a text of a row. Raises DatasetError, naming the row `name`, if there is none."""
     value = row.get(column)
     if not isinstance(value, str) or not value.strip():
         raise DatasetError(f"{name}: {column} must be a text that is not empty (got {value!r:.80})")
@@ -296,7 +296,7 @@ def _problem(scenario: Scenario, row: Row, name: str) -> Problem:
 
 
 def _label(scenario: Scenario, row: Row, name: str) -> int:
-    """The label in the row, or the checker's, which must agree with one in the row."""
+    """Return the row's label, or the checker's; the two must agree."""
     y = row.get("y")
     wrong, right = scenario.words.labels
     has_checker = called(scenario, "has_checker", place=name, kind=DatasetError)

@@ -124,14 +124,14 @@ class Graphs(Scenario):
             }
 
     def label(self, row: Row) -> int:
-        """Compare the graphs. Raises ValueError for texts that are not as `generate` words them."""
+        """Compare the graphs. Raises ValueError for texts in other words than `generate` uses."""
         solution = row["solution"]
         if solution.strip() != CLAIM:
             raise ValueError(f"the solution must be {CLAIM!r} (got {solution!r:.80})")
         return int(not is_isomorphic(*read_graphs(row["question"])))
 
     def draw(self, problem: Mapping[str, str], seed: int) -> Mapping[str, str]:
-        """The verifier's coins, and the challenges that are made with them."""
+        """Toss the verifier's coins, and make the challenges with them."""
         graphs = read_graphs(problem["question"])
         random = Random(derive_seed("coins of graphs", seed))
         coins = [random.randrange(2) for _ in range(self.settings.challenges)]
@@ -146,7 +146,7 @@ class Graphs(Scenario):
         }
 
     def check(self, protocol: Protocol) -> None:
-        """Refuse to play where networkx is missing, which compares graphs."""
+        """Refuse to play without networkx, since it compares the graphs."""
         if importlib.util.find_spec("networkx") is None:
             raise ValueError(
                 "scenario: graphs needs networkx, which is not installed; "
@@ -213,7 +213,7 @@ def is_isomorphic(first: Edges, second: Edges) -> bool:
 
 @cache
 def _classes(nodes: int, degree: int) -> dict[str, list[Edges]]:
-    """Regular graphs by split, no two of which are isomorphic."""
+    """Draw regular graphs by split, no two of them isomorphic."""
     import networkx
 
     alike: dict[tuple[int, ...], list[Edges]] = {}

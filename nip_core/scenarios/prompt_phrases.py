@@ -63,7 +63,7 @@ def decision_line(scale: DecisionScale) -> str:
 
 
 def _shown(scale: DecisionScale) -> list[str]:
-    """The answers that stand in a prompt: all, of numbers the ends and the middle."""
+    """Choose the answers for a prompt: all, or of numbers the ends and the middle."""
     if scale.is_numeric:
         middle = _middle(scale)
         assert middle is not None
@@ -102,7 +102,7 @@ def _meaning(scale: DecisionScale, words: Words, version: str) -> list[str]:
 
 
 def message_form(headers: Mapping[str, str], what: str) -> str:
-    """The lines of a message: a line for each header, or one that begins with "Question:"."""
+    """Write the lines of a message: one for each header, or one with "Question:"."""
     starts = list(headers.values()) or [f"{what.capitalize()}:"]
     return "\n".join(f"{start} <your {what}>" for start in starts)
 
@@ -201,7 +201,7 @@ def expert_aim(protocol: Protocol, words: Words, stance: int | None, version: st
 
 
 def _sides(protocol: Protocol, words: Words, stance: int | None) -> str:
-    """Tell who argues for which of the opposite verdicts, as far as the verifier may know it."""
+    """Tell who argues for accept and who for reject, as far as the verifier may know."""
     agents = protocol.provers
     names = [protocol.agents[agent].human_name for agent in agents]
     unknown = any(protocol.agents[agent].anonymous for agent in agents)

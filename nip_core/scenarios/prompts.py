@@ -99,7 +99,7 @@ class FilledPrompt:
         self._parts[-1] += text[at:]
 
     def fill(self, texts: Mapping[str, str]) -> str:
-        """The prompt for a problem, of which these are the texts by column."""
+        """Write the prompt for a problem with these texts by column."""
         texts = {name: text.strip() for name, text in texts.items()}
         parts = self._parts.copy()
         parts[1::2] = [
@@ -112,7 +112,7 @@ class SystemPrompts:
     """The system prompts of one run, and what agents are told before their turns."""
 
     def __init__(self, parameters: GameSettings, protocol: Protocol, scenario: Scenario):
-        """Raises SettingsError, naming the file, for a template that is missing or wrong."""
+        """Raise SettingsError, naming the file, for a missing or wrong template."""
         self._protocol, self._scenario, self._words = protocol, scenario, scenario.words
         self._base = protocol.base if isinstance(protocol, ZeroKnowledgeProtocol) else protocol
         self._zero_knowledge = parameters.zk_protocol
@@ -143,7 +143,7 @@ class SystemPrompts:
         return self._templates[agent]
 
     def filled(self, agent: str, stance: int | None, seed: int) -> FilledPrompt:
-        """The system prompt of `agent`, in which the problem is missing.
+        """Fill the system prompt of `agent` with everything but the problem.
 
         `stance` is the drawn one, if any; `seed` the episode's, for protocols in which it deals
         the roles.
@@ -158,7 +158,7 @@ class SystemPrompts:
         return text_of(self._scenario, "show", texts, role)
 
     def _argued(self, stance: int | None) -> int | None:
-        """The drawn verdict that provers argue for. Who writes the solution argues for its own."""
+        """Return the drawn verdict of the provers; the author of a solution argues for its own."""
         return None if self._scenario.labels_in_play else stance
 
     def _role(self, agent: str) -> Role:
@@ -239,7 +239,7 @@ class SystemPrompts:
         return self._template_path(self._base.name, agent)
 
     def _refuse_unused(self) -> None:
-        """Refuse templates of the scenario for agents that this protocol does not have."""
+        """Refuse templates of the scenario for agents unknown to this protocol."""
         own, game = self._scenario.template_directory, self._base.name
         if own is None:
             return
@@ -257,14 +257,14 @@ class SystemPrompts:
         return own / place if own is not None and (own / place).exists() else _TEMPLATES / place
 
     def _game_without_questions(self) -> str:
-        """The game that is left of this one where the verifier has its only turn at the end."""
+        """Name the game to borrow templates from, where the verifier has one turn, at the end."""
         if self._base.rounds_setting is None:
             return self._base.name  # made for it
         speakers = [a for a in self._base.provers if self._first_turn(a, 0) is not None]
         return ("solo_verifier", "adp", "one_message")[min(len(speakers), 2)]
 
     def _addition(self, agent: str, text: str) -> str:
-        """Return what follows a template that is not a custom one."""
+        """Write what follows a template, unless it is the user's own."""
         if self._base is not self._protocol and agent in self._base.provers:
             path = self._template_path(_ZERO_KNOWLEDGE, "prover_addition")
             gap = "\n" if self._version == "short" else "\n\n"
@@ -318,7 +318,7 @@ class SystemPrompts:
         return values
 
     def _earliest_decision(self, seed: int) -> str:
-        """Say that the first decisions do not count, where the settings are so."""
+        """Say how many first decisions do not count, or ""."""
         before = self._protocol.turns_of("verifier", seed, self._protocol.min_message_rounds - 1)
         if before == 0:
             return ""
@@ -326,7 +326,7 @@ class SystemPrompts:
         return f"; a decision in your {turns} does not count"
 
     def _opening(self, agent: str, seed: int) -> str:
-        """Return what a prover is told that speaks before anybody has asked."""
+        """Tell a prover to open, where it speaks before anybody has asked; else ""."""
         first, verifier = self._first_turn(agent, seed), self._first_turn("verifier", seed)
         if agent not in self._base.provers or first is None or first > (verifier or 0):
             return ""
@@ -337,7 +337,7 @@ class SystemPrompts:
         return next((r for r in rounds if agent in self._protocol.active(r, seed)), None)
 
     def _turn_form(self, agent: str, seed: int, questions: int) -> str:
-        """All that a verifier may do in its turns."""
+        """Say all a verifier may do in its turns."""
         decide = phrases.decision_form(self._protocol.scale, self._words, self._version)
         if questions == 0:
             return decide

@@ -56,7 +56,7 @@ def split_of(name: str) -> str:
 
 
 def splits_of(named: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the split of each problem by name: that of its source, else that of `split_of`.
+    """Choose the split of each problem by name: its source's, else the one `split_of` gives.
 
     A split that would stay empty takes the problem nearest to it from the largest split.
     """
@@ -87,7 +87,7 @@ def write_split(rows: Sequence[Row], path: Path, split: str | None = None) -> No
 
 
 def write_table(table: pa.Table, path: Path) -> None:
-    """Write the table of a split, such that equal rows give equal bytes."""
+    """Write the table of a split: equal rows give equal bytes."""
     pq.write_table(
         table,
         path,

@@ -18,6 +18,7 @@ from nip_core.errors import SettingsError
 from nip_core.evaluation.attack_metrics import AttackMetrics
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.records.iterations import IterationRecord, Records
+from nip_core.records.jobs_shown import DatasetShown, JobShown
 from nip_core.records.named_run import find_run, open_runs
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES, GENERATIONS, TIMINGS
@@ -202,17 +203,15 @@ class RunTables:
 
     def _iteration(self, record: IterationRecord) -> dict[str, Any]:
         is_last = record.iteration == self._records.shown.last  # which is nothing but a test
-        test = record.metrics(TEST)
-        spent = list(record.spent.values())
-        tokens = [tuple(pair) for stage in spent for pair in stage["by_agent"].values()]
+        spent, test = record.all_spent, record.metrics(TEST)
         return {
             "iteration": record.iteration,
             "finished": record.is_over or (is_last and test is not None),
             "accuracy": test and test.accuracy,
-            "calls": sum(stage["calls"] for stage in spent),
-            "prompt_tokens": sum(prompt for prompt, _ in tokens),
-            "completion_tokens": sum(completion for _, completion in tokens),
-            "training_tokens": sum(sum(stage["trained"].values()) for stage in spent),
+            "calls": spent.calls,
+            "prompt_tokens": spent.prompt_tokens,
+            "completion_tokens": spent.generated_tokens,
+            "training_tokens": spent.trained_tokens,
             "seconds": sum(record.stage_s.values()) or None,
         }
 
@@ -255,17 +254,16 @@ def _rates(measured: SplitMetrics | AttackMetrics) -> dict[str, Any]:
 
 
 def _models(record: IterationRecord) -> Iterator[dict[str, Any]]:
-    after = (record.swap or {}).get("groups") or {}
+    after = {} if record.swap is None else record.swap.names
     for group, model in record.served.items():
-        job = record.jobs.get(group) or {}
-        losses = job.get("loss") or ()
+        job = record.jobs.get(group, JobShown())
         yield {
             "iteration": record.iteration,
             "group": group,
             "model": model,
-            "next_model": (after.get(group) or {}).get("model"),
-            "job": job.get("id"),
-            "status": job.get("outcome") or job.get("status"),
-            "examples": record.datasets.get(group, {}).get("examples"),
-            "loss": losses[-1][1] if losses else None,
+            "next_model": after.get(group),
+            "job": job.id,
+            "status": job.state,
+            "examples": record.datasets.get(group, DatasetShown()).examples,
+            "loss": job.loss[-1][1] if job.loss else None,
         }

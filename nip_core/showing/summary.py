@@ -9,7 +9,7 @@ with the defaults of today where they are missing.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from nip_core.costs.spent_and_estimated import cost_rows, costs_of, expected_by
@@ -95,9 +95,9 @@ def _entry(record: IterationRecord) -> dict[str, Any]:
         "iteration": record.iteration,
         "test": None if test is None else _test(test),
         "models": record.served,
-        "promotion": record.promotion,
+        "promotion": None if record.promotion is None else asdict(record.promotion),
         "jobs": {
-            group: {"id": job["id"], "status": _status(job), "reason": job["reason"]}
+            group: {"id": job.id, "status": job.state, "reason": job.reason}
             for group, job in record.jobs.items()
         },
         **({"league": league} if league else {}),
@@ -117,10 +117,6 @@ def _test(metrics: SplitMetrics) -> dict[str, Any]:
     invalid = test.get("invalid_answers")
     counted = {"invalid_answers": invalid} if invalid else {}
     return {key: test.get(key) for key in _IN_SUMMARY} | baselines | counted
-
-
-def _status(job: Mapping[str, Any]) -> str:
-    return str(job["outcome"] or job["status"])
 
 
 def report_location(run: RunStore) -> str | None:
@@ -199,7 +195,7 @@ def _iteration_report(record: IterationRecord) -> IterationReport:
             test=record.metrics(TEST),
             train=record.metrics(TRAIN),
             groups=_group_reports(record),
-            promotion=record.promotion,
+            promotion=None if record.promotion is None else asdict(record.promotion),
             gate=[gate for split in (VALIDATION, CANDIDATE) if (gate := record.metrics(split))],
             stage_s=record.stage_s,
         )
@@ -211,23 +207,23 @@ def _group_reports(record: IterationRecord) -> dict[str, GroupReport]:
     before, swapped, datasets = record.served, record.swap, record.datasets
     reports = {}
     for group, job in record.jobs.items():
-        after = swapped["groups"][group] if swapped else None
-        extra = datasets[group]
+        after = swapped.groups[group] if swapped else None
+        dataset = datasets[group]
         reports[group] = GroupReport(
-            episodes=extra.get("episodes"),
-            examples=extra.get("examples"),
-            job_id=job["id"],
-            status=_status(job),
-            loss=job["loss"],
-            trained_tokens=job["trained_tokens"],
+            episodes=dataset.episodes,
+            examples=dataset.examples,
+            job_id=job.id,
+            status=str(job.state),
+            loss=job.loss,
+            trained_tokens=job.trained_tokens,
             model_before=before[group],
-            model_after=after["model"] if after else None,
-            proof=_describe_proof(after["proof"]) if after and after.get("proof") else None,
-            note=job["reason"],
-            method=extra.get("method"),
-            counts=extra.get("counts") or {},
-            tokens=extra.get("tokens"),
-            training_usd=extra.get("training_usd"),
+            model_after=after.model if after else None,
+            proof=_describe_proof(after.proof) if after and after.proof else None,
+            note=job.reason,
+            method=dataset.method,
+            counts=dataset.counts or {},
+            tokens=dataset.tokens,
+            training_usd=dataset.training_usd,
         )
     return reports
 

@@ -1,12 +1,12 @@
 """What an attack took is counted from the verifier's own test on, and said for what it is."""
 
 import pytest
+from stored_rows import typed_tables
 
 from nip_core.evaluation.attack_figures import OwnTest, attack_shown, figures_by_step
 from nip_core.evaluation.attack_metrics import AttackMetrics, ShownAttack
 from nip_core.evaluation.attack_words import StepJob, causes, caution, count_trained, loss_sentences
 from nip_core.evaluation.figures_in_words import group_reasons, list_spans
-from nip_core.rollouts.tables import build_tables
 
 WRONG = 10
 ALWAYS = {
@@ -35,7 +35,7 @@ def test_of(fooled, problems=range(WRONG + 1), **changes):
         | changes
         for i in problems
     ]
-    return build_tables(rows, []).episodes
+    return typed_tables(rows, []).episodes
 
 
 test_of.__test__ = False

@@ -89,7 +89,7 @@ class Arithmetic(Scenario):
     )
 
     def generate(self, dataset: str, split: str) -> Iterable[Row]:
-        """Chains that start with a number of the split's; every second one has a wrong step."""
+        """Make chains for a split; every second one has a wrong step."""
         settings = self.settings
         seen: set[str] = set()
         for number in range(getattr(settings, f"{split}_size")):
@@ -147,9 +147,9 @@ class Arithmetic(Scenario):
         return (right, None) if y else (wrong, mistake)
 
     def label(self, row: Row) -> int:
-        """Calculate again. Raises ValueError for a text that is not worded as `generate` does."""
+        """Calculate again. Raises ValueError for a text in other words than `generate` uses."""
         return int(is_right(read_question(row["question"]), read_steps(row["solution"])))
 
     def rate_alone(self) -> float:
-        """Count on a verifier that can check one step of k, so finds 1 of k mistakes."""
+        """Count on a verifier with one check in k steps: it finds 1 of k mistakes."""
         return 1 / 2 + 1 / (2 * self.settings.steps)

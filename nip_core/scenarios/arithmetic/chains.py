@@ -133,7 +133,7 @@ def _number_in(sentence: str, words: str) -> int | None:
 
 
 def read_steps(text: str) -> list[Step]:
-    """The lines of a calculation. Raises ValueError at one that is none, or is misnumbered."""
+    """Read the lines of a calculation. Raises ValueError for any other line or number."""
     steps: list[Step] = []
     for number, line in enumerate(text.strip().splitlines(), 1):
         read = _LINE.fullmatch(line.strip())
@@ -191,7 +191,7 @@ def draw_chain(
 
 
 def operands(sign: str, value: int, below: int) -> range:
-    """The numbers that a step may add, subtract or multiply by: one digit less than values have."""
+    """List the numbers a step may add, subtract or multiply by: a digit shorter than values."""
     largest = {
         "+": min(below // 10 - 1, below - 1 - value),
         "-": min(below // 10 - 1, value - LOWEST),
@@ -201,7 +201,7 @@ def operands(sign: str, value: int, below: int) -> range:
 
 
 def mistaken(step: Step, mistake: Mistake, below: int) -> list[int]:
-    """The wrong results that this mistake can give."""
+    """List the wrong results of this mistake."""
     right = step.result
     if mistake == "off_by_one":
         results = [right - 1, right + 1]

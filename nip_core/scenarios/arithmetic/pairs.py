@@ -96,7 +96,7 @@ def _others(
 
 
 def _numbers(sign: str, value: int, results: Sequence[int]) -> list[int]:
-    """The numbers with which this operator leads from `value` to one of the results."""
+    """List the numbers for the operator leads from `value` to one of the results."""
     if sign == "+":
         return [result - value for result in results]
     if sign == "-":

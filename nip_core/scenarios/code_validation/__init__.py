@@ -37,7 +37,7 @@ class CodeValidation(Scenario):
     )
 
     def expand(self, row: Row, name: str) -> Iterator[Row]:
-        """The rows of a row of lrhammond/buggy-apps, which has columns of lists; others alone."""
+        """Make rows of the lists in a row of lrhammond/buggy-apps; keep any other row."""
         return pair_solutions(row, name) if row.keys() >= NESTED else iter((row,))
 
     def takes(self, columns: Iterable[str]) -> bool:
@@ -45,13 +45,13 @@ class CodeValidation(Scenario):
         return {*columns} >= NESTED or super().takes(columns)
 
     def keeps(self, row: Row) -> bool:
-        """Tell whether a row is of the difficulty that is set, and not flagged."""
+        """Keep rows of the chosen difficulty without a flag."""
         difficulty = self.settings.apps_difficulty
         if difficulty is not None and row.get("difficulty") != difficulty:
             return False
         return not (self.settings.apps_exclude_flagged and row.get("flags"))
 
     def filters(self) -> str:
-        """Name the difficulty that is set."""
+        """Name the chosen difficulty."""
         difficulty = self.settings.apps_difficulty
         return "" if difficulty is None else f" with difficulty {difficulty!r}"

@@ -155,7 +155,7 @@ class Reading(Scenario):
         return {*columns} >= quality.COLUMNS or super().takes(columns)
 
     def expand(self, row: Row, name: str) -> Iterator[Row]:
-        """The problems of a row of QuALITY, which has a list of questions; others alone."""
+        """Make problems of a row of QuALITY, with its list of questions; keep any other row."""
         problems: Iterator[Row] = iter((row,))
         if row.keys() >= quality.COLUMNS:
             problems = (
@@ -189,7 +189,7 @@ class Reading(Scenario):
             yield {**base, **texts, "y": int(kind == "right")}
 
     def filters(self) -> str:
-        """Name the difficulty that is set."""
+        """Name the chosen difficulty."""
         difficulty = self.settings.difficulty
         return "" if difficulty is None else f" with difficulty {difficulty!r}"
 

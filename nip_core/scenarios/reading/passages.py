@@ -178,13 +178,13 @@ def passages(
 
 
 def split_of(kind: str, chain: Chain) -> str:
-    """The split that a chain belongs to."""
+    """Choose the split of a chain by a hash of it."""
     place = derive_seed("split of a chain", kind, chain) % 100
     return "train" if place < 70 else "validation" if place < 80 else "test"
 
 
 def _chains(kind: Kind, split: str, size: int, random: Random) -> tuple[Chain, ...]:
-    """Chains of the split that have no start, middle or end in common."""
+    """Draw chains of the split without a start, middle or end in common."""
     chosen: list[Chain] = []
     used: set[str] = set()
     while len(chosen) < size:

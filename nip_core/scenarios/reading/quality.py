@@ -110,7 +110,7 @@ def _label(entry: Row, count: int, place: str) -> int:
 
 
 def _distractor(entry: Row, gold: int, count: int, id_: str) -> int:
-    """The wrong option that most readers were tempted by; of several, by a stable hash."""
+    """Choose the wrong option most readers were tempted by; of several, by a stable hash."""
     wrong = [option for option in range(count) if option != gold]
     readers = entry.get("validation")
     votes = Counter(
@@ -125,7 +125,7 @@ def _distractor(entry: Row, gold: int, count: int, id_: str) -> int:
 
 
 def _plain_text(article: str) -> str:
-    """The article without the tags that QuALITY's files have before they are stripped."""
+    """Take the tags out of an article; QuALITY's files have them where nobody stripped them."""
     if not (_BREAK.search(article) or _TAG.search(article)):
         return article
     text = _TAG.sub("", _BREAK.sub("\n", _NO_TEXT.sub("", article)))

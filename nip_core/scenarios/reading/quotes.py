@@ -83,7 +83,7 @@ def _tokens(message: str) -> Iterator[tuple[int, int, str | None]]:
 
 
 def count_quotes(message: str, passage: str) -> tuple[int, int]:
-    """Count the message's quotes that are verified, and all of them."""
+    """Count the message's verified quotes, and all of them."""
     text = marked(message, passage)
     verified = text.count(f"<{VERIFIED}>")
     return verified, verified + text.count(f"<{UNVERIFIED}>")
@@ -108,6 +108,6 @@ def _in_one_line(text: str) -> str:
 
 
 def _cuts_word(text: str, place: int) -> bool:
-    """Tell whether `place` lies within a word, in scripts that have cases or in a number."""
+    """Tell whether `place` lies within a number, or a word of a script with cases."""
     around = text[place - 1 : place + 1] if place else ""
     return len(around) == 2 and all(c.isdigit() or c.lower() != c.upper() for c in around)

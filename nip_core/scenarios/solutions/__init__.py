@@ -123,7 +123,7 @@ class Solutions(Scenario):
         yield row
 
     def as_read(self, message: str, texts: Mapping[str, str]) -> str:
-        """The message without the solution, which stands with the problem."""
+        """Take the solution out of the message; it stands with the problem."""
         solution = texts["solution"].strip()
         for block in _FENCED.finditer(message):
             if solution and block[1].strip() == solution:
@@ -143,7 +143,7 @@ class Solutions(Scenario):
     # Labels.
 
     def written(self, message: str, texts: Mapping[str, str]) -> str:
-        """The last block of code that defines the function, or a message that is all code."""
+        """Find the last block of code with the function, or take a message of nothing but code."""
         name = texts["entry_point"]
         blocks = [block[1] for block in _FENCED.finditer(message)]
         if not blocks and _STARTS_AS_CODE.match(message.strip()):
@@ -178,7 +178,7 @@ class Solutions(Scenario):
     # What can be played.
 
     def check(self, protocol: Protocol) -> None:
-        """Take protocols in which one prover speaks first, and alone, for accept."""
+        """Take protocols where one prover speaks first, and alone, for accept."""
         place = f"scenario solutions: protocol {protocol.name!r}"
         fits = "use adp, or nip with protocol_common.verifier_first: false"
         if isinstance(protocol, ZeroKnowledgeProtocol):

@@ -313,7 +313,7 @@ class _Asked:
 
 
 def run_tests_on_answers(job: Answers, out: int) -> None:
-    """Say how the tests ended, then each call that they made, on a line of its own."""
+    """Say how the tests ended, then each call they made, on a line of its own."""
     source = job.tests
     if "random" in source:
         import random
@@ -343,7 +343,7 @@ def run_tests_on_answers(job: Answers, out: int) -> None:
 
 
 def _run_each(source: str, namespace: dict[str, Any]) -> None:
-    """Run statement by statement, so that one that fails without an answer stops no other one."""
+    """Run statement by statement, so one failing for lack of an answer stops no other."""
     import ast
 
     tree = ast.parse(source, "tests.py")

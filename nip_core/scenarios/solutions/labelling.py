@@ -69,7 +69,7 @@ class _Work:
     seconds: float = 0.0
 
     def ends(self, mutation: str) -> None:
-        """Note that the solution is wrong."""
+        """Label the solution as wrong, with this kind of mistake."""
         self.label = Label(0, str(mutation))
 
 
@@ -125,7 +125,7 @@ class Labeller:
                 self._calls[problem] = calls
 
     def _answer(self, work: Sequence[_Work], stopped: Callable[[], bool]) -> None:
-        """Let each solution answer the calls that are known of its tests."""
+        """Let each solution answer the known calls of its tests."""
         jobs = [
             Calls(part.task.solution, part.task.entry_point, part.calls, self._max_steps)
             for part in work
