@@ -8,10 +8,13 @@ What a fork has copied was paid by the run that it was copied from.
 
 from collections.abc import Iterator
 
+from nip_core.evaluation.attack_metrics import AttackMetrics
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.jobs.document import count_billed_tokens, read_job
 from nip_core.records.iterations import Records
 from nip_core.records.spending import (
     STAGE_BY_SPLIT,
+    Metrics,
     PlayedTables,
     Spent,
     add_up,
@@ -19,8 +22,8 @@ from nip_core.records.spending import (
     list_folders,
     tree_splits,
 )
-from nip_core.rollouts.plan import TEST, TRAIN
-from nip_core.run_store.run import RunStore
+from nip_core.rollouts.plan import ATTACK, TEST, TRAIN
+from nip_core.run_store.run import RunStore, read_document
 
 
 def spent_so_far(records: Records) -> Spent:
@@ -71,7 +74,8 @@ def _below(run: RunStore, root: str, trees: frozenset[str]) -> Iterator[Spent]:
         for split in tables.splits:
             if tables.player(split) in (None, run.name):
                 path = f"{root}/iterations/{name}/metrics-{split}.json"
-                yield tables.spent(split, run.read_json_or_none(path))
+                kind: type[Metrics] = AttackMetrics if split == ATTACK else SplitMetrics
+                yield tables.spent(split, read_document(run, path, kind))
         for file in run.store.list(f"{root}/iterations/{name}/jobs"):
             path = f"{root}/iterations/{name}/jobs/{file}"
             job = read_job(run, path)

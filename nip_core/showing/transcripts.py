@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nip_core.evaluation.attack_figures import counted
-from nip_core.evaluation.embedding import Embedded, embedded, fair_share
+from nip_core.evaluation.attack_figures import plain_rollouts
+from nip_core.evaluation.embedding import Embedded, embed_transcript, fair_share
 from nip_core.evaluation.episode_transcripts import (
     SAMPLE,
     Transcript,
@@ -137,9 +137,7 @@ class RunTranscripts:
         metrics = (
             self._records.of(i).metrics(split) for i in iterations for split in (TEST, TRAIN)
         )
-        return len(iterations), sum(
-            measured.get("episodes") or 0 for measured in metrics if measured
-        )
+        return len(iterations), sum(measured.episodes or 0 for measured in metrics if measured)
 
     def _choice(self, iteration: int, split: str) -> _Choice | None:
         """Choose from a split, if it is committed."""
@@ -152,7 +150,7 @@ class RunTranscripts:
         self._verdicts[iteration, split] = _verdicts(rollouts.episodes)
         transcripts = _chosen(rollouts, why, _SAMPLED, _MOST, self._game())
         choice = _Choice(
-            tuple(embedded(transcript) for transcript in transcripts),
+            tuple(embed_transcript(transcript) for transcript in transcripts),
             _ranks(transcripts),
             Counter(why),
         )
@@ -235,7 +233,7 @@ def committed_rollouts(run: RunStore, iteration: int, split: str) -> RolloutTabl
     if split != ATTACK:
         return rollouts
     choices = StoredRollouts(run.store, [directory]).choices()
-    return counted(rollouts, choices, pc.max(choices["n"]).as_py())
+    return plain_rollouts(rollouts, choices, pc.max(choices["n"]).as_py())
 
 
 def game_of(record: RunRecord) -> Game | None:

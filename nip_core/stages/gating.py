@@ -77,13 +77,14 @@ def compare(
     paired = paired_difference(old, new, seed, reward_of=reward_of, split_by=split_by)
     before, after = (mean_by_problem(side, reward_of) for side in (old, new))
     assert before is not None and after is not None  # there are problems, or no gate
+    assert paired.difference is not None
     return Decision(
-        promoted=at_least(paired["difference"], -margin),
+        promoted=at_least(paired.difference, -margin),
         metric=metric,
         validation=before,
         candidate=after,
-        difference=paired["difference"],
-        ci95=None if paired["ci95"] is None else tuple(paired["ci95"]),
-        problems=paired["problems"],
+        difference=paired.difference,
+        ci95=paired.ci95,
+        problems=paired.problems,
         margin=margin,
     )
