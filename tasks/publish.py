@@ -27,8 +27,8 @@ from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.evaluation.transcripts_markdown import transcripts_markdown
 from nip_core.rollouts.plan import TEST
 from nip_core.session.session import Session
-from nip_core.showing.transcripts import newest_sample
-from nip_core.stages.publishing import spent, state_of
+from nip_core.showing.transcripts import choose_newest_sample
+from nip_core.stages.publishing import describe_state, list_spending
 
 _SAMPLES = 5
 _BAR = 40
@@ -75,10 +75,10 @@ async def _publish_all(session: Session, after: str, with_samples: bool) -> None
         )
     await acreate_table_artifact(
         key=f"nip-{run}-cost",
-        table=spent(session.run, session.parameters, records),
+        table=list_spending(session.run, session.parameters, records),
         description="Tokens and US dollars so far, by stage, from what is committed",
     )
-    samples = newest_sample(session.run, _SAMPLES, records) if with_samples else []
+    samples = choose_newest_sample(session.run, _SAMPLES, records) if with_samples else []
     if samples:
         await acreate_markdown_artifact(
             key=f"nip-{run}-samples",
@@ -88,7 +88,7 @@ async def _publish_all(session: Session, after: str, with_samples: bool) -> None
 
 
 def _state(session: Session, after: str) -> str:
-    state = json.dumps(state_of(session.run, after, session.records), indent=1)
+    state = json.dumps(describe_state(session.run, after, session.records), indent=1)
     return f"Run `{session.run.name}` after {after}.\n\n```json\n{state}\n```\n"
 
 

@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from pydantic import Field, JsonValue
 
-from nip_core.costs.spent_and_estimated import costs_of
+from nip_core.costs.spent_and_estimated import read_costs
 from nip_core.errors import SettingsError, StoreError
 from nip_core.evaluation.figures_in_words import p_value
 from nip_core.evaluation.plots import Mark, arms_svg
@@ -139,7 +139,7 @@ def _describe_run(label: str, run: PlayedRun, against: AgainstFirst | None) -> C
     before = run.test(run.tests[0]) if len(run.tests) > 1 else SplitMetrics()
     first, last = before.accuracy, test.accuracy
     believed = test.believe_the_prover
-    costs = costs_of(run.records)
+    costs = read_costs(run.records)
     return ComparedRun(
         label=label,
         place=run.place,
