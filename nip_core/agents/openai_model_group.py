@@ -407,7 +407,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
             )
         # 3. Prove that it answers with its weights; then play with it.
         made = await self._jobs.made_model(job_id, state.iteration)
-        proved = await self._jobs.proved(made, self.base_model_name, job_id)
+        proved = await self._jobs.prove_model(made, self.base_model_name, job_id)
         self.settings.log.info("group %s: plays with %s", self.group_name, made)
         self._change(
             fine_tuned_model_name=made,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.prices import calls_usd
+from nip_core.parameters.prices import price_calls
 from nip_core.progress.board import Activity, Progress, Stage
 
 _SHORT = ("dataset", "swap")
@@ -116,7 +116,7 @@ def observe_run(progress: Progress, parameters: HyperParameters) -> State:
             invalid_answers=progress.invalid_answers,
             retries=progress.retries,
             last_trouble=progress.last_trouble,
-            usd=calls_usd(parameters, progress.tokens_by_agent) if parameters.prices else None,
+            usd=price_calls(parameters, progress.tokens_by_agent) if parameters.prices else None,
         ),
     )
 
