@@ -22,6 +22,7 @@ from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.jobs.job import JobRecord
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.prices import price_calls, price_training
+from nip_core.rollouts.journal import Record
 from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.table_rows import Generation, Timing, read_rows, recorded_calls
@@ -224,7 +225,7 @@ def _of_shard(store: Store, manifest: Manifest) -> Spent:
     return _less(_of_rows(rows), ShardFacts.from_manifest(manifest).shared_prompts or {})
 
 
-def _of_journal(records: Sequence[Mapping[str, Any]], name: str) -> Spent:
+def _of_journal(records: Sequence[Record], name: str) -> Spent:
     made = recorded_calls(records, name).values()
     rows = [record.generation for record in made]
     return _less(_of_rows(rows), count_shared_prompts(rows, [record.timing for record in made]))

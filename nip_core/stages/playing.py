@@ -25,7 +25,8 @@ from nip_core.records.rewinds import find_stage_of_split
 from nip_core.records.spending import count_shared_prompts
 from nip_core.rollouts.best_of_n import BestOfN
 from nip_core.rollouts.engine import PlayedShard, PlaySpec, play_episodes
-from nip_core.rollouts.episode import Branch, Failures, ShardContext, no_branching, play_episode
+from nip_core.rollouts.episode import Branch, ShardContext, no_branching, play_episode
+from nip_core.rollouts.failures import Failures
 from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.journal_segments import open_journal, remove_journal
 from nip_core.rollouts.labels import count_labels
