@@ -24,6 +24,7 @@ from nip_core.viewer.overview import run_page
 from nip_core.viewer.queries import QueryError
 from nip_core.viewer.runs import ShownRun, ShownRuns
 from nip_core.viewer.security import Guard
+from nip_core.viewer.side_by_side import compare_page, pair_page
 
 _STATIC = {
     "report.css": "text/css",
@@ -139,7 +140,7 @@ class _Views:
         unknown = {*asked} - {"split", "iteration"}
         if unknown:
             raise QueryError(f"{', '.join(sorted(unknown))}: a run has split and iteration")
-        values = run_page(run, asked.get("split", ""), asked.get("iteration", ""))
+        values = run_page(run, **asked)  # no other names, see above
         return _render_page(request, "run", **self._live(run), **values)
 
     def state(self, request: Request) -> Response:
@@ -172,11 +173,11 @@ class _Views:
         return _render_page(request, "settings", run=run, overview=overview, **overview.values)
 
     def compare(self, request: Request) -> Response:
-        values = pages.compare_page(self._runs, request.query_params)
+        values = compare_page(self._runs, request.query_params)
         return _render_page(request, "compare", **values)
 
     def pair(self, request: Request) -> Response:
-        return _render_page(request, "pair", **pages.pair_page(self._runs, request.query_params))
+        return _render_page(request, "pair", **pair_page(self._runs, request.query_params))
 
     def icon(self, request: Request) -> Response:
         return Response(_read_static("icon.svg"), media_type="image/svg+xml", headers=_CACHED)

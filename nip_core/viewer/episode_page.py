@@ -6,8 +6,8 @@ TextSearch    finds episodes by what was written in them
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from threading import Lock
 from typing import Any
 
@@ -48,12 +48,33 @@ class ShownTurn:
 
 
 @dataclass(frozen=True)
-class EpisodePage:
-    """All of an episode."""
+class EpisodeRow:
+    """An episode as the table of episodes has it: the columns that its page needs."""
 
     key: str
     iteration: int
-    row: dict[str, Any]  # as in the table of episodes
+    question_id: str | None
+    protocol: str
+    question: str
+    solution: str
+    columns: str | None
+    prover_stance: int | None
+    seed: int
+    rounds: int
+    opponent: str | None
+    error: str | None
+
+    @classmethod
+    def from_table(cls, row: Mapping[str, Any]) -> "EpisodeRow":
+        """Take the columns of a row."""
+        return cls(**{field.name: row[field.name] for field in fields(cls)})
+
+
+@dataclass(frozen=True)
+class EpisodePage:
+    """All of an episode."""
+
+    row: EpisodeRow
     transcript: Transcript
     turns: tuple[ShownTurn, ...]
     no_chats: str
@@ -66,29 +87,31 @@ def read_episode(store: Store, shard: Shard, key: str, game: Game | None) -> Epi
     episodes = stored.episodes(EPISODES.names)
     generations = stored.generations(_READ)
     transcript, rows = transcript_of(key, episodes, generations, game)
-    row = episodes.filter(pc.equal(episodes["key"], key)).to_pylist()[0]
+    found = episodes.filter(pc.equal(episodes["key"], key)).to_pylist()[0]
+    row = EpisodeRow.from_table(found)
     timings = stored.timings()
-    keys = pa.array([of["key"] for of in rows], pa.string())
-    timed = timings.filter(pc.is_in(timings["key"], value_set=keys)).to_pylist()
-    latency_s = {of["key"]: of["latency_s"] for of in timed}
+    keys = [str(of["key"]) for of in rows]
+    timed = timings.filter(pc.is_in(timings["key"], value_set=pa.array(keys, pa.string())))
+    pairs = zip(*(timed[name].to_pylist() for name in ("key", "latency_s")), strict=True)
+    latency_s: dict[str, float | None] = dict(pairs)
     chats, why_not = _render_chats(row, rows, game)
     turns, seen = [], dict[str, int]()
-    for message, of in zip(transcript.messages, rows, strict=True):
-        chat, length = chats.get(of["key"], (None, 0))
-        before = seen.get(of["agent"], 0)
+    for message, of, call in zip(transcript.messages, rows, keys, strict=True):
+        chat, length = chats.get(call, (None, 0))
+        before = seen.get(message.agent, 0)
         turns.append(
             ShownTurn(
                 message,
                 of,
-                latency_s.get(of["key"]),
+                latency_s.get(call),
                 _find_readers(message, game),
                 chat,
                 0 if chat is None else max(0, len(chat) - before),
             )
         )
         if chat is not None and message.invalid_reason is None:
-            seen[of["agent"]] = length + 1  # its own answer comes next
-    return EpisodePage(key, row["iteration"], row, transcript, tuple(turns), why_not)
+            seen[message.agent] = length + 1  # its own answer comes next
+    return EpisodePage(row, transcript, tuple(turns), why_not)
 
 
 def _find_readers(message: Message, game: Game | None) -> tuple[str, ...]:
@@ -103,7 +126,7 @@ def _find_readers(message: Message, game: Game | None) -> tuple[str, ...]:
 
 
 def _render_chats(
-    episode: dict[str, Any], rows: Sequence[dict[str, Any]], game: Game | None
+    episode: EpisodeRow, rows: Sequence[dict[str, Any]], game: Game | None
 ) -> tuple[dict[str, tuple[tuple[ChatMessage, ...], int]], str]:
     """By generation, the chat that was sent and how long it is without a hint; why there are none.
 
@@ -114,19 +137,19 @@ def _render_chats(
             "The run's settings, its protocol or its templates can't be used here as they were, so "
             "what was asked can't be made again."
         )
-    if game.protocol.name != episode["protocol"]:
-        return {}, f"It was played by the protocol {episode['protocol']}, which is another one."
+    if game.protocol.name != episode.protocol:
+        return {}, f"It was played by the protocol {episode.protocol}, which is another one."
     situation = Situation(
-        episode["question"],
-        episode["solution"],
-        episode["prover_stance"],
-        episode["seed"],
-        columns_of(episode["columns"]),
+        episode.question,
+        episode.solution,
+        episode.prover_stance,
+        episode.seed,
+        columns_of(episode.columns),
     )
     chats: dict[str, tuple[tuple[ChatMessage, ...], int]] = {}
     plain: dict[tuple[int, str], tuple[ChatMessage, ...]] = {}
     try:
-        turns = game.turns(rows, episode["seed"])
+        turns = game.turns(rows, episode.seed)
         hints = game.wrong_before(rows)
         for row in rows:
             round_, agent = place = row["round"], row["agent"]

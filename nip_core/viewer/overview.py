@@ -12,7 +12,7 @@ from nip_core.evaluation.embedding import thinned
 from nip_core.parameters.stored import priced
 from nip_core.viewer.charts import SMALL, Chart, Line, lay_out_chart
 from nip_core.viewer.measures import count_verdicts, measure_calibration
-from nip_core.viewer.pages import list_iterations, list_splits
+from nip_core.viewer.pages import Values, list_iterations, list_splits
 from nip_core.viewer.queries import QueryError
 from nip_core.viewer.runs import Overview, ShownRun
 
@@ -20,7 +20,7 @@ _MOST_POINTS = 200
 _KINDS = ("accuracy", "completeness", "soundness")
 
 
-def run_page(run: ShownRun, split: str, iteration: str) -> dict[str, Any]:
+def run_page(run: ShownRun, split: str = "", iteration: str = "") -> Values:
     """All of the page. `split` and `iteration` say which verdicts are counted, "": the newest."""
     overview, episodes = run.overview(), run.episodes()
     splits = list_splits(episodes.table)
@@ -64,8 +64,8 @@ def _draw_curve(overview: Overview) -> Chart | None:
     ]
     # What an obedient verifier would reach stands beside what this one did.
     believed = [(e.iteration, (e.test.get("believe_the_prover") or {})) for e in tested]
-    if any(found.get("accuracy") is not None for _, found in believed):
-        points = [(i, found.get("accuracy"), None) for i, found in believed]
+    points = [(i, found.get("accuracy"), None) for i, found in believed]
+    if any(accuracy is not None for _, accuracy, _ in points):
         lines.append(Line("believing the prover", "believed", points))
     return lay_out_chart("Test problems", lines, is_rate=True, chance=0.5)
 
@@ -90,7 +90,8 @@ def _draw_charts(overview: Overview, run: ShownRun) -> list[Chart]:
     if report is None:
         return []
     entries = thinned(list(report.iterations), _MOST_POINTS)
-    agents = sorted({a for e in entries if e.test for a in (e.test.get("agents") or {})})
+    by_agent = [(e.iteration, e.test.get("agents") or {}) for e in entries if e.test]
+    agents = sorted({agent for _, of in by_agent for agent in of})
     groups = sorted({group for e in entries for group in e.groups})
 
     def of_agents(name: str) -> list[Line]:
@@ -99,9 +100,9 @@ def _draw_charts(overview: Overview, run: ShownRun) -> list[Chart]:
                 agent,
                 f"s{k}",
                 [
-                    (e.iteration, of.get(name), of.get(f"{name}_ci95"))
-                    for e in entries
-                    if e.test and (of := (e.test.get("agents") or {}).get(agent))
+                    (i, of.get(name), of.get(f"{name}_ci95"))
+                    for i, agents_then in by_agent
+                    if (of := agents_then.get(agent))
                 ],
             )
             for k, agent in enumerate(agents)

@@ -179,10 +179,9 @@ def _build_conditions(table: pa.Table, query: Query, with_text: pa.Array | None)
         if value := getattr(query, name):
             is_none = value == _NONE and name in ("difficulty", "mutation")
             yield pc.is_null(table[column]) if is_none else pc.equal(table[column], value)
-    if query.verdict == "not-right":
-        yield pc.not_equal(table["verdict"], RIGHT)
-    elif query.verdict:
-        yield pc.equal(table["verdict"], query.verdict)
+    if query.verdict:
+        verdicts, is_other = table["verdict"], query.verdict == "not-right"
+        yield pc.not_equal(verdicts, RIGHT) if is_other else pc.equal(verdicts, query.verdict)
     if query.invalid:
         compare = pc.greater if query.invalid == "1" else pc.equal
         yield compare(table["invalid"], 0)

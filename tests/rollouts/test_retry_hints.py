@@ -13,7 +13,7 @@ from nip_core.game.reasons import KINDS, kind_of
 from nip_core.game.render import Game, situation_of
 from nip_core.parameters import load_parameters
 from nip_core.parameters.stored import from_stored
-from nip_core.viewer.episode_page import _render_chats
+from nip_core.viewer.episode_page import EpisodeRow, _render_chats
 
 ROOT = Path(__file__).parents[2]
 
@@ -135,7 +135,7 @@ async def test_transcripts_and_the_viewer_show_with_what_each_answer_was_asked_f
     assert [told[place] for place in (("prover", 1, 1), ("verifier", 2, 1), ("verifier", 2, 2))] == [
         hints[2], hints[4], hints[5],
     ]  # fmt: skip
-    chats_by_key, _ = _render_chats(episode, rows, played.game)
+    chats_by_key, _ = _render_chats(EpisodeRow.from_table(episode), rows, played.game)
     assert [list(chats_by_key[row["key"]][0]) for row in rows] == [
         body["messages"] for body in played.server.bodies
     ]
