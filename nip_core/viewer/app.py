@@ -41,7 +41,7 @@ def _read_static(name: str) -> str:
 
 @cache
 def templates() -> Environment:
-    """The viewer's templates and the report's, with the same ways to show values."""
+    """Load the viewer's templates and the report's, with the same ways to show values."""
     environment = report_environment(PackageLoader("nip_core.viewer", "templates"))
     environment.filters["decided"] = pages.describe_verdict
     environment.filters["decision_words"] = pages.describe_decision
@@ -59,7 +59,7 @@ def _draw_losses(points: Any) -> Any:
 def make_app(
     runs: ShownRuns, token: str | None, hosts: Collection[str] = (), cookie: str = "nip_view"
 ) -> ASGIApp:
-    """The viewer of these runs, behind its guard. It reads, and writes nothing."""
+    """Make the viewer of these runs, behind its guard. It reads, and writes nothing."""
     views = _Views(runs)
     routes = [
         Route("/", views.runs),

@@ -128,7 +128,9 @@ def _find_readers(message: Message, game: Game | None) -> tuple[str, ...]:
 def _render_chats(
     episode: EpisodeRow, rows: Sequence[dict[str, Any]], game: Game | None
 ) -> tuple[dict[str, tuple[tuple[ChatMessage, ...], int]], str]:
-    """By generation, the chat that was sent and how long it is without a hint; why there are none.
+    """Make again the chat of each generation, with its length without a hint.
+
+    Where that can't be done there is none, and a sentence says why.
 
     An answer without a valid form is asked for again with the same chat, or with a hint behind it.
     """
@@ -168,7 +170,7 @@ def _render_chats(
 
 
 class TextSearch:
-    """Finds episodes by what was written in them. Remembers the last few searches."""
+    """Finds episodes by texts in them. Remembers the last few searches."""
 
     def __init__(self, store: Store) -> None:
         """Reads nothing yet."""
@@ -177,7 +179,7 @@ class TextSearch:
         self._known: OrderedDict[str, dict[tuple[str, str], pa.Array]] = OrderedDict()
 
     def keys(self, episodes: Episodes, rows: NDArray[np.int64], text: str) -> pa.Array:
-        """The keys of episodes with the text in a message or a thought, in the shards of `rows`.
+        """Find the keys of episodes with a text in a message or a thought, in the shards of `rows`.
 
         Upper and lower case are the same. Raises CorruptionError.
         """

@@ -21,7 +21,7 @@ _KINDS = ("accuracy", "completeness", "soundness")
 
 
 def run_page(run: ShownRun, split: str = "", iteration: str = "") -> Values:
-    """All of the page. `split` and `iteration` say which verdicts are counted, "": the newest."""
+    """Show a run. The verdicts of `split` and `iteration` are counted, "": of the newest."""
     overview, episodes = run.overview(), run.episodes()
     splits = list_splits(episodes.table)
     if split and split not in splits:
@@ -52,7 +52,7 @@ def run_page(run: ShownRun, split: str = "", iteration: str = "") -> Values:
 
 
 def _draw_curve(overview: Overview) -> Chart | None:
-    """The rates of tests by iteration."""
+    """Draw the rates of tests by iteration."""
     tested = thinned(overview.values.get("tested", []), _MOST_POINTS)
     lines = [
         Line(
@@ -85,7 +85,7 @@ def _draw_calibration(scaled: Any) -> Chart | None:
 
 
 def _draw_charts(overview: Overview, run: ShownRun) -> list[Chart]:
-    """Small curves: rewards, losses, invalid answers, tokens, costs."""
+    """Draw small curves: rewards, losses, invalid answers, tokens, costs."""
     report = overview.report
     if report is None:
         return []
@@ -142,7 +142,7 @@ def _token_points(overview: Overview, name: str) -> list[tuple[float, float | No
 
 
 def _cost_by_iteration(run: ShownRun) -> dict[int, float | None]:
-    """By iteration, the US dollars of all its stages; None where a price is missing."""
+    """Add up the US dollars of each iteration's stages; None where a price is missing."""
     with run.lock:
         try:
             parameters = priced(run.records.shown.record.parameters)

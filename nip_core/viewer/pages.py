@@ -49,18 +49,18 @@ class NotThereError(LookupError):
 
 
 def list_splits(table: pa.Table) -> list[str]:
-    """The splits that were played, tests first."""
+    """List the splits in the index, tests first."""
     known = pc.unique(table["split"]).to_pylist()
     return sorted(known, key=lambda name: SPLITS.index(name) if name in SPLITS else len(SPLITS))
 
 
 def list_iterations(table: pa.Table) -> list[int]:
-    """The iterations of which anything was played."""
+    """List the iterations in the index."""
     return sorted(pc.unique(table["iteration"]).to_pylist())
 
 
 def find_asked_rows(run: ShownRun, episodes: Episodes, query: Query) -> Any:
-    """The rows of the index that a query asks for, texts looked for in the files."""
+    """Find the rows of a query; texts are looked for in the files."""
     if not query.text:
         return find_rows(episodes.table, query)
     without = find_rows(episodes.table, query)
@@ -90,7 +90,7 @@ def paginate(total: int, page: int, per_page: int = PER_PAGE) -> Paging:
 
 
 def list_choices(run: ShownRun, episodes: Episodes) -> Values:
-    """The values that filters can have, by filter."""
+    """List the values of each filter, for its menu."""
     table = episodes.table
     wrong, right = run.words
 
@@ -124,7 +124,7 @@ class RunRow:
 
 
 def runs_page(runs: ShownRuns) -> Values:
-    """All runs, the newest first."""
+    """Show all runs, the newest first."""
     shown = [(run, run.overview()) for run in runs.all()]
     shown.sort(key=lambda of: str(of[1].report.created_at if of[1].report else ""), reverse=True)
     rows = []
@@ -138,7 +138,7 @@ def runs_page(runs: ShownRuns) -> Values:
 
 
 def matrix_page(run: ShownRun, asked: Mapping[str, str], pairs: list[tuple[str, str]]) -> Values:
-    """Problems by iterations."""
+    """Show problems by iterations."""
     episodes = run.episodes()
     query = Query.parse(pairs, ("sort", "until"))
     if query.iteration or query.text:
@@ -183,7 +183,7 @@ def matrix_page(run: ShownRun, asked: Mapping[str, str], pairs: list[tuple[str, 
 
 
 def episodes_page(run: ShownRun, pairs: list[tuple[str, str]]) -> Values:
-    """Episodes that an address asks for."""
+    """Show the episodes of a query."""
     episodes, query = run.episodes(), Query.parse(pairs)
     rows = find_asked_rows(run, episodes, query)
     paged = paginate(len(rows), query.page)
@@ -206,7 +206,7 @@ def _count_verdicts(table: pa.Table, rows: Any) -> dict[str, int]:
 
 
 def find_episode(episodes: Episodes, key: str) -> int:
-    """The row of an episode. Raises NotThereError."""
+    """Find the row of an episode. Raises NotThereError."""
     row = pc.index(episodes.table["key"], key).as_py()
     if row < 0:
         raise NotThereError(f"there is no episode {key[:40]!r} in the run")
@@ -220,7 +220,7 @@ def open_episode(run: ShownRun, episodes: Episodes, row: int) -> EpisodePage:
 
 
 def episode_page(run: ShownRun, key: str, tab: str, pairs: list[tuple[str, str]]) -> Values:
-    """One episode, its neighbours among those that the address asks for, and its lineage."""
+    """Show one episode, with its neighbours in the query of the address, and its lineage."""
     if tab not in ("", "asked", "facts"):
         raise QueryError(f"tab={tab}: use asked or facts")
     episodes, query = run.episodes(), Query.parse(pairs, ("tab",))
@@ -315,7 +315,7 @@ class ShownJob:
 
 
 def jobs_page(run: ShownRun) -> Values:
-    """Fine-tune jobs with their losses, settings and proofs."""
+    """Show fine-tune jobs with their losses, settings and proofs."""
     from nip_core.jobs.document import read_job
 
     jobs: list[ShownJob] = []

@@ -34,7 +34,7 @@ _MOST_PLACES, _FEWEST_PLACES = 400, 10  # of all runs, and of one
 
 
 def list_places(tables: Mapping[str, pa.Table], split: str) -> list[str]:
-    """Of every run iterations with this split, as RUN@ITERATION; of long runs some of them.
+    """List the iterations of every run with this split, as RUN@ITERATION; of long runs some.
 
     `tables` are those of the indices, by run.
     """
@@ -47,7 +47,7 @@ def list_places(tables: Mapping[str, pa.Table], split: str) -> list[str]:
 
 
 def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
-    """The episodes of two places in pairs, changed verdicts first."""
+    """Show the episodes of two places in pairs, changed verdicts first."""
     query = Comparison.parse(asked, KINDS)
     a, b, kind = query.a, query.b, query.kind
     tables = {run.name: run.episodes().table for run in runs.all()}
