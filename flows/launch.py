@@ -18,7 +18,7 @@ from typing import Any, cast
 from nip_core.errors import ServerError, SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Progress
-from nip_core.proxies import let_find
+from nip_core.proxies import prepare_proxies
 from nip_core.redaction import check_address, remove_users, show_address
 from nip_prefect.flows.console import make_console
 from nip_prefect.flows.live import watch
@@ -108,8 +108,8 @@ def run_flow(
 
 @contextmanager
 def with_prefect(verbose: bool) -> Iterator[Callable[[], None]]:
-    """A Prefect server for this process: the one that is named, or a temporary one that starts
-    meanwhile. Yields what waits for it. Raises ServerError if the one that is named is not there.
+    """Give this process a Prefect server: the named one, or a temporary one in the making. Yields a
+    function to wait for it. Raises ServerError if the named one is not there.
     """
     from nip_prefect.flows.temporary_prefect import TemporaryPrefect
 
@@ -141,7 +141,7 @@ def with_prefect(verbose: bool) -> Iterator[Callable[[], None]]:
 
 
 def import_prefect() -> None:
-    """Import Prefect. Raises SettingsError for settings of its own that it does not understand."""
+    """Import Prefect. Raises SettingsError if Prefect does not understand its own settings."""
     if address := os.environ.get("PREFECT_API_URL"):
         check_address("PREFECT_API_URL", address)
     try:
@@ -150,14 +150,14 @@ def import_prefect() -> None:
     except ImportError:
         raise
     except Exception as error:  # whatever a parser or a check raises, in a file or a variable
-        if variables := _at_fault():
+        if variables := _find_faulty_variables():
             told = [f"Prefect can't read {name} ({why})" for name, why in variables.items()]
             raise SettingsError(f"environment: {', and '.join(told)}; mend or unset it") from None
         home = os.environ.get("PREFECT_HOME") or "~/.prefect"
         file = os.environ.get("PREFECT_PROFILES_PATH") or f"{home}/profiles.toml"
         raise SettingsError(
-            f"Prefect can't read its own settings ({type(error).__name__}: {_why(error)}); mend "
-            f"{file}, or the variables PREFECT_... of the environment"
+            f"Prefect can't read its own settings ({type(error).__name__}: {_say_why(error)}); "
+            f"mend {file}, or the variables PREFECT_... of the environment"
         ) from None
 
 
@@ -168,7 +168,7 @@ class _Told:
         self._stream, self._is_left_out = stream, False
 
     def write(self, text: str) -> int:
-        """Leave the line out with its end, which `print` writes by itself."""
+        """Leave the line out, and its end too: `print` writes the end by itself."""
         is_end = self._is_left_out and text == "\n"
         self._is_left_out = text.startswith("Failed to initialize plugins: ")
         if not (is_end or self._is_left_out):
@@ -179,8 +179,8 @@ class _Told:
         return getattr(self._stream, name)
 
 
-def _at_fault() -> dict[str, str]:
-    """The variables of the environment that Prefect can't read, each with the reason.
+def _find_faulty_variables() -> dict[str, str]:
+    """Name the environment's variables unreadable for Prefect, each with the reason.
 
     Each is tried without the others; none is at fault where it fails without any of them. Values
     are not shown, as they may be secret.
@@ -199,7 +199,7 @@ def _at_fault() -> dict[str, str]:
         try:
             Settings()
         except Exception as error:  # whatever a parser or a check raises
-            return _why(error)
+            return _say_why(error)
         return None
 
     try:
@@ -211,8 +211,8 @@ def _at_fault() -> dict[str, str]:
     return {name: why for name, why in found.items() if why is not None}
 
 
-def _why(error: Exception) -> str:
-    """The first thing that is wrong, in a line, without what was got."""
+def _say_why(error: Exception) -> str:
+    """Say the first problem in a line, without the value."""
     told = str(error)
     if callable(details := getattr(error, "errors", None)) and (all_ := details()):
         told = all_[0]["msg"].removeprefix("Value error, ")
@@ -225,22 +225,22 @@ def _check_prefect() -> None:
 
     address = PREFECT_API_URL.value() or ""
     check_address("PREFECT_API_URL", address)
-    let_find(address)
+    prepare_proxies(address)
     with get_client(sync_client=True) as client:
         error = client.api_healthcheck()
     if error is not None and is_unreachable(error):
-        raise ServerError(f"{no_prefect(error)}; start it, or unset the address")
+        raise ServerError(f"{say_no_prefect(error)}; start it, or unset the address")
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Return whether Prefect's client says that its server does not answer."""
+    """Tell whether Prefect's client got no answer from its server."""
     # Another thread may be in the middle of importing it.
     transport_error = getattr(sys.modules.get("httpx"), "TransportError", None)
     return transport_error is not None and isinstance(error, transport_error)
 
 
-def no_prefect(error: BaseException) -> str:
-    """Return which server does not answer."""
+def say_no_prefect(error: BaseException) -> str:
+    """Name the silent server."""
     from prefect.settings import PREFECT_API_URL
 
     shown = show_address(PREFECT_API_URL.value() or "")

@@ -43,7 +43,7 @@ _WIDEST_BAR = 50
 
 class _Lines(Protocol):
     def lines_due(self) -> list[str]:
-        """The lines that are due now."""
+        """Give the lines to print now."""
 
 
 @contextmanager
@@ -121,14 +121,14 @@ def _live(
         while True:
             is_last = stop.wait(_REFRESH_S)
             for line in lines.lines_due():
-                live.console.print(_broken(line))
+                live.console.print(_break_line(line))
             if is_last:
                 return
             live.update(frame(observe_run(progress, parameters), console.width), refresh=True)
 
 
-def _broken(line: str) -> RenderableType:
-    """A line that may be too long for the terminal, broken between words below its text."""
+def _break_line(line: str) -> RenderableType:
+    """Break a long line between words, to go on below its text."""
     stamp, _, text = line.partition(" ")
     row = Table.grid(padding=(0, 1))
     row.add_row(stamp, Text(text, style="yellow" if text.startswith("warning: ") else ""))

@@ -1,4 +1,4 @@
-"""The loop: iterations that play, choose, train, prove and swap, and the run around them.
+"""The loop: an iteration plays, chooses, trains, proves and swaps; a run is several of them.
 
 train        a run, from its settings to the test of its last models
 go_on        the same in a session that is open
@@ -15,10 +15,12 @@ that only tests passes its models on without it: that is one small document.)
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nip_core.concurrency import gather_or_cancel
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
 from nip_core.records.status import first_incomplete
@@ -36,10 +38,23 @@ from nip_core.stages import (
     swapping,
     training,
 )
+from nip_core.stages.playing import CommittedSplit
 from nip_core.stages.publishing import publish
 from nip_core.stages.stage_times import StageTimes
+from nip_core.stages.training import JobEnd
 
 Call = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class IterationEnd:
+    """What an iteration has come to."""
+
+    iteration: int
+    models: Mapping[str, str] | None = None
+    """By group, the name of the model that serves from here on; None: it is not over."""
+    parked: str | None = None
+    """In words, the job that the run is parked for."""
 
 
 async def directly(stage: Callable[..., Any], *arguments: Any) -> Any:
@@ -51,13 +66,13 @@ async def directly(stage: Callable[..., Any], *arguments: Any) -> Any:
 async def train(
     parameters: HyperParameters, *, retry_failed_jobs: bool = False, call: Call = directly
 ) -> dict[str, Any]:
-    """Train as the settings say, going on where the run of that name stopped; its summary."""
+    """Train by these settings, or go on with the run of this name; return its summary."""
     async with open_session(parameters, retry_failed_jobs=retry_failed_jobs) as session:
         return await go_on(session, call)
 
 
 async def go_on(session: Session, call: Call = directly) -> dict[str, Any]:
-    """Do everything that the run still lacks; its summary, as `nip show --json` prints it."""
+    """Do all missing work of the run; return its summary, as `nip show --json` prints it."""
     run = session.run
     agenda.expect(session)
     words = f"run {run.name}: {agenda.opening_words(session)}"
@@ -73,7 +88,10 @@ async def go_on(session: Session, call: Call = directly) -> dict[str, Any]:
 
 
 async def _all_iterations(session: Session, call: Call) -> str | None:
-    """Returns None when all is done, or what the run was parked for, see `park_after_s`."""
+    """Do all iterations; return what the run was parked for, None when all is done.
+
+    See `fine_tuning.park_after_s`.
+    """
     parameters = session.parameters
     last = parameters.rl.num_iterations
     only_tests = parameters.base_run.base_run_type == "rerun_tests"
@@ -82,9 +100,9 @@ async def _all_iterations(session: Session, call: Call) -> str | None:
     first = first_incomplete(session.records, parameters)
     for i in range(first, last):
         step = (retest, session, i) if only_tests else (iterate, session, i, i == first)
-        result = await call(*step, call)
-        if result["parked"] is not None:
-            return str(result["parked"])
+        result: IterationEnd = await call(*step, call)
+        if result.parked is not None:
+            return result.parked
     # 2. The last test, of the final models, and the report of the whole run.
     if only_tests:
         await call(retest, session, last, call)
@@ -105,7 +123,7 @@ async def _all_iterations(session: Session, call: Call) -> str | None:
 
 async def iterate(
     session: Session, iteration: int, prove: bool = True, call: Call = directly
-) -> dict[str, Any]:
+) -> IterationEnd:
     """Play, choose examples, train, compare, swap. What is committed is skipped.
 
     `prove` the models that are to play first, unless a swap just before has done so.
@@ -121,7 +139,7 @@ async def iterate(
     if run.store.exists(run.models(iteration)):
         # Only its test was missing. A fork could not go through the rest, which has other keys.
         models = await call(swapping.swap_models, session, iteration)
-        return {"iteration": iteration, "models": models, "parked": None}
+        return IterationEnd(iteration, models)
     # 2. Play the training episodes.
     async with times.during("play"):
         await play_and_measure(session, iteration, TRAIN, call)
@@ -138,7 +156,7 @@ async def iterate(
         parked = await _train_groups(session, iteration, groups, call)
     if parked is not None:
         await _publish(call, session, f"parking iteration {iteration}", iteration + 0.5)
-        return {"iteration": iteration, "models": None, "parked": parked}
+        return IterationEnd(iteration, parked=parked)
     # 5. Gate: the models that play against those that are to follow.
     if gating.is_due(session, iteration):
         async with times.during("gate"):
@@ -158,35 +176,37 @@ async def iterate(
     if not is_last or is_tested(parameters, iteration + 1):  # else the run's last follows at once
         after = f"training iteration {iteration}"
         await _publish(call, session, after, iteration + 1)
-    return {"iteration": iteration, "models": models, "parked": None}
+    return IterationEnd(iteration, models)
 
 
-async def retest(session: Session, iteration: int, call: Call = directly) -> dict[str, Any]:
-    """Test once the models that played the iteration in the base run; nothing is trained."""
+async def retest(session: Session, iteration: int, call: Call = directly) -> IterationEnd:
+    """Test the iteration's models of the base run once more; nothing is trained."""
     await call(proving.prove_serving, session, iteration)
     if is_tested(session.parameters, iteration):
         with session.progress.during(iteration, "test"):
             await play_and_measure(session, iteration, TEST, call)
     models = swapping.pass_on(session, iteration)
     await _publish(call, session, f"testing iteration {iteration}", iteration + 1, played=True)
-    return {"iteration": iteration, "models": models, "parked": None}
+    return IterationEnd(iteration, models)
 
 
 async def play(
     session: Session, iteration: int, split: str, call: Call = directly
-) -> dict[str, Any]:
-    """Play the shards of a split that are missing and commit all as one; its rows and digest."""
+) -> CommittedSplit:
+    """Play the missing shards of a split, and commit all as one."""
     shards = await call(playing.plan_split, session, iteration, split)
     await call(playing.play_shards, session, iteration, split, shards, call)
-    return dict(await call(playing.commit_split, session, iteration, split))
+    split_end: CommittedSplit = await call(playing.commit_split, session, iteration, split)
+    return split_end
 
 
 async def play_and_measure(
     session: Session, iteration: int, split: str, call: Call = directly
-) -> dict[str, Any]:
-    """Play a split; its metrics."""
+) -> SplitMetrics:
+    """Play and measure a split; return its metrics."""
     await play(session, iteration, split, call)
-    return dict(await call(measuring.measure, session, iteration, split))
+    metrics: SplitMetrics = await call(measuring.measure, session, iteration, split)
+    return metrics
 
 
 async def _publish(
@@ -205,7 +225,7 @@ async def _publish(
 async def _train_groups(
     session: Session, iteration: int, groups: Sequence[str], call: Call
 ) -> str | None:
-    """Submit all jobs, then wait for all; once more for those that are to be tried again.
+    """Submit all jobs, then wait for all; do so once more for jobs to be tried again.
 
     Returns which job is not waited for any longer, None if all have ended.
     """
@@ -213,9 +233,9 @@ async def _train_groups(
         for group in groups:
             await call(training.submit_job, session, iteration, group)
         waits = (call(training.wait_for_job, session, iteration, group) for group in groups)
-        ended = await gather_or_cancel(waits)
-        parked = [job["parked"] for job in ended if job["parked"] is not None]
+        ended: list[JobEnd] = await gather_or_cancel(waits)
+        parked = [end.parked for end in ended if end.parked is not None]
         if parked:
-            return str(parked[0])
-        groups = [job["group"] for job in ended if job["again"]]
+            return parked[0]
+        groups = [end.job.group for end in ended if end.again]
     return None

@@ -33,20 +33,22 @@ from inspect_ai.log import (
 from inspect_ai.model import GenerateConfig, ModelConfig
 
 from nip_core.errors import SettingsError
-from nip_core.evaluation.metrics import evaluate, weights_of
-from nip_core.evaluation.spread import questions_of
+from nip_core.evaluation.metrics import evaluate, weigh_episodes
+from nip_core.evaluation.split_metrics import BatchMetrics
+from nip_core.evaluation.spread import find_questions
 from nip_core.game.render import Game
 from nip_core.hashing import derive_key
 from nip_core.records.intervals import split_by_of
 from nip_core.records.iterations import Records
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.rollouts.table_rows import Episode, Generation, Timing, read_rows, stored_row
 from nip_core.rollouts.tables import RolloutTables, StoredRollouts
 from nip_core.rollouts.trees import generations_by_episode
 from nip_core.run_store.facts import SplitFacts
 from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.showing.transcripts import committed_rollouts, game_of
-from nip_inspect.export_sample import Split, sample_of, usage_by
+from nip_inspect.export_sample import Split, sample_of, usage_by_agent, usage_by_model
 from nip_inspect.scoring import RATES, is_right, summary
 
 SPLITS = (TEST, TRAIN, VALIDATION, CANDIDATE, ATTACK)
@@ -125,19 +127,23 @@ def split_log(records: Records, iteration: int, split: str, game: Game | None) -
     rollouts = committed_rollouts(run, iteration, split)
     assert rollouts is not None  # it was looked for
     # 1. Rows, by episode.
-    episodes = rollouts.episodes.to_pylist()
+    episodes = [*read_rows(rollouts.episodes, Episode)]
     timings = StoredRollouts(run.store, [run.rollouts(iteration, split)]).timings()
-    times = {row["key"]: row for row in timings.to_pylist()}
-    generations = rollouts.generations.to_pylist()
+    times = {row.key: row for row in read_rows(timings, Timing)}
+    generations = [*read_rows(rollouts.generations, Generation)]
     rows_of = generations_by_episode(episodes, generations)
-    questions = questions_of(rollouts.episodes, split_by_of(record.parameters))
+    questions = find_questions(rollouts.episodes, split_by_of(record.parameters))
     # 2. Samples.
     facts = Split(
-        game, times, questions, record.parameters, dict(enumerate(weights_of(rollouts.episodes)))
+        game,
+        times,
+        questions,
+        record.parameters,
+        dict(enumerate(weigh_episodes(rollouts.episodes))),
     )
     epochs = _epochs(episodes)
     samples = [
-        sample_of(facts, number, row, rows_of[row["key"]], epochs[number])
+        sample_of(facts, number, row, rows_of[row.key], epochs[number])
         for number, row in enumerate(episodes)
     ]
     # 3. The header.
@@ -151,30 +157,28 @@ def split_log(records: Records, iteration: int, split: str, game: Game | None) -
         stats=EvalStats(
             started_at=str(started),
             completed_at=str(completed),
-            model_usage=usage_by("model_served", generations),
-            role_usage=usage_by("agent", generations),
+            model_usage=usage_by_model(generations),
+            role_usage=usage_by_agent(generations),
         ),
         samples=samples,
     )
 
 
-def _epochs(episodes: Sequence[Row]) -> list[int]:
+def _epochs(episodes: Sequence[Episode]) -> list[int]:
     """Of each episode, the number of its play of the problem, from 1; leaves are plays each."""
     order = sorted(
-        range(len(episodes)), key=lambda k: (episodes[k]["sample"], episodes[k]["branch_path"])
+        range(len(episodes)), key=lambda k: (episodes[k].sample, episodes[k].branch_path)
     )
     seen: dict[str, int] = defaultdict(int)
     epochs = [0] * len(episodes)
     for number in order:
-        problem = episodes[number]["problem"]
+        problem = episodes[number].problem
         seen[problem] += 1
         epochs[number] = seen[problem]
     return epochs
 
 
-def _metrics(
-    records: Records, iteration: int, split: str, rollouts: RolloutTables
-) -> Mapping[str, Any]:
+def _metrics(records: Records, iteration: int, split: str, rollouts: RolloutTables) -> BatchMetrics:
     """The figures on record; of an attack, and where a kill came between, those of the rows."""
     metrics = None if split == ATTACK else records.of(iteration).metrics(split)
     if metrics is not None:
@@ -184,12 +188,12 @@ def _metrics(
 
 
 def _results(
-    metrics: Mapping[str, Any],
-    episodes: Sequence[Row],
+    measured: BatchMetrics,
+    episodes: Sequence[Episode],
     questions: Mapping[str, str],
     weights: Mapping[int, float],
 ) -> EvalResults:
-    count = len(episodes)
+    count, metrics = len(episodes), measured.as_json()
 
     def score(name: str, scorer: str, figures: dict[str, EvalMetric]) -> EvalScore:
         return EvalScore(
@@ -199,21 +203,16 @@ def _results(
     # 1. Verdicts.
     verdicts: dict[str, EvalMetric] = {}
     for name, label in RATES.items():
-        among = [k for k, row in enumerate(episodes) if label is None or row["y"] == label]
-        right = [float(is_right(episodes[k])) for k in among]
-        asked = [questions[episodes[k]["problem"]] for k in among]
+        among = [k for k, row in enumerate(episodes) if label is None or row.y == label]
+        right = [float(is_right(stored_row(episodes[k]))) for k in among]
+        asked = [questions[episodes[k].problem] for k in among]
         error = summary(right, asked, [weights[k] for k in among])[1]
         verdicts |= _figure(name, f"{name}_stderr", metrics, error)
     scores = [score("verdict", "verdict", verdicts)]
     # 2. Rewards, by agent.
     for agent, of_agent in metrics["agents"].items():
-        paid = [
-            (k, entry["reward"])
-            for k, row in enumerate(episodes)
-            for entry in row["rewards"]
-            if entry["agent"] == agent
-        ]
-        asked = [questions[episodes[k]["problem"]] for k, _ in paid]
+        paid = [(k, row.rewards[agent]) for k, row in enumerate(episodes) if agent in row.rewards]
+        asked = [questions[episodes[k].problem] for k, _ in paid]
         error = summary([reward for _, reward in paid], asked, [weights[k] for k, _ in paid])[1]
         scores.append(score(agent, "rewards", _figure("mean_reward", "stderr", of_agent, error)))
     # 3. All of them, as nip has them.

@@ -26,7 +26,7 @@ class Mark:
 
 
 async def mark_flow_run(session: Session) -> None:
-    """Put the mark of an open session on the flow run that opened it."""
+    """Put the mark of an open session on the session's flow run."""
     identifier = flow_run.get_id()
     if identifier is None:
         return
@@ -41,8 +41,8 @@ async def mark_flow_run(session: Session) -> None:
         await client.update_flow_run_labels(UUID(identifier), labels)
 
 
-async def noted_goal(iterations: int) -> int:
-    """Note on this flow run that it trains to so many iterations; return what was noted first."""
+async def note_goal(iterations: int) -> int:
+    """Note the goal, a number of iterations, on this flow run; return the first note."""
     identifier = flow_run.get_id()
     if identifier is None:
         return iterations
@@ -53,8 +53,8 @@ async def noted_goal(iterations: int) -> int:
     return iterations if noted is None else int(noted)
 
 
-def mark_of(flow_run_: FlowRun) -> Mark | None:
-    """The mark of a flow run; None for one that has not opened its run."""
+def read_mark(flow_run_: FlowRun) -> Mark | None:
+    """Read the mark of a flow run; None if it has not opened its run."""
     labels = flow_run_.labels
     if not {RUN, STORE, OWNER, ATTEMPT} <= set(labels):
         return None

@@ -1,10 +1,10 @@
 """The open runs of this process. Tasks find theirs by its name, so no key is ever a parameter.
 
-offer       let the next flow that opens a run use a session that is open already
-offered     the settings of that session, which need not be loaded again
-opened      the session of a flow: what was offered, or a new one; its tasks find it
-session_of  the session of a task
-stage       the decorator of every task
+offer             let the next flow that opens a run use a session that is open already
+offered_settings  the settings of that session, which need not be loaded again
+open_run          the session of a flow: what was offered, or a new one; its tasks find it
+session_of        the session of a task
+stage             the decorator of every task
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -36,7 +36,7 @@ _offered: list[Session] = []
 
 @contextmanager
 def offer(session: Session) -> Iterator[None]:
-    """Let the next flow of this process that opens a run use `session`, whose run that is."""
+    """Lend `session` to the next flow of this process; it must open the same run."""
     _offered.append(session)
     try:
         yield
@@ -44,16 +44,16 @@ def offer(session: Session) -> Iterator[None]:
         _offered.clear()
 
 
-def offered() -> HyperParameters | None:
-    """The settings of the session that is offered, or None if none is."""
+def offered_settings() -> HyperParameters | None:
+    """Give the settings of the lent session, or None if there is none."""
     return _offered[0].parameters if _offered else None
 
 
 @asynccontextmanager
-async def opened(
+async def open_run(
     parameters: HyperParameters, *, retry_failed_jobs: bool = False
 ) -> AsyncIterator[Session]:
-    """The run's session, which the tasks of this process find by the run's name."""
+    """Open the run's session; the tasks of this process find it by the run's name."""
     async with AsyncExitStack() as stack:
         stack.enter_context(stops_all_the_same())
         # A command has opened its session already, beside Prefect's server.
@@ -117,8 +117,8 @@ async def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any
     return False
 
 
-async def limited(task: Task[P, R], tag: str) -> Task[P, R]:
-    """`task` under `tag` if somebody has limited that tag in Prefect, otherwise as it is.
+async def limit_by_tag(task: Task[P, R], tag: str) -> Task[P, R]:
+    """Put `task` under `tag` if the tag has a limit in Prefect, otherwise leave it as it is.
 
     Prefect takes a slot for each tag of each task run, limited or not. On SQLite that often meets
     a locked database and costs two seconds.

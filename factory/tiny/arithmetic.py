@@ -170,7 +170,7 @@ def ask(name: str) -> str:
 
 
 def aim(name: str, agent: str, stance: int | None) -> str | None:
-    """The verdict that a prover argues for; None: the truth."""
+    """Give the verdict a prover argues for; None: the truth."""
     if kind_of(name).common.get("shared_reward"):
         return None
     played = game(name).protocol
@@ -184,10 +184,12 @@ def opening(name: str, case: Case) -> list[Turn]:
     return []
 
 
-def _heard(
+def _hear_provers(
     name: str, about: Situation, case: Case, draw: random.Random, verdict: str | None = None
 ) -> tuple[list[Message], list[Turn]]:
-    """The chat in which the verifier decides, and the answers: by their aim, or for `verdict`."""
+    """Make the chat before the verifier's decision, and the answers: by their aim, or for
+    `verdict`.
+    """
     played, turns = game(name), opening(name, case)
     round_ = len(turns)
     answers = []
@@ -212,18 +214,19 @@ def conversation(
         agent = draw.choice(list(played.protocol.provers))
         said = statement(case.steps, aim(name, agent, stance), draw)
         return [*played.render(agent, about, turns, len(turns)), own(said)]
-    chat, answers = _heard(name, about, case, draw)
-    return [*chat, own(decision(case.steps, _checked(answers, draw, at_the_end)))]
+    chat, answers = _hear_provers(name, about, case, draw)
+    return [*chat, own(decision(case.steps, _draw_checked(answers, draw, at_the_end)))]
 
 
 def disputed(case: Case, draw: random.Random) -> list[Message]:
-    """Told which step to check after experts have spoken, check it, whatever they have said of it.
+    """Make a conversation: experts have spoken, the verifier is told a step to check, and checks it
+    in spite of them.
 
     Half of the time it is told the number, else to check the step that an expert calls wrong.
     """
     name = draw.choice(("nip", "debate", "debate"))
     about = situation(case, None, draw.randrange(SEEDS))
-    chat, answers = _heard(name, about, case, draw, REJECT if name == "nip" else None)
+    chat, answers = _hear_provers(name, about, case, draw, REJECT if name == "nip" else None)
     return _told_to_check(chat, answers, case, draw)
 
 
@@ -232,7 +235,7 @@ def _told_to_check(
 ) -> list[Message]:
     number, told = draw.randint(1, STEPS), ""
     if draw.random() < 0.5:
-        number = _named(answers)[-1]
+        number = _read_named(answers)[-1]
         told = "Check what is called wrong."
     return [
         *chat[:-1],
@@ -247,7 +250,7 @@ def _told_to_check(
 def verifier_turn(
     name: str, steps: Sequence[Step], left: list[int], is_last: bool, draw: random.Random
 ) -> str:
-    """Return what the verifier says in a turn; the step that it checks is taken out of `left`.
+    """Write the verifier's text in a turn; the checked step is taken out of `left`.
 
     What is wrong it rejects at once. What is right it accepts in its last turn; before that it
     asks. Two questions leave no room for a check.
@@ -312,14 +315,14 @@ def disputed_in_turns(case: Case, draw: random.Random) -> list[Message]:
     return _told_to_check(chat, [t for t in before if t.agent != "verifier"], case, draw)
 
 
-def _named(answers: Sequence[Turn]) -> list[int]:
-    """The numbers of the steps that experts call wrong."""
+def _read_named(answers: Sequence[Turn]) -> list[int]:
+    """List the steps called wrong by experts, by number."""
     return [int(n) for turn in answers for n in re.findall(r"wrong: Step (\d)", turn.text)]
 
 
-def _checked(answers: Sequence[Turn], draw: random.Random, at_the_end: bool) -> int:
-    """Draw which step the verifier checks: rarely the one that an expert names, at last any."""
-    named = [] if at_the_end else _named(answers)
+def _draw_checked(answers: Sequence[Turn], draw: random.Random, at_the_end: bool) -> int:
+    """Draw the step to check: rarely one named by an expert, and any of them `at_the_end`."""
+    named = [] if at_the_end else _read_named(answers)
     return draw.choice(named if named and draw.random() < FOLLOWS else range(1, STEPS + 1))
 
 

@@ -8,17 +8,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nip_core.game.answer_rows import Attempted, Spoken, read_tokens
 from nip_core.game.chat_format import format_chat
 from nip_core.game.decisions import InvalidResponse
 from nip_core.game.parsing import AnswerForm
-from nip_core.game.reasons import Kind, kind_of
+from nip_core.game.reasons import Kind, sort_reason
 from nip_core.game.retry_hints import hint
 from nip_core.game.rules import Rules
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move, Protocol, RoundResult, TokenChoice, Turn, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
 from nip_core.scenarios import Problem, Scenario, make_scenario
-from nip_core.scenarios.checked import drawn, text_of
+from nip_core.scenarios.checked import call_for_text, draw_columns
 from nip_core.scenarios.prompts import SystemPrompts
 
 ChatMessage = dict[str, str]
@@ -43,12 +44,12 @@ def columns_json(columns: Mapping[str, str]) -> str | None:
     return json.dumps(columns, sort_keys=True, ensure_ascii=False) if columns else None
 
 
-def columns_of(recorded: str | None) -> Mapping[str, str]:
+def parse_columns(recorded: str | None) -> Mapping[str, str]:
     """The further texts of a problem, of what `columns_json` made."""
     return {} if recorded is None else dict(json.loads(recorded))
 
 
-def situation_of(problem: Problem, stance: int | None, seed: int) -> Situation:
+def make_situation(problem: Problem, stance: int | None, seed: int) -> Situation:
     """Return what an episode of this problem, drawn stance and seed is about."""
     return Situation(problem.question, problem.solution, stance, seed, problem.columns)
 
@@ -88,7 +89,7 @@ class Game:
         """
         rules, seed, stance = self._rules, situation.seed, situation.stance
         prompt = rules.system_prompt(agent, stance, seed)
-        texts = self._texts(situation)
+        texts = self._fill_texts(situation)
         system = prompt.fill(texts)
         chat: list[ChatMessage] = [{"role": "system", "content": system}]
         # 1. What was said, by round.
@@ -114,14 +115,14 @@ class Game:
                     if channel in turn.move.messages:
                         content = turn.move.messages[channel]
                         if reads_otherwise and self.protocol.is_prover(turn.agent):
-                            content = text_of(self.scenario, "as_read", content, texts)
+                            content = call_for_text(self.scenario, "as_read", content, texts)
                         message = {"role": "user", "content": content}
                         name = names[turn.agent]
                         if name is not None:
                             message["name"] = name
                         chat.append(message)
         if wrong is not None:
-            chat.append(self._hint(agent, round_, seed, turns, wrong))
+            chat.append(self._make_hint(agent, round_, seed, turns, wrong))
         # 3. In the form that its model takes.
         spoke = any(turn.agent == agent for turn in by_round.get(round_, ()))
         asked = rounds[-1].moves and not spoke
@@ -137,33 +138,35 @@ class Game:
         seed, stance = situation.seed, situation.stance
         told = self._rules.rounds(agent, round_, stance, seed, by_round)[round_].told
         prompt = self._rules.system_prompt(agent, stance, seed)
-        system = prompt.fill(self._texts(situation))
+        system = prompt.fill(self._fill_texts(situation))
         return system, None if told is None else told["content"]
 
     def drawn(self, situation: Situation) -> Mapping[str, str]:
         """The columns that the scenario draws for the episode."""
-        return drawn(self.scenario, _given(situation), situation.seed)
+        return draw_columns(self.scenario, _list_texts(situation), situation.seed)
 
-    def wrong(self, generation: Mapping[str, Any]) -> Kind | None:
-        """Say what was wrong with a generation row, as its agent is told when it is asked again.
+    def find_mistake(
+        self, agent: str, text: str, finish_reason: str, invalid_reason: str | None
+    ) -> Kind | None:
+        """Say what was wrong with an answer, as its agent is told when it is asked again.
 
-        None where the answer is valid, or where the agent's setting `retry_hint` is off. Of the row
-        only `agent`, `text`, `finish_reason` and `invalid_reason` are looked at.
+        None where the answer is valid, or where the agent's setting `retry_hint` is off.
         """
-        reason, agent = generation["invalid_reason"], generation["agent"]
         settings = self.parameters.model_agents.get(agent)
-        if reason is None or settings is None or not settings.retry_hint:
+        if invalid_reason is None or settings is None or not settings.retry_hint:
             return None
-        return kind_of(reason, generation["finish_reason"], generation["text"])
+        return sort_reason(invalid_reason, finish_reason, text)
 
-    def wrong_before(
-        self, generations: Iterable[Mapping[str, Any]]
-    ) -> dict[tuple[int, str, int], Kind]:
-        """By round, agent and attempt, with which hint the generations of an episode were asked."""
-        return {
-            (row["round"], row["agent"], row["attempt"] + 1): wrong
+    def find_mistakes(self, generations: Iterable[Attempted]) -> dict[tuple[int, str, int], Kind]:
+        """Say by round, agent and attempt with which hint the answers of an episode were asked."""
+        asked = (
+            (row, self.find_mistake(row.agent, row.text, row.finish_reason, row.invalid_reason))
             for row in generations
-            if (wrong := self.wrong(row)) is not None
+        )
+        return {
+            (row.round, row.agent, row.attempt + 1): wrong
+            for row, wrong in asked
+            if wrong is not None
         }
 
     def hint(self, agent: str, round_: int, seed: int, turns: Sequence[Turn], wrong: Kind) -> str:
@@ -171,7 +174,7 @@ class Game:
         form = self.form(agent, round_, seed, [turn for turn in turns if turn.round < round_])
         return hint(wrong, form, self.parameters.max_tokens(agent))
 
-    def _hint(
+    def _make_hint(
         self, agent: str, round_: int, seed: int, turns: Sequence[Turn], wrong: Kind
     ) -> ChatMessage:
         message = {"role": "user", "content": self.hint(agent, round_, seed, turns, wrong)}
@@ -181,9 +184,9 @@ class Game:
             message["name"] = self.parameters.model_agents[agent].supervisor_name
         return message
 
-    def _texts(self, situation: Situation) -> Mapping[str, str]:
+    def _fill_texts(self, situation: Situation) -> Mapping[str, str]:
         """The texts of the problem by column, those drawn for the episode included."""
-        return {**_given(situation), **self.drawn(situation)}
+        return {**_list_texts(situation), **self.drawn(situation)}
 
     def judge(
         self,
@@ -214,22 +217,21 @@ class Game:
         """The move in `text`, after `turns`. Raises InvalidResponse."""
         return self._rules.parse(agent, round_, seed, text, turns)
 
-    def turns(self, generations: Iterable[Mapping[str, Any]], seed: int) -> list[Turn]:
-        """The turns in an episode's generation rows; invalid answers are no turns.
+    def turns(self, generations: Iterable[Spoken], seed: int) -> list[Turn]:
+        """Read the turns in an episode's generations; invalid answers are no turns.
 
-        Of a row only `round`, `agent`, `text`, `invalid_reason` and, if it is there,
-        `token_logprobs` are looked at. Raises InvalidResponse.
+        Raises InvalidResponse.
         """
-        return self.turns_of(
+        return self.parse_turns(
             (
-                (row["round"], row["agent"], row["text"], tokens_of(row.get("token_logprobs")))
+                (row.round, row.agent, row.text, read_tokens(row.token_logprobs))
                 for row in generations
-                if row["invalid_reason"] is None
+                if row.invalid_reason is None
             ),
             seed,
         )
 
-    def turns_of(self, answers: Iterable[Answer], seed: int) -> list[Turn]:
+    def parse_turns(self, answers: Iterable[Answer], seed: int) -> list[Turn]:
         """The turns of an episode's valid answers, in the order of play. Raises InvalidResponse."""
         rules, order = self._rules, self._rules.order
         turns: list[Turn] = []
@@ -244,7 +246,7 @@ class Game:
         return turns
 
 
-def _given(situation: Situation) -> Mapping[str, str]:
+def _list_texts(situation: Situation) -> Mapping[str, str]:
     """The texts of the problem that do not depend on the episode."""
     return {
         "question": situation.question,
@@ -253,18 +255,4 @@ def _given(situation: Situation) -> Mapping[str, str]:
     }
 
 
-def tokens_of(recorded: Sequence[dict[str, Any]] | None) -> tuple[TokenChoice, ...] | None:
-    """The column `token_logprobs` of a generation, as turns have it."""
-    if recorded is None:
-        return None
-    return tuple(
-        TokenChoice(
-            entry["token"],
-            entry["logprob"],
-            {other["token"]: other["logprob"] for other in entry["top"]},
-        )
-        for entry in recorded
-    )
-
-
-__all__ = ["ChatMessage", "Game", "InvalidResponse", "Situation", "Turn", "tokens_of"]
+__all__ = ["ChatMessage", "Game", "InvalidResponse", "Situation", "Turn"]

@@ -1,7 +1,5 @@
 """What is on record of each iteration of a run, read once where it does not change any more.
 
-RunShown          the part of a run's settings that showing it needs; open_shown reads it
-JobShown, DatasetShown   what is shown of a job, and of what it was trained on
 IterationRecord   one iteration: what the summary, the report, the artifacts and the state say of it
 Records           those of a run
 
@@ -17,136 +15,38 @@ are read. It follows them, so a kill between the two costs nothing.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any, Self
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from nip_core.errors import StoreError
-from nip_core.evaluation.embedding import thinned
+from nip_core.evaluation.attack_metrics import AttackMetrics
 from nip_core.evaluation.metrics import paired_difference
+from nip_core.evaluation.split_metrics import PairedDifference, SplitMetrics
 from nip_core.jobs.document import count_billed_tokens, read_job
-from nip_core.jobs.job import JobRecord
-from nip_core.jobs.steps import read_step_figures
-from nip_core.parameters.providers import dummy_name
-from nip_core.parameters.stored import with_defaults
-from nip_core.parameters.tested_iterations import scheme_tests
 from nip_core.records.intervals import shown_metrics, split_by_of
-from nip_core.records.models import NOT_SCHEDULED, Decision, Swap, read_swap
-from nip_core.records.shapes import RATES, checked
+from nip_core.records.jobs_shown import NOT_DUE, DatasetShown, JobShown, read_losses
+from nip_core.records.models import Decision, Swap, read_swap
+from nip_core.records.run_shown import RunShown, open_shown
 from nip_core.records.spending import Spent, add_up, expected_tokens, spent_by_stage, tree_splits
 from nip_core.records.stage_seconds import StageSeconds, seconds_so_far
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import StoredRollouts
-from nip_core.run_store.documents import damaged, encode, validate_document
+from nip_core.run_store.documents import encode, validate_document
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import MANIFEST, is_committed, read_manifest
-from nip_core.run_store.run import RunRecord, RunStore, read_document
+from nip_core.run_store.run import RunStore, read_document
 from nip_core.run_store.store import MissingFileError, list_files
-from nip_lm_server.client import base_served_name
 
 BLOCK = 25
 """Iterations in one file of ``shown/``."""
 BLOCKS = "shown"
 _FORMAT_VERSION = 2
 _BREAKDOWNS = ("by_difficulty", "by_mutation")  # shown of the first test and the last alone
-_MOST_LOSSES = 100  # of a job, which is more than the curve of the report has room for
-
-
-class JobShown(BaseModel):
-    """What is shown of a fine-tune job."""
-
-    model_config = ConfigDict(frozen=True)
-
-    id: str | None = None
-    outcome: str | None = None
-    status: str | None = None
-    """The back-end's last word; `NOT_SCHEDULED` where there is no job."""
-    reason: str | None = None
-    """Why it gave no model."""
-    trained_tokens: int | None = None
-    loss: list[tuple[int, float]] = []
-    """(step, training loss)."""
-    billed_tokens: int = 0
-    """Of all attempts; of a job that goes on those that are expected."""
-
-    @property
-    def is_due(self) -> bool:
-        """Say whether there is a job at all."""
-        return self.status != NOT_SCHEDULED
-
-    @property
-    def state(self) -> str | None:
-        """Name how it ended, or what its back-end said last."""
-        return self.outcome or self.status
-
-    def to_document(self) -> dict[str, Any]:
-        """Give it as a block of iterations has it."""
-        facts = self.model_dump()
-        if not self.is_due:
-            # Blocks have always had the loss last here: a block that is written again is the same.
-            facts["loss"] = facts.pop("loss")
-        return facts
-
-
-_NOT_DUE = JobShown(
-    status=NOT_SCHEDULED,
-    reason="no agent of the group trains in this iteration (update_schedule)",
-)
-
-
-class DatasetShown(BaseModel):
-    """What is shown of the dataset of a job; nothing is set where there is none."""
-
-    model_config = ConfigDict(frozen=True)
-
-    episodes: int | None = None
-    examples: int | None = None
-    method: str | None = None
-    counts: dict[str, int] | None = None
-    """What the trainer counted in choosing."""
-    tokens: int | None = None
-    training_usd: float | None = None
-
-
-@dataclass(frozen=True)
-class RunShown:
-    """The part of a run's record and settings that showing it needs."""
-
-    record: RunRecord
-    last: int
-    """The number of iterations, and of the last, which has nothing but a test."""
-    tested: frozenset[int]
-    """Those with a test, by the settings."""
-    attacks: bool
-    """Whether it attacks another run, which is measured with the last."""
-    first_models: Mapping[str, str]
-    """By group, in agent order: what plays iteration 0."""
-
-
-def open_shown(run: RunStore) -> RunShown:
-    """The run's record and settings. Raises CorruptionError where they make no sense."""
-    try:
-        record = run.open()
-        settings = with_defaults(record.parameters)
-        first_models: dict[str, str] = {}
-        for name, agent in settings["agents"].items():
-            if not agent.get("is_random"):
-                name_of = dummy_name if agent["use_dummy_api"] else base_served_name
-                group = agent["shared_model_group"] or name
-                first_models.setdefault(group, name_of(agent["model_name"]))
-        taken_over = (record.contents.get("origin") or [{}])[0]
-        first_models |= {group: str(model["model"]) for group, model in taken_over.items()}
-        last, text_rl = int(settings["rl"]["num_iterations"]), settings["text_rl"]
-        scheme, interval = str(text_rl["test_scheme"]), int(text_rl["test_interval"])
-        tested = (i for i in range(last + 1) if scheme_tests(scheme, last, i, interval))
-        attacks = settings["attack"]["run"] is not None
-        return RunShown(record, last, frozenset(tested), attacks, first_models)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise damaged(f"{run.root}/run.json", error) from error
 
 
 class IterationRecord:
@@ -155,16 +55,20 @@ class IterationRecord:
     def __init__(self, records: "Records", iteration: int) -> None:
         """Reads nothing yet."""
         self._records, self._run, self.iteration = records, records.run, iteration
-        self._stored_metrics: dict[str, dict[str, Any] | None] = {}
-        self._shown_metrics: dict[str, dict[str, Any]] = {}
+        self._stored_metrics: dict[str, SplitMetrics | None] = {}
+        self._shown_metrics: dict[str, SplitMetrics] = {}
+        self._attack_metrics: AttackMetrics | None = None
         self.has_breakdowns = True
         """Whether its metrics are whole, see `Records.whole`."""
         self.derived: dict[str, Any] = {}
         """What others make of it, for as long as it is the same."""
 
-    def metrics(self, split: str) -> dict[str, Any] | None:
-        """The metrics of a split, None where there are none: of what is played for the gate as they
-        are stored, of others with the intervals that are shown."""
+    def metrics(self, split: str) -> SplitMetrics | None:
+        """Return the metrics of a split, None where there are none.
+
+        What is played for the gate has those that are stored, other splits have the intervals that
+        are shown.
+        """
         metrics = self.stored_metrics(split)
         if metrics is not None and split in (TEST, TRAIN) and split not in self._shown_metrics:
             settings = self._records.shown.record.parameters
@@ -172,13 +76,28 @@ class IterationRecord:
             self._shown_metrics[split] = shown
         return self._shown_metrics.get(split, metrics)
 
-    def stored_metrics(self, split: str) -> dict[str, Any] | None:
+    def stored_metrics(self, split: str) -> SplitMetrics | None:
         """The metrics of a split as they are on record; of an earlier block, as they are shown."""
         if split not in self._stored_metrics:
             path = self._run.metrics(self.iteration, split)
-            metrics = self._run.read_json_or_none(path)
-            self._stored_metrics[split] = metrics and checked(metrics, RATES, path)
+            self._stored_metrics[split] = read_document(self._run, path, SplitMetrics)
         return self._stored_metrics[split]
+
+    @property
+    def attack(self) -> AttackMetrics | None:
+        """Read what is measured of an attack with this iteration; None where nothing is."""
+        if self._attack_metrics is None:
+            path = self._run.metrics(self.iteration, ATTACK)
+            self._attack_metrics = read_document(self._run, path, AttackMetrics)
+        return self._attack_metrics
+
+    def figures(self, split: str) -> SplitMetrics | AttackMetrics | None:
+        """The figures of a split, an attack or not, as `metrics` has them."""
+        return self.attack if split == ATTACK else self.metrics(split)
+
+    def stored_figures(self, split: str) -> SplitMetrics | AttackMetrics | None:
+        """The figures of a split, an attack or not, as `stored_metrics` has them."""
+        return self.attack if split == ATTACK else self.stored_metrics(split)
 
     @cached_property
     def swap(self) -> Swap | None:
@@ -187,7 +106,7 @@ class IterationRecord:
 
     @cached_property
     def served(self) -> dict[str, str]:
-        """By group, the name of the model that plays the iteration."""
+        """Name by group the model in play."""
         if self.iteration == 0 or (before := self._records.of(self.iteration - 1)).swap is None:
             return dict(self._records.shown.first_models)
         return before.swap.names
@@ -199,7 +118,7 @@ class IterationRecord:
 
     @cached_property
     def jobs(self) -> dict[str, JobShown]:
-        """Jobs by group. One that was not due has a stand-in."""
+        """List the jobs by group. One without its turn has a stand-in."""
         jobs: dict[str, JobShown] = {}
         not_scheduled = [] if self.swap is None else self.swap.not_scheduled
         for group in self._records.shown.first_models:
@@ -212,13 +131,13 @@ class IterationRecord:
                     status=job.status,
                     reason=job.reason,
                     trained_tokens=job.trained_tokens,
-                    loss=_losses(job),
+                    loss=read_losses(job),
                     billed_tokens=count_billed_tokens(
                         job, expected_tokens(self._run.store, directory, job)
                     ),
                 )
             elif group in not_scheduled:
-                jobs[group] = _NOT_DUE
+                jobs[group] = NOT_DUE
         return jobs
 
     @cached_property
@@ -226,7 +145,7 @@ class IterationRecord:
         """What each of its stages has spent, see `nip_core.records.spending`."""
         trees = tree_splits(self._records.shown.record.parameters)
         billed = {group: job.billed_tokens for group, job in self.jobs.items() if job.is_due}
-        return spent_by_stage(self._run, self.iteration, self.stored_metrics, billed, trees)
+        return spent_by_stage(self._run, self.iteration, self.stored_figures, billed, trees)
 
     @cached_property
     def all_spent(self) -> Spent:
@@ -254,7 +173,7 @@ class IterationRecord:
 
     @cached_property
     def manifests(self) -> dict[str, str]:
-        """By path below the run, the digests of the splits and datasets that are committed."""
+        """Give by path below the run the digests of all committed splits and datasets."""
         run = self._run
         return {
             path.removeprefix(f"{run.root}/"): read_manifest(
@@ -265,7 +184,7 @@ class IterationRecord:
         }
 
     @cached_property
-    def change(self) -> dict[str, Any] | None:
+    def change(self) -> PairedDifference | None:
         """The `paired_difference` of its test and the first one; None where there are not both."""
         first = None if self.metrics(TEST) is None else self._records.first_test
         if first is None or first >= self.iteration:
@@ -284,6 +203,7 @@ class IterationRecord:
     def to_block(self) -> dict[str, Any]:
         """Give all of it for a block of iterations, but for the breakdowns of its metrics."""
         splits = (TEST, TRAIN, VALIDATION, CANDIDATE, ATTACK)
+        figures = {split: self.figures(split) for split in splits}
         return {
             "swap": None if self.swap is None else self.swap.to_document(),
             "served": self.served,
@@ -293,20 +213,41 @@ class IterationRecord:
             "spent": {stage: asdict(spent) for stage, spent in self.spent.items()},
             "stage_s": self.stage_s,
             "manifests": self.manifests,
-            "change": self.change,
-            "metrics": {split: _without_breakdowns(self.metrics(split)) for split in splits},
+            "change": self.change and self.change.as_json(),
+            "metrics": {s: of and _without_breakdowns(of.as_json()) for s, of in figures.items()},
         }
 
     @classmethod
     def from_block(cls, records: "Records", iteration: int, part: "_BlockPart") -> Self:
-        """Make the record of which `part` was written."""
+        """Make the record of an iteration from its part of a block."""
         record = cls(records, iteration)
         record.has_breakdowns = False
-        record._stored_metrics.update(part.metrics)
-        record._shown_metrics.update({s: metrics for s, metrics in part.metrics.items() if metrics})
+        record._stored_metrics.update(part.metrics.by_split)
+        record._shown_metrics.update({s: of for s, of in part.metrics.by_split.items() if of})
+        record._attack_metrics = part.metrics.attack
         # In the place of what would be read.
         record.__dict__.update({name: getattr(part, name) for name in _PARTS})
         return record
+
+
+class _BlockMetrics(BaseModel):
+    """The figures of an iteration in a block, without breakdowns."""
+
+    test: SplitMetrics | None = None
+    train: SplitMetrics | None = None
+    validation: SplitMetrics | None = None
+    candidate: SplitMetrics | None = None
+    attack: AttackMetrics | None = None
+
+    @property
+    def by_split(self) -> dict[str, SplitMetrics | None]:
+        """Give the figures of all splits but the attack's."""
+        return {
+            TEST: self.test,
+            TRAIN: self.train,
+            VALIDATION: self.validation,
+            CANDIDATE: self.candidate,
+        }
 
 
 class _BlockPart(BaseModel):
@@ -320,8 +261,8 @@ class _BlockPart(BaseModel):
     spent: dict[str, Spent]
     stage_s: dict[str, float]
     manifests: dict[str, str]
-    change: dict[str, Any] | None
-    metrics: dict[str, dict[str, Any] | None]
+    change: PairedDifference | None
+    metrics: _BlockMetrics
 
 
 _PARTS = tuple(name for name in _BlockPart.model_fields if name != "metrics")
@@ -362,13 +303,13 @@ class Records:
 
     @property
     def rewinds(self) -> int:
-        """The number of times that the run was done again from some place."""
+        """Count how often the run was done again from some place."""
         if self._rewinds is None:
             self._rewinds = len(self.run.store.list(f"{self.run.root}/superseded"))
         return self._rewinds
 
     def look_again(self) -> Self:
-        """Keep only what does not change any more, so that the rest is read anew."""
+        """Keep only what does not change any more, so the rest is read anew."""
         before, self._rewinds = self._rewinds, None
         if before is not None and before != self.rewinds:
             self._forget()
@@ -376,7 +317,7 @@ class Records:
         return self
 
     def of(self, iteration: int) -> IterationRecord:
-        """The record of an iteration, on which there may be nothing."""
+        """Return the record of an iteration; it may be empty."""
         if iteration not in self._known:
             self._read_block(iteration // BLOCK)
         if iteration not in self._known:
@@ -387,13 +328,15 @@ class Records:
         return self._known[iteration]
 
     def whole(self, iteration: int) -> IterationRecord:
-        """The record of an iteration with the breakdowns of its metrics, which blocks lack."""
+        """Return the record of an iteration with the breakdowns of its metrics. Blocks lack
+        these.
+        """
         if not self.of(iteration).has_breakdowns:
             self._known[iteration] = IterationRecord(self, iteration)
         return self._known[iteration]
 
     def iterations(self) -> list[int]:
-        """Iterations of which anything is on record."""
+        """List the iterations with anything on record."""
         store, place = self.run.store, f"{self.run.root}/iterations"
         names = (name[:-1] for name in store.list(place) if name.endswith("/"))
         numbers = sorted(int(name) for name in names if name.isdigit())
@@ -418,7 +361,9 @@ class Records:
         return self._count
 
     def swaps(self, count: int) -> list[Swap]:
-        """The swaps of the first `count` iterations. Raises MissingFileError for one that lacks."""
+        """Return the swaps of the first `count` iterations. Raises MissingFileError for a
+        missing one.
+        """
         self.over()  # takes what it finds in blocks
         swaps = []
         for i in range(count):
@@ -449,7 +394,7 @@ class Records:
     # Blocks
 
     def write_blocks(self, lease: Lease) -> None:
-        """Write those whose iterations are all over and that are not there."""
+        """Write the missing blocks whose iterations are all over."""
         for number in range(self.finished() // BLOCK):
             if self._read_block(number):
                 continue
@@ -465,7 +410,7 @@ class Records:
                 self._blocks[number] = True
 
     def _read_block(self, number: int) -> bool:
-        """Take the records of a block that was written; False if there is none that counts."""
+        """Take the records of a written block; False if there is none to go by."""
         if number not in self._blocks:
             self._blocks[number] = self._take_block(number)
         return self._blocks[number]
@@ -494,18 +439,9 @@ class Records:
         return f"{self.run.root}/{BLOCKS}/{number:04d}.json"
 
 
-def _without_breakdowns(metrics: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if metrics is None:
-        return None
+def _without_breakdowns(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: _without_breakdowns(value) if isinstance(value, Mapping) else value
         for name, value in metrics.items()
         if name not in _BREAKDOWNS
     }
-
-
-def _losses(job: JobRecord) -> list[tuple[int, float]]:
-    """Give (step, training loss) from the back-end's events; of many some, with the last."""
-    told = read_step_figures(job.backend_events)
-    points = [(step, of_step.loss) for step, of_step in told.items() if of_step.loss is not None]
-    return thinned(points, _MOST_LOSSES)

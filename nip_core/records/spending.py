@@ -15,21 +15,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
+from nip_core.evaluation.attack_metrics import AttackMetrics
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.jobs.job import JobRecord
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.prices import calls_usd, training_usd
+from nip_core.parameters.prices import price_calls, price_training
 from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.rollouts.table_rows import Generation, Timing, read_rows, recorded_calls
 from nip_core.rollouts.tables import StoredRollouts, committed_shards
 from nip_core.run_store.facts import DatasetFacts, ShardFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
 
-Row = Mapping[str, Any]
-Metrics = Mapping[str, Any]
+Metrics = SplitMetrics | AttackMetrics
 
 STAGE_BY_SPLIT = {
     TEST: "test",
@@ -57,17 +59,17 @@ class Spent:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens that models have read."""
+        """Count the tokens read by models."""
         return sum(prompt for prompt, _ in self.by_agent.values())
 
     @property
     def generated_tokens(self) -> int:
-        """Tokens that models have written."""
+        """Count the tokens written by models."""
         return sum(generated for _, generated in self.by_agent.values())
 
     @property
     def trained_tokens(self) -> int:
-        """Tokens that models were trained on, once for each epoch."""
+        """Count the tokens of all training, once for each epoch."""
         return sum(self.trained.values())
 
     @property
@@ -77,8 +79,8 @@ class Spent:
 
     def usd(self, parameters: HyperParameters) -> float | None:
         """US dollars by the prices in the settings; None where one is missing."""
-        parts = [calls_usd(parameters, self.by_agent)] if self.by_agent else []
-        parts += [training_usd(parameters, group, n) for group, n in self.trained.items()]
+        parts = [price_calls(parameters, self.by_agent)] if self.by_agent else []
+        parts += [price_training(parameters, group, n) for group, n in self.trained.items()]
         known = [usd for usd in parts if usd is not None]
         return sum(known) if len(known) == len(parts) else None
 
@@ -95,7 +97,7 @@ def add_up(parts: Iterable[Spent]) -> Spent:
     return Spent(calls, agents, dict(groups))
 
 
-def shared_prompts(generations: Sequence[Row], timings: Sequence[Row]) -> dict[str, int]:
+def shared_prompts(generations: Sequence[Generation], timings: Sequence[Timing]) -> dict[str, int]:
     """By agent, the prompt tokens of rows whose answer came by the same call as an earlier row's.
 
     Several answers to one prompt are asked for by one call, and each row has the whole prompt. The
@@ -103,10 +105,10 @@ def shared_prompts(generations: Sequence[Row], timings: Sequence[Row]) -> dict[s
     """
     seen, shared = set[tuple[Any, ...]](), dict[str, int]()
     for row, timing in zip(generations, timings, strict=True):
-        place = (row["parent_key"], row["round"], row["agent"])
-        call = (*place, str(timing["started_at"]), timing["latency_s"])
-        if call in seen and row["prompt_tokens"]:
-            shared[row["agent"]] = shared.get(row["agent"], 0) + row["prompt_tokens"]
+        place = (row.parent_key, row.round, row.agent)
+        call = (*place, timing.started_at, timing.latency_s)
+        if call in seen and row.prompt_tokens:
+            shared[row.agent] = shared.get(row.agent, 0) + row.prompt_tokens
         seen.add(call)
     return shared
 
@@ -151,6 +153,14 @@ def expected_tokens(store: Store, directory: str, job: JobRecord) -> int | None:
     return None if tokens is None or epochs is None else int(tokens) * int(epochs)
 
 
+class _Counted(NamedTuple):
+    """What of a generation was paid for."""
+
+    agent: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
 class PlayedTables:
     """What was played in an iteration, under the root of a run or of what it has set aside."""
 
@@ -161,7 +171,7 @@ class PlayedTables:
         self.splits = {*list_folders(store, self._rollouts), *list_folders(store, self._journals)}
 
     def player(self, split: str) -> str | None:
-        """The run that has played the split, by its first shard; None: it has none committed."""
+        """Name the run behind the split, by its first shard; None: it has none committed."""
         for manifest in committed_shards(self._store, f"{self._rollouts}/{split}").values():
             rows = StoredRollouts.of_shard(self._store, manifest).episodes(["run"])
             if rows.num_rows:
@@ -172,14 +182,13 @@ class PlayedTables:
         """Return what a split took, by its metrics, or without them by its shards and journals."""
         if metrics is None:
             return self._unmeasured(split)
-        if "generations" not in metrics:
+        if metrics.generations is None:
             return Spent()  # of tests, which are counted where they were played
-        agents = (metrics.get("agents") or {}).items()
         by_agent = {
-            name: (int(of.get("prompt_tokens") or 0), int(of.get("completion_tokens") or 0))
-            for name, of in agents
+            name: (of.prompt_tokens or 0, of.completion_tokens or 0)
+            for name, of in metrics.agents.items()
         }
-        spent = Spent(int(metrics["generations"] or 0), by_agent)
+        spent = Spent(metrics.generations, by_agent)
         # Every shard has a say in it, so they are read only where there may be something to say.
         return self._without_shared(spent, split) if split in self._trees else spent
 
@@ -193,7 +202,11 @@ class PlayedTables:
         shards = committed_shards(store, f"{self._rollouts}/{split}")
         parts = [_of_shard(store, manifest) for manifest in shards.values()]
         # A kill leaves the journal of a shard that is committed, too.
-        parts += [_of_journal(records) for shard, records in begun.items() if shard not in shards]
+        parts += [
+            _of_journal(records, f"{journals}/{shard}")
+            for shard, records in begun.items()
+            if shard not in shards
+        ]
         return add_up(parts)
 
     def _without_shared(self, spent: Spent, split: str) -> Spent:
@@ -205,22 +218,22 @@ class PlayedTables:
 
 def _of_shard(store: Store, manifest: Manifest) -> Spent:
     shard = StoredRollouts.of_shard(store, manifest)
-    rows = shard.generations(["agent", "prompt_tokens", "completion_tokens"]).to_pylist()
+    rows = [*read_rows(shard.generations(_Counted._fields), _Counted)]
     return _less(_of_rows(rows), ShardFacts.from_manifest(manifest).shared_prompts or {})
 
 
-def _of_journal(records: Sequence[Row]) -> Spent:
-    made = [record for record in records if "generation" in record]
-    rows = [record["generation"] for record in made]
-    return _less(_of_rows(rows), shared_prompts(rows, [record["timing"] for record in made]))
+def _of_journal(records: Sequence[Mapping[str, Any]], name: str) -> Spent:
+    made = recorded_calls(records, name).values()
+    rows = [record.generation for record in made]
+    return _less(_of_rows(rows), shared_prompts(rows, [record.timing for record in made]))
 
 
-def _of_rows(rows: Sequence[Row]) -> Spent:
+def _of_rows(rows: Sequence[_Counted | Generation]) -> Spent:
     by_agent: dict[str, tuple[int, int]] = {}
     for row in rows:
-        prompt, generated = by_agent.get(row["agent"], (0, 0))
-        prompt, generated = prompt + row["prompt_tokens"], generated + row["completion_tokens"]
-        by_agent[row["agent"]] = (prompt, generated)
+        prompt, generated = by_agent.get(row.agent, (0, 0))
+        prompt, generated = prompt + row.prompt_tokens, generated + row.completion_tokens
+        by_agent[row.agent] = (prompt, generated)
     return Spent(len(rows), by_agent)
 
 

@@ -2,12 +2,12 @@
 
 Branching               where the trees of an iteration branch, decided before they are played
 nodes_by_round          how many nodes that makes
-steps, ancestors        a branch path as numbers, and the paths above it
-tree_of, tree_order     which tree an episode is in, and where it stands in it
-child_of                a node below another
-children_of             which nodes follow which
+parse_path, list_ancestors        a branch path as numbers, and the paths above it
+tree_of                 which tree an episode is in
+make_child                a node below another
+group_children             which nodes follow which
 generations_by_episode  every episode with its generations, those that it shares included
-for_each_episode        the same as a table
+generation_numbers      the same by the numbers of rows; for_each_episode: as a table
 leaf_weights            how much each leaf counts, where every answer counts the same
 expected_rewards        what an agent can expect after each answer
 
@@ -23,20 +23,19 @@ neither timing nor what was answered has a part in it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.parameters import HyperParameters
-from nip_core.protocols import Protocol
+from nip_core.protocols import Protocol as GameProtocol
 from nip_core.rollouts.plan import EpisodeSpec
+from nip_core.rollouts.table_rows import read_rows, row_columns
 
-Row = Mapping[str, Any]
-R = TypeVar("R", bound=Row)
 Path = tuple[int, ...]
 """A branch path as numbers."""
 
@@ -44,7 +43,7 @@ Path = tuple[int, ...]
 class Branching:
     """Where the trees of a training iteration branch. An object is a `Branch` of the engine."""
 
-    def __init__(self, parameters: HyperParameters, protocol: Protocol, iteration: int):
+    def __init__(self, parameters: HyperParameters, protocol: GameProtocol, iteration: int):
         self._parameters, self._protocol = parameters, protocol
         self._trained = {
             agent
@@ -61,7 +60,7 @@ class Branching:
         if tree not in self._shapes:
             self._shapes[tree] = self.shape(node)
         count = self._shapes[tree][round_] if self._may_branch(agents, node) else 1
-        return [child_of(node, number) for number in range(count)]
+        return [make_child(node, number) for number in range(count)]
 
     def shape(self, spec: EpisodeSpec) -> tuple[int, ...]:
         """By round, how many children each node of this tree has where nothing ends early.
@@ -87,7 +86,7 @@ class Branching:
         shape = [1] * self._protocol.max_message_rounds
         for round_ in order:
             shape[round_] = settings.num_responses_per_timestep
-            if settings.max_nodes is not None and _total(shape) > settings.max_nodes:
+            if settings.max_nodes is not None and _count_nodes(shape) > settings.max_nodes:
                 shape[round_] = 1
         return tuple(shape)
 
@@ -111,99 +110,165 @@ def nodes_by_round(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _total(shape: Sequence[int]) -> int:
+def _count_nodes(shape: Sequence[int]) -> int:
     return sum(nodes_by_round(shape))
 
 
-def child_of(node: EpisodeSpec, number: int) -> EpisodeSpec:
+def make_child(node: EpisodeSpec, number: int) -> EpisodeSpec:
     """The node below `node` with this number."""
     path = f"{node.branch_path}.{number}" if node.branch_path else str(number)
     place = (node.split, node.iteration, node.problem.id, node.sample, path)
     return replace(node, branch_path=path, key=derive_key("episode", node.run, *place))
 
 
-def steps(branch_path: str) -> Path:
+def parse_path(branch_path: str) -> Path:
     """The numbers in a path: "0.10" is (0, 10); they sort as the tree does."""
     return tuple(int(number) for number in branch_path.split(".")) if branch_path else ()
 
 
-def ancestors(branch_path: str) -> list[str]:
+def list_ancestors(branch_path: str) -> list[str]:
     """The paths of all nodes on the way to this one, which is the last; not of the root."""
     numbers = branch_path.split(".") if branch_path else []
     return [".".join(numbers[:length]) for length in range(1, len(numbers) + 1)]
 
 
-TREE_COLUMNS = ("run", "split", "iteration", "problem", "sample")
+class Tree(NamedTuple):
+    """Which tree an episode is in; all its leaves agree in this, and no others."""
+
+    run: str
+    split: str
+    iteration: int
+    problem: str
+    sample: int
+
+
+TREE_COLUMNS = Tree._fields
 """Columns of `episodes` that are equal for all leaves of a tree, and only for them."""
 
 
-def tree_of(episode: Row) -> tuple[Any, ...]:
+class InTree(Protocol):
+    """A row of an episode that has the columns of its tree."""
+
+    @property
+    def run(self) -> str: ...
+    @property
+    def split(self) -> str: ...
+    @property
+    def iteration(self) -> int: ...
+    @property
+    def problem(self) -> str: ...
+    @property
+    def sample(self) -> int: ...
+
+
+class IsLeaf(InTree, Protocol):
+    """A row of an episode that says where in its tree it stands."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def branch_path(self) -> str: ...
+
+
+class Leaf(NamedTuple):
+    """The columns of an episode by which its generations are found."""
+
+    key: str
+    branch_path: str
+    run: str
+    split: str
+    iteration: int
+    problem: str
+    sample: int
+
+
+class AtNode(Protocol):
+    """A row of a generation that says at which node of which episode it stands."""
+
+    @property
+    def episode(self) -> str: ...
+    @property
+    def branch_path(self) -> str: ...
+
+
+R = TypeVar("R", bound=AtNode)
+
+
+def tree_of(episode: InTree) -> Tree:
     """Tell which tree an episode is in; one without branches is alone in its own."""
-    return tuple(episode[column] for column in TREE_COLUMNS)
+    return Tree(episode.run, episode.split, episode.iteration, episode.problem, episode.sample)
 
 
-def tree_order(episode: Row) -> Path:
-    """Tell where an episode stands among those of its tree."""
-    return steps(episode["branch_path"])
+def generations_by_episode(
+    episodes: Iterable[IsLeaf], generations: Iterable[R]
+) -> dict[str, list[R]]:
+    """Give by the key of each episode its generations, also those that it shares with other leaves.
 
-
-def generations_by_episode(episodes: Iterable[Row], generations: Iterable[R]) -> dict[str, list[R]]:
-    """By the key of each episode its generations, also those that it shares with other leaves.
-
-    `episodes` need their key, branch_path and `TREE_COLUMNS`, `generations` episode and
-    branch_path. What a leaf shares is found only if all leaves of its tree are among the episodes.
+    What a leaf shares is found only if all leaves of its tree are among the episodes.
     Generations of other episodes are left out. The rows of an episode have the order in which they
     were given; in a tree they go by round first.
     """
     rows: dict[str, list[R]] = {}
     # 1. Which tree each leaf is in.
-    trees: dict[str, tuple[Any, ...]] = {}
+    trees: dict[str, Tree] = {}
     leaves: dict[str, str] = {}
     for episode in episodes:
-        key = episode["key"]
-        rows[key] = []
-        if episode["branch_path"]:
-            trees[key] = tree_of(episode)
-            leaves[key] = episode["branch_path"]
+        rows[episode.key] = []
+        if episode.branch_path:
+            trees[episode.key] = tree_of(episode)
+            leaves[episode.key] = episode.branch_path
     # 2. Generations of plain episodes go to them, those of trees to their node.
-    at_node: dict[tuple[tuple[Any, ...], str], list[R]] = defaultdict(list)
+    at_node: dict[tuple[Tree, str], list[R]] = defaultdict(list)
     for row in generations:
-        key = row["episode"]
+        key = row.episode
         if key in trees:
-            at_node[trees[key], row["branch_path"]].append(row)
+            at_node[trees[key], row.branch_path].append(row)
         elif key in rows:
             rows[key].append(row)
     # 3. A leaf has what stands at the nodes on its way.
     for key, path in leaves.items():
-        for node in ancestors(path):
+        for node in list_ancestors(path):
             rows[key] += at_node.get((trees[key], node), ())
     return rows
 
 
-def for_each_episode(episodes: pa.Table, generations: pa.Table) -> pa.Table:
-    """`generations` with a row for every episode that has it, which then stands in `episode`.
+class _Numbered(NamedTuple):
+    episode: str
+    branch_path: str
+    number: int  # of the row
 
-    Both tables need the columns that `generations_by_episode` does, and all leaves of their trees
-    must be there. Without trees it is the table that was given.
+
+def generation_numbers(
+    leaves: Iterable[IsLeaf], generations: pa.Table
+) -> Iterator[tuple[str, int]]:
+    """Yield each episode's key with the number of each row of `generations` that it has.
+
+    The same as `generations_by_episode`, for who takes rows out of the table.
+    """
+    columns = (generations[name].to_pylist() for name in ("episode", "branch_path"))
+    numbered = map(_Numbered, *columns, range(generations.num_rows))
+    for key, rows in generations_by_episode(leaves, numbered).items():
+        for row in rows:
+            yield key, row.number
+
+
+def for_each_episode(episodes: pa.Table, generations: pa.Table) -> pa.Table:
+    """Give `generations` a row for every episode that has it, which then stands in `episode`.
+
+    `episodes` need the columns of `Leaf`, `generations` episode and branch_path, and all leaves of
+    their trees must be there. Without trees it is the table that was given.
     """
     if not pc.any(pc.not_equal(episodes["branch_path"], "")).as_py():
         return generations
-    numbered: list[dict[str, Any]] = generations.select(["episode", "branch_path"]).to_pylist()
-    for number, row in enumerate(numbered):
-        row["number"] = number
-    leaves = episodes.select(["key", "branch_path", *TREE_COLUMNS]).to_pylist()
-    pairs = [
-        (key, row["number"])
-        for key, rows in generations_by_episode(leaves, numbered).items()
-        for row in rows
-    ]
+    leaves = read_rows(episodes.select(row_columns(Leaf)), Leaf)
+    pairs = list(generation_numbers(leaves, generations))
     at = generations.schema.get_field_index("episode")
     keys = pa.array([key for key, _ in pairs], generations.schema.field(at).type)
     table = generations.take(pa.array([number for _, number in pairs], pa.int64()))
     return table.set_column(at, generations.schema.field(at), keys)
 
 
-def children_of(leaves: Iterable[Path]) -> dict[Path, list[Path]]:
+def group_children(leaves: Iterable[Path]) -> dict[Path, list[Path]]:
     """By inner node its children in order; the root is ()."""
     below: dict[Path, set[Path]] = defaultdict(set)
     for leaf in leaves:
@@ -218,7 +283,7 @@ def leaf_weights(leaves: Iterable[Path]) -> dict[Path, float]:
     So a mean over leaves is the mean over answers: one counts the same however many leaves follow.
     """
     leaves = list(leaves)
-    children = children_of(leaves)
+    children = group_children(leaves)
     weights: dict[Path, float] = {(): 1.0}
     for node in sorted(children, key=len):
         for child in children[node]:
@@ -235,7 +300,7 @@ def expected_rewards(
     and nodes above nothing else, are None and in no mean.
     """
     values = {leaf: None if paid is None else dict(paid) for leaf, paid in leaves.items()}
-    children = children_of(leaves)
+    children = group_children(leaves)
     for node in sorted(children, key=len, reverse=True):
         below = [value for value in map(values.__getitem__, children[node]) if value is not None]
         values[node] = (

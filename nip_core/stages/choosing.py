@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.prices import training_usd
+from nip_core.parameters.prices import price_training
 from nip_core.rollouts.plan import TRAIN
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.facts import DatasetFacts, SplitFacts
@@ -18,17 +18,14 @@ from nip_core.session.session import Session
 from nip_core.trainers import chooser
 from nip_core.trainers.base import OfProblems, Rollouts
 from nip_core.trainers.dataset import FILES, Dataset, write_examples
-from nip_core.trainers.lines import held_out, questions_of
+from nip_core.trainers.lines import list_questions, read_held_out
 
 
-def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any]:
-    """Choose and commit the group's examples; a dataset that is committed is left as it is.
+def build_dataset(session: Session, iteration: int, group: str) -> DatasetFacts:
+    """Choose and commit the group's examples; leave a committed dataset as it is.
 
     They come from the sides of those of its agents that are trained in this iteration. Returns
-    ``method``, ``agents``, ``examples`` (all rows), ``validation_examples`` of them, ``digest``,
-    ``episodes`` chosen from, ``counts`` of what was left out, ``tokens`` that are trained on once
-    in each epoch (None: not all are known), ``training_usd`` (None: no price, or no tokens known)
-    and, with a curriculum, its state.
+    what the dataset's manifest says of it and of its cost.
     """
     parameters, run, store = session.parameters, session.run, session.run.store
     # 1. The rollouts to choose from, named by their digests: a dataset of others is refused.
@@ -41,7 +38,7 @@ def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any
     }
     directory = run.dataset(iteration, group)
     if is_committed(store, directory):
-        return _told(session, iteration, group, commit(store, directory, {}, inputs=inputs))
+        return _announce(session, iteration, group, commit(store, directory, {}, inputs=inputs))
     # 2. The problems that the curriculum admits, and of their episodes what the trainer takes.
     method = parameters.method(iteration)
     agents = parameters.training_agents(group, iteration)
@@ -76,10 +73,11 @@ def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any
             ).to_extra(),
             lease=session.lease,
         )
-    return _told(session, iteration, group, manifest)
+    return _announce(session, iteration, group, manifest)
 
 
-def _told(session: Session, iteration: int, group: str, dataset: Manifest) -> dict[str, Any]:
+def _announce(session: Session, iteration: int, group: str, dataset: Manifest) -> DatasetFacts:
+    """Announce a committed dataset, and return the facts of its manifest."""
     facts = DatasetFacts.from_manifest(dataset)
     examples, episodes = facts.examples, facts.episodes
     session.tell(
@@ -90,18 +88,18 @@ def _told(session: Session, iteration: int, group: str, dataset: Manifest) -> di
         examples=examples,
         episodes=episodes,
     )
-    return dict(dataset.extra)
+    return facts
 
 
 def _cost(parameters: HyperParameters, group: str, dataset: Dataset) -> dict[str, Any]:
     """Return how much of the dataset is held out, and what training on the rest takes."""
-    tokens, questions = dataset.column("tokens"), questions_of(dataset)
-    out = held_out(parameters, dataset)
+    tokens, questions = dataset.column("tokens"), list_questions(dataset)
+    out = read_held_out(parameters, dataset)
     trained = [n for n, question in zip(tokens, questions, strict=True) if question not in out]
     known = None if None in trained else sum(trained)
     agent = parameters.group_parameters(group)
     epochs = agent.num_epochs or parameters.rl.num_epochs
-    usd = None if known is None else training_usd(parameters, group, epochs * known)
+    usd = None if known is None else price_training(parameters, group, epochs * known)
     return {
         "validation_examples": len(tokens) - len(trained),
         "tokens": known,

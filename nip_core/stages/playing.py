@@ -12,8 +12,7 @@ split_play    its episodes, plan and models, which all shards share
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
-from datetime import datetime
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, cast
 
@@ -21,7 +20,7 @@ from nip_core.concurrency import gather_or_cancel, in_thread
 from nip_core.errors import RunConflictError
 from nip_core.hashing import digest
 from nip_core.parameters import RandomAgentParameters
-from nip_core.parameters.checks import attackers, is_deterministic
+from nip_core.parameters.checks import find_attackers, is_deterministic
 from nip_core.records.rewinds import stage_of_split
 from nip_core.records.spending import shared_prompts
 from nip_core.rollouts.best_of_n import BestOfN
@@ -29,8 +28,8 @@ from nip_core.rollouts.engine import PlayedShard, PlaySpec, play_episodes
 from nip_core.rollouts.episode import Branch, Failures, ShardContext, no_branching, play_episode
 from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.journal_segments import open_journal, remove_journal
-from nip_core.rollouts.labels import label_counts
-from nip_core.rollouts.league import with_opponents
+from nip_core.rollouts.labels import count_labels
+from nip_core.rollouts.league import draw_opponents
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import (
     ATTACK,
@@ -40,10 +39,11 @@ from nip_core.rollouts.plan import (
     VALIDATION,
     EpisodeSpec,
     SplitPlan,
-    cut,
+    cut_into_shards,
     plan_episodes,
-    replayed,
+    replay_episodes,
 )
+from nip_core.rollouts.table_rows import CallRecord, recorded_calls, recorded_labels
 from nip_core.rollouts.tables import (
     SHARED_PROMPTS,
     build_tables,
@@ -52,7 +52,7 @@ from nip_core.rollouts.tables import (
     shard_is_committed,
     shard_manifest,
 )
-from nip_core.rollouts.trees import Branching, tree_order
+from nip_core.rollouts.trees import Branching, parse_path
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.facts import ShardFacts, SplitFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
@@ -101,11 +101,11 @@ class SplitPlay:
 
     @cached_property
     def failures(self) -> Failures:
-        """Failed episodes over all shards, begun with those that stand in committed ones."""
+        """Count failed episodes over all shards, begun with those of committed ones."""
         return self.committed_failures()
 
     def committed_failures(self) -> Failures:
-        """Failed episodes that stand in committed shards, whichever process has played these."""
+        """Count the failed episodes of committed shards, of all processes."""
         # Candidates that can't play are not taken; they don't stop the run.
         failures = Failures(self.plan.episodes, stop=self.split != CANDIDATE)
         for shard in self.plan.shards:
@@ -116,7 +116,7 @@ class SplitPlay:
 
     @cached_property
     def models(self) -> dict[str, str]:
-        """By group, the name of the model that plays."""
+        """Name the model of each group."""
         models = models_for(self.session, self.iteration)
         if self.split == CANDIDATE:  # of all groups together
             models |= candidates(self.session, self.iteration)
@@ -124,11 +124,11 @@ class SplitPlay:
 
     @cached_property
     def opponents(self) -> dict[str, dict[int, str]]:
-        """By agent and iteration, the names of earlier models that play it in some episodes."""
+        """Name by agent and iteration the earlier models in some episodes."""
         return _opponents(self.session, self.iteration, self.split)
 
     def is_done(self, shard: str) -> bool:
-        """Say whether a shard is committed; the journal that a kill just then has left goes."""
+        """Say whether a shard is committed. A journal left behind by a kill just then goes."""
         if not shard_is_committed(self.store, self.directory, shard):
             return False
         remove_journal(self.store, self.journal(shard))
@@ -142,15 +142,19 @@ class SplitPlay:
     def specs_by_shard(self) -> dict[str, list[EpisodeSpec]]:
         """The episodes of each shard."""
         return dict(
-            zip(self.plan.shards, cut(self.specs, self.plan.episodes_per_shard), strict=True)
+            zip(
+                self.plan.shards,
+                cut_into_shards(self.specs, self.plan.episodes_per_shard),
+                strict=True,
+            )
         )
 
     async def play(self, specs: Sequence[EpisodeSpec], journal: GroupCommits) -> PlayedShard:
         """Take what the journal has, and ask for the rest."""
         session = self.session
         records = journal.replay()
-        recorded = {r["generation"]["key"]: r for r in records if "generation" in r}
-        labels = {r["label"]["key"]: r["label"] for r in records if "label" in r}
+        recorded = recorded_calls(records, journal.name)
+        labels = recorded_labels(records, journal.name)
         self._check_models(recorded, journal.name)
 
         async def work() -> PlayedShard:
@@ -174,22 +178,18 @@ class SplitPlay:
 
     def commit(self, shard: str, specs: Sequence[EpisodeSpec], played: PlayedShard) -> Manifest:
         """Publish what was played, in the order of the plan."""
-        timings = [
-            {**row, "started_at": datetime.fromisoformat(row["started_at"])}
-            for row in played.timings
-        ]
         order = {(spec.problem.id, spec.sample): i for i, spec in enumerate(specs)}
         played.episodes.sort(
-            key=lambda row: (order[row["problem"], row["sample"]], tree_order(row))
+            key=lambda row: (order[row.problem, row.sample], parse_path(row.branch_path))
         )
-        played.choices.sort(key=lambda row: (order[row["problem"], row["sample"]], row["n"]))
+        played.choices.sort(key=lambda row: (order[row.problem, row.sample], row.n))
         failed = set(played.failed)
         shared = shared_prompts(played.generations, played.timings)
         return commit_shard(
             self.store,
             self.directory,
             shard,
-            build_tables(played.episodes, played.generations, timings, played.choices),
+            build_tables(played.episodes, played.generations, played.timings, played.choices),
             inputs={
                 "plan": self.plan.plan_digest,
                 "models": digest(self.models),
@@ -197,7 +197,7 @@ class SplitPlay:
             },
             extra={
                 "failed": [spec.key for spec in specs if spec.key in failed],
-                **({"labels": label_counts(played.labels)} if played.labels else {}),
+                **({"labels": count_labels(played.labels).model_dump()} if played.labels else {}),
                 **({SHARED_PROMPTS: shared} if shared else {}),
             },
             lease=self.session.lease,
@@ -216,7 +216,7 @@ class SplitPlay:
             return play_episode
         parameters = self.session.parameters
         attack, verifier = parameters.attack, parameters.model_agents["verifier"]
-        provers = frozenset(attackers(parameters))
+        provers = frozenset(find_attackers(parameters))
         return BestOfN(attack.n, provers, attack.continuations, verifier.temperature).play
 
     def _players(self) -> dict[str, Player]:
@@ -247,7 +247,9 @@ class SplitPlay:
         return players
 
     def _earlier_players(self) -> dict[tuple[str, int], Player]:
-        """The agents that earlier models play in some episodes; sampled as the present ones are."""
+        """List the agents with an earlier model in some episodes; sampled as the present ones
+        are.
+        """
         players = self._players() if self.opponents else {}
         return {
             (agent, iteration): replace(players[agent], model=model)
@@ -263,12 +265,12 @@ class SplitPlay:
         is_scripted = is_deterministic(parameters, parameters.model_agents["verifier"])
         return () if is_scripted else ("verifier",)
 
-    def _check_models(self, recorded: Mapping[str, Mapping[str, Any]], path: str) -> None:
-        """The journal must hold answers of the models that play now."""
+    def _check_models(self, recorded: Mapping[str, CallRecord], path: str) -> None:
+        """Raise RunConflictError for a journal with answers of other models than those of now."""
         groups = self.session.parameters.groups
         plays = {agent: self.models[group] for group in groups for agent in groups[group]}
         for record in recorded.values():
-            agent, asked = record["generation"]["agent"], record["generation"]["model_asked"]
+            agent, asked = record.generation.agent, record.generation.model_asked
             if asked in self.opponents.get(agent, {}).values():
                 continue
             if asked != plays.get(agent, asked):  # a random agent has no model
@@ -280,16 +282,16 @@ class SplitPlay:
 
 def _specs(session: Session, iteration: int, split: str) -> list[EpisodeSpec]:
     if split == CANDIDATE:
-        return replayed(_specs(session, iteration, VALIDATION), CANDIDATE)
+        return replay_episodes(_specs(session, iteration, VALIDATION), CANDIDATE)
     problems = session.problems[TEST if split == ATTACK else split]
     specs = plan_episodes(session.parameters, problems, split, iteration)
     opponents = _opponents(session, iteration, split)
     earlier = {agent: [*models] for agent, models in opponents.items()}
-    return with_opponents(specs, session.parameters, earlier)
+    return draw_opponents(specs, session.parameters, earlier)
 
 
 def _opponents(session: Session, iteration: int, split: str) -> dict[str, dict[int, str]]:
-    """By agent and iteration, the earlier models that play it in some episodes of the split."""
+    """Give by agent and iteration the earlier models in some episodes of the split."""
     if split != TRAIN:
         return {}
     return {
@@ -309,7 +311,7 @@ def split_play(session: Session, iteration: int, split: str) -> SplitPlay:
 
 
 def plan_split(session: Session, iteration: int, split: str) -> list[str]:
-    """Plan a split, and show it as begun. Returns the shards that are still to be played."""
+    """Plan a split, and show it as begun. Returns the shards still to be played."""
     play = split_play(session, iteration, split)
     plan = play.plan
     left = [shard for shard in plan.shards if not play.is_done(shard)]
@@ -351,15 +353,37 @@ async def play_shards(
     await gather_or_cancel(map(play, shards))
 
 
-async def play_shard(session: Session, iteration: int, split: str, shard: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class CommittedShard:
+    """A shard that is committed."""
+
+    shard: str
+    reused: bool
+    """It was committed before, by an earlier try of this task, and nothing else is known of it."""
+    rows: Mapping[str, int] = field(default_factory=dict)
+    """By table."""
+    canonical_digest: str | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class CommittedSplit:
+    """A split of which all shards are committed."""
+
+    rows: Mapping[str, int]
+    """By table."""
+    canonical_digest: str
+
+
+async def play_shard(session: Session, iteration: int, split: str, shard: str) -> CommittedShard:
     """Play one shard and commit it; a committed one is left as it is.
 
-    Returns rows and digest of the shard. Raises StageError when too many episodes fail; the
+    Raises StageError when too many episodes fail; the
     journal then keeps what was generated.
     """
     play = split_play(session, iteration, split)
     if play.is_done(shard):  # by an earlier try of this task
-        return {"shard": shard, "reused": True}
+        return CommittedShard(shard, reused=True)
     started = time.monotonic()
     specs = play.specs_by_shard[shard]
     # 1. Play, with every answer in the journal before it is used.
@@ -372,17 +396,17 @@ async def play_shard(session: Session, iteration: int, split: str, shard: str) -
     manifest = await in_thread(partial(play.commit, shard, specs, played))
     # 3. What the journal held is committed.
     journal.remove()
-    return {
-        "shard": shard,
-        "reused": False,
-        "rows": dict(manifest.rows),
-        "canonical_digest": SplitFacts.from_manifest(manifest).canonical_digest,
-        "seconds": round(time.monotonic() - started, 3),
-    }
+    return CommittedShard(
+        shard,
+        reused=False,
+        rows=dict(manifest.rows),
+        canonical_digest=SplitFacts.from_manifest(manifest).canonical_digest,
+        seconds=round(time.monotonic() - started, 3),
+    )
 
 
-def commit_split(session: Session, iteration: int, split: str) -> dict[str, Any]:
-    """Publish the split once all its shards are committed; returns rows and digest.
+def commit_split(session: Session, iteration: int, split: str) -> CommittedSplit:
+    """Publish the split once all its shards are committed.
 
     Raises StageError if too many of its episodes failed, which shards that were played in different
     processes can't see by themselves.
@@ -397,7 +421,5 @@ def commit_split(session: Session, iteration: int, split: str) -> dict[str, Any]
         )
     manifest = join_shards(play.store, play.directory, play.plan.shards, lease=session.lease)
     session.budget.tell(session.log)
-    return {
-        "rows": dict(manifest.rows),
-        "canonical_digest": SplitFacts.from_manifest(manifest).canonical_digest,
-    }
+    digest_of_all = SplitFacts.from_manifest(manifest).canonical_digest
+    return CommittedSplit(dict(manifest.rows), digest_of_all)

@@ -9,7 +9,7 @@ import asyncio
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -33,20 +33,47 @@ from nip_core.stages.choosing import describe
 from nip_core.stages.served import models_for
 from nip_core.trainers.dataset import open_dataset
 from nip_core.trainers.group_job import Parent, group_job
-from nip_core.trainers.lines import held_out, write_payloads
+from nip_core.trainers.lines import read_held_out, write_payloads
 from nip_lm_server.client import MIN_EXAMPLES
 
 Step = Literal["go_on", "keep_model", "try_again", "stop"]
 
 
 def scheduled(parameters: HyperParameters, iteration: int) -> tuple[str, ...]:
-    """The groups that are trained in the iteration: not frozen, and it is an agent's turn."""
+    """Return the groups whose training is due in the iteration: not frozen, and it is an agent's
+    turn.
+    """
     groups = parameters.trainable_groups
     return tuple(group for group in groups if parameters.training_agents(group, iteration))
 
 
-async def submit_job(session: Session, iteration: int, group: str) -> dict[str, Any]:
-    """The group's job, submitted now or before; returns its id and state.
+@dataclass(frozen=True)
+class JobReference:
+    """A job as it is told to people and programs."""
+
+    group: str
+    id: str | None
+    """None: there is none, its examples are too few."""
+    key: str
+    status: str | None
+    """How it ended, or the back-end's last word."""
+    model: str | None
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """What a wait for a job has come to."""
+
+    job: JobReference
+    again: bool = False
+    """The job gave no model, and another one is to be submitted."""
+    parked: str | None = None
+    """In words, what the run waits for: the job goes on, and the settings say not to wait longer.
+    None: it has ended."""
+
+
+async def submit_job(session: Session, iteration: int, group: str) -> JobReference:
+    """Submit the group's job, unless it was submitted before.
 
     What it takes is on record before anything is sent. Raises StageError for examples that the
     back-end would refuse.
@@ -55,12 +82,12 @@ async def submit_job(session: Session, iteration: int, group: str) -> dict[str, 
     directory = session.run.dataset(iteration, group)
     facts = DatasetFacts.from_manifest(read_manifest(session.run.store, directory))
     dataset = open_dataset(session.run.store, directory)
-    out = held_out(session.parameters, dataset)
+    out = read_held_out(session.parameters, dataset)
     spec = job_spec(session, iteration, group, facts, out)
     # 2. One that is on record as submitted is not asked for again.
     stored = _stored(session, iteration, group)
     if stored is not None and stored.key == spec.key and stored.id is not None:
-        return _submitted(session, stored)
+        return _announce(session, stored)
     epochs, tokens = spec.hyper_parameters["n_epochs"], facts.tokens
     note = describe(facts, epochs)
     is_new = stored is None or stored.key != spec.key or not stored.creates_open
@@ -83,22 +110,22 @@ async def submit_job(session: Session, iteration: int, group: str) -> dict[str, 
             async with _ledger(session, group) as (ledger, _):
                 return await ledger.ensure_job(spec, training, validation, note=note)
 
-    return _submitted(session, await session.with_server(create))
+    return _announce(session, await session.with_server(create))
 
 
-def _submitted(session: Session, record: JobRecord) -> dict[str, Any]:
+def _announce(session: Session, record: JobRecord) -> JobReference:
+    """Announce the submitted job."""
     reference = _reference(record)
-    what = f"trains as job {record.id}" if record.id else f"has no job, {reference['status']}"
+    what = f"trains as job {record.id}" if record.id else f"has no job, {reference.status}"
     words = f"iteration {record.iteration}: {record.group} {what}"
-    session.tell("submit", words, iteration=record.iteration, **reference)
+    session.tell("submit", words, iteration=record.iteration, **asdict(reference))
     return reference
 
 
-async def wait_for_job(session: Session, iteration: int, group: str) -> dict[str, Any]:
-    """Wait for the group's job.
+async def wait_for_job(session: Session, iteration: int, group: str) -> JobEnd:
+    """Wait for the group's job, as long as the settings say.
 
-    In the result `again` says that another is to be submitted, `parked` (None: it has ended) that
-    it goes on, and that the settings say not to wait longer. Raises JobError if it ends without a
+    Raises JobError if it ends without a
     model, and the settings let that stop the run.
     """
     record = _record(session, iteration, group)
@@ -141,20 +168,19 @@ async def wait_for_job(session: Session, iteration: int, group: str) -> dict[str
         except ParkedError as parked:
             words = f"iteration {iteration}: parked, {parked}"
             session.tell("parked", words, iteration=iteration, group=group, job=record.id)
-            return {**_reference(record), "again": False, "parked": str(parked)}
+            return JobEnd(_reference(record), parked=str(parked))
     # 2. A job without a model: the settings say what follows.
     step = next_step(session.parameters, record)
     if step == "stop":
         raise stopped(record, session.run.job(iteration, group))
-    reference = {**_reference(record), "again": step == "try_again", "parked": None}
+    end = JobEnd(_reference(record), again=step == "try_again")
     if record.id:
-        status, model = reference["status"], record.model or "none"
+        status, model = end.job.status, record.model or "none"
         words = f"iteration {iteration}: job {record.id} of {group}: {status}, model {model}"
         figures = _figures(record)
-        session.tell(
-            "job", words + figures.words, iteration=iteration, **reference, **figures.facts
-        )
-    return reference
+        facts = {**asdict(end.job), "again": end.again, "parked": end.parked}
+        session.tell("job", words + figures.words, iteration=iteration, **facts, **figures.facts)
+    return end
 
 
 async def _watch(
@@ -193,7 +219,7 @@ async def _watch(
 
 
 def _tokens_of(session: Session, record: JobRecord) -> int | None:
-    """The tokens that the job is trained on in all; None where they are not known."""
+    """Count the tokens of the whole job; None where they are not known."""
     directory = session.run.dataset(record.iteration, record.group)
     facts = DatasetFacts.from_manifest(read_manifest(session.run.store, directory))
     tokens, epochs = facts.tokens, record.settings.get("n_epochs")
@@ -279,14 +305,9 @@ def _record(session: Session, iteration: int, group: str) -> JobRecord:
     return record
 
 
-def _reference(record: JobRecord) -> dict[str, Any]:
-    return {
-        "group": record.group,
-        "id": record.id,
-        "key": record.key,
-        "status": record.outcome or record.status,
-        "model": record.model,
-    }
+def _reference(record: JobRecord) -> JobReference:
+    status = record.outcome or record.status
+    return JobReference(record.group, record.id, record.key, status, record.model)
 
 
 def _ledger(
@@ -327,7 +348,7 @@ def next_step(parameters: HyperParameters, record: JobRecord) -> Step:
 
 
 def stopped(record: JobRecord, path: str) -> JobError:
-    """The error for a run that stops because of the job whose record is at `path`."""
+    """Make the error of a run stopped by the job on record at `path`."""
     attempts = len(record.previous) + 1
     tried = "" if attempts == 1 else f", after {attempts} attempts"
     return JobError(

@@ -85,7 +85,7 @@ class MlflowTracker:
         """Do nothing: all was sent."""
 
     def _known(self, run: RunToTrack, cursor: Cursor) -> Any:
-        """Look for the run; None if there is none. Raises TrackerError if somebody has deleted it."""
+        """Look for the run; None without one. Raises TrackerError if it was deleted."""
         from mlflow.exceptions import MlflowException
 
         try:

@@ -27,13 +27,13 @@ class TrackioTracker:
         self._client: Any = None
 
     def load(self) -> None:
-        """Set the place of trackio's files, then import it: it reads the place while it is imported."""
+        """Set the place of trackio's files, then import it: the import reads the place."""
         if self._directory is not None:
             os.environ["TRACKIO_DIR"] = self._directory
         import trackio  # noqa: F401
 
     def open(self, run: RunToTrack, cursor: Cursor) -> int:
-        """Return the first batch trackio may lack: 0 if its files have fewer rows than were sent."""
+        """Return the first batch trackio may lack: 0 if its files have too few rows."""
         self._run = run
         if self._server is not None:
             from trackio.remote_client import RemoteClient

@@ -92,7 +92,7 @@ class WandbOnline:
         import wandb  # noqa: F401
 
     def open(self, run: RunToTrack, cursor: Cursor) -> int:
-        """Open the run, and return the first batch W&B may lack: sent rows need not have arrived."""
+        """Open the run, and return the first batch W&B may lack, as sent rows may be lost."""
         where = {"project": self._project, "entity": self._entity}
         self._run = _WandbRun(run, "online", self._directory, **where)
         return cursor.received if self._run.first_step >= cursor.rows else 0

@@ -6,10 +6,9 @@ TextSearch    finds episodes by what was written in them
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from threading import Lock
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +17,9 @@ from numpy.typing import NDArray
 
 from nip_core.errors import CorruptionError, NipError
 from nip_core.evaluation.episode_transcripts import Message, Transcript, transcript_of
-from nip_core.game.render import ChatMessage, Game, InvalidResponse, Situation, columns_of
+from nip_core.game.render import ChatMessage, Game, InvalidResponse, Situation, parse_columns
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
+from nip_core.rollouts.table_rows import Episode, Generation, Timing, read_rows
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
 from nip_core.run_store.run import RunStore
@@ -37,7 +37,7 @@ class ShownTurn:
     """A message with what the tables say of its call, and what was asked."""
 
     message: Message
-    row: dict[str, Any]
+    row: Generation
     latency_s: float | None
     readers: tuple[str, ...]
     """Who reads the channels that it was sent to, but for whoever sent it."""
@@ -48,33 +48,10 @@ class ShownTurn:
 
 
 @dataclass(frozen=True)
-class EpisodeRow:
-    """An episode as the table of episodes has it: the columns that its page needs."""
-
-    key: str
-    iteration: int
-    question_id: str | None
-    protocol: str
-    question: str
-    solution: str
-    columns: str | None
-    prover_stance: int | None
-    seed: int
-    rounds: int
-    opponent: str | None
-    error: str | None
-
-    @classmethod
-    def from_table(cls, row: Mapping[str, Any]) -> "EpisodeRow":
-        """Take the columns of a row."""
-        return cls(**{field.name: row[field.name] for field in fields(cls)})
-
-
-@dataclass(frozen=True)
 class EpisodePage:
     """All of an episode."""
 
-    row: EpisodeRow
+    row: Episode
     transcript: Transcript
     turns: tuple[ShownTurn, ...]
     no_chats: str
@@ -87,30 +64,28 @@ def read_episode(store: Store, shard: Shard, key: str, game: Game | None) -> Epi
     episodes = stored.episodes(EPISODES.names)
     generations = stored.generations(_READ)
     transcript, rows = transcript_of(key, episodes, generations, game)
-    found = episodes.filter(pc.equal(episodes["key"], key)).to_pylist()[0]
-    row = EpisodeRow.from_table(found)
+    row = next(read_rows(episodes.filter(pc.equal(episodes["key"], key)), Episode))
     timings = stored.timings()
-    keys = [str(of["key"]) for of in rows]
-    timed = timings.filter(pc.is_in(timings["key"], value_set=pa.array(keys, pa.string())))
-    pairs = zip(*(timed[name].to_pylist() for name in ("key", "latency_s")), strict=True)
-    latency_s: dict[str, float | None] = dict(pairs)
+    keys = pa.array([of.key for of in rows], pa.string())
+    timed = read_rows(timings.filter(pc.is_in(timings["key"], value_set=keys)), Timing)
+    latency_s = {of.key: of.latency_s for of in timed}
     chats, why_not = _render_chats(row, rows, game)
     turns, seen = [], dict[str, int]()
-    for message, of, call in zip(transcript.messages, rows, keys, strict=True):
-        chat, length = chats.get(call, (None, 0))
-        before = seen.get(message.agent, 0)
+    for message, of in zip(transcript.messages, rows, strict=True):
+        chat, length = chats.get(of.key, (None, 0))
+        before = seen.get(of.agent, 0)
         turns.append(
             ShownTurn(
                 message,
                 of,
-                latency_s.get(call),
+                latency_s.get(of.key),
                 _find_readers(message, game),
                 chat,
                 0 if chat is None else max(0, len(chat) - before),
             )
         )
         if chat is not None and message.invalid_reason is None:
-            seen[message.agent] = length + 1  # its own answer comes next
+            seen[of.agent] = length + 1  # its own answer comes next
     return EpisodePage(row, transcript, tuple(turns), why_not)
 
 
@@ -126,7 +101,7 @@ def _find_readers(message: Message, game: Game | None) -> tuple[str, ...]:
 
 
 def _render_chats(
-    episode: EpisodeRow, rows: Sequence[dict[str, Any]], game: Game | None
+    episode: Episode, rows: Sequence[Generation], game: Game | None
 ) -> tuple[dict[str, tuple[tuple[ChatMessage, ...], int]], str]:
     """Make again the chat of each generation, with its length without a hint.
 
@@ -146,24 +121,24 @@ def _render_chats(
         episode.solution,
         episode.prover_stance,
         episode.seed,
-        columns_of(episode.columns),
+        parse_columns(episode.columns),
     )
     chats: dict[str, tuple[tuple[ChatMessage, ...], int]] = {}
     plain: dict[tuple[int, str], tuple[ChatMessage, ...]] = {}
     try:
         turns = game.turns(rows, episode.seed)
-        hints = game.wrong_before(rows)
+        hints = game.find_mistakes(rows)
         for row in rows:
-            round_, agent = place = row["round"], row["agent"]
+            round_, agent = place = row.round, row.agent
             if agent not in game.parameters.model_agents:
                 continue
             before = [turn for turn in turns if turn.round < round_]
             if place not in plain:
                 plain[place] = tuple(game.render(agent, situation, before, round_))
-            chat, wrong = plain[place], hints.get((*place, row["attempt"]))
+            chat, wrong = plain[place], hints.get((*place, row.attempt))
             if wrong is not None:
                 chat = tuple(game.render(agent, situation, before, round_, wrong))
-            chats[row["key"]] = chat, len(plain[place])
+            chats[row.key] = chat, len(plain[place])
     except (InvalidResponse, NipError, KeyError, ValueError, IndexError) as error:
         return {}, f"What was asked can't be made again: {error}"
     return chats, ""

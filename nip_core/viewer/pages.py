@@ -131,7 +131,7 @@ def runs_page(runs: ShownRuns) -> Values:
     for run, overview in shown:
         tested = overview.values.get("tested", [])
         last = tested[-1] if tested else None
-        accuracies = [(e.iteration, e.test.get("accuracy")) for e in tested]
+        accuracies = [(e.iteration, e.test.accuracy) for e in tested]
         curve = [(i, value) for i, value in accuracies if value is not None]
         rows.append(RunRow(run, overview, last, curve, run.tree.store.url))
     return {"rows": rows}

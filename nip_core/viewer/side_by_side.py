@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.errors import NipError
-from nip_core.evaluation.embedding import thinned
+from nip_core.evaluation.embedding import thin_out
 from nip_core.rollouts.plan import TEST
 from nip_core.viewer.episode_page import EpisodePage
 from nip_core.viewer.index import IndexedEpisode
@@ -42,7 +42,7 @@ def list_places(tables: Mapping[str, pa.Table], split: str) -> list[str]:
     most = max(_FEWEST_PLACES, _MOST_PLACES // max(1, len(tables)))
     for run, table in tables.items():
         played = table.filter(pc.equal(table["split"], split)) if split else table
-        places += [f"{run}@{i}" for i in thinned(list_iterations(played), most)]
+        places += [f"{run}@{i}" for i in thin_out(list_iterations(played), most)]
     return places
 
 

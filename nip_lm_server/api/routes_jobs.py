@@ -118,19 +118,19 @@ async def list_events(request: web.Request) -> web.StreamResponse:
     """A page of a job's events, newest first."""
     refuse_unknown_query(request, {"limit", "after"})
     services, id = request.app[SERVICES], request.match_info["id"]
-    services.jobs.row(id)
-    page = services.jobs.events.page(
+    services.jobs.get_row(id)
+    page = services.jobs.events.list_page(
         id,
         limit=query_int(request, "limit", 20, 1, 1000),
         after=request.query.get("after"),
     )
-    return json_response(services.places.hidden(page))
+    return json_response(services.places.hide(page))
 
 
 async def list_checkpoints(request: web.Request) -> web.StreamResponse:
     """A job's usable checkpoints: the final one."""
     refuse_unknown_query(request, {"limit", "after"})
-    page = request.app[SERVICES].jobs.checkpoints(
+    page = request.app[SERVICES].jobs.list_checkpoints(
         request.match_info["id"],
         limit=query_int(request, "limit", 10, 1, 1000),
         after=request.query.get("after"),
@@ -140,4 +140,4 @@ async def list_checkpoints(request: web.Request) -> web.StreamResponse:
 
 def _shown(services: Services, job: dict[str, Any]) -> dict[str, Any]:
     """A job's object as clients see it: what went wrong names no place on this machine."""
-    return {**job, "error": services.places.hidden(job["error"])}
+    return {**job, "error": services.places.hide(job["error"])}

@@ -29,6 +29,7 @@ from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.episode import no_branching
 from nip_core.rollouts.plan import plan_episodes
+from nip_core.rollouts.table_rows import recorded_calls
 from nip_core.rollouts.trees import Branching
 from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.run import RunStore
@@ -103,10 +104,11 @@ async def test_calls_stop_at_a_cap_and_overshoot_it_by_what_was_in_flight(
             await play_episodes(specs, context)
         assert server.in_flight == 0 and server.most_in_flight == CONCURRENCY
     # 1. All that the server has answered is on record, and counted as it was billed.
-    rows = [record["generation"] for record in log.records]
-    shared = shared_prompts(rows, [record["timing"] for record in log.records])
+    calls = recorded_calls(log.records, "log").values()
+    rows = [call.generation for call in calls]
+    shared = shared_prompts(rows, [call.timing for call in calls])
     billed = [(PROMPT, ANSWER * body.get("n", 1)) for body in server.bodies]
-    assert sum(row["prompt_tokens"] for row in rows) - sum(shared.values()) == sum(
+    assert sum(row.prompt_tokens for row in rows) - sum(shared.values()) == sum(
         prompt for prompt, _ in billed
     )
     assert budget.spent.tokens == sum(map(sum, billed))

@@ -25,7 +25,7 @@ from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import RunStore
 from nip_core.trainers.dataset import FILES, Dataset, write_examples
 from nip_core.trainers.group_job import training_settings
-from nip_core.trainers.lines import held_out, write_payloads
+from nip_core.trainers.lines import read_held_out, write_payloads
 from nip_lm_server import placement as slots
 from nip_lm_server.devices import has_cuda
 
@@ -51,6 +51,7 @@ CONFIGURATION = {
             "lora_rank": 4,
             "dpo_beta": 0.44,
             "dpo_sft_weight": 0.6,
+            "dpo_label_smoothing": 0.2,
             "shared_model_group": "all",
         }
     },
@@ -77,7 +78,7 @@ async def test_the_configured_hyper_parameters_are_those_of_the_trainer(
     file = tmp_path / FILES[method]
     digest = write_examples(file, method, made(method, 20)).digest
     dataset = Dataset(file, method, "it")
-    out = held_out(parameters, dataset)
+    out = read_held_out(parameters, dataset)
     training, validation = write_payloads(dataset, out, tmp_path, "it")
     examples = len(training.read_bytes().splitlines())
     assert validation is not None and 10 <= examples < 20
@@ -112,6 +113,8 @@ async def test_the_configured_hyper_parameters_are_those_of_the_trainer(
     asked = OF_METHOD[method]
     assert {name: record.effective[name] for name in asked} == asked
     assert record.effective["nip"]["dpo_sft_weight"] == (0.6 if method == "dpo" else None)
+    smoothing = record.effective["nip"].get("dpo_label_smoothing")
+    assert smoothing == (0.2 if method == "dpo" else None)
     words = "effective arguments "
     [told] = [e["message"] for e in record.backend_events if e["message"].startswith(words)]
     used = json.loads(told.removeprefix(words))
