@@ -197,7 +197,7 @@ def _draw(
 
 
 def _choose_ticks(low: float, high: float, most: int, *, whole: bool) -> list[float]:
-    """Round numbers between `low` and `high`, at most so many."""
+    """Choose round numbers between `low` and `high`, at most `most`."""
     span = high - low
     if span <= 0:
         return [low]

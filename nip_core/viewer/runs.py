@@ -44,7 +44,7 @@ class Overview:
 
 
 class ShownRun:
-    """A run. Everything that it reads of what does not change any more it reads once."""
+    """A run, its index and its records. Files of finished parts are read once."""
 
     def __init__(
         self, tree: RunStore, name: str, clock: Callable[[], float] = time.monotonic
@@ -66,7 +66,7 @@ class ShownRun:
         self.__dict__.pop("game", None)
 
     def _forget_if_made_anew(self) -> None:
-        """A run that was deleted and made anew under its name is another: run.json says when."""
+        """Forget everything if run.json is another: the run was deleted and made anew."""
         try:
             run_json = self._digest(f"{self.tree.root}/run.json")
         except (NipError, OSError):
@@ -76,7 +76,7 @@ class ShownRun:
         self._run_json = run_json
 
     def episodes(self) -> Episodes:
-        """The episodes that are there by now."""
+        """Read new shards, at most once a second, and return all episodes."""
         with self.lock:
             if self._clock() - self._looked_s >= _AT_MOST_EVERY_S:
                 self._forget_if_made_anew()
@@ -85,7 +85,7 @@ class ShownRun:
             return self.index.now
 
     def state(self) -> str:
-        """A short text that changes when anything of the run does that pages show."""
+        """Make a short digest of the run as pages show it: if it is the same, so are they."""
         with self.lock:
             # Several tabs ask, and in a bucket each look is a dozen requests.
             if self._clock() - self._state_s >= _AT_MOST_EVERY_S:
@@ -97,7 +97,7 @@ class ShownRun:
             return self._state
 
     def _list_marks(self) -> Iterable[str]:
-        """Give what changes with the run; of what can't be read, why."""
+        """List all marks of change; of unreadable files, the error."""
         for part in (self._list_status, self._list_watched):
             try:
                 yield from part()
@@ -108,7 +108,7 @@ class ShownRun:
         yield find_status(self.tree, self.records.look_again())
 
     def _list_watched(self) -> Iterable[str]:
-        """The files of the last two iterations, and what the documents of their jobs say."""
+        """List the files of the last two iterations, and digests of the documents of their jobs."""
         store, root = self.tree.store, f"{self.tree.root}/iterations"
         yield from store.list(f"{self.tree.root}/superseded")
         names = store.list(root)
@@ -147,7 +147,7 @@ class ShownRun:
 
     @cached_property
     def game(self) -> Game | None:
-        """The game that the run plays; None where it can't be made here."""
+        """The game of the run; None where it can't be made here."""
         try:
             return rebuild_game(self.records.shown.record)
         except NipError:
@@ -168,7 +168,7 @@ def _describe_error(error: Exception) -> str:
 
 
 class ShownRuns:
-    """All runs of a store, those that come later as well, or those that were named."""
+    """All runs of a store, also later ones, or some named runs."""
 
     def __init__(self, store: Store | None, named: Sequence[RunStore] = ()) -> None:
         """Reads nothing yet. With `named` runs no other is ever shown."""
@@ -186,7 +186,7 @@ class ShownRuns:
         self._shown[name] = ShownRun(tree, name)
 
     def all(self) -> list[ShownRun]:
-        """The runs that are there by now, by name."""
+        """List the runs by name, new ones too."""
         with self._lock:
             if not self._named and self._store is not None:
                 names = list_runs(self._store)
@@ -198,5 +198,5 @@ class ShownRuns:
             return [self._shown[name] for name in sorted(self._shown)]
 
     def get(self, name: str) -> ShownRun | None:
-        """The run that addresses call so; a name that is not there is looked for nowhere."""
+        """Look a run up by its name in addresses, among the runs shown and nowhere else."""
         return next((run for run in self.all() if run.name == name), None)

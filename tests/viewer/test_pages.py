@@ -15,7 +15,7 @@ from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.showing.asked_chats import Place, render_chat_on_record
-from nip_core.viewer.pages import list_places
+from nip_core.viewer.side_by_side import list_places
 
 LINK = re.compile(r'(?:href|action)="(/[^"]*|\?[^"]*)"')
 
