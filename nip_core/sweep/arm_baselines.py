@@ -19,7 +19,7 @@ from nip_core.parameters import HyperParameters
 from nip_core.protocols import make_protocol
 from nip_core.records.intervals import rate_alone_of
 from nip_core.rollouts.plan import TEST
-from nip_core.rollouts.rows import read_rows
+from nip_core.rollouts.table_rows import read_rows
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store

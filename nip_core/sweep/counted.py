@@ -19,7 +19,7 @@ from nip_core.evaluation.statistics.two_way import TwoWay, two_way
 from nip_core.hashing import derive_seed
 from nip_core.protocols import ACCEPT, REJECT
 from nip_core.rollouts.plan import ATTACK, TEST
-from nip_core.rollouts.rows import read_rows
+from nip_core.rollouts.table_rows import read_rows
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
