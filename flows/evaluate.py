@@ -47,4 +47,4 @@ async def evaluate(
         newest = session.run.finished_iterations()
         await call(prove_serving, session, newest)
         metrics = await play_and_measure(session, newest, TEST, call)
-    return {"run": session.run.name, "iteration": newest, "test": metrics}
+    return {"run": session.run.name, "iteration": newest, "test": metrics.as_json()}

@@ -19,16 +19,18 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from nip_core.costs.spent_and_estimated import USD, cost_rows
-from nip_core.evaluation.attack_words import sentences
+from nip_core.evaluation.attack_metrics import ShownAttack
+from nip_core.evaluation.attack_words import loss_sentences
 from nip_core.evaluation.baseline_verifiers import believed_line
 from nip_core.evaluation.figures_in_words import (
-    alike,
     gate_line,
-    in_spans,
+    group_reasons,
+    list_spans,
     plain_percent,
     problems_words,
 )
 from nip_core.evaluation.league_figures import opponent_words
+from nip_core.evaluation.split_metrics import Opponent, SplitMetrics
 from nip_core.parameters import HyperParameters
 from nip_prefect.flows.console import make_console
 from nip_prefect.flows.terminal import say
@@ -262,9 +264,9 @@ def _tell_untrained(iterations: list[dict[str, Any]]) -> "Iterator[str]":
                 reasons = by_job.setdefault((group, job["status"]), {})
                 reasons[entry["iteration"]] = job["reason"]
     for (group, status), reasons in by_job.items():
-        for reason, of in alike(reasons):
+        for reason, of in group_reasons(reasons):
             plural = "" if len(of) == 1 else "s"
-            yield f"iteration{plural} {in_spans(of)}, {group}: {status}: {reason}"
+            yield f"iteration{plural} {list_spans(of)}, {group}: {status}: {reason}"
 
 
 def _show_attack(attack: dict[str, Any], console: "Console") -> None:
@@ -290,7 +292,7 @@ def _show_attack(attack: dict[str, Any], console: "Console") -> None:
             str(entry["distinct_problems"]),
         )
     console.print(table)
-    for sentence in sentences(attack):
+    for sentence in loss_sentences(ShownAttack.model_validate(attack)):
         say(sentence)
 
 
@@ -316,7 +318,7 @@ def _show_baselines(result: dict[str, Any], console: "Console") -> None:
     """
     tests = [(e["iteration"], e["test"]) for e in result["iterations"] if e["test"]]
     for iteration, test in dict([*tests[:1], *tests[-1:]]).items():
-        if line := believed_line(test):
+        if line := believed_line(SplitMetrics.model_validate(test)):
             say(f"iteration {iteration}: {line}")
     for remark in result.get("remarks", ()):
         console.print(remark, highlight=False, markup=False)
@@ -345,7 +347,7 @@ def _show_league(iterations: list[dict[str, Any]], console: "Console") -> None:
             interval = row["accuracy_ci95"]
             table.add_row(
                 str(entry["iteration"]),
-                opponent_words(row),
+                opponent_words(Opponent.model_validate(row)),
                 str(row["episodes"]),
                 plain_percent(row["accuracy"]),
                 f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else "-",

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nip_core.concurrency import gather_or_cancel
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
 from nip_core.records.status import first_incomplete
@@ -201,10 +202,11 @@ async def play(
 
 async def play_and_measure(
     session: Session, iteration: int, split: str, call: Call = directly
-) -> dict[str, Any]:
+) -> SplitMetrics:
     """Play and measure a split; return its metrics."""
     await play(session, iteration, split, call)
-    return dict(await call(measuring.measure, session, iteration, split))
+    metrics: SplitMetrics = await call(measuring.measure, session, iteration, split)
+    return metrics
 
 
 async def _publish(

@@ -105,7 +105,7 @@ def costs_of(records: Records) -> dict[str, dict[str, float | None]]:
 
 
 def expected_by(records: Records) -> str:
-    """Return by what the run's estimate was reckoned, in words; "" where that is not on record."""
+    """Say in words how the run's estimate was reckoned; "" where nothing is on record."""
     return _read_estimate(records.run).expected_by or ""
 
 

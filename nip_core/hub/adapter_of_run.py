@@ -22,6 +22,7 @@ from pathlib import Path
 from pydantic import JsonValue, ValidationError
 
 from nip_core.errors import CorruptionError, SettingsError, StoreError
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.hub.cards import adapter_card
 from nip_core.hub.nip_json import (
     AdapterFacts,
@@ -45,7 +46,7 @@ from nip_core.records.intervals import shown_metrics
 from nip_core.records.models import ServedModel, read_models
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.documents import first_fault
-from nip_core.run_store.run import RunRecord, RunStore
+from nip_core.run_store.run import RunRecord, RunStore, read_document
 from nip_core.servers.kept_models import fetch, is_kept
 from nip_lm_server.client import (
     CHECKSUM,
@@ -238,10 +239,10 @@ def select_settings(record: RunRecord) -> dict[str, JsonValue]:
 
 def read_result(run: RunStore, record: RunRecord, iteration: int) -> ResultFacts | None:
     """The measures of an iteration's test with their intervals; None if it has none."""
-    metrics = run.read_json_or_none(run.metrics(iteration, TEST))
+    metrics = read_document(run, run.metrics(iteration, TEST), SplitMetrics)
     if metrics is None:
         return None
-    shown = shown_metrics(run, iteration, TEST, metrics, record.parameters)
+    shown = shown_metrics(run, iteration, TEST, metrics, record.parameters).as_json()
     settings = complete_settings(record.parameters)
     return ResultFacts(
         split=str(settings["test_dataset_split"]),
@@ -257,7 +258,7 @@ def read_result(run: RunStore, record: RunRecord, iteration: int) -> ResultFacts
             for name in MEASURES
             if shown.get(name) is not None
         },
-        rollouts=metrics.get("rollouts"),
+        rollouts=metrics.rollouts,
     )
 
 

@@ -71,7 +71,7 @@ class Swap(BaseModel):
 
     @property
     def names(self) -> dict[str, str]:
-        """By group, the name of the model that serves."""
+        """Name the model of each group."""
         return {group: model.model for group, model in self.groups.items()}
 
     def to_document(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Swap(BaseModel):
 
 
 def taken_over(record: RunRecord) -> list[dict[str, ServedModel]]:
-    """List by iteration the models of other runs that the run was created with, by group.
+    """List by iteration, and by group, the models of other runs with which the run was created.
 
     Only a run that plays the tests of another one again has more than one entry.
     """
@@ -101,7 +101,7 @@ def read_swap(run: RunStore, iteration: int) -> Swap | None:
 
 
 def read_models(run: RunStore, iteration: int) -> dict[str, ServedModel]:
-    """Read by group the models that play an iteration of the run.
+    """Read by group the models in play in an iteration of the run.
 
     Of iteration 0 only those that come from another run. Raises MissingFileError if the iteration
     before is not over, CorruptionError for a damaged document.
@@ -117,7 +117,7 @@ def read_models(run: RunStore, iteration: int) -> dict[str, ServedModel]:
 def opponents_on_record(
     parameters: HyperParameters, played: Sequence[Mapping[str, str]]
 ) -> dict[str, dict[int, str]]:
-    """Name by agent the earlier models that it may meet, each by the first iteration it played.
+    """Name by agent the earlier models it may meet, each by the first iteration it played.
 
     `played` are the names of all models by group, up to the iteration itself.
     """
@@ -130,5 +130,5 @@ def opponents_on_record(
 
 
 def map_agents_to_groups(parameters: HyperParameters) -> dict[str, str]:
-    """Give by agent the model group that it belongs to."""
+    """Give by agent its model group."""
     return {name: group for group, names in parameters.groups.items() for name in names}

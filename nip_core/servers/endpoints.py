@@ -38,7 +38,7 @@ class Endpoints:
 def remote_endpoints(
     parameters: HyperParameters, environment: Mapping[str, str] = os.environ
 ) -> dict[str, Endpoints]:
-    """By group, the addresses of all that are not on the run's own server.
+    """Return by group the addresses outside of the run's own server.
 
     Raises SettingsError when a key is not in the environment.
     """
@@ -71,7 +71,7 @@ def group_endpoints(
 
 
 def key_variables(parameters: HyperParameters) -> list[str]:
-    """The environment variables that `remote_endpoints` reads keys from."""
+    """List the environment variables with the keys for `remote_endpoints`."""
     agents = (parameters.group_parameters(group) for group in parameters.groups)
     needed = {
         PROVIDERS[a.model_provider].key_variable
@@ -112,6 +112,6 @@ def _server(url: str) -> str:
 
 
 def _with_path(url: str) -> str:
-    """An address as it is given; one that is only a host gets the usual path of the API."""
+    """Return an address as it is given; a bare host gets the usual path of the API."""
     url = url.rstrip("/")
     return url if urlsplit(url).path else f"{url}/v1"

@@ -23,7 +23,7 @@ MOST_LORAS = 8
 
 
 def vllm_sizes(parameters: HyperParameters, base: str) -> dict[str, Any]:
-    """Options of the vLLM engine of a base model that `lm_server.options` leaves open."""
+    """Choose the options of a base model's vLLM engine left open by `lm_server.options`."""
     chosen = parameters.lm_server.options
     groups = _groups_over(parameters, base)
     sizes: dict[str, Any] = {}
@@ -80,7 +80,7 @@ def check_ranks(parameters: HyperParameters) -> None:
 
 
 def _groups_over(parameters: HyperParameters, base: str) -> Sequence[str]:
-    """The groups that play with a base model of the run's own server."""
+    """List the groups with a base model of the run's own server."""
     return [
         group
         for group in parameters.groups
@@ -90,7 +90,7 @@ def _groups_over(parameters: HyperParameters, base: str) -> Sequence[str]:
 
 
 def _final_rank(parameters: HyperParameters, group: str) -> int:
-    """The highest rank that the group's adapter comes to have; 0: it has none."""
+    """Return the highest rank of the group's adapter over the whole run; 0: it has none."""
     agent = parameters.group_parameters(group)
     trainings = sum(
         bool(parameters.training_agents(group, iteration))

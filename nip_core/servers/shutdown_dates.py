@@ -36,7 +36,7 @@ async def warn_of_shutdowns(
 async def announced(
     parameters: HyperParameters, endpoints: Mapping[str, Endpoints]
 ) -> dict[str, date]:
-    """By model, the day that OpenAI gives as its ``shutdown_date``; one request for each model.
+    """Ask OpenAI by model for its ``shutdown_date``; one request for each model.
 
     A model of which nothing is said, or not in time, is left out: it is no reason to stop.
     """

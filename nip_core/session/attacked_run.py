@@ -23,7 +23,7 @@ from nip_core.session.problems_of_run import load_all_problems
 
 
 def own_test(source: RunStore, iteration: int) -> OwnTest:
-    """The test of the models that play `iteration` in the attacked run; why not, without one."""
+    """Read how the models of `iteration` were tested in the attacked run; or say why not."""
     place = source.rollouts(iteration, TEST)
     try:
         source.open()

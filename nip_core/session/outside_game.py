@@ -72,7 +72,7 @@ def _first_dataset(scenario: str) -> str:
 
 
 def _with_chat_format(agents: Any) -> Any:
-    """The agents with a chat format that needs no names, unless their default has one."""
+    """Give the agents a chat format without names, unless their default has one."""
     if agents is not None and not isinstance(agents, Mapping):
         return agents  # which is refused with the other settings
     default = (agents or {}).get("_default")
@@ -127,7 +127,7 @@ def _plan(settings: str, split: str) -> Plan:
 
 
 def problem_text(game: Game | None, texts: Mapping[str, str]) -> str:
-    """All texts of a problem that an agent may see, under the scenario's headings."""
+    """Join all visible texts of a problem under the scenario's headings."""
     if game is None:
         return "\n\n".join(f"## {name.capitalize()}\n\n{text}" for name, text in texts.items())
     parts = []

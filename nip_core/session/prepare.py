@@ -66,7 +66,7 @@ def prepare(
     *,
     forked_from: RunStore | None = None,
 ) -> Prepared:
-    """Check everything that takes no server: prompts, store, problems, keys, disk space, model.
+    """Check everything without a server: prompts, store, problems, keys, disk space, model.
 
     A run that is on record takes over from other runs what it did when it was created, and one
     that is `forked_from` another what that one did. Raises SettingsError, DatasetError, StoreError
@@ -152,8 +152,7 @@ def _try_written(scenario: Scenario, problem: Problem) -> None:
 
 
 def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate, Origin]:
-    """The settings with which a run would be played, what it would take, and which models of
-    elsewhere it begins with; nothing is written."""
+    """Return the settings of a run, its estimate, and the models of elsewhere; write nothing."""
     origin = Origin()
     check_named(parameters)
     check_trackers(parameters.tracking)

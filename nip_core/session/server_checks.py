@@ -50,7 +50,7 @@ Conversation = list[tuple[int, int, list[Turn]]]
 async def check_reachable(
     parameters: HyperParameters, endpoints: Mapping[str, Endpoints], progress: Progress
 ) -> None:
-    """Connect to every server that the settings name, a few times; `progress` says why again.
+    """Connect to every server of the settings, a few times; `progress` says why again.
 
     No request is sent. Raises ServerError if one can't be reached, or the proxy before it, and
     SettingsError for a proxy that can't be used.
@@ -119,7 +119,7 @@ def _size(problem: Problem, scenario: Scenario) -> int:
 
 
 async def check_version(session: Session) -> None:
-    """Compare versions with every lm_server that the settings name.
+    """Compare versions with every lm_server of the settings.
 
     Raises SettingsError if a major version (below 1.0: a minor one) differs. A server that
     has no /version isn't ours and is not checked.
@@ -177,7 +177,9 @@ async def check_engines(session: Session) -> None:
 def _check_thoughts(
     parameters: HyperParameters, agents: Sequence[str], model: str, template: TemplateFacts
 ) -> None:
-    """Refuse training on thoughts that the template leaves out; older servers say nothing of it."""
+    """Refuse training on thoughts where the template leaves them out; older servers say nothing
+    of it.
+    """
     if template.thoughts is not None:
         return
     for name in agents:
@@ -192,7 +194,7 @@ def _check_thoughts(
 
 
 def _pinned(name: str, value: Any) -> str:
-    """Words that tell how a variable of the chat template is set."""
+    """Say in words how a variable of the chat template is set."""
     return (
         f"set lm_server.options.chat_template_kwargs: {{{name}: {json.dumps(value)}}} (for `nip "
         f"serve`: --option 'chat_template_kwargs={json.dumps({name: value})}')"
@@ -224,7 +226,7 @@ class _AgentCheck:
         self._conversation = _sample_conversation(session.game, agent)
 
     async def run(self) -> None:
-        """Raises SettingsError for the first chat that can't be asked."""
+        """Ask for every chat of the agent. Raises SettingsError for the first one refused."""
         for number, chat in enumerate(self._chats(self._session.game)):
             try:
                 answer = await self._tokenize(chat)
@@ -324,7 +326,7 @@ class _AgentCheck:
         }
 
     def _chats(self, game: Game, problem: Problem | None = None) -> list[list[dict[str, str]]]:
-        """The chats that the agent is asked in its turns, and in which it is asked again."""
+        """List the chats of the agent's turns, and those in which it is asked again."""
         problem = problem or self._problem
         stance = 1 if game.parameters.protocol_common.randomize_prover_stance else None
         again: tuple[Kind, ...] = (
@@ -365,7 +367,7 @@ class _AgentCheck:
         )
 
     async def _is_read(self, chat: list[dict[str, str]]) -> bool:
-        """Return whether the prompt depends on the first message, in which the problem stands.
+        """Return whether the prompt depends on the first message: the problem stands there.
 
         Some templates leave system messages out without a word.
         """
@@ -376,7 +378,7 @@ class _AgentCheck:
     async def _advice(
         self, forms: Sequence[str] = ("alternating", "alternating_no_system", "named")
     ) -> str:
-        """Return which chat format the model would take, tried out."""
+        """Try the chat formats, and return one the model would take."""
         for form in forms:
             chats = self._chats(_with_format(self._session.game, self._agent, form))
             try:
@@ -427,7 +429,7 @@ class _AgentCheck:
 
 
 def _sample_conversation(game: Game, agent: str) -> Conversation:
-    """The turns of `agent` in an episode in which it has some; every message a placeholder."""
+    """Make the turns of an episode with some of `agent`; every message is a placeholder."""
     protocol = game.protocol
     for seed in range(_SEEDS):
         conversation: Conversation = []

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from nip_core.evaluation.attack_figures import episodes_of
+from nip_core.evaluation.attack_figures import choose_episodes
 from nip_core.evaluation.statistics.two_way import TwoWay, two_way
 from nip_core.hashing import derive_seed
 from nip_core.protocols import ACCEPT, REJECT
@@ -92,7 +92,7 @@ class Counted:
         split = TEST if test.n is None else ATTACK
         stored = StoredRollouts(self._store, [tree.rollouts(test.iteration, split)])
         episodes = stored.episodes(columns)
-        return episodes if test.n is None else episodes_of(episodes, stored.choices(), test.n)
+        return episodes if test.n is None else choose_episodes(episodes, stored.choices(), test.n)
 
 
 def tally(plays: Iterable[tuple[str, bool]]) -> Counts:

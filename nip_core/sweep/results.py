@@ -7,13 +7,12 @@ write_results    them, every verdict, a page and a figure into the store, under 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from nip_core.errors import StoreError
-from nip_core.evaluation.attack_figures import LOST_TO_LYING, LOST_TO_TRAINING, attack_rows
 from nip_core.evaluation.attack_words import caution
 from nip_core.evaluation.baseline_verifiers import shows_checking
-from nip_core.evaluation.plots import arms_svg
+from nip_core.evaluation.plots import Mark, arms_svg
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.records.attack_on_record import shown_attack
 from nip_core.records.iterations import Records
 from nip_core.rollouts.plan import TEST
@@ -178,18 +177,17 @@ def _read_attack(
         shown = shown_attack(read.records)
     if shown is None:
         return AttackResult(run=attack.name, status=read.status, failure=read.failure)
-    _, rows = attack_rows(shown)
-    last = rows[-1]
+    last = shown.rows[-1]
     return AttackResult(
         run=attack.name,
         status=read.status,
         failure=read.failure,
-        soundness=last["soundness"],
-        completeness=last["completeness"],
-        fooled=last["fooled"],
+        soundness=last.soundness,
+        completeness=last.completeness,
+        fooled=last.fooled,
         # What an earlier version has played knows of no loss to lying.
-        lost_to_lying=(shown.get(LOST_TO_LYING) or {}).get("difference"),
-        lost_to_training=(shown.get(LOST_TO_TRAINING) or {}).get("difference"),
+        lost_to_lying=shown.lost_to_lying and shown.lost_to_lying.difference,
+        lost_to_training=shown.lost_to_training and shown.lost_to_training.difference,
         caution=caution(shown),
     )
 
@@ -219,24 +217,24 @@ def _read_tests(records: Records) -> Iterator[SweptTest]:
             yield _read_test(record.iteration, metrics)
 
 
-def _read_test(iteration: int, metrics: Mapping[str, Any]) -> SweptTest:
+def _read_test(iteration: int, metrics: SplitMetrics) -> SweptTest:
     """Take from the metrics of a test what a sweep compares."""
-    voted, believed = metrics.get("majority") or {}, metrics.get("believe_the_prover") or {}
+    voted, believed = metrics.majority, metrics.believe_the_prover
     return SweptTest(
         iteration=iteration,
-        accuracy=metrics.get("accuracy"),
-        completeness=metrics.get("completeness"),
-        soundness=metrics.get("soundness"),
-        always_fail_rate=metrics.get("always_fail_rate"),
-        majority_accuracy=voted.get("accuracy"),
-        any_of=metrics.get("any_of"),
-        believed_accuracy=believed.get("accuracy"),
-        without_prover=believed.get("without_prover"),
+        accuracy=metrics.accuracy,
+        completeness=metrics.completeness,
+        soundness=metrics.soundness,
+        always_fail_rate=metrics.always_fail_rate,
+        majority_accuracy=voted and voted.accuracy,
+        any_of=metrics.any_of,
+        believed_accuracy=metrics.believed_accuracy,
+        without_prover=believed and believed.without_prover,
         shows_checking=shows_checking(metrics),
-        episodes=metrics.get("episodes"),
-        distinct_problems=metrics.get("distinct_problems"),
-        generated_tokens=_divide(metrics.get("completion_tokens"), metrics.get("episodes")),
-        prompt_tokens=_divide(metrics.get("prompt_tokens"), metrics.get("episodes")),
+        episodes=metrics.episodes,
+        distinct_problems=metrics.distinct_problems,
+        generated_tokens=_divide(metrics.completion_tokens, metrics.episodes),
+        prompt_tokens=_divide(metrics.prompt_tokens, metrics.episodes),
     )
 
 
@@ -335,17 +333,19 @@ def write_results(
     return str(local) if local is not None else f"{to.url}/{root}README.md"
 
 
-def _marks(results: SweepResults) -> list[tuple[str, dict[str, dict[str, float] | None]]]:
+def _marks(results: SweepResults) -> list[tuple[str, dict[str, Mark | None]]]:
     """Return what the figure shows: by arm the mean, the lowest and the highest of each rate."""
     return [
         (
             " · ".join(arm.values.values()) or results.sweep,
             {
-                name: None
-                if figure is None
-                else {"mean": figure.mean, "lowest": figure.lowest, "highest": figure.highest}
+                name: None if figure is None else Mark(figure.mean, figure.lowest, figure.highest)
                 for name, figure in arm.figures.items()
             },
         )
         for arm in results.arms
     ]
+
+
+def _mark(figure: Mapping[str, float] | None) -> Mark | None:
+    return None if figure is None else Mark(figure["mean"], figure["lowest"], figure["highest"])

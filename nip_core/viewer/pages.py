@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.errors import NipError
-from nip_core.evaluation.embedding import thinned
+from nip_core.evaluation.embedding import thin_out
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS, Message
 from nip_core.evaluation.report import GroupReport, IterationReport
 from nip_core.jobs.job import JobRecord
@@ -136,7 +136,7 @@ def runs_page(runs: ShownRuns) -> Values:
     for run, overview in shown:
         tested = overview.values.get("tested", [])
         last = tested[-1] if tested else None
-        accuracies = [(e.iteration, e.test.get("accuracy")) for e in tested]
+        accuracies = [(e.iteration, e.test.accuracy) for e in tested]
         curve = [(i, value) for i, value in accuracies if value is not None]
         rows.append(RunRow(run, overview, last, curve, run.tree.store.url))
     return {"rows": rows}
@@ -355,7 +355,7 @@ def list_places(tables: Mapping[str, pa.Table], split: str) -> list[str]:
     most = max(_FEWEST_PLACES, _MOST_PLACES // max(1, len(tables)))
     for run, table in tables.items():
         played = table.filter(pc.equal(table["split"], split)) if split else table
-        places += [f"{run}@{i}" for i in thinned(list_iterations(played), most)]
+        places += [f"{run}@{i}" for i in thin_out(list_iterations(played), most)]
     return places
 
 
