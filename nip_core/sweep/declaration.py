@@ -141,7 +141,7 @@ class StudyPlan:
 
     @property
     def contents(self) -> DeclaredPlan:
-        """Return all that is to be declared."""
+        """Return the plan as it is declared."""
         return DeclaredPlan(
             sweep=self.sweep.name,
             stopping=self.file.stopping,

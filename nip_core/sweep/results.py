@@ -193,7 +193,7 @@ def _read_attack(
 
 
 def _read_records(store: Store, name: str, begun: set[str], failures: Mapping[str, str]) -> _Read:
-    """Read how a run stands. One that can't be shown is damaged."""
+    """Read the status of a run, and open its records. Without a whole summary it is damaged."""
     failure = failures.get(name)
     if name not in begun:
         return _Read(NOT_BEGUN, failure)
