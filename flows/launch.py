@@ -18,7 +18,7 @@ from typing import Any, cast
 from nip_core.errors import ServerError, SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Progress
-from nip_core.proxies import let_find
+from nip_core.proxies import prepare_proxies
 from nip_core.redaction import check_address, remove_users, show_address
 from nip_prefect.flows.console import make_console
 from nip_prefect.flows.live import watch
@@ -225,7 +225,7 @@ def _check_prefect() -> None:
 
     address = PREFECT_API_URL.value() or ""
     check_address("PREFECT_API_URL", address)
-    let_find(address)
+    prepare_proxies(address)
     with get_client(sync_client=True) as client:
         error = client.api_healthcheck()
     if error is not None and is_unreachable(error):

@@ -163,8 +163,8 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         client = self.language_model_client
         shares = self.hyper_params.lm_server.share_device == "yes"
         if not shares:
-            status = (await client.engine(self._engine)).get("status") or {}
-            shares = str(status.get("device")).startswith("cuda")
+            device = (await client.engine(self._engine)).status.device
+            shares = device is not None and device.startswith("cuda")
         # 2. If so, it leaves.
         if shares:
             await client.move_engine(self._engine, "sleep")

@@ -8,7 +8,7 @@ from nip_core.agents.history import HISTORIES, NO_STANCE, holds_text, read_situa
 from nip_core.agents.nested_array_dict import Array, NestedArrayDict
 from nip_core.agents.whole_agent import PureTextWholeAgent
 from nip_core.game.render import ChatMessage, Situation
-from nip_core.trainers.expert_iteration import own_side
+from nip_core.trainers.expert_iteration import render_own_side
 
 _REPLACES_NOTHING = (
     "the last message is replaced by the true label only with "
@@ -19,7 +19,7 @@ _REPLACES_NOTHING = (
 class PromptedWholeAgent(PureTextWholeAgent):
     """An agent that makes the chats it sees, and those it can be trained on.
 
-    `Game.render` makes the chats and `own_side` ends them for training, as in the loop.
+    `Game.render` makes the chats and `render_own_side` ends them for training, as in the loop.
     """
 
     def _build_chat_messages_prompt(
@@ -65,7 +65,7 @@ class PromptedWholeAgent(PureTextWholeAgent):
         game = self.protocol_handler.game
         if not ensure_last_message_is_assistant:
             return _messages(game.render(self.agent_name, situation, turns, round_id))
-        chat = own_side(game, self.agent_name, situation, turns, round_id, label)
+        chat = render_own_side(game, self.agent_name, situation, turns, round_id, label)
         if not chat:
             raise AgentNotActiveInChannelError(self.agent_name)
         return _messages(chat)

@@ -25,7 +25,7 @@ from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.evaluation.metrics import evaluate, paired_difference
 from nip_core.evaluation.spread import Asked, questions_of
 from nip_core.protocols import ACCEPT
-from nip_core.rollouts.rows import read_rows
+from nip_core.rollouts.table_rows import read_rows
 from nip_core.rollouts.tables import RolloutTables
 from nip_core.rollouts.trees import Leaf, generation_numbers
 from nip_core.tolerance import at_least

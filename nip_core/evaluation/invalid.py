@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.evaluation.figures_in_words import plain_percent
-from nip_core.game.reasons import KINDS, Kind, is_about_decision, kind_of
+from nip_core.game.reasons import KINDS, Kind, is_about_decision, sort_reason
 
 _COLUMNS = ("agent", "attempt", "invalid_reason", "finish_reason", "text")
 _MANY = 1 / 3  # of an agent's first answers
@@ -44,7 +44,7 @@ def invalid_answers(generations: pa.Table) -> dict[str, Any] | None:
 
 def _counts(rows: list[dict[str, Any]], answered: int) -> dict[str, Any]:
     kinds = Counter(
-        kind_of(row["invalid_reason"], row["finish_reason"], row["text"])
+        sort_reason(row["invalid_reason"], row["finish_reason"], row["text"])
         for row in rows
         if row["attempt"] == 0
     )

@@ -14,7 +14,9 @@ from nip_core.rollouts.plan import ATTACK
 
 
 def training_of(records: Records) -> dict[str, Any]:
-    """As `by_training`, of the iterations that train; {} for an attack that trains nobody."""
+    """Count how the iterations of an attack have trained its provers, as `by_training`; {} for an
+    attack without training.
+    """
     steps = [record for record in records.all() if record.iteration < records.shown.last]
     if not steps:
         return {}

@@ -30,7 +30,7 @@ RATES = TypeAdapter(_Rates)
 
 
 def checked(value: _T, shape: TypeAdapter[Any], place: str) -> _T:
-    """Return `value` as it is. Raises CorruptionError that names the `place` if it is not so."""
+    """Return `value` as it is. Raises CorruptionError with the `place` of the first fault."""
     try:
         shape.validate_python(value)
     except ValidationError as error:

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from nip_core.errors import NipError
 from nip_core.evaluation.embedding import thinned
-from nip_core.parameters.stored import priced
+from nip_core.parameters.stored import read_costing_settings
 from nip_core.viewer.charts import SMALL, Chart, Line, lay_out_chart
 from nip_core.viewer.measures import count_verdicts, measure_calibration
 from nip_core.viewer.pages import list_iterations, list_splits
@@ -144,7 +144,7 @@ def _cost_by_iteration(run: ShownRun) -> dict[int, float | None]:
     """By iteration, the US dollars of all its stages; None where a price is missing."""
     with run.lock:
         try:
-            parameters = priced(run.records.shown.record.parameters)
+            parameters = read_costing_settings(run.records.shown.record.parameters)
             return {
                 record.iteration: record.all_spent.usd(parameters) for record in run.records.all()
             }

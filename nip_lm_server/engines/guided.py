@@ -69,7 +69,7 @@ def write_call_grammar(
         name, parameters = tool["function"]["name"], read_parameters(tool)
         write_json_grammar(parameters, f"tools[{index}].function.parameters")
         if not forced or name in forced:
-            opening, closing = form.around(name)
+            opening, closing = form.surround(name)
             bodies.append((opening, _set_style(parameters), closing))
     # 1. Free text with calls in it: a call is followed from its marker on.
     if not forced and schema is None:
