@@ -29,8 +29,9 @@ from nip_core.game import parsing
 from nip_core.game.decisions import InvalidResponse
 from nip_core.game.parsing import AnswerForm, parse_response
 from nip_core.game.render import Game
-from nip_core.parameters.stored import from_stored
+from nip_core.parameters.stored import read_settings
 from nip_core.protocols import NO_DECISION
+from nip_core.rollouts.table_rows import Episode, Generation, read_rows
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.rollouts.trees import generations_by_episode
 from nip_core.run_store.run import RunStore
@@ -116,30 +117,28 @@ def _word(verdict: int) -> str:
 def answers(path: Path) -> Iterator[tuple[str, AnswerForm]]:
     """Give the texts of answers that may decide, each with the form that was asked for."""
     run = RunStore(open_store(str(path.parent)), path.name)
-    game = Game(from_stored(run.open().parameters))
+    game = Game(read_settings(run.open().parameters))
     for directory in sorted(path.glob("iterations/*/rollouts/*")):
         if not directory.is_dir():
             continue
         tables = read_rollouts(run.store, str(directory.relative_to(path.parent)))
-        episodes = tables.episodes.to_pylist()
-        columns = [name for name in tables.generations.column_names if "token" not in name]
-        generations = tables.generations.select(columns).to_pylist()
+        episodes = [*read_rows(tables.episodes, Episode)]
+        by_episode = generations_by_episode(episodes, read_rows(tables.generations, Generation))
         seen: set[str] = set()
-        by_episode = generations_by_episode(episodes, generations)
         for episode in episodes:
-            rows = by_episode[episode["key"]]
+            rows = by_episode[episode.key]
             try:
-                turns = game.turns(rows, episode["seed"])
+                turns = game.turns(rows, episode.seed)
             except InvalidResponse:  # another version of nip has read it otherwise
                 turns = []
             for row in rows:
-                if row["key"] in seen or row["model_served"] == "random":
+                if row.key in seen or row.model_served == "random":
                     continue
-                seen.add(row["key"])  # a tree's answer stands in every leaf behind it
-                before = [turn for turn in turns if turn.round < row["round"]]
-                form = game.form(row["agent"], row["round"], episode["seed"], before)
+                seen.add(row.key)  # a tree's answer stands in every leaf behind it
+                before = [turn for turn in turns if turn.round < row.round]
+                form = game.form(row.agent, row.round, episode.seed, before)
                 if form.scale is not None:
-                    yield row["text"], form
+                    yield row.text, form
 
 
 def read(text: str, form: AnswerForm) -> int | None:
@@ -163,7 +162,7 @@ def _replaced(name: str, function: Callable[..., object]) -> Iterator[None]:
 
 def without_other_words() -> AbstractContextManager[None]:
     """Read decision lines alone."""
-    return _replaced("claims", lambda answer: [])
+    return _replaced("find_claims", lambda answer: [])
 
 
 def without_plainer() -> AbstractContextManager[None]:
