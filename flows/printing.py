@@ -96,14 +96,14 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
 
 def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
     """Print on standard error what is probably not meant, after everything else."""
-    from nip_core.parameters.shutdowns import shutdown_warnings
+    from nip_core.parameters.shutdowns import list_shutdown_warnings
     from nip_core.session.attacked_run import untold
 
     sys.stdout.flush()
     for line in (
         *_few_examples(parameters, estimate.train_episodes),
         *_unreachable_threshold(parameters),
-        *shutdown_warnings(parameters, datetime.now(UTC).date()),
+        *list_shutdown_warnings(parameters, datetime.now(UTC).date()),
         *_short_budget(parameters, estimate),
         *_shows_little(parameters, estimate),
         *untold(parameters),
@@ -113,7 +113,7 @@ def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
 
 def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
     from nip_core.costs.caps import caps_of
-    from nip_core.parameters.prices import price_lines
+    from nip_core.parameters.prices import write_price_lines
 
     rows = {
         "calls": (estimate.expected_calls, estimate.calls),
@@ -126,7 +126,7 @@ def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
         say(f"  {name:<20}{expected:>16}{most:>16}")
     if estimate.usd is None or estimate.expected_usd is None:
         say("  cost unknown: add to the configuration, with US dollars per million tokens,")
-        say("\n".join(f"    {line}" for line in ("prices:", *price_lines(parameters))))
+        say("\n".join(f"    {line}" for line in ("prices:", *write_price_lines(parameters))))
     else:
         say(f"  {'US dollars':<20}{estimate.expected_usd:>16.2f}{estimate.usd:>16.2f}")
     say(f"  expected: {estimate.expected_by}")
@@ -201,12 +201,12 @@ def _few_examples(parameters: HyperParameters, train_episodes: int) -> "Iterator
 
 
 def _unreachable_threshold(parameters: HyperParameters) -> "Iterator[str]":
-    from nip_core.trainers.expert_iteration import never_chosen
+    from nip_core.trainers.expert_iteration import find_never_chosen
 
     if parameters.trainer != "pure_text_ei" or parameters.base_run.base_run_type == "rerun_tests":
         return  # other trainers have no threshold, or not for long
     threshold = parameters.pure_text_ei.reward_threshold
-    for agent, most in never_chosen(parameters).items():
+    for agent, most in find_never_chosen(parameters).items():
         yield (
             f"agents.{agent} can earn at most {most:g} in an episode, less than "
             f"pure_text_ei.reward_threshold, {threshold:g}, so it is never trained; use "
@@ -258,7 +258,7 @@ def _jobs_cell(statuses: dict[str, str], width: int) -> str:
     return ", ".join(f"{group} {status}" for group, status in statuses.items()) or "-"
 
 
-def _untrained(iterations: list[dict[str, Any]]) -> "Iterator[str]":
+def _tell_untrained(iterations: list[dict[str, Any]]) -> "Iterator[str]":
     """Say the reasons of jobs without a model, equal ones in one line."""
     by_job: dict[tuple[str, str], dict[int, str]] = {}
     for entry in iterations:
@@ -415,7 +415,7 @@ def show_run(result: dict[str, Any]) -> None:
         if entry.get("promotion"):
             decision = Decision(**entry["promotion"])
             say(f"iteration {entry['iteration']}: new models {gate_line(decision)}")
-    for line in _untrained(result["iterations"]):
+    for line in _tell_untrained(result["iterations"]):
         say(line)
     if result.get("report"):
         # Not through the console: a path must not be wrapped.

@@ -22,8 +22,8 @@ from nip_core.evaluation.attack_metrics import AttackMetrics
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.attack import BEST_OF_N
-from nip_core.parameters.checks import attackers
-from nip_core.parameters.stored import from_stored, with_defaults
+from nip_core.parameters.checks import find_attackers
+from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.records.iterations import IterationRecord, Records
 from nip_core.records.spending import Spent
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
@@ -45,8 +45,8 @@ def of_run(run: RunStore) -> Experience:
     Raises StoreError for what can't be read, or another of `_UNREADABLE`.
     """
     records = Records(run)
-    parameters = from_stored(records.shown.record.parameters)
-    keys = Keys.of(with_defaults(records.shown.record.parameters))
+    parameters = read_settings(records.shown.record.parameters)
+    keys = Keys.of(complete_settings(records.shown.record.parameters))
     spent: dict[str, list[tuple[float, Spent]]] = {}
     trained: dict[str, list[tuple[float, int]]] = {}
     last = records.shown.last
@@ -85,7 +85,7 @@ def _some(iterations: list[int]) -> list[int]:
 def _played(
     parameters: HyperParameters, keys: Keys, record: IterationRecord
 ) -> Iterator[tuple[str, float, Spent]]:
-    """Give of each stage that was played its key, its episodes or trees, and what it has spent."""
+    """Give of each played stage its key, its episodes or trees, and its spending."""
     for stage, spent in record.spent.items():
         split = ATTACK if stage == "attack" else _STAGES.get(stage)
         if split is None:
@@ -103,7 +103,7 @@ def _played(
 def _count(
     metrics: SplitMetrics | AttackMetrics | None, parameters: HyperParameters, split: str
 ) -> float:
-    """The episodes of a split, or those from which its trees grew."""
+    """Count the episodes of a split, or the roots of its trees."""
     if metrics is None:
         return 0
     problems = float(metrics.distinct_problems or 0)
@@ -158,13 +158,13 @@ def _repeats(store: Store, parameters: HyperParameters) -> float | None:
     if attacked is None or parameters.attack.by != BEST_OF_N:
         return None
     try:
-        return repeated(RunStore(store, attacked), attackers(parameters))
+        return repeated(RunStore(store, attacked), find_attackers(parameters))
     except _UNREADABLE:
         return None
 
 
 def _joined(told: Iterable[Experience], keys: Keys, needed: Collection[str]) -> Experience:
-    """Take what keys name from the first that has it, until all that is `needed` is there."""
+    """Take each key from the first source with it, until all `needed` ones are there."""
     wanted = {keys.game, keys.trees, keys.attack}
     episodes: dict[str, Loads] = {}
     trained: dict[str, Mapping[str, float]] = {}
@@ -206,7 +206,7 @@ def _of_store(store: Store, own_name: str, keys: Keys) -> Iterator[Experience]:
     newest = sorted(runs, key=lambda each: each[:2], reverse=True)
     for _, _, parameters, run in newest[:_LOOKED_AT]:
         try:
-            if Keys.of(with_defaults(parameters)).game == keys.game:
+            if Keys.of(complete_settings(parameters)).game == keys.game:
                 yield of_run(run)
         except _UNREADABLE:
             continue

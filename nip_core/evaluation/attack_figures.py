@@ -32,7 +32,7 @@ from nip_core.evaluation.metrics import evaluate, paired_difference
 from nip_core.evaluation.split_metrics import PairedDifference
 from nip_core.evaluation.spread import Asked, find_questions
 from nip_core.protocols import ACCEPT
-from nip_core.rollouts.rows import read_rows
+from nip_core.rollouts.table_rows import read_rows
 from nip_core.rollouts.tables import RolloutTables
 from nip_core.rollouts.trees import Leaf, generation_numbers
 from nip_core.tolerance import at_least

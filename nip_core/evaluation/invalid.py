@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.evaluation.split_metrics import InvalidAnswers, InvalidCounts
-from nip_core.game.reasons import KINDS, is_about_decision, kind_of
+from nip_core.game.reasons import KINDS, is_about_decision, sort_reason
 
 _COLUMNS = ("agent", "attempt", "invalid_reason", "finish_reason", "text")
 _IN_WORDS: Mapping[str, str] = {str(kind): words for kind, words in KINDS.items()}
@@ -40,7 +40,7 @@ def invalid_answers(generations: pa.Table) -> InvalidAnswers | None:
 
 def _counts(rows: list[dict[str, Any]], answered: int) -> InvalidCounts:
     kinds = Counter(
-        kind_of(row["invalid_reason"], row["finish_reason"], row["text"])
+        sort_reason(row["invalid_reason"], row["finish_reason"], row["text"])
         for row in rows
         if row["attempt"] == 0
     )

@@ -51,8 +51,8 @@ from nip_core.evaluation.spread import (
 from nip_core.evaluation.statistics.clustered import clustered_mean
 from nip_core.evaluation.statistics.differences import sign_flips
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION
-from nip_core.rollouts.rows import read_rows
-from nip_core.rollouts.trees import Leaf, Tree, leaf_weights, steps, tree_of
+from nip_core.rollouts.table_rows import read_rows
+from nip_core.rollouts.trees import Leaf, Tree, leaf_weights, parse_path, tree_of
 
 _Figures = dict[str, float | Interval | None]
 """Figures by the names that the models have for them."""
@@ -264,7 +264,7 @@ def weigh_episodes(episodes: pa.Table) -> Floats:
     trees: dict[Tree, dict[tuple[int, ...], int]] = defaultdict(dict)
     leaves = read_rows(episodes.select(Leaf._fields).filter(is_leaf), Leaf)
     for row, leaf in zip(rows, leaves, strict=True):
-        trees[tree_of(leaf)][steps(leaf.branch_path)] = row
+        trees[tree_of(leaf)][parse_path(leaf.branch_path)] = row
     for tree in trees.values():
         for path, weight in leaf_weights(tree).items():
             weights[tree[path]] = weight

@@ -12,14 +12,14 @@ from nip_core.game.answer_rows import Attempted, Spoken, read_tokens
 from nip_core.game.chat_format import format_chat
 from nip_core.game.decisions import InvalidResponse
 from nip_core.game.parsing import AnswerForm
-from nip_core.game.reasons import Kind, kind_of
+from nip_core.game.reasons import Kind, sort_reason
 from nip_core.game.retry_hints import hint
 from nip_core.game.rules import Rules
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move, Protocol, RoundResult, TokenChoice, Turn, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
 from nip_core.scenarios import Problem, Scenario, make_scenario
-from nip_core.scenarios.checked import drawn, text_of
+from nip_core.scenarios.checked import call_for_text, draw_columns
 from nip_core.scenarios.prompts import SystemPrompts
 
 ChatMessage = dict[str, str]
@@ -44,12 +44,12 @@ def columns_json(columns: Mapping[str, str]) -> str | None:
     return json.dumps(columns, sort_keys=True, ensure_ascii=False) if columns else None
 
 
-def columns_of(recorded: str | None) -> Mapping[str, str]:
+def parse_columns(recorded: str | None) -> Mapping[str, str]:
     """The further texts of a problem, of what `columns_json` made."""
     return {} if recorded is None else dict(json.loads(recorded))
 
 
-def situation_of(problem: Problem, stance: int | None, seed: int) -> Situation:
+def make_situation(problem: Problem, stance: int | None, seed: int) -> Situation:
     """Return what an episode of this problem, drawn stance and seed is about."""
     return Situation(problem.question, problem.solution, stance, seed, problem.columns)
 
@@ -89,7 +89,7 @@ class Game:
         """
         rules, seed, stance = self._rules, situation.seed, situation.stance
         prompt = rules.system_prompt(agent, stance, seed)
-        texts = self._texts(situation)
+        texts = self._fill_texts(situation)
         system = prompt.fill(texts)
         chat: list[ChatMessage] = [{"role": "system", "content": system}]
         # 1. What was said, by round.
@@ -115,14 +115,14 @@ class Game:
                     if channel in turn.move.messages:
                         content = turn.move.messages[channel]
                         if reads_otherwise and self.protocol.is_prover(turn.agent):
-                            content = text_of(self.scenario, "as_read", content, texts)
+                            content = call_for_text(self.scenario, "as_read", content, texts)
                         message = {"role": "user", "content": content}
                         name = names[turn.agent]
                         if name is not None:
                             message["name"] = name
                         chat.append(message)
         if wrong is not None:
-            chat.append(self._hint(agent, round_, seed, turns, wrong))
+            chat.append(self._make_hint(agent, round_, seed, turns, wrong))
         # 3. In the form that its model takes.
         spoke = any(turn.agent == agent for turn in by_round.get(round_, ()))
         asked = rounds[-1].moves and not spoke
@@ -138,12 +138,12 @@ class Game:
         seed, stance = situation.seed, situation.stance
         told = self._rules.rounds(agent, round_, stance, seed, by_round)[round_].told
         prompt = self._rules.system_prompt(agent, stance, seed)
-        system = prompt.fill(self._texts(situation))
+        system = prompt.fill(self._fill_texts(situation))
         return system, None if told is None else told["content"]
 
     def drawn(self, situation: Situation) -> Mapping[str, str]:
         """The columns that the scenario draws for the episode."""
-        return drawn(self.scenario, _given(situation), situation.seed)
+        return draw_columns(self.scenario, _list_texts(situation), situation.seed)
 
     def find_mistake(
         self, agent: str, text: str, finish_reason: str, invalid_reason: str | None
@@ -155,7 +155,7 @@ class Game:
         settings = self.parameters.model_agents.get(agent)
         if invalid_reason is None or settings is None or not settings.retry_hint:
             return None
-        return kind_of(invalid_reason, finish_reason, text)
+        return sort_reason(invalid_reason, finish_reason, text)
 
     def find_mistakes(self, generations: Iterable[Attempted]) -> dict[tuple[int, str, int], Kind]:
         """Say by round, agent and attempt with which hint the answers of an episode were asked."""
@@ -174,7 +174,7 @@ class Game:
         form = self.form(agent, round_, seed, [turn for turn in turns if turn.round < round_])
         return hint(wrong, form, self.parameters.max_tokens(agent))
 
-    def _hint(
+    def _make_hint(
         self, agent: str, round_: int, seed: int, turns: Sequence[Turn], wrong: Kind
     ) -> ChatMessage:
         message = {"role": "user", "content": self.hint(agent, round_, seed, turns, wrong)}
@@ -184,9 +184,9 @@ class Game:
             message["name"] = self.parameters.model_agents[agent].supervisor_name
         return message
 
-    def _texts(self, situation: Situation) -> Mapping[str, str]:
+    def _fill_texts(self, situation: Situation) -> Mapping[str, str]:
         """The texts of the problem by column, those drawn for the episode included."""
-        return {**_given(situation), **self.drawn(situation)}
+        return {**_list_texts(situation), **self.drawn(situation)}
 
     def judge(
         self,
@@ -222,7 +222,7 @@ class Game:
 
         Raises InvalidResponse.
         """
-        return self.turns_of(
+        return self.parse_turns(
             (
                 (row.round, row.agent, row.text, read_tokens(row.token_logprobs))
                 for row in generations
@@ -231,7 +231,7 @@ class Game:
             seed,
         )
 
-    def turns_of(self, answers: Iterable[Answer], seed: int) -> list[Turn]:
+    def parse_turns(self, answers: Iterable[Answer], seed: int) -> list[Turn]:
         """The turns of an episode's valid answers, in the order of play. Raises InvalidResponse."""
         rules, order = self._rules, self._rules.order
         turns: list[Turn] = []
@@ -246,7 +246,7 @@ class Game:
         return turns
 
 
-def _given(situation: Situation) -> Mapping[str, str]:
+def _list_texts(situation: Situation) -> Mapping[str, str]:
     """The texts of the problem that do not depend on the episode."""
     return {
         "question": situation.question,

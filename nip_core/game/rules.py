@@ -56,7 +56,7 @@ class Rules:
 
     def system_prompt(self, agent: str, stance: int | None, seed: int) -> FilledPrompt:
         """The agent's system prompt, in which only the problem is missing."""
-        prompts = self._kept(seed).prompts
+        prompts = self._keep_answers(seed).prompts
         prompt = prompts.get((agent, stance))
         if prompt is None:
             prompt = prompts[agent, stance] = self._prompts.filled(agent, stance, seed)
@@ -64,7 +64,7 @@ class Rules:
 
     def names(self, seed: int) -> Mapping[str, str | None]:
         """By agent, the name with which its messages reach the others; None: without one."""
-        answers = self._kept(seed)
+        answers = self._keep_answers(seed)
         if answers.names is None:
             answers.names = {
                 name: None if spec.anonymous else self._protocol.human_name(name, seed)
@@ -72,7 +72,7 @@ class Rules:
             }
         return answers.names
 
-    def _kept(self, seed: int) -> _Kept:
+    def _keep_answers(self, seed: int) -> _Kept:
         if not self._by_seed:
             return self._same
         answers = self._of_seeds.get(seed)
@@ -95,7 +95,7 @@ class Rules:
         """The rounds from the first to `last` as `agent` sees them, with these turns by round."""
         if self.moves_by_turns:
             return self._rounds(agent, last, stance, seed, by_round)
-        cache = self._kept(seed).rounds
+        cache = self._keep_answers(seed).rounds
         rounds = cache.get((agent, last, stance))
         if rounds is None:
             rounds = self._rounds(agent, last, stance, seed, by_round)
@@ -115,14 +115,14 @@ class Rules:
         own_turns = 0
         for round_ in range(last + 1):
             moves = agent in self._protocol.movers(round_, seed, before)
-            told = self._told(agent, round_, own_turns, stance, seed) if moves else None
+            told = self._announce(agent, round_, own_turns, stance, seed) if moves else None
             own_turns += moves
             channels = self._protocol.channel_order(agent, round_, seed)
             rounds.append(Seen(moves, told, tuple(channels)))
             before += by_round.get(round_, ())
         return rounds
 
-    def _told(
+    def _announce(
         self, agent: str, round_: int, own_turns: int, stance: int | None, seed: int
     ) -> Mapping[str, str] | None:
         settings = self._parameters.model_agents[agent]
@@ -146,7 +146,7 @@ class Rules:
         """The form that the answer of `agent` in the round must have, after the turns before it."""
         if self.moves_by_turns:
             return self._form(agent, round_, seed, before)
-        forms = self._kept(seed).forms
+        forms = self._keep_answers(seed).forms
         form = forms.get((agent, round_))
         if form is None:
             form = forms[agent, round_] = self._form(agent, round_, seed, before)

@@ -26,7 +26,7 @@ from nip_core.rollouts.tables import shard_manifest, shards_of
 from nip_core.run_store.facts import DatasetFacts, SplitFacts
 from nip_core.run_store.manifest import is_committed, read_committed_file, read_manifest
 from nip_core.run_store.run import RunStore
-from nip_core.trainers.dataset import FILES, schema_of
+from nip_core.trainers.dataset import FILES, choose_schema
 
 _ROLLOUTS = {"episodes": EPISODES, "generations": GENERATIONS, "choices": CHOICES}
 
@@ -166,7 +166,7 @@ def _read_parts(
                 iteration,
                 f"{iteration:04d}.parquet",
                 content,
-                schema_of(pq.read_schema(pa.BufferReader(content)), method),
+                choose_schema(pq.read_schema(pa.BufferReader(content)), method),
                 manifest.path(FILES[method]),
             )
 

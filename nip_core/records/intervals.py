@@ -27,7 +27,7 @@ from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.split_metrics import Baselines, RateBound, SplitIntervals, SplitMetrics
 from nip_core.evaluation.spread import find_questions, pick_intervals, replace_intervals
 from nip_core.evaluation.statistics.differences import at_most
-from nip_core.parameters.stored import from_stored
+from nip_core.parameters.stored import read_settings
 from nip_core.protocols import make_protocol
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.tables import RolloutTables, read_rollouts
@@ -65,7 +65,7 @@ def shown_metrics(
 
 
 def _lacks_baselines(document: SplitIntervals, split: str, metrics: SplitMetrics) -> bool:
-    """Return whether a test has baselines which the version that wrote the document did not."""
+    """Return whether a test has baselines and its document, of an earlier version, has none."""
     has_some = metrics.believe_the_prover is not None or metrics.majority is not None
     return split == TEST and has_some and document.baselines is None
 
@@ -84,7 +84,9 @@ def combined(metrics: SplitMetrics, document: SplitIntervals) -> SplitMetrics:
 
 
 def split_by_of(parameters: Mapping[str, Any]) -> tuple[str, ...]:
-    """The columns by which the scenario of these settings splits problems; () if it is not here."""
+    """List the columns by which the scenario of these settings splits problems; () if it is not
+    here.
+    """
     try:
         return tuple(find_scenario(parameters["scenario"]).split_by)
     except Exception:  # whatever a user's module raises that has been changed or is gone
@@ -92,12 +94,12 @@ def split_by_of(parameters: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def rate_alone_of(parameters: Mapping[str, Any]) -> float | None:
-    """`Scenario.rate_alone` for a game without provers on problems that the scenario draws.
+    """Return `Scenario.rate_alone` for a game without provers on problems drawn by the scenario.
 
     None for other games and datasets, and where nobody knows.
     """
     try:
-        settings = from_stored(parameters)
+        settings = read_settings(parameters)
         scenario = make_scenario(settings)
         if make_protocol(settings).provers or settings.dataset not in scenario.generated:
             return None
@@ -107,7 +109,9 @@ def rate_alone_of(parameters: Mapping[str, Any]) -> float | None:
 
 
 def hinted_of(parameters: Mapping[str, Any]) -> set[str]:
-    """The agents that are told why they are asked again, of a run's settings on record."""
+    """List the agents of a run on record with `retry_hint`: they are told why they are asked
+    again.
+    """
     agents = parameters.get("agents") or {}
     return {name for name, agent in agents.items() if agent.get("retry_hint") is True}
 
@@ -117,7 +121,7 @@ def _claims_and_provers(
 ) -> tuple[Mapping[str, int], Collection[str]] | None:
     """Return what a game's claims stand for, and who makes them; None if it is not here."""
     try:
-        settings = from_stored(parameters)
+        settings = read_settings(parameters)
         return make_scenario(settings).claims, make_protocol(settings).provers
     except Exception:  # whatever a user's module raises, or settings of another version
         return None

@@ -64,8 +64,11 @@ class IterationRecord:
         """What others make of it, for as long as it is the same."""
 
     def metrics(self, split: str) -> SplitMetrics | None:
-        """The metrics of a split, None where there are none: of what is played for the gate as they
-        are stored, of others with the intervals that are shown."""
+        """Return the metrics of a split, None where there are none.
+
+        What is played for the gate has those that are stored, other splits have the intervals that
+        are shown.
+        """
         metrics = self.stored_metrics(split)
         if metrics is not None and split in (TEST, TRAIN) and split not in self._shown_metrics:
             settings = self._records.shown.record.parameters
@@ -103,7 +106,7 @@ class IterationRecord:
 
     @cached_property
     def served(self) -> dict[str, str]:
-        """By group, the name of the model that plays the iteration."""
+        """Name by group the model in play."""
         if self.iteration == 0 or (before := self._records.of(self.iteration - 1)).swap is None:
             return dict(self._records.shown.first_models)
         return before.swap.names
@@ -115,7 +118,7 @@ class IterationRecord:
 
     @cached_property
     def jobs(self) -> dict[str, JobShown]:
-        """Jobs by group. One that was not due has a stand-in."""
+        """List the jobs by group. One without its turn has a stand-in."""
         jobs: dict[str, JobShown] = {}
         not_scheduled = [] if self.swap is None else self.swap.not_scheduled
         for group in self._records.shown.first_models:
@@ -170,7 +173,7 @@ class IterationRecord:
 
     @cached_property
     def manifests(self) -> dict[str, str]:
-        """By path below the run, the digests of the splits and datasets that are committed."""
+        """Give by path below the run the digests of all committed splits and datasets."""
         run = self._run
         return {
             path.removeprefix(f"{run.root}/"): read_manifest(
@@ -216,7 +219,7 @@ class IterationRecord:
 
     @classmethod
     def from_block(cls, records: "Records", iteration: int, part: "_BlockPart") -> Self:
-        """Make the record of which `part` was written."""
+        """Make the record of an iteration from its part of a block."""
         record = cls(records, iteration)
         record.has_breakdowns = False
         record._stored_metrics.update(part.metrics.by_split)
@@ -300,13 +303,13 @@ class Records:
 
     @property
     def rewinds(self) -> int:
-        """The number of times that the run was done again from some place."""
+        """Count how often the run was done again from some place."""
         if self._rewinds is None:
             self._rewinds = len(self.run.store.list(f"{self.run.root}/superseded"))
         return self._rewinds
 
     def look_again(self) -> Self:
-        """Keep only what does not change any more, so that the rest is read anew."""
+        """Keep only what does not change any more, so the rest is read anew."""
         before, self._rewinds = self._rewinds, None
         if before is not None and before != self.rewinds:
             self._forget()
@@ -314,7 +317,7 @@ class Records:
         return self
 
     def of(self, iteration: int) -> IterationRecord:
-        """The record of an iteration, on which there may be nothing."""
+        """Return the record of an iteration; it may be empty."""
         if iteration not in self._known:
             self._read_block(iteration // BLOCK)
         if iteration not in self._known:
@@ -325,13 +328,15 @@ class Records:
         return self._known[iteration]
 
     def whole(self, iteration: int) -> IterationRecord:
-        """The record of an iteration with the breakdowns of its metrics, which blocks lack."""
+        """Return the record of an iteration with the breakdowns of its metrics. Blocks lack
+        these.
+        """
         if not self.of(iteration).has_breakdowns:
             self._known[iteration] = IterationRecord(self, iteration)
         return self._known[iteration]
 
     def iterations(self) -> list[int]:
-        """Iterations of which anything is on record."""
+        """List the iterations with anything on record."""
         store, place = self.run.store, f"{self.run.root}/iterations"
         names = (name[:-1] for name in store.list(place) if name.endswith("/"))
         numbers = sorted(int(name) for name in names if name.isdigit())
@@ -356,7 +361,9 @@ class Records:
         return self._count
 
     def swaps(self, count: int) -> list[Swap]:
-        """The swaps of the first `count` iterations. Raises MissingFileError for one that lacks."""
+        """Return the swaps of the first `count` iterations. Raises MissingFileError for a
+        missing one.
+        """
         self.over()  # takes what it finds in blocks
         swaps = []
         for i in range(count):
@@ -387,7 +394,7 @@ class Records:
     # Blocks
 
     def write_blocks(self, lease: Lease) -> None:
-        """Write those whose iterations are all over and that are not there."""
+        """Write the missing blocks whose iterations are all over."""
         for number in range(self.finished() // BLOCK):
             if self._read_block(number):
                 continue
@@ -403,7 +410,7 @@ class Records:
                 self._blocks[number] = True
 
     def _read_block(self, number: int) -> bool:
-        """Take the records of a block that was written; False if there is none that counts."""
+        """Take the records of a written block; False if there is none to go by."""
         if number not in self._blocks:
             self._blocks[number] = self._take_block(number)
         return self._blocks[number]

@@ -21,10 +21,10 @@ from nip_core.evaluation.attack_metrics import AttackMetrics
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.jobs.job import JobRecord
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.prices import calls_usd, training_usd
+from nip_core.parameters.prices import price_calls, price_training
 from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
-from nip_core.rollouts.rows import Generation, Timing, read_rows, recorded_calls
+from nip_core.rollouts.table_rows import Generation, Timing, read_rows, recorded_calls
 from nip_core.rollouts.tables import StoredRollouts, committed_shards
 from nip_core.run_store.facts import DatasetFacts, ShardFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
@@ -59,17 +59,17 @@ class Spent:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens that models have read."""
+        """Count the tokens read by models."""
         return sum(prompt for prompt, _ in self.by_agent.values())
 
     @property
     def generated_tokens(self) -> int:
-        """Tokens that models have written."""
+        """Count the tokens written by models."""
         return sum(generated for _, generated in self.by_agent.values())
 
     @property
     def trained_tokens(self) -> int:
-        """Tokens that models were trained on, once for each epoch."""
+        """Count the tokens of all training, once for each epoch."""
         return sum(self.trained.values())
 
     @property
@@ -79,8 +79,8 @@ class Spent:
 
     def usd(self, parameters: HyperParameters) -> float | None:
         """US dollars by the prices in the settings; None where one is missing."""
-        parts = [calls_usd(parameters, self.by_agent)] if self.by_agent else []
-        parts += [training_usd(parameters, group, n) for group, n in self.trained.items()]
+        parts = [price_calls(parameters, self.by_agent)] if self.by_agent else []
+        parts += [price_training(parameters, group, n) for group, n in self.trained.items()]
         known = [usd for usd in parts if usd is not None]
         return sum(known) if len(known) == len(parts) else None
 
@@ -171,7 +171,7 @@ class PlayedTables:
         self.splits = {*list_folders(store, self._rollouts), *list_folders(store, self._journals)}
 
     def player(self, split: str) -> str | None:
-        """The run that has played the split, by its first shard; None: it has none committed."""
+        """Name the run behind the split, by its first shard; None: it has none committed."""
         for manifest in committed_shards(self._store, f"{self._rollouts}/{split}").values():
             rows = StoredRollouts.of_shard(self._store, manifest).episodes(["run"])
             if rows.num_rows:

@@ -27,7 +27,7 @@ from nip_core.run_store.run import RunStore, read_document
 
 
 def spent_so_far(records: Records) -> Spent:
-    """Everything that the run has spent. Raises CorruptionError for what can't be read."""
+    """Add up everything the run has spent. Raises CorruptionError for a file that can't be read."""
     is_fork = records.shown.record.forked_from is not None
     copied = _copied(records)
     stages: list[Spent] = []
@@ -41,7 +41,7 @@ def spent_so_far(records: Records) -> Spent:
 
 
 def _own_stages(records: Records, iteration: int) -> Iterator[Spent]:
-    """Give what a fork has spent on an iteration of which it may have copied a part."""
+    """Give what a fork has spent on an iteration, without the part it has copied."""
     run, record = records.run, records.of(iteration)
     tables = PlayedTables(run.store, run.root, f"{iteration:04d}", frozenset())
     players = {stage: tables.player(split) for split, stage in STAGE_BY_SPLIT.items()}
@@ -89,7 +89,7 @@ def _below(run: RunStore, root: str, trees: frozenset[str]) -> Iterator[Spent]:
 
 
 def _copied(records: Records) -> int:
-    """The number of iterations, from the first on, that a fork has from another run."""
+    """Count the iterations, from the first on, that a fork has from another run."""
     if records.shown.record.forked_from is None:
         return 0
     if "copied" not in records.memory:

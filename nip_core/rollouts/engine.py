@@ -1,7 +1,7 @@
 """Plays shards: many episodes at once over one client and one journal.
 
 play_episodes many episodes, as many at a time as there are places
-places_for    how many episodes at a time
+make_places    how many episodes at a time
 PlayedShard   what comes of it
 
 Every episode is a coroutine (see `episode`), with no barrier between the turns of different ones.
@@ -18,7 +18,7 @@ from nip_core.concurrency import gather_or_cancel
 from nip_core.parameters import HyperParameters
 from nip_core.rollouts.episode import Failures, Played, ShardContext, play_episode
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.rows import AttackChoice, Episode, Generation, LabelRow, Timing
+from nip_core.rollouts.table_rows import AttackChoice, Episode, Generation, LabelRow, Timing
 
 _EPISODES_PER_CALL = 2  # in flight
 PlaySpec = Callable[[EpisodeSpec, ShardContext], Awaitable[Played]]
@@ -39,7 +39,7 @@ class PlayedShard:
     """Of an attack."""
 
 
-def places_for(parameters: HyperParameters) -> asyncio.Semaphore:
+def make_places(parameters: HyperParameters) -> asyncio.Semaphore:
     """As many episodes at a time as always have a call to make.
 
     Not more: episodes are begun in the order of the plan, so the shards before are soon committed,
@@ -60,7 +60,7 @@ async def play_episodes(
     """
     parameters, progress = context.game.parameters, context.progress
     failures = context.failures or Failures(len(specs))
-    places = context.places or places_for(parameters)
+    places = context.places or make_places(parameters)
     shard, done = PlayedShard([], [], []), 0
 
     async def play(spec: EpisodeSpec) -> None:

@@ -34,7 +34,7 @@ from nip_core.errors import StageError
 from nip_core.game.answer_rows import read_tokens
 from nip_core.game.parsing import AnswerForm
 from nip_core.game.reasons import Kind
-from nip_core.game.render import ChatMessage, Game, columns_json, situation_of
+from nip_core.game.render import ChatMessage, Game, columns_json, make_situation
 from nip_core.parameters import RandomAgentParameters
 from nip_core.progress.board import Progress
 from nip_core.protocols import NO_DECISION, Move, Turn
@@ -44,10 +44,10 @@ from nip_core.rollouts.chat_client import (
     RequestRefusedError,
 )
 from nip_core.rollouts.journal import Appends
-from nip_core.rollouts.labels import objection, with_solution
+from nip_core.rollouts.labels import make_objection, take_solution
 from nip_core.rollouts.model_call import Call, Player, ask, read_again
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.rows import AttackChoice, CallRecord, Episode, LabelRow
+from nip_core.rollouts.table_rows import AttackChoice, CallRecord, Episode, LabelRow
 from nip_core.scenarios import NO_LABEL, NoLabel
 from nip_core.tolerance import more_than
 
@@ -126,7 +126,7 @@ async def play_episode(spec: EpisodeSpec, context: ShardContext) -> Played:
     return await EpisodeState(spec, context, 0, [], rewards, None).play_on()
 
 
-def in_episode(record: CallRecord, episode: str) -> CallRecord:
+def assign_episode(record: CallRecord, episode: str) -> CallRecord:
     """The record with the episode that its generation belongs to, which a node can't know."""
     generation = record.generation
     if generation.episode == episode:
@@ -192,7 +192,7 @@ class EpisodeState:
             parts = [Played([state.row()], [])]
         # 3. What all leaves share belongs to the first of them.
         episodes = [row for part in parts for row in part.episodes]
-        shared = [in_episode(record, episodes[0].key) for record in records]
+        shared = [assign_episode(record, episodes[0].key) for record in records]
         return Played(episodes, [*shared, *(record for part in parts for record in part.records)])
 
     async def play_children(
@@ -262,7 +262,7 @@ class EpisodeState:
         # 3. What the writing prover wrote is the solution from now on.
         if not problems and spec.problem.y == NO_LABEL:
             try:
-                after.spec = await with_solution(self.context, spec, after.turns, after.parent)
+                after.spec = await take_solution(self.context, spec, after.turns, after.parent)
             except NoLabel as error:
                 problems.append(f"round {self.round}: {error}")
         # 4. Pay for the round.
@@ -294,7 +294,7 @@ class EpisodeState:
         """The row of an episode that is over."""
         spec, game = self.spec, self.context.game
         problem = spec.problem
-        drawn = game.drawn(situation_of(problem, spec.stance, spec.seed))
+        drawn = game.drawn(make_situation(problem, spec.stance, spec.seed))
         assert self.outcome is not None  # it is over
         return Episode(
             key=spec.key,
@@ -409,7 +409,7 @@ class EpisodeState:
             return []  # it reads nothing
         if (agent, wrong) not in self.chats:
             problem, spec = self.spec.problem, self.spec
-            situation = situation_of(problem, spec.stance, spec.seed)
+            situation = make_situation(problem, spec.stance, spec.seed)
             chat = self.context.game.render(agent, situation, self.turns, self.round, wrong)
             self.chats[agent, wrong] = chat
         return self.chats[agent, wrong]
@@ -437,7 +437,7 @@ class EpisodeState:
         self, call: Call, number: int, spec: EpisodeSpec, attempt: int
     ) -> tuple[CallRecord, Move]:
         """Put an answer of a call in the log; its record, and the move if it is valid."""
-        why_not = objection(self.context.game, spec.problem, call.player.agent)
+        why_not = make_objection(self.context.game, spec.problem, call.player.agent)
         record, move = call.record(number, spec, self.round, attempt, self.parent, why_not)
         await self.context.log.append(record.to_json())
         if record.generation.invalid_reason is not None:

@@ -89,7 +89,7 @@ class GroupCommits:
         if not self._is_replayed:
             self.replay()
         if self._failed is not None:
-            raise _again(self._failed)
+            raise _copy_error(self._failed)
         self._pending.append(encode_line(record))
         if self._batch is None:
             self._batch = asyncio.get_running_loop().create_future()
@@ -137,7 +137,7 @@ class GroupCommits:
                 if self._failed is None:
                     batch.set_result(None)
                 else:
-                    batch.set_exception(_again(self._failed))
+                    batch.set_exception(_copy_error(self._failed))
                     batch.exception()  # a caller that was cancelled does not fetch it
         finally:
             self._flusher = None
@@ -222,7 +222,7 @@ class Journal(GroupCommits):
         if self._failed is not None:
             raise self._failed
         payload = b"\n".join(lines)
-        frame = _frame(payload)
+        frame = _make_frame(payload)
         try:
             _write_all(self._file, frame, self._end)
             os.fsync(self._file)
@@ -233,17 +233,17 @@ class Journal(GroupCommits):
         self._end += len(frame)
 
 
-def _again(error: NipError) -> NipError:
+def _copy_error(error: NipError) -> NipError:
     """The same error for another caller."""
     return type(error)(str(error))
 
 
-def _frame(payload: bytes) -> bytes:
+def _make_frame(payload: bytes) -> bytes:
     body = _HEADER_BODY.pack(_MAGIC, len(payload), zlib.crc32(payload))
     return body + struct.pack("<I", zlib.crc32(body)) + payload
 
 
-def _frame_at(data: bytes, offset: int) -> bytes | None:
+def _read_frame(data: bytes, offset: int) -> bytes | None:
     """The payload of an intact frame that begins at `offset`, else None."""
     if offset + _HEADER.size > len(data):
         return None
@@ -260,9 +260,9 @@ def encode_line(record: dict[str, Any]) -> bytes:
     return json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
-def one_frame(lines: list[bytes]) -> bytes:
+def make_journal(lines: list[bytes]) -> bytes:
     """A whole journal with these lines in one frame."""
-    return FILE_HEADER + _frame(b"\n".join(lines))
+    return FILE_HEADER + _make_frame(b"\n".join(lines))
 
 
 def parse_begun(data: bytes, path: str) -> list[dict[str, Any]]:
@@ -290,7 +290,7 @@ def _parse(data: bytes, path: Path | str) -> tuple[list[dict[str, Any]], int]:
     records: list[dict[str, Any]] = []
     offset = len(FILE_HEADER)
     while offset < len(data):
-        payload = _frame_at(data, offset)
+        payload = _read_frame(data, offset)
         if payload is None:
             _refuse_if_more(data, offset, path)
             break
@@ -306,7 +306,7 @@ def _refuse_if_more(data: bytes, offset: int, path: Path | str) -> None:
     """Raise CorruptionError if an intact frame lies behind the damaged one at `offset`."""
     later = data.find(_MAGIC, offset + 1)
     while later >= 0:
-        if _frame_at(data, later) is not None:
+        if _read_frame(data, later) is not None:
             raise CorruptionError(
                 f"{path}: damaged at byte {offset}, with intact records from byte {later} on; "
                 "nothing is repaired: restore the file, or delete it to play the shard again"

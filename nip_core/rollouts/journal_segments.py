@@ -20,7 +20,7 @@ from nip_core.rollouts.journal import (
     GroupCommits,
     Journal,
     encode_line,
-    one_frame,
+    make_journal,
     parse_begun,
     parse_whole,
 )
@@ -60,11 +60,11 @@ def read_journal(store: Store, path: str) -> list[dict[str, Any]]:
 def _read_journal(store: Store, path: str) -> list[dict[str, Any]]:
     if (local := store.local_path(path)) is not None:
         return parse_begun(local.read_bytes(), path)
-    segments = sorted(_numbers(path, name) for name in store.list(path))
+    segments = sorted(_parse_segment(path, name) for name in store.list(path))
     records: list[dict[str, Any]] = []
     for epoch, number in segments:
         if epoch == segments[-1][0]:
-            segment = _segment(path, epoch, number)
+            segment = _name_segment(path, epoch, number)
             records += parse_whole(store.get(segment), segment)
     return records
 
@@ -92,7 +92,7 @@ class SegmentJournal(GroupCommits):
 
         Raises CorruptionError naming a segment that is damaged or missing.
         """
-        segments = sorted(_numbers(self._path, name) for name in self._store.list(self._path))
+        segments = sorted(_parse_segment(self._path, name) for name in self._store.list(self._path))
         newest = max((epoch for epoch, _ in segments), default=self._epoch)
         if newest > self._epoch:
             raise StoreError(
@@ -104,10 +104,10 @@ class SegmentJournal(GroupCommits):
         for expected, number in enumerate(numbers, 1):
             if number != expected:
                 raise CorruptionError(
-                    f"{self._segment(newest, expected)}: missing, although later segments are "
+                    f"{self._name_segment(newest, expected)}: missing, although later segments are "
                     "there; restore it, or delete the journal to play the shard again"
                 )
-            segment = self._segment(newest, number)
+            segment = self._name_segment(newest, number)
             records += parse_whole(self._store.get(segment), segment)
         self._next = len(numbers) + 1
         if newest < self._epoch:
@@ -115,7 +115,7 @@ class SegmentJournal(GroupCommits):
             if records:
                 self._write([encode_line(record) for record in records])
             for epoch, number in segments:
-                self._store.delete(self._segment(epoch, number))
+                self._store.delete(self._name_segment(epoch, number))
         self._is_replayed = True
         return records
 
@@ -125,23 +125,23 @@ class SegmentJournal(GroupCommits):
     def _write(self, lines: list[bytes]) -> None:
         if self._failed is not None:
             raise self._failed
-        segment = self._segment(self._epoch, self._next)
-        if not self._store.put_if_absent(segment, one_frame(lines)):
+        segment = self._name_segment(self._epoch, self._next)
+        if not self._store.put_if_absent(segment, make_journal(lines)):
             raise StoreError(
                 f"{segment}: there already, so another process is playing this shard; wait for it "
                 "or stop it"
             )
         self._next += 1
 
-    def _segment(self, epoch: int, number: int) -> str:
-        return _segment(self._path, epoch, number)
+    def _name_segment(self, epoch: int, number: int) -> str:
+        return _name_segment(self._path, epoch, number)
 
 
-def _segment(path: str, epoch: int, number: int) -> str:
+def _name_segment(path: str, epoch: int, number: int) -> str:
     return f"{path}/{epoch:06d}-{number:06d}"
 
 
-def _numbers(path: str, name: str) -> tuple[int, int]:
+def _parse_segment(path: str, name: str) -> tuple[int, int]:
     epoch, _, number = name.partition("-")
     if not (epoch.isdigit() and number.isdigit()):
         raise CorruptionError(f"{path}/{name}: not a segment of a journal; move it away")

@@ -1,7 +1,7 @@
 """Solutions that a prover writes in play: taken from its first valid message, and labelled.
 
-objection      why a move can't be the solution, so that the prover is asked again
-with_solution  an episode with what was written and its label in the place of the problem's
+make_objection      why a move can't be the solution, so that the prover is asked again
+take_solution  an episode with what was written and its label in the place of the problem's
 count_labels   what the labels of a shard were, and what they took; add_counts: of several
 
 A label that the journal has is not made again. Only `y` and `mutation` stand in the tables; what
@@ -17,10 +17,10 @@ from nip_core.errors import SettingsError, StageError
 from nip_core.game.render import Game
 from nip_core.protocols import Move, Turn
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.rows import LabelRow
+from nip_core.rollouts.table_rows import LabelRow
 from nip_core.run_store.facts import LabelCounts
 from nip_core.scenarios import NO_LABEL, Problem
-from nip_core.scenarios.checked import label_of, written
+from nip_core.scenarios.checked import find_solution, label_solution
 
 NO_ANSWER = "no answer"
 """The kind of mistake of a prover that was silent where it should have written the solution."""
@@ -40,14 +40,14 @@ class Context(Protocol):
     def log(self) -> Any: ...
 
 
-def objection(game: Game, problem: Problem, agent: str) -> Callable[[Move], str | None] | None:
+def make_objection(game: Game, problem: Problem, agent: str) -> Callable[[Move], str | None] | None:
     """Return what says why a move of the agent can't be the solution; None: nothing is awaited."""
     if problem.y != NO_LABEL or not game.protocol.is_prover(agent):
         return None
 
     def reason(move: Move) -> str | None:
         try:
-            written(game.scenario, _message(move), problem.texts)
+            find_solution(game.scenario, _join_message(move), problem.texts)
         except SettingsError:
             raise
         except ValueError as error:
@@ -57,7 +57,7 @@ def objection(game: Game, problem: Problem, agent: str) -> Callable[[Move], str 
     return reason
 
 
-async def with_solution(
+async def take_solution(
     context: Context, spec: EpisodeSpec, turns: Sequence[Turn], key: str | None
 ) -> EpisodeSpec:
     """The episode with the solution that the last of `turns` wrote, in the generation `key`.
@@ -69,7 +69,7 @@ async def with_solution(
     if not turns or key is None:
         return replace(spec, problem=replace(problem, y=0, mutation=NO_ANSWER))
     try:
-        solution = written(scenario, _message(turns[-1].move), problem.texts)
+        solution = find_solution(scenario, _join_message(turns[-1].move), problem.texts)
     except SettingsError:
         raise
     except ValueError as error:
@@ -80,7 +80,7 @@ async def with_solution(
         ) from None
     row = context.labels.get(key)
     if row is None:
-        label = await label_of(scenario, {**problem.texts, "solution": solution})
+        label = await label_solution(scenario, {**problem.texts, "solution": solution})
         row = LabelRow(key, label.y, label.mutation, label.seconds)
         await context.log.append(row.to_json())
         context.labels[key] = row
@@ -88,7 +88,7 @@ async def with_solution(
     return replace(spec, problem=labelled)
 
 
-def _message(move: Move) -> str:
+def _join_message(move: Move) -> str:
     return "\n".join(move.messages.values())
 
 

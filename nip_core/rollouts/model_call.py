@@ -24,11 +24,11 @@ from nip_core.game.parsing import AnswerForm, lacks_decision, parse_response
 from nip_core.game.reasons import NO_CONTENT, NO_DECISION_GIVEN
 from nip_core.game.render import ChatMessage, Game, InvalidResponse
 from nip_core.parameters import PureTextAgentParameters, RandomAgentParameters
-from nip_core.parameters.dialects import dialect_of
+from nip_core.parameters.dialects import find_dialect
 from nip_core.protocols import Move
 from nip_core.rollouts.chat_client import ChatAnswer, ChatCompletions, Endpoint
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.rows import CallRecord, Generation, Timing
+from nip_core.rollouts.table_rows import CallRecord, Generation, Timing
 
 RANDOM_MODEL = "random"  # what stands where a model's name would
 _LETTERS = 20
@@ -52,7 +52,7 @@ class Player:
         """Say whether one request can ask for several answers."""
         if isinstance(self.parameters, RandomAgentParameters):
             return False
-        return dialect_of(self.parameters).takes_n
+        return find_dialect(self.parameters).takes_n
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Call:
             move = judge_answer(answer, self.form, retries_left, objection)
         except InvalidResponse as response:
             move, invalid = Move(), response.reason
-        tokens = _recorded_tokens(player, answer)
+        tokens = _choose_tokens(player, answer)
         generation = Generation(
             key=spec.generation_key(round_, player.agent, attempt),
             parent_key=parent,
@@ -141,7 +141,7 @@ async def ask(
     limit = game.parameters.max_tokens(player.agent)
     body = request_body(player.model, player.parameters, chat, seed, limit, n)
     top_logprobs = game.top_logprobs(player.agent)
-    takes_logprobs = dialect_of(player.parameters).takes_logprobs
+    takes_logprobs = find_dialect(player.parameters).takes_logprobs
     if takes_logprobs and (asked := max(top_logprobs, player.top_logprobs)):
         body |= {"logprobs": True, "top_logprobs": asked}
     if player.record_tokens:
@@ -184,7 +184,7 @@ class _Tokens(NamedTuple):
     likeliest: list[RecordedToken] | None
 
 
-def _recorded_tokens(player: Player, answer: ChatAnswer) -> _Tokens:
+def _choose_tokens(player: Player, answer: ChatAnswer) -> _Tokens:
     """Choose what is recorded of an answer's tokens.
 
     Raises StageError where they are to be trained on and the server gives none.
@@ -220,7 +220,7 @@ def request_body(
     It asks for `n` completions. They have one seed: what a server gives as the i-th of them need
     not be what it gives to any seed alone.
     """
-    dialect = dialect_of(parameters)
+    dialect = find_dialect(parameters)
     body: dict[str, Any] = {"model": model, "messages": chat, dialect.limit: max_tokens}
     if dialect.seed is not None:
         body[dialect.seed] = seed

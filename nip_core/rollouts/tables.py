@@ -27,8 +27,8 @@ import pyarrow as pa
 
 from nip_core.errors import CorruptionError, StageError
 from nip_core.rollouts.parquet import parquet_bytes, parquet_table
-from nip_core.rollouts.rows import AttackChoice, Episode, Generation, Timing, stored_row
 from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS, TIMINGS
+from nip_core.rollouts.table_rows import AttackChoice, Episode, Generation, Timing, stored_row
 from nip_core.run_store.facts import SplitFacts
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import (
@@ -90,7 +90,7 @@ def build_tables(
     """
     generations, timings = list(generations), list(timings)
     # 1. What the order of play follows from.
-    position = _positions(episodes, "episodes")
+    position = _index_by_key(episodes, "episodes")
     by_key = {row.key: row for row in generations}
     agents = {row.key: agent_order(row.rewards) for row in episodes}
     depths: dict[str, int] = {}
@@ -101,7 +101,7 @@ def build_tables(
         return (
             position[row.episode],
             row.round,
-            _depth(row, by_key, depths),
+            _measure_depth(row, by_key, depths),
             row.branch_path,
             agents[row.episode](row.agent),
             row.attempt,
@@ -109,16 +109,16 @@ def build_tables(
 
     # 2. Generations by it, timings by them.
     generations.sort(key=order)
-    generation_position = _positions(generations, "generations")
+    generation_position = _index_by_key(generations, "generations")
     for row in timings:
         if row.key not in generation_position:
             raise StageError(f"timing {row.key}: its generation is not here")
     timings.sort(key=lambda row: generation_position[row.key])
     return Tables(
-        _table(episodes, "episodes"),
-        _table(generations, "generations"),
-        _table(timings, "timings"),
-        _table(choices, "choices") if choices else None,
+        _make_table(episodes, "episodes"),
+        _make_table(generations, "generations"),
+        _make_table(timings, "timings"),
+        _make_table(choices, "choices") if choices else None,
     )
 
 
@@ -311,7 +311,7 @@ class _RowHashes:
         ):
             for batch in table.to_batches(max_chunksize=10_000):
                 self._rows[name].extend(
-                    row["key"].encode() + hashlib.sha256(_canonical_row(row)).digest()
+                    row["key"].encode() + hashlib.sha256(_encode_row(row)).digest()
                     for row in batch.to_pylist()
                 )
 
@@ -323,7 +323,7 @@ class _RowHashes:
         return total.hexdigest()
 
 
-def _canonical_row(row: Mapping[str, Any]) -> bytes:
+def _encode_row(row: Mapping[str, Any]) -> bytes:
     row = {
         name: value
         for name, value in row.items()
@@ -357,7 +357,7 @@ def _read_shard(store: Store, manifest: Manifest) -> RolloutTables:
     )
 
 
-def _table(rows: Sequence[_Row], kind: str) -> pa.Table:
+def _make_table(rows: Sequence[_Row], kind: str) -> pa.Table:
     schema = _KNOWN[kind]
     stored = [stored_row(row) for row in rows]
     arrays = []
@@ -374,7 +374,7 @@ def _table(rows: Sequence[_Row], kind: str) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _positions(rows: Sequence[_Row], kind: str) -> dict[str, int]:
+def _index_by_key(rows: Sequence[_Row], kind: str) -> dict[str, int]:
     position = {row.key: index for index, row in enumerate(rows)}
     if len(position) != len(rows):
         seen: set[str] = set()
@@ -383,7 +383,9 @@ def _positions(rows: Sequence[_Row], kind: str) -> dict[str, int]:
     return position
 
 
-def _depth(row: Generation, by_key: Mapping[str, Generation], depths: dict[str, int]) -> int:
+def _measure_depth(
+    row: Generation, by_key: Mapping[str, Generation], depths: dict[str, int]
+) -> int:
     """Tell how many messages come before `row` in its episode."""
     chain = []
     key: str | None = row.key

@@ -1,11 +1,11 @@
 """What a model that thinks says and what it thinks, in the shapes that APIs give.
 
-said_and_thought      of a message, the text that is its answer, and its thoughts
+read_message      of a message, the text that is its answer, and its thoughts
 read_usage            how many tokens it took, thoughts included
-thought_to_the_limit  whether a request was refused because its thoughts left no room for a text
+says_thoughts_took_all  whether a request was refused because its thoughts left no room for a text
 
-Thoughts stand in ``reasoning`` (vLLM, OpenRouter) or ``reasoning_content`` (older vLLM, DeepSeek
-and many gateways), in ``reasoning_details`` alone (OpenRouter, for some models), or as parts of the
+Thoughts stand in ``reasoning`` (vLLM, some gateways) or ``reasoning_content`` (older vLLM, DeepSeek
+and other gateways), in ``reasoning_details`` alone (a gateway, for some models), or as parts of the
 content that are of type ``thinking`` (Mistral). OpenAI, Gemini and Anthropic's endpoint for
 OpenAI's protocol give their number at most. A model that writes ``<think>`` into its text, with no
 parser in front of it, keeps it there: `nip_core.game.parsing` leaves it out of what others read.
@@ -33,21 +33,21 @@ class Usage:
     """None: there were none, or they are not counted."""
 
 
-def said_and_thought(message: Mapping[str, Any]) -> tuple[str | None, str | None]:
+def read_message(message: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """The text of an answer and the thoughts beside it; None: there is none.
 
     Raises ValueError for content of a kind that is not known.
     """
-    content, thought = message.get("content"), _field(message)
+    content, thought = message.get("content"), _read_thoughts(message)
     if isinstance(content, list):
-        content, in_parts = _of_parts(content)
+        content, in_parts = _read_parts(content)
         thought = thought or in_parts
     elif content is not None and not isinstance(content, str):
         raise ValueError(f"content is of type {type(content).__name__}")
     return content, thought or None
 
 
-def _field(message: Mapping[str, Any]) -> str | None:
+def _read_thoughts(message: Mapping[str, Any]) -> str | None:
     for name in ("reasoning", "reasoning_content"):
         thought = message.get(name)
         if isinstance(thought, str) and thought:
@@ -59,7 +59,7 @@ def _field(message: Mapping[str, Any]) -> str | None:
     return "\n".join(text for text in texts if isinstance(text, str)) or None
 
 
-def _of_parts(parts: list[Any]) -> tuple[str | None, str | None]:
+def _read_parts(parts: list[Any]) -> tuple[str | None, str | None]:
     """The text and the thoughts in content that is a list of parts."""
     texts: list[str] = []
     thoughts: list[str] = []
@@ -99,7 +99,7 @@ def read_usage(usage: Mapping[str, Any]) -> Usage:
     return Usage(prompt, completion, reasoning)
 
 
-def thought_to_the_limit(refusal: bytes) -> bool:
+def says_thoughts_took_all(refusal: bytes) -> bool:
     """Tell if the body of a 400 says that the limit was reached before the answer began.
 
     OpenAI answers so for models that think ("Could not finish the message because max_tokens or

@@ -2,10 +2,10 @@
 
 Branching               where the trees of an iteration branch, decided before they are played
 nodes_by_round          how many nodes that makes
-steps, ancestors        a branch path as numbers, and the paths above it
+parse_path, list_ancestors        a branch path as numbers, and the paths above it
 tree_of                 which tree an episode is in
-child_of                a node below another
-children_of             which nodes follow which
+make_child                a node below another
+group_children             which nodes follow which
 generations_by_episode  every episode with its generations, those that it shares included
 generation_numbers      the same by the numbers of rows; for_each_episode: as a table
 leaf_weights            how much each leaf counts, where every answer counts the same
@@ -34,7 +34,7 @@ from nip_core.hashing import derive_key, derive_seed
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Protocol as GameProtocol
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.rows import read_rows, row_columns
+from nip_core.rollouts.table_rows import read_rows, row_columns
 
 Path = tuple[int, ...]
 """A branch path as numbers."""
@@ -60,7 +60,7 @@ class Branching:
         if tree not in self._shapes:
             self._shapes[tree] = self.shape(node)
         count = self._shapes[tree][round_] if self._may_branch(agents, node) else 1
-        return [child_of(node, number) for number in range(count)]
+        return [make_child(node, number) for number in range(count)]
 
     def shape(self, spec: EpisodeSpec) -> tuple[int, ...]:
         """By round, how many children each node of this tree has where nothing ends early.
@@ -86,7 +86,7 @@ class Branching:
         shape = [1] * self._protocol.max_message_rounds
         for round_ in order:
             shape[round_] = settings.num_responses_per_timestep
-            if settings.max_nodes is not None and _total(shape) > settings.max_nodes:
+            if settings.max_nodes is not None and _count_nodes(shape) > settings.max_nodes:
                 shape[round_] = 1
         return tuple(shape)
 
@@ -110,23 +110,23 @@ def nodes_by_round(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _total(shape: Sequence[int]) -> int:
+def _count_nodes(shape: Sequence[int]) -> int:
     return sum(nodes_by_round(shape))
 
 
-def child_of(node: EpisodeSpec, number: int) -> EpisodeSpec:
+def make_child(node: EpisodeSpec, number: int) -> EpisodeSpec:
     """The node below `node` with this number."""
     path = f"{node.branch_path}.{number}" if node.branch_path else str(number)
     place = (node.split, node.iteration, node.problem.id, node.sample, path)
     return replace(node, branch_path=path, key=derive_key("episode", node.run, *place))
 
 
-def steps(branch_path: str) -> Path:
+def parse_path(branch_path: str) -> Path:
     """The numbers in a path: "0.10" is (0, 10); they sort as the tree does."""
     return tuple(int(number) for number in branch_path.split(".")) if branch_path else ()
 
 
-def ancestors(branch_path: str) -> list[str]:
+def list_ancestors(branch_path: str) -> list[str]:
     """The paths of all nodes on the way to this one, which is the last; not of the root."""
     numbers = branch_path.split(".") if branch_path else []
     return [".".join(numbers[:length]) for length in range(1, len(numbers) + 1)]
@@ -227,7 +227,7 @@ def generations_by_episode(
             rows[key].append(row)
     # 3. A leaf has what stands at the nodes on its way.
     for key, path in leaves.items():
-        for node in ancestors(path):
+        for node in list_ancestors(path):
             rows[key] += at_node.get((trees[key], node), ())
     return rows
 
@@ -268,7 +268,7 @@ def for_each_episode(episodes: pa.Table, generations: pa.Table) -> pa.Table:
     return table.set_column(at, generations.schema.field(at), keys)
 
 
-def children_of(leaves: Iterable[Path]) -> dict[Path, list[Path]]:
+def group_children(leaves: Iterable[Path]) -> dict[Path, list[Path]]:
     """By inner node its children in order; the root is ()."""
     below: dict[Path, set[Path]] = defaultdict(set)
     for leaf in leaves:
@@ -283,7 +283,7 @@ def leaf_weights(leaves: Iterable[Path]) -> dict[Path, float]:
     So a mean over leaves is the mean over answers: one counts the same however many leaves follow.
     """
     leaves = list(leaves)
-    children = children_of(leaves)
+    children = group_children(leaves)
     weights: dict[Path, float] = {(): 1.0}
     for node in sorted(children, key=len):
         for child in children[node]:
@@ -300,7 +300,7 @@ def expected_rewards(
     and nodes above nothing else, are None and in no mean.
     """
     values = {leaf: None if paid is None else dict(paid) for leaf, paid in leaves.items()}
-    children = children_of(leaves)
+    children = group_children(leaves)
     for node in sorted(children, key=len, reverse=True):
         below = [value for value in map(values.__getitem__, children[node]) if value is not None]
         values[node] = (

@@ -22,7 +22,7 @@ from nip_core.upkeep.verify import check_run
 
 
 def finished_run(prepared: Prepared) -> dict[str, Any] | None:
-    """The summary of a run that is finished as its settings are now, its report brought up to date.
+    """Return the summary of a run with nothing left to do, and bring its report up to date.
 
     None if anything is left to do. Raises CorruptionError for a file that is damaged or missing.
     """

@@ -17,7 +17,7 @@ DAMAGED = "damaged"
 
 
 def list_summaries(store: Store, on_damaged: Callable[[str], None]) -> list[dict[str, Any]]:
-    """A summary of each run, the newest first; of those that can't be read name and status alone.
+    """Summarise each run, the newest first; give a damaged one with name and status alone.
 
     ``accuracy`` and ``accuracy_ci95`` are those of the newest test, which was held by the models
     that play iteration ``tested``; ``usd`` and ``tokens`` what the run has spent, ``usd`` null

@@ -142,7 +142,7 @@ class RunTables:
 
     @cached_property
     def generations(self) -> pa.Table:
-        """One row per model call, with the iteration and the split in which it was made."""
+        """One row per model call, with its iteration and split."""
         return self._with_place("generations", GENERATIONS)
 
     @cached_property
@@ -184,7 +184,7 @@ class RunTables:
 
     @cached_property
     def models(self) -> pa.Table:
-        """One row per iteration and group: which model plays, and what became of its training."""
+        """One row per iteration and group: its model, and the end of its training."""
         rows = [row for record in self._chosen() for row in _models(record)]
         return pa.Table.from_pylist(rows, _MODELS)
 

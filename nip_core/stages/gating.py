@@ -67,7 +67,7 @@ def compare(
     seed: int,
     split_by: Sequence[str] = (),
 ) -> Decision:
-    """The decision from the episodes of both sides, which cover the same problems.
+    """Decide by the episodes of both sides on the same problems.
 
     The new models are taken if their metric is at least the old ones' less `margin`; the interval
     is for the reader, and by question (see `paired_difference`). A failed

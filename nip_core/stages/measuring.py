@@ -206,7 +206,7 @@ def _measured_choices(session: Session, iteration: int) -> AttackMetrics:
 
 
 def _measured_steps(session: Session, last: int) -> AttackMetrics:
-    """Measure the tests before the first step of training and after each that was tested."""
+    """Measure the tests before the first step of training and after each tested step."""
     run, parameters = session.run, session.parameters
     places = {i: run.rollouts(i, TEST) for i in range(last + 1) if is_tested(parameters, i)}
     tests = {
@@ -234,14 +234,16 @@ def _measured_steps(session: Session, last: int) -> AttackMetrics:
 
 
 def _updates(run: RunStore, iteration: int) -> int:
-    """The updates of the optimizer that the jobs of an iteration have reported."""
+    """Count the optimizer's updates as the jobs of an iteration have reported them."""
     folder = run.store.list(f"{run.iteration(iteration)}/jobs")
     jobs = [read_job(run, f"{run.iteration(iteration)}/jobs/{name}") for name in folder]
     return sum(max(read_step_figures(job.backend_events), default=0) for job in jobs if job)
 
 
 def labels_of(store: Store, directory: str) -> dict[str, Any]:
-    """Count the solutions of a committed split that were labelled in play, by kind, and time."""
+    """Count by kind the solutions of a committed split with a label made in play, and the time
+    it took.
+    """
     stage = read_manifest(store, directory)
     shards = [read_manifest(store, directory, shard_manifest(name)) for name in shards_of(stage)]
     made = [ShardFacts.from_manifest(shard).labels for shard in shards]

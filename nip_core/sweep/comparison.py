@@ -21,7 +21,7 @@ from nip_core.evaluation.figures_in_words import p_value, percent_cell, points_c
 from nip_core.evaluation.plots import Mark, arms_svg
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.evaluation.statistics.differences import holm
-from nip_core.parameters.stored import with_defaults
+from nip_core.parameters.stored import complete_settings
 from nip_core.run_store.settings_difference import flatten, settings_difference
 from nip_core.sweep.page import markdown_table
 from nip_core.sweep.played import PlayedRun, TestDifference, check_alike, compare_tests
@@ -42,7 +42,7 @@ class AgainstFirst(TestDifference):
     """Adjusted for all comparisons of the table; no key where there is no p-value."""
 
 
-class Spent(Part):
+class AmountsSpent(Part):
     """What a run has spent."""
 
     prompt_tokens: int
@@ -66,7 +66,7 @@ class ComparedRun(Part):
     episodes: int | None = None
     gain: float | None = None
     """Of accuracy, since the first test."""
-    spent: Spent | None = None
+    spent: AmountsSpent | None = None
     accuracy: float | None = None
     accuracy_ci95: Interval95 | None = None
     completeness: float | None = None
@@ -148,7 +148,9 @@ def _describe_run(label: str, run: PlayedRun, against: AgainstFirst | None) -> C
         iteration=run.tests[-1] if run.tests else None,
         episodes=test.episodes,
         gain=None if first is None or last is None else last - first,
-        spent=Spent.model_validate({name: amounts["spent"] for name, amounts in costs.items()}),
+        spent=AmountsSpent.model_validate(
+            {name: amounts["spent"] for name, amounts in costs.items()}
+        ),
         accuracy=last,
         accuracy_ci95=test.accuracy_ci95,
         completeness=test.completeness,
@@ -165,20 +167,20 @@ def _describe_run(label: str, run: PlayedRun, against: AgainstFirst | None) -> C
 
 def _compare_with_first(runs: Sequence[PlayedRun]) -> list[AgainstFirst | None]:
     """Compare the last test of each run with the first run's; None for the first, and untested."""
-    first, *others = runs
-    found: list[AgainstFirst | None] = [None]
-    for run in others:
+    first, *later = runs
+    rows: list[AgainstFirst | None] = [None]
+    for run in later:
         if not run.tests or not first.tests:
-            found.append(None)
+            rows.append(None)
             continue
         paired = compare_tests((first, first.tests[-1]), (run, run.tests[-1]), ["accuracy"])
-        found.append(AgainstFirst.model_validate(paired["accuracy"].as_json()))
+        rows.append(AgainstFirst.model_validate(paired["accuracy"].as_json()))
     # All rows are looked at together, so the chance that one of them misleads is theirs together.
-    known = [row.p for row in found if row is not None and row.p is not None]
+    known = [row.p for row in rows if row is not None and row.p is not None]
     adjusted = iter(holm(known))
     return [
         row if row is None or row.p is None else row.model_copy(update={"p_holm": next(adjusted)})
-        for row in found
+        for row in rows
     ]
 
 
@@ -186,7 +188,7 @@ def _differing_settings(runs: Sequence[PlayedRun]) -> dict[str, list[JsonValue]]
     """Return by key the values of all runs, where they are not all the same."""
     given = [run.record.parameters for run in runs]
     keys = {key for other in given[1:] for key in settings_difference(given[0], other)}
-    leaves = [flatten(with_defaults(dict(settings))) for settings in given]
+    leaves = [flatten(complete_settings(dict(settings))) for settings in given]
     return {
         key: [of.get(key) for of in leaves]
         for key in sorted(keys)

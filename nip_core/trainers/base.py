@@ -52,33 +52,35 @@ class OfProblems:
 
     def episodes(self, columns: Sequence[str]) -> pa.Table:
         """See `Rollouts`."""
-        return self._admitted(self._rollouts.episodes(_with(columns, "problem"))).select(columns)
+        return self._keep_admitted(self._rollouts.episodes(_add_column(columns, "problem"))).select(
+            columns
+        )
 
     def generations(self, columns: Sequence[str]) -> pa.Table:
         """See `Rollouts`."""
-        table = self._rollouts.generations(_with(columns, "episode"))
-        return _of_episodes(table, self.episodes(["key"])).select(columns)
+        table = self._rollouts.generations(_add_column(columns, "episode"))
+        return _keep_of_episodes(table, self.episodes(["key"])).select(columns)
 
     def shards(self) -> Iterator[RolloutTables]:
         """See `Rollouts`."""
         for shard in self._rollouts.shards():
-            episodes = self._admitted(shard.episodes)
-            yield RolloutTables(episodes, _of_episodes(shard.generations, episodes))
+            episodes = self._keep_admitted(shard.episodes)
+            yield RolloutTables(episodes, _keep_of_episodes(shard.generations, episodes))
 
     def parts(self) -> "list[OfProblems]":
         """See `Rollouts`."""
         problems = self._problems.to_pylist()
         return [OfProblems(part, problems) for part in self._rollouts.parts()]
 
-    def _admitted(self, episodes: pa.Table) -> pa.Table:
+    def _keep_admitted(self, episodes: pa.Table) -> pa.Table:
         return episodes.filter(pc.is_in(episodes["problem"], value_set=self._problems))
 
 
-def _of_episodes(generations: pa.Table, episodes: pa.Table) -> pa.Table:
+def _keep_of_episodes(generations: pa.Table, episodes: pa.Table) -> pa.Table:
     return generations.filter(pc.is_in(generations["episode"], value_set=episodes["key"]))
 
 
-def _with(columns: Sequence[str], column: str) -> list[str]:
+def _add_column(columns: Sequence[str], column: str) -> list[str]:
     return [*columns] if column in columns else [*columns, column]
 
 

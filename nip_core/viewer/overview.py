@@ -12,7 +12,7 @@ from nip_core.errors import NipError
 from nip_core.evaluation.embedding import thin_out
 from nip_core.evaluation.report import IterationSpending
 from nip_core.evaluation.split_metrics import AgentMeasures, Interval95, SplitMetrics
-from nip_core.parameters.stored import priced
+from nip_core.parameters.stored import read_costing_settings
 from nip_core.viewer.charts import SMALL, Chart, Line, lay_out_chart
 from nip_core.viewer.measures import count_verdicts, measure_calibration
 from nip_core.viewer.pages import list_iterations, list_splits
@@ -143,7 +143,7 @@ def _cost_by_iteration(run: ShownRun) -> dict[int, float | None]:
     """By iteration, the US dollars of all its stages; None where a price is missing."""
     with run.lock:
         try:
-            parameters = priced(run.records.shown.record.parameters)
+            parameters = read_costing_settings(run.records.shown.record.parameters)
             return {
                 record.iteration: record.all_spent.usd(parameters) for record in run.records.all()
             }

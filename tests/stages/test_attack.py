@@ -24,9 +24,9 @@ from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.protocols import TokenChoice
 from nip_core.protocols.scales import SCALES
-from nip_core.rollouts.best_of_n import acceptance
+from nip_core.rollouts.best_of_n import estimate_acceptance
 from nip_core.rollouts.tables import StoredRollouts, read_rollouts
-from nip_core.rollouts.trees import steps
+from nip_core.rollouts.trees import parse_path
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.servers.kept_models import has_model
@@ -384,7 +384,7 @@ async def test_with_several_turns_every_number_has_its_way_through_one_tree(
         assert [t.agent for t in turns if t.agent != "verifier"] == list(names[:-1]) * 2
     by_key = {leaf["key"]: leaf for leaf in leaves}
     for row in choices.to_pylist():
-        path = steps(by_key[row["episode"]]["branch_path"])
+        path = parse_path(by_key[row["episode"]]["branch_path"])
         # A message that is chosen is one of the first n, and what follows is no continuation.
         asking = (0, 3, 6) if in_turns else (0, 2, 4)
         assert [path[round_] for round_ in asking] == [0, 0, 0]
@@ -407,16 +407,16 @@ def test_acceptance_is_read_where_the_deciding_word_begins():
     scale = SCALES["accept_reject"]
     before = [TokenChoice("I would accept. Decision:", 0.0, {})]
     choice = token(" reject", accept=math.log(0.2), reject=math.log(0.6), maybe=math.log(0.2))
-    assert acceptance([*before, choice], scale) == pytest.approx(0.25)
-    assert acceptance([*before, choice], scale, 0.5) == pytest.approx(0.1)
-    assert acceptance([*before, choice], scale, 0.0) == pytest.approx(0.25)
+    assert estimate_acceptance([*before, choice], scale) == pytest.approx(0.25)
+    assert estimate_acceptance([*before, choice], scale, 0.5) == pytest.approx(0.1)
+    assert estimate_acceptance([*before, choice], scale, 0.0) == pytest.approx(0.25)
     # Words of several tokens, and one that is not among the likeliest.
     halves = [TokenChoice(" Acc", math.log(0.9), {" Acc": math.log(0.9), " no": math.log(0.1)})]
     halves.append(TokenChoice("ept", 0.0, {"ept": 0.0}))
-    assert acceptance(halves, scale) == pytest.approx(0.9)
+    assert estimate_acceptance(halves, scale) == pytest.approx(0.9)
     # No word of the scale, or another scale.
-    assert acceptance([TokenChoice("why?", 0.0, {})], scale) is None
-    assert acceptance([choice], SCALES["out_of_10"]) is None
+    assert estimate_acceptance([TokenChoice("why?", 0.0, {})], scale) is None
+    assert estimate_acceptance([choice], SCALES["out_of_10"]) is None
 
 
 @pytest.mark.parametrize("text", ["0", "4,1", "1,1", "1.5", "x", "", "1,,4", "-1"])

@@ -29,7 +29,7 @@ from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.episode import no_branching
 from nip_core.rollouts.plan import plan_episodes
-from nip_core.rollouts.rows import recorded_calls
+from nip_core.rollouts.table_rows import recorded_calls
 from nip_core.rollouts.trees import Branching
 from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.run import RunStore

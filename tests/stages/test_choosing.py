@@ -8,7 +8,7 @@ from nip_core.session.opening import open_session
 from nip_core.stages.choosing import build_dataset, describe
 from nip_core.stages.playing import commit_split, play_shard, split_play
 from nip_core.trainers.dataset import open_dataset
-from nip_core.trainers.lines import held_out
+from nip_core.trainers.lines import read_held_out
 
 
 async def test_tokens_and_cost_are_those_of_what_is_trained_on(tmp_path):
@@ -24,7 +24,7 @@ async def test_tokens_and_cost_are_those_of_what_is_trained_on(tmp_path):
         commit_split(session, 0, "train")
         facts = build_dataset(session, 0, "verifier")
         dataset = open_dataset(session.run.store, session.run.dataset(0, "verifier"))
-        out = held_out(session.parameters, dataset)
+        out = read_held_out(session.parameters, dataset)
         rows = list(dataset.rows())
     trained = [row for row in rows if row["question_id"] not in out]
     tokens = sum(row["tokens"] for row in trained)

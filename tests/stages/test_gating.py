@@ -10,7 +10,7 @@ from nip_core.errors import DatasetError, SettingsError
 from nip_core.evaluation.figures_in_words import gate_line
 from nip_core.parameters import load_parameters
 from nip_core.records.models import ServedModel
-from nip_core.rollouts.plan import plan_episodes, replayed
+from nip_core.rollouts.plan import plan_episodes, replay_episodes
 from nip_core.rollouts.schema import EPISODES
 from nip_core.session.problems_of_run import load_all_problems
 from nip_core.stages.gating import compare
@@ -94,7 +94,7 @@ def test_both_sides_play_the_same_problems_with_the_same_seeds(tmp_path):
     parameters = load_parameters(write_config(tmp_path, promotion=GATE))
     problems = load_all_problems(parameters)["validation"]
     old = plan_episodes(parameters, problems, "validation", 2)
-    new = replayed(old, "candidate")
+    new = replay_episodes(old, "candidate")
     assert [s.problem for s in new] == [s.problem for s in old] and len(new) == 8
     assert [(s.seed, s.stance) for s in new] == [(s.seed, s.stance) for s in old]
     call = (1, "verifier", 0)

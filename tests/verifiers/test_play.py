@@ -10,7 +10,7 @@ from there import EPISODES, episodes_of, evaluate, write_config
 from verifiers.v1.cli.eval.main import main as command
 
 from nip_core.evaluation.metrics import evaluate as measured
-from nip_core.game.render import Game, situation_of
+from nip_core.game.render import Game, make_situation
 from nip_core.parameters import load_parameters
 from nip_core.protocols import protocol_names
 from nip_core.rollouts.plan import TEST, plan_episodes
@@ -121,7 +121,7 @@ def test_a_trace_is_the_chat_of_nip(server, tmp_path):
                 before = game.turns(
                     typed_generations(r for r in rows if r["round"] < round_), spec.seed
                 )
-                situation = situation_of(spec.problem, spec.stance, spec.seed)
+                situation = make_situation(spec.problem, spec.stance, spec.seed)
                 chat = game.render(trace.agent.name, situation, before, round_)
                 path, number = [], call.node
                 while number is not None:
