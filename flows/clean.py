@@ -16,6 +16,7 @@ def clean(
 ) -> None:
     """Delete what nothing in a run refers to: leftovers of kills, journals of committed shards,
     models and uploads of its own server that no job or models.json names."""
+    from nip_core.evaluation.figures_in_words import file_size
     from nip_core.records.named_run import find_run
     from nip_core.records.rewinds import finish_rewinds, list_unfinished_rewinds
     from nip_core.run_store.lease import acquire, refuse_if_held
@@ -41,16 +42,7 @@ def clean(
             unused = find_unused(tree, find_server_directory(tree))
             remove_unused(tree, find_server_directory(tree), unused)
     for one in unused:
-        say(f"{_size(one.bytes):>9}  {one.kind:<10}  {one.where}  ({one.why})")
-    total = _size(sum(one.bytes for one in unused))
+        say(f"{file_size(one.bytes):>9}  {one.kind:<10}  {one.where}  ({one.why})")
+    total = file_size(sum(one.bytes for one in unused))
     would = "would be deleted" if dry_run else "deleted"
     say(f"{len(unused)} {'thing' if len(unused) == 1 else 'things'}, {total}, {would}")
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"

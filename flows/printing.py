@@ -32,6 +32,7 @@ from nip_core.evaluation.figures_in_words import (
 from nip_core.evaluation.league_figures import opponent_words
 from nip_core.evaluation.split_metrics import Opponent, SplitMetrics
 from nip_core.parameters import HyperParameters
+from nip_core.records.models import Decision
 from nip_prefect.flows.console import make_console
 from nip_prefect.flows.terminal import say
 
@@ -110,7 +111,7 @@ def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
 
 
 def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
-    from nip_core.costs.caps import format_amount, list_caps
+    from nip_core.costs.caps import cap_amount, list_caps
     from nip_core.parameters.prices import write_price_lines
 
     rows = {
@@ -132,19 +133,20 @@ def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
     for cap, limit in list_caps(parameters).items():
         is_free = cap == "usd" and estimate.usd == 0
         never = ", which is never reached: nothing here has a price" if is_free else ""
-        say(f"  budget: {format_amount(cap, limit)}{never}")
+        say(f"  budget: {cap_amount(cap, limit)}{never}")
 
 
 def _short_budget(parameters: HyperParameters, estimate: "Estimate") -> "Iterator[str]":
     """Warn of a cap below the run's expected use."""
-    from nip_core.costs.caps import format_amount, list_caps
+    from nip_core.costs.caps import cap_amount, list_caps
 
     expected = {"usd": estimate.expected_usd, "tokens": estimate.expected_tokens}
     for cap, most in list_caps(parameters).items():
         if (expected[cap] or 0) > most:
+            takes = cap_amount(cap, expected[cap] or 0)
             yield (
-                f"budget.{cap}: the run is expected to take "
-                f"{format_amount(cap, expected[cap] or 0)} and stops at {format_amount(cap, most)}"
+                f"budget.{cap}: the run is expected to take {takes} and stops at "
+                f"{cap_amount(cap, most)}"
             )
 
 
@@ -410,7 +412,8 @@ def show_run(result: dict[str, Any]) -> None:
         _show_attack(result["attack"], console)
     for entry in result["iterations"]:
         if entry.get("promotion"):
-            say(f"iteration {entry['iteration']}: new models {gate_line(entry['promotion'])}")
+            decision = Decision(**entry["promotion"])
+            say(f"iteration {entry['iteration']}: new models {gate_line(decision)}")
     for line in _tell_untrained(result["iterations"]):
         say(line)
     if result.get("report"):

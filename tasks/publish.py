@@ -10,7 +10,6 @@ How far the run is, which changes all the time, is shown by `progress`.
 """
 
 import json
-from dataclasses import asdict
 from typing import Any
 
 from prefect import get_run_logger
@@ -60,7 +59,7 @@ async def _publish_all(session: Session, after: str, with_samples: bool) -> None
     known = thin_out(told, _ROWS)
     tests = [(record.iteration, record.metrics(TEST)) for record in known]
     rows = [(iteration, metrics) for iteration, metrics in tests if metrics is not None]
-    decisions = {r.iteration: asdict(r.promotion) for r in known if r.promotion is not None}
+    decisions = {r.iteration: r.promotion for r in known if r.promotion is not None}
     if rows or decisions:
         await acreate_table_artifact(
             key=f"nip-{run}-metrics",

@@ -2,7 +2,7 @@
 
 Budget         what a run may still spend; opened with its session
 budget_line    how much of a cap is spent, in words
-format_amount  a sum with its unit
+cap_amount  a sum with its unit
 list_caps      the caps that are set
 check_budget   refuse a cap below what is spent already
 
@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from nip_core.errors import BudgetError, SettingsError
+from nip_core.evaluation.figures_in_words import cap_amount
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Progress
 from nip_core.records.iterations import Records
@@ -94,12 +95,10 @@ class Budget:
         now, then = (_by_cap(spent, self._parameters) for spent in (self._on_record, with_it))
         for cap, most in list_caps(self._parameters).items():
             if then[cap] > most:
-                takes, left = (
-                    format_amount(cap, n) for n in (then[cap] - now[cap], most - now[cap])
-                )
+                takes, left = (cap_amount(cap, n) for n in (then[cap] - now[cap], most - now[cap]))
                 raise BudgetError(
                     f"budget.{cap}: {what} takes about {takes}, and {left} of "
-                    f"{format_amount(cap, most)} is left; it was not submitted; {_GO_ON}"
+                    f"{cap_amount(cap, most)} is left; it was not submitted; {_GO_ON}"
                 )
 
     def _reached(self) -> str | None:
@@ -107,8 +106,8 @@ class Budget:
         spent = _by_cap(self.spent, self._parameters)
         for cap, most in list_caps(self._parameters).items():
             if spent[cap] >= most:
-                cap_is = f"budget.{cap}: {format_amount(cap, most)} is reached"
-                return f"{cap_is}, {format_amount(cap, spent[cap])} is spent"
+                cap_is = f"budget.{cap}: {cap_amount(cap, most)} is reached"
+                return f"{cap_is}, {cap_amount(cap, spent[cap])} is spent"
         return None
 
     def tell(self, log: logging.Logger | logging.LoggerAdapter[logging.Logger]) -> None:
@@ -150,23 +149,15 @@ def check_budget(
     for cap, most in caps.items():
         if most < spent[cap]:
             raise SettingsError(
-                f"budget.{cap}: {format_amount(cap, most)} is below what run {run.name!r} has "
-                f"spent already, {format_amount(cap, spent[cap])}; give more than that, or leave "
-                "it out"
+                f"budget.{cap}: {cap_amount(cap, most)} is below what run {run.name!r} has spent "
+                f"already, {cap_amount(cap, spent[cap])}; give more than that, or leave it out"
             )
 
 
 def budget_line(cap: str, spent: float, most: float) -> str:
     """Say how much of a cap is spent, in words."""
-    had = f"{spent:.0f}" if cap == "tokens" else format_amount(cap, spent)
-    return f"{100 * spent / most:.0f} % spent, {had} of {format_amount(cap, most)}"
-
-
-def format_amount(cap: str, value: float) -> str:
-    """A value of a cap, with its unit."""
-    if cap == "tokens":
-        return f"{value:.0f} tokens"
-    return f"${value:.2f}" if value >= 1 else f"${value:.4g}"
+    had = f"{spent:.0f}" if cap == "tokens" else cap_amount(cap, spent)
+    return f"{100 * spent / most:.0f} % spent, {had} of {cap_amount(cap, most)}"
 
 
 def list_caps(parameters: HyperParameters) -> dict[str, float]:

@@ -201,7 +201,7 @@ def _iteration_report(record: IterationRecord) -> IterationReport:
             test=record.metrics(TEST),
             train=record.metrics(TRAIN),
             groups=_group_reports(record),
-            promotion=None if record.promotion is None else asdict(record.promotion),
+            promotion=record.promotion,
             gate=[gate for split in (VALIDATION, CANDIDATE) if (gate := record.metrics(split))],
             stage_s=record.stage_s,
         )

@@ -42,7 +42,7 @@ async def swap_models(session: Session, iteration: int) -> dict[str, str]:
     waiting = [group for group in session.parameters.trainable_groups if group not in due]
     stored = _record_swap(session, iteration, after, waiting, promotion)
     if promotion is not None:
-        gate = f"iteration {iteration}: {gate_line(asdict(promotion))}"
+        gate = f"iteration {iteration}: {gate_line(promotion)}"
         figures = {name: x for name, x in asdict(promotion).items() if name != "candidates"}
         session.tell("gate", gate, iteration=iteration, **figures)
         if not promotion.promoted:

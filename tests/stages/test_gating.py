@@ -179,7 +179,7 @@ def test_variants_of_one_question_are_told_apart_from_questions():
         ]
         decision = compare_sides(*tables, "accuracy", 0.0, 0)
         assert decision.promoted and decision.difference == pytest.approx(0.1)
-        shown = gate_line(asdict(decision))
+        shown = gate_line(decision)
         if question == 1:
             assert decision.ci95 is None and "no interval: one question" in shown
         else:
