@@ -111,7 +111,8 @@ def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
 
 
 def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
-    from nip_core.costs.caps import cap_amount, list_caps
+    from nip_core.costs.caps import list_caps
+    from nip_core.evaluation.figures_in_words import cap_amount
     from nip_core.parameters.prices import write_price_lines
 
     rows = {
@@ -138,7 +139,8 @@ def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
 
 def _short_budget(parameters: HyperParameters, estimate: "Estimate") -> "Iterator[str]":
     """Warn of a cap below the run's expected use."""
-    from nip_core.costs.caps import cap_amount, list_caps
+    from nip_core.costs.caps import list_caps
+    from nip_core.evaluation.figures_in_words import cap_amount
 
     expected = {"usd": estimate.expected_usd, "tokens": estimate.expected_tokens}
     for cap, most in list_caps(parameters).items():
