@@ -1,7 +1,7 @@
 """A trained model of a run as others take it: a plain adapter of PEFT, and what is known of it.
 
-choose_model   the model of a group in an iteration, with where it comes from
-write_adapter  its files, its facts and its card, into a new directory
+choose_model                  the model of a group in an iteration, with where it comes from
+write_adapter                 its files, its facts and its card, into a new directory
 select_settings, read_result  what cards say of a run
 
 The base model has a portable name there: that of the Hub, a bundled one's, or the one that the
@@ -42,12 +42,12 @@ from nip_core.models import BUNDLED, resolve_model
 from nip_core.parameters.base import Parameters
 from nip_core.parameters.providers import dummy_name
 from nip_core.parameters.stored import complete_settings, read_settings
-from nip_core.records.intervals import shown_metrics
+from nip_core.records.intervals import read_shown_metrics
 from nip_core.records.models import ServedModel, read_models
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.documents import first_fault
 from nip_core.run_store.run import RunRecord, RunStore, read_document
-from nip_core.servers.kept_models import fetch, is_kept
+from nip_core.servers.kept_models import fetch_model, is_kept
 from nip_lm_server.client import (
     CHECKSUM,
     MANIFEST,
@@ -245,7 +245,7 @@ def read_result(run: RunStore, record: RunRecord, iteration: int) -> ResultFacts
     metrics = read_document(run, run.metrics(iteration, TEST), SplitMetrics)
     if metrics is None:
         return None
-    shown = shown_metrics(run, iteration, TEST, metrics, record.parameters).as_json()
+    shown = read_shown_metrics(run, iteration, TEST, metrics, record.parameters).as_json()
     settings = complete_settings(record.parameters)
     return ResultFacts(
         split=str(settings["test_dataset_split"]),
@@ -312,7 +312,7 @@ def _find_files(chosen: ChosenModel) -> Iterator[Path]:
         return
     if state is None and is_kept(run, name):
         with tempfile.TemporaryDirectory(prefix="nip-model-") as folder:
-            fetch(run, name, Path(folder))
+            fetch_model(run, name, Path(folder))
             path = find_model(Path(folder), name)
             assert path is not None  # it was just put there
             yield path

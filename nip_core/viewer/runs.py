@@ -16,11 +16,11 @@ from nip_core.errors import NipError
 from nip_core.evaluation.report import ReportData, page_values
 from nip_core.game.render import Game
 from nip_core.records.iterations import Records
-from nip_core.records.status import status_of
+from nip_core.records.status import find_status
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store
-from nip_core.showing.summary import report_data
-from nip_core.showing.transcripts import game_of
+from nip_core.showing.summary import read_report_data
+from nip_core.showing.transcripts import rebuild_game
 from nip_core.viewer.episode_page import TextSearch
 from nip_core.viewer.index import Episodes, RunIndex
 
@@ -105,7 +105,7 @@ class ShownRun:
                 yield _describe_error(error)
 
     def _list_status(self) -> Iterable[str]:
-        yield status_of(self.tree, self.records.look_again())
+        yield find_status(self.tree, self.records.look_again())
 
     def _list_watched(self) -> Iterable[str]:
         """List the files of the last two iterations, and digests of the documents of their jobs."""
@@ -139,7 +139,7 @@ class ShownRun:
 
     def _read_overview(self, state: str) -> Overview:
         try:
-            report = report_data(self.records.look_again())
+            report = read_report_data(self.records.look_again())
             values = page_values(report)
         except _DAMAGE as error:
             return Overview(state, "damaged", None, {}, (_describe_error(error),))
@@ -149,7 +149,7 @@ class ShownRun:
     def game(self) -> Game | None:
         """The game of the run; None where it can't be made here."""
         try:
-            return game_of(self.records.shown.record)
+            return rebuild_game(self.records.shown.record)
         except NipError:
             return None
 
