@@ -74,8 +74,8 @@ class FileStore:
         known = {
             row["id"] for row in database.fetch_all("SELECT id FROM files WHERE deleted_at IS NULL")
         }
-        there = {path.name for path in directory.iterdir()}
-        for name in sorted(there - known):
+        on_disk = {path.name for path in directory.iterdir()}
+        for name in sorted(on_disk - known):
             # The table may be the older of the two, put back from a copy, so content without a row
             # is kept.
             self._put_away(name)
