@@ -30,8 +30,8 @@ from aiohttp import web
 
 from nip_core import loop
 from nip_core.parameters import HyperParameters, load_parameters
-from nip_core.parameters.checks import attackers
-from nip_core.parameters.stored import from_stored, with_defaults
+from nip_core.parameters.checks import find_attackers
+from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore, list_runs
@@ -82,14 +82,14 @@ async def told(store: Path, run: str) -> dict[str, Any]:
 
 async def scripted(store: Path, run: str) -> dict[str, Any]:
     """Test the newest verifier of a run with the scripted prover; the figures."""
-    stored = with_defaults(RunStore(open_store(str(store)), run).open().parameters)
+    stored = complete_settings(RunStore(open_store(str(store)), run).open().parameters)
     os.environ.setdefault("OPENAI_API_KEY", "none is asked for")
     model = {"model_provider": "OpenAI", "model_name": "scripted", "freeze_agent": True}
     agents = {
         name: {"load_checkpoint_and_parameters": True, "checkpoint_run_id": run}
         for name in stored["agents"]
     }
-    for name in attackers(from_stored(stored)):
+    for name in find_attackers(read_settings(stored)):
         agents[name] = {**model, "base_url": f"http://127.0.0.1:{PORT}/v1"}
     blocks = ("scenario", "scenario_settings", "dataset", "interaction_protocol", "seed")
     rounds = [name for name in stored if name.endswith("_protocol")]

@@ -18,7 +18,7 @@ from nip_core.stages.remote_shards import counting
 from nip_core.stages.training import submit_job
 from nip_prefect.flows.remote_shards import play_remotely
 from nip_prefect.tasks.calls import TASKS
-from nip_prefect.tasks.runtime import limited, session_of
+from nip_prefect.tasks.runtime import limit_by_tag, session_of
 
 
 @flow(
@@ -65,10 +65,10 @@ async def call(stage: Callable[..., Any], session: Session, *arguments: Any) -> 
                 )
             )
         # The tag is looked up once for all shards.
-        play = await limited(TASKS[play_shard], "nip-rollouts")
+        play = await limit_by_tag(TASKS[play_shard], "nip-rollouts")
         in_task: loop.Call = lambda _, __, *place: play(run, *place)  # noqa: E731
         return await play_shards(session, number, split, shards, in_task)
     task = TASKS[stage]
     if stage is submit_job:
-        task = await limited(task, "nip-fine-tune")
+        task = await limit_by_tag(task, "nip-fine-tune")
     return await task(run, *arguments)

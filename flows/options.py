@@ -46,12 +46,14 @@ def complete_setting(incomplete: str) -> list[str]:
     """
     if "=" in incomplete:
         return []
-    from nip_core.parameters.load import settings_below
+    from nip_core.parameters.load import list_settings_below
 
     above = incomplete.rpartition(".")[0]
     keys = tuple(above.split(".")) if above else ()
     while True:
-        settings = {".".join((*keys, n)): default for n, default in settings_below(keys).items()}
+        settings = {
+            ".".join((*keys, n)): default for n, default in list_settings_below(keys).items()
+        }
         words = _that_begin(settings, incomplete)
         if len(words) != 1:
             return [f"{word}{'.' if settings[word] is None else '='}" for word in words]

@@ -19,16 +19,18 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from nip_core.costs.spent_and_estimated import USD, cost_rows
-from nip_core.evaluation.attack_words import sentences
+from nip_core.evaluation.attack_metrics import ShownAttack
+from nip_core.evaluation.attack_words import loss_sentences
 from nip_core.evaluation.baseline_verifiers import believed_line
 from nip_core.evaluation.figures_in_words import (
-    alike,
     gate_line,
-    in_spans,
+    group_reasons,
+    list_spans,
     plain_percent,
     problems_words,
 )
 from nip_core.evaluation.league_figures import opponent_words
+from nip_core.evaluation.split_metrics import Opponent, SplitMetrics
 from nip_core.parameters import HyperParameters
 from nip_prefect.flows.console import make_console
 from nip_prefect.flows.terminal import say
@@ -92,14 +94,14 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
 
 def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
     """Print on standard error what is probably not meant, after everything else."""
-    from nip_core.parameters.shutdowns import shutdown_warnings
+    from nip_core.parameters.shutdowns import list_shutdown_warnings
     from nip_core.session.attacked_run import untold
 
     sys.stdout.flush()
     for line in (
         *_few_examples(parameters, estimate.train_episodes),
         *_unreachable_threshold(parameters),
-        *shutdown_warnings(parameters, datetime.now(UTC).date()),
+        *list_shutdown_warnings(parameters, datetime.now(UTC).date()),
         *_short_budget(parameters, estimate),
         *_shows_little(parameters, estimate),
         *untold(parameters),
@@ -109,7 +111,7 @@ def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
 
 def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
     from nip_core.costs.caps import amount, caps_of
-    from nip_core.parameters.prices import price_lines
+    from nip_core.parameters.prices import write_price_lines
 
     rows = {
         "calls": (estimate.expected_calls, estimate.calls),
@@ -122,7 +124,7 @@ def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
         say(f"  {name:<20}{expected:>16}{most:>16}")
     if estimate.usd is None or estimate.expected_usd is None:
         say("  cost unknown: add to the configuration, with US dollars per million tokens,")
-        say("\n".join(f"    {line}" for line in ("prices:", *price_lines(parameters))))
+        say("\n".join(f"    {line}" for line in ("prices:", *write_price_lines(parameters))))
     else:
         say(f"  {'US dollars':<20}{estimate.expected_usd:>16.2f}{estimate.usd:>16.2f}")
     say(f"  expected: {estimate.expected_by}")
@@ -253,7 +255,7 @@ def _jobs_cell(statuses: dict[str, str], width: int) -> str:
     return ", ".join(f"{group} {status}" for group, status in statuses.items()) or "-"
 
 
-def _untrained(iterations: list[dict[str, Any]]) -> "Iterator[str]":
+def _tell_untrained(iterations: list[dict[str, Any]]) -> "Iterator[str]":
     """Say the reasons of jobs without a model, equal ones in one line."""
     by_job: dict[tuple[str, str], dict[int, str]] = {}
     for entry in iterations:
@@ -262,9 +264,9 @@ def _untrained(iterations: list[dict[str, Any]]) -> "Iterator[str]":
                 reasons = by_job.setdefault((group, job["status"]), {})
                 reasons[entry["iteration"]] = job["reason"]
     for (group, status), reasons in by_job.items():
-        for reason, of in alike(reasons):
+        for reason, of in group_reasons(reasons):
             plural = "" if len(of) == 1 else "s"
-            yield f"iteration{plural} {in_spans(of)}, {group}: {status}: {reason}"
+            yield f"iteration{plural} {list_spans(of)}, {group}: {status}: {reason}"
 
 
 def _show_attack(attack: dict[str, Any], console: "Console") -> None:
@@ -290,7 +292,7 @@ def _show_attack(attack: dict[str, Any], console: "Console") -> None:
             str(entry["distinct_problems"]),
         )
     console.print(table)
-    for sentence in sentences(attack):
+    for sentence in loss_sentences(ShownAttack.model_validate(attack)):
         say(sentence)
 
 
@@ -316,7 +318,7 @@ def _show_baselines(result: dict[str, Any], console: "Console") -> None:
     """
     tests = [(e["iteration"], e["test"]) for e in result["iterations"] if e["test"]]
     for iteration, test in dict([*tests[:1], *tests[-1:]]).items():
-        if line := believed_line(test):
+        if line := believed_line(SplitMetrics.model_validate(test)):
             say(f"iteration {iteration}: {line}")
     for remark in result.get("remarks", ()):
         console.print(remark, highlight=False, markup=False)
@@ -345,7 +347,7 @@ def _show_league(iterations: list[dict[str, Any]], console: "Console") -> None:
             interval = row["accuracy_ci95"]
             table.add_row(
                 str(entry["iteration"]),
-                opponent_words(row),
+                opponent_words(Opponent.model_validate(row)),
                 str(row["episodes"]),
                 plain_percent(row["accuracy"]),
                 f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else "-",
@@ -409,7 +411,7 @@ def show_run(result: dict[str, Any]) -> None:
     for entry in result["iterations"]:
         if entry.get("promotion"):
             say(f"iteration {entry['iteration']}: new models {gate_line(entry['promotion'])}")
-    for line in _untrained(result["iterations"]):
+    for line in _tell_untrained(result["iterations"]):
         say(line)
     if result.get("report"):
         # Not through the console: a path must not be wrapped.

@@ -8,7 +8,7 @@ from prefect import flow, unmapped
 from prefect.task_runners import TaskRunner
 
 from nip_core.errors import SettingsError
-from nip_core.parameters.training import RolloutParameters
+from nip_core.parameters.loop_settings import RolloutParameters
 from nip_core.session.session import Session
 from nip_core.stages.remote_shards import Ticket, ticket_of
 from nip_prefect.tasks.calls import play_shard_remotely

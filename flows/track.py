@@ -7,7 +7,7 @@ import typer
 
 from nip_core.errors import ServerError, SettingsError
 from nip_core.parameters.load import load_trackers
-from nip_core.parameters.stored import with_defaults
+from nip_core.parameters.stored import complete_settings
 from nip_core.parameters.tracking import TRACKERS
 from nip_lm_server.client import ReadError, parse_yaml
 from nip_prefect.flows.options import RunName
@@ -48,7 +48,7 @@ def track(
         except ReadError as error:
             raise SettingsError(f"--to: the value {error}") from None
     else:
-        stored = with_defaults(tree.open().parameters)
+        stored = complete_settings(tree.open().parameters)
         trackers = load_trackers(stored["tracking"], f"run {run!r}")
     if not trackers:
         raise SettingsError(

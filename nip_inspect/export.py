@@ -33,8 +33,9 @@ from inspect_ai.log import (
 from inspect_ai.model import GenerateConfig, ModelConfig
 
 from nip_core.errors import SettingsError
-from nip_core.evaluation.metrics import evaluate, weights_of
-from nip_core.evaluation.spread import questions_of
+from nip_core.evaluation.metrics import evaluate, weigh_episodes
+from nip_core.evaluation.split_metrics import BatchMetrics
+from nip_core.evaluation.spread import find_questions
 from nip_core.game.render import Game
 from nip_core.hashing import derive_key
 from nip_core.records.intervals import split_by_of
@@ -131,10 +132,14 @@ def split_log(records: Records, iteration: int, split: str, game: Game | None) -
     times = {row.key: row for row in read_rows(timings, Timing)}
     generations = [*read_rows(rollouts.generations, Generation)]
     rows_of = generations_by_episode(episodes, generations)
-    questions = questions_of(rollouts.episodes, split_by_of(record.parameters))
+    questions = find_questions(rollouts.episodes, split_by_of(record.parameters))
     # 2. Samples.
     facts = Split(
-        game, times, questions, record.parameters, dict(enumerate(weights_of(rollouts.episodes)))
+        game,
+        times,
+        questions,
+        record.parameters,
+        dict(enumerate(weigh_episodes(rollouts.episodes))),
     )
     epochs = _epochs(episodes)
     samples = [
@@ -173,9 +178,7 @@ def _epochs(episodes: Sequence[Episode]) -> list[int]:
     return epochs
 
 
-def _metrics(
-    records: Records, iteration: int, split: str, rollouts: RolloutTables
-) -> Mapping[str, Any]:
+def _metrics(records: Records, iteration: int, split: str, rollouts: RolloutTables) -> BatchMetrics:
     """The figures on record; of an attack, and where a kill came between, those of the rows."""
     metrics = None if split == ATTACK else records.of(iteration).metrics(split)
     if metrics is not None:
@@ -185,12 +188,12 @@ def _metrics(
 
 
 def _results(
-    metrics: Mapping[str, Any],
+    measured: BatchMetrics,
     episodes: Sequence[Episode],
     questions: Mapping[str, str],
     weights: Mapping[int, float],
 ) -> EvalResults:
-    count = len(episodes)
+    count, metrics = len(episodes), measured.as_json()
 
     def score(name: str, scorer: str, figures: dict[str, EvalMetric]) -> EvalScore:
         return EvalScore(

@@ -21,8 +21,9 @@ from prefect.artifacts import (
 )
 
 from nip_core.evaluation.baseline_verifiers import believed_line
-from nip_core.evaluation.embedding import thinned
+from nip_core.evaluation.embedding import thin_out
 from nip_core.evaluation.report import metrics_table
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.evaluation.transcripts_markdown import transcripts_markdown
 from nip_core.rollouts.plan import TEST
 from nip_core.session.session import Session
@@ -56,7 +57,7 @@ async def _publish_all(session: Session, after: str, with_samples: bool) -> None
         description=f"State after {after}",
     )
     told = [r for r in records.all() if r.metrics(TEST) is not None or r.promotion is not None]
-    known = thinned(told, _ROWS)
+    known = thin_out(told, _ROWS)
     tests = [(record.iteration, record.metrics(TEST)) for record in known]
     rows = [(iteration, metrics) for iteration, metrics in tests if metrics is not None]
     decisions = {r.iteration: asdict(r.promotion) for r in known if r.promotion is not None}
@@ -91,11 +92,11 @@ def _state(session: Session, after: str) -> str:
     return f"Run `{session.run.name}` after {after}.\n\n```json\n{state}\n```\n"
 
 
-def learning_curve_markdown(rows: list[tuple[int, dict[str, Any]]]) -> str:
+def learning_curve_markdown(rows: list[tuple[int, SplitMetrics]]) -> str:
     """Draw accuracy by iteration as bars of text; every version of the UI shows those."""
     lines = ["Accuracy on test problems, with 95 % intervals", "", "```text"]
     for iteration, metrics in rows:
-        accuracy, interval = metrics.get("accuracy"), metrics.get("accuracy_ci95")
+        accuracy, interval = metrics.accuracy, metrics.accuracy_ci95
         if accuracy is None or interval is None:
             continue
         bar = "█" * round(accuracy * _BAR)

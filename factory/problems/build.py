@@ -26,19 +26,28 @@ from factory.problems.sources.source import Source
 from nip_core.errors import DatasetError
 from nip_core.hashing import derive_key
 from nip_core.problems import Mutant, mutants, normalise
-from nip_core.problems.tested import Reports, Tested, TestRunner, first_failure
+from nip_core.problems.tested import Reports, Tested, TestRunner, describe_first_failure
 from nip_core.problems.variants import (
     Candidates,
-    by_hash,
-    candidates_of,
+    find_candidates,
+    find_passing_rewrites,
     is_buggy,
-    pairs_of,
-    passing_rewrites,
+    pair_mutants,
+    sort_by_hash,
     try_mutants,
 )
-from nip_core.scenarios.rows import SCHEMA, SPLITS, Row, split_of, write_split
+from nip_core.scenarios.rows import SCHEMA, SPLITS, Row, choose_split, write_split
 
-__all__ = ["SCHEMA", "SPLITS", "Row", "build", "is_buggy", "split_of", "survivors", "write_split"]
+__all__ = [
+    "SCHEMA",
+    "SPLITS",
+    "Row",
+    "build",
+    "choose_split",
+    "is_buggy",
+    "survivors",
+    "write_split",
+]
 
 MIN_PAIRS, MAX_PAIRS = 2, 4
 MAX_STEPS = 20_000
@@ -71,7 +80,7 @@ def build(
     problems = [_tested(source) for source in sources]
     right = _right_of(problems, runner)
     candidates = [
-        candidates_of(problem, texts, MUTANTS_TRIED)
+        find_candidates(problem, texts, MUTANTS_TRIED)
         for problem, texts in zip(problems, right, strict=True)
     ]
     reports = try_mutants(candidates, runner, at_once=MUTANTS_AT_ONCE)
@@ -79,7 +88,7 @@ def build(
     for candidate in sorted(
         candidates, key=lambda c: derive_key("problems: order", c.problem.name)
     ):
-        rows[split_of(candidate.problem.name)].extend(rows_of(candidate, reports))
+        rows[choose_split(candidate.problem.name)].extend(rows_of(candidate, reports))
     return rows
 
 
@@ -125,10 +134,10 @@ def _right_of(problems: Sequence[Tested], runner: TestRunner) -> list[tuple[str,
             if not (report := reports[problem.name, text]).all_passed:
                 raise DatasetError(
                     f"problem {problem.name}: this solution fails its tests, "
-                    f"{first_failure(problem.tests, report)}; correct one of them:\n{text}"
+                    f"{describe_first_failure(problem.tests, report)}; correct one of them:\n{text}"
                 )
     right = [(problem, problem.solutions) for problem in problems]
-    return passing_rewrites(right, runner, at_most=MAX_PAIRS, tried=REWRITES_TRIED)
+    return find_passing_rewrites(right, runner, at_most=MAX_PAIRS, tried=REWRITES_TRIED)
 
 
 def rows_of(candidates: Candidates, reports: Reports) -> list[Row]:
@@ -138,7 +147,7 @@ def rows_of(candidates: Candidates, reports: Reports) -> list[Row]:
         DatasetError: fewer than MIN_PAIRS correct variants have a buggy twin.
     """
     problem = candidates.problem
-    pairs = pairs_of(candidates, reports, is_buggy)
+    pairs = pair_mutants(candidates, reports, is_buggy)
     if len(pairs) < MIN_PAIRS:
         raise DatasetError(
             f"problem {problem.name}: only {len(pairs)} of {len(candidates.right)} correct "
@@ -156,7 +165,7 @@ def rows_of(candidates: Candidates, reports: Reports) -> list[Row]:
             difficulty=problem.difficulty,
             mutation=labelled[text],
         )
-        for number, text in enumerate(by_hash(labelled, "problems: order of variants"))
+        for number, text in enumerate(sort_by_hash(labelled, "problems: order of variants"))
     ]
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from factory.problems.build import main_function
 from factory.problems.sources import SOURCES
 from factory.problems.sources.source import Source
-from nip_core.scenarios.rows import SPLITS, split_of, write_table
+from nip_core.scenarios.rows import SPLITS, choose_split, write_table
 
 SCHEMA = pa.schema(
     [
@@ -33,7 +33,7 @@ def build(sources: Sequence[Source] = SOURCES) -> dict[str, pa.Table]:
     """The problems by split, in the order of their names."""
     rows: dict[str, list[dict[str, str]]] = {split: [] for split in SPLITS}
     for source in sorted(sources, key=lambda source: source.slug):
-        rows[split_of(source.slug)].append(
+        rows[choose_split(source.slug)].append(
             {
                 "id": f"problems/{source.slug}",
                 "question_id": f"problems/{source.slug}",

@@ -20,7 +20,7 @@ from nip_core.agents.errors import (
     UnknownFinishReasonError,
 )
 from nip_core.agents.experiment_settings import ExperimentSettings
-from nip_core.agents.history import turns_of
+from nip_core.agents.history import read_turns
 from nip_core.agents.nested_array_dict import Array
 from nip_core.agents.prompted_whole_agent import PromptedWholeAgent, drawn_stance
 from nip_core.agents.protocol_handler import (
@@ -236,7 +236,7 @@ class OpenAiWholeAgent(PromptedWholeAgent):
         InvalidResponseError.
         """
         histories = (message_history, message_agent_id, raw_message_history)
-        turns = turns_of(self.protocol_handler, histories, seed)
+        turns = read_turns(self.protocol_handler, histories, seed)
         turns = [turn for turn in turns if turn.round < round_id]
         if self.agent_name not in self.protocol_handler.protocol.movers(round_id, seed, turns):
             raise ValueError(f"{self.agent_name} has no turn in round {round_id}")

@@ -46,7 +46,7 @@ class Budget:
         self._landed = asyncio.Event()
 
     def look(self) -> None:
-        """Read what the run has spent. Not while calls are in flight, which are counted already."""
+        """Read what the run has spent. Not while calls are in flight: these are counted already."""
         if not self._caps.is_set:
             return
         self._on_record = spent_on_record(self._run, self._records)
@@ -80,8 +80,11 @@ class Budget:
             self._warn()
 
     def admit_job(self, what: str, group: str, tokens: int | None) -> None:
-        """Raise BudgetError unless the job of a group fits into what is left; `tokens` are what it
-        trains on in all epochs, None: not known, so that only a cap that is reached refuses it."""
+        """Raise BudgetError unless the job of a group fits into the rest.
+
+        `tokens` are those of
+        all its epochs; None: not known, and only a cap already reached refuses it.
+        """
         if not self._caps.is_set:
             return
         self.look()
@@ -98,7 +101,7 @@ class Budget:
                 )
 
     def _reached(self) -> str | None:
-        """Say which cap is reached, if one is."""
+        """Name the cap already reached, if any."""
         spent = _by_cap(self.spent, self._parameters)
         for cap, most in caps_of(self._parameters).items():
             if spent[cap] >= most:
@@ -107,13 +110,13 @@ class Budget:
         return None
 
     def tell(self, log: logging.Logger | logging.LoggerAdapter[logging.Logger]) -> None:
-        """Log, once, that little is left."""
+        """Log once how little is left."""
         if self._progress.warning and not self._told:
             self._told = True
             log.warning("run %s: %s", self._run.name, self._progress.warning)
 
     def _warn(self) -> None:
-        """Note for people, once, that little is left."""
+        """Tell people once how little is left."""
         if self._progress.warning or not self._caps.is_set:
             return
         spent = _by_cap(self.spent, self._parameters)
@@ -124,7 +127,7 @@ class Budget:
 
 
 def spent_on_record(run: RunStore, records: Records) -> Spent:
-    """Return what a run has spent that may not have begun yet."""
+    """Return what a run has spent; it need not have begun yet."""
     if not run.store.exists(f"{run.root}/run.json"):
         return Spent()
     return spent_so_far(records.look_again())
@@ -133,8 +136,11 @@ def spent_on_record(run: RunStore, records: Records) -> Spent:
 def check_budget(
     run: RunStore, parameters: HyperParameters, changed: Mapping[str, tuple[Any, Any]]
 ) -> None:
-    """Raise SettingsError for a cap that was changed (by dotted key: what is on record, what is
-    given) and is now below what the run has spent already."""
+    """Raise SettingsError for a changed cap below what the run has spent already.
+
+    `changed` has by
+    dotted key what is on record and what is given.
+    """
     caps = {cap: most for cap, most in caps_of(parameters).items() if f"budget.{cap}" in changed}
     if not caps:
         return
@@ -161,7 +167,7 @@ def amount(cap: str, value: float) -> str:
 
 
 def caps_of(parameters: HyperParameters) -> dict[str, float]:
-    """The caps that are set, by name."""
+    """Return the caps by name, without those left open."""
     caps = {"usd": parameters.budget.usd, "tokens": parameters.budget.tokens}
     return {cap: most for cap, most in caps.items() if most is not None}
 

@@ -42,7 +42,7 @@ from nip_core.evaluation.spread import shared_text
 from nip_core.evaluation.statistics.power import detectable_change
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.prices import calls_usd, missing_prices, training_usd
+from nip_core.parameters.prices import find_missing_prices, price_calls, price_training
 from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
 from nip_core.rollouts.plan import ATTACK, group_size, plan_episodes
 from nip_core.scenarios import Problem
@@ -84,7 +84,7 @@ class Estimate:
 
     @property
     def expected_tokens(self) -> int:
-        """All tokens that are expected, trained ones included."""
+        """Add up all expected tokens, trained ones included."""
         played = self.expected_prompt_tokens + self.expected_completion_tokens
         return played + self.expected_training_tokens
 
@@ -115,7 +115,7 @@ class _Totals:
         return sum(self.training.values())
 
     def add(self, parameters: HyperParameters, count: int, possible: Sequence[Loads]) -> None:
-        """Add `count` episodes, or trees: each as the dearest of those that are `possible`."""
+        """Add `count` episodes, or trees: each as the dearest of the `possible` ones."""
         for load in max(possible, key=all_tokens).values():
             self.calls += count * load.calls
             self.prompt_tokens += count * load.prompt_tokens
@@ -132,9 +132,9 @@ class _Totals:
 
     def usd(self, parameters: HyperParameters) -> float | None:
         """All of it in US dollars; None where a price is missing."""
-        if missing_prices(parameters):
+        if find_missing_prices(parameters):
             return None
-        trained = (training_usd(parameters, g, n) or 0.0 for g, n in self.training.items())
+        trained = (price_training(parameters, g, n) or 0.0 for g, n in self.training.items())
         return self.calls_usd + sum(trained)
 
 
@@ -198,7 +198,7 @@ def estimate_run(
         expected_usd=expected.usd(parameters),
         expected_by=by.in_words(counted),
         is_rough=by.is_rough,
-        missing_prices=missing_prices(parameters),
+        missing_prices=find_missing_prices(parameters),
         disk_bytes=round(disk_bytes * _TABLES_AND_JOURNAL),
         test_problems=per_test,
         test_questions=len(sizes),
@@ -221,7 +221,7 @@ class _AtMost:
         return self._by_seed
 
     def attacks(self) -> list[Loads]:
-        """Of a problem that is attacked."""
+        """Give the loads of an attacked problem."""
         return [attack_loads(self.game, seed, loads) for seed, loads in enumerate(self._by_seed)]
 
     def trees(self, iteration: int) -> list[Loads]:
@@ -229,7 +229,7 @@ class _AtMost:
         return tree_loads(self.game, self._train, iteration, self._prompts, self.assumed)
 
     def trained(self, iteration: int, loads: Loads) -> Mapping[str, float]:
-        """By group, the tokens of its job for each episode or tree that takes so much."""
+        """Give by group the tokens of its job for each episode or tree of this load."""
         return training_tokens(self.game.parameters, iteration, loads)
 
 
@@ -262,8 +262,11 @@ class _Expected(_AtMost):
         return [self._as_taken(self._keys.trees, mean_of(super().trees(iteration)))]
 
     def _as_taken(self, key: str, guessed: Loads) -> Loads:
-        """Return what is known, with what only a guess has; or else the guess, made as much larger
-        or smaller as that of plain episodes is known to be wrong."""
+        """Return known loads, completed by guesses; without any, the guess, scaled.
+
+        It is made as
+        much larger or smaller as the guess for plain episodes is known to be wrong.
+        """
         episodes, taken = self._known.episodes, self._known.episodes.get(key)
         if taken is None:
             self.is_rough = True
@@ -323,7 +326,7 @@ def _totals(by: _AtMost, counts: _Counts) -> _Totals:
 
 
 def _questions(game: Game, problems: Sequence[Problem]) -> list[int]:
-    """The number of problems of each question, or of each text by which problems are split."""
+    """Count the problems of each question, or of each text by which problems are split."""
     split_by = game.scenario.split_by
     keys = (shared_text(p.question_id, p.columns, split_by) for p in problems)
     return list(Counter(keys).values())
@@ -337,4 +340,4 @@ def _may_be_gated(parameters: HyperParameters, iteration: int) -> bool:
 def _usd(parameters: HyperParameters, loads: Loads) -> float:
     """US dollars for the calls of one episode or tree; no price may be missing."""
     tokens = {name: (load.prompt_tokens, load.completion_tokens) for name, load in loads.items()}
-    return calls_usd(parameters, tokens) or 0.0
+    return price_calls(parameters, tokens) or 0.0

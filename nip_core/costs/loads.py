@@ -19,7 +19,7 @@ from statistics import fmean
 from nip_core.game.render import Game, make_situation
 from nip_core.models import resolve_model
 from nip_core.parameters import HyperParameters, Method
-from nip_core.parameters.checks import attackers
+from nip_core.parameters.checks import find_attackers
 from nip_core.rollouts.plan import episode_spec
 from nip_core.rollouts.trees import Branching
 from nip_core.scenarios import Problem
@@ -64,7 +64,7 @@ class Load:
         )
 
     def trained_tokens(self, method: Method) -> float:
-        """Return what training on everything that the agent said reads."""
+        """Count the tokens read in training on all messages of an agent."""
         match method:
             case "dpo":
                 return self.pair_tokens
@@ -188,7 +188,7 @@ def attack_loads(game: Game, seed: int, plain: Loads) -> Loads:
     """By agent, in the tree of an attack by best-of-n: as if all messages differed, every turn of
     the game was played on from each, and every n chose another one."""
     parameters, protocol = game.parameters, game.protocol
-    attack, provers = parameters.attack, set(attackers(parameters))
+    attack, provers = parameters.attack, set(find_attackers(parameters))
     turns = sum(
         not provers.isdisjoint(protocol.active(r, seed)) for r in range(protocol.max_message_rounds)
     )
@@ -210,14 +210,16 @@ def attack_means(
     assumed: Assumed,
     repeated: float | None,
 ) -> Loads:
-    """By agent, in such a tree as it is to be expected: messages are asked for by one call, and
-    only those that differ are played on.
+    """Give by agent the expected load of such a tree.
+
+    Messages are asked for by one call, and only
+    those that differ are played on.
 
     `repeated` is how likely two of them are the same, as if so many were all equally likely; None:
     no two are.
     """
     parameters, protocol = game.parameters, game.protocol
-    attack, provers = parameters.attack, set(attackers(parameters))
+    attack, provers = parameters.attack, set(find_attackers(parameters))
 
     def distinct(n: float) -> float:
         return n if not repeated else (1 - (1 - repeated) ** n) / repeated
@@ -254,7 +256,7 @@ def tree_loads(
     prompts: Mapping[str, float],
     assumed: Assumed,
 ) -> list[Loads]:
-    """The loads of some of the trees that the iteration may play."""
+    """Give the loads of some possible trees of the iteration."""
     parameters = game.parameters
     branching = Branching(parameters, game.protocol, iteration)
     trees = []
@@ -276,8 +278,11 @@ def training_tokens(parameters: HyperParameters, iteration: int, loads: Loads) -
 
 
 def passes(parameters: HyperParameters, iteration: int, group: str) -> float:
-    """Return how often the group's job of an iteration reads as many episodes as an iteration has:
-    once in every epoch, for every iteration that it trains on."""
+    """Count how often the group's job reads an iteration's number of episodes.
+
+    Once in every
+    epoch, for every iteration that it trains on.
+    """
     seen = 1
     if parameters.text_rl.fine_tune_on_all_previous_rollouts:
         seen += iteration

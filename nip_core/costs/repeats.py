@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 
 
 def repeated(run: RunStore, attackers: Collection[str]) -> float | None:
-    """Return the share of pairs of answers to the same chat that are equal, from 0 to 1.
+    """Return the share of equal answers among pairs to the same chat, from 0 to 1.
 
     None where no attacker was asked the same twice. Raises StoreError for what can't be read.
     """
@@ -49,7 +49,7 @@ def _count(
     attackers: Collection[str],
     answers: Mapping[tuple[Any, ...], Counter[str]],
 ) -> None:
-    """Count what attackers said, by the problem and all that was said before."""
+    """Count the attackers' messages by the problem and everything said before."""
     by_episode: defaultdict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if row["invalid_reason"] is None:

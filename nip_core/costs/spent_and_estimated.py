@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pydantic import BaseModel, ConfigDict, StrictFloat
 
 from nip_core.costs.estimate import Estimate
-from nip_core.parameters.stored import priced
+from nip_core.parameters.stored import read_costing_settings
 from nip_core.records.iterations import Records
 from nip_core.records.spent_in_all import spent_so_far
 from nip_core.run_store.documents import encode
@@ -83,7 +83,7 @@ def costs_of(records: Records) -> dict[str, dict[str, float | None]]:
 
     Raises CorruptionError for what can't be read.
     """
-    parameters = priced(records.shown.record.parameters)
+    parameters = read_costing_settings(records.shown.record.parameters)
     spent, budget = spent_so_far(records), parameters.budget
     estimate = _read_estimate(records.run)
     values = {
@@ -105,7 +105,7 @@ def costs_of(records: Records) -> dict[str, dict[str, float | None]]:
 
 
 def expected_by(records: Records) -> str:
-    """Return by what the run's estimate was reckoned, in words; "" where that is not on record."""
+    """Say in words how the run's estimate was reckoned; "" where nothing is on record."""
     return _read_estimate(records.run).expected_by or ""
 
 

@@ -18,10 +18,12 @@ from nip_core.costs.experience import Experience, Keys
 from nip_core.costs.loads import Load, Loads, passes
 from nip_core.costs.repeats import repeated
 from nip_core.errors import StoreError
+from nip_core.evaluation.attack_metrics import AttackMetrics
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.attack import BEST_OF_N
-from nip_core.parameters.checks import attackers
-from nip_core.parameters.stored import from_stored, with_defaults
+from nip_core.parameters.checks import find_attackers
+from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.records.iterations import IterationRecord, Records
 from nip_core.records.spending import Spent
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
@@ -43,14 +45,14 @@ def of_run(run: RunStore) -> Experience:
     Raises StoreError for what can't be read, or another of `_UNREADABLE`.
     """
     records = Records(run)
-    parameters = from_stored(records.shown.record.parameters)
-    keys = Keys.of(with_defaults(records.shown.record.parameters))
+    parameters = read_settings(records.shown.record.parameters)
+    keys = Keys.of(complete_settings(records.shown.record.parameters))
     spent: dict[str, list[tuple[float, Spent]]] = {}
     trained: dict[str, list[tuple[float, int]]] = {}
     last = records.shown.last
     for iteration in _some([*range(records.over()), last]):
         record = records.of(iteration)
-        if iteration == last and not (record.stored_metrics(TEST) or record.stored_metrics(ATTACK)):
+        if iteration == last and not (record.stored_metrics(TEST) or record.attack):
             continue  # begun at most, and its journals may be long
         for key, count, stage in _played(parameters, keys, record):
             spent.setdefault(key, []).append((count, stage))
@@ -83,12 +85,12 @@ def _some(iterations: list[int]) -> list[int]:
 def _played(
     parameters: HyperParameters, keys: Keys, record: IterationRecord
 ) -> Iterator[tuple[str, float, Spent]]:
-    """Give of each stage that was played its key, its episodes or trees, and what it has spent."""
+    """Give of each played stage its key, its episodes or trees, and its spending."""
     for stage, spent in record.spent.items():
         split = ATTACK if stage == "attack" else _STAGES.get(stage)
         if split is None:
             continue
-        count = _count(record.stored_metrics(split), parameters, split)
+        count = _count(record.stored_figures(split), parameters, split)
         key = keys.game
         if split == ATTACK:
             key = keys.attack
@@ -98,16 +100,18 @@ def _played(
             yield key, count, spent
 
 
-def _count(metrics: Mapping[str, Any] | None, parameters: HyperParameters, split: str) -> float:
-    """The episodes of a split, or those from which its trees grew."""
+def _count(
+    metrics: SplitMetrics | AttackMetrics | None, parameters: HyperParameters, split: str
+) -> float:
+    """Count the episodes of a split, or the roots of its trees."""
     if metrics is None:
         return 0
-    problems = float(metrics.get("distinct_problems") or 0)
+    problems = float(metrics.distinct_problems or 0)
     if split == ATTACK:
         return problems * parameters.rl.num_test_iterations
     if split == TRAIN and parameters.trainer == "pure_text_malt":
         return float(parameters.rollouts_per_iteration or problems)
-    return float(metrics.get("episodes") or 0)
+    return float(metrics.episodes or 0)
 
 
 def _mean(spent: Iterable[tuple[float, Spent]], has_calls: bool) -> Loads:
@@ -154,13 +158,13 @@ def _repeats(store: Store, parameters: HyperParameters) -> float | None:
     if attacked is None or parameters.attack.by != BEST_OF_N:
         return None
     try:
-        return repeated(RunStore(store, attacked), attackers(parameters))
+        return repeated(RunStore(store, attacked), find_attackers(parameters))
     except _UNREADABLE:
         return None
 
 
 def _joined(told: Iterable[Experience], keys: Keys, needed: Collection[str]) -> Experience:
-    """Take what keys name from the first that has it, until all that is `needed` is there."""
+    """Take each key from the first source with it, until all `needed` ones are there."""
     wanted = {keys.game, keys.trees, keys.attack}
     episodes: dict[str, Loads] = {}
     trained: dict[str, Mapping[str, float]] = {}
@@ -202,7 +206,7 @@ def _of_store(store: Store, own_name: str, keys: Keys) -> Iterator[Experience]:
     newest = sorted(runs, key=lambda each: each[:2], reverse=True)
     for _, _, parameters, run in newest[:_LOOKED_AT]:
         try:
-            if Keys.of(with_defaults(parameters)).game == keys.game:
+            if Keys.of(complete_settings(parameters)).game == keys.game:
                 yield of_run(run)
         except _UNREADABLE:
             continue

@@ -25,7 +25,7 @@ from nip_core.rollouts.table_rows import Episode, Generation, read_rows, row_col
 from nip_core.rollouts.tables import agent_order
 from nip_core.rollouts.trees import Leaf, generations_by_episode, tree_of
 from nip_core.scenarios import NO_LABEL, Scenario
-from nip_core.scenarios.checked import drawn, text_of
+from nip_core.scenarios.checked import call_for_text, draw_columns
 
 DECISION_WORDS = {
     REJECT: "reject",
@@ -327,7 +327,7 @@ def _remarks(
 
     def remark(message: str) -> str:
         try:
-            return text_of(game.scenario, "remark", message, texts)
+            return call_for_text(game.scenario, "remark", message, texts)
         except NipError as error:  # this is for reading alone
             return f"remark failed: {error}"
 
@@ -377,7 +377,7 @@ def _columns(episode: Episode, game: Game | None) -> dict[str, str]:
         **parse_columns(episode.columns),
         **parse_columns(episode.drawn),
     }
-    return texts if game is None else {**texts, **drawn(game.scenario, texts, episode.seed)}
+    return texts if game is None else {**texts, **draw_columns(game.scenario, texts, episode.seed)}
 
 
 def _label(y: int, game: Game | None) -> str:

@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nip_core.evaluation.split_metrics import PairedDifference, SplitMetrics
+
 DASH = "–"
 ALL_EQUAL = "all equal"
 """In the place of an interval that would have a width of 0."""
@@ -11,19 +13,19 @@ THIN = "\u202f"  # narrow no-break space, between a number and its unit
 
 
 def percent(value: float | None) -> str:
-    """A rate as "71.3 %", a dash for None."""
+    """Write a rate as "71.3 %", a dash for None."""
     return DASH if value is None else f"{100 * value:.1f}{THIN}%"
 
 
 def percent_range(interval: Sequence[float] | None) -> str:
-    """An interval of rates as "66.0 – 76.1 %", a dash for None."""
+    """Write an interval of rates as "66.0 – 76.1 %", a dash for None."""
     if interval is None:
         return DASH
     return f"{100 * interval[0]:.1f}{THIN}–{THIN}{100 * interval[1]:.1f}{THIN}%"
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number with `digits` significant digits and grouped thousands; a dash for None."""
+    """Write a number with `digits` significant digits and grouped thousands; a dash for None."""
     if value is None:
         return DASH
     if isinstance(value, int) or (math.isfinite(value) and abs(value) >= 1_000):
@@ -32,31 +34,31 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def signed(value: float | None) -> str:
-    """A reward as "+0.56", a dash for None."""
+    """Write a reward as "+0.56", a dash for None."""
     return DASH if value is None else f"{value:+.2f}"
 
 
 def signed_range(interval: Sequence[float]) -> str:
-    """An interval of rewards as "+0.41 – +0.56"; in words where nothing shows the spread."""
+    """Write an interval of rewards as "+0.41 – +0.56"; in words where nothing shows the spread."""
     if interval[0] == interval[1]:
         return ALL_EQUAL
     return f"{signed(interval[0])}{THIN}–{THIN}{signed(interval[1])}"
 
 
 def plain_range(interval: Sequence[float]) -> str:
-    """An interval of small numbers as "3.2 – 3.8"; in words where nothing shows the spread."""
+    """Write an interval of small numbers as "3.2 – 3.8"; in words where it has no width."""
     if interval[0] == interval[1]:
         return ALL_EQUAL
     return f"{interval[0]:.1f}{THIN}–{THIN}{interval[1]:.1f}"
 
 
 def points(difference: float, is_rate: bool) -> str:
-    """A difference of rates as "+3.1 pts", of rewards as "+0.31"."""
+    """Write a difference of rates as "+3.1 pts", of rewards as "+0.31"."""
     return f"{100 * difference:+.1f}{THIN}pts" if is_rate else f"{difference:+.2f}"
 
 
 def promotion_words(decision: Mapping[str, Any] | None) -> str:
-    """Return what the gate decided, as "refused: accuracy 61.0 % after 65.0 %"; a dash for None."""
+    """Say what the gate decided, as "refused: accuracy 61.0 % after 65.0 %"; a dash for None."""
     if decision is None:
         return DASH
     show = percent if decision["metric"] == "accuracy" else signed
@@ -68,7 +70,7 @@ def promotion_words(decision: Mapping[str, Any] | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration as "12.3 s", "4 min 05 s" or "2 h 03 min"."""
+    """Write a duration as "12.3 s", "4 min 05 s" or "2 h 03 min"."""
     if value is None:
         return DASH
     if value < 99.95:
@@ -80,43 +82,43 @@ def seconds(value: float | None) -> str:
 
 
 def plain_percent(value: float | None) -> str:
-    """A rate as "71.3 %" in letters of every keyboard, a "-" for None."""
+    """Write a rate as "71.3 %" in letters of every keyboard, a "-" for None."""
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
 def plain_interval(interval: Sequence[float]) -> str:
-    """An interval of rates as "95 % interval 66.0 to 76.1 %", in letters of every keyboard."""
+    """Write an interval of rates as "95 % interval 66.0 to 76.1 %", for every keyboard."""
     return f"95 % interval {100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"
 
 
-def verdict_line(test: Mapping[str, Any]) -> str:
-    """The metrics of a test in a line, for a terminal or a log."""
-    low, high = test["accuracy_ci95"] or (None, None)
+def verdict_line(test: SplitMetrics) -> str:
+    """Say the metrics of a test in a line, for a terminal or a log."""
+    low, high = test.accuracy_ci95 or (None, None)
     return (
-        f"accuracy {plain_percent(test['accuracy'])} (95 % interval {plain_percent(low)} to "
-        f"{plain_percent(high)}), completeness {plain_percent(test['completeness'])}, soundness "
-        f"{plain_percent(test['soundness'])}, {test['episodes']} episodes on "
-        f"{problems_words(test['distinct_problems'], test.get('questions'))}"
+        f"accuracy {plain_percent(test.accuracy)} (95 % interval {plain_percent(low)} to "
+        f"{plain_percent(high)}), completeness {plain_percent(test.completeness)}, soundness "
+        f"{plain_percent(test.soundness)}, {test.episodes} episodes on "
+        f"{problems_words(test.distinct_problems, test.questions)}"
     )
 
 
-def result_line(metrics: Mapping[str, Any], before: float | None) -> str:
-    """The metrics of a split in a line: "accuracy 83.0 % [79.0, 86.4] (n=400), before 52.5 %, ...".
+def result_line(metrics: SplitMetrics, before: float | None) -> str:
+    """Say the metrics of a split in a line: "accuracy 83.0 % [79.0, 86.4] (n=400), ...".
 
     `before` is the accuracy of the test before; None: there was none.
     """
-    low, high = metrics["accuracy_ci95"] or (None, None)
+    low, high = metrics.accuracy_ci95 or (None, None)
     interval = "" if low is None or high is None else f" [{100 * low:.1f}, {100 * high:.1f}]"
     change = "" if before is None else f", before {plain_percent(before)}"
     return (
-        f"accuracy {plain_percent(metrics['accuracy'])}{interval} (n={metrics['episodes']})"
-        f"{change}, completeness {plain_percent(metrics['completeness'])}, "
-        f"soundness {plain_percent(metrics['soundness'])}"
+        f"accuracy {plain_percent(metrics.accuracy)}{interval} (n={metrics.episodes})"
+        f"{change}, completeness {plain_percent(metrics.completeness)}, "
+        f"soundness {plain_percent(metrics.soundness)}"
     )
 
 
 def problems_words(problems: int | None, questions: int | None) -> str:
-    """Return how many, as "264 problems of 33 questions", or "400 problems" without variants."""
+    """Say how many, as "264 problems of 33 questions", or "400 problems" without variants."""
     plural = "" if problems == 1 else "s"
     counted = f"{DASH if problems is None else problems} problem{plural}"
     if questions is None or questions == problems:
@@ -125,33 +127,36 @@ def problems_words(problems: int | None, questions: int | None) -> str:
 
 
 def p_value(p: float | None) -> str:
-    """A p-value as "0.031" or "< 0.0001", a dash for None."""
+    """Write a p-value as "0.031" or "< 0.0001", a dash for None."""
     if p is None:
         return DASH
     return "< 0.0001" if p < 0.0001 else f"{p:.2g}"
 
 
-def how_much(paired: Mapping[str, Any]) -> str:
-    """A `paired_difference` in points, with all that is known of it, in letters of every keyboard.
+def how_much(paired: PairedDifference) -> str:
+    """Say a difference in points, with its interval and p-value, in letters of every keyboard.
 
     Its ``difference`` must be known.
     """
-    asked = problems_words(paired.get("problems"), paired.get("questions"))
-    if paired["ci95"] is None:
+    assert paired.difference is not None
+    asked = problems_words(paired.problems, paired.questions)
+    if paired.ci95 is None:
         sure = f"no interval, as there are {asked}"
-    elif paired["ci95"][0] == paired["ci95"][1]:
+    elif paired.ci95[0] == paired.ci95[1]:
         sure = f"the same on each of {asked}"
     else:
-        low, high = (100 * bound for bound in paired["ci95"])
+        low, high = (100 * bound for bound in paired.ci95)
         sure = f"95 % interval {low:+.1f} to {high:+.1f}, paired over {asked}"
-    p = p_value(paired.get("p"))
+    p = p_value(paired.p)
     test = "" if p == DASH else f"; McNemar's exact test: p {p if p[0] == '<' else f'= {p}'}"
-    return f"{100 * paired['difference']:+.1f} points ({sure}{test})"
+    return f"{100 * paired.difference:+.1f} points ({sure}{test})"
 
 
-def alike(reasons: Mapping[int, str]) -> list[tuple[str, list[int]]]:
-    """Reasons that differ in whole numbers alone as one, "0 to 8 examples, 10 needed", with the
-    numbers that it is the reason of."""
+def group_reasons(reasons: Mapping[int, str]) -> list[tuple[str, list[int]]]:
+    """Join reasons with other numbers but the same words, as "0 to 8 examples, 10 needed".
+
+    Each comes with the keys of the reasons that it stands for.
+    """
     same: dict[tuple[str, ...], dict[int, list[str]]] = {}
     for number, reason in reasons.items():
         words = reason.split(" ")
@@ -169,8 +174,8 @@ def _least_to_most(words: Sequence[str]) -> str:
     return f"{min(numbers)} to {max(numbers)}"
 
 
-def in_spans(numbers: Sequence[int]) -> str:
-    """Ascending whole numbers as "0 to 3, 5, 7 to 8"."""
+def list_spans(numbers: Sequence[int]) -> str:
+    """Write ascending whole numbers as "0 to 3, 5, 7 to 8"."""
     spans: list[list[int]] = []
     for n in numbers:
         if spans and spans[-1][-1] == n - 1:
@@ -181,7 +186,7 @@ def in_spans(numbers: Sequence[int]) -> str:
 
 
 def gate_line(decision: Mapping[str, Any]) -> str:
-    """The gate's decision, and by how much, in a line."""
+    """Say the gate's decision, and by how much, in a line."""
     interval = "no interval: one question"
     if decision["ci95"] is not None:
         interval = "95 % interval {:+.3f} to {:+.3f}".format(*decision["ci95"])

@@ -28,7 +28,7 @@ from nip_core.fine_tuning.art_options import (
 )
 from nip_core.fine_tuning.interface import ByFields, TrainerAdapterConfig
 from nip_core.fine_tuning.job_data import Setting
-from nip_core.parameters.addresses import plain_address
+from nip_core.parameters.addresses import check_plain_address
 from nip_core.redaction import read_key
 
 DEFAULT_KEY = "default"
@@ -55,7 +55,7 @@ def _host(value: str) -> str:
     """Refuse what is more than a host. Raises ValueError without showing it."""
     host = value.removesuffix("/")
     try:
-        parts = urlsplit(plain_address(_address(host)))
+        parts = urlsplit(check_plain_address(_address(host)))
         is_host = not (parts.path or parts.port is not None or parts.netloc.endswith(":"))
     except ValueError:
         is_host = False

@@ -56,7 +56,7 @@ from nip_core.fine_tuning.art_steps import (
     StepJob,
     StepRecords,
     job_metrics,
-    step_of,
+    make_step,
 )
 from nip_core.fine_tuning.job_data import JobSettings
 from nip_core.hashing import derive_seed
@@ -110,11 +110,13 @@ class LmServerBackend:
         self._client = AsyncOpenAI(
             base_url=self._address,
             api_key=key,
+            # Trying again is the ledger's, which looks first whether the job was created.
             max_retries=0,
             timeout=120.0,
             http_client=http_client(self._address),
         )
         self._server = OpenAIBackend(self._address, key, speaks_nip=True, client=self._client)
+        # An lm_server lists a job as soon as it has created it, so there is nothing to wait for.
         self._submissions = Submissions(self._state_dir, _GROUP, settle_s=0.0)
         self._records = StepRecords(self._state_dir)
         self._wait_at_register = wait_at_register
@@ -311,7 +313,7 @@ class LmServerBackend:
         """Count a trained step before any call of `train` has returned it."""
         record, job = self._record(model), self.job(model, step)
         if step.submission is not None and job is not None and job.succeeded:
-            made = step_of(step.submission, job, returned=False)
+            made = make_step(step.submission, job, returned=False)
             self._put(model, record, *record.steps, made)
 
     def job(self, model: _Model, step: StepJob) -> JobRecord | None:
@@ -413,7 +415,7 @@ class LmServerBackend:
             record = self._records.load(model.project, model.name)  # others may wait for it too
             self._see(model, record)
             if record.step < step.step:
-                made = step_of(step.submission, job, returned=True)
+                made = make_step(step.submission, job, returned=True)
                 self._put(model, record, *record.steps, made)
             elif not record.steps[step.step].returned:
                 steps = list(record.steps)
@@ -452,4 +454,4 @@ class LmServerBackend:
             except JobFailed as error:
                 _log.warning("%s; the step is still to be trained", error)
         if job.succeeded:
-            self._put(model, record, *record.steps, step_of(submission, job, returned=False))
+            self._put(model, record, *record.steps, make_step(submission, job, returned=False))

@@ -1,9 +1,9 @@
 """Calls that ART's own client and ours have no words for.
 
-TokenIdsClient   an OpenAI client that asks for token ids wherever log-probabilities are asked for
-health_problem   what is wrong with a server, within a few seconds
-delete_model     take a model off a server, unless it needs it
-unlisted         why a server does not list a model
+TokenIdsClient     an OpenAI client that asks for token ids wherever log-probabilities are asked for
+health_problem     what is wrong with a server, within a few seconds
+delete_model       take a model off a server, unless it needs it
+explain_unlisted   why a server does not list a model
 """
 
 from collections.abc import Sequence
@@ -82,7 +82,7 @@ async def delete_model(client: AsyncOpenAI, name: str) -> str | None:
     return None
 
 
-async def unlisted(base_url: str, api_key: str, names: Sequence[str]) -> str | None:
+async def explain_unlisted(base_url: str, api_key: str, names: Sequence[str]) -> str | None:
     """Tell why a server lists none of `names`, nor a step of one (``name@3``); None if it does."""
     client = AsyncOpenAI(
         base_url=base_url,

@@ -23,7 +23,7 @@ from nip_core.fine_tuning.conversion import Method
 from nip_core.fine_tuning.first_problem import first_problem
 from nip_core.fine_tuning.interface import TrainerAdapterConfig
 from nip_core.fine_tuning.job_data import JobSettings, Setting
-from nip_core.parameters.addresses import plain_address
+from nip_core.parameters.addresses import check_plain_address
 from nip_core.redaction import read_key
 from nip_lm_server.client import METHOD_HYPERPARAMETERS, NipSettings
 
@@ -43,7 +43,7 @@ class OpenAITrainerAdapterConfig(TrainerAdapterConfig):
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
-    base_url: Annotated[str, BeforeValidator(plain_address)]
+    base_url: Annotated[str, BeforeValidator(check_plain_address)]
     """Address of the API, like http://127.0.0.1:8000/v1; without a path, ``/v1`` is added."""
     model: Annotated[str, Field(min_length=1)]
     """Name of the model to start from."""

@@ -1,10 +1,10 @@
 """The lines of an answer, and where its parts begin.
 
-AnswerLines        an answer's lines, and which of them are quotations
-without_thinking   an answer without a reasoning model's block of thoughts
-begins_question    whether a line begins with "Question:"
-part_starts        the lines with which the parts of an answer begin
-parts              the part for each channel
+AnswerLines       an answer's lines, and which of them are quotations
+without_thinking  an answer without a reasoning model's block of thoughts
+begins_question   whether a line begins with "Question:"
+find_part_starts  the lines with which the parts of an answer begin
+cut_parts         the part for each channel
 
 Knows no decisions; see `parsing`.
 """
@@ -20,8 +20,8 @@ from nip_core.game.decisions import (
     MissingPart,
     any_case,
     is_blank,
-    plain,
-    simplified,
+    simplify,
+    strip_decoration,
 )
 
 NUMBERING = r"(?:(?:step )?[0-9]{1,2}[.):][ *_]*)?"
@@ -60,7 +60,7 @@ class AnswerLines:
 
     def __init__(self, text: str):
         self.raw = text.split("\n")
-        read = simplified(text)
+        read = simplify(text)
         self.read = read.split("\n")
         self._lower = read.lower()
         self.free = [True] * len(self.read)
@@ -92,7 +92,7 @@ class AnswerLines:
         for word in words:
             if word in self._lower:
                 places.update(i for i, line in enumerate(self._lower_lines) if word in line)
-        return [(i, plain(self.read[i])) for i in sorted(places) if self.free[i]]
+        return [(i, strip_decoration(self.read[i])) for i in sorted(places) if self.free[i]]
 
     @cached_property
     def _lower_lines(self) -> list[str]:
@@ -149,7 +149,7 @@ class Start:
     rest: str
 
 
-def part_starts(
+def find_part_starts(
     lines: AnswerLines, channels: Sequence[str], headers: Mapping[str, str], has_reasoning: bool
 ) -> dict[int, Start]:
     """Find the first lines of parts, in order.
@@ -180,7 +180,7 @@ def _starts(
 
 def _header_pattern(header: str) -> tuple[re.Pattern[str], Sequence[str]]:
     """Make a pattern for lines with the header first, and name a lower-case word of it."""
-    text = plain(simplified(header))
+    text = strip_decoration(simplify(header))
     words = re.findall(r"[^\W\d_]+|[0-9]+", text)
     if not words:
         return re.compile(_LEAD + re.escape(text)), [text]
@@ -190,7 +190,7 @@ def _header_pattern(header: str) -> tuple[re.Pattern[str], Sequence[str]]:
     return any_case(rf"{_LEAD}(?:{sign})?{spelled}{end}"), [words[0].lower()]
 
 
-def parts(
+def cut_parts(
     lines: AnswerLines,
     starts: Mapping[int, Start],
     channels: Sequence[str],

@@ -1,8 +1,8 @@
 """Which answer of a decision scale stands in a line, if any: the reading of single lines.
 
-plain            a line without what only decorates it
-InvalidResponse  an answer has no valid form; its two kinds InvalidDecision and MissingPart
-VerdictReader    for a scale: the answer at the start of a text, and whether the rest lets it stand
+strip_decoration  a line without what only decorates it
+InvalidResponse   an answer has no valid form; its two kinds InvalidDecision and MissingPart
+VerdictReader     for a scale: the answer at the start of a text, and whether the rest lets it stand
 
 Knows no channels, headers or lines before and after; see `parsing`. Regular expressions here have
 no nested repetition and look-backs are bounded, so that each reading takes linear time.
@@ -66,7 +66,7 @@ _TAGS = any_case(
 )
 
 
-def simplified(text: str) -> str:
+def simplify(text: str) -> str:
     """The text without invisible characters, with ASCII quotation marks, dashes and colons.
 
     It has the same lines.
@@ -74,7 +74,7 @@ def simplified(text: str) -> str:
     return text if text.isascii() else text.translate(_PLAIN)
 
 
-def plain(line: str) -> str:
+def strip_decoration(line: str) -> str:
     """Simplify a line to single spaces, without decorating tags and LaTeX commands.
 
     A tag like <verdict> becomes a label, "verdict:".
@@ -192,7 +192,7 @@ class Declaration(NamedTuple):
 
 
 class VerdictReader:
-    """Reads the answers of one scale. All texts given to it are `plain`."""
+    """Reads the answers of one scale. All texts given to it are `strip_decoration`."""
 
     def __init__(self, scale: DecisionScale):
         self._scale = scale

@@ -1,6 +1,6 @@
 """Verdicts in other words than a decision line: what an answer claims besides.
 
-claims  all such places in an answer, each clear or not
+find_claims  all such places in an answer, each clear or not
 
 1. A label that begins a line or a sentence: "Verdict: reject", "... so. Decision: accept".
 2. A label within a sentence, right before a verdict at the end of the line: not clear.
@@ -21,17 +21,23 @@ from itertools import islice
 from typing import Any
 
 from nip_core.game.answer_lines import NUMBERING
-from nip_core.game.decisions import InvalidDecision, VerdictReader, any_case, is_blank, plain
+from nip_core.game.decisions import (
+    InvalidDecision,
+    VerdictReader,
+    any_case,
+    is_blank,
+    strip_decoration,
+)
 from nip_core.game.verdict_labels import (
     OTHER_SEPARATOR,
     WORDS,
     Answer,
-    beginning,
+    find_labelled_lines,
     is_introduced,
-    labelled_lines,
+    write_beginning,
 )
 
-_IN_LINE = any_case(beginning(WORDS, OTHER_SEPARATOR, "{0,9}"))
+_IN_LINE = any_case(write_beginning(WORDS, OTHER_SEPARATOR, "{0,9}"))
 _WORD = any_case(rf"\b(?:{'|'.join(WORDS)})\b")
 _SEPARATED = any_case(r"[ *_`\"')\]]{0,6}(?:[:|→-]|->|=>|is\b|to\b|[ *_`\"'(])*")
 _EDGE = re.compile(r"(?:(?P<sure>[.!;)]|</\w{1,30}>|(?<= )-|→)|[>?:,|])[\"'*_)\] ]{0,4}$")
@@ -99,7 +105,7 @@ class Claim:
     is_meant: bool = False  # it is not clear only because a question or other parts follow
 
 
-def claims(answer: Answer) -> list[Claim]:
+def find_claims(answer: Answer) -> list[Claim]:
     """Find every place of the answer with a possible verdict."""
     if answer.whole.startswith("{"):
         return list(_in_json(answer))
@@ -125,7 +131,7 @@ def _labelled(answer: Answer) -> Iterator[Claim]:
     """Look at lines with a label first."""
     reader = answer.reader
     try:
-        labelled = labelled_lines(answer, decisions=False)
+        labelled = find_labelled_lines(answer, decisions=False)
     except InvalidDecision:
         return  # so many are no verdict
     for line in labelled:
@@ -213,7 +219,7 @@ def _bare(answer: Answer) -> Iterator[Claim]:
     lines, reader = answer.lines, answer.reader
     filled = [i for i in answer.filled if lines.free[i]]
     for i in {*filled[:1], *filled[-1:]}:
-        text = _CONNECTOR.sub("", _NUMBER.sub("", plain(lines.read[i])), count=1)
+        text = _CONNECTOR.sub("", _NUMBER.sub("", strip_decoration(lines.read[i])), count=1)
         is_whole = answer.consists_of(i)
         value, is_exact = reader.read_if_clear(text), reader.is_exactly(text)
         if value is None and not is_exact:
@@ -225,7 +231,7 @@ def _bare(answer: Answer) -> Iterator[Claim]:
         if (is_apart and not is_whole) or (reader.is_numeric and not is_exact):
             continue
         before = next(lines.filled_above(i), -1)
-        above = plain(lines.read[before]) if before >= answer.begin else ""
+        above = strip_decoration(lines.read[before]) if before >= answer.begin else ""
         declared = reader.declared(text)
         unclear = (
             (not is_exact and _TO_OTHERS.search(text))
@@ -252,7 +258,7 @@ def _declared(answer: Answer) -> Iterator[Claim]:
     for last in answer.filled[-1:]:
         if not lines.free[last]:
             return
-        line = plain(lines.read[last])[-_LOOKED_AT:].rstrip("*_ ")
+        line = strip_decoration(lines.read[last])[-_LOOKED_AT:].rstrip("*_ ")
         edges = list(re.finditer(r"[.!;:,?](?= )", line[:-1]))
         begin = edges[-1].end() if edges else 0
         before, text = line[:begin], _CONNECTOR.sub("", line[begin:].strip(" *_"), count=1)
@@ -280,7 +286,7 @@ def _in_last_fence(answer: Answer) -> Iterator[Claim]:
     lines, reader = answer.lines, answer.reader
     for last in answer.filled[-1:]:
         is_all = answer.consists_of(last) and not lines.read[last].startswith(">")
-        line = "" if is_all else plain(lines.read[last]).lstrip("> ")
+        line = "" if is_all else strip_decoration(lines.read[last]).lstrip("> ")
         start = _IN_LINE.match(line)
         verdict = line if start is None else line[start.end() :]
         is_apart = not lines.free[last] or (start is not None and line[:1] in set("\"'`([{"))
@@ -303,7 +309,9 @@ def _boxed_or_part(answer: Answer) -> Iterator[Claim]:
         part = _PART.match(line)
         if not reader.is_numeric and (i in answer.starts or part is not None):
             begin = part.end() if part else 0
-            message = answer.starts[i].rest if i in answer.starts else plain(line[begin:])
+            message = (
+                answer.starts[i].rest if i in answer.starts else strip_decoration(line[begin:])
+            )
             if reader.is_exactly(message):
                 yield Claim(i, i)
 
@@ -312,7 +320,7 @@ def _at_end(answer: Answer) -> Iterator[Claim]:
     """Look for any other verdict at the end."""
     lines, reader = answer.lines, answer.reader
     for last in answer.filled[-1:]:
-        line, is_whole = plain(lines.read[last]), answer.consists_of(last)
+        line, is_whole = strip_decoration(lines.read[last]), answer.consists_of(last)
         # 1. Where nothing is asked: a tag, a ticked box, what is almost JSON, a hedged number.
         if "?" not in answer.whole:
             tagged = _TAGGED.search(line)
@@ -377,7 +385,7 @@ def _in_json(answer: Answer) -> Iterator[Claim]:
     )
     is_clear = False
     for key, value in pairs:
-        stated = plain("" if value is None else str(value))
+        stated = strip_decoration("" if value is None else str(value))
         label = key.removeprefix("final").removesuffix("value")
         if label not in WORDS or (asks and stated.lower() in _OPEN):
             continue

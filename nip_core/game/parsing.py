@@ -11,29 +11,35 @@ parse_response  the move in a text
 lacks_decision  whether a move is a message where only a decision is of use
 
 The rules of each step have a module, in this order: `answer_lines` (lines, parts for channels),
-`labels` (lines that begin with a label), `decisions` (the verdict in a line) and `other_words`
-(verdicts elsewhere); what they leave unclear `plainer` puts in other words. All of it takes linear
-time in the length of the text.
+`verdict_labels` (lines that begin with a label), `decisions` (the verdict in a line) and
+`other_words` (verdicts elsewhere); what they leave unclear `plainer` puts in other words. All of it
+takes linear time in the length of the text.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nip_core.game.answer_lines import AnswerLines, part_starts, parts, without_thinking
+from nip_core.game.answer_lines import AnswerLines, cut_parts, find_part_starts, without_thinking
 from nip_core.game.decisions import (
     InvalidDecision,
     InvalidResponse,
     VerdictReader,
     any_case,
-    simplified,
+    simplify,
 )
-from nip_core.game.other_words import Claim, claims
-from nip_core.game.plainer import plainer
+from nip_core.game.other_words import Claim, find_claims
+from nip_core.game.plainer import put_plainly
 from nip_core.game.reasons import EMPTY
-from nip_core.game.verdict_labels import WORDS, Answer, LabelledLine, is_introduced, labelled_lines
+from nip_core.game.verdict_labels import (
+    WORDS,
+    Answer,
+    LabelledLine,
+    find_labelled_lines,
+    is_introduced,
+)
 from nip_core.protocols import NO_DECISION, Move
-from nip_core.protocols.scales import DecisionScale, discrete
+from nip_core.protocols.scales import DecisionScale, round_value
 
 # What asks or supposes something, so that a verdict in it may be meant otherwise.
 _ASKING = any_case(
@@ -78,10 +84,10 @@ def _second_look(text: str, form: AnswerForm) -> Move | None:
     """Read the decision of an unclear answer in plainer words, if it has one."""
     assert form.scale is not None  # nobody else makes an invalid decision
     text = without_thinking(text)
-    starts = part_starts(AnswerLines(text), form.channels, form.headers, form.has_reasoning)
+    starts = find_part_starts(AnswerLines(text), form.channels, form.headers, form.has_reasoning)
     if starts or not _reader(form.scale).accepts:
         return None  # it also has a message for somebody, or another scale
-    plain_text = plainer(text)
+    plain_text = put_plainly(text)
     try:
         move = None if plain_text is None else _first_look(plain_text, form)
     except InvalidResponse:
@@ -98,11 +104,11 @@ def _first_look(text: str, form: AnswerForm) -> Move:
     except UnicodeEncodeError as error:
         raise InvalidResponse(f"half a surrogate pair at character {error.start}") from None
     text = without_thinking(text)
-    if not simplified(text).strip().strip("\0 \t\r\n"):
+    if not simplify(text).strip().strip("\0 \t\r\n"):
         raise InvalidResponse(EMPTY)
     # 2. Where its parts begin.
     lines = AnswerLines(text)
-    starts = part_starts(lines, form.channels, form.headers, form.has_reasoning)
+    starts = find_part_starts(lines, form.channels, form.headers, form.has_reasoning)
     # 3. The decision, if there is one and the agent may decide.
     if form.scale is not None:
         begin = min(starts, default=0) if form.has_reasoning else 0
@@ -110,11 +116,11 @@ def _first_look(text: str, form: AnswerForm) -> Move:
         verdict = _verdict(answer, last_counts=form.has_reasoning)
         if verdict is not None:
             value = form.scale.values[verdict]
-            return Move(decision=discrete(value), value=value)
+            return Move(decision=round_value(value), value=value)
     # 4. Otherwise all of it is a message, or each part is one.
     if len(form.channels) == 1 and not starts:
         return Move(messages={form.channels[0]: text.strip()})
-    return Move(messages=parts(lines, starts, form.channels, form.headers))
+    return Move(messages=cut_parts(lines, starts, form.channels, form.headers))
 
 
 def lacks_decision(move: Move, form: AnswerForm) -> bool:
@@ -160,7 +166,7 @@ def _verdict(answer: Answer, *, last_counts: bool) -> str | None:
     decisions = _decision_lines(answer, last_counts=last_counts)
     verdicts = {_read(answer, line) for line in decisions}
     # 2. So do verdicts in other words, where they are clear; if not, only without a decision line.
-    claimed = claims(answer)
+    claimed = find_claims(answer)
     if decisions:
         begin = decisions[0].first if last_counts else answer.begin
         verdicts |= {claim.answer for claim in claimed if claim.answer and claim.first >= begin}
@@ -185,7 +191,7 @@ def _verdict(answer: Answer, *, last_counts: bool) -> str | None:
 def _decision_lines(answer: Answer, *, last_counts: bool) -> list[LabelledLine]:
     """Choose the decision lines to count."""
     lines = answer.lines
-    decisions = labelled_lines(answer, decisions=True)
+    decisions = find_labelled_lines(answer, decisions=True)
     # 1. One in quotation marks counts only where nothing else stands in the answer.
     covered = {i for line in decisions for i in (line.first, line.last)}
     if not covered.issuperset(answer.filled):

@@ -1,6 +1,6 @@
 """A second look at an answer whose verdict is not clear: the same answer in plainer words.
 
-plainer  an answer with its verdict as a decision line, where its words are of a few usual kinds
+put_plainly  an answer with its verdict as a decision line, where its words are of a few usual kinds
 
 It knows general forms, not sentences, and writes only what it is sure of as "Decision: ...":
 
@@ -21,7 +21,7 @@ import json
 import re
 
 from nip_core.game.answer_lines import AnswerLines, begins_question
-from nip_core.game.decisions import any_case, plain
+from nip_core.game.decisions import any_case, strip_decoration
 
 _LONGEST = 2000  # characters of a line that is looked at
 _ROWS = 9  # of a table
@@ -55,7 +55,7 @@ _GOOD = any_case(r"\b(?:right|correct|holds?|pass\w*|fine|works?|sound|valid|che
 _NEGATION = any_case(r"\b(?:not|never|no|none|nor|cannot|without|refuse\w*|[a-z]+n't)\b")
 
 
-def plainer(text: str) -> str | None:
+def put_plainly(text: str) -> str | None:
     """The answer with its verdict in plain words; None where there is nothing to be made plainer.
 
     `text` is without thoughts. What it decides is still to be read. There is nothing where it asks.
@@ -76,7 +76,7 @@ def plainer(text: str) -> str | None:
         if len(line) > _LONGEST:
             return None
         before = next(lines.filled_above(i), None)
-        above = "" if before is None else plain(lines.read[before])
+        above = "" if before is None else strip_decoration(lines.read[before])
         new = line
         for pattern, shorter in _SHORTER:
             new = pattern.sub(shorter, new)
@@ -345,7 +345,10 @@ def _from_boxes(whole: str) -> str | None:
 def _from_table(whole: str) -> str | None:
     """Make the decision line of a table with one row, or column, for the decision."""
     rows = [
-        [cell.strip("*_` ").lower() for cell in plain(line).strip().strip("|").split("|")]
+        [
+            cell.strip("*_` ").lower()
+            for cell in strip_decoration(line).strip().strip("|").split("|")
+        ]
         for line in whole.split("\n")
         if line.strip() and not set(line.strip()) <= set("|-: ")
     ]

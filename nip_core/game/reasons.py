@@ -1,8 +1,8 @@
 """Why an answer is asked for again: a small set of kinds, from what is on record of it.
 
-KINDS               the kinds, with what each means in a few words
-kind_of             the kind of an invalid answer
-is_about_decision   whether a kind says that a verdict could not be read
+KINDS              the kinds, with what each means in a few words
+sort_reason        the kind of an invalid answer
+is_about_decision  whether a kind says that a verdict could not be read
 
 A kind follows from what the tables have of an answer: the reason in words, why it ended, the text.
 So it is no column of its own, and runs of earlier versions are counted by the same kinds.
@@ -67,7 +67,7 @@ _JSON = re.compile(r"^\s*(?:```\w*\s*)?\{|\}\s*(?:```)?\s*$")
 _PATTERNS = [(kind, re.compile(beginning)) for kind, beginning in _BY_BEGINNING]
 
 
-def kind_of(reason: str, finish_reason: str = "stop", text: str = "") -> Kind:
+def sort_reason(reason: str, finish_reason: str = "stop", text: str = "") -> Kind:
     """Sort an invalid answer by its `invalid_reason` and its `finish_reason`.
 
     What was cut off is called that, whatever was wrong with what there was of it.
@@ -80,6 +80,6 @@ def kind_of(reason: str, finish_reason: str = "stop", text: str = "") -> Kind:
     return "other"
 
 
-def is_about_decision(kind: Kind) -> bool:
+def is_about_decision(kind: str) -> bool:
     """Tell whether a verdict could not be read."""
     return kind in _OF_DECISIONS

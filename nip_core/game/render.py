@@ -12,14 +12,14 @@ from nip_core.game.answer_rows import Attempted, Spoken, read_tokens
 from nip_core.game.chat_format import format_chat
 from nip_core.game.decisions import InvalidResponse
 from nip_core.game.parsing import AnswerForm
-from nip_core.game.reasons import Kind, kind_of
+from nip_core.game.reasons import Kind, sort_reason
 from nip_core.game.retry_hints import hint
 from nip_core.game.rules import Rules
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move, Protocol, RoundResult, TokenChoice, Turn, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
 from nip_core.scenarios import Problem, Scenario, make_scenario
-from nip_core.scenarios.checked import drawn, text_of
+from nip_core.scenarios.checked import call_for_text, draw_columns
 from nip_core.scenarios.prompts import SystemPrompts
 
 ChatMessage = dict[str, str]
@@ -115,7 +115,7 @@ class Game:
                     if channel in turn.move.messages:
                         content = turn.move.messages[channel]
                         if reads_otherwise and self.protocol.is_prover(turn.agent):
-                            content = text_of(self.scenario, "as_read", content, texts)
+                            content = call_for_text(self.scenario, "as_read", content, texts)
                         message = {"role": "user", "content": content}
                         name = names[turn.agent]
                         if name is not None:
@@ -144,7 +144,7 @@ class Game:
 
     def drawn(self, situation: Situation) -> Mapping[str, str]:
         """Draw the scenario's columns for the episode."""
-        return drawn(self.scenario, _list_texts(situation), situation.seed)
+        return draw_columns(self.scenario, _list_texts(situation), situation.seed)
 
     def find_mistake(
         self, agent: str, text: str, finish_reason: str, invalid_reason: str | None
@@ -156,7 +156,7 @@ class Game:
         settings = self.parameters.model_agents.get(agent)
         if invalid_reason is None or settings is None or not settings.retry_hint:
             return None
-        return kind_of(invalid_reason, finish_reason, text)
+        return sort_reason(invalid_reason, finish_reason, text)
 
     def find_mistakes(self, generations: Iterable[Attempted]) -> dict[tuple[int, str, int], Kind]:
         """Find the mistakes of an episode's answers, by round, agent and the next attempt."""

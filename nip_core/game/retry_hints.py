@@ -9,7 +9,7 @@ by no more than the hint, whatever was said; and no invalid answer is ever in a 
 
 from nip_core.game.parsing import AnswerForm
 from nip_core.game.reasons import Kind, is_about_decision
-from nip_core.scenarios.prompt_phrases import decision_line, listed
+from nip_core.scenarios.prompt_phrases import decision_line, join_words
 
 _UNUSABLE = "Your answer to this, which is not shown here, could not be used"
 _WRONG: dict[Kind, str] = {
@@ -41,7 +41,7 @@ def hint(kind: Kind, form: AnswerForm, tokens: int) -> str:
         else:
             told.append(f"To decide, {decide} To ask, name no verdict.")
     if form.headers and not form.must_decide:
-        headers = listed([f'"{header}"' for header in form.headers.values()])
+        headers = join_words([f'"{header}"' for header in form.headers.values()])
         told.append(f"Write a part for each, in lines that begin with {headers}.")
     if len(told) == 1:
         told.append("Answer again, in the form that your instructions ask for.")

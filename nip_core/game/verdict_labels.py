@@ -1,8 +1,8 @@
 """Lines that begin with "Decision:" or another label of a verdict, and whose words they are.
 
-Answer             what is read: lines, from where on they count, and for which scale
-labelled_lines     the lines of an answer that begin so and go on with a verdict
-is_introduced      whether the line before gives a line to somebody else
+Answer               what is read: lines, from where on they count, and for which scale
+find_labelled_lines  the lines of an answer that begin so and go on with a verdict
+is_introduced        whether the line before gives a line to somebody else
 
 What follows a label is read by `decisions`, lines come from `answer_lines`.
 """
@@ -18,7 +18,7 @@ from nip_core.game.decisions import (
     VerdictReader,
     any_case,
     is_blank,
-    plain,
+    strip_decoration,
 )
 
 _GAP = r"[ *_]{1,6}"
@@ -31,7 +31,7 @@ WORDS = (
 """Labels of a verdict, in lower case."""
 
 
-def beginning(words: Sequence[str], separator: str, lead: str = "*") -> str:
+def write_beginning(words: Sequence[str], separator: str, lead: str = "*") -> str:
     """Write the pattern of a line's beginning, for labels of `words`.
 
     `lead` says how many marks may stand before it, as a quantifier.
@@ -49,8 +49,8 @@ def beginning(words: Sequence[str], separator: str, lead: str = "*") -> str:
 _COLON = r"(?P<colon>:)|(?<=[ *_])is\b ?:?"
 # In code "verdict = accept" is an assignment, so that other words take no equals sign.
 OTHER_SEPARATOR = _COLON + r"|(?<=[ *_])- |->|=>|→|\||$"
-_DECISION = any_case(beginning(["decision"], _COLON + r"|[-=]>?|→|$"))
-_VERDICT = any_case(beginning(WORDS[1:], OTHER_SEPARATOR))
+_DECISION = any_case(write_beginning(["decision"], _COLON + r"|[-=]>?|→|$"))
+_VERDICT = any_case(write_beginning(WORDS[1:], OTHER_SEPARATOR))
 
 _CROSS = set(CROSSES)
 _APART = set("`\"'([{")  # before a label they set the line apart, like somebody's words
@@ -115,7 +115,7 @@ class Answer:
         self.whole = "\n".join(lines.raw[begin:]).strip()
         self.filled = [i for i in lines.filled if i >= begin]
         free = (i for i in self.filled if lines.free[i])
-        self.questions = [i for i in free if begins_question(plain(lines.read[i]))]
+        self.questions = [i for i in free if begins_question(strip_decoration(lines.read[i]))]
 
     def free_with(self, *words: str) -> list[tuple[int, str]]:
         """Find lines with one of some words, quotations aside: their index and plain text."""
@@ -137,7 +137,7 @@ class LabelledLine:
     is_apart: bool  # in quotation marks, brackets or backticks
 
 
-def labelled_lines(answer: Answer, *, decisions: bool) -> list[LabelledLine]:
+def find_labelled_lines(answer: Answer, *, decisions: bool) -> list[LabelledLine]:
     """Find the lines with "Decision:" first, or else with another label.
 
     Raises InvalidDecision if there are too many.
@@ -156,7 +156,7 @@ def labelled_lines(answer: Answer, *, decisions: bool) -> list[LabelledLine]:
         # 1. The verdict may stand in the next line.
         last, remainder = i, line[start.end() :].strip()
         if is_blank(remainder) and (below := lines.filled_from(i + 1)) is not None:
-            last, remainder = below, plain(lines.read[below])
+            last, remainder = below, strip_decoration(lines.read[below])
             if lines.free[below] and (again := pattern.match(remainder)) and again["colon"]:
                 continue  # a heading of the decision
         if start["colon"] is None and not reader.begins(remainder):
@@ -172,7 +172,10 @@ def labelled_lines(answer: Answer, *, decisions: bool) -> list[LabelledLine]:
 
 def is_introduced(lines: AnswerLines, first: int) -> bool:
     """Say whether the line before `first` gives the decision to somebody else, or to nobody."""
-    above = (plain(lines.read[i])[-_LOOKED_AT:].rstrip("*_` ") for i in lines.filled_above(first))
+    above = (
+        strip_decoration(lines.read[i])[-_LOOKED_AT:].rstrip("*_` ")
+        for i in lines.filled_above(first)
+    )
     before = next((line for line in above if not _OWN_ANSWER.match(line)), "")
     if _SUPPOSITION.match(before) or _LABEL.match(before):
         return True

@@ -22,6 +22,7 @@ from pathlib import Path
 from pydantic import JsonValue, ValidationError
 
 from nip_core.errors import CorruptionError, SettingsError, StoreError
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.hub.cards import adapter_card
 from nip_core.hub.nip_json import (
     AdapterFacts,
@@ -40,12 +41,12 @@ from nip_core.jobs.document import read_job
 from nip_core.models import BUNDLED, resolve_model
 from nip_core.parameters.base import Parameters
 from nip_core.parameters.providers import dummy_name
-from nip_core.parameters.stored import from_stored, with_defaults
+from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.records.intervals import shown_metrics
 from nip_core.records.models import ServedModel, read_models
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.documents import first_fault
-from nip_core.run_store.run import RunRecord, RunStore
+from nip_core.run_store.run import RunRecord, RunStore, read_document
 from nip_core.servers.kept_models import fetch, is_kept
 from nip_lm_server.client import (
     CHECKSUM,
@@ -141,7 +142,7 @@ def choose_model(run: RunStore, iteration: int | None, group: str | None) -> Cho
         )
     chosen = group or trained[0]
     agents = _list_groups(record)[chosen]
-    base = str(with_defaults(record.parameters)["agents"][agents[0]]["model_name"])
+    base = str(complete_settings(record.parameters)["agents"][agents[0]]["model_name"])
     playing = {name: models[name].model if name in models else "" for name in _list_groups(record)}
     playing = {name: model or _find_base(record, name) for name, model in playing.items()}
     return ChosenModel(run, record, which, chosen, agents, models[chosen], base, playing)
@@ -229,7 +230,7 @@ def select_settings(record: RunRecord) -> dict[str, JsonValue]:
     """The run's settings that are not the defaults, without places; {} if they are of no version
     that is known here."""
     try:
-        settings = from_stored(record.parameters)
+        settings = read_settings(record.parameters)
     except ValueError:
         return {}
     shown: dict[str, JsonValue] = without_places(_find_changes(settings))
@@ -238,11 +239,11 @@ def select_settings(record: RunRecord) -> dict[str, JsonValue]:
 
 def read_result(run: RunStore, record: RunRecord, iteration: int) -> ResultFacts | None:
     """The measures of an iteration's test with their intervals; None if it has none."""
-    metrics = run.read_json_or_none(run.metrics(iteration, TEST))
+    metrics = read_document(run, run.metrics(iteration, TEST), SplitMetrics)
     if metrics is None:
         return None
-    shown = shown_metrics(run, iteration, TEST, metrics, record.parameters)
-    settings = with_defaults(record.parameters)
+    shown = shown_metrics(run, iteration, TEST, metrics, record.parameters).as_json()
+    settings = complete_settings(record.parameters)
     return ResultFacts(
         split=str(settings["test_dataset_split"]),
         iteration=iteration,
@@ -257,14 +258,14 @@ def read_result(run: RunStore, record: RunRecord, iteration: int) -> ResultFacts
             for name in MEASURES
             if shown.get(name) is not None
         },
-        rollouts=metrics.get("rollouts"),
+        rollouts=metrics.rollouts,
     )
 
 
 def _list_groups(record: RunRecord) -> dict[str, tuple[str, ...]]:
     """By model group, its agents, of a run's settings on record."""
     groups: dict[str, tuple[str, ...]] = {}
-    for name, agent in with_defaults(record.parameters)["agents"].items():
+    for name, agent in complete_settings(record.parameters)["agents"].items():
         if not agent.get("is_random"):
             group = agent.get("shared_model_group") or name
             groups[group] = (*groups.get(group, ()), name)
@@ -272,7 +273,7 @@ def _list_groups(record: RunRecord) -> dict[str, tuple[str, ...]]:
 
 
 def _find_base(record: RunRecord, group: str) -> str:
-    agent = with_defaults(record.parameters)["agents"][_list_groups(record)[group][0]]
+    agent = complete_settings(record.parameters)["agents"][_list_groups(record)[group][0]]
     name_of = dummy_name if agent["use_dummy_api"] else base_served_name
     return str(without_places(name_of(agent["model_name"])))
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nip_core.distribution import __version__, how_to_install
 from nip_core.errors import NipError, ServerError, SettingsError, StoreError
 from nip_core.parameters.published import Reference
-from nip_core.proxies import let_find
+from nip_core.proxies import prepare_proxies
 from nip_core.redaction import check_address, read_key, redact, show_address
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def connect(
         raise SettingsError(f"the Hub: needs the package huggingface_hub: {needed}") from None
     endpoint = environment.get("HF_ENDPOINT") or huggingface_hub.constants.ENDPOINT
     check_address("environment variable HF_ENDPOINT", endpoint)
-    let_find(endpoint, environment)
+    prepare_proxies(endpoint, environment)
     token = read_key(environment, "HF_TOKEN") or huggingface_hub.get_token() or ""
     from huggingface_hub.utils.tqdm import disable_progress_bars
 

@@ -1,4 +1,4 @@
-"""The job ledger: the one place that submits fine-tune jobs, each exactly once.
+"""The job ledger. It alone submits fine-tune jobs, each exactly once.
 
 open_ledger        the ledger of a run over the back-end at an address
 Ledger.ensure_job  submit a job, or find the one that was submitted before, whatever was killed
@@ -77,7 +77,7 @@ async def open_ledger(
     lease: Lease | None = None,
     clock: Clock | None = None,
 ) -> "AsyncIterator[tuple[Ledger, OpenAIBackend]]":
-    """The run's ledger over the back-end at an address, with that; closed at the end.
+    """Open the run's ledger and the back-end at an address; both are closed at the end.
 
     `speaks_nip`: see `OpenAIBackend`; the rest: see `Ledger`.
     """
@@ -119,7 +119,7 @@ class Ledger:
         *,
         note: str | None = None,
     ) -> JobRecord:
-        """The record of the job for `spec`, submitted by this call or an earlier one.
+        """Submit the job for `spec`, unless an earlier call has; return its record.
 
         `dataset` is the JSONL to train on, `validation` that of the validation file. A job that
         has ended is returned as recorded, except for one that was refused: no job came of it, so
@@ -185,7 +185,7 @@ class Ledger:
         longest_pause_s: float | None = None,
         watch: Callable[[JobView | None, str], Awaitable[None]] | None = None,
     ) -> JobRecord:
-        """Follow a submitted job until it ends; its final record.
+        """Follow a submitted job until it ends; return its final record.
 
         Looks every `interval_s`, less and less often while nothing changes (up to
         `longest_pause_s`; None: ten times `interval_s`, or 30 s), and not before the back-end
@@ -277,7 +277,7 @@ class Ledger:
         return _Look(record, min(left_s / 2, longest_pause_s), view=view)
 
     async def give_up(self, record: JobRecord, reason: str) -> JobRecord:
-        """Cancel a job whose deadline has passed; its final record.
+        """Cancel a job after its deadline; return its final record.
 
         Its outcome is "deadline", or "succeeded" if it ended before it was cancelled. Raises
         JobError if it can't be cancelled, as then it may still make a model.
@@ -305,7 +305,7 @@ class Ledger:
             ) from error
 
     async def abandon(self, record: JobRecord) -> JobRecord:
-        """End a submission that was cut short, unless there is a job of it, which is adopted then.
+        """End a submission cut short, or adopt the job if it has made one.
 
         Raises JobError if that can't be learned.
         """
@@ -340,7 +340,7 @@ class Ledger:
     def _begin(
         self, document: JobDocument, spec: JobSpec, stored: JobRecord | None, note: str | None
     ) -> JobRecord:
-        """Write the intent, after `stored` if that is an attempt which has ended."""
+        """Write the intent; an ended attempt in `stored` is kept as an earlier one."""
         previous: tuple[EarlierAttempt, ...] = ()
         if stored is not None:
             over = stored.state == "terminal" and spec.attempt > stored.attempt
@@ -433,7 +433,7 @@ class Ledger:
         )
 
     async def _find_job(self, key: str) -> JobView | None:
-        """The job with `key`, or None when it certainly was not created."""
+        """Find the job with `key`; None when it certainly was not created."""
 
         async def find() -> JobView | None:
             jobs = await self._backend.find_jobs(key)
@@ -457,7 +457,7 @@ class Ledger:
         )
 
     def _note(self, document: JobDocument, record: JobRecord, status: str) -> JobRecord:
-        """Record a status that has changed."""
+        """Record a changed status."""
         if status not in _KNOWN:
             _log.warning("job %s: status %r is not known; waiting on", record.id, status)
         return document.save(record, status, status=status)
@@ -489,7 +489,7 @@ class Ledger:
 
 
 def _measure(payload: Payload) -> tuple[str, int]:
-    """SHA-256 and size in bytes; a file is read piece by piece."""
+    """Compute SHA-256 and size in bytes; a file is read piece by piece."""
     if isinstance(payload, bytes):
         return hashlib.sha256(payload).hexdigest(), len(payload)
     with payload.open("rb") as opened:

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator
 from nip_core.redaction import is_host
 
 
-def plain_address(value: Any) -> Any:
+def check_plain_address(value: Any) -> Any:
     """Refuse an address with more than a place. Raises ValueError without showing it."""
     if value is None:
         return None
@@ -32,13 +32,13 @@ def _scheme_and_host(value: Any) -> Any:
     """Refuse an address with a port or a path. Raises ValueError without showing it."""
     if value is None:
         raise ValueError("an address like http://host is needed")
-    parts = urlsplit(plain_address(value))
+    parts = urlsplit(check_plain_address(value))
     if parts.port is not None or parts.path.strip("/"):
         raise ValueError("a scheme and a host like http://host is needed, without port and path")
     return value.rstrip("/")
 
 
-Address = Annotated[str | None, BeforeValidator(plain_address)]
+Address = Annotated[str | None, BeforeValidator(check_plain_address)]
 """Like http://host:8000 or https://host/v1; None where there is none."""
 SchemeAndHost = Annotated[str, BeforeValidator(_scheme_and_host)]
 """Like http://host."""

@@ -10,10 +10,10 @@ from nip_core.parameters.base import Parameters, group_for
 from nip_core.parameters.base_run import RunName
 from nip_core.parameters.dialects import ApiDialect, ReasoningEffort
 from nip_core.parameters.plain import Plain, PlainDict, PlainMapping
+from nip_core.parameters.provider_table import ProviderName
 from nip_core.parameters.published import PublishedAdapter
 from nip_core.parameters.update_schedule import ConstantUpdateSchedule, UpdateSchedule
 
-Provider = Literal["OpenAI", "SelfHosted", "OpenRouter"]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 DEFAULT_SCHEME_HOST = "http://localhost"
@@ -135,8 +135,9 @@ class PureTextAgentParameters(AgentParameters):
     """Keeps its default: of networks trained from nothing."""
     orthogonal_initialisation_gain: float = 1.0
     """Keeps its default: of networks trained from nothing."""
-    model_provider: Provider = "OpenAI"
-    """Who serves the model: OpenAI, OpenRouter (inference only) or SelfHosted (an lm_server)."""
+    model_provider: ProviderName = "OpenAI"
+    """Who serves the model: SelfHosted, an lm_server; OpenAI; or another API on the web, which
+    only plays (freeze_agent: true). Their names stand in providers.md."""
     model_name: Annotated[str, Field(min_length=1)] = "gpt-4o-mini-2024-07-18"
     """The base model; a run's settings name it, none is played by default. SelfHosted: "tiny",
     "tiny-arithmetic", "tiny-arithmetic-turns" or "tiny-reading" (bundled), a path, or a Hugging
@@ -237,9 +238,8 @@ class PureTextAgentParameters(AgentParameters):
     chat templates "alternating": user and assistant in turn after one system message, names in the
     text; "alternating_no_system": the same, with the system prompt in the first user message."""
     api_dialect: ApiDialect = "auto"
-    """What the API takes otherwise than OpenAI's: "openai", "self_hosted" (an lm_server),
-    "openrouter", "gemini", "anthropic" or "mistral". "auto": by the host of base_url, where it is
-    known, else by model_provider."""
+    """What the API takes otherwise than OpenAI's, by a name of the table of providers, see
+    providers.md. "auto": by the host of base_url, where it is known, else by model_provider."""
     reasoning_effort: ReasoningEffort | None = None
     """How much a model that thinks is to think: "none", "minimal", "low", "medium", "high" or
     "xhigh"; models know some of them. None: the provider's default. Thoughts are recorded, never
@@ -327,7 +327,7 @@ class PureTextAgentParameters(AgentParameters):
             for key, value in type(self)._modernised(config).items()
             if key in type(self).model_fields and key not in self.LOAD_PRESERVED_PARAMETERS
         }
-        written = laid_over(self.to_dict(), taken)
+        written = lay_over(self.to_dict(), taken)
         if not taken.keys().isdisjoint(_ADDRESS_DEFAULTS):
             plain: Plain = [] if "_type" in config else [*(taken.keys() & _ADDRESS_DEFAULTS.keys())]
             written[SET_ADDRESSES] = config.get(SET_ADDRESSES, plain)
@@ -398,7 +398,7 @@ def _kind(values: Any) -> str:
     return "random" if isinstance(values, RandomAgentParameters) else "model"
 
 
-def laid_over(default: PlainMapping, own: PlainMapping) -> PlainDict:
+def lay_over(default: PlainMapping, own: PlainMapping) -> PlainDict:
     """`own` settings with `default` underneath; who sets one of two alternatives sets both."""
     replaced = {name for pair in ALTERNATIVES if not pair.isdisjoint(own) for name in pair}
     return {**{key: value for key, value in default.items() if key not in replaced}, **own}

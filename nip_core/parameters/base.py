@@ -2,7 +2,7 @@
 
 Parameters            a group of settings, from and to dictionaries
 groups_in, group_for  which groups a field may hold, and which one a dictionary is for
-walk                  a dictionary of settings, changed group by group, before it is checked
+change_groups         a dictionary of settings, changed group by group, before it is checked
 """
 
 from collections.abc import Callable, Mapping
@@ -106,7 +106,7 @@ class Parameters(BaseModel):
         With `ignore_extra_keys`, keys that name no setting are left out, at any depth. Raises
         pydantic's ValidationError, a ValueError.
         """
-        known = walk(cls, params_dict, _only_known) if ignore_extra_keys else params_dict
+        known = change_groups(cls, params_dict, _only_known) if ignore_extra_keys else params_dict
         return cls.model_validate(dict(known))
 
     @classmethod
@@ -185,7 +185,7 @@ def group_for(kinds: tuple[type[Parameters], ...], values: PlainMapping) -> type
     return kinds[0]
 
 
-def walk(
+def change_groups(
     kind: type[Parameters],
     values: PlainMapping,
     change: Callable[[type[Parameters], PlainMapping], PlainMapping],
@@ -195,7 +195,7 @@ def walk(
     def inside(kinds: tuple[type[Parameters], ...], inner: Any) -> Any:
         if not kinds or not isinstance(inner, Mapping):
             return inner
-        return walk(group_for(kinds, inner), inner, change)
+        return change_groups(group_for(kinds, inner), inner, change)
 
     result = dict(change(kind, values))
     for name, field in kind.model_fields.items():

@@ -1,16 +1,16 @@
 """Checks of agents that need more than one agent's settings. Each raises ValueError.
 
-check_groups     agents that share a model agree on what concerns it
-check_agents     the settings of one agent fit together and to the rest
-check_schedules  agents that alternate do so in step
-check_log_probs  who is compared by log-probabilities has some
-check_attack     an attack attacks another run, with provers that have a model
-check_training   the trainer can train who is to be trained, as it is set up
-check_budget     a cap in dollars has all prices that it needs
+check_groups         agents that share a model agree on what concerns it
+check_agents         the settings of one agent fit together and to the rest
+check_schedules      agents that alternate do so in step
+check_log_probs      who is compared by log-probabilities has some
+check_attack         an attack attacks another run, with provers that have a model
+check_training       the trainer can train who is to be trained, as it is set up
+check_budget_prices  a cap in dollars has all prices that it needs
 
 And what several of them, and those who start servers, ask of agents:
 
-attackers        the provers that attack
+find_attackers   the provers that attack
 uses_own_server  whether its model is served by the server that the run starts
 is_deterministic whether it is answered by the deterministic engine
 """
@@ -18,8 +18,9 @@ is_deterministic whether it is answered by the deterministic engine
 from typing import TYPE_CHECKING
 
 from nip_core.parameters.agents import OWN_DPO_SETTINGS, PureTextAgentParameters
-from nip_core.parameters.dialects import check_dialect, dialect_of
-from nip_core.parameters.prices import missing_prices, price_lines
+from nip_core.parameters.dialects import check_dialect, find_dialect
+from nip_core.parameters.prices import find_missing_prices, write_price_lines
+from nip_core.parameters.provider_table import PROVIDERS
 from nip_core.parameters.update_schedule import AlternatingPeriodicUpdateSchedule
 from nip_core.protocols import ACCEPT, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS
@@ -123,7 +124,7 @@ def check_log_probs(parameters: "HyperParameters") -> None:
                 f"zk_protocol.similarity: agents.{name} plays with the deterministic engine, which "
                 "gives no log-probabilities; use text, or a model"
             )
-        if not dialect_of(agent).takes_logprobs:
+        if not find_dialect(agent).takes_logprobs:
             raise ValueError(
                 f"zk_protocol.similarity: the API of agents.{name} gives no log-probabilities; use "
                 "text"
@@ -159,7 +160,7 @@ def check_training(parameters: "HyperParameters") -> None:
         )
     agents = parameters.model_agents.values()
     if parameters.fine_tuning.wandb_project is not None and not any(
-        agent.model_provider == "OpenAI" and not agent.use_dummy_api for agent in agents
+        PROVIDERS[agent.model_provider].takes_wandb and not agent.use_dummy_api for agent in agents
     ):
         raise ValueError(
             "fine_tuning.wandb_project: OpenAI reports its jobs there, and no agent has "
@@ -191,7 +192,7 @@ def check_attack(parameters: "HyperParameters") -> None:
             f"attack.run: protocol {protocol.name!r} has no prover that could attack the verifier; "
             "attack a run of a protocol that has one"
         )
-    if not attackers(parameters):
+    if not find_attackers(parameters):
         raise ValueError(
             f"attack.run: protocol {protocol.name!r} has no prover with a model that argues for "
             "acceptance"
@@ -209,18 +210,19 @@ def check_attack(parameters: "HyperParameters") -> None:
         )
 
 
-def check_budget(parameters: "HyperParameters") -> None:
+def check_budget_prices(parameters: "HyperParameters") -> None:
     """Refuse a cap in dollars where a paid model has no price."""
-    missing = missing_prices(parameters) if parameters.budget.usd is not None else ()
+    missing = find_missing_prices(parameters) if parameters.budget.usd is not None else ()
     if missing:
+        prices = ", ".join(line.strip() for line in write_price_lines(parameters))
         raise ValueError(
             f"budget.usd: what {', '.join(missing)} costs is not known; add, with US dollars per "
-            f"million tokens, prices: {{{', '.join(map(str.strip, price_lines(parameters)))}}}, or "
+            f"million tokens, prices: {{{prices}}}, or "
             "cap tokens with budget.tokens"
         )
 
 
-def attackers(parameters: "HyperParameters") -> tuple[str, ...]:
+def find_attackers(parameters: "HyperParameters") -> tuple[str, ...]:
     """List the provers an attack chooses messages for: with a model, and arguing for acceptance."""
     protocol = make_protocol(parameters)
     return tuple(
@@ -315,15 +317,17 @@ def _check_provider(place: str, agent: PureTextAgentParameters) -> None:
     if agent.use_dummy_api:
         return
     check_dialect(place, agent)
-    if agent.model_provider == "OpenRouter" and not agent.freeze_agent:
+    provider = PROVIDERS[agent.model_provider]
+    if not provider.trains and not agent.freeze_agent:
         raise ValueError(
-            f"{place}: OpenRouter can't fine-tune; set freeze_agent: true or another model_provider"
+            f"{place}: {agent.model_provider} can't fine-tune; set freeze_agent: true or another "
+            "model_provider"
         )
-    is_openai = agent.model_provider == "OpenAI" and agent.base_url is None
-    if is_openai and agent.repetition_penalty is not None:
+    refuses = not provider.takes_repetition_penalty and agent.base_url is None
+    if refuses and agent.repetition_penalty is not None:
         raise ValueError(
-            f"{place}.repetition_penalty is not known to the OpenAI API; unset it, or name another "
-            "API with base_url"
+            f"{place}.repetition_penalty is not known to the {agent.model_provider} API; unset it, "
+            "or name another API with base_url"
         )
     if agent.stack_lora_adapters and agent.model_provider != "SelfHosted":
         raise ValueError(

@@ -1,25 +1,26 @@
 """What APIs that speak OpenAI's protocol take otherwise than each other: a table of data.
 
-Dialect      a row of it
-DIALECTS     the table, by the names that the setting `api_dialect` takes
-dialect_of   the row of an agent
+Dialect       a row of it
+DIALECTS      the table, by the names that the setting `api_dialect` takes
+find_dialect  the row of an agent
 
-Sources, read in November 2026: OpenAI's, OpenRouter's, Google's, Anthropic's and Mistral's pages on
-chat completions and on compatibility with OpenAI; for what is refused although no page says it,
-reports of the very answer: Gemini and ``seed`` (Vali-98/ChatterUI#227), Mistral and
-``max_completion_tokens`` (editor-code-assistant/eca#231), Mistral and ``name``
-(Gage-Technologies/mistral-go#2).
+Sources, read in November 2026: the pages of all of them on chat completions and on compatibility
+with OpenAI; for what is refused although no page says it, reports of the very answer: Gemini and
+``seed`` (Vali-98/ChatterUI#227), Mistral and ``max_completion_tokens``
+(editor-code-assistant/eca#231), Mistral and ``name`` (Gage-Technologies/mistral-go#2).
 """
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
+from nip_core.parameters.provider_table import PROVIDERS
+
 if TYPE_CHECKING:
     from nip_core.parameters.agents import PureTextAgentParameters
 
 ApiDialect = Literal[
-    "auto", "openai", "self_hosted", "openrouter", "gemini", "anthropic", "mistral"
+    "auto", "openai", "self_hosted", "openrouter", "together", "gemini", "anthropic", "mistral"
 ]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
@@ -66,6 +67,10 @@ DIALECTS: dict[str, Dialect] = {
     # What vLLM makes of an effort depends on the model's template: see chat_template_kwargs.
     "self_hosted": Dialect(),
     "openrouter": Dialect(hosts=("openrouter.ai",), takes_n=False, effort="reasoning"),
+    # Its logprobs is a number of tokens, and no word of names stands on its pages.
+    "together": Dialect(
+        hosts=("api.together.ai", "api.together.xyz"), takes_names=False, takes_logprobs=False
+    ),
     "gemini": Dialect(
         hosts=("generativelanguage.googleapis.com",), seed=None, effort="reasoning_effort"
     ),
@@ -86,7 +91,6 @@ DIALECTS: dict[str, Dialect] = {
         effort="reasoning_effort",
     ),
 }
-_OF_PROVIDERS = {"OpenAI": "openai", "SelfHosted": "self_hosted", "OpenRouter": "openrouter"}
 
 
 def dialect_name(agent: "PureTextAgentParameters") -> str:
@@ -99,17 +103,17 @@ def dialect_name(agent: "PureTextAgentParameters") -> str:
     for name, dialect in DIALECTS.items():
         if host in dialect.hosts:
             return name
-    return _OF_PROVIDERS[agent.model_provider]
+    return PROVIDERS[agent.model_provider].dialect
 
 
-def dialect_of(agent: "PureTextAgentParameters") -> Dialect:
+def find_dialect(agent: "PureTextAgentParameters") -> Dialect:
     """The row of an agent."""
     return DIALECTS[dialect_name(agent)]
 
 
 def check_dialect(place: str, agent: "PureTextAgentParameters") -> None:
     """Raise ValueError for a setting the agent's API would refuse, or drop without a word."""
-    name, dialect = dialect_name(agent), dialect_of(agent)
+    name, dialect = dialect_name(agent), find_dialect(agent)
     if agent.reasoning_effort is not None and dialect.effort is None:
         instead = (
             "set lm_server.options.chat_template_kwargs to what the model's template knows"

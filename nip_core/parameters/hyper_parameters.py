@@ -9,7 +9,7 @@ from nip_core.parameters.agents import (
     AnyAgentParameters,
     PureTextAgentParameters,
     is_random,
-    laid_over,
+    lay_over,
 )
 from nip_core.parameters.attack import AttackParameters
 from nip_core.parameters.base import Parameters
@@ -18,7 +18,7 @@ from nip_core.parameters.budget import BudgetParameters
 from nip_core.parameters.checks import (
     check_agents,
     check_attack,
-    check_budget,
+    check_budget_prices,
     check_groups,
     check_log_probs,
     check_schedules,
@@ -34,10 +34,7 @@ from nip_core.parameters.game import (
     NipProtocolParameters,
     ZkProtocolParameters,
 )
-from nip_core.parameters.not_for_text import UNAVAILABLE
-from nip_core.parameters.opponents import OpponentsParameters, check_opponents
-from nip_core.parameters.tracking import Trackers
-from nip_core.parameters.training import (
+from nip_core.parameters.loop_settings import (
     CurriculumParameters,
     FineTuningParameters,
     LmServerParameters,
@@ -50,9 +47,12 @@ from nip_core.parameters.training import (
     RolloutParameters,
     TextRlParameters,
 )
-from nip_core.protocols import agent_names_of, make_protocol
+from nip_core.parameters.not_for_text import UNAVAILABLE
+from nip_core.parameters.opponents import OpponentsParameters, check_opponents
+from nip_core.parameters.tracking import Trackers
+from nip_core.protocols import list_agent_names, make_protocol
 from nip_core.scenarios import find_scenario, make_scenario
-from nip_core.scenarios.checked import raised
+from nip_core.scenarios.checked import describe_raised
 
 DATA_NEUTRAL = frozenset(
     {
@@ -166,7 +166,7 @@ class HyperParameters(Parameters):
             return values  # the field's own error is clearer
         agents = {name: agent for name, agent in agents.items() if name != "_type"}
         try:
-            names = agent_names_of(protocol, common.zero_knowledge)
+            names = list_agent_names(protocol, common.zero_knowledge)
         except ValueError as error:
             raise ValueError(f"interaction_protocol: {error}") from None
         # 2. No settings for anybody else.
@@ -184,7 +184,7 @@ class HyperParameters(Parameters):
             if not isinstance(agent, dict) or not isinstance(default, dict):
                 raise ValueError(f"agents.{name}: a mapping of settings is needed")
             # The defaults are a model's; a random agent has none of those settings.
-            complete[name] = agent if is_random(agent) else laid_over(default, agent)
+            complete[name] = agent if is_random(agent) else lay_over(default, agent)
         return {**values, "agents": complete}
 
     @field_validator("trainer", "scenario", mode="before")
@@ -207,7 +207,7 @@ class HyperParameters(Parameters):
         check_training(self)
         check_attack(self)
         check_opponents(self)
-        check_budget(self)
+        check_budget_prices(self)
         if self.base_run.run_id == self.run_name:
             raise ValueError("base_run.run_id is this run itself; name another run, or resume it")
         return self
@@ -247,7 +247,7 @@ class HyperParameters(Parameters):
         except ValueError:
             raise
         except Exception as error:  # whatever a user's class raises
-            raise ValueError(f"scenario: {raised(scenario, 'check', error)}") from error
+            raise ValueError(f"scenario: {describe_raised(scenario, 'check', error)}") from error
         if scenario.labels_in_play:
             self._check_labels_in_play()
 

@@ -21,7 +21,7 @@ from nip_core.parameters.base import Parameters, groups_in, may_hold
 from nip_core.parameters.hyper_parameters import HyperParameters
 from nip_core.parameters.plain import PlainDict, PlainMapping
 from nip_core.parameters.tracking import TrackerParameters, Trackers
-from nip_core.parameters.unknown import meant_setting
+from nip_core.parameters.unknown import guess_setting
 from nip_lm_server.client import ReadError, parse_yaml, read_text
 
 _MOST_KEYS = 64  # in the address of a setting
@@ -60,7 +60,7 @@ def load_parameters(
     raise SettingsError(f"{place}: " + "; ".join(lines))
 
 
-def merged_settings(config: str | Path, overrides: Iterable[str] = ()) -> PlainDict:
+def merge_settings(config: str | Path, overrides: Iterable[str] = ()) -> PlainDict:
     """The settings of a file with overrides on top, as `load_parameters` checks them."""
     values = read_yaml(config_file(config))
     for override in overrides:
@@ -170,7 +170,7 @@ def _explain(detail: ErrorDetails) -> str:
     if kind == "extra_forbidden":
         name = str(place[-1])
         beside = _field_names(_places(place[:-1]))
-        hint = meant_setting(name, beside)
+        hint = guess_setting(name, beside)
         if name in beside:  # known of a model's agent
             hint = "; a random agent has no model and so none of a model's settings"
         return f"{location}: unknown setting{hint}"
@@ -188,7 +188,7 @@ def _places(location: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*location[:2], *location[3:]) if is_agent else location
 
 
-def settings_below(keys: tuple[str, ...]) -> dict[str, str | None]:
+def list_settings_below(keys: tuple[str, ...]) -> dict[str, str | None]:
     """The settings at this address by name: the default as one writes it, None of a group."""
     if keys == ("agents",):
         return dict.fromkeys(("_default", "prover", "verifier"))

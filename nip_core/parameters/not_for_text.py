@@ -11,7 +11,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Unused:
+class UnusedSetting:
     """The only value that a setting may have, and why."""
 
     default: Any
@@ -43,13 +43,13 @@ def _is_default(default: Any, value: Any) -> bool:
     )
 
 
-def _all(reason: str, **defaults: Any) -> dict[str, Unused]:
-    return {name: Unused(default, reason) for name, default in defaults.items()}
+def _all(reason: str, **defaults: Any) -> dict[str, UnusedSetting]:
+    return {name: UnusedSetting(default, reason) for name, default in defaults.items()}
 
 
-def _factors(*names: str) -> dict[str, Unused]:
+def _factors(*names: str) -> dict[str, UnusedSetting]:
     """Factors of learning rates: none, or factors of 1."""
-    return {name: Unused(None, _TENSORS, {"actor": 1.0, "critic": 1.0}) for name in names}
+    return {name: UnusedSetting(None, _TENSORS, {"actor": 1.0, "critic": 1.0}) for name in names}
 
 
 _TENSORS = "it belongs to agents that are networks trained on tensors; there are none here"
@@ -57,7 +57,7 @@ _OTHER_TRAINER = "it belongs to a trainer that is not available"
 _OTHER_SCENARIO = "it belongs to a scenario that is not available"
 _IN_THE_STORE = "other runs are found by name in run_store"
 
-NOT_FOR_TEXT: Mapping[str, Mapping[str, Unused]] = {
+NOT_FOR_TEXT: Mapping[str, Mapping[str, UnusedSetting]] = {
     "HyperParameters": {
         **_all(
             _TENSORS,

@@ -1,8 +1,8 @@
 """Against whose models training episodes are played: those of today, or of earlier iterations.
 
-OpponentsParameters   the settings
-opponents_of          the agents that earlier models may play
-check_opponents       refuses a league that could not be, or would train nobody
+OpponentsParameters  the settings
+list_opponents       the agents that earlier models may play
+check_opponents      refuses a league that could not be, or would train nobody
 """
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -53,7 +53,7 @@ class OpponentsParameters(Parameters):
         return self
 
 
-def opponents_of(parameters: "HyperParameters") -> tuple[str, ...]:
+def list_opponents(parameters: "HyperParameters") -> tuple[str, ...]:
     """List the agents played by earlier models in a share of the training episodes."""
     settings = parameters.opponents
     if settings.kind != LEAGUE:
@@ -99,7 +99,7 @@ def check_opponents(parameters: "HyperParameters") -> None:
                 f"opponents.of: protocol {protocol.name!r} has no agent {name!r}; it has {there}"
             )
     trained = {name for g in parameters.trainable_groups for name in parameters.groups[g]}
-    chosen = opponents_of(parameters)
+    chosen = list_opponents(parameters)
     if not chosen:
         raise ValueError(
             f"opponents: no prover of protocol {protocol.name!r} is trained, so none has earlier "

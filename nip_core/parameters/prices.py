@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import yaml
 
 from nip_core.parameters.agents import PureTextAgentParameters
-from nip_core.parameters.training import Price
+from nip_core.parameters.loop_settings import Price
+from nip_core.parameters.provider_table import PROVIDERS
 
 if TYPE_CHECKING:
     from nip_core.parameters.hyper_parameters import HyperParameters
@@ -21,21 +22,21 @@ _FREE = Price()
 
 def is_paid(agent: PureTextAgentParameters) -> bool:
     """Return whether somebody sends a bill for the agent's calls."""
-    return not agent.use_dummy_api and agent.model_provider != "SelfHosted"
+    return not agent.use_dummy_api and PROVIDERS[agent.model_provider].sends_bills
 
 
-def missing_prices(parameters: "HyperParameters") -> tuple[str, ...]:
+def find_missing_prices(parameters: "HyperParameters") -> tuple[str, ...]:
     """List the paid models without a price in the settings, sorted."""
     paid = {a.model_name for a in parameters.model_agents.values() if is_paid(a)}
     return tuple(sorted(paid - set(parameters.prices)))
 
 
-def price_lines(parameters: "HyperParameters") -> list[str]:
+def write_price_lines(parameters: "HyperParameters") -> list[str]:
     """Return what is to be written below ``prices:``, a line for each model without a price.
 
     P, C and T stand for the US dollars, which nip does not know; as they are, they are refused.
     """
-    missing, lines = missing_prices(parameters), []
+    missing, lines = find_missing_prices(parameters), []
     for model in missing:
         agents = [a for a in parameters.model_agents.values() if a.model_name == model]
         training = ", training_usd: T" if any(not agent.freeze_agent for agent in agents) else ""
@@ -44,7 +45,7 @@ def price_lines(parameters: "HyperParameters") -> list[str]:
     return lines
 
 
-def calls_usd(
+def price_calls(
     parameters: "HyperParameters", tokens: Mapping[str, tuple[float, float]]
 ) -> float | None:
     """US dollars for the calls of agents, from their prompt and generated tokens by agent's name.
@@ -61,7 +62,7 @@ def calls_usd(
     return usd
 
 
-def training_usd(parameters: "HyperParameters", group: str, tokens: float) -> float | None:
+def price_training(parameters: "HyperParameters", group: str, tokens: float) -> float | None:
     """US dollars for training a model group on so many tokens; None without a price."""
     price = _price(parameters, parameters.group_parameters(group))
     return None if price is None else tokens * price.training_usd / 1e6

@@ -19,7 +19,7 @@ from nip_core.parameters.not_for_text import (
     NOT_FOR_TEXT,
     OTHERWISE,
     UNAVAILABLE,
-    Unused,
+    UnusedSetting,
     is_for_ancestor,
 )
 from nip_core.parameters.update_schedule import SCHEDULES
@@ -71,7 +71,7 @@ with this value, which changes nothing, and are refused with any other.
 """
 
 
-def reference() -> str:
+def page_of_settings() -> str:
     """Write the page of settings for everybody, as Markdown."""
     parts = [_HEAD, _section("", HyperParameters)]
     for name, field in HyperParameters.model_fields.items():
@@ -81,7 +81,7 @@ def reference() -> str:
     return "\n".join(parts)
 
 
-def original() -> str:
+def page_of_original_settings() -> str:
     """Write the page of settings for configurations of the ancestor, as Markdown."""
     kinds = {
         kind.__name__: kind
@@ -167,7 +167,7 @@ def _unused() -> str:
     return _UNUSED + "\n".join(rows) + "\n"
 
 
-def _only_value(unused: Unused) -> str:
+def _only_value(unused: UnusedSetting) -> str:
     if isinstance(unused.default, dict):
         return "none, or its defaults" if unused.default else "none"
     return f"`{unused.default!r}`"
@@ -178,4 +178,6 @@ def _cell(text: str | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(original() if sys.argv[1:] == ["original"] else reference())
+    sys.stdout.write(
+        page_of_original_settings() if sys.argv[1:] == ["original"] else page_of_settings()
+    )

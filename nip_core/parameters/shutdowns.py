@@ -27,7 +27,7 @@ LAST_JOBS = date(2027, 1, 6)
 """From then on OpenAI takes no new fine-tune job."""
 
 
-def shutdown_warnings(
+def list_shutdown_warnings(
     parameters: HyperParameters, today: date, told: Mapping[str, date] | None = None
 ) -> list[str]:
     """Say when models at OpenAI end, or have ended; one line each.

@@ -3,32 +3,32 @@
 from typing import Any
 
 from nip_core.parameters.agents import PureTextAgentParameters
-from nip_core.parameters.base import Parameters, walk
+from nip_core.parameters.base import Parameters, change_groups
 from nip_core.parameters.budget import BudgetParameters
 from nip_core.parameters.hyper_parameters import HyperParameters
+from nip_core.parameters.loop_settings import Price
 from nip_core.parameters.plain import PlainDict, PlainMapping
-from nip_core.parameters.training import Price
 
 
-def with_defaults(stored: PlainMapping) -> dict[str, Any]:
+def complete_settings(stored: PlainMapping) -> dict[str, Any]:
     """Complete a run's settings on record with defaults, for settings of later versions.
 
     Nothing is checked, and what is not known any more stays as it is.
     """
-    return walk(HyperParameters, stored, _complete)
+    return change_groups(HyperParameters, stored, _complete)
 
 
-def from_stored(stored: PlainMapping) -> HyperParameters:
+def read_settings(stored: PlainMapping) -> HyperParameters:
     """A run's settings on record as settings of today. Raises ValueError if they can't be."""
-    return HyperParameters.from_dict(with_defaults(stored), ignore_extra_keys=True)
+    return HyperParameters.from_dict(complete_settings(stored), ignore_extra_keys=True)
 
 
-def priced(stored: PlainMapping) -> HyperParameters:
+def read_costing_settings(stored: PlainMapping) -> HyperParameters:
     """Of a run's settings on record what its cost goes by: agents, prices and budget.
 
     The rest is missing, so that a run is shown whatever version wrote it, without its scenario.
     """
-    settings = with_defaults(stored)
+    settings = complete_settings(stored)
     parts: dict[str, Any] = {
         "agents": {
             name: PureTextAgentParameters.model_construct(**agent)

@@ -17,7 +17,7 @@ _BESIDE = 0.1
 _MOST_SHOWN = 3
 
 
-def meant_setting(name: str, beside: Sequence[str]) -> str:
+def guess_setting(name: str, beside: Sequence[str]) -> str:
     """``; did you mean 'rl.num_iterations'?``, or "" where no setting has such a name and there
     are more beside it than can be listed.
 

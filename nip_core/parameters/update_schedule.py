@@ -40,12 +40,12 @@ class AgentUpdateSchedule(ABC):
         kind = SCHEDULES.get(name) if isinstance(name, str) else None
         if kind is None:
             raise ValueError(f"_type must be one of {', '.join(SCHEDULES)} (got {name!r})")
-        given: Plain = {key: value for key, value in values.items() if key != "_type"}
-        if isinstance(given, dict) and set(given) == {name}:
-            given = given[str(name)] or {}
-        if not isinstance(given, dict):
-            raise ValueError(f"{name}: a mapping of arguments is needed (got {given!r})")
-        arguments = {_OTHER_NAMES.get(key, key): value for key, value in given.items()}
+        inner: Plain = {key: value for key, value in values.items() if key != "_type"}
+        if isinstance(inner, dict) and set(inner) == {name}:
+            inner = inner[str(name)] or {}
+        if not isinstance(inner, dict):
+            raise ValueError(f"{name}: a mapping of arguments is needed (got {inner!r})")
+        arguments = {_OTHER_NAMES.get(key, key): value for key, value in inner.items()}
         try:
             return kind(**arguments)
         except TypeError as error:  # a missing or unknown argument

@@ -1,9 +1,9 @@
 """A language model that is asked outside of a run: where it answers and what it costs.
 
-    ModelOptions   which model, where, at what price
-    settings_of    the settings of a run in which that model is the solo verifier
-    refuse_unpriced, usd_of   what its calls cost
-    open_model     a client and the address, while its own server runs where it needs one
+    AskedModelOptions        which model, where, at what price
+    make_settings            the settings of a run in which that model is the solo verifier
+    refuse_unpriced, usd_of  what its calls cost
+    open_model               a client and the address, while its own server runs where it needs one
 
 A run's settings are used for all of it, so that a model is named, sampled, priced and reached here
 as in a run.
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters, load_parameters
-from nip_core.parameters.prices import calls_usd, missing_prices
+from nip_core.parameters.prices import find_missing_prices, price_calls
 from nip_core.parameters.providers import base_name
 from nip_core.progress.board import Progress
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
@@ -31,7 +31,7 @@ AGENT = "verifier"
 
 
 @dataclass(frozen=True)
-class ModelOptions:
+class AskedModelOptions:
     """A model at a provider."""
 
     name: str
@@ -56,7 +56,7 @@ class OpenModel:
     """By which its server knows it."""
 
 
-def settings_of(options: ModelOptions, run_name: str) -> HyperParameters:
+def make_settings(options: AskedModelOptions, run_name: str) -> HyperParameters:
     """Make the settings of a run with a lone verifier, the model. Raises SettingsError."""
     agent: dict[str, object] = {
         "model_provider": options.provider,
@@ -78,23 +78,25 @@ def settings_of(options: ModelOptions, run_name: str) -> HyperParameters:
     return load_parameters(values, options.settings)
 
 
-def agent_of(parameters: HyperParameters) -> PureTextAgentParameters:
+def find_agent(parameters: HyperParameters) -> PureTextAgentParameters:
     """Return the settings of the model."""
     return parameters.model_agents[AGENT]
 
 
 def refuse_unpriced(parameters: HyperParameters, option: str) -> None:
     """Raise SettingsError if calls are paid for and nobody has said how much."""
-    if missing := missing_prices(parameters):
+    if missing := find_missing_prices(parameters):
         raise SettingsError(
             f"{option}: {missing[0]} is paid for, and its price is not known; give US dollars for "
             f"a million prompt and a million generated tokens, as {option} 0.15,0.60"
         )
 
 
-def usd_of(parameters: HyperParameters, prompt_tokens: float, completion_tokens: float) -> float:
+def price_tokens(
+    parameters: HyperParameters, prompt_tokens: float, completion_tokens: float
+) -> float:
     """Return US dollars for so many tokens; nothing on hardware of one's own."""
-    return calls_usd(parameters, {AGENT: (prompt_tokens, completion_tokens)}) or 0.0
+    return price_calls(parameters, {AGENT: (prompt_tokens, completion_tokens)}) or 0.0
 
 
 @contextlib.asynccontextmanager
@@ -123,4 +125,4 @@ async def open_model(
             await server.ensure()
             endpoint = server.endpoint
         client = await stack.enter_async_context(chat_client(parameters, progress))
-        yield OpenModel(client, endpoint, base_name(parameters, agent_of(parameters)))
+        yield OpenModel(client, endpoint, base_name(parameters, find_agent(parameters)))

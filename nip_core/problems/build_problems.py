@@ -21,12 +21,12 @@ from nip_core.parameters.providers import base_name
 from nip_core.problems import difficulty, written_bugs
 from nip_core.problems.asked_model import (
     AGENT,
-    ModelOptions,
-    agent_of,
+    AskedModelOptions,
+    find_agent,
+    make_settings,
     open_model,
+    price_tokens,
     refuse_unpriced,
-    settings_of,
-    usd_of,
 )
 from nip_core.problems.datasheet import (
     SHEET,
@@ -41,10 +41,10 @@ from nip_core.problems.from_tests import (
     LIMITS,
     MAX_STEPS,
     Examined,
-    Written,
+    WrittenVariants,
     examine_source,
-    moved_splits,
-    rows_of,
+    make_rows,
+    name_moved_splits,
 )
 from nip_core.problems.known_reports import KnownReports
 from nip_core.problems.sources import Source, read_source
@@ -76,12 +76,12 @@ class BuildOptions:
     workers: int | None = None
     """Processes that run tests at the same time; None: one for each core."""
     allow_without_namespaces: bool = False
-    writer: ModelOptions | None = None
+    writer: AskedModelOptions | None = None
     """The model that writes bugs; None: mutations alone."""
     styles: tuple[str, ...] = tuple(STYLES)
     samples: int = 1
     """Answers of each style for each problem."""
-    verifier: ModelOptions | None = None
+    verifier: AskedModelOptions | None = None
     """The model by which difficulty is measured; None: it is as the source says."""
     at_most_usd: float | None = None
     replace: bool = False
@@ -96,7 +96,7 @@ class BuildOptions:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class BuildEstimate:
     """Upper bounds of what is still to be asked of models."""
 
     calls: int
@@ -111,7 +111,7 @@ class Built:
 
     files: tuple[Path, ...]
     """Those of the dataset; none in a dry run."""
-    estimate: Estimate
+    estimate: BuildEstimate
     """As it was before models were asked."""
     sheet: Datasheet | None
     """None in a dry run."""
@@ -138,9 +138,9 @@ class _Build:
     """What models did, for the datasheet."""
 
     def rows(
-        self, written: Mapping[str, Written], levels: Mapping[str, str] | None = None
+        self, written: Mapping[str, WrittenVariants], levels: Mapping[str, str] | None = None
     ) -> tuple[Rows, list[LeftOut]]:
-        return rows_of(self.examined, self.options.variants, written, levels)
+        return make_rows(self.examined, self.options.variants, written, levels)
 
 
 def build(
@@ -161,7 +161,7 @@ def build(
     _check_out(options.out)
     for model, option in ((options.writer, "--price"), (options.verifier, "--difficulty-price")):
         if model is not None:
-            refuse_unpriced(settings_of(model, "problems-build"), option)
+            refuse_unpriced(make_settings(model, "problems-build"), option)
     read = read_source(source)
     say(f"{len(read.problems)} problems of {source}, {len(read.left_out)} left out")
     for note in read.notes:
@@ -202,7 +202,7 @@ def _build(
     )
     # 3. What a model adds.
     rows, left_out, estimate = asyncio.run(_with_models(made))
-    for note in moved_splits(read, rows):
+    for note in name_moved_splits(read, rows):
         say(note)
     if options.dry_run:
         return Built((), estimate, None)
@@ -259,20 +259,20 @@ def _recorded(options: BuildOptions) -> dict[str, Option]:
     return recorded
 
 
-async def _with_models(made: _Build) -> tuple[Rows, list[LeftOut], Estimate]:
+async def _with_models(made: _Build) -> tuple[Rows, list[LeftOut], BuildEstimate]:
     """Ask the models for what their journals lack. Returns the rows, and the estimate before."""
     options, out = made.options, made.options.out
     answers, verdicts = _read_journal(out / ANSWERS), _read_journal(out / VERDICTS)
     # 1. What is to be asked, and what it may cost.
     requests: list[written_bugs.Request] = []
     if options.writer is not None:
-        parameters = settings_of(options.writer, "problems-build")
-        name = base_name(parameters, agent_of(parameters))
-        requests = written_bugs.requests_of(
+        parameters = make_settings(options.writer, "problems-build")
+        name = base_name(parameters, find_agent(parameters))
+        requests = written_bugs.make_requests(
             made.examined, parameters, options.styles, options.samples, name
         )
-    pending = written_bugs.pending(requests, answers)
-    written: dict[str, Written] = {}
+    pending = written_bugs.find_pending(requests, answers)
+    written: dict[str, WrittenVariants] = {}
     if requests and not pending:
         written = _sorted(made, requests, answers)
     rows, left_out = made.rows(written)
@@ -309,33 +309,35 @@ def _estimate(
     pending: Sequence[written_bugs.Request],
     rows: Rows,
     verdicts: Mapping[str, Record],
-) -> Estimate:
+) -> BuildEstimate:
     """Return upper bounds of what is still to be asked; asking again for an answer comes on top."""
     options = made.options
     calls, prompt, completion, usd = len(pending), 0, 0, 0.0
     if options.writer is not None:
         prompt = sum(request.prompt_tokens for request in pending)
         completion = calls * options.writer.max_tokens
-        usd = usd_of(settings_of(options.writer, "problems-build"), prompt, completion)
+        usd = price_tokens(make_settings(options.writer, "problems-build"), prompt, completion)
     if options.verifier is not None:
-        game = difficulty.game_of(options.verifier)
+        game = difficulty.make_game(options.verifier)
         specs = [
             spec
-            for spec in difficulty.episodes_of(game, [r for part in rows.values() for r in part])
+            for spec in difficulty.plan_episodes_on_bugs(
+                game, [r for part in rows.values() for r in part]
+            )
             if spec.generation_key(0, AGENT, 0) not in verdicts
         ]
         # Bugs that are still to be written may fill every place.
         most = len(specs)
         if pending:
             most = max(most, options.variants * len(made.examined.candidates))
-        read = difficulty.prompt_tokens(specs) * most // max(len(specs), 1)
+        read = difficulty.estimate_prompt_tokens(specs) * most // max(len(specs), 1)
         said = most * options.verifier.max_tokens
         calls, prompt, completion = calls + most, prompt + read, completion + said
-        usd += usd_of(game.parameters, read, said)
-    return Estimate(calls, prompt, completion, usd)
+        usd += price_tokens(game.parameters, read, said)
+    return BuildEstimate(calls, prompt, completion, usd)
 
 
-def _agree(options: BuildOptions, estimate: Estimate, say: Say) -> None:
+def _agree(options: BuildOptions, estimate: BuildEstimate, say: Say) -> None:
     """Say what may be paid, and refuse what is more than was allowed."""
     if options.writer is None and options.verifier is None:
         return
@@ -352,7 +354,7 @@ def _agree(options: BuildOptions, estimate: Estimate, say: Say) -> None:
 
 def _sorted(
     made: _Build, requests: Sequence[written_bugs.Request], answers: Mapping[str, Record]
-) -> dict[str, Written]:
+) -> dict[str, WrittenVariants]:
     """Run what was written, and note for the datasheet what became of it."""
     assert made.options.writer is not None
     written, outcomes = written_bugs.sort_answers(requests, answers, made.examined)
@@ -362,7 +364,7 @@ def _sorted(
         sum(record["prompt_tokens"] for record in used),
         sum(record["completion_tokens"] for record in used),
     )
-    parameters = settings_of(made.options.writer, "problems-build")
+    parameters = make_settings(made.options.writer, "problems-build")
     made.models["Bugs written by a language model"] = _spent(parameters, totals, outcomes)
     return written
 
@@ -370,14 +372,14 @@ def _sorted(
 def _spent(
     parameters: HyperParameters, totals: tuple[int, int, int], outcomes: Mapping[str, int]
 ) -> ModelFacts:
-    agent, (calls, prompt, completion) = agent_of(parameters), totals
+    agent, (calls, prompt, completion) = find_agent(parameters), totals
     return ModelFacts(
         model=agent.model_name,
         provider=agent.model_provider,
         calls=calls,
         prompt_tokens=prompt,
         completion_tokens=completion,
-        usd=usd_of(parameters, prompt, completion),
+        usd=price_tokens(parameters, prompt, completion),
         answers=dict(outcomes),
     )
 
@@ -387,7 +389,7 @@ async def _write_bugs(
 ) -> dict[str, Record]:
     """Ask for bugs; returns the new records by key."""
     assert made.options.writer is not None
-    parameters = settings_of(made.options.writer, "problems-build")
+    parameters = make_settings(made.options.writer, "problems-build")
     async with (
         open_model(parameters, made.environment) as model,
         Journal(made.options.out / ANSWERS) as journal,
@@ -399,15 +401,17 @@ async def _write_bugs(
     return {record["key"]: record for record in records}
 
 
-async def _measure_difficulty(made: _Build, options: ModelOptions, rows: Rows) -> dict[str, str]:
+async def _measure_difficulty(
+    made: _Build, options: AskedModelOptions, rows: Rows
+) -> dict[str, str]:
     """Let the verifier decide about every bug; returns the difficulty by problem."""
-    game = difficulty.game_of(options)
-    specs = difficulty.episodes_of(game, [row for part in rows.values() for row in part])
+    game = difficulty.make_game(options)
+    specs = difficulty.plan_episodes_on_bugs(game, [row for part in rows.values() for row in part])
     async with (
         open_model(game.parameters, made.environment) as model,
         Journal(made.options.out / VERDICTS) as journal,
     ):
-        noticed, totals = await difficulty.play(game, specs, model, journal)
+        noticed, totals = await difficulty.ask_verifier(game, specs, model, journal)
     bugs = [was for each in noticed.values() for was in each]
     outcomes = {"bugs noticed": sum(bugs), "bugs not noticed": len(bugs) - sum(bugs)}
     outcomes["episodes that failed"] = len(specs) - len(bugs)
@@ -415,5 +419,5 @@ async def _measure_difficulty(made: _Build, options: ModelOptions, rows: Rows) -
         game.parameters, totals, outcomes
     )
     prefix = f"{made.examined.source.name}/"
-    levels = difficulty.levels_of(noticed)
+    levels = difficulty.rate_difficulty(noticed)
     return {name.removeprefix(prefix): level for name, level in levels.items()}

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict
 from nip_core.distribution import __version__
 from nip_core.errors import CorruptionError
 from nip_core.hashing import digest
-from nip_core.problems.from_tests import Examined, moved_splits
+from nip_core.problems.from_tests import Examined, name_moved_splits
 from nip_core.problems.tested import LeftOut
 from nip_core.problems.variants import count_endings
 from nip_core.scenarios.rows import SPLITS, Row, write_split
@@ -149,7 +149,7 @@ def collect_datasheet(
     source, endings = examined.source, count_endings(examined.reports)
     kinds = Counter(row.mutation for part in rows.values() for row in part if row.mutation)
     names = {row.question_id for part in rows.values() for row in part}
-    notes = [*source.notes, *moved_splits(source, rows)]
+    notes = [*source.notes, *name_moved_splits(source, rows)]
     sheet = Datasheet(
         format=1,
         source=SourceFacts(

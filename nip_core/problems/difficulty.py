@@ -1,9 +1,9 @@
 """How hard problems are: by how many of their bugs a verifier that decides alone notices.
 
-game_of        the settings under which it plays, whose name tells models apart
-episodes_of    one episode for each buggy row
-play           its decisions; what was answered before comes from the journal
-levels_of      easy, medium or hard, by problem
+make_game              the settings under which it plays, whose name tells models apart
+plan_episodes_on_bugs  one episode for each buggy row
+ask_verifier           its decisions; what was answered before comes from the journal
+rate_difficulty        easy, medium or hard, by problem
 """
 
 from collections import defaultdict
@@ -13,7 +13,13 @@ from dataclasses import replace
 from nip_core.game.render import Game
 from nip_core.hashing import derive_key, digest
 from nip_core.parameters import HyperParameters
-from nip_core.problems.asked_model import AGENT, ModelOptions, OpenModel, agent_of, settings_of
+from nip_core.problems.asked_model import (
+    AGENT,
+    AskedModelOptions,
+    OpenModel,
+    find_agent,
+    make_settings,
+)
 from nip_core.progress.board import Progress
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.episode import ShardContext
@@ -32,14 +38,14 @@ _REJECT = 0
 _BYTES_PER_TOKEN = 4
 
 
-def game_of(options: ModelOptions) -> Game:
+def make_game(options: AskedModelOptions) -> Game:
     """Make the game of the lone verifier. Raises SettingsError."""
     # Keys of answers carry the name: another model, or other settings, find none of them.
     name = f"difficulty-{digest(vars(replace(options, base_url=None, usd=None)))[:16]}"
-    return Game(settings_of(options, name))
+    return Game(make_settings(options, name))
 
 
-def episodes_of(game: Game, rows: Sequence[Row]) -> list[EpisodeSpec]:
+def plan_episodes_on_bugs(game: Game, rows: Sequence[Row]) -> list[EpisodeSpec]:
     """Plan an episode on each buggy row, whose identity is its text."""
     buggy = [row for row in rows if row.y == 0]
     return [episode_spec(game.parameters, "test", 0, _problem(row), 0) for row in buggy]
@@ -50,13 +56,13 @@ def _problem(row: Row) -> Problem:
     return Problem(key, row.question_id, row.question, row.solution, row.y)
 
 
-def prompt_tokens(specs: Sequence[EpisodeSpec]) -> int:
+def estimate_prompt_tokens(specs: Sequence[EpisodeSpec]) -> int:
     """Estimate how many tokens the verifier reads in these episodes."""
     size = sum(len((s.problem.question + s.problem.solution).encode()) for s in specs)
     return size // _BYTES_PER_TOKEN + PROMPT_TOKENS * len(specs)
 
 
-async def play(
+async def ask_verifier(
     game: Game, specs: Sequence[EpisodeSpec], model: OpenModel, journal: GroupCommits
 ) -> tuple[dict[str, list[bool]], tuple[int, int, int]]:
     """Let the verifier decide; say by question_id whether it noticed each bug, and what it read.
@@ -68,7 +74,7 @@ async def play(
     recorded = recorded_calls(journal.replay(), journal.name)
     context = ShardContext(
         game=game,
-        players={AGENT: Player(AGENT, model.name, model.endpoint, agent_of(parameters))},
+        players={AGENT: Player(AGENT, model.name, model.endpoint, find_agent(parameters))},
         client=model.client,
         log=journal,
         recorded=recorded,
@@ -84,7 +90,7 @@ async def play(
     return dict(noticed), (len(played.generations), prompt, completion)
 
 
-def levels_of(noticed: Mapping[str, Sequence[bool]]) -> dict[str, str]:
+def rate_difficulty(noticed: Mapping[str, Sequence[bool]]) -> dict[str, str]:
     """Return the difficulty by question_id."""
     levels = {}
     for question_id, bugs in noticed.items():

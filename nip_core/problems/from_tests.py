@@ -1,10 +1,10 @@
 """From problems with tests to rows: right solutions, and variants that their tests prove wrong.
 
-    examine_source   which solutions pass their tests, and which mutants of them do not
-    Examined         what is known then
-    Written          variants that somebody else wrote, such as a language model
-    rows_of          as many right as buggy rows of each problem, by split
-    moved_splits     which problems are in another split than their source says
+    examine_source     which solutions pass their tests, and which mutants of them do not
+    Examined           what is known then
+    WrittenVariants    variants that somebody else wrote, such as a language model
+    make_rows          as many right as buggy rows of each problem, by split
+    name_moved_splits  which problems are in another split than their source says
 
 Labels are what the tests said, and nothing else. Solutions and variants are written alike, without
 comments and docstrings, so that no style tells them apart. A variant that passes all tests is left
@@ -22,23 +22,23 @@ from nip_core.problems.tested import (
     LeftOut,
     Tested,
     TestRunner,
-    first_failure,
+    describe_first_failure,
     is_settled,
-    plain,
+    write_plainly,
 )
 from nip_core.problems.variants import (
     Candidates,
-    by_hash,
-    candidates_of,
+    find_candidates,
+    find_passing_rewrites,
     is_buggy,
     is_killed,
-    pairs_of,
-    passing_rewrites,
-    told,
+    pair_mutants,
+    report_progress,
+    sort_by_hash,
     try_mutants,
 )
 from nip_core.sandbox.sandbox import Limits, TestReport
-from nip_core.scenarios.rows import SPLITS, Row, splits_of
+from nip_core.scenarios.rows import SPLITS, Row, choose_splits
 
 MAX_STEPS = 2_000_000
 """Lines that a test of a right solution may execute, unless told otherwise."""
@@ -53,7 +53,7 @@ _DETAIL_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenVariants:
     """Variants of one problem that were written, with the kind of each; labels come from tests."""
 
     buggy: Mapping[str, str] = field(default_factory=dict)
@@ -111,10 +111,10 @@ def examine_source(source: Source, runner: TestRunner, variants: int) -> Examine
             f"{source.name}: no solution passes its own tests; of {left_out[0].problem}, {why}"
         )
     runner = runner.with_steps(steps_of)
-    chosen = passing_rewrites(right, runner, at_most=variants, tried=2 * variants, depth=2)
+    chosen = find_passing_rewrites(right, runner, at_most=variants, tried=2 * variants, depth=2)
     candidates = tuple(
-        candidates_of(problem, variants_, _MUTANTS_TRIED)
-        for (problem, _), variants_ in told(
+        find_candidates(problem, variants_, _MUTANTS_TRIED)
+        for (problem, _), variants_ in report_progress(
             list(zip(right, chosen, strict=True)), runner.say, "problems have mutants"
         )
     )
@@ -143,7 +143,7 @@ def _plain_texts(
                 left_out.append(LeftOut(problem.name, "solution is too long", size))
                 continue
             try:
-                written[plain(solution)] = None
+                written[write_plainly(solution)] = None
             except (SyntaxError, ValueError, RecursionError) as error:
                 left_out.append(LeftOut(problem.name, "solution is not Python", str(error)))
             if len(written) == at_most:
@@ -177,17 +177,17 @@ def _ran_out(report: TestReport) -> bool:
 
 
 def _failure(problem: Tested, report: TestReport) -> tuple[str, str]:
-    detail = first_failure(problem.tests, report)
+    detail = describe_first_failure(problem.tests, report)
     detail = detail if len(detail) <= _DETAIL_CHARACTERS else f"{detail[:_DETAIL_CHARACTERS]}..."
     if report.status == "timeout":
         return "tests do not end", detail
     return "solution fails its tests", detail
 
 
-def rows_of(
+def make_rows(
     examined: Examined,
     variants: int,
-    written: Mapping[str, Written],
+    written: Mapping[str, WrittenVariants],
     difficulty: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, list[Row]], list[LeftOut]]:
     """Make the rows by split, and name the problems without any.
@@ -203,7 +203,9 @@ def rows_of(
             MIN_PROBLEMS problems are left, so that a split would be empty.
     """
     labelled = {
-        c.problem.name: _labelled(c, examined, variants, written.get(c.problem.name, Written()))
+        c.problem.name: _labelled(
+            c, examined, variants, written.get(c.problem.name, WrittenVariants())
+        )
         for c in examined.candidates
     }
     usable = [c.problem for c in examined.candidates if labelled[c.problem.name]]
@@ -226,7 +228,7 @@ def rows_of(
             why = " ".join(f"{out[0].reason}, {out[0].detail}".split())
             left += f" ({out[0].problem} is not: {why})"
         raise DatasetError(f"{left}, and three splits need {MIN_PROBLEMS}; add problems")
-    splits = splits_of({problem.name: problem.split for problem in usable})
+    splits = choose_splits({problem.name: problem.split for problem in usable})
     rows: dict[str, list[Row]] = {split: [] for split in SPLITS}
     for problem in sorted(usable, key=lambda p: derive_key("problems: order", p.name)):
         texts = labelled[problem.name]
@@ -240,12 +242,12 @@ def rows_of(
                 difficulty=(difficulty or {}).get(problem.name, problem.difficulty),
                 mutation=texts[text],
             )
-            for number, text in enumerate(by_hash(texts, "problems: order of variants"))
+            for number, text in enumerate(sort_by_hash(texts, "problems: order of variants"))
         ]
     return rows, left_out
 
 
-def moved_splits(source: Source, rows: Mapping[str, Sequence[Row]]) -> tuple[str, ...]:
+def name_moved_splits(source: Source, rows: Mapping[str, Sequence[Row]]) -> tuple[str, ...]:
     """Name the problems in another split than their source says, and why."""
     placed = {row.question_id: split for split, part in rows.items() for row in part}
     named = {f"{source.name}/{p.name}": p for p in source.problems if p.split is not None}
@@ -258,7 +260,7 @@ def moved_splits(source: Source, rows: Mapping[str, Sequence[Row]]) -> tuple[str
 
 
 def _labelled(
-    candidates: Candidates, examined: Examined, variants: int, written: Written
+    candidates: Candidates, examined: Examined, variants: int, written: WrittenVariants
 ) -> dict[str, str | None]:
     """Choose as many buggy as right texts of one problem; the kind of a right one is None.
 
@@ -282,6 +284,6 @@ def _labelled(
 
 def _pairs(candidates: Candidates, examined: Examined) -> list[tuple[str, Mutant]]:
     """Pair right texts with mutants, those first whose mutant passes some tests."""
-    pairs = pairs_of(candidates, examined.reports, is_killed)
+    pairs = pair_mutants(candidates, examined.reports, is_killed)
     name = candidates.problem.name
     return sorted(pairs, key=lambda pair: not is_buggy(examined.reports[name, pair[1].source]))

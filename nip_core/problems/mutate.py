@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nip_core.hashing import numbered_keys
-from nip_core.problems.mutators import Change, Place, changes
+from nip_core.problems.mutators import Change, Site, find_changes
 from nip_core.problems.syntax import normalise
 
 
@@ -44,7 +44,9 @@ def mutants(source: str, *, at_most: int | None = None) -> list[Mutant]:
     tree = ast.parse(original)
     # 1. Collect every change while the tree is whole; each shares what it does not change.
     candidates = [
-        (place, kind, new) for place in _places(tree, (tree,), ()) for kind, new in changes(place)
+        (place, kind, new)
+        for place in _places(tree, (tree,), ())
+        for kind, new in find_changes(place)
     ]
     # 2. Put them in order.
     order = list(range(len(candidates)))
@@ -71,7 +73,7 @@ def mutants(source: str, *, at_most: int | None = None) -> list[Mutant]:
 
 def _places(
     parent: ast.AST, ancestors: tuple[ast.AST, ...], names: tuple[str, ...]
-) -> Iterator[Place]:
+) -> Iterator[Site]:
     """Every node below `parent` in the order of the text."""
     for field, value in ast.iter_fields(parent):
         siblings = value if isinstance(value, list) else None
@@ -81,7 +83,7 @@ def _places(
             inner = names
             if isinstance(child, ast.FunctionDef):
                 inner = tuple(sorted({*names, *_local_names(child)}))
-            yield Place(child, parent, field, siblings, index, ancestors, inner)
+            yield Site(child, parent, field, siblings, index, ancestors, inner)
             yield from _places(child, (*ancestors, child), inner)
 
 

@@ -1,8 +1,8 @@
 """The changes that may break a solution, node by node.
 
     KINDS         the kinds of changes, for tables
-    changes       kind and result of all changes of the node at a place, in the order of this file
-    Place         a node, where it stands, and how something else is put there
+    find_changes  kind and result of all changes of the node at a place, in the order of this file
+    Site          a node, where it stands, and how something else is put there
 
 Children of what is changed are shared with the original, never modified.
 """
@@ -15,7 +15,7 @@ from itertools import pairwise
 from types import UnionType
 from typing import Any
 
-from nip_core.problems.syntax import MIRROR, OPPOSITE, both_ways, called, negated
+from nip_core.problems.syntax import MIRROR, OPPOSITE, both_ways, name_callee, negate
 
 KINDS = (
     *("comparison", "boundary", "operator", "constant", "string", "branch", "index", "slice"),
@@ -26,7 +26,7 @@ Change = ast.AST | list[ast.stmt]
 
 
 @dataclass(frozen=True)
-class Place:
+class Site:
     """A node with what a mutator may ask about where it stands."""
 
     node: ast.AST
@@ -54,7 +54,7 @@ class Place:
         return any(isinstance(ancestor, kinds) for ancestor in self.ancestors)
 
 
-def changes(place: Place) -> Iterator[tuple[str, Change]]:
+def find_changes(place: Site) -> Iterator[tuple[str, Change]]:
     """Kind and result of every change of the node at `place`."""
     for mutator in _MUTATORS:
         yield from mutator(place.node, place)
@@ -108,7 +108,7 @@ def _shifted(node: ast.expr, by: int) -> ast.expr:
 
 
 # What may stand for a node, by what it is. All have this form.
-_Mutator = Callable[[Any, Place], Iterator[tuple[str, Change]]]
+_Mutator = Callable[[Any, Site], Iterator[tuple[str, Change]]]
 
 _BOUNDARY = both_ways((ast.Lt, ast.LtE), (ast.Gt, ast.GtE))
 _OTHER_WAY = {**OPPOSITE, **MIRROR}
@@ -128,7 +128,7 @@ _OPERATORS: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
 }
 
 
-def _comparisons(node: ast.AST, place: Place) -> Iterator[tuple[str, Change]]:
+def _comparisons(node: ast.AST, place: Site) -> Iterator[tuple[str, Change]]:
     if not isinstance(node, ast.Compare):
         return
     for kind, table in (("boundary", _BOUNDARY), ("comparison", _OTHER_WAY)):
@@ -139,7 +139,7 @@ def _comparisons(node: ast.AST, place: Place) -> Iterator[tuple[str, Change]]:
         yield "comparison", _with(node, ops=[ast.GtE()])
 
 
-def _operators(node: ast.AST, place: Place) -> Iterator[tuple[str, Change]]:
+def _operators(node: ast.AST, place: Site) -> Iterator[tuple[str, Change]]:
     if isinstance(node, ast.BinOp | ast.AugAssign):
         for op in _OPERATORS.get(type(node.op), ()):
             yield "operator", _with(node, op=op())
@@ -147,7 +147,7 @@ def _operators(node: ast.AST, place: Place) -> Iterator[tuple[str, Change]]:
         yield "operator", _with(node, left=node.right, right=node.left)
 
 
-def _constants(node: ast.AST, place: Place) -> Iterator[tuple[str, Change]]:
+def _constants(node: ast.AST, place: Site) -> Iterator[tuple[str, Change]]:
     around = ast.Subscript | ast.Slice | ast.JoinedStr | ast.FormattedValue | ast.UnaryOp
     if isinstance(place.parent, around) or place.is_within(ast.FormattedValue):
         return  # they have kinds of their own, or are no values
@@ -175,13 +175,13 @@ def _other_strings(text: str) -> list[str]:
     return ["", *letter, *([str((int(text) + 1) % 10)] if text.isdigit() else [])]
 
 
-def _branches(node: ast.AST, place: Place) -> Iterator[tuple[str, Change]]:
+def _branches(node: ast.AST, place: Site) -> Iterator[tuple[str, Change]]:
     if isinstance(node, ast.IfExp):
         yield "branch", _with(node, body=node.orelse, orelse=node.body)
         yield "branch", node.body
         yield "branch", node.orelse
     elif isinstance(node, ast.If):
-        yield "branch", _with(node, test=negated(node.test))
+        yield "branch", _with(node, test=negate(node.test))
         yield "branch", node.body  # as if the condition always held
         yield "branch", node.orelse  # as if it never did
         if node.orelse and not (len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If)):
@@ -189,7 +189,7 @@ def _branches(node: ast.AST, place: Place) -> Iterator[tuple[str, Change]]:
             yield "branch", [_with(node, orelse=[]), *node.orelse]
 
 
-def _subscripts(node: ast.AST, place: Place) -> Iterator[tuple[str, Change]]:
+def _subscripts(node: ast.AST, place: Site) -> Iterator[tuple[str, Change]]:
     match node:
         case ast.Subscript(slice=ast.Slice() | ast.Tuple()):
             return
@@ -211,7 +211,7 @@ def _subscripts(node: ast.AST, place: Place) -> Iterator[tuple[str, Change]]:
                 yield "slice", _with(node, upper=_number(-1))
 
 
-def _returns(node: ast.AST, place: Place) -> Iterator[tuple[str, Change]]:
+def _returns(node: ast.AST, place: Site) -> Iterator[tuple[str, Change]]:
     match node:
         case ast.Return(value=ast.BinOp(left=left)):
             yield "return", _with(node, value=left)
@@ -231,9 +231,9 @@ def _returns(node: ast.AST, place: Place) -> Iterator[tuple[str, Change]]:
                         yield "return", _with(node, **{field: _replaced(body, index, early)})
 
 
-def _loops(node: ast.AST, place: Place) -> Iterator[tuple[str, Change]]:
+def _loops(node: ast.AST, place: Site) -> Iterator[tuple[str, Change]]:
     match node:
-        case ast.Call(args=arguments) if called(node) == "range":
+        case ast.Call(args=arguments) if name_callee(node) == "range":
             for index in (0,) if len(arguments) == 1 else (1, 0):
                 for by in (-1, 1):
                     bound = _shifted(arguments[index], by)
@@ -242,7 +242,7 @@ def _loops(node: ast.AST, place: Place) -> Iterator[tuple[str, Change]]:
                 yield "loop_bound", _with(node, args=[ast.Constant(1), arguments[0]])
             elif len(arguments) == 3:
                 yield "loop_bound", _with(node, args=arguments[:2])
-        case ast.Call(args=arguments, keywords=keywords) if called(node) == "enumerate":
+        case ast.Call(args=arguments, keywords=keywords) if name_callee(node) == "enumerate":
             if len(arguments) + len(keywords) == 1:
                 yield "loop_bound", _with(node, args=[*arguments, ast.Constant(1)])
             else:
@@ -254,7 +254,7 @@ def _loops(node: ast.AST, place: Place) -> Iterator[tuple[str, Change]]:
             yield "loop_bound", ast.If(test, body, [])  # it runs at most once
 
 
-def _conditions(node: ast.AST, place: Place) -> Iterator[tuple[str, Change]]:
+def _conditions(node: ast.AST, place: Site) -> Iterator[tuple[str, Change]]:
     match node:
         case ast.BoolOp(op=op, values=values):
             yield "boolean", _with(node, op=ast.Or() if isinstance(op, ast.And) else ast.And())
@@ -295,10 +295,10 @@ _UNWRAPPED = ("abs", "sorted", "reversed", "set", "list", "round", "str", "int")
 _LEFT_OUT = (".lower", ".upper", ".strip", ".rstrip", ".lstrip", ".copy")
 
 
-def _calls(node: ast.AST, place: Place) -> Iterator[tuple[str, Change]]:
+def _calls(node: ast.AST, place: Site) -> Iterator[tuple[str, Change]]:
     if not isinstance(node, ast.Call):
         return
-    name, arguments = called(node), node.args
+    name, arguments = name_callee(node), node.args
     if name != "sorted" or not node.keywords:
         for other in _CALLED_INSTEAD.get(name, ()):
             is_method = isinstance(node.func, ast.Attribute)
@@ -319,10 +319,10 @@ def _calls(node: ast.AST, place: Place) -> Iterator[tuple[str, Change]]:
         yield "call", _with(node, args=[ast.Constant(" ")])
 
 
-def _arguments(node: ast.AST, place: Place) -> Iterator[tuple[str, Change]]:
+def _arguments(node: ast.AST, place: Site) -> Iterator[tuple[str, Change]]:
     if not isinstance(node, ast.Call):
         return
-    name, arguments = called(node), node.args
+    name, arguments = name_callee(node), node.args
     for index in range(len(node.keywords)):
         yield "argument", _with(node, keywords=_replaced(node.keywords, index))
     if name == ".get" and len(arguments) == 2:
@@ -334,7 +334,7 @@ def _arguments(node: ast.AST, place: Place) -> Iterator[tuple[str, Change]]:
         yield "argument", arguments[1]
 
 
-def _statements(node: ast.AST, place: Place) -> Iterator[tuple[str, Change]]:
+def _statements(node: ast.AST, place: Site) -> Iterator[tuple[str, Change]]:
     match node:
         case ast.AugAssign(target=target, value=value):
             yield "statement", []

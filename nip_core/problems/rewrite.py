@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from nip_core.problems.syntax import (
     MIRROR,
     both_ways,
-    call,
-    called,
-    load,
-    negated,
+    call_by_name,
+    load_name,
+    name_callee,
+    negate,
     normalise,
-    store,
+    store_name,
 )
 
 
@@ -52,7 +52,7 @@ def rewrites(source: str) -> list[Rewrite]:
     # 1. Each kind alone.
     applicable = []
     for kind in REWRITES:
-        text = apply(original, kind)
+        text = apply_rewrite(original, kind)
         if text != original:
             applicable.append(kind)
             keep(text, (kind,))
@@ -61,7 +61,7 @@ def rewrites(source: str) -> list[Rewrite]:
         text = original
         done: tuple[str, ...] = ()
         for kind in applicable[first:]:
-            after = apply(text, kind)
+            after = apply_rewrite(text, kind)
             if after != text:
                 text, done = after, (*done, kind)
                 if len(done) > 1:
@@ -69,7 +69,7 @@ def rewrites(source: str) -> list[Rewrite]:
     return variants
 
 
-def apply(source: str, kind: str) -> str:
+def apply_rewrite(source: str, kind: str) -> str:
     """`source` rewritten by one kind wherever it applies; equal to it where it doesn't.
 
     Raises:
@@ -145,7 +145,7 @@ class _Expanded(_Rewriter):
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         if not isinstance(node.target, ast.Name) or isinstance(node.value, ast.List):
             return node
-        value = ast.BinOp(load(node.target.id), node.op, node.value)
+        value = ast.BinOp(load_name(node.target.id), node.op, node.value)
         return ast.Assign([node.target], value)
 
 
@@ -177,13 +177,13 @@ class _InvertedIf(_Rewriter):
             or isinstance(node.body[0], ast.If)
         ):
             return node
-        return ast.If(negated(node.test), node.orelse, node.body)
+        return ast.If(negate(node.test), node.orelse, node.body)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
         self.generic_visit(node)
         if isinstance(node.orelse, ast.IfExp):
             return node
-        return ast.IfExp(negated(node.test), node.orelse, node.body)
+        return ast.IfExp(negate(node.test), node.orelse, node.body)
 
 
 class _NoElse(_Rewriter):
@@ -205,16 +205,20 @@ class _WhileLoops(_Rewriter):
         bounds, target = node.iter, node.target
         if node.orelse or not isinstance(target, ast.Name) or target.id == "_":
             return node
-        if called(bounds) != "range" or not isinstance(bounds, ast.Call) or len(bounds.args) > 2:
+        if (
+            name_callee(bounds) != "range"
+            or not isinstance(bounds, ast.Call)
+            or len(bounds.args) > 2
+        ):
             return node
         for inner in (n for statement in node.body for n in ast.walk(statement)):
             is_stored = isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
             if isinstance(inner, ast.Continue) or (is_stored and inner.id == target.id):  # type: ignore[attr-defined]
                 return node
         start = ast.Constant(0) if len(bounds.args) == 1 else bounds.args[0]
-        step = ast.AugAssign(store(target.id), ast.Add(), ast.Constant(1))
-        test = ast.Compare(load(target.id), [ast.Lt()], [bounds.args[-1]])
-        return [ast.Assign([store(target.id)], start), ast.While(test, [*node.body, step], [])]
+        step = ast.AugAssign(store_name(target.id), ast.Add(), ast.Constant(1))
+        test = ast.Compare(load_name(target.id), [ast.Lt()], [bounds.args[-1]])
+        return [ast.Assign([store_name(target.id)], start), ast.While(test, [*node.body, step], [])]
 
 
 class _IndexLoops(_Rewriter):
@@ -229,9 +233,9 @@ class _IndexLoops(_Rewriter):
                     func=ast.Name(id="enumerate"), args=[ast.Name() as items], keywords=[]
                 ),
             ):
-                item = ast.Subscript(items, load(index.id), ast.Load())
+                item = ast.Subscript(items, load_name(index.id), ast.Load())
                 body = [ast.Assign([element], item), *node.body]
-                return ast.For(index, call("range", call("len", items)), body, [])
+                return ast.For(index, call_by_name("range", call_by_name("len", items)), body, [])
         return node
 
 
@@ -242,7 +246,7 @@ class _Unrolled(_Rewriter):
 
     def visit_Return(self, node: ast.Return) -> ast.stmt | _Statements:
         loop = self._loop(node.value, self.name)
-        return [*loop, ast.Return(load(self.name))] if loop else node
+        return [*loop, ast.Return(load_name(self.name))] if loop else node
 
     def visit_Assign(self, node: ast.Assign) -> ast.stmt | _Statements:
         target = node.targets[0]
@@ -252,13 +256,13 @@ class _Unrolled(_Rewriter):
     def _loop(self, value: ast.expr | None, name: str) -> _Statements:
         if not isinstance(value, ast.ListComp) or name in _names(value):
             return []
-        append = ast.Attribute(load(name), "append", ast.Load())
+        append = ast.Attribute(load_name(name), "append", ast.Load())
         inner: _Statements = [ast.Expr(ast.Call(append, [value.elt], []))]
         for part in reversed(value.generators):
             for test in reversed(part.ifs):
                 inner = [ast.If(test, inner, [])]
             inner = [ast.For(part.target, part.iter, inner, [])]
-        return [ast.Assign([store(name)], ast.List([], ast.Load())), *inner]
+        return [ast.Assign([store_name(name)], ast.List([], ast.Load())), *inner]
 
 
 class _Conditional(_Rewriter):
@@ -312,8 +316,8 @@ class _NamedResult(_Endings):
     def rewritten(self, body: _Statements, last: ast.Return) -> _Statements:
         if last.value is None or isinstance(last.value, ast.Name | ast.Constant):
             return body
-        named = ast.Assign([store(self.name)], last.value)
-        return [*body[:-1], named, ast.Return(load(self.name))]
+        named = ast.Assign([store_name(self.name)], last.value)
+        return [*body[:-1], named, ast.Return(load_name(self.name))]
 
 
 _NEW_NAMES = tuple("abcdepqrstuvwxyzfghmn")  # plain, so that none misleads

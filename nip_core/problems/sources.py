@@ -22,7 +22,7 @@ from nip_core.hashing import half_pair
 from nip_core.problems.programs import CALL, PRELUDE, RUN, same_call, same_run
 from nip_core.problems.source_directory import read_directory
 from nip_core.problems.tested import LeftOut, Tested
-from nip_core.scenarios.dataset_files import SUFFIXES, find_path, read_file
+from nip_core.scenarios.dataset_files import SUFFIXES, find_path, read_table_file
 from nip_core.scenarios.rows import SPLITS
 from nip_lm_server.client import parse_json
 
@@ -151,7 +151,7 @@ def _digest(root: Path, files: Sequence[Path]) -> str:
 
 def _rows(path: Path, suffix: str) -> Sequence[Record]:
     if suffix != ".json":
-        return read_file(path).rows
+        return read_table_file(path).rows
     try:
         whole = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -1,9 +1,9 @@
 """Syntax trees, as mutation and rewriting share them.
 
-normalise           the text of a solution as this package writes it
-negated             the opposite of a condition
-load, store, call   expressions in short
-both_ways           a table that is read in both directions
+normalise          the text of a solution as this package writes it
+negate             the opposite of a condition
+load, store, call  expressions in short
+both_ways          a table that is read in both directions
 """
 
 import ast
@@ -35,7 +35,7 @@ def normalise(source: str) -> str:
     return ast.unparse(ast.parse(source)) + "\n"
 
 
-def negated(test: ast.expr) -> ast.expr:
+def negate(test: ast.expr) -> ast.expr:
     """The opposite condition, as a person would write it: a >= b for a < b, no double `not`."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return test.operand
@@ -44,22 +44,22 @@ def negated(test: ast.expr) -> ast.expr:
     return ast.UnaryOp(ast.Not(), test)
 
 
-def load(name: str) -> ast.Name:
+def load_name(name: str) -> ast.Name:
     """Make a name to read a variable by."""
     return ast.Name(name, ast.Load())
 
 
-def store(name: str) -> ast.Name:
+def store_name(name: str) -> ast.Name:
     """Make a name to write a variable by."""
     return ast.Name(name, ast.Store())
 
 
-def call(function: str, *arguments: ast.expr) -> ast.Call:
+def call_by_name(function: str, *arguments: ast.expr) -> ast.Call:
     """A function by its name, called."""
-    return ast.Call(load(function), list(arguments), [])
+    return ast.Call(load_name(function), list(arguments), [])
 
 
-def called(node: ast.AST) -> str:
+def name_callee(node: ast.AST) -> str:
     """Name what a call calls: a function, or a method with a dot before it; else ""."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return node.func.id

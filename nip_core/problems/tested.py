@@ -1,11 +1,11 @@
 """Problems with tests, whatever they were read from, and the running of solutions on them.
 
-Tested        a question, its right solutions, and the tests that say so
-LeftOut       what does not become part of a dataset, and why
-TestRunner    runs solutions on the tests of their problems, in the sandbox
-is_settled    whether running them again would say the same
-first_failure   the first test that a solution did not pass
-plain         a solution without comments, docstrings and formatting of its own
+Tested                  a question, its right solutions, and the tests that say so
+LeftOut                 what does not become part of a dataset, and why
+TestRunner              runs solutions on the tests of their problems, in the sandbox
+is_settled              whether running them again would say the same
+describe_first_failure  the first test that a solution did not pass
+write_plainly           a solution without comments, docstrings and formatting of its own
 """
 
 import ast
@@ -139,7 +139,7 @@ def is_settled(report: TestReport) -> bool:
     return report.status == "ok" or (report.status == "timeout" and "_Stop: steps" in ended)
 
 
-def first_failure(tests: Sequence[str], report: TestReport) -> str:
+def describe_first_failure(tests: Sequence[str], report: TestReport) -> str:
     """Say what became of the first test without a pass, and name it."""
     if report.load_error:
         return report.load_error
@@ -152,7 +152,7 @@ def first_failure(tests: Sequence[str], report: TestReport) -> str:
     return report.status
 
 
-def defined_names(source: str) -> set[str]:
+def find_defined_names(source: str) -> set[str]:
     """List the functions, classes and variables at the top of `source`.
 
     Raises:
@@ -167,7 +167,7 @@ def defined_names(source: str) -> set[str]:
     return names
 
 
-def plain(source: str) -> str:
+def write_plainly(source: str) -> str:
     """Return the text of `source` without comments, docstrings and formatting of its own.
 
     Raises:

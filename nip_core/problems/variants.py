@@ -1,11 +1,11 @@
 """Right and buggy variants of solutions, told apart by the tests of their problems.
 
-    passing_rewrites   a problem's right solutions, written in other ways as well
-    candidates_of      what may become rows: right variants, each with mutants of it
-    try_mutants        run mutants, a few at a time, until each right variant has a buggy one
-    pairs_of           right variants, each with the mutant of it that says most
-    is_buggy           the tests noticed a fault in part of it
-    is_killed          they noticed one at all
+    find_passing_rewrites  a problem's right solutions, written in other ways as well
+    find_candidates        what may become rows: right variants, each with mutants of it
+    try_mutants            run mutants, a few at a time, until each right variant has a buggy one
+    pair_mutants           right variants, each with the mutant of it that says most
+    is_buggy               the tests noticed a fault in part of it
+    is_killed              they noticed one at all
 
 Which rewrites and mutants are tried, and in which order, follows from stable hashes of texts.
 """
@@ -34,12 +34,12 @@ class Candidates:
     mutants: tuple[tuple[Mutant, ...], ...]
 
 
-def by_hash(texts: Iterable[str], purpose: str) -> list[str]:
+def sort_by_hash(texts: Iterable[str], purpose: str) -> list[str]:
     """Put texts in an order by hash, to say nothing about them."""
     return sorted(texts, key=lambda text: derive_key(purpose, text))
 
 
-def told(
+def report_progress(
     items: Sequence[T], say: Callable[[str], None], what: str, every_s: float = _SAY_S
 ) -> Iterator[T]:
     """The items, one after another; how many are done is said every `every_s` seconds."""
@@ -51,7 +51,7 @@ def told(
         yield item
 
 
-def passing_rewrites(
+def find_passing_rewrites(
     right: Sequence[tuple[Tested, tuple[str, ...]]],
     runner: TestRunner,
     *,
@@ -69,10 +69,12 @@ def passing_rewrites(
     for _ in range(depth):
         fresh: list[list[str]] = []
         pairs = list(zip(chosen, latest, strict=True))
-        for texts, sources in told(pairs, runner.say, "problems are written in other ways"):
+        for texts, sources in report_progress(
+            pairs, runner.say, "problems are written in other ways"
+        ):
             few = len(texts) < at_most
             new = {r.source for text in sources for r in rewrites(text)} if few else set()
-            fresh.append(by_hash(new - set(texts), "problems: rewrites")[:tried])
+            fresh.append(sort_by_hash(new - set(texts), "problems: rewrites")[:tried])
         problems = [problem for problem, _ in right]
         reports = runner.run(
             (problem, text)
@@ -87,7 +89,7 @@ def passing_rewrites(
     return chosen
 
 
-def candidates_of(problem: Tested, right: tuple[str, ...], tried: int) -> Candidates:
+def find_candidates(problem: Tested, right: tuple[str, ...], tried: int) -> Candidates:
     """Return the right variants of a problem with up to `tried` mutants of each."""
     groups = (mutants(text, at_most=tried) for text in right)
     return Candidates(
@@ -133,7 +135,7 @@ def is_buggy(report: TestReport) -> bool:
     return is_killed(report) and report.failed >= 1 and report.passed >= 1
 
 
-def pairs_of(
+def pair_mutants(
     candidates: Candidates, reports: Reports, is_usable: Callable[[TestReport], bool]
 ) -> list[tuple[str, Mutant]]:
     """Pair right variants with a usable mutant of each; those without one are left out."""

@@ -1,10 +1,10 @@
 """Variants of right solutions that a language model writes, and what became of each answer.
 
-    STYLES          what it is asked for
-    requests_of     what to ask about each problem
-    pending         what of it is not in the journal
-    ask_all         ask for that; an answer is in the journal before its place is another's
-    sort_answers    run what was written on the tests, and label it by what they say
+    STYLES         what it is asked for
+    make_requests  what to ask about each problem
+    find_pending   what of it is not in the journal
+    ask_all        ask for that; an answer is in the journal before its place is another's
+    sort_answers   run what was written on the tests, and label it by what they say
 
 A label never follows from what a model was asked for: what passes all tests is no bug, and a
 rewrite that fails one is.
@@ -20,9 +20,9 @@ from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import StageError
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.parameters import HyperParameters
-from nip_core.problems.asked_model import OpenModel, agent_of
-from nip_core.problems.from_tests import Examined, Written
-from nip_core.problems.tested import Tested, defined_names, plain
+from nip_core.problems.asked_model import OpenModel, find_agent
+from nip_core.problems.from_tests import Examined, WrittenVariants
+from nip_core.problems.tested import Tested, find_defined_names, write_plainly
 from nip_core.problems.variants import is_buggy, is_killed
 from nip_core.rollouts.chat_client import ChatAnswer, RequestRefusedError
 from nip_core.rollouts.journal import GroupCommits
@@ -72,11 +72,11 @@ class Request:
         return len(text.encode()) // _BYTES_PER_TOKEN + 1
 
 
-def requests_of(
+def make_requests(
     examined: Examined, parameters: HyperParameters, styles: Sequence[str], samples: int, model: str
 ) -> list[Request]:
     """Make `samples` requests of each style about each problem, in the order of the source."""
-    agent, limit = agent_of(parameters), parameters.max_tokens("verifier")
+    agent, limit = find_agent(parameters), parameters.max_tokens("verifier")
     requests = []
     for candidates in examined.candidates:
         problem, solution = candidates.problem, candidates.right[0]
@@ -97,7 +97,7 @@ def _asked(problem: Tested, solution: str, style: str) -> str:
     return f"Question:\n{problem.question}\n\nCode:\n```python\n{solution}```\n\n{STYLES[style]}"
 
 
-def pending(requests: Iterable[Request], recorded: Mapping[str, Record]) -> list[Request]:
+def find_pending(requests: Iterable[Request], recorded: Mapping[str, Record]) -> list[Request]:
     """List the requests without an answer so far."""
     return [request for request in requests if request.key not in recorded]
 
@@ -155,7 +155,7 @@ def _record(request: Request, answer: ChatAnswer) -> dict[str, Any]:
 
 def sort_answers(
     requests: Sequence[Request], recorded: Mapping[str, Record], examined: Examined
-) -> tuple[dict[str, Written], dict[str, int]]:
+) -> tuple[dict[str, WrittenVariants], dict[str, int]]:
     """Return what the tests made of the answers by problem, and counts of what became of them."""
     counts: Counter[str] = Counter()
     problems = {c.problem.name: c for c in examined.candidates}
@@ -175,17 +175,17 @@ def sort_answers(
         texts[request.problem, text] = request.style
     # 2. What the tests say.
     reports = examined.runner.run((problems[name].problem, text) for name, text in texts)
-    written = {name: Written() for name in problems}
+    written = {name: WrittenVariants() for name in problems}
     for (name, text), style in _in_order(texts, reports):
         report, before = reports[name, text], written[name]
         if report.all_passed and style == REWRITE:
             counts[f"{style}: passes all tests, correct"] += 1
-            written[name] = Written(before.buggy, (*before.right, text))
+            written[name] = WrittenVariants(before.buggy, (*before.right, text))
         elif report.all_passed:
             counts[f"{style}: passes all tests, left out"] += 1
         elif is_killed(report):
             counts[f"{style}: fails a test, buggy"] += 1
-            written[name] = Written({**before.buggy, text: f"{KIND}/{style}"}, before.right)
+            written[name] = WrittenVariants({**before.buggy, text: f"{KIND}/{style}"}, before.right)
         else:
             counts[f"{style}: comes to no end, left out"] += 1
     return written, dict(sorted(counts.items()))
@@ -210,9 +210,9 @@ def _read(answer: str, problem: Tested) -> tuple[str | None, str]:
     if not blocks and not problem.names:
         return None, "no code in it"
     try:
-        text = plain(max(blocks, key=len) if blocks else answer)
+        text = write_plainly(max(blocks, key=len) if blocks else answer)
     except (SyntaxError, ValueError, RecursionError):
         return None, "not Python" if blocks else "no code in it"
-    if not defined_names(text).issuperset(problem.names):
+    if not find_defined_names(text).issuperset(problem.names):
         return None, "does not define what is asked for" if blocks else "no code in it"
     return text, ""

@@ -42,8 +42,8 @@ __all__ = [
     "RoundResult",
     "TokenChoice",
     "Turn",
-    "agent_names_of",
     "find_protocol",
+    "list_agent_names",
     "make_protocol",
     "protocol_names",
 ]
@@ -95,7 +95,7 @@ def make_protocol(parameters: GameSettings) -> Protocol:
     return wrapped
 
 
-def agent_names_of(name: str, zero_knowledge: bool) -> tuple[str, ...]:
+def list_agent_names(name: str, zero_knowledge: bool) -> tuple[str, ...]:
     """The agents of a protocol in index order. Raises ValueError if there is no such protocol."""
     agents = tuple(find_protocol(name).agents)
     return (*agents, *EXTRA_AGENTS) if zero_knowledge else agents

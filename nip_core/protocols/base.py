@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from nip_core.protocols.checks import check_playable
 from nip_core.protocols.scales import (
     ACCEPT,
     NEITHER,
@@ -22,9 +21,10 @@ from nip_core.protocols.scales import (
     REJECT,
     SCALES,
     DecisionScale,
-    discrete,
+    round_value,
 )
 from nip_core.protocols.settings import CommonSettings, GameSettings, RoundSettings
+from nip_core.protocols.settings_checks import check_playable
 
 _SEEDS = range(16)  # for what is reckoned over all seeds
 _VALUES = {REJECT: -1.0, NEITHER: 0.0, ACCEPT: 1.0}
@@ -246,7 +246,7 @@ class Protocol:
         """
         # 1. Whether this round ends the episode.
         value = self.verdict(round_, y, turns, "verifier")
-        decision = NO_DECISION if value is None else discrete(value)
+        decision = NO_DECISION if value is None else round_value(value)
         done = value is not None
         terminated = not done and self.is_last_round(round_)
         # 2. The verifier is paid, then each prover for its own verdict or with it.

@@ -53,7 +53,7 @@ class DecisionScale:
         return self.highest if y == ACCEPT else self.lowest
 
 
-def discrete(value: float) -> int:
+def round_value(value: float) -> int:
     """REJECT, ACCEPT or NEITHER for a value in [-1, 1]."""
     if value == 0:
         return NEITHER

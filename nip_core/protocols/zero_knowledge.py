@@ -30,7 +30,7 @@ from functools import lru_cache
 
 from nip_core.hashing import derive_seed
 from nip_core.protocols.base import AgentSpec, Protocol, RoundResult, Turn
-from nip_core.protocols.scales import NO_DECISION, discrete
+from nip_core.protocols.scales import NO_DECISION, round_value
 from nip_core.protocols.settings import GameSettings
 from nip_core.protocols.similarity import move_similarity
 
@@ -185,7 +185,7 @@ class ZeroKnowledgeProtocol(Protocol):
         # 3. The game is done when both verifiers are.
         both = self._has_decided(ADVERSARY, turns) or self.is_last_round(round_)
         done = value is not None and both
-        decision = discrete(value) if done and value is not None else NO_DECISION
+        decision = round_value(value) if done and value is not None else NO_DECISION
         return RoundResult(rewards, decision, value if done else None, done, terminated)
 
     def _value(self, y: int, turns: Sequence[Turn]) -> float | None:

@@ -31,7 +31,7 @@ LeftOut = Mapping[str, Mapping[str, Facts]]
 
 
 def recorded_of(parameters: HyperParameters) -> LeftOut | None:
-    """Read the record of a run that may not exist, on this machine's disks; write nothing."""
+    """Read the record of a run on this machine's disks, if there is such a run; write nothing."""
     place = parameters.run_store
     if "://" in place or is_missing(place, "run_store"):
         return None
@@ -45,7 +45,7 @@ def recorded(run: RunStore) -> LeftOut | None:
 
 
 def without(problems: Mapping[str, list[Problem]], out: LeftOut) -> dict[str, list[Problem]]:
-    """The problems of each split that are not left out."""
+    """Return the problems of each split without those left out."""
     return {
         split: [problem for problem in all_ if problem.id not in out.get(split, {})]
         for split, all_ in problems.items()

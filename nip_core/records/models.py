@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.opponents import opponents_of
+from nip_core.parameters.opponents import list_opponents
 from nip_core.rollouts.league import find_earlier_models
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.run import RunRecord, RunStore, read_document
@@ -71,7 +71,7 @@ class Swap(BaseModel):
 
     @property
     def names(self) -> dict[str, str]:
-        """By group, the name of the model that serves."""
+        """Name the model of each group."""
         return {group: model.model for group, model in self.groups.items()}
 
     def to_document(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Swap(BaseModel):
 
 
 def taken_over(record: RunRecord) -> list[dict[str, ServedModel]]:
-    """List by iteration the models of other runs that the run was created with, by group.
+    """List by iteration, and by group, the models of other runs with which the run was created.
 
     Only a run that plays the tests of another one again has more than one entry.
     """
@@ -101,7 +101,7 @@ def read_swap(run: RunStore, iteration: int) -> Swap | None:
 
 
 def read_models(run: RunStore, iteration: int) -> dict[str, ServedModel]:
-    """Read by group the models that play an iteration of the run.
+    """Read by group the models in play in an iteration of the run.
 
     Of iteration 0 only those that come from another run. Raises MissingFileError if the iteration
     before is not over, CorruptionError for a damaged document.
@@ -117,18 +117,18 @@ def read_models(run: RunStore, iteration: int) -> dict[str, ServedModel]:
 def opponents_on_record(
     parameters: HyperParameters, played: Sequence[Mapping[str, str]]
 ) -> dict[str, dict[int, str]]:
-    """Name by agent the earlier models that it may meet, each by the first iteration it played.
+    """Name by agent the earlier models it may meet, each by the first iteration it played.
 
     `played` are the names of all models by group, up to the iteration itself.
     """
     group_of = map_agents_to_groups(parameters)
     opponents = {}
-    for agent in opponents_of(parameters):
+    for agent in list_opponents(parameters):
         *before, now = [names[group_of[agent]] for names in played]
         opponents[agent] = find_earlier_models(before, now, parameters.opponents.last)
     return {agent: models for agent, models in opponents.items() if models}
 
 
 def map_agents_to_groups(parameters: HyperParameters) -> dict[str, str]:
-    """Give by agent the model group that it belongs to."""
+    """Give by agent its model group."""
     return {name: group for group, names in parameters.groups.items() for name in names}

@@ -61,7 +61,7 @@ def find_run(
 
 
 def no_such_run(name: str, place: str, known: Sequence[str]) -> SettingsError:
-    """The error for a name that none of the runs of a store has, with the name that is nearest."""
+    """Make the error for a name of no run in a store, with the nearest name there is."""
     there = ", ".join(known) or "none"
     hint = did_you_mean(name, known)
     return SettingsError(f"run {name!r} is not in {place!r}; there are {there}{hint}")

@@ -91,20 +91,20 @@ def is_rewound(run: RunStore, token: str) -> bool:
 
 
 def unfinished_rewinds(run: RunStore) -> list[str]:
-    """Directories of rewinds that were killed half-way."""
+    """List the directories of rewinds killed half-way."""
     directories = (_directory(run, number) for number in _rewinds(run))
     return [path for path in directories if not run.store.exists(f"{path}/done.json")]
 
 
 def finish_rewinds(run: RunStore, lease: Lease) -> None:
-    """Complete every rewind that was begun. Call it with the lease, before reading the run."""
+    """Complete every unfinished rewind. Call it with the lease, before reading the run."""
     for path in unfinished_rewinds(run):
         number = int(path.rpartition("/")[2])
         _complete(run, lease, number, _plan(run, number))
 
 
 def next_attempt(run: RunStore, iteration: int, group: str) -> int:
-    """0, or one more than the newest attempt of the group's job that was set aside."""
+    """Number the group's next job: 0, or one more than the newest attempt among those set aside."""
     relative = run.job(iteration, group).removeprefix(f"{run.root}/")
     attempts = [-1]
     for number in _rewinds(run):
@@ -115,7 +115,9 @@ def next_attempt(run: RunStore, iteration: int, group: str) -> int:
 
 
 def paths_from(run: RunStore, iteration: int, stage: Stage) -> list[str]:
-    """Files that `rewind` would set aside, journals included, relative to the run's root."""
+    """List the files that `rewind` would set aside, journals included, relative to the run's
+    root.
+    """
     paths = []
     for top in ("iterations", "journals"):
         for path in list_files(run.store, f"{run.root}/{top}"):
@@ -129,12 +131,12 @@ def paths_from(run: RunStore, iteration: int, stage: Stage) -> list[str]:
 
 
 def stage_of_split(split: str) -> Stage:
-    """The stage that plays a split: those of the gate are played for the swap."""
+    """Name the stage of a split: the gate's splits are played for the swap."""
     return _STAGE_OF_SPLIT.get(split, "swap")
 
 
 def stage_of(path: str, *, is_journal: bool = False) -> Stage:
-    """The stage that wrote a file of an iteration."""
+    """Name the stage of a file of an iteration."""
     first, _, inner = path.partition("/")
     if is_journal:
         return stage_of_split(first)
@@ -183,7 +185,7 @@ def _plan(run: RunStore, number: int) -> dict[str, Any]:
 
 
 def open_jobs(run: RunStore, among: Collection[str] | None = None) -> list[JobRecord]:
-    """Jobs on record that have been asked for and have not ended.
+    """List the jobs on record without an end, once they were asked for.
 
     `among`: paths of files relative to the run's root; only the jobs in these. None: all.
     """
@@ -243,7 +245,9 @@ async def _has_ended(backend: Backend, job_id: str) -> bool:
 
 
 def check_submissions_known(run: RunStore, among: Collection[str]) -> None:
-    """Raise RunConflictError if it is open whether a job was submitted, which could get lost."""
+    """Raise RunConflictError for a job of which nobody knows whether it was submitted. It could
+    get lost.
+    """
     for record in open_jobs(run, among):
         if record.id is None and record.creates_open:
             raise RunConflictError(

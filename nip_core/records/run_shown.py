@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nip_core.parameters.providers import dummy_name
-from nip_core.parameters.stored import with_defaults
+from nip_core.parameters.stored import complete_settings
 from nip_core.parameters.tested_iterations import scheme_tests
 from nip_core.run_store.documents import damaged
 from nip_core.run_store.run import RunRecord, RunStore
@@ -30,7 +30,7 @@ def open_shown(run: RunStore) -> RunShown:
     """The run's record and settings. Raises CorruptionError where they make no sense."""
     try:
         record = run.open()
-        settings = with_defaults(record.parameters)
+        settings = complete_settings(record.parameters)
         first_models: dict[str, str] = {}
         for name, agent in settings["agents"].items():
             if not agent.get("is_random"):

@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, NamedTuple
 
+from nip_core.evaluation.attack_metrics import AttackMetrics
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.jobs.job import JobRecord
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.prices import calls_usd, training_usd
+from nip_core.parameters.prices import price_calls, price_training
 from nip_core.rollouts.journal import Record
 from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
@@ -30,7 +32,7 @@ from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
 
-Metrics = Mapping[str, Any]
+Metrics = SplitMetrics | AttackMetrics
 
 STAGE_BY_SPLIT = {
     TEST: "test",
@@ -58,17 +60,17 @@ class Spent:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens that models have read."""
+        """Count the tokens read by models."""
         return sum(prompt for prompt, _ in self.by_agent.values())
 
     @property
     def generated_tokens(self) -> int:
-        """Tokens that models have written."""
+        """Count the tokens written by models."""
         return sum(generated for _, generated in self.by_agent.values())
 
     @property
     def trained_tokens(self) -> int:
-        """Tokens that models were trained on, once for each epoch."""
+        """Count the tokens of all training, once for each epoch."""
         return sum(self.trained.values())
 
     @property
@@ -78,8 +80,8 @@ class Spent:
 
     def usd(self, parameters: HyperParameters) -> float | None:
         """US dollars by the prices in the settings; None where one is missing."""
-        parts = [calls_usd(parameters, self.by_agent)] if self.by_agent else []
-        parts += [training_usd(parameters, group, n) for group, n in self.trained.items()]
+        parts = [price_calls(parameters, self.by_agent)] if self.by_agent else []
+        parts += [price_training(parameters, group, n) for group, n in self.trained.items()]
         known = [usd for usd in parts if usd is not None]
         return sum(known) if len(known) == len(parts) else None
 
@@ -170,7 +172,7 @@ class PlayedTables:
         self.splits = {*list_folders(store, self._rollouts), *list_folders(store, self._journals)}
 
     def player(self, split: str) -> str | None:
-        """The run that has played the split, by its first shard; None: it has none committed."""
+        """Name the run behind the split, by its first shard; None: it has none committed."""
         for manifest in committed_shards(self._store, f"{self._rollouts}/{split}").values():
             rows = StoredRollouts.of_shard(self._store, manifest).episodes(["run"])
             if rows.num_rows:
@@ -181,14 +183,13 @@ class PlayedTables:
         """Return what a split took, by its metrics, or without them by its shards and journals."""
         if metrics is None:
             return self._unmeasured(split)
-        if "generations" not in metrics:
+        if metrics.generations is None:
             return Spent()  # of tests, which are counted where they were played
-        agents = (metrics.get("agents") or {}).items()
         by_agent = {
-            name: (int(of.get("prompt_tokens") or 0), int(of.get("completion_tokens") or 0))
-            for name, of in agents
+            name: (of.prompt_tokens or 0, of.completion_tokens or 0)
+            for name, of in metrics.agents.items()
         }
-        spent = Spent(int(metrics["generations"] or 0), by_agent)
+        spent = Spent(metrics.generations, by_agent)
         # Every shard has a say in it, so they are read only where there may be something to say.
         return self._without_shared(spent, split) if split in self._trees else spent
 

@@ -8,10 +8,13 @@ What a fork has copied was paid by the run that it was copied from.
 
 from collections.abc import Iterator
 
+from nip_core.evaluation.attack_metrics import AttackMetrics
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.jobs.document import count_billed_tokens, read_job
 from nip_core.records.iterations import Records
 from nip_core.records.spending import (
     STAGE_BY_SPLIT,
+    Metrics,
     PlayedTables,
     Spent,
     add_up,
@@ -19,12 +22,12 @@ from nip_core.records.spending import (
     list_folders,
     tree_splits,
 )
-from nip_core.rollouts.plan import TEST, TRAIN
-from nip_core.run_store.run import RunStore
+from nip_core.rollouts.plan import ATTACK, TEST, TRAIN
+from nip_core.run_store.run import RunStore, read_document
 
 
 def spent_so_far(records: Records) -> Spent:
-    """Everything that the run has spent. Raises CorruptionError for what can't be read."""
+    """Add up everything the run has spent. Raises CorruptionError for a file that can't be read."""
     is_fork = records.shown.record.forked_from is not None
     copied = _copied(records)
     stages: list[Spent] = []
@@ -38,7 +41,7 @@ def spent_so_far(records: Records) -> Spent:
 
 
 def _own_stages(records: Records, iteration: int) -> Iterator[Spent]:
-    """Give what a fork has spent on an iteration of which it may have copied a part."""
+    """Give what a fork has spent on an iteration, without the part it has copied."""
     run, record = records.run, records.of(iteration)
     tables = PlayedTables(run.store, run.root, f"{iteration:04d}", frozenset())
     players = {stage: tables.player(split) for split, stage in STAGE_BY_SPLIT.items()}
@@ -71,7 +74,8 @@ def _below(run: RunStore, root: str, trees: frozenset[str]) -> Iterator[Spent]:
         for split in tables.splits:
             if tables.player(split) in (None, run.name):
                 path = f"{root}/iterations/{name}/metrics-{split}.json"
-                yield tables.spent(split, run.read_json_or_none(path))
+                kind: type[Metrics] = AttackMetrics if split == ATTACK else SplitMetrics
+                yield tables.spent(split, read_document(run, path, kind))
         for file in run.store.list(f"{root}/iterations/{name}/jobs"):
             path = f"{root}/iterations/{name}/jobs/{file}"
             job = read_job(run, path)
@@ -85,7 +89,7 @@ def _below(run: RunStore, root: str, trees: frozenset[str]) -> Iterator[Spent]:
 
 
 def _copied(records: Records) -> int:
-    """The number of iterations, from the first on, that a fork has from another run."""
+    """Count the iterations, from the first on, that a fork has from another run."""
     if records.shown.record.forked_from is None:
         return 0
     if "copied" not in records.memory:

@@ -26,5 +26,5 @@ def seconds_so_far(run: RunStore, iteration: int) -> dict[str, float]:
 
 
 def times_path(run: RunStore, iteration: int) -> str:
-    """Name the file in which they stand until the iteration is over."""
+    """Name the file of the seconds of an iteration in progress."""
     return f"{run.iteration(iteration)}/times-so-far.json"

@@ -20,7 +20,7 @@ from nip_core.run_store.store import Store
 
 
 def newest_run(store: Store, on_damaged: Callable[[str], None]) -> str | None:
-    """Name of the run that was created last, or None if there is none that can be read.
+    """Name the run with the newest creation time, or None if none can be read.
 
     `on_damaged` is told of each run that is left out because its run.json can't be read.
     """
@@ -34,7 +34,7 @@ def newest_run(store: Store, on_damaged: Callable[[str], None]) -> str | None:
 
 
 def status_of(run: RunStore, records: Records | None = None) -> str:
-    """running, finished, or stopped (which running again continues)."""
+    """Say whether the run is running, finished or stopped. A stopped run goes on when run again."""
     records = records or Records(run)
     shown = records.shown
     is_tested = shown.last not in shown.tested or run.store.exists(run.metrics(shown.last, TEST))

@@ -20,7 +20,7 @@ from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.table_rows import LabelRow
 from nip_core.run_store.facts import LabelCounts
 from nip_core.scenarios import NO_LABEL, Problem
-from nip_core.scenarios.checked import label_of, written
+from nip_core.scenarios.checked import find_solution, label_solution
 
 NO_ANSWER = "no answer"
 """The kind of mistake of a prover that was silent where it should have written the solution."""
@@ -50,7 +50,7 @@ def make_objection(game: Game, problem: Problem, agent: str) -> Callable[[Move],
 
     def reason(move: Move) -> str | None:
         try:
-            written(game.scenario, _join_message(move), problem.texts)
+            find_solution(game.scenario, _join_message(move), problem.texts)
         except SettingsError:
             raise
         except ValueError as error:
@@ -74,7 +74,7 @@ async def take_solution(
     if not turns or key is None:
         return replace(spec, problem=replace(problem, y=0, mutation=NO_ANSWER))
     try:
-        solution = written(scenario, _join_message(turns[-1].move), problem.texts)
+        solution = find_solution(scenario, _join_message(turns[-1].move), problem.texts)
     except SettingsError:
         raise
     except ValueError as error:
@@ -85,7 +85,7 @@ async def take_solution(
         ) from None
     row = context.labels.get(key)
     if row is None:
-        label = await label_of(scenario, {**problem.texts, "solution": solution})
+        label = await label_solution(scenario, {**problem.texts, "solution": solution})
         row = LabelRow(key, label.y, label.mutation, label.seconds)
         await context.log.append(row.to_json())
         context.labels[key] = row

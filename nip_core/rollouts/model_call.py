@@ -24,7 +24,7 @@ from nip_core.game.parsing import AnswerForm, lacks_decision, parse_response
 from nip_core.game.reasons import NO_CONTENT, NO_DECISION_GIVEN
 from nip_core.game.render import ChatMessage, Game, InvalidResponse
 from nip_core.parameters import PureTextAgentParameters, RandomAgentParameters
-from nip_core.parameters.dialects import dialect_of
+from nip_core.parameters.dialects import find_dialect
 from nip_core.protocols import Move
 from nip_core.rollouts.chat_client import ChatAnswer, ChatCompletions, Endpoint
 from nip_core.rollouts.plan import EpisodeSpec
@@ -52,7 +52,7 @@ class Player:
         """Say whether one request can ask for several answers."""
         if isinstance(self.parameters, RandomAgentParameters):
             return False
-        return dialect_of(self.parameters).takes_n
+        return find_dialect(self.parameters).takes_n
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ async def ask(
     body = request_body(player.model, player.parameters, chat, seed, limit, n)
     top_logprobs = game.top_logprobs(player.agent)
     # A provider that refuses the field would fail every call; an attack can do without.
-    takes_logprobs = dialect_of(player.parameters).takes_logprobs
+    takes_logprobs = find_dialect(player.parameters).takes_logprobs
     if takes_logprobs and (asked := max(top_logprobs, player.top_logprobs)):
         body |= {"logprobs": True, "top_logprobs": asked}
     if player.record_tokens:
@@ -222,7 +222,7 @@ def request_body(
     It asks for `n` completions. They have one seed: what a server gives as the i-th of them need
     not be what it gives to any seed alone.
     """
-    dialect = dialect_of(parameters)
+    dialect = find_dialect(parameters)
     body: dict[str, Any] = {"model": model, "messages": chat, dialect.limit: max_tokens}
     if dialect.seed is not None:
         body[dialect.seed] = seed

@@ -1,4 +1,4 @@
-"""One runner per run: who holds it, that it is alive, and which epoch its commits carry.
+"""One runner per run: its owner, the sign of its life, and the epoch of its commits.
 
 Owner          who a runner is: host, process with its identity, a random identifier
 LeaseDocument  what ``lease.json`` says; `read_lease` reads it
@@ -66,7 +66,7 @@ _OWNER = TypeAdapter(Owner)
 
 
 class LeaseDocument(BaseModel):
-    """``lease.json``: who holds the run, since which epoch, and that it is alive."""
+    """``lease.json``: the owner of the run, its epoch, and the count of its heartbeats."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -79,17 +79,17 @@ class LeaseDocument(BaseModel):
 
 
 class Machine(Protocol):
-    """How processes are looked at; tests bring their own."""
+    """A view of processes; tests bring their own."""
 
     def owner(self) -> Owner:
         """This process, with a new identifier."""
 
     def is_gone(self, owner: Owner) -> bool:
-        """Return whether `owner` ran on this machine and certainly no longer does."""
+        """Tell whether `owner` ran on this machine and certainly no longer does."""
 
 
 class ThisMachine:
-    """The real one."""
+    """The processes of this machine, as its operating system shows them."""
 
     def owner(self) -> Owner:
         pid = os.getpid()
@@ -107,7 +107,7 @@ class ThisMachine:
 
 
 def _is_hidden(pid: int) -> bool:
-    """Return whether there is a process of another user's that this one may not look at."""
+    """Tell whether another user has a process of this number, hidden from this one."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -118,7 +118,7 @@ def _is_hidden(pid: int) -> bool:
 
 
 def _machine_id() -> str:
-    """Boot and process namespace on Linux; elsewhere the hardware address."""
+    """Name this boot and process namespace on Linux; elsewhere the hardware address."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
@@ -138,7 +138,7 @@ class Lease:
         *,
         ttl_s: float,
     ) -> None:
-        """Made by `acquire`, which has written `document`."""
+        """`acquire` makes one, after it has written `document` to the store."""
         self._store, self._path = store, f"{directory}/lease.json"
         self._document, self._etag = document, etag
         self._ttl_s = ttl_s
@@ -174,7 +174,7 @@ class Lease:
             self._document, self._etag = document, etag
 
     def lend(self) -> LeaseDocument:
-        """Give processes that commit for this runner what `borrow` takes."""
+        """Give the document for `borrow` to a process of this runner's, for its commits."""
         with self._mutex:
             return self._document
 
@@ -371,7 +371,7 @@ def _encode(document: LeaseDocument) -> bytes:
 
 
 def borrow(store: Store, directory: str, lent: LeaseDocument) -> Lease:
-    """Take the lease that its holder has `lent`: to commit with, not to renew or to release."""
+    """Take a lease on loan from its holder: to commit with, not to renew or to release."""
     return Lease(store, directory, lent, "", ttl_s=DEFAULT_TTL_S)
 
 
@@ -391,6 +391,6 @@ def read_lease(store: Store, path: str) -> tuple[LeaseDocument, str]:
 
 
 def _read_own(store: Store, path: str, document: LeaseDocument) -> str | None:
-    """The tag of the document just written, or None if it was replaced meanwhile."""
+    """Read the tag of the document just written; None if it was replaced meanwhile."""
     found, etag = read_lease(store, path)
     return etag if found == document else None

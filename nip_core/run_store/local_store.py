@@ -35,7 +35,7 @@ _NO_HARD_LINKS = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EPERM}
 
 
 def translate_error(error: OSError, path: str | Path, action: str) -> StoreError:
-    """The StoreError to raise for `error`, met when trying to `action` (a verb) `path`."""
+    """Make the StoreError for `error`, met when trying to `action` (a verb) `path`."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return StoreError(
             f"disk full: can't {action} {path}; free space and run again: what is finished is kept"
@@ -206,7 +206,7 @@ class LocalStore:
 
     @contextmanager
     def _staged(self, target: Path, data: bytes | Path, fence: str | None) -> Iterator[Path]:
-        """`data`, written and synced under a temporary name on the same file system."""
+        """Write and sync `data` under a temporary name on the same file system."""
         self._check_writable(target)
         make_directories(target.parent)
         folder = target.parent if fence is None else self._file(fence)
@@ -275,7 +275,7 @@ class LocalStore:
                 self.delete(probe)
 
     def _link_again(self, path: str) -> bool:
-        """Return whether a name that is taken can be linked a second time: it must not."""
+        """Tell whether a taken name can be linked a second time: it must not."""
         target = self._file(path)
         with _translating(target, "write"), self._staged(target, b"3", None) as staged:
             return _link(staged, target, None)
@@ -320,7 +320,7 @@ def _out_of_reach(target: Path, fence: str | None) -> Exception:
 
 
 def sync_directory(folder: Path) -> None:
-    """Make names that were added to or taken from `folder` durable."""
+    """Make names durable, after some were added to `folder` or taken from it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -329,7 +329,7 @@ def sync_directory(folder: Path) -> None:
 
 
 def check_can_be_made(folder: Path, setting: str) -> None:
-    """Raise PlaceError, which names `setting`, where `folder` can't be a run store.
+    """Raise PlaceError with the name of the `setting` where `folder` can't be a run store.
 
     What is missing of it is made under a hidden name, and taken away again.
     """

@@ -1,4 +1,4 @@
-"""Commits: a group of files that is there as a whole, or not at all.
+"""Commits: groups of files, each there as a whole or not at all.
 
 commit               write the files, then publish their manifest in one atomic put
 read_manifest        the manifest of a committed group
@@ -71,7 +71,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over content and lineage; the epoch, which may differ, is left out."""
+        """SHA-256 over content and lineage; another runner's epoch leaves it as it is."""
         return digest(
             {
                 "files": {name: [entry.sha256, entry.bytes] for name, entry in self.files.items()},
@@ -82,7 +82,7 @@ class Manifest:
         )
 
     def path(self, name: str) -> str:
-        """Return where the file committed as `name` lies. Raises StoreError if it is not in it."""
+        """Give the path of the file committed as `name`. Raises StoreError if there is none."""
         if name not in self.files:
             raise StoreError(
                 f"{self.directory}/{self.name}: has no file {name!r}; it has {sorted(self.files)}"
@@ -170,12 +170,12 @@ def read_manifest(store: Store, directory: str, name: str = MANIFEST) -> Manifes
 
 
 def is_committed(store: Store, directory: str, name: str = MANIFEST) -> bool:
-    """Return whether a manifest of that name is published in `directory`."""
+    """Tell whether a manifest of this name is published in `directory`."""
     return store.exists(f"{directory}/{name}")
 
 
 def read_committed_file(store: Store, manifest: Manifest, name: str) -> bytes:
-    """A committed file. Raises CorruptionError, naming it, if it is not what was committed."""
+    """Read a committed file. Raises CorruptionError with its name if it has changed or is gone."""
     path, entry = manifest.path(name), manifest.files[name]
     try:
         data = store.get(path)
@@ -240,7 +240,7 @@ def _entry(name: str, content: bytes | Path) -> FileEntry:
 
 
 def measure_file(file: Path) -> tuple[int, str]:
-    """Size in bytes and SHA-256 of a local file."""
+    """Compute size in bytes and SHA-256 of a local file."""
     with file.open("rb") as opened:
         sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
         return opened.tell(), sha256

@@ -1,4 +1,4 @@
-"""Runs on S3, on servers that speak its protocol, and on Google Cloud Storage.
+"""Runs on S3, on servers with its protocol, and on Google Cloud Storage.
 
 open_object_store  what `open_store` calls for ``s3://`` and ``gs://``
 ObjectStore        a bucket, or a prefix in one
@@ -106,13 +106,13 @@ def open_object_store(
 
 
 def _is_local(environment: Mapping[str, str]) -> bool:
-    """Tell whether the store is on this machine, where access need not be encrypted."""
+    """Tell whether the store is on this machine: access need not be encrypted then."""
     endpoints = [environment.get(name) for names in _ENDPOINTS.values() for name in names]
     return any(is_on_this_machine(endpoint) for endpoint in endpoints if endpoint)
 
 
 class LogEntry(BaseModel):
-    """A conditional write, logged in a fence so that anybody can do it."""
+    """A conditional write, logged in a fence. Anybody can do it, and none does it twice."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -124,7 +124,7 @@ class LogEntry(BaseModel):
 
 
 class FenceDocument(BaseModel):
-    """The object of a fence: whether it stands, and the write that it committed last."""
+    """The object of a fence: its state, and the last write under it."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -136,7 +136,7 @@ class FenceDocument(BaseModel):
 
 @dataclass(frozen=True)
 class _Fence:
-    """The object of a fence, and the tag under which it was read."""
+    """The object of a fence, with the tag at its reading."""
 
     document: FenceDocument
     tag: str
@@ -316,7 +316,10 @@ class ObjectStore(Requests):
         raise StoreError(f"{self._name(fence)}: other runners kept changing it; run again")
 
     def _commit(self, path: str, data: bytes, etag: str | None, fence: str) -> str | None:
-        """Write `path` if it is as `etag` says (None: absent) and the fence stands; its tag."""
+        """Write `path`, if its tag is `etag` (None: it is absent) and the fence stands.
+
+        Returns the new tag; None if the condition does not hold.
+        """
         with self._committing:
             for _ in range(_SWAPS):
                 standing = self._standing(fence, path)
@@ -334,7 +337,7 @@ class ObjectStore(Requests):
         raise StoreError(f"{self._name(fence)}: other processes kept changing it; run again")
 
     def _settle(self, document: FenceDocument) -> str | None:
-        """Do what the log asks for, unless it is known to be done; the tag of what was written."""
+        """Do the logged write, unless it is known to be done; returns the new tag."""
         entry = document.commit
         if entry is None or document.id == self._settled:
             return None

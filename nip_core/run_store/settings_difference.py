@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from nip_core.parameters.stored import with_defaults
+from nip_core.parameters.stored import complete_settings
 
 Leaves = Mapping[str, JsonValue]
 """Settings by dotted key."""
@@ -37,13 +37,13 @@ def settings_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> Differenc
 
     Settings that the version which wrote one of them did not have yet count as their defaults.
     """
-    return compare_leaves(flatten(with_defaults(a)), flatten(with_defaults(b)))
+    return compare_leaves(flatten(complete_settings(a)), flatten(complete_settings(b)))
 
 
 def settings_on_record(stored: Mapping[str, Any], given: Mapping[str, Any]) -> Leaves:
-    """Complete the stored leaves with defaults for leaves of `given` that came to be later."""
+    """Complete the stored leaves with defaults for the newer leaves among those of `given`."""
     named = {*flatten(stored), *flatten(given)}
-    return {key: value for key, value in flatten(with_defaults(stored)).items() if key in named}
+    return {key: value for key, value in flatten(complete_settings(stored)).items() if key in named}
 
 
 def compare_leaves(stored: Leaves, given: Leaves) -> Difference:

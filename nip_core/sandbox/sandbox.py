@@ -62,7 +62,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import ClassVar
 
-from nip_core.sandbox.sandbox_process import Child, SandboxError, Setting, check, why_not
+from nip_core.sandbox.sandbox_process import (
+    Child,
+    SandboxError,
+    Setting,
+    check_layers,
+    describe_lacking,
+)
 from nip_core.sandbox.sandbox_wire import Ending, Job, Layers, Limit, Outcome, Status, decode_ending
 
 __all__ = [
@@ -367,7 +373,7 @@ def examine() -> tuple[Isolation, str]:
     """
     with Child([], Setting(_limit(Limits()), True, ())) as child:
         about = child.about()
-    return _isolation(about.layers), why_not(about)
+    return _isolation(about.layers), describe_lacking(about)
 
 
 def _run_jobs(
@@ -378,7 +384,7 @@ def _run_jobs(
     while len(endings) < len(jobs):
         with Child(jobs[len(endings) :], setting) as child:
             about = child.about()
-            check(about, setting)
+            check_layers(about, setting)
             for line in child.lines():
                 endings.append(decode_ending(line))
                 if stopped():

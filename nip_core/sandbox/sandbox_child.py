@@ -4,9 +4,9 @@ Started as a script by `sandbox_process.Child` with an empty environment and sta
 It reads messages from stdin, each 8 bytes of length and JSON: a header, then jobs, each when its
 turn has come. It writes lines of JSON to stdout: what is in force here, then one line per job.
 
-    main            harden this process (`sandbox_isolation`), become init of a new process table
-    _supervise      fork a worker for one job, read what it says, kill it and all it left behind
-    _worker         inside the fork: limits, no privileges, then the untrusted code
+    run_child   harden this process (`sandbox_isolation`), become init of a new process table
+    _supervise  fork a worker for one job, read what it says, kill it and all it left behind
+    _worker     inside the fork: limits, no privileges, then the untrusted code
 
 What a worker says is read as flat text of bounded length (`_read_messages`), never as a language
 that could nest. Runs without site-packages: nothing is imported but the standard library and its
@@ -199,7 +199,7 @@ def _kill_everything(worker: int, isolation: guard.Confinement) -> None:
         except OSError:
             pass
         if not isolation.processes:
-            for pid in guard.descendants(isolation):  # orphans come to us, the subreaper
+            for pid in guard.list_descendants(isolation):  # orphans come to us, the subreaper
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
         try:
@@ -280,7 +280,7 @@ def _wait(
             if pipes.overflowed():
                 return "output_limit", None
             if watch and time.monotonic() >= next_watch:
-                if over := guard.goes_over(limit, isolation):
+                if over := guard.find_excess(limit, isolation):
                     return over, None
                 next_watch = time.monotonic() + _WATCH_S
             if pidfd in ready:
@@ -383,18 +383,21 @@ def _serve(header: wire.Header, isolation: guard.Confinement) -> None:
     refuse = header.refuse
     # 1. Prepare what every worker is held by.
     if "system_calls" not in refuse:
-        isolation.program = filters.calls(
+        isolation.program = filters.make_call_filter(
             guard.LIBC, network="network" in refuse, attributes=isolation.filesystem
         )
         isolation.network |= isolation.program is not None and "network" not in refuse
     if "landlock" not in refuse:
-        readable = [*guard.interpreter(), *(["/proc"] if isolation.own_proc else [])]
-        isolation.ruleset = filters.paths(guard.LIBC, readable, [header.cwd])
+        readable = [
+            *guard.list_interpreter_directories(),
+            *(["/proc"] if isolation.own_proc else []),
+        ]
+        isolation.ruleset = filters.make_path_rules(guard.LIBC, readable, [header.cwd])
     # 2. See that an empty program runs under it.
     trial = _supervise(wire.Job(""), header, isolation)
     if trial.status != "ok":
         raise SystemExit(f"an empty program does not run: {trial.status}, {trial.stderr}")
-    lacking, separate = guard.lacking(isolation), guard.is_separate(isolation)
+    lacking, separate = guard.list_lacking(isolation), guard.is_separate(isolation)
     _send(wire.About(_layers(isolation), lacking, separate, isolation.reason))
     if lacking and not (separate and header.allow_without_namespaces):
         return
@@ -403,7 +406,7 @@ def _serve(header: wire.Header, isolation: guard.Confinement) -> None:
         _send(_supervise(wire.decode_job(data), header, isolation))
 
 
-def main() -> None:
+def run_child() -> None:
     guard.prctl(guard.PDEATHSIG, signal.SIGKILL)
     header = wire.decode_header(_receive())
     if os.getppid() != header.parent:  # it died before we were watching
@@ -412,7 +415,7 @@ def main() -> None:
     isolation = guard.Confinement()
     number = os.getpid()  # in the new process table it will be 1 for every sandbox
     with contextlib.suppress(OSError):
-        guard.write("/proc/self/oom_score_adj", "1000")
+        guard.write_file("/proc/self/oom_score_adj", "1000")
     guard.enter_namespaces(isolation, refuse)
     # From here on nobody opens this process's memory, files or environment, whoever it runs as.
     guard.prctl(guard.DUMPABLE, 0)
@@ -431,4 +434,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_child()

@@ -1,12 +1,12 @@
 """What the kernel refuses a sandbox's code, whoever it runs as: system calls and paths.
 
-    paths            a Landlock ruleset: which directories may be read, which written
-    confine          be held by it, for good; it also hides every process but the sandbox's own
-    calls            a seccomp program: which system calls fail
-    filter_calls     be held by it, for good
+    make_path_rules   a Landlock ruleset: which directories may be read, which written
+    confine           be held by it, for good; it also hides every process but the sandbox's own
+    make_call_filter  a seccomp program: which system calls fail
+    filter_calls      be held by it, for good
 
-Both pass to every process that the code starts. Where the kernel has no Landlock, `paths` is None;
-on a machine whose numbers of system calls are not listed here, `calls` is.
+Both pass to every process that the code starts. Where the kernel has no Landlock, `make_path_rules`
+gives None; on a machine whose numbers of system calls are not listed here, `make_call_filter` does.
 
 Memory that no limit on a process counts is refused: System V and POSIX shared memory and queues,
 memfd, new namespaces (and with them mounts of memory), io_uring. So is what reaches other processes
@@ -84,7 +84,7 @@ def _fail(number: int, error: int) -> bytes:
     return _instruction(_EQUAL, number, 0, 1) + _instruction(_RETURN, _FAIL | error)
 
 
-def calls(libc: Any, network: bool, attributes: bool) -> bytes | None:
+def make_call_filter(libc: Any, network: bool, attributes: bool) -> bytes | None:
     """The program for this machine; `network` lets sockets pass, `attributes` chmod and its like.
 
     A refused call fails with EPERM, a socket as where no protocol is known.
@@ -143,7 +143,7 @@ def filter_calls(libc: Any, program: bytes) -> None:
         raise OSError(ctypes.get_errno(), "no filter of system calls")
 
 
-def paths(libc: Any, readable: Sequence[str], writable: Sequence[str]) -> int | None:
+def make_path_rules(libc: Any, readable: Sequence[str], writable: Sequence[str]) -> int | None:
     """A ruleset as a file descriptor: what lies below other directories can't be opened."""
     if libc is None:
         return None

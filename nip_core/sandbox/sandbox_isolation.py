@@ -1,15 +1,15 @@
 """What keeps a sandbox's code in: namespaces, mounts, users, capabilities, resource limits.
 
-    Confinement          what of that is in force
-    enter_namespaces     leave the network and the process table of the system
-    isolate_mounts       see everything read-only, and homes, sockets and other processes not at all
-    choose_user          find a user that nobody is
-    drop_privileges      become that user, for good
-    set_limits           what the kernel counts for each process
-    lacking              what of it is not in force
-    descendants          the processes of a sandbox
-    goes_over            what they use together and may not
-    empty_directory      remove what code left behind, however deep
+    Confinement       what of that is in force
+    enter_namespaces  leave the network and the process table of the system
+    isolate_mounts    see everything read-only, and homes, sockets and other processes not at all
+    choose_user       find a user that nobody is
+    drop_privileges   become that user, for good
+    set_limits        what the kernel counts for each process
+    list_lacking      what of it is not in force
+    list_descendants  the processes of a sandbox
+    find_excess       what they use together and may not
+    empty_directory   remove what code left behind, however deep
 
 Each step says what it achieved and goes on without what it was refused. `sandbox` says what all
 this protects from, and what it does without. Imported by `sandbox_child`, which runs without
@@ -49,7 +49,7 @@ class Confinement:
         self.reason = ""  # why there are no namespaces
 
 
-def lacking(isolation: Confinement) -> list[str]:
+def list_lacking(isolation: Confinement) -> list[str]:
     """List what keeps untrusted code in and is not in force here, in words; [] if all of it is."""
     layers = {
         "a process table of its own": isolation.processes,
@@ -103,7 +103,7 @@ def _set_mount(path: str, flags: int, attr_set: int, attr_clear: int) -> bool:
     return bool(result == 0)
 
 
-def write(path: str, text: str) -> None:
+def write_file(path: str, text: str) -> None:
     with open(path, "w") as file:
         file.write(text)
 
@@ -119,9 +119,9 @@ def enter_namespaces(isolation: Confinement, refuse: list[str]) -> None:
             isolation.reason = f"unshare: {os.strerror(ctypes.get_errno())}"
             return
         try:
-            write("/proc/self/setgroups", "deny")
-            write("/proc/self/uid_map", f"{uid} {uid} 1")
-            write("/proc/self/gid_map", f"{gid} {gid} 1")
+            write_file("/proc/self/setgroups", "deny")
+            write_file("/proc/self/uid_map", f"{uid} {uid} 1")
+            write_file("/proc/self/gid_map", f"{gid} {gid} 1")
         except OSError as error:
             isolation.reason = str(error)
             return
@@ -135,7 +135,7 @@ def enter_namespaces(isolation: Confinement, refuse: list[str]) -> None:
         isolation.reason = f"unshare: {os.strerror(ctypes.get_errno())}"
 
 
-def interpreter() -> list[str]:
+def list_interpreter_directories() -> list[str]:
     """List the directories of the running interpreter, none inside another."""
     directories: list[str] = []
     paths = [sys.base_prefix, sys.base_exec_prefix, os.path.dirname(sys.executable), *sys.path]
@@ -171,7 +171,7 @@ def isolate_mounts(isolation: Confinement, cwd: str, disk_mb: int) -> None:
     if not isolation.mounts or not _mount(None, "/", None, _MS_REC_PRIVATE):
         return
     # 1. A place in memory that will be the working directory.
-    needed = interpreter()
+    needed = list_interpreter_directories()
     options = f"size={disk_mb}m,nr_inodes=4096,mode=0777".encode()
     _mount(b"tmpfs", cwd, b"tmpfs", _MS_NOSUID_NODEV, options)
     # What holds `cwd` comes last: hiding it hides the place where the kept directories wait.
@@ -222,7 +222,7 @@ def choose_user(isolation: Confinement, cwd: str, refuse: list[str], number: int
     """
     if os.geteuid() != 0 or "user" in refuse:
         return
-    if not all(_readable_by_all(path) for path in interpreter()):
+    if not all(_readable_by_all(path) for path in list_interpreter_directories()):
         return
     for uid in (_FIRST_FREE_UID + number % 4_194_304, 65534):
         pid = os.fork()
@@ -302,7 +302,7 @@ def set_limits(limit: "wire.Limit", isolation: Confinement) -> None:
                 raise
 
 
-def descendants(isolation: Confinement) -> list[int]:
+def list_descendants(isolation: Confinement) -> list[int]:
     """All processes below this one; in a process table of its own, all others."""
     pids = _pids()
     if isolation.own_proc:
@@ -332,9 +332,9 @@ def _resident_mb(pid: int, exactly: bool) -> float:
         return _resident_mb(pid, exactly=False) if exactly else 0.0
 
 
-def goes_over(limit: "wire.Limit", isolation: Confinement) -> "wire.Stop":
+def find_excess(limit: "wire.Limit", isolation: Confinement) -> "wire.Stop":
     """Say why a job must be stopped for what its processes use together, or ""."""
-    pids = descendants(isolation)
+    pids = list_descendants(isolation)
     # RLIMIT_NPROC doesn't hold root back, whatever root is called in here.
     if isolation.uid is None and isolation.own_proc and len(pids) > limit.processes:
         return "killed"

@@ -1,8 +1,8 @@
 """The process that a sandbox is, seen from its caller; `sandbox` says what it protects from.
 
-Setting         how a sandbox is to be
-Child           one child interpreter (`sandbox_child`), from start to end, and what it says
-check           refuse to go on where untrusted code can't be kept in
+Setting       how a sandbox is to be
+Child         one child interpreter (`sandbox_child`), from start to end, and what it says
+check_layers  refuse to go on where untrusted code can't be kept in
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class Setting:
     refuse: Collection[str]
 
 
-def why_not(about: wire.About) -> str:
+def describe_lacking(about: wire.About) -> str:
     """Name what is missing to keep untrusted code in, or return ""."""
     if not about.lacking:
         return ""
@@ -48,13 +48,13 @@ def why_not(about: wire.About) -> str:
     return f"this system does not give the sandbox {', '.join(about.lacking)}{reason}"
 
 
-def check(about: wire.About, setting: Setting) -> None:
+def check_layers(about: wire.About, setting: Setting) -> None:
     """Refuse what the child of these layers would not run either.
 
     Raises:
         SandboxError: something is missing, and the setting or the system allow no less.
     """
-    missing = why_not(about)
+    missing = describe_lacking(about)
     if not missing:
         return
     if not about.separate:

@@ -120,12 +120,12 @@ class Words:
 
     @property
     def all_materials(self) -> str:
-        """What verifier and provers read: `materials`, or a phrase of nip's."""
+        """Name the texts of a problem: `materials`, or a phrase of nip's."""
         return self.materials or f"the problem and the {self.thing}"
 
     @property
     def shortly_correct(self) -> str:
-        """What a right solution is, in a few words where there are such."""
+        """Say what a right solution is, in few words where there are such."""
         return self.correct_in_short or self.correct
 
     def placeholders(self) -> dict[str, str]:

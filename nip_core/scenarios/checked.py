@@ -1,11 +1,11 @@
 """A scenario's functions as nip calls them: what is wrong with one is an error that names it.
 
-called     what a function returns, if it returns at all
-text_of    a text that a function returns
-drawn      the columns that are drawn for an episode
-seen       the columns that an agent of a role is shown
-sentences  what stands for placeholders of templates
-written    the solution in a prover's message; label_of: its label
+call_scenario       what a function returns, if it returns at all
+call_for_text       a text that a function returns
+draw_columns        the columns that are drawn for an episode
+list_seen_columns   the columns that an agent of a role is shown
+read_own_sentences  what stands for placeholders of templates
+find_solution       the solution in a prover's message; label_of: its label
 
 Classes of scenarios are anybody's, so their functions may raise anything and return anything.
 """
@@ -20,7 +20,7 @@ from nip_core.importing import find_line
 from nip_core.scenarios.base import Column, Label, NoLabel, Role, Scenario
 
 
-def called(
+def call_scenario(
     scenario: Scenario,
     function: str,
     *arguments: Any,
@@ -37,10 +37,10 @@ def called(
     except NipError:
         raise
     except Exception as error:  # whatever a user's class raises
-        raise raised(scenario, function, error, place, kind) from error
+        raise describe_raised(scenario, function, error, place, kind) from error
 
 
-def raised(
+def describe_raised(
     scenario: Scenario,
     function: str,
     error: Exception,
@@ -58,9 +58,9 @@ def raised(
     )
 
 
-def text_of(scenario: Scenario, function: str, *arguments: Any) -> str:
+def call_for_text(scenario: Scenario, function: str, *arguments: Any) -> str:
     """Call a function of the scenario for a text. Raises SettingsError."""
-    return _text(scenario, function, called(scenario, function, *arguments))
+    return _text(scenario, function, call_scenario(scenario, function, *arguments))
 
 
 def _text(scenario: Scenario, function: str, text: Any, what: str = "") -> str:
@@ -73,7 +73,7 @@ def _text(scenario: Scenario, function: str, text: Any, what: str = "") -> str:
     return text
 
 
-def drawn(scenario: Scenario, texts: Mapping[str, str], seed: int) -> Mapping[str, str]:
+def draw_columns(scenario: Scenario, texts: Mapping[str, str], seed: int) -> Mapping[str, str]:
     """Draw the scenario's drawn columns for an episode of this seed, but those in `texts`.
 
     Raises SettingsError.
@@ -81,7 +81,7 @@ def drawn(scenario: Scenario, texts: Mapping[str, str], seed: int) -> Mapping[st
     due = {c.name for c in scenario.columns if c.drawn and c.name not in texts}
     if not due:
         return {}
-    made = called(scenario, "draw", texts, seed)
+    made = call_scenario(scenario, "draw", texts, seed)
     is_whole = isinstance(made, Mapping) and made.keys() == due
     if not is_whole or not all(isinstance(text, str) for text in made.values()):
         raise SettingsError(
@@ -91,9 +91,9 @@ def drawn(scenario: Scenario, texts: Mapping[str, str], seed: int) -> Mapping[st
     return {name: _text(scenario, "draw", text, f" for {name}") for name, text in made.items()}
 
 
-def seen(scenario: Scenario, role: Role) -> tuple[Column, ...]:
+def list_seen_columns(scenario: Scenario, role: Role) -> tuple[Column, ...]:
     """Ask the scenario for the columns of a role. Raises SettingsError."""
-    made = called(scenario, "seen", role)
+    made = call_scenario(scenario, "seen", role)
     if not isinstance(made, tuple | list) or not all(isinstance(c, Column) for c in made):
         raise SettingsError(
             f"scenario {scenario.name}: seen must return a tuple of its columns (got {made!r:.80})"
@@ -101,9 +101,9 @@ def seen(scenario: Scenario, role: Role) -> tuple[Column, ...]:
     return tuple(made)
 
 
-def sentences(scenario: Scenario, role: Role, stance: int | None) -> Mapping[str, str]:
+def read_own_sentences(scenario: Scenario, role: Role, stance: int | None) -> Mapping[str, str]:
     """Return the scenario's sentences in the place of nip's. Raises SettingsError."""
-    made = called(scenario, "sentences", role, stance)
+    made = call_scenario(scenario, "sentences", role, stance)
     if not isinstance(made, Mapping):
         raise SettingsError(
             f"scenario {scenario.name}: sentences must return texts by placeholder (got "
@@ -112,7 +112,7 @@ def sentences(scenario: Scenario, role: Role, stance: int | None) -> Mapping[str
     return {name: _text(scenario, "sentences", text, f" for {name}") for name, text in made.items()}
 
 
-def written(scenario: Scenario, message: str, texts: Mapping[str, str]) -> str:
+def find_solution(scenario: Scenario, message: str, texts: Mapping[str, str]) -> str:
     """Return the solution in a prover's message.
 
     Raises ValueError with the reason if there is none, and SettingsError for all else.
@@ -122,11 +122,11 @@ def written(scenario: Scenario, message: str, texts: Mapping[str, str]) -> str:
     except ValueError:
         raise
     except Exception as error:  # whatever a user's class raises
-        raise raised(scenario, "written", error) from error
+        raise describe_raised(scenario, "written", error) from error
     return _text(scenario, "written", text)
 
 
-async def label_of(scenario: Scenario, texts: Mapping[str, str]) -> Label:
+async def label_solution(scenario: Scenario, texts: Mapping[str, str]) -> Label:
     """Label the solution among the texts; a prover wrote it in play.
 
     Raises NoLabel if there is none, and SettingsError for what is no label.
@@ -136,7 +136,7 @@ async def label_of(scenario: Scenario, texts: Mapping[str, str]) -> Label:
     except (NipError, NoLabel):
         raise
     except Exception as error:  # whatever a user's class raises
-        raise raised(scenario, "label_written", error) from error
+        raise describe_raised(scenario, "label_written", error) from error
     if not isinstance(label, Label) or label.y not in (0, 1):
         raise SettingsError(
             f"scenario {scenario.name}: label_written must return a Label with y = 1 or 0 (got "

@@ -1,9 +1,9 @@
 """Reads the rows of a dataset from where it lies, before anybody asks what they mean.
 
-    Table          rows of one split, with the name to call it by in errors
-    read_file      the rows of one file
-    read_tables    the splits of a file, a directory, a saved or a Hugging Face dataset
-    find_path      what lies at a place, if it can be read as one of these
+    Table            rows of one split, with the name to call it by in errors
+    read_table_file  the rows of one file
+    read_tables      the splits of a file, a directory, a saved or a Hugging Face dataset
+    find_path        what lies at a place, if it can be read as one of these
 
 Knows files and columns, not problems; `datasets` makes problems of rows.
 """
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from nip_core.distribution import how_to_install
 from nip_core.errors import DatasetError
 from nip_core.nearest import did_you_mean, nearest_first
-from nip_core.proxies import let_find
+from nip_core.proxies import prepare_proxies
 from nip_core.redaction import check_address
 from nip_core.scenarios.rows import SPLITS
 from nip_lm_server.client import parse_json, read_text
@@ -63,7 +63,7 @@ def read_tables(dataset: str, names: Sequence[str] = ()) -> Mapping[str, Table]:
     """
     path = find_path(os.path.expanduser(dataset), f"dataset {dataset!r:.200}")
     if path is not None:
-        return _read_directory(path) if path.is_dir() else {"": read_file(path)}
+        return _read_directory(path) if path.is_dir() else {"": read_table_file(path)}
     if (
         dataset.endswith((*SUFFIXES, *_SPLIT_ENDINGS))
         or dataset.startswith(("/", ".", "~"))
@@ -107,7 +107,7 @@ def _suffix(path: Path) -> str:
     return next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), "")
 
 
-def read_file(path: Path) -> Table:
+def read_table_file(path: Path) -> Table:
     suffix = _suffix(path)
     if not suffix and path.suffix not in _SPLIT_ENDINGS:
         raise DatasetError(f"{path}: expected a name that ends in one of {', '.join(SUFFIXES)}")
@@ -184,7 +184,7 @@ def _read_directory(directory: Path) -> Mapping[str, Table]:
         if not files:
             files = sorted(path for path in shards if path.is_file())
         if files:
-            tables[split] = _joined([read_file(path) for path in files], str(directory))
+            tables[split] = _joined([read_table_file(path) for path in files], str(directory))
     if not tables:
         raise DatasetError(
             f"{directory}: holds no dataset; expected train, validation and test with one of the "
@@ -243,7 +243,7 @@ def _read_hub(name: str, names: Sequence[str] = ()) -> Mapping[str, Table]:
         ) from error
     check_address("environment variable HF_ENDPOINT", datasets.config.HF_ENDPOINT)
     try:
-        let_find(datasets.config.HF_ENDPOINT)
+        prepare_proxies(datasets.config.HF_ENDPOINT)
         splits = datasets.load_dataset(name)
     except Exception as error:  # whatever the hub, the network or a parser raises
         raise DatasetError(

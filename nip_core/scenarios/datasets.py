@@ -25,9 +25,9 @@ from typing import Any
 from nip_core.errors import DatasetError
 from nip_core.hashing import derive_key, derive_seed, half_pair
 from nip_core.scenarios.base import NO_LABEL, Problem, Row, Scenario
-from nip_core.scenarios.checked import called, raised
+from nip_core.scenarios.checked import call_scenario, describe_raised
 from nip_core.scenarios.dataset_files import Table, read_tables
-from nip_core.scenarios.prompt_phrases import listed
+from nip_core.scenarios.prompt_phrases import join_words
 from nip_core.scenarios.rows import SPLITS
 
 _MOST_ROWS = 1_000_000
@@ -77,7 +77,7 @@ def load_problems(
     selected = _reduced([p for p, _ in problems], max_size, shuffle_seed, balanced)
     if not selected and not may_be_empty:
         place = f"dataset {dataset!r}, split {split!r}"
-        filters = called(scenario, "filters", place=place, kind=DatasetError)
+        filters = call_scenario(scenario, "filters", place=place, kind=DatasetError)
         raise DatasetError(_why_empty(place, [p for p, _ in problems], filters))
     return selected
 
@@ -177,7 +177,7 @@ def _all_elsewhere(
     name: str, split: str, rows_by_split: Counter[str], or_else: str
 ) -> DatasetError:
     """Say where a hash put a file's rows, if none is in this one."""
-    there = listed(
+    there = join_words(
         [f"{number} in {other}" for other, number in sorted(rows_by_split.items()) if number]
     )
     return DatasetError(
@@ -194,7 +194,7 @@ def _generated(scenario: Scenario, dataset: str, split: str) -> Iterator[tuple[R
 
 def _made(scenario: Scenario, function: str, *arguments: Any, place: str) -> list[Row]:
     """Call a function of the scenario for rows. Raises DatasetError, naming both."""
-    made = called(scenario, function, *arguments, place=place, kind=DatasetError)
+    made = call_scenario(scenario, function, *arguments, place=place, kind=DatasetError)
     rows: list[Row] = []
     if isinstance(made, Iterable):
         try:
@@ -202,7 +202,7 @@ def _made(scenario: Scenario, function: str, *arguments: Any, place: str) -> lis
         except DatasetError:
             raise
         except Exception as error:  # a generator raises when its rows are asked for
-            raise raised(scenario, function, error, place, DatasetError) from error
+            raise describe_raised(scenario, function, error, place, DatasetError) from error
     if len(rows) > _MOST_ROWS:
         raise DatasetError(
             f"{place}: {function} of scenario {scenario.name} yields more than {_MOST_ROWS:,} "
@@ -219,7 +219,7 @@ def _made(scenario: Scenario, function: str, *arguments: Any, place: str) -> lis
 
 
 def _keeps(scenario: Scenario, row: Row, name: str) -> bool:
-    is_kept = called(scenario, "keeps", row, place=name, kind=DatasetError)
+    is_kept = call_scenario(scenario, "keeps", row, place=name, kind=DatasetError)
     if not isinstance(is_kept, bool):
         raise DatasetError(
             f"{name}: keeps of scenario {scenario.name} must return True or False (got "
@@ -229,7 +229,7 @@ def _keeps(scenario: Scenario, row: Row, name: str) -> bool:
 
 
 def _rows(scenario: Scenario, table: Table) -> Iterator[tuple[Row, str]]:
-    if called(scenario, "takes", table.columns, place=table.name, kind=DatasetError):
+    if call_scenario(scenario, "takes", table.columns, place=table.name, kind=DatasetError):
         return zip(table.rows, table.row_names, strict=True)
     if not table.rows:
         raise DatasetError(f"{table.name}: has no rows; put problems in it")
@@ -240,7 +240,7 @@ def _rows(scenario: Scenario, table: Table) -> Iterator[tuple[Row, str]]:
     labels = f", which is 1 for a {right} and 0 for a {wrong} one" if "y" in required else ""
     raise DatasetError(
         f"{table.name}: no column {' and no column '.join(missing)} (it has "
-        f"{', '.join(sorted(table.columns))}); a dataset needs {listed(required)}{labels}"
+        f"{', '.join(sorted(table.columns))}); a dataset needs {join_words(required)}{labels}"
     )
 
 
@@ -252,7 +252,7 @@ def _split_text(scenario: Scenario, row: Row, name: str) -> str:
             f"{name}: has no column {' or '.join(scenario.split_by)}, by which scenario "
             f"{scenario.name} splits rows (split_by); add it, or a column split"
         )
-    return text_of(row, (has or scenario.split_by)[0], name)
+    return require_text(row, (has or scenario.split_by)[0], name)
 
 
 def _split_of(scenario: Scenario, row: Row, name: str) -> str:
@@ -260,7 +260,7 @@ def _split_of(scenario: Scenario, row: Row, name: str) -> str:
     return "train" if place < 70 else "validation" if place < 80 else "test"
 
 
-def text_of(row: Row, column: str, name: str) -> str:
+def require_text(row: Row, column: str, name: str) -> str:
     """Return a text of a row. Raises DatasetError, naming the row `name`, if there is none."""
     value = row.get(column)
     if not isinstance(value, str) or not value.strip():
@@ -280,7 +280,7 @@ def _optional(row: Row, column: str, name: str) -> str | None:
 
 
 def _problem(scenario: Scenario, row: Row, name: str) -> Problem:
-    texts = {c.name: text_of(row, c.name, name) for c in scenario.columns if not c.drawn}
+    texts = {c.name: require_text(row, c.name, name) for c in scenario.columns if not c.drawn}
     question, solution = texts.pop("question"), texts.pop("solution", "")
     about = [texts[column] for column in scenario.split_by if column in texts]
     return Problem(
@@ -299,7 +299,7 @@ def _label(scenario: Scenario, row: Row, name: str) -> int:
     """Return the row's label, or the checker's; the two must agree."""
     y = row.get("y")
     wrong, right = scenario.words.labels
-    has_checker = called(scenario, "has_checker", place=name, kind=DatasetError)
+    has_checker = call_scenario(scenario, "has_checker", place=name, kind=DatasetError)
     is_label = isinstance(y, bool | int | float) and y in (0, 1)
     if not is_label and not (y is None and has_checker):
         raise DatasetError(f"{name}: y must be 1 ({right}) or 0 ({wrong}) (got {y!r:.80})")
@@ -309,7 +309,7 @@ def _label(scenario: Scenario, row: Row, name: str) -> int:
         label = scenario.label(row)
     except Exception as error:  # whatever a user's checker raises
         advice = "mend it, or leave the row out"
-        raise raised(scenario, "the checker", error, name, DatasetError, advice) from error
+        raise describe_raised(scenario, "the checker", error, name, DatasetError, advice) from error
     if not isinstance(label, int) or label not in (0, 1):
         raise DatasetError(
             f"{name}: the checker of scenario {scenario.name} must return 1 ({right}) or 0 "

@@ -114,7 +114,7 @@ class Graphs(Scenario):
             # 2. Under other names, by which no two pairs are equal.
             question = ""
             while not question or question in seen:
-                question = question_text(*(renamed(edges, draw) for edges in pair))
+                question = write_question(*(rename_nodes(edges, draw) for edges in pair))
             seen.add(question)
             yield {
                 "question": question,
@@ -135,7 +135,7 @@ class Graphs(Scenario):
         graphs = read_graphs(problem["question"])
         random = Random(derive_seed("coins of graphs", seed))
         coins = [random.randrange(2) for _ in range(self.settings.challenges)]
-        challenges = [edges_text(renamed(graphs[coin], random)) for coin in coins]
+        challenges = [write_edges(rename_nodes(graphs[coin], random)) for coin in coins]
         return {
             "coin": "Each challenge that experts see is A or B with its nodes renamed; only you "
             "know which, so keep it to yourself. Whoever can tell A and B apart names them all. If "
@@ -157,20 +157,20 @@ class Graphs(Scenario):
 # Texts.
 
 
-def question_text(first: Edges, second: Edges) -> str:
+def write_question(first: Edges, second: Edges) -> str:
     """Two graphs, each in a line."""
     nodes = 1 + max(max(edge) for edge in (*first, *second))
-    lines = [f"{n}: {edges_text(e)}" for n, e in zip(NAMES, (first, second), strict=True)]
+    lines = [f"{n}: {write_edges(e)}" for n, e in zip(NAMES, (first, second), strict=True)]
     return "\n".join([f"Both have the nodes 0 to {nodes - 1}, and these edges.", *lines])
 
 
-def edges_text(edges: Iterable[Edge]) -> str:
+def write_edges(edges: Iterable[Edge]) -> str:
     """The edges of a graph: `0-1, 0-4`."""
     return ", ".join(f"{a}-{b}" for a, b in edges)
 
 
 def read_edges(text: str) -> Edges:
-    """The edges in the words of `edges_text`."""
+    """The edges in the words of `write_edges`."""
     pairs = (edge.split("-") for edge in text.split(", "))
     return tuple((int(a), int(b)) for a, b in pairs)
 
@@ -193,7 +193,7 @@ def _numbered(lines: Iterable[str]) -> str:
 # Graphs.
 
 
-def renamed(edges: Edges, random: Random) -> Edges:
+def rename_nodes(edges: Edges, random: Random) -> Edges:
     """The graph with its nodes renamed at random, its edges sorted."""
     nodes = sorted({node for edge in edges for node in edge})
     names = dict(zip(nodes, random.sample(nodes, len(nodes)), strict=True))

@@ -307,7 +307,7 @@ def zero_knowledge_rewards(settings: SecrecySettings, words: Words) -> dict[str,
     }
 
 
-def listed(items: Sequence[str]) -> str:
+def join_words(items: Sequence[str]) -> str:
     """`a, b and c`."""
     *first, last = items
     return f"{', '.join(first)} and {last}" if first else last

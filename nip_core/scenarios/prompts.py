@@ -27,7 +27,7 @@ from nip_core.protocols.settings import GameSettings
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
 from nip_core.scenarios import prompt_phrases as phrases
 from nip_core.scenarios.base import PROVER, VERIFIER, Role, Scenario
-from nip_core.scenarios.checked import seen, sentences, text_of
+from nip_core.scenarios.checked import call_for_text, list_seen_columns, read_own_sentences
 from nip_lm_server.client import ReadError, read_text
 
 PLACEHOLDERS = (
@@ -150,12 +150,12 @@ class SystemPrompts:
         """
         values = self._values(agent, self._argued(stance), seed)
         role = self._role(agent)
-        values = {**values, **sentences(self._scenario, role, stance)}
+        values = {**values, **read_own_sentences(self._scenario, role, stance)}
         show = partial(self._shown, role)
         return FilledPrompt(self._templates[agent], values, show)
 
     def _shown(self, role: Role, texts: Mapping[str, str]) -> str:
-        return text_of(self._scenario, "show", texts, role)
+        return call_for_text(self._scenario, "show", texts, role)
 
     def _argued(self, stance: int | None) -> int | None:
         """Return the drawn verdict of the provers; the author of a solution argues for its own."""
@@ -178,7 +178,7 @@ class SystemPrompts:
 
     def _tell_prover(self, agent: str, round_: int, seed: int, stance: int | None) -> str:
         words = self._word_limit(agent)
-        aim = sentences(self._scenario, PROVER, stance).get("reminder")
+        aim = read_own_sentences(self._scenario, PROVER, stance).get("reminder")
         if aim is None:
             aim = phrases.reminder(self._base, self._words, agent, self._argued(stance))
         if self._version == "short":
@@ -186,7 +186,7 @@ class SystemPrompts:
         first = "Reason first, then write" if self._version == "v2" else "Write"
         headers = self._headers(agent, round_, seed)
         if headers:
-            named = phrases.listed([f'"{header}"' for header in headers.values()])
+            named = phrases.join_words([f'"{header}"' for header in headers.values()])
             form = f" each, in parts that begin with {named} while both verifiers talk with you"
         else:
             form = ' in the form "Answer: <your answer>"' if self._version == "v2" else ""
@@ -204,7 +204,7 @@ class SystemPrompts:
         if version == "short":
             return f"{'Ask or decide' if protocol.counts(round_) else 'Ask'}. {times}"
         form = phrases.message_form(self._headers(agent, round_, seed), "question")
-        lines = phrases.listed([f'"{line}"' for line in form.splitlines()])
+        lines = phrases.join_words([f'"{line}"' for line in form.splitlines()])
         each = " each" if "\n" in form else ""
         ask = f"ask in the form {lines}, in at most {words}{each}"
         choice = f"{ask}. A decision does not count yet."
@@ -277,7 +277,7 @@ class SystemPrompts:
         return ""
 
     def _scenario_addition(self, agent: str) -> str:
-        addition = text_of(self._scenario, "addition", self._role(agent), self._base)
+        addition = call_for_text(self._scenario, "addition", self._role(agent), self._base)
         addition = addition.replace("$", "$$")
         gap = "\n" if self._version == "short" else "\n\n"
         return addition and gap + addition
@@ -374,7 +374,7 @@ class SystemPrompts:
         # 2. Its placeholders: no unknown ones, no column that the agent must not see.
         named = set(template.get_identifiers())
         columns = [column.name for column in self._scenario.columns]
-        visible = [column.name for column in seen(self._scenario, self._role(agent))]
+        visible = [column.name for column in list_seen_columns(self._scenario, self._role(agent))]
         known = (*columns, *PLACEHOLDERS, *self._words.placeholders())
         unknown = sorted(named - {*known})
         if unknown:

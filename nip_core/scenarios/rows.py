@@ -1,10 +1,10 @@
 """The rows of a dataset, and the Parquet files that they become, byte for byte.
 
-Row           a question, a solution, its label, and where both came from
-SCHEMA        the columns
-split_of      the split of a problem by its name alone
-splits_of     the splits of several, none of them empty
-write_split   one split as a file; write_table: rows of other columns
+Row            a question, a solution, its label, and where both came from
+SCHEMA         the columns
+choose_split   the split of a problem by its name alone
+choose_splits  the splits of several, none of them empty
+write_split    one split as a file; write_table: rows of other columns
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,18 +49,18 @@ def _place(name: str) -> int:
     return derive_seed("problems: split", name) % 100
 
 
-def split_of(name: str) -> str:
+def choose_split(name: str) -> str:
     """Return a split by the name alone: of 100 problems about 70 train, 10 validation, 20 test."""
     place = _place(name)
     return "train" if place < 70 else "validation" if place < 80 else "test"
 
 
-def splits_of(named: Mapping[str, str | None]) -> dict[str, str]:
-    """Choose the split of each problem by name: its source's, else the one `split_of` gives.
+def choose_splits(named: Mapping[str, str | None]) -> dict[str, str]:
+    """Choose the split of each problem by name: its source's, else the one `choose_split` gives.
 
     A split that would stay empty takes the problem nearest to it from the largest split.
     """
-    chosen = {name: split or split_of(name) for name, split in named.items()}
+    chosen = {name: split or choose_split(name) for name, split in named.items()}
     for split, middle in (("test", 90), ("validation", 75), ("train", 35)):
         if split in chosen.values():
             continue
@@ -73,7 +73,7 @@ def splits_of(named: Mapping[str, str | None]) -> dict[str, str]:
     return chosen
 
 
-def table_of(rows: Sequence[Row], split: str | None = None) -> pa.Table:
+def make_table(rows: Sequence[Row], split: str | None = None) -> pa.Table:
     """Return the rows as an Arrow table with SCHEMA; with a column `split` if one is given."""
     if split is None:
         return pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
@@ -83,7 +83,7 @@ def table_of(rows: Sequence[Row], split: str | None = None) -> pa.Table:
 
 def write_split(rows: Sequence[Row], path: Path, split: str | None = None) -> None:
     """Write one split as a Parquet file: no times in it, every option given."""
-    write_table(table_of(rows, split), path)
+    write_table(make_table(rows, split), path)
 
 
 def write_table(table: pa.Table, path: Path) -> None:

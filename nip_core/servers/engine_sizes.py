@@ -14,7 +14,7 @@ from typing import Any
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import is_deterministic, uses_own_server
-from nip_core.parameters.opponents import opponents_of
+from nip_core.parameters.opponents import list_opponents
 from nip_core.parameters.providers import base_name
 from nip_lm_server.client import DEFAULT_LORA_RANK, LARGEST_LORA_RANK, served_lora_rank
 
@@ -23,7 +23,7 @@ MOST_LORAS = 8
 
 
 def vllm_sizes(parameters: HyperParameters, base: str) -> dict[str, Any]:
-    """Options of the vLLM engine of a base model that `lm_server.options` leaves open."""
+    """Choose the options of a base model's vLLM engine left open by `lm_server.options`."""
     chosen = parameters.lm_server.options
     groups = _groups_over(parameters, base)
     sizes: dict[str, Any] = {}
@@ -37,7 +37,7 @@ def vllm_sizes(parameters: HyperParameters, base: str) -> dict[str, Any]:
     #    iterations.
     adapters = len([rank for rank in ranks if rank])
     names = {name for group in groups for name in parameters.groups[group]}
-    league = [name for name in opponents_of(parameters) if name in names]
+    league = [name for name in list_opponents(parameters) if name in names]
     earlier = parameters.opponents.last or parameters.rl.num_iterations
     sizes["max_loras"] = max(1, min(adapters + earlier * len(league), MOST_LORAS))
     if isinstance(in_memory := chosen.get("max_cpu_loras"), int):
@@ -80,7 +80,7 @@ def check_ranks(parameters: HyperParameters) -> None:
 
 
 def _groups_over(parameters: HyperParameters, base: str) -> Sequence[str]:
-    """The groups that play with a base model of the run's own server."""
+    """List the groups with a base model of the run's own server."""
     return [
         group
         for group in parameters.groups
@@ -90,7 +90,7 @@ def _groups_over(parameters: HyperParameters, base: str) -> Sequence[str]:
 
 
 def _final_rank(parameters: HyperParameters, group: str) -> int:
-    """The highest rank that the group's adapter comes to have; 0: it has none."""
+    """Return the highest rank of the group's adapter over the whole run; 0: it has none."""
     agent = parameters.group_parameters(group)
     trainings = sum(
         bool(parameters.training_agents(group, iteration))

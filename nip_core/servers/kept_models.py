@@ -45,7 +45,7 @@ def is_kept(run: RunStore, name: str) -> bool:
 
 
 def keep_models(run: RunStore, state_dir: Path, names: Iterable[str], lease: Lease) -> None:
-    """Copy those of the models that are fine-tuned and in `state_dir` into the run.
+    """Copy the fine-tuned ones of the models from `state_dir` into the run.
 
     Base models of the server's own making come with their adapters. Raises StoreError.
     """
@@ -140,7 +140,7 @@ def bring_models(run: RunStore, state_dir: Path, digests: Mapping[str, str | Non
 
 
 def fetch(run: RunStore, name: str, folder: Path) -> None:
-    """Download a kept model, and the base models that it stands on, to ``folder/models``."""
+    """Download a kept model, with the base models under it, to ``folder/models``."""
     manifest = _manifest(run, name)
     if manifest is None:
         return
@@ -156,7 +156,7 @@ def fetch(run: RunStore, name: str, folder: Path) -> None:
 def _reopen_lost_job(
     run: RunStore, iteration: int, group: str, state_dir: Path, lease: Lease
 ) -> None:
-    """Back to the intent with the group's job, if it was made on a machine that is lost."""
+    """Set the group's job back to the intent, if its machine is lost."""
     path = run.job(iteration, group)
     document = JobDocument(run.store, path, lease=lease, clock=Clock())
     record = document.load()

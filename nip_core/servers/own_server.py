@@ -87,7 +87,7 @@ def _engine(parameters: HyperParameters, agent: PureTextAgentParameters) -> Engi
 
 
 def _bases_at_once(parameters: HyperParameters, base: str) -> int:
-    """Count the base models that have to answer beside each other, if every weight is trained."""
+    """Count the base models needed beside each other, if every weight is trained."""
     groups = [parameters.group_parameters(group) for group in parameters.groups]
     playing = [agent for agent in groups if base_name(parameters, agent) == base]
     trained = [agent for agent in playing if not agent.use_lora and not agent.freeze_agent]

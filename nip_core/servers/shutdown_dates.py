@@ -13,7 +13,7 @@ import aiohttp
 
 from nip_core.concurrency import gather_or_cancel
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.shutdowns import is_at_openai, shutdown_warnings
+from nip_core.parameters.shutdowns import is_at_openai, list_shutdown_warnings
 from nip_core.proxies import proxy_for
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.servers.endpoints import Endpoints
@@ -29,14 +29,14 @@ async def warn_of_shutdowns(
 ) -> None:
     """Log when the models of the run end, by their provider's word or else by the table."""
     told = await announced(parameters, endpoints)
-    for line in shutdown_warnings(parameters, today, told):
+    for line in list_shutdown_warnings(parameters, today, told):
         _log.warning("run %r: %s", parameters.run_name, line)
 
 
 async def announced(
     parameters: HyperParameters, endpoints: Mapping[str, Endpoints]
 ) -> dict[str, date]:
-    """By model, the day that OpenAI gives as its ``shutdown_date``; one request for each model.
+    """Ask OpenAI by model for its ``shutdown_date``; one request for each model.
 
     A model of which nothing is said, or not in time, is left out: it is no reason to stop.
     """

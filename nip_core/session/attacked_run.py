@@ -10,8 +10,8 @@ from nip_core.errors import SettingsError, StoreError
 from nip_core.evaluation.attack_figures import OwnTest
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.checks import attackers
-from nip_core.parameters.stored import from_stored
+from nip_core.parameters.checks import find_attackers
+from nip_core.parameters.stored import read_settings
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import StoredRollouts
@@ -23,7 +23,7 @@ from nip_core.session.problems_of_run import load_all_problems
 
 
 def own_test(source: RunStore, iteration: int) -> OwnTest:
-    """The test of the models that play `iteration` in the attacked run; why not, without one."""
+    """Read how the models of `iteration` were tested in the attacked run; or say why not."""
     place = source.rollouts(iteration, TEST)
     try:
         source.open()
@@ -44,7 +44,7 @@ def is_told(parameters: HyperParameters, source: RunStore, problem: Problem) -> 
     run can't be read.
     """
     try:
-        attacked = from_stored(source.open().parameters)
+        attacked = read_settings(source.open().parameters)
         games = [Game(parameters), Game(attacked)]
     except (StoreError, SettingsError, ValueError):
         return None
@@ -55,7 +55,7 @@ def is_told(parameters: HyperParameters, source: RunStore, problem: Problem) -> 
     situation, rounds = make_situation(problem, None, 0), range(protocol.max_message_rounds)
     return any(
         games[0].told(agent, situation, (), round_) != games[1].told(agent, situation, (), round_)
-        for agent in attackers(parameters)
+        for agent in find_attackers(parameters)
         for round_ in rounds
     )
 

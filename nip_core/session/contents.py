@@ -34,7 +34,7 @@ def contents_of(
     endpoints: Mapping[str, Endpoints],
     origin: Origin,
 ) -> dict[str, Any]:
-    """Digests of everything outside the settings that decides the data.
+    """Digest everything outside the settings with a say in the data.
 
     Problems, and templates and protocols that are not nip's own, whole; a replies file whole; of a
     model directory names, sizes and the first megabyte of each file, so that large weights are not
@@ -72,7 +72,7 @@ def contents_of(
 
 
 def places_of(game: Game) -> dict[str, str]:
-    """By key of `contents_of`, the files and classes of a user's that have a digest there."""
+    """Name by key of `contents_of` a user's files and classes with a digest there."""
     parameters = game.parameters
     places = {
         f"templates.{agent}": f"the prompt template {path}, with what is added to it,"
@@ -99,7 +99,7 @@ def _text_of(replies: Path) -> str:
 
 
 def template_digests(game: Game) -> dict[str, str]:
-    """By agent, of the prompt templates that are not nip's own."""
+    """Digest by agent the prompt templates from outside of nip."""
     protocol = find_protocol(game.parameters.interaction_protocol)
     digests = {}
     for name, agent in game.parameters.model_agents.items():

@@ -21,7 +21,7 @@ def check_room(
     estimate: Estimate,
     environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """Raise StoreError for a disk that is too small for what the run writes there.
+    """Raise StoreError for a disk too small for the run's files there.
 
     What lies on one disk is added up. A bucket has no limit that could be asked for.
     """
@@ -43,5 +43,5 @@ def check_room(
 
 
 def _device(path: Path) -> int:
-    """The disk of a path that need not exist yet."""
+    """Return the disk of a path; the path need not exist yet."""
     return next(place.stat().st_dev for place in (path, *path.parents) if place.exists())

@@ -110,7 +110,7 @@ async def open_session(
 async def _own_server(
     prepared: Prepared, lease: Lease, environment: Mapping[str, str], progress: Progress
 ) -> OwnServer | None:
-    """The run's own server with the models that it needs, not started; None if none is used."""
+    """Prepare the run's own server with the models it needs, not started; None if none is used."""
     parameters, run, origin = prepared.parameters, prepared.run, prepared.origin
     spec = server_spec(parameters)
     if spec is None:

@@ -18,7 +18,7 @@ from nip_core.errors import SettingsError
 from nip_core.game.render import Game
 from nip_core.hashing import canonical_json
 from nip_core.parameters import HyperParameters, load_parameters
-from nip_core.parameters.load import merged_settings
+from nip_core.parameters.load import merge_settings
 from nip_core.rollouts.plan import SPLITS, EpisodeSpec, plan_episodes
 from nip_core.scenarios import find_scenario
 from nip_core.session.prepare import check_functions, check_system
@@ -48,7 +48,7 @@ def game_parameters(
     model = {"model_provider": "SelfHosted", "model_name": name}
     values: dict[str, Any] = {"run_name": name, "agents": {"_default": model}}
     if config is not None:
-        values = merged_settings(config)
+        values = merge_settings(config)
     named = {"interaction_protocol": protocol, "scenario": scenario, "dataset": dataset}
     values |= {name: value for name, value in {**named, "seed": seed}.items() if value is not None}
     if "dataset" not in values:
@@ -72,7 +72,7 @@ def _first_dataset(scenario: str) -> str:
 
 
 def _with_chat_format(agents: Any) -> Any:
-    """The agents with a chat format that needs no names, unless their default has one."""
+    """Give the agents a chat format without names, unless their default has one."""
     if agents is not None and not isinstance(agents, Mapping):
         return agents  # which is refused with the other settings
     default = (agents or {}).get("_default")
@@ -127,7 +127,7 @@ def _plan(settings: str, split: str) -> Plan:
 
 
 def problem_text(game: Game | None, texts: Mapping[str, str]) -> str:
-    """All texts of a problem that an agent may see, under the scenario's headings."""
+    """Join all visible texts of a problem under the scenario's headings."""
     if game is None:
         return "\n\n".join(f"## {name.capitalize()}\n\n{text}" for name, text in texts.items())
     parts = []

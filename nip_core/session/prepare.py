@@ -24,7 +24,7 @@ from nip_core.run_store.lease import acquire
 from nip_core.run_store.run import Identity, RunRecord, RunStore
 from nip_core.run_store.store import MissingFileError, is_missing, list_files, open_store
 from nip_core.scenarios import Problem, Scenario, find_scenario
-from nip_core.scenarios.checked import drawn, raised, text_of, written
+from nip_core.scenarios.checked import call_for_text, describe_raised, draw_columns, find_solution
 from nip_core.servers.endpoints import Endpoints, remote_endpoints
 from nip_core.servers.kept_models import ADAPTERS
 from nip_core.servers.own_server import check_server
@@ -66,7 +66,7 @@ def prepare(
     *,
     forked_from: RunStore | None = None,
 ) -> Prepared:
-    """Check everything that takes no server: prompts, store, problems, keys, disk space, model.
+    """Check everything without a server: prompts, store, problems, keys, disk space, model.
 
     A run that is on record takes over from other runs what it did when it was created, and one
     that is `forked_from` another what that one did. Raises SettingsError, DatasetError, StoreError
@@ -108,7 +108,7 @@ def check_system(game: Game) -> None:
     except ValueError as error:
         raise SettingsError(f"scenario {game.parameters.scenario}: {error}") from None
     except Exception as error:  # whatever a user's class raises
-        raise raised(game.scenario, "check_system", error) from error
+        raise describe_raised(game.scenario, "check_system", error) from error
 
 
 def check_functions(game: Game, problems: Mapping[str, list[Problem]]) -> None:
@@ -125,14 +125,14 @@ def check_functions(game: Game, problems: Mapping[str, list[Problem]]) -> None:
                     game.told(agent, make_situation(problem, stance, 0))
                 texts = {**problem.texts, **_drawn_twice(scenario, problem)}
                 for function in ("as_read", "remark"):
-                    text_of(scenario, function, _MESSAGE, texts)
+                    call_for_text(scenario, function, _MESSAGE, texts)
                 if scenario.labels_in_play:
                     _try_written(scenario, problem)
 
 
 def _drawn_twice(scenario: Scenario, problem: Problem) -> Mapping[str, str]:
     """Return what is drawn for an episode. Raises SettingsError if it is not the same twice."""
-    first, second = (drawn(scenario, problem.texts, 0) for _ in range(2))
+    first, second = (draw_columns(scenario, problem.texts, 0) for _ in range(2))
     if first != second:
         name = next(name for name in first if first[name] != second[name])
         raise SettingsError(
@@ -144,7 +144,7 @@ def _drawn_twice(scenario: Scenario, problem: Problem) -> Mapping[str, str]:
 
 def _try_written(scenario: Scenario, problem: Problem) -> None:
     try:
-        written(scenario, _MESSAGE, problem.texts)
+        find_solution(scenario, _MESSAGE, problem.texts)
     except SettingsError:
         raise
     except ValueError:
@@ -152,8 +152,7 @@ def _try_written(scenario: Scenario, problem: Problem) -> None:
 
 
 def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate, Origin]:
-    """The settings with which a run would be played, what it would take, and which models of
-    elsewhere it begins with; nothing is written."""
+    """Return the settings of a run, its estimate, and the models of elsewhere; write nothing."""
     origin = Origin()
     check_named(parameters)
     check_trackers(parameters.tracking)

@@ -62,7 +62,7 @@ class Session:
 
     @cached_property
     def places(self) -> asyncio.Semaphore:
-        """For the episodes that are played at a time, of whatever shard."""
+        """Limit the episodes at play at a time, over all shards."""
         return make_places(self.parameters)
 
     @cached_property
@@ -71,12 +71,12 @@ class Session:
         return Records(self.run)
 
     def tell(self, kind: str, words: str, **facts: Any) -> None:
-        """Say what has happened, to whoever views the run and in the log that people read."""
+        """Announce an event, to every view of the run and in the log for people."""
         self.progress.tell(kind, words, **facts)
         self.log.info("%s", words)
 
     def at(self, group: str) -> Endpoints:
-        """The addresses at which the group's model is asked, and trained and described."""
+        """Return the addresses of a group, for playing and for training."""
         if (remote := self.endpoints.get(group)) is not None:
             return remote
         assert self.server is not None  # there is one if a group needs it
@@ -90,5 +90,5 @@ class Session:
         return await (work() if self.server is None else self.server.during(work))
 
     def base_model(self, group: str) -> str:
-        """The name under which the group's base model is served."""
+        """Return the name of the group's base model at its server."""
         return base_name(self.parameters, self.parameters.group_parameters(group))

@@ -112,7 +112,7 @@ def chat_to_come(parameters: HyperParameters, place: Place) -> AskedChat:
 def _planned(
     parameters: HyperParameters, specs: Sequence[EpisodeSpec], place: Place
 ) -> EpisodeSpec:
-    """The episode that `place` names. Raises SettingsError."""
+    """Find the episode at `place`. Raises SettingsError for a place without one."""
     last = parameters.rl.num_iterations - (place.split != TEST)
     if not 0 <= place.iteration <= max(last, 0):
         raise SettingsError(
@@ -123,7 +123,7 @@ def _planned(
 
 
 def _number_of(place: Place, names: Sequence[str], what: str) -> int:
-    """The first episode of a problem, or the one of that number."""
+    """Number the first episode of a problem, or take the number given."""
     wished = place.problem
     if wished is None and names:
         return 0
@@ -141,7 +141,7 @@ def _number_of(place: Place, names: Sequence[str], what: str) -> int:
 def _turns_to_come(
     game: Game, spec: EpisodeSpec, place: Place
 ) -> tuple[list[Turn], tuple[str, int]]:
-    """The turns before the one that `place` names, and its agent and round."""
+    """Return the turns before the one at `place`, and its agent and round."""
     protocol = game.protocol
     turns: list[Turn] = []
     moves: list[tuple[str, int]] = []
@@ -175,7 +175,7 @@ def _no_such_turn(game: Game, place: Place, moves: Sequence[tuple[str, int]]) ->
 
 
 def chat_on_record(run: RunStore, place: Place) -> AskedChat:
-    """The chat of a turn that was played. Raises SettingsError for what is not there."""
+    """Render the chat of a turn on record. Raises SettingsError if it is not there."""
     # 1. The game as it was, and what was played.
     game = game_of(run.open())
     if game is None:
@@ -246,7 +246,7 @@ def chat_on_record(run: RunStore, place: Place) -> AskedChat:
 
 
 def _committed(run: RunStore) -> str:
-    """The splits that are committed, in words."""
+    """Name the committed splits, in words."""
     splits = []
     for name in run.store.list(f"{run.root}/iterations"):
         iteration = name.rstrip("/")

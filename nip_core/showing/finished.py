@@ -8,19 +8,21 @@ Both check the files first.
 
 from typing import Any
 
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters.tested_iterations import is_tested
 from nip_core.records.intervals import shown_metrics
 from nip_core.records.iterations import Records
 from nip_core.records.status import first_incomplete
 from nip_core.records.transcript_files import transcripts_path
 from nip_core.rollouts.plan import ATTACK, TEST
+from nip_core.run_store.run import read_document
 from nip_core.session.prepare import Prepared
 from nip_core.showing.summary import summary, write_report
 from nip_core.upkeep.verify import check_run
 
 
 def finished_run(prepared: Prepared) -> dict[str, Any] | None:
-    """The summary of a run that is finished as its settings are now, its report brought up to date.
+    """Return the summary of a run with nothing left to do, and bring its report up to date.
 
     None if anything is left to do. Raises CorruptionError for a file that is damaged or missing.
     """
@@ -51,17 +53,10 @@ def finished_test(prepared: Prepared) -> dict[str, Any] | None:
     if not _is_tested(prepared, newest):
         return None
     check_run(run)
-    return {
-        "run": run.name,
-        "iteration": newest,
-        "test": shown_metrics(
-            run,
-            newest,
-            TEST,
-            run.read_json(run.metrics(newest, TEST)),
-            prepared.parameters.to_dict(),
-        ),
-    }
+    tested = read_document(run, run.metrics(newest, TEST), SplitMetrics)
+    assert tested is not None  # it was there a moment ago
+    shown = shown_metrics(run, newest, TEST, tested, prepared.parameters.to_dict())
+    return {"run": run.name, "iteration": newest, "test": shown.as_json()}
 
 
 def _is_tested(prepared: Prepared, iteration: int) -> bool:

@@ -17,7 +17,7 @@ DAMAGED = "damaged"
 
 
 def list_summaries(store: Store, on_damaged: Callable[[str], None]) -> list[dict[str, Any]]:
-    """A summary of each run, the newest first; of those that can't be read name and status alone.
+    """Summarise each run, the newest first; give a damaged one with name and status alone.
 
     ``accuracy`` and ``accuracy_ci95`` are those of the newest test, which was held by the models
     that play iteration ``tested``; ``usd`` and ``tokens`` what the run has spent, ``usd`` null
@@ -40,7 +40,7 @@ def _summary(run: RunStore) -> dict[str, Any]:
     tested = next(
         (i for i in reversed(records.iterations()) if records.of(i).stored_metrics(TEST)), None
     )
-    test = (records.of(tested).metrics(TEST) if tested is not None else None) or {}
+    test = records.of(tested).metrics(TEST) if tested is not None else None
     # 2. What is spent.
     costs = costs_of(records)
     return {
@@ -49,9 +49,9 @@ def _summary(run: RunStore) -> dict[str, Any]:
         "finished": records.finished(),
         "iterations": shown.last,
         "tested": tested,
-        "accuracy": test.get("accuracy"),
-        "accuracy_ci95": test.get("accuracy_ci95"),
-        "problems": test.get("distinct_problems"),
+        "accuracy": test and test.accuracy,
+        "accuracy_ci95": test and test.accuracy_ci95 and list(test.accuracy_ci95),
+        "problems": test and test.distinct_problems,
         "usd": costs["usd"]["spent"],
         "tokens": costs["tokens"]["spent"],
         "created_at": shown.record.created_at,

@@ -14,24 +14,35 @@ from typing import Any
 
 from nip_core.costs.spent_and_estimated import cost_rows, costs_of, expected_by
 from nip_core.evaluation.attack_figures import attack_shown
+from nip_core.evaluation.attack_metrics import AttackMetrics
 from nip_core.evaluation.attack_words import causes, caution
 from nip_core.evaluation.baseline_verifiers import left_out_words, remarks
-from nip_core.evaluation.league_figures import league_rows
-from nip_core.evaluation.report import GroupReport, IterationReport, ReportData, build_report
+from nip_core.evaluation.report import (
+    Comparison,
+    GroupReport,
+    IterationReport,
+    ReportData,
+    build_report,
+)
 from nip_core.evaluation.report_checksum import add_checksum
+from nip_core.evaluation.split_metrics import Measures, SplitMetrics
 from nip_core.evaluation.statistics.differences import holm
-from nip_core.records.attack_on_record import shown_attack, training_of
+from nip_core.records.attack_on_record import shown_attack, training_of, with_training
 from nip_core.records.intervals import hinted_of, rate_alone_of
 from nip_core.records.iterations import IterationRecord, Records
 from nip_core.records.left_out import in_words, recorded
 from nip_core.records.status import status_of
-from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore
 from nip_core.showing.transcripts import RunTranscripts
 
 _IN_SUMMARY = (
     *("accuracy", "accuracy_ci95", "completeness", "completeness_ci95"),
     *("soundness", "soundness_ci95", "episodes", "distinct_problems", "questions"),
+)
+_IN_LEAGUE = (
+    *("opponent", "opponent_iteration", "model", "episodes", "accuracy", "accuracy_ci95"),
+    *("completeness", "completeness_ci95", "soundness", "soundness_ci95"),
 )
 _OF_BELIEVED = (
     *("accuracy", "accuracy_ci95", "completeness", "soundness"),
@@ -47,7 +58,7 @@ def summary(run: RunStore, records: Records | None = None) -> dict[str, Any]:
     """
     records = (records or Records(run)).look_again()
     shown = records.shown
-    attack = run.read_json_or_none(run.metrics(shown.last, ATTACK)) if shown.attacks else None
+    attack = records.of(shown.last).attack if shown.attacks else None
     iterations = records.all()
     tests = [test for record in iterations if (test := record.metrics(TEST)) is not None]
     parameters = shown.record.parameters
@@ -67,14 +78,19 @@ def summary(run: RunStore, records: Records | None = None) -> dict[str, Any]:
     }
 
 
-def _attack(metrics: Mapping[str, Any], records: Records) -> dict[str, Any]:
-    """The figures of an attack, first of all whether they say anything of the verifier."""
-    shown = attack_shown(metrics, _IN_SUMMARY) | training_of(records)
-    return {"caution": caution(shown), "causes": causes(shown), **shown}
+def _attack(metrics: AttackMetrics, records: Records) -> dict[str, Any]:
+    """Encode the figures of an attack, first of all whether they say anything of the verifier."""
+    trained = training_of(records)
+    attack = with_training(metrics, trained)
+    counted = {} if trained is None else trained.as_json()
+    beside = {"caution": caution(attack), "causes": causes(attack)}
+    return {**beside, **attack_shown(metrics, _IN_SUMMARY), **counted}
 
 
 def _entry(record: IterationRecord) -> dict[str, Any]:
-    test, league = record.metrics(TEST), league_rows(record.stored_metrics(TRAIN))
+    test, train = record.metrics(TEST), record.stored_metrics(TRAIN)
+    rows = [row.as_json() for row in train.by_opponent] if train else []
+    league = [{key: row[key] for key in _IN_LEAGUE} for row in rows]
     return {
         "iteration": record.iteration,
         "test": None if test is None else _test(test),
@@ -88,7 +104,8 @@ def _entry(record: IterationRecord) -> dict[str, Any]:
     }
 
 
-def _test(test: Mapping[str, Any]) -> dict[str, Any]:
+def _test(metrics: SplitMetrics) -> dict[str, Any]:
+    test = metrics.as_json()
     believed = test.get("believe_the_prover")
     baselines = (
         {}
@@ -157,14 +174,14 @@ def report_data(records: Records, status: str | None = None) -> ReportData:
     )
 
 
-def _baselines(tests: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+def _baselines(tests: Sequence[SplitMetrics]) -> dict[str, Measures]:
     """By what a row of the report calls them, the metrics of those who know no verifier."""
-    rows: dict[str, Mapping[str, Any]] = {}
-    believed = [found for test in tests if (found := test.get("believe_the_prover")) is not None]
+    rows: dict[str, Measures] = {}
+    believed = [found for test in tests if (found := test.believe_the_prover) is not None]
     for when, at in (("last iteration", -1), ("untrained", 0)) if believed else ():
         words = left_out_words(believed[at])
         rows[f"believe the prover ({when}{'; ' if words else ''}{words})"] = believed[at]
-    voted = [found for test in tests if (found := test.get("majority")) is not None]
+    voted = [test.majority for test in tests if test.majority is not None]
     if voted:
         rows["majority of its plays (last iteration)"] = voted[-1]
     return rows
@@ -225,12 +242,12 @@ def _describe_proof(proof: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _comparisons(records: Records) -> list[tuple[int, dict[str, Any]]]:
-    """Each later test against the first: iteration, `paired_difference`, and its p after Holm."""
+def _comparisons(records: Records) -> list[Comparison]:
+    """Compare each later test with the first."""
     pairs = [(record.iteration, record.change) for record in records.all()]
     known = [(iteration, pair) for iteration, pair in pairs if pair is not None]
-    adjusted = iter(holm([pair["p"] for _, pair in known if pair["p"] is not None]))
+    adjusted = iter(holm([pair.p for _, pair in known if pair.p is not None]))
     return [
-        (iteration, {**pair, "p_holm": None if pair["p"] is None else next(adjusted)})
+        Comparison(iteration, pair, None if pair.p is None else next(adjusted))
         for iteration, pair in known
     ]

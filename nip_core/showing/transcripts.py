@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nip_core.evaluation.attack_figures import counted
-from nip_core.evaluation.embedding import Embedded, embedded, fair_share
+from nip_core.evaluation.attack_figures import plain_rollouts
+from nip_core.evaluation.embedding import Embedded, embed_transcript, fair_share
 from nip_core.evaluation.episode_transcripts import (
     SAMPLE,
     Transcript,
@@ -28,7 +28,7 @@ from nip_core.evaluation.episode_transcripts import (
     transcripts_from_tables,
 )
 from nip_core.game.render import Game
-from nip_core.parameters.stored import from_stored
+from nip_core.parameters.stored import read_settings
 from nip_core.records.iterations import Records
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN
 from nip_core.rollouts.tables import RolloutTables, StoredRollouts, read_rollouts
@@ -70,7 +70,7 @@ class _Choice:
         return sum(len(transcript.text) for transcript in self.transcripts)
 
     def within(self, room: int) -> list[Embedded]:
-        """The first of them by rank that take no more than `room`, in the order of the page."""
+        """Take the first of them by rank as far as `room` reaches, in the order of the page."""
         taken, used = set(), 0
         for place in sorted(range(len(self.ranks)), key=self.ranks.__getitem__):
             used += len(self.transcripts[place].text)
@@ -81,7 +81,7 @@ class _Choice:
 
 
 def shown_iterations(newest: int) -> set[int]:
-    """The iterations up to `newest` that a report has transcripts of.
+    """Choose the iterations up to `newest` whose transcripts the report shows.
 
     The last ones, and such before them as are multiples of the smallest power of two that leaves
     few enough. So each is in the set of the iteration before, but for the newest.
@@ -137,9 +137,7 @@ class RunTranscripts:
         metrics = (
             self._records.of(i).metrics(split) for i in iterations for split in (TEST, TRAIN)
         )
-        return len(iterations), sum(
-            measured.get("episodes") or 0 for measured in metrics if measured
-        )
+        return len(iterations), sum(measured.episodes or 0 for measured in metrics if measured)
 
     def _choice(self, iteration: int, split: str) -> _Choice | None:
         """Choose from a split, if it is committed."""
@@ -152,7 +150,7 @@ class RunTranscripts:
         self._verdicts[iteration, split] = _verdicts(rollouts.episodes)
         transcripts = _chosen(rollouts, why, _SAMPLED, _MOST, self._game())
         choice = _Choice(
-            tuple(embedded(transcript) for transcript in transcripts),
+            tuple(embed_transcript(transcript) for transcript in transcripts),
             _ranks(transcripts),
             Counter(why),
         )
@@ -166,7 +164,7 @@ class RunTranscripts:
         )
 
     def _before(self, iteration: int, split: str) -> _Verdicts:
-        """The verdicts of the newest iteration before that has played the split."""
+        """Return the verdicts of the split in the newest iteration before."""
         for earlier in range(iteration - 1, -1, -1):
             if (earlier, split) in self._verdicts:
                 return self._verdicts[earlier, split]
@@ -185,7 +183,7 @@ class RunTranscripts:
 
 
 def newest_sample(run: RunStore, limit: int, records: Records | None = None) -> list[Transcript]:
-    """At most `limit` transcripts of the split that was played last, what went wrong first."""
+    """Choose at most `limit` transcripts of the newest split, wrong verdicts first."""
     records = records or Records(run)
     for iteration in reversed(records.iterations()):
         for split in (TEST, ATTACK, TRAIN):
@@ -197,7 +195,7 @@ def newest_sample(run: RunStore, limit: int, records: Records | None = None) -> 
 
 
 def _ranks(transcripts: Sequence[Transcript]) -> tuple[int, ...]:
-    """The place of each where there is no room for all: some that are worth reading, a sample, …"""
+    """Rank the episodes for a page without room for all: some worth reading, then a sample, …"""
     special = [k for k, transcript in enumerate(transcripts) if transcript.chosen != SAMPLE]
     sample = [k for k, transcript in enumerate(transcripts) if transcript.chosen == SAMPLE]
     order = []
@@ -223,8 +221,11 @@ def _chosen(
 
 
 def committed_rollouts(run: RunStore, iteration: int, split: str) -> RolloutTables | None:
-    """The tables of a split, None where it is not committed; of an attack, the episodes that count
-    with the most messages to choose from."""
+    """Read the tables of a split, None where it is not committed.
+
+    Of an attack these are the
+    episodes that count with the most messages to choose from.
+    """
     directory = run.rollouts(iteration, split)
     if not is_committed(run.store, directory):
         return None
@@ -232,14 +233,14 @@ def committed_rollouts(run: RunStore, iteration: int, split: str) -> RolloutTabl
     if split != ATTACK:
         return rollouts
     choices = StoredRollouts(run.store, [directory]).choices()
-    return counted(rollouts, choices, pc.max(choices["n"]).as_py())
+    return plain_rollouts(rollouts, choices, pc.max(choices["n"]).as_py())
 
 
 def game_of(record: RunRecord) -> Game | None:
     """The game of settings on record; None where its protocol or its templates are not here, or
     are others by now, and then neither channels nor prompts are shown."""
     try:
-        game = Game(from_stored(record.parameters))
+        game = Game(read_settings(record.parameters))
         recorded = record.contents.get("templates", {})
         return game if template_digests(game) == recorded else None
     except (OSError, ValueError):

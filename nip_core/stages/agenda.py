@@ -113,8 +113,9 @@ def ending_words(result: Mapping[str, Any]) -> str:
 
 
 def _answers_in_journals(run: RunStore, iteration: int) -> int:
-    """Count the answers to episodes of shards that are not committed; 0 where there is no disk, as
-    reading a bucket's journals twice takes too many requests."""
+    """Count the answers to episodes of shards not committed yet; 0 in a bucket.  Reading a bucket's
+    journals twice takes too many requests.
+    """
     answers, root = 0, f"{run.root}/journals/{iteration:04d}"
     for split in (name.rstrip("/") for name in run.store.list(root)):
         done = committed_shards(run.store, run.rollouts(iteration, split))
@@ -126,7 +127,7 @@ def _answers_in_journals(run: RunStore, iteration: int) -> int:
 
 
 def resuming_words(session: Session) -> str:
-    """Return what is on record of the run and is not done again; "" for one that begins."""
+    """Say what is on record of the run and stays; "" for a new one."""
     run, parameters, last = session.run, session.parameters, session.parameters.rl.num_iterations
     i = first_incomplete(session.records, parameters)
     parts = []

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.prices import training_usd
+from nip_core.parameters.prices import price_training
 from nip_core.rollouts.plan import TRAIN
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.facts import DatasetFacts, SplitFacts
@@ -22,7 +22,7 @@ from nip_core.trainers.lines import list_questions, read_held_out
 
 
 def build_dataset(session: Session, iteration: int, group: str) -> DatasetFacts:
-    """Choose and commit the group's examples; a dataset that is committed is left as it is.
+    """Choose and commit the group's examples; leave a committed dataset as it is.
 
     They come from the sides of those of its agents that are trained in this iteration. Returns
     what the dataset's manifest says of it and of its cost.
@@ -77,7 +77,7 @@ def build_dataset(session: Session, iteration: int, group: str) -> DatasetFacts:
 
 
 def _announce(session: Session, iteration: int, group: str, dataset: Manifest) -> DatasetFacts:
-    """Say that the dataset is there, and return what its manifest says."""
+    """Announce a committed dataset, and return the facts of its manifest."""
     facts = DatasetFacts.from_manifest(dataset)
     examples, episodes = facts.examples, facts.episodes
     session.tell(
@@ -99,7 +99,7 @@ def _cost(parameters: HyperParameters, group: str, dataset: Dataset) -> dict[str
     known = None if None in trained else sum(trained)
     agent = parameters.group_parameters(group)
     epochs = agent.num_epochs or parameters.rl.num_epochs
-    usd = None if known is None else training_usd(parameters, group, epochs * known)
+    usd = None if known is None else price_training(parameters, group, epochs * known)
     return {
         "validation_examples": len(tokens) - len(trained),
         "tokens": known,

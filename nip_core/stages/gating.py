@@ -67,7 +67,7 @@ def compare(
     seed: int,
     split_by: Sequence[str] = (),
 ) -> Decision:
-    """The decision from the episodes of both sides, which cover the same problems.
+    """Decide by the episodes of both sides on the same problems.
 
     The new models are taken if their metric is at least the old ones' less `margin`; the interval
     is for the reader, and by question (see `paired_difference`). A failed
@@ -77,13 +77,14 @@ def compare(
     paired = paired_difference(old, new, seed, reward_of=reward_of, split_by=split_by)
     before, after = (mean_by_problem(side, reward_of) for side in (old, new))
     assert before is not None and after is not None  # there are problems, or no gate
+    assert paired.difference is not None
     return Decision(
-        promoted=at_least(paired["difference"], -margin),
+        promoted=at_least(paired.difference, -margin),
         metric=metric,
         validation=before,
         candidate=after,
-        difference=paired["difference"],
-        ci95=None if paired["ci95"] is None else tuple(paired["ci95"]),
-        problems=paired["problems"],
+        difference=paired.difference,
+        ci95=paired.ci95,
+        problems=paired.problems,
         margin=margin,
     )

@@ -20,7 +20,7 @@ from nip_core.concurrency import gather_or_cancel, in_thread
 from nip_core.errors import RunConflictError
 from nip_core.hashing import digest
 from nip_core.parameters import RandomAgentParameters
-from nip_core.parameters.checks import attackers, is_deterministic
+from nip_core.parameters.checks import find_attackers, is_deterministic
 from nip_core.records.rewinds import stage_of_split
 from nip_core.records.spending import shared_prompts
 from nip_core.rollouts.best_of_n import BestOfN
@@ -102,11 +102,11 @@ class SplitPlay:
 
     @cached_property
     def failures(self) -> Failures:
-        """Failed episodes over all shards, begun with those that stand in committed ones."""
+        """Count failed episodes over all shards, begun with those of committed ones."""
         return self.committed_failures()
 
     def committed_failures(self) -> Failures:
-        """Failed episodes that stand in committed shards, whichever process has played these."""
+        """Count the failed episodes of committed shards, of all processes."""
         # Candidates that can't play are not taken; they don't stop the run.
         failures = Failures(self.plan.episodes, stop=self.split != CANDIDATE)
         for shard in self.plan.shards:
@@ -117,7 +117,7 @@ class SplitPlay:
 
     @cached_property
     def models(self) -> dict[str, str]:
-        """By group, the name of the model that plays."""
+        """Name the model of each group."""
         models = models_for(self.session, self.iteration)
         if self.split == CANDIDATE:  # of all groups together
             models |= candidates(self.session, self.iteration)
@@ -125,11 +125,11 @@ class SplitPlay:
 
     @cached_property
     def opponents(self) -> dict[str, dict[int, str]]:
-        """By agent and iteration, the names of earlier models that play it in some episodes."""
+        """Name by agent and iteration the earlier models in some episodes."""
         return _opponents(self.session, self.iteration, self.split)
 
     def is_done(self, shard: str) -> bool:
-        """Say whether a shard is committed; the journal that a kill just then has left goes."""
+        """Say whether a shard is committed. A journal left behind by a kill just then goes."""
         if not shard_is_committed(self.store, self.directory, shard):
             return False
         remove_journal(self.store, self.journal(shard))
@@ -217,7 +217,7 @@ class SplitPlay:
             return play_episode
         parameters = self.session.parameters
         attack, verifier = parameters.attack, parameters.model_agents["verifier"]
-        provers = frozenset(attackers(parameters))
+        provers = frozenset(find_attackers(parameters))
         return BestOfN(attack.n, provers, attack.continuations, verifier.temperature).play
 
     def _players(self) -> dict[str, Player]:
@@ -248,7 +248,9 @@ class SplitPlay:
         return players
 
     def _earlier_players(self) -> dict[tuple[str, int], Player]:
-        """The agents that earlier models play in some episodes; sampled as the present ones are."""
+        """List the agents with an earlier model in some episodes; sampled as the present ones
+        are.
+        """
         players = self._players() if self.opponents else {}
         return {
             (agent, iteration): replace(players[agent], model=model)
@@ -265,7 +267,7 @@ class SplitPlay:
         return () if is_scripted else ("verifier",)
 
     def _check_models(self, recorded: Mapping[str, CallRecord], path: str) -> None:
-        """The journal must hold answers of the models that play now."""
+        """Raise RunConflictError for a journal with answers of other models than those of now."""
         groups = self.session.parameters.groups
         plays = {agent: self.models[group] for group in groups for agent in groups[group]}
         for record in recorded.values():
@@ -290,7 +292,7 @@ def _specs(session: Session, iteration: int, split: str) -> list[EpisodeSpec]:
 
 
 def _opponents(session: Session, iteration: int, split: str) -> dict[str, dict[int, str]]:
-    """By agent and iteration, the earlier models that play it in some episodes of the split."""
+    """Give by agent and iteration the earlier models in some episodes of the split."""
     if split != TRAIN:
         return {}
     return {
@@ -310,7 +312,7 @@ def split_play(session: Session, iteration: int, split: str) -> SplitPlay:
 
 
 def plan_split(session: Session, iteration: int, split: str) -> list[str]:
-    """Plan a split, and show it as begun. Returns the shards that are still to be played."""
+    """Plan a split, and show it as begun. Returns the shards still to be played."""
     play = split_play(session, iteration, split)
     plan = play.plan
     left = [shard for shard in plan.shards if not play.is_done(shard)]

@@ -29,7 +29,7 @@ _NEWEST = 20  # iterations whose stages a table of costs names one by one
 def publish(
     session: Session, after: str, iterations_done: float, report: bool, samples: bool
 ) -> None:
-    """Tell the trackers that there is something new, and write the report where `report`.
+    """Tell the trackers of what is new, and write the report where `report`.
 
     Trackers are not waited for; the report takes its time. `iterations_done` counts the last test
     as one. The other two are for whoever shows more, as Prefect's artifacts do: `after` is the
@@ -47,7 +47,7 @@ def publish(
 
 
 def state_of(run: RunStore, after: str, records: Records | None = None) -> dict[str, Any]:
-    """JSON-encodable. `after` is the stage that was done last.
+    """Describe the run's state as JSON. `after` is the newest finished stage.
 
     It names the manifests and swaps of the newest iterations, and of each `BLOCK` of them before,
     under the first of these, a digest over theirs.
@@ -113,7 +113,7 @@ def check_store(run: RunStore, state: Mapping[str, Any]) -> None:
 
 
 def _iteration(path: str) -> int:
-    """Return the iteration that a path below the run belongs to; -1 for one of none."""
+    """Return the iteration of a path below the run; -1 for a path of none."""
     match = re.search(r"(?:^|/)iterations/(\d+)/", path)
     return int(match[1]) if match else -1
 
@@ -146,7 +146,7 @@ def _manifests(records: Iterable[IterationRecord]) -> dict[str, str]:
 
 
 def _swaps(records: Iterable[IterationRecord]) -> dict[str, dict[str, str]]:
-    """By iteration, the model that each group serves from there on."""
+    """Name by iteration and group the model from there on."""
     return {
         str(record.iteration): record.swap.names for record in records if record.swap is not None
     }
@@ -158,7 +158,7 @@ _COUNTED = ("calls", "prompt tokens", "generated tokens", "trained tokens")
 def spent(
     run: RunStore, parameters: HyperParameters, records: Records | None = None
 ) -> list[dict[str, Any]]:
-    """One row per stage that has begun, and a last one with the sums.
+    """Give one row per stage that has begun, and a last one with the sums.
 
     Of a long run the stages of all but the newest iterations are one row together, and so is what
     was set aside to be done again. Tokens are counts, ``USD`` a text: "0.00" on hardware of one's

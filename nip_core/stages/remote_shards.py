@@ -108,7 +108,7 @@ async def counting(
     work: Callable[[], Awaitable[T]],
     every_s: float = _COUNT_EVERY_S,
 ) -> T:
-    """Do `work`, in which other processes play a split; count the episodes of committed shards."""
+    """Do `work` while other processes play a split; count the episodes of committed shards."""
     play = split_play(session, iteration, split)
 
     def committed() -> int:

@@ -6,7 +6,7 @@ opponents_for  the models of earlier iterations that agents meet in one
 """
 
 from nip_core.jobs.document import read_job
-from nip_core.parameters.opponents import opponents_of
+from nip_core.parameters.opponents import list_opponents
 from nip_core.records.models import (
     ServedModel,
     map_agents_to_groups,
@@ -17,7 +17,7 @@ from nip_core.session.session import Session
 
 
 def models_for(session: Session, iteration: int) -> dict[str, ServedModel]:
-    """The models that play `iteration`, by group."""
+    """Return by group the models of `iteration`."""
     if iteration == 0:
         base = {group: session.base_model(group) for group in session.parameters.groups}
         first = session.origin[0] if session.origin else {}
@@ -42,13 +42,13 @@ def candidates(session: Session, iteration: int) -> dict[str, ServedModel]:
 
 
 def opponents_for(session: Session, iteration: int) -> dict[str, dict[int, ServedModel]]:
-    """By agent, the earlier models that may play it in the training episodes of `iteration`.
+    """Return by agent the earlier models it may meet in the training episodes of `iteration`.
 
     Each by the first iteration that it has played. Agents without any, as in the first iteration,
     are left out.
     """
     parameters = session.parameters
-    if not opponents_of(parameters):
+    if not list_opponents(parameters):
         return {}
     played = [models_for(session, 0)]
     played += [swap.groups for swap in session.records.swaps(iteration)]

@@ -36,7 +36,7 @@ class StageTimes:
 
     @contextlib.asynccontextmanager
     async def during(self, stage: str) -> AsyncIterator[None]:
-        """Show the stage while the block goes on, and add the seconds that it takes."""
+        """Show the stage while the block goes on, and add its seconds to the record."""
         clock = self._session.progress.clock
         before_s, began_s = self.seconds.get(stage, 0.0), clock()
 

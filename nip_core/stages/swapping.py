@@ -55,7 +55,7 @@ async def swap_models(session: Session, iteration: int) -> dict[str, str]:
 
 
 def pass_on(session: Session, iteration: int) -> dict[str, str]:
-    """Record the models of another run as those that serve from the next iteration on.
+    """Record the models of another run as the ones to serve from the next iteration on.
 
     For a run that plays the tests of another one again, where nothing is trained. None follow the
     last iteration.
@@ -73,7 +73,7 @@ def _record_swap(
     not_scheduled: Sequence[str] = (),
     promotion: Decision | None = None,
 ) -> dict[str, ServedModel]:
-    """Record the swap of `iteration`, once; return by group the models that stand on record.
+    """Record the swap of `iteration` once; return by group the models on record.
 
     `promotion` is the decision of the gate, where there was one.
     """

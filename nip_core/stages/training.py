@@ -40,7 +40,9 @@ Step = Literal["go_on", "keep_model", "try_again", "stop"]
 
 
 def scheduled(parameters: HyperParameters, iteration: int) -> tuple[str, ...]:
-    """The groups that are trained in the iteration: not frozen, and it is an agent's turn."""
+    """Return the groups whose training is due in the iteration: not frozen, and it is an agent's
+    turn.
+    """
     groups = parameters.trainable_groups
     return tuple(group for group in groups if parameters.training_agents(group, iteration))
 
@@ -112,7 +114,7 @@ async def submit_job(session: Session, iteration: int, group: str) -> JobReferen
 
 
 def _announce(session: Session, record: JobRecord) -> JobReference:
-    """Say that the job is submitted."""
+    """Announce the submitted job."""
     reference = _reference(record)
     what = f"trains as job {record.id}" if record.id else f"has no job, {reference.status}"
     words = f"iteration {record.iteration}: {record.group} {what}"
@@ -217,7 +219,7 @@ async def _watch(
 
 
 def _tokens_of(session: Session, record: JobRecord) -> int | None:
-    """The tokens that the job is trained on in all; None where they are not known."""
+    """Count the tokens of the whole job; None where they are not known."""
     directory = session.run.dataset(record.iteration, record.group)
     facts = DatasetFacts.from_manifest(read_manifest(session.run.store, directory))
     tokens, epochs = facts.tokens, record.settings.get("n_epochs")
@@ -346,7 +348,7 @@ def next_step(parameters: HyperParameters, record: JobRecord) -> Step:
 
 
 def stopped(record: JobRecord, path: str) -> JobError:
-    """The error for a run that stops because of the job whose record is at `path`."""
+    """Make the error of a run stopped by the job on record at `path`."""
     attempts = len(record.previous) + 1
     tried = "" if attempts == 1 else f", after {attempts} attempts"
     return JobError(

@@ -12,9 +12,9 @@ from typing import Any
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.parameters.attack import SNEAKY, TEMPERATURE
-from nip_core.parameters.checks import attackers
+from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.plain import PlainDict, PlainMapping
-from nip_core.parameters.stored import from_stored, with_defaults
+from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.run_store.run import RUN_NAME, RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store, is_missing, open_store
 from nip_core.session.origin import check_attacked
@@ -136,7 +136,7 @@ class _Attacked:
     @cached_property
     def attackers(self) -> tuple[str, ...]:
         """Return the provers with a choice of what they say."""
-        return attackers(from_stored(self.stored))
+        return find_attackers(read_settings(self.stored))
 
     def change_to_choose(self) -> PlainDict:
         """Return the settings of an attack by choice: it trains nobody."""
@@ -221,7 +221,7 @@ def _open_store(run_store: str) -> Store:
 def _read_attacked(source: RunStore) -> _Attacked:
     """Read the settings of the run under attack. Raises SettingsError if it is not there."""
     try:
-        return _Attacked(with_defaults(source.open().parameters))
+        return _Attacked(complete_settings(source.open().parameters))
     except MissingFileError:
         there = ", ".join(list_runs(source.store)) or "none"
         raise SettingsError(

@@ -18,12 +18,13 @@ from pydantic import Field, JsonValue
 from nip_core.costs.spent_and_estimated import costs_of
 from nip_core.errors import SettingsError, StoreError
 from nip_core.evaluation.figures_in_words import p_value
-from nip_core.evaluation.plots import arms_svg
+from nip_core.evaluation.plots import Mark, arms_svg
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.evaluation.statistics.differences import holm
-from nip_core.parameters.stored import with_defaults
+from nip_core.parameters.stored import complete_settings
 from nip_core.run_store.settings_difference import flatten, settings_difference
 from nip_core.sweep.page import markdown_table
-from nip_core.sweep.played import PairedDifference, PlayedRun, check_alike, compare_tests
+from nip_core.sweep.played import PlayedRun, TestDifference, check_alike, compare_tests
 from nip_core.sweep.results_document import FINISHED, Interval95, Part
 from nip_lm_server.client import parse_json
 
@@ -34,14 +35,14 @@ _OWN = ("run_name", "run_store")
 _SHORT = 60  # characters of a setting in the page
 
 
-class AgainstFirst(PairedDifference):
+class AgainstFirst(TestDifference):
     """How much more accurate a run is than the first of the table, paired by problem."""
 
     p_holm: float | None = Field(default=None, exclude_if=lambda value: value is None)
     """Adjusted for all comparisons of the table; no key where there is no p-value."""
 
 
-class Spent(Part):
+class AmountsSpent(Part):
     """What a run has spent."""
 
     prompt_tokens: int
@@ -65,7 +66,7 @@ class ComparedRun(Part):
     episodes: int | None = None
     gain: float | None = None
     """Of accuracy, since the first test."""
-    spent: Spent | None = None
+    spent: AmountsSpent | None = None
     accuracy: float | None = None
     accuracy_ci95: Interval95 | None = None
     completeness: float | None = None
@@ -134,10 +135,10 @@ def _labels(runs: Sequence[PlayedRun]) -> list[str]:
 
 def _describe_run(label: str, run: PlayedRun, against: AgainstFirst | None) -> ComparedRun:
     """Take what a comparison shows of a run from its last test."""
-    test = run.test(run.tests[-1]) if run.tests else {}
-    before = run.test(run.tests[0]) if len(run.tests) > 1 else {}
-    first, last = before.get("accuracy"), test.get("accuracy")
-    believed = test.get("believe_the_prover") or {}
+    test = run.test(run.tests[-1]) if run.tests else SplitMetrics()
+    before = run.test(run.tests[0]) if len(run.tests) > 1 else SplitMetrics()
+    first, last = before.accuracy, test.accuracy
+    believed = test.believe_the_prover
     costs = costs_of(run.records)
     return ComparedRun(
         label=label,
@@ -145,39 +146,41 @@ def _describe_run(label: str, run: PlayedRun, against: AgainstFirst | None) -> C
         status=run.status,
         code_version=run.record.code_version,
         iteration=run.tests[-1] if run.tests else None,
-        episodes=test.get("episodes"),
+        episodes=test.episodes,
         gain=None if first is None or last is None else last - first,
-        spent=Spent.model_validate({name: amounts["spent"] for name, amounts in costs.items()}),
+        spent=AmountsSpent.model_validate(
+            {name: amounts["spent"] for name, amounts in costs.items()}
+        ),
         accuracy=last,
-        accuracy_ci95=test.get("accuracy_ci95"),
-        completeness=test.get("completeness"),
-        completeness_ci95=test.get("completeness_ci95"),
-        soundness=test.get("soundness"),
-        soundness_ci95=test.get("soundness_ci95"),
-        always_fail_rate=test.get("always_fail_rate"),
-        always_fail_rate_ci95=test.get("always_fail_rate_ci95"),
-        believed_accuracy=believed.get("accuracy"),
-        without_prover=believed.get("without_prover"),
+        accuracy_ci95=test.accuracy_ci95,
+        completeness=test.completeness,
+        completeness_ci95=test.completeness_ci95,
+        soundness=test.soundness,
+        soundness_ci95=test.soundness_ci95,
+        always_fail_rate=test.always_fail_rate,
+        always_fail_rate_ci95=test.always_fail_rate_ci95,
+        believed_accuracy=test.believed_accuracy,
+        without_prover=believed and believed.without_prover,
         against=against,
     )
 
 
 def _compare_with_first(runs: Sequence[PlayedRun]) -> list[AgainstFirst | None]:
     """Compare the last test of each run with the first run's; None for the first, and untested."""
-    first, *others = runs
-    found: list[AgainstFirst | None] = [None]
-    for run in others:
+    first, *later = runs
+    rows: list[AgainstFirst | None] = [None]
+    for run in later:
         if not run.tests or not first.tests:
-            found.append(None)
+            rows.append(None)
             continue
         paired = compare_tests((first, first.tests[-1]), (run, run.tests[-1]), ["accuracy"])
-        found.append(AgainstFirst.model_validate(paired["accuracy"].as_json()))
+        rows.append(AgainstFirst.model_validate(paired["accuracy"].as_json()))
     # All rows are looked at together, so the chance that one of them misleads is theirs together.
-    known = [row.p for row in found if row is not None and row.p is not None]
+    known = [row.p for row in rows if row is not None and row.p is not None]
     adjusted = iter(holm(known))
     return [
         row if row is None or row.p is None else row.model_copy(update={"p_holm": next(adjusted)})
-        for row in found
+        for row in rows
     ]
 
 
@@ -185,7 +188,7 @@ def _differing_settings(runs: Sequence[PlayedRun]) -> dict[str, list[JsonValue]]
     """Return by key the values of all runs, where they are not all the same."""
     given = [run.record.parameters for run in runs]
     keys = {key for other in given[1:] for key in settings_difference(given[0], other)}
-    leaves = [flatten(with_defaults(dict(settings))) for settings in given]
+    leaves = [flatten(complete_settings(dict(settings))) for settings in given]
     return {
         key: [of.get(key) for of in leaves]
         for key in sorted(keys)
@@ -243,15 +246,15 @@ def comparison_figure(results: Comparison) -> str:
     return arms_svg([(row.label, _marks(row)) for row in results.runs], "runs")
 
 
-def _marks(row: ComparedRun) -> dict[str, dict[str, float] | None]:
+def _marks(row: ComparedRun) -> dict[str, Mark | None]:
     """Return by rate what the figure shows: the value, and the ends of its interval."""
-    marks: dict[str, dict[str, float] | None] = {}
+    marks: dict[str, Mark | None] = {}
     for rate, (value, interval) in row.rates.items():
         if value is None:
             marks[rate] = None
         else:
             low, high = interval or (value, value)
-            marks[rate] = {"mean": value, "lowest": low, "highest": high}
+            marks[rate] = Mark(value, low, high)
     return marks
 
 

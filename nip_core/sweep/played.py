@@ -9,12 +9,12 @@ compare_tests    how much better one test is than another, problem by problem
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import pyarrow.compute as pc
 
 from nip_core.errors import DatasetError
 from nip_core.evaluation.metrics import paired_difference
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.records import named_run
 from nip_core.records.intervals import split_by_of
 from nip_core.records.iterations import Records
@@ -24,7 +24,7 @@ from nip_core.run_store.run import RunRecord, RunStore
 from nip_core.sweep.results_document import Interval95, Part
 
 
-class PairedDifference(Part):
+class TestDifference(Part):
     """How much better the second of two tests is on the same problems."""
 
     difference: float | None
@@ -76,9 +76,9 @@ class PlayedRun:
         known = self.records.all()
         return tuple(r.iteration for r in known if r.stored_metrics(TEST) is not None)
 
-    def test(self, iteration: int) -> dict[str, Any]:
+    def test(self, iteration: int) -> SplitMetrics:
         """Return the metrics of the test of one of `tests`."""
-        return dict(self.records.of(iteration).metrics(TEST) or {})
+        return self.records.of(iteration).metrics(TEST) or SplitMetrics()
 
 
 def find_played_run(name: str, run_store: str) -> PlayedRun:
@@ -102,7 +102,7 @@ def check_alike(a: PlayedRun, b: PlayedRun) -> None:
 
 def compare_tests(
     a: tuple[PlayedRun, int], b: tuple[PlayedRun, int], rates: Sequence[str] = tuple(LABELS)
-) -> dict[str, PairedDifference]:
+) -> dict[str, TestDifference]:
     """Compare a test of `b` with one of `a`, problem by problem: by rate, how much higher it is.
 
     Each is a run and an iteration. Raises DatasetError for different problems.
@@ -119,5 +119,5 @@ def compare_tests(
             parts = [table.filter(pc.equal(table["y"], label)) for table in tables]
         # The seed of the first run for both, so that a comparison says the same each time.
         found = paired_difference(parts[0], parts[1], a[0].record.seed, split_by=split_by)
-        differences[rate] = PairedDifference.model_validate(found)
+        differences[rate] = TestDifference.model_validate(found.as_json())
     return differences

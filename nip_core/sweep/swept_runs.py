@@ -33,7 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from nip_core.errors import SettingsError
 from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters, load_parameters
-from nip_core.parameters.load import merged_settings, read_yaml
+from nip_core.parameters.load import merge_settings, read_yaml
 from nip_core.parameters.plain import PlainDict, PlainMapping
 from nip_core.run_store.run import RUN_NAME
 from nip_core.sweep.attacks import AttackEntry, SweptAttack, Value, plan_attack
@@ -263,7 +263,7 @@ def _plan_run(
         run_name,
         values,
         overrides,
-        merged_settings(config, overrides),
+        merge_settings(config, overrides),
         parameters,
         tuple(_plan_attacks(path, file, named, parameters)),
     )

@@ -56,7 +56,7 @@ def list_parts(record: IterationRecord) -> list[Part]:
 
     A job that has ended without a model may be tried again, until the iteration is over.
     """
-    parts = [split for split in _SPLITS if record.stored_metrics(split) is not None]
+    parts = [split for split in _SPLITS if record.stored_figures(split) is not None]
     for group, job in record.jobs.items():
         if job.is_due and (job.outcome == "succeeded" or record.swap is not None):
             parts.append(f"{_JOB}{group}")
@@ -73,7 +73,8 @@ def read_rows(
     if part == _TIMES:
         values = {f"seconds/{name}": float(s) for name, s in record.stage_s.items()}
     else:
-        values = dict(_list_numbers(record.metrics(part) or {}, part))
+        figures = record.figures(part)
+        values = dict(_list_numbers(figures.as_json() if figures else {}, part))
     return ([PointRow(ITERATION, iteration, None, values)] if values else []), steps
 
 

@@ -14,6 +14,7 @@ from nip_core.jobs.job import JobSpec
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.agents import OWN_DPO_SETTINGS
 from nip_core.parameters.checks import is_deterministic
+from nip_core.parameters.provider_table import PROVIDERS
 from nip_core.parameters.providers import speaks_nip
 from nip_core.trainers.lines import ADVANTAGE
 from nip_lm_server.client import NipSettings
@@ -73,7 +74,8 @@ def integrations(parameters: HyperParameters, group: str) -> list[dict[str, Any]
     """Return who else is told of the group's jobs, in the words of OpenAI's API."""
     project = parameters.fine_tuning.wandb_project
     agent = parameters.group_parameters(group)
-    if project is None or agent.use_dummy_api or agent.model_provider != "OpenAI":
+    takes_it = PROVIDERS[agent.model_provider].takes_wandb
+    if project is None or agent.use_dummy_api or not takes_it:
         return []
     return [{"type": "wandb", "wandb": {"project": project}}]
 

@@ -88,7 +88,7 @@ class Check:
     def lacks(
         self, path: str, expected: str, remedy: str | None = None, *, derived: bool = False
     ) -> None:
-        """Note that a file is not there, of which `expected` says what names it."""
+        """Note a missing file; `expected` says what names it."""
         self.add(path, "missing", expected, "none", remedy, derived=derived)
 
     # What is read
@@ -125,7 +125,7 @@ class Check:
     def document(
         self, path: str, *, demanded_by: str | None = None, derived: bool = False
     ) -> Any | None:
-        """As `read`, a document, which something speaks of if it is `demanded_by` that."""
+        """Read a document as `read` does; `demanded_by` names the file that speaks of it."""
         demanded = demanded_by and f"the file that {demanded_by} speaks of"
         return self.read(path, lambda: self.run.read_json(path), demanded, derived=derived)
 

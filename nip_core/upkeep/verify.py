@@ -35,7 +35,7 @@ _SINCE_BEGUN = ("run.json", "left_out.json", "iterations/", "journals/", "openin
 
 
 def verify_run(run: RunStore, *, deep: bool = True, since: int = 0) -> Check:
-    """Everything that the run's files say of each other; without the state of its server.
+    """Compare all statements of the run's files about each other, without the state of its server.
 
     `deep` reads every file; otherwise only documents are read, and of the rest the size is looked
     at. `since` is the first iteration that is checked: if not all are, neither is what was set
@@ -65,7 +65,7 @@ def has_begun(run: RunStore) -> bool:
 
 
 async def verify_all(run: RunStore) -> Check:
-    """`verify_run`, and the models and jobs at the servers that have trained them."""
+    """Do `verify_run`, and check the models and jobs at their servers."""
 
     check = verify_run(run)
     await check_servers(check)

@@ -13,7 +13,7 @@ from nip_core.jobs.job import Busy, JobRecord, NoAnswer, Refused
 from nip_core.jobs.openai_backend import open_backend
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.providers import speaks_nip
-from nip_core.parameters.stored import from_stored
+from nip_core.parameters.stored import read_settings
 from nip_core.servers.endpoints import group_endpoints
 from nip_core.servers.kept_models import ADAPTERS
 from nip_core.servers.own_server import server_directory
@@ -40,7 +40,7 @@ _NOT_AGAIN = "restore the file from a copy; without one, --rerun-from its iterat
 async def check_servers(check: Check) -> None:
     """Compare with all servers, where this version of nip can read the settings on record."""
     try:
-        parameters = from_stored(check.run.open().parameters)
+        parameters = read_settings(check.run.open().parameters)
     except (NipError, OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
         check.notes.append(
@@ -53,7 +53,7 @@ async def check_servers(check: Check) -> None:
 
 
 def _check_own_server(check: Check, parameters: HyperParameters, jobs: Jobs) -> None:
-    """The state directory, the kept models, and that they have what the run names."""
+    """Check the state directory and the kept models against the names in the run."""
     run, directory = check.run, server_directory(check.run)
     in_run = run.store.local_path(run.root) is not None
     state = examine(directory)
@@ -105,7 +105,7 @@ def _compare_job(check: Check, state: Examined, path: str, job: JobRecord, place
 
 
 def _kept_models(check: Check) -> dict[str, str]:
-    """By name, the content digest of each model that a run in a bucket keeps; compare its files."""
+    """Compare the files of a bucket's kept models, and return their content digests by name."""
     digests: dict[str, str] = {}
     root = f"{check.run.root}/{ADAPTERS}"
     for digest in check.names(root):
@@ -133,7 +133,7 @@ def _kept_models(check: Check) -> dict[str, str]:
 
 
 def _models_on_record(check: Check) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield path, group and record of each model that the run has trained."""
+    """Yield path, group and record of each model trained by the run."""
     for path in check.under(f"{check.run.root}/iterations"):
         if path.endswith("/models.json") and path not in check.problems:
             for group, model in check.run.read_json(path)["groups"].items():
@@ -150,7 +150,7 @@ def _jobs_on_record(check: Check) -> Iterator[tuple[str, JobRecord]]:
 
 
 async def _check_remote(check: Check, parameters: HyperParameters, jobs: Jobs) -> None:
-    """Jobs and models at the servers that the settings name, where these can be reached."""
+    """Check jobs and models at the servers of the settings, where these can be reached."""
     for group in parameters.groups:
         try:
             endpoints = group_endpoints(parameters, group)
@@ -170,7 +170,7 @@ async def _check_remote(check: Check, parameters: HyperParameters, jobs: Jobs) -
 
 
 async def _ask(check: Check, backend: Any, path: str, job: JobRecord) -> None:
-    """One job, and the model that it made."""
+    """Ask for one job and its model."""
     if job.id is None or job.outcome not in ENDED_STATUSES:
         return
     # How it ended, and whether its model is still to be had.

@@ -43,6 +43,7 @@ def templates() -> Environment:
     """The viewer's templates and the report's, with the same ways to show values."""
     environment = report_environment(PackageLoader("nip_core.viewer", "templates"))
     environment.filters["decided"] = pages.describe_verdict
+    environment.filters["decision_words"] = pages.describe_decision
     environment.globals["nip_version"] = __version__
     environment.globals["loss_chart"] = _draw_losses
     environment.trim_blocks = environment.lstrip_blocks = True

@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +22,7 @@ from nip_core.rollouts.schema import EPISODES, GENERATIONS
 from nip_core.rollouts.table_rows import Episode, Generation, Timing, read_rows
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
+from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
 from nip_core.viewer.index import Episodes, Shard
 
@@ -51,6 +51,8 @@ class ShownTurn:
 class EpisodePage:
     """All of an episode."""
 
+    key: str
+    iteration: int
     row: Episode
     transcript: Transcript
     turns: tuple[ShownTurn, ...]
@@ -86,7 +88,7 @@ def read_episode(store: Store, shard: Shard, key: str, game: Game | None) -> Epi
         )
         if chat is not None and message.invalid_reason is None:
             seen[of.agent] = length + 1  # its own answer comes next
-    return EpisodePage(row, transcript, tuple(turns), why_not)
+    return EpisodePage(key, row.iteration, row, transcript, tuple(turns), why_not)
 
 
 def _find_readers(message: Message, game: Game | None) -> tuple[str, ...]:
@@ -184,8 +186,18 @@ class TextSearch:
         return pc.unique(keys).cast(pa.string())
 
 
-def read_examples(store: Store, directory: str, key: str) -> list[dict[str, Any]]:
-    """The examples of a dataset that were made of an episode: agent, reason and reward."""
+@dataclass(frozen=True)
+class UsedExample:
+    """A training example that was made of an episode."""
+
+    group: str
+    agent: str
+    reason: str
+    reward: float
+
+
+def read_examples(run: RunStore, iteration: int, group: str, key: str) -> list[UsedExample]:
+    """Read what of a group's dataset was made of an episode. Raises CorruptionError."""
     from nip_core.run_store.manifest import (
         MANIFEST,
         is_committed,
@@ -193,6 +205,7 @@ def read_examples(store: Store, directory: str, key: str) -> list[dict[str, Any]
         read_manifest,
     )
 
+    store, directory = run.store, run.dataset(iteration, group)
     if not is_committed(store, directory, MANIFEST):
         return []
     manifest = read_manifest(store, directory)
@@ -203,12 +216,11 @@ def read_examples(store: Store, directory: str, key: str) -> list[dict[str, Any]
 
     import pyarrow.parquet as pq
 
-    columns = ["agent", "episode", "reason", "reward"]
+    columns = ["agent", "reason", "reward"]
     try:
-        table = pq.read_table(
-            io.BytesIO(read_committed_file(store, manifest, names[0])), columns=columns
-        )
+        content = io.BytesIO(read_committed_file(store, manifest, names[0]))
+        table = pq.read_table(content, columns=["episode", *columns])
     except (pa.ArrowException, OSError, KeyError) as error:
         raise CorruptionError(f"{manifest.path(names[0])}: can't be read ({error})") from error
-    examples: list[dict[str, Any]] = table.filter(pc.equal(table["episode"], key)).to_pylist()
-    return examples
+    examples = table.filter(pc.equal(table["episode"], key)).select(columns).to_pylist()
+    return [UsedExample(group, **example) for example in examples]

@@ -9,7 +9,7 @@ while one looks. What is long (questions, solutions, what models wrote) stays in
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import RLock
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from nip_core.errors import NipError
 from nip_core.rollouts.tables import StoredRollouts, committed_shards, shards_of
@@ -36,6 +37,14 @@ _OF_GENERATIONS = (
     *("episode", "branch_path", "model_served", "invalid_reason"),
     *("prompt_tokens", "completion_tokens"),
 )
+_SUMMED = {
+    "episode": "episode",
+    "count_all_sum": "calls",
+    "is_invalid_sum_sum": "invalid",
+    "prompt_tokens_sum_sum": "prompt_tokens",
+    "completion_tokens_sum_sum": "completion_tokens",
+}
+"""Names that Arrow gives to sums of sums, and ours."""
 _COUNTED = {
     "calls": pa.int32(),
     "invalid": pa.int32(),
@@ -44,8 +53,6 @@ _COUNTED = {
     "models": pa.string(),
 }
 COLUMNS = (*_PLAIN, "verdict", "reward", *_COUNTED, "shard", "place")
-"""`reward` is that of all agents together, `models` the names of those that answered, one a line,
-`shard` the number of the shard, `place` the row in it."""
 _WHOLE_LOOK_S = 30.0
 _AT_ONCE = 2  # shards, each of which is in memory while it is read
 
@@ -60,6 +67,42 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class IndexedEpisode:
+    """A row of the index: one episode, with a field for each of `COLUMNS`."""
+
+    key: str
+    split: str
+    iteration: int
+    problem: str
+    question_id: str
+    sample: int
+    branch_path: str
+    protocol: str
+    y: int
+    difficulty: str | None
+    mutation: str | None
+    prover_stance: int | None
+    opponent: str | None
+    rounds: int
+    decision: int
+    decision_value: float | None
+    outcome: str
+    verdict: str
+    reward: float
+    """Of all agents together."""
+    calls: int
+    invalid: int
+    prompt_tokens: int
+    completion_tokens: int
+    models: str | None
+    """The names of those that answered, one a line."""
+    shard: int
+    """The number of the shard among those that were read."""
+    place: int
+    """The row in the shard."""
+
+
+@dataclass(frozen=True)
 class Episodes:
     """All that was read so far. Never changed, so that a page sees one state."""
 
@@ -70,6 +113,10 @@ class Episodes:
     """In words, the parts of the run that can't be read."""
     unfinished: frozenset[tuple[int, str]]
     """Iterations and splits of which more is to come."""
+
+    def take(self, rows: Sequence[int] | NDArray[np.int64]) -> list[IndexedEpisode]:
+        """Read some rows, in this order."""
+        return read_episodes(self.table.take(pa.array(rows, pa.int64())))
 
 
 class RunIndex:
@@ -196,6 +243,11 @@ class RunIndex:
         self.now = Episodes(whole, tuple(shards), before.version + 1, damage, unfinished)
 
 
+def read_episodes(table: pa.Table) -> list[IndexedEpisode]:
+    """Read all rows of a part of the index. Only for few: the whole stays as columns."""
+    return [IndexedEpisode(**row) for row in table.to_pylist()]
+
+
 def _no_episodes() -> pa.Table:
     from nip_core.rollouts.schema import EPISODES
 
@@ -254,13 +306,7 @@ def _count_generations(generations: pa.Table) -> pa.Table:
             ]
         )
     )
-    return pa.table(
-        {
-            "episode": whole["episode"],
-            "calls": whole["count_all_sum"],
-            "invalid": whole["is_invalid_sum_sum"],
-            "prompt_tokens": whole["prompt_tokens_sum_sum"],
-            "completion_tokens": whole["completion_tokens_sum_sum"],
-            "models": pc.binary_join(whole["model_served_list"], "\n"),
-        }
+    models = pc.binary_join(whole["model_served_list"], "\n")
+    return (
+        whole.select([*_SUMMED]).rename_columns([*_SUMMED.values()]).append_column("models", models)
     )

@@ -9,7 +9,7 @@ The address is the state: what a page shows follows from it alone, so that it ca
 back to.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import urlencode
@@ -39,7 +39,14 @@ SORTS: Mapping[str, str] = {
     "reward": "lowest reward",
     "rounds": "most rounds",
 }
-_EQUAL = {"split": "split", "difficulty": "difficulty", "mutation": "mutation"}
+_EQUAL = {
+    "split": "split",
+    "difficulty": "difficulty",
+    "mutation": "mutation",
+    "outcome": "outcome",
+}
+_EQUAL_NUMBER = {"iteration": "iteration", "decision": "decision", "label": "y"}
+"""Filters that a row passes if its column, beside them, has their value."""
 _NONE = "none"  # stands for a value that is not there
 _WORST_FIRST = pa.array([FAILED, WRONG, RIGHT])
 
@@ -113,6 +120,40 @@ class Query:
         return f"?{urlencode(named)}" if named else ""
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """What the address of a comparison asks for: two places, RUN@ITERATION, and which pairs."""
+
+    a: str = ""
+    b: str = ""
+    split: str = ""
+    kind: str = ""
+    page: int = 1
+
+    @classmethod
+    def parse(cls, asked: Mapping[str, str], kinds: Collection[str]) -> "Comparison":
+        """Read an address; `kinds` are those that pairs have. Raises QueryError."""
+        unknown = {*asked} - {field.name for field in fields(cls)}
+        if unknown:
+            raise QueryError(
+                f"{', '.join(sorted(unknown))}: a comparison has a, b, split, kind and page"
+            )
+        values: dict[str, Any] = {**asked}
+        compared = cls(**{**values, "page": max(1, read_number(values.get("page"), 1))})
+        if compared.kind and compared.kind not in kinds:
+            raise QueryError(f"kind={compared.kind}: use one of {', '.join(kinds)}")
+        return compared
+
+
+def read_number(text: str | None, default: int) -> int:
+    """Read a number of an address; without one, `default`. Raises QueryError."""
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise QueryError(f"{text}: a number was expected")
+    return int(text)
+
+
 def find_rows(
     table: pa.Table, query: Query, with_text: pa.Array | None = None
 ) -> NDArray[np.int64]:
@@ -131,33 +172,29 @@ def find_rows(
 
 
 def _build_conditions(table: pa.Table, query: Query, with_text: pa.Array | None) -> Iterable[Any]:
-    if query.iteration:
-        yield pc.equal(table["iteration"], int(query.iteration))
+    for name, column in _EQUAL_NUMBER.items():
+        if value := getattr(query, name):
+            yield pc.equal(table[column], int(value))
     for name, column in _EQUAL.items():
         if value := getattr(query, name):
-            is_none = value == _NONE and name != "split"
+            is_none = value == _NONE and name in ("difficulty", "mutation")
             yield pc.is_null(table[column]) if is_none else pc.equal(table[column], value)
     if query.verdict == "not-right":
         yield pc.not_equal(table["verdict"], RIGHT)
     elif query.verdict:
         yield pc.equal(table["verdict"], query.verdict)
-    if query.outcome:
-        yield pc.equal(table["outcome"], query.outcome)
-    if query.decision:
-        yield pc.equal(table["decision"], int(query.decision))
-    if query.label:
-        yield pc.equal(table["y"], int(query.label))
     if query.invalid:
         compare = pc.greater if query.invalid == "1" else pc.equal
         yield compare(table["invalid"], 0)
     if query.model:
         yield _has_model(table["models"], query.model)
     if query.problem:
+        names = table["problem"]
         exact = len(query.problem) > 1 and query.problem[0] == query.problem[-1] == '"'
         if exact:
-            yield pc.equal(table["problem"], query.problem[1:-1])
+            yield pc.equal(names, query.problem[1:-1])
         else:
-            yield pc.match_substring(table["problem"], query.problem, ignore_case=True)
+            yield pc.match_substring(names, query.problem, ignore_case=True)
     if with_text is not None:
         yield pc.is_in(table["key"], value_set=with_text)
 

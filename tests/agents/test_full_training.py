@@ -130,7 +130,7 @@ async def test_a_new_base_model_is_proved_plays_and_is_trained_on(tmp_path, monk
         # The first one, which the second has replaced, is brought back where it is to play.
         async with here.http.get(f"/v1/models/{names[0]}") as answer:
             assert not (await answer.json())["nip"]["served"]
-        brought = await group._jobs.proved(names[0], "tiny", "its-job")
+        brought = await group._jobs.prove_model(names[0], "tiny", "its-job")
         assert brought.kind == "base" and brought.proof["matches"]
     original = load_file(f"{resolve_model('tiny')}/model.safetensors")
     for before, after in ((original, weights[0]), (weights[0], weights[1])):

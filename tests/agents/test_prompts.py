@@ -21,7 +21,7 @@ from nip_core.hashing import digest
 from nip_core.parameters import load_parameters
 from nip_core.protocols import Move, Turn
 from nip_core.protocols.nip import NipProtocol
-from nip_core.protocols.scales import ACCEPT, NO_DECISION, REJECT, SCALES, discrete
+from nip_core.protocols.scales import ACCEPT, NO_DECISION, REJECT, SCALES, round_value
 from nip_core.scenarios import make_scenario
 from nip_core.scenarios.prompts import PLACEHOLDERS, SystemPrompts
 from nip_core.session.contents import template_digests
@@ -205,7 +205,7 @@ def test_a_decision_as_the_prompt_shows_it_is_taken_for_one(name, zero_knowledge
             shown = {move.value for move in moves}
             ends = {-1.0, 1.0} if scale.is_numeric else set(scale.values.values())
             assert shown == ends | ({0.0} if scale.is_numeric else set())
-            assert all(m.decision == discrete(m.value) and not m.messages for m in moves)
+            assert all(m.decision == round_value(m.value) and not m.messages for m in moves)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -307,7 +307,7 @@ def paid(table, agent, seed, y, value, stance=None):
     """What the game pays for a decision of this value in the last round (None: no decision)."""
     protocol = table.protocol
     round_ = turns_of(table, "verifier", seed)[-1]
-    move = Move({"main": "?"}) if value is None else Move(decision=discrete(value), value=value)
+    move = Move({"main": "?"}) if value is None else Move(decision=round_value(value), value=value)
     turns = [Turn(round_, "verifier", "", move)]
     return protocol.judge(round_, seed, y, stance, turns).rewards[agent]
 

@@ -13,9 +13,9 @@ from factory.problems.build import (
     SPLITS,
     Row,
     build,
+    choose_split,
     is_buggy,
     main,
-    split_of,
     survivors,
     write_split,
 )
@@ -126,7 +126,7 @@ def test_both_labels_are_written_in_the_same_style(rows):
 
 def test_a_problem_is_in_the_split_of_its_name(rows):
     for split, found in rows.items():
-        assert {split_of(row["question_id"].partition("/")[2]) for row in found} == {split}
+        assert {choose_split(row["question_id"].partition("/")[2]) for row in found} == {split}
     assert 0.6 < len(rows["train"]) / sum(map(len, rows.values())) < 0.8
 
 

@@ -11,7 +11,7 @@ from ticking import Ticking, small_parameters
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Stage
 from nip_core.progress.outlook import observe_run
-from nip_core.protocols import agent_names_of, protocol_names
+from nip_core.protocols import list_agent_names, protocol_names
 from nip_prefect.flows.live import frame, watch
 from nip_prefect.flows.options import Shown
 from nip_prefect.flows.printing import show_run
@@ -142,7 +142,7 @@ def test_the_last_tables_fit_eighty_columns(protocol, differ, capsys, monkeypatc
     monkeypatch.setenv("COLUMNS", "80")
     names = ["a_group_whose_name_is_longer_than_any_column", "another_such_group_of_provers"]
     if protocol != "long names":
-        names = [*agent_names_of(protocol, zero_knowledge=differ)]
+        names = [*list_agent_names(protocol, zero_knowledge=differ)]
     ends = itertools.cycle(ENDS if differ else ENDS[:1])
     jobs = {name: {"status": next(ends), "reason": None} for name in names}
     entries = [{"iteration": i, "test": TEST, "jobs": jobs, "league": [LEAGUE]} for i in (0, 9999)]

@@ -22,10 +22,10 @@ from playing import agent_of
 from nip_core.scenarios import Problem
 from nip_core.scenarios.arithmetic.chains import (
     CHAIN,
+    ChainStep,
     Question,
-    Step,
     read_steps,
-    solution_text,
+    write_steps,
 )
 
 Named = Literal["the mistake", "nothing", "a right step"]
@@ -41,10 +41,10 @@ def chain(steps: int, mistake: int | None, first: int) -> Problem:
     value, calculated = asked.start, []
     for number in range(1, steps + 1):
         result = value + 3 + (number == mistake)
-        calculated.append(Step(value, "+", 3, result))
+        calculated.append(ChainStep(value, "+", 3, result))
         value = result
     name = f"{mistake or 'right'}-{first}"
-    text = solution_text(calculated)
+    text = write_steps(calculated)
     return Problem(name, name, asked.text(CHAIN), text, int(mistake is None))
 
 
@@ -89,7 +89,7 @@ def _expert(named: int | None) -> str:
     return "Answer: So " + (f"this is wrong: Step {named}." if named else "no step is wrong.")
 
 
-def _verifier(body: dict[str, Any], calculated: list[Step], turns: int) -> str:
+def _verifier(body: dict[str, Any], calculated: list[ChainStep], turns: int) -> str:
     said = [m["content"] for m in body["messages"] if m["role"] == "assistant"]
     heard = [m["content"] for m in body["messages"][1:] if m["role"] != "assistant"]
     checked = {int(n) for text in said for n in re.findall(r"Step (\d+):", text)}

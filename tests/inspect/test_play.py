@@ -44,7 +44,7 @@ def check_same(log: EvalLog, run: RunStore, episodes: int) -> None:
     assert len(asked) == len(generations)
     for row in asked:
         assert row == {**generations[row["key"]], "model_asked": MODEL}
-    check_figures(log, evaluate(tables.episodes, tables.generations))
+    check_figures(log, evaluate(tables.episodes, tables.generations).as_json())
 
 
 def check_figures(log: EvalLog, metrics: dict) -> None:

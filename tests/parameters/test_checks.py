@@ -8,7 +8,7 @@ import pytest
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters, load_parameters
 from nip_core.parameters.checks import GROUP_SETTINGS
-from nip_core.parameters.stored import from_stored
+from nip_core.parameters.stored import read_settings
 from nip_core.servers.endpoints import group_endpoints
 
 MINIMAL = {"run_name": "a", "dataset": "families"}
@@ -204,7 +204,7 @@ def test_an_address_that_is_set_is_used_though_it_is_the_default(names, engine):
         for read in (
             parameters,
             HyperParameters.from_dict(parameters.to_dict()),
-            from_stored(json.loads(json.dumps(parameters.to_dict()))),
+            read_settings(json.loads(json.dumps(parameters.to_dict()))),
         ):
             endpoints = group_endpoints(read, "g", {"NIP_API_KEY": "k"})
             assert endpoints.control.base_url == "http://localhost:5000/v1"

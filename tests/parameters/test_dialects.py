@@ -7,7 +7,7 @@ import pytest
 from nip_core.errors import SettingsError
 from nip_core.parameters import load_parameters
 from nip_core.parameters.dialects import DIALECTS
-from nip_core.parameters.shutdowns import LAST_JOBS, SHUTDOWNS, shutdown_warnings
+from nip_core.parameters.shutdowns import LAST_JOBS, SHUTDOWNS, list_shutdown_warnings
 from nip_core.rollouts.model_call import request_body
 from nip_core.servers.endpoints import group_endpoints
 
@@ -17,6 +17,7 @@ HOSTS = [
     ("https://openrouter.ai/api/v1", "openrouter"),
     ("https://generativelanguage.googleapis.com/v1beta/openai/", "gemini"),
     ("https://api.anthropic.com/v1/", "anthropic"),
+    ("https://api.together.xyz/v1", "together"),
     ("https://api.mistral.ai/v1", "mistral"),
 ]
 # By dialect, what an agent with a seed, a limit and an effort asks for.
@@ -24,6 +25,7 @@ BODIES = {
     "openai": {"max_completion_tokens": 9, "seed": 5, "reasoning_effort": "low", "n": 2},
     "self_hosted": {"max_tokens": 9, "seed": 5, "n": 2},
     "openrouter": {"max_tokens": 9, "seed": 5, "reasoning": {"effort": "low"}},
+    "together": {"max_tokens": 9, "seed": 5, "n": 2},
     "gemini": {"max_tokens": 9, "reasoning_effort": "low", "n": 2},
     "anthropic": {"max_tokens": 9},
     "mistral": {"max_tokens": 9, "random_seed": 5, "reasoning_effort": "low", "n": 2},
@@ -99,19 +101,19 @@ def test_aliases_reach_whoever_asks():
 @pytest.mark.parametrize("model", ["gpt-4o-mini-2024-07-18", "ft:gpt-4o-mini-2024-07-18:me::a1"])
 def test_a_model_that_ends_is_warned_of(model):
     day = SHUTDOWNS["gpt-4o-mini-2024-07-18"]
-    (before,) = shutdown_warnings(run(model_name=model), date(2026, 11, 24))
+    (before,) = list_shutdown_warnings(run(model_name=model), date(2026, 11, 24))
     ends = "agents.verifier: OpenAI shuts gpt-4o-mini-2024-07-18 and all fine-tunes of it down"
     assert before == f"{ends} in 51 days, on 2027-01-14"
-    (after,) = shutdown_warnings(run(model_name=model), day)
+    (after,) = list_shutdown_warnings(run(model_name=model), day)
     assert after.endswith("of it down on 2027-01-14") and "has shut" in after
 
 
 def test_training_at_openai_is_warned_of_and_others_are_not():
     trains = {"freeze_agent": False, "chat_format": "named"}
-    (line,) = shutdown_warnings(run(**trains), date(2026, 11, 24))
+    (line,) = list_shutdown_warnings(run(**trains), date(2026, 11, 24))
     assert line.startswith("OpenAI takes no new fine-tune jobs from 2027-01-06 on")
-    (line,) = shutdown_warnings(run(**trains), LAST_JOBS)
+    (line,) = list_shutdown_warnings(run(**trains), LAST_JOBS)
     assert line.startswith("OpenAI has taken no new")
     for other in ({"model_provider": "SelfHosted"}, {"base_url": "http://localhost:1/v1"}):
         ending = run(model_name="gpt-4o", **trains, **other)
-        assert shutdown_warnings(ending, LAST_JOBS) == []
+        assert list_shutdown_warnings(ending, LAST_JOBS) == []

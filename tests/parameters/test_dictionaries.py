@@ -18,7 +18,7 @@ from nip_core.parameters import (
     RlTrainerParameters,
     load_parameters,
 )
-from nip_core.parameters.stored import from_stored, with_defaults
+from nip_core.parameters.stored import complete_settings, read_settings
 
 MINIMAL = {"run_name": "a", "dataset": "families"}
 EVERYTHING = load_parameters(
@@ -182,7 +182,7 @@ def test_settings_of_an_earlier_version_are_read_with_todays_defaults():
         "rl": {"lr": 0.01, "gone": 1},
     }
     before = copy.deepcopy(earlier)
-    today = from_stored(earlier)
+    today = read_settings(earlier)
     assert earlier == before
     assert today == load_parameters(
         {
@@ -191,7 +191,7 @@ def test_settings_of_an_earlier_version_are_read_with_todays_defaults():
             "rl": {"lr": 0.01},
         }
     )
-    assert with_defaults(earlier)["rl"]["gone"] == 1
+    assert complete_settings(earlier)["rl"]["gone"] == 1
 
 
 def test_test_settings_can_be_made():

@@ -8,7 +8,7 @@ import pytest
 
 from nip_core.errors import RunConflictError
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters, load_parameters
-from nip_core.parameters.stored import from_stored
+from nip_core.parameters.stored import read_settings
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import Identity, RunStore
 
@@ -72,6 +72,6 @@ def test_a_setting_that_is_gone_is_a_difference(tmp_path):
 
 
 def test_its_settings_can_be_read_as_todays():
-    today = from_stored(EARLIER)
+    today = read_settings(EARLIER)
     assert isinstance(today, HyperParameters)
     assert today == load_parameters(QUICKSTART, SAME)

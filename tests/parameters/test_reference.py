@@ -9,7 +9,7 @@ import pytest
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.base import Parameters, groups_in
 from nip_core.parameters.not_for_text import NOT_FOR_TEXT, OTHERWISE, is_for_ancestor
-from nip_core.parameters.reference import original, reference
+from nip_core.parameters.reference import page_of_original_settings, page_of_settings
 from nip_core.parameters.update_schedule import SCHEDULES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -46,14 +46,16 @@ def limits(annotation: Any, metadata: tuple[Any, ...] = ()) -> list[str]:
 
 
 def test_the_pages_are_up_to_date():
-    assert (DOCS / "settings.md").read_text(encoding="utf-8") == reference()
-    assert (DOCS / "settings-original.md").read_text(encoding="utf-8") == original()
+    assert (DOCS / "settings.md").read_text(encoding="utf-8") == page_of_settings()
+    assert (DOCS / "settings-original.md").read_text(
+        encoding="utf-8"
+    ) == page_of_original_settings()
 
 
 # LrFactors are what agent_lr_factor may hold.
 @pytest.mark.parametrize(("kind", "name"), [(k, n) for k, n in FIELDS if k.__name__ != "LrFactors"])
 def test_every_setting_is_on_one_page_and_the_one_where_people_look(kind, name):
-    pages = reference(), original()
+    pages = page_of_settings(), page_of_original_settings()
     on = [f"`{name}`" in pages[0], bool(re.search(rf"`[\w.<>]*{name}`", pages[1]))]
     for_ancestor = is_for_ancestor(kind.__name__, name)
     assert on[for_ancestor]
@@ -88,7 +90,7 @@ def test_bounds_and_choices_are_found_where_there_are_some():
 
 
 def test_every_group_and_every_setting_without_a_meaning_has_its_place_on_the_page():
-    page = reference() + original()
+    page = page_of_settings() + page_of_original_settings()
     assert len(GROUPS) > 18 and all(kind.__doc__ for kind in GROUPS)
     # Outside of a code span <name> is a tag, which pages leave out.
     for title in ("Top level", "`agents.<name>`", "`agents.<name>` (random)", "`rl`", "`base_run`"):

@@ -4,8 +4,8 @@ import pytest
 
 from nip_core.hashing import derive_key, numbered_keys
 from nip_core.problems import mutants, normalise
-from nip_core.problems.rewrite import apply
-from nip_core.problems.variants import told
+from nip_core.problems.rewrite import apply_rewrite
+from nip_core.problems.variants import report_progress
 
 
 def changes(source, kind):
@@ -116,12 +116,12 @@ def test_what_is_not_python_is_refused():
     ],
 )
 def test_each_rewrite_writes_it_differently(kind, before, after):
-    assert apply(body(before), kind) == body(after) + "\n"
+    assert apply_rewrite(body(before), kind) == body(after) + "\n"
 
 
 def test_a_loop_with_continue_stays_a_for_loop():
     source = body("for i in range(b):\n    if i:\n        continue\n    a += i\nreturn a") + "\n"
-    assert apply(source, "while_loop") == source
+    assert apply_rewrite(source, "while_loop") == source
 
 
 def test_the_order_of_mutants_is_that_of_keys_hashed_from_the_whole_text():
@@ -131,5 +131,9 @@ def test_the_order_of_mutants_is_that_of_keys_hashed_from_the_whole_text():
 
 def test_whoever_waits_for_many_problems_is_told_how_far_they_are():
     lines = []
-    assert list(told("abc", lines.append, "problems have mutants", every_s=0)) == ["a", "b", "c"]
+    assert list(report_progress("abc", lines.append, "problems have mutants", every_s=0)) == [
+        "a",
+        "b",
+        "c",
+    ]
     assert lines[-1] == "2 of 3 problems have mutants"

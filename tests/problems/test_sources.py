@@ -10,15 +10,15 @@ from small_source import apps_rows, human_eval_rows, mbpp_rows, write_files, wri
 
 from nip_core.errors import DatasetError
 from nip_core.problems.sources import read_source
-from nip_core.problems.tested import Tested, TestRunner, first_failure, plain
-from nip_core.scenarios.rows import SPLITS, splits_of
+from nip_core.problems.tested import Tested, TestRunner, describe_first_failure, write_plainly
+from nip_core.scenarios.rows import SPLITS, choose_splits
 
 RUNNER = TestRunner(workers=1, max_steps=2_000_000, allow_without_namespaces=True)
 
 
 def reports_of(problems):
     return RUNNER.run(
-        (p, plain(text)) for p in problems for text in p.solutions if text != "print 1"
+        (p, write_plainly(text)) for p in problems for text in p.solutions if text != "print 1"
     )
 
 
@@ -186,11 +186,11 @@ def test_files_without_tests_question_or_sense_are_counted(tmp_path):
 
 def test_no_split_is_empty_and_one_that_is_given_stays():
     for count in range(3, 12):
-        splits = splits_of({f"p{number}": None for number in range(count)})
+        splits = choose_splits({f"p{number}": None for number in range(count)})
         assert set(splits.values()) == set(SPLITS), count
-    assert splits_of(dict.fromkeys("abcd", "test"))["a"] in SPLITS
+    assert choose_splits(dict.fromkeys("abcd", "test"))["a"] in SPLITS
     given = {"a": "test", "b": "train", "c": "validation", "d": None}
-    assert {k: v for k, v in splits_of(given).items() if k != "d"} == {
+    assert {k: v for k, v in choose_splits(given).items() if k != "d"} == {
         k: v for k, v in given.items() if v
     }
 
@@ -243,6 +243,6 @@ def test_files_that_can_not_be_read_are_left_out_and_what_failed_is_said_first(t
     assert out.detail.startswith("can't be read as Python: ")
     clamp = source.problems[0]
     (report,) = RUNNER.run([(clamp, "def clamp(x, low, high):\n    return missing\n")]).values()
-    failure = first_failure(clamp.tests, report)
+    failure = describe_first_failure(clamp.tests, report)
     assert failure.startswith("NameError: name 'missing' is not defined in ...")
     assert failure.endswith("test_0()\n") and len(failure) < 250

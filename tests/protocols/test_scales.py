@@ -10,7 +10,7 @@ from nip_core.protocols.scales import (
     REJECT,
     SCALES,
     ScaleName,
-    discrete,
+    round_value,
 )
 
 COUNTS = {
@@ -38,7 +38,7 @@ def test_a_scale_rises_from_full_rejection_to_full_acceptance_symmetrically(scal
     assert values == [-value for value in reversed(values)]
     # Half reject, half accept, and the middle, where there is one, is neither.
     half, odd = divmod(len(values), 2)
-    assert [discrete(v) for v in values] == [REJECT] * half + [NEITHER] * odd + [ACCEPT] * half
+    assert [round_value(v) for v in values] == [REJECT] * half + [NEITHER] * odd + [ACCEPT] * half
 
 
 @pytest.mark.parametrize("scale", SCALES.values(), ids=lambda scale: scale.name)

@@ -10,10 +10,10 @@ from stored_rows import typed_generations
 
 from nip_core.evaluation.episode_transcripts import transcript_of
 from nip_core.game import reasons
-from nip_core.game.reasons import KINDS, kind_of
+from nip_core.game.reasons import KINDS, sort_reason
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import load_parameters
-from nip_core.parameters.stored import from_stored
+from nip_core.parameters.stored import read_settings
 from nip_core.viewer.episode_page import _render_chats
 
 ROOT = Path(__file__).parents[2]
@@ -178,7 +178,7 @@ def test_every_hint_names_a_form_that_is_read(kind, protocol, version):
 def test_a_run_of_a_version_without_the_setting_has_it_off():
     earlier = json.loads((ROOT / "tests" / "parameters" / "earlier_run.json").read_text())
     assert not any("retry_hint" in agent for agent in earlier["agents"].values())
-    assert not any(a.retry_hint for a in from_stored(earlier).model_agents.values())
+    assert not any(a.retry_hint for a in read_settings(earlier).model_agents.values())
 
 
 # The kinds.
@@ -199,7 +199,7 @@ def reasons_in_the_code():
 
 
 def test_every_reason_of_the_parser_has_a_kind():
-    found = {reason: kind_of(reason) for reason in reasons_in_the_code()}
+    found = {reason: sort_reason(reason) for reason in reasons_in_the_code()}
     others = {reason for reason, kind in found.items() if kind == "other"}
     assert len(found) >= 15
     assert others == {"half a surrogate pair at character 100"}
@@ -225,12 +225,12 @@ async def test_an_answer_is_invalid_for_the_reason_that_a_reader_would_give(text
         settings(), in_turn(verifier=["Question: a?", text, "Decision: accept"], prover=["b"])
     )
     invalid = played.generations()[2]
-    assert kind_of(invalid["invalid_reason"], "stop", invalid["text"]) == kind
+    assert sort_reason(invalid["invalid_reason"], "stop", invalid["text"]) == kind
 
 
 def test_what_was_cut_off_is_called_that():
-    assert kind_of("a verdict that is not clear", "length") == "cut_off"
-    assert kind_of("anything else", "content_filter") == "other"
+    assert sort_reason("a verdict that is not clear", "length") == "cut_off"
+    assert sort_reason("anything else", "content_filter") == "other"
 
 
 def test_the_hint_of_an_answer_that_was_cut_off_names_the_limit():

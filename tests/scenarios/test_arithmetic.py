@@ -16,13 +16,13 @@ from nip_core.scenarios import find_scenario, make_scenario
 from nip_core.scenarios.arithmetic.chains import (
     CHAIN,
     STORIES,
+    ChainStep,
     Question,
-    Step,
     draw_chain,
     is_right,
     read_question,
     read_steps,
-    solution_text,
+    write_steps,
 )
 from nip_core.scenarios.datasets import check_splits, load_problems
 
@@ -76,7 +76,7 @@ def test_a_chain_has_one_wrong_step_of_the_kind_it_names_or_none(
     assert len(wrong) == len(mistakes[:1])
     assert kind is None if not mistakes else kind in mistakes
     assert all(2 <= value < below for step in steps for value in (step.left, step.result))
-    assert read_steps(solution_text(steps)) == steps
+    assert read_steps(write_steps(steps)) == steps
     asked = Question(start, tuple((step.sign, step.right) for step in steps))
     assert is_right(asked, steps) == (not wrong)
     for step in wrong:
@@ -233,7 +233,7 @@ def test_a_run_learns_from_it_with_scripted_replies(tmp_path):
 
 
 def test_a_wrong_step_shows_its_true_result():
-    assert Step(47, "+", 8, 54).true_result == 55
+    assert ChainStep(47, "+", 8, 54).true_result == 55
 
 
 @pytest.mark.parametrize(

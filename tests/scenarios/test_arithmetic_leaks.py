@@ -10,7 +10,7 @@ from arithmetic_rules import OF_LINES, OF_QUESTIONS, OF_RESULTS, accuracy, probl
 from nip_core.errors import DatasetError
 from nip_core.hashing import digest
 from nip_core.scenarios import find_scenario
-from nip_core.scenarios.arithmetic.chains import CALCULATE, operands
+from nip_core.scenarios.arithmetic.chains import CALCULATE, list_operands
 from nip_core.scenarios.arithmetic.pairs import draw_pair
 
 SIZE = 2000
@@ -57,7 +57,7 @@ def test_true_and_shown_values_stay_in_the_range_and_either_may_be_the_truth(cas
             rightly = {
                 CALCULATE[sign](line.left, number)
                 for sign in signs
-                for number in operands(sign, line.left, one.below)
+                for number in list_operands(sign, line.left, one.below)
             }
             assert line.result in rightly
         # The calculation goes on with it, and does what is asked.

@@ -14,7 +14,7 @@ from nip_core.game import parsing
 from nip_core.game.decisions import InvalidDecision, MissingPart
 from nip_core.game.parsing import AnswerForm, InvalidResponse, parse_response
 from nip_core.protocols import NO_DECISION
-from nip_core.protocols.scales import SCALES, discrete
+from nip_core.protocols.scales import SCALES, round_value
 
 HEADERS = {"first": "Question for Expert_1:", "second": "Question for Expert_2:"}
 TABLE = yaml.safe_load((Path(__file__).parent / "answers.yaml").read_text(encoding="utf-8"))
@@ -36,7 +36,7 @@ def meaning(text, form_):
     if move.decision == NO_DECISION:
         assert move.value is None
         return dict(move.messages)
-    assert move.messages == {} and move.decision == discrete(move.value)
+    assert move.messages == {} and move.decision == round_value(move.value)
     (answer,) = (a for a, value in form_.scale.values.items() if value == move.value)
     return answer
 

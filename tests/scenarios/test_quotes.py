@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nip_core.scenarios.reading.quotes import marked
+from nip_core.scenarios.reading.quotes import mark_quotes
 
 PASSAGE = "Oskar took the brass key. He  keeps\neverything, gold included, in the “old” barn."
 TEXTS = [
@@ -225,22 +225,22 @@ def test_marks_are_nobodys_to_set_however_they_are_spelt():
     for opens, ends, closes, name in tags:
         for mark in (name, name.replace("v", "u").replace("V", "U")):
             said = f"See: {opens}{mark}{closes}no key{opens}{ends}{mark}{closes}."
-            read = marked(said, PASSAGE)
+            read = mark_quotes(said, PASSAGE)
             assert "<v_quote>" not in read, said
             rest = re.sub("</?(?:u_)?quote>", "|", read)
             assert not MARK.search(as_it_looks(rest)), (said, read)
             # The words of a quote in marks that it set itself are checked all the same.
-            seen.append(marked(said.replace("no key", "the brass key"), PASSAGE))
+            seen.append(mark_quotes(said.replace("no key", "the brass key"), PASSAGE))
     tagged = [read for read in seen if read == "See: <v_quote>the brass key</v_quote>."]
     assert len(SPELLINGS) > 100 and len(tagged) > len(SPELLINGS)
 
 
 def test_a_mark_within_a_comment_or_written_backwards_is_none():
     for mark in ("<!-- v_quote -->", "<b title='v_quote'>", "<!-- &#118;_quote -->"):
-        assert not MARK.search(marked(mark, PASSAGE).replace("&#118;", "v"))
+        assert not MARK.search(mark_quotes(mark, PASSAGE).replace("&#118;", "v"))
     for turn, back in (("\u202e", "\u202c"), ("\u202b", "\u202c"), ("\u2067", "\u2069")):
         backwards = "<etouq_v/>yek on<etouq_v>"
-        assert marked(f"{turn}{backwards}{back}", PASSAGE) == backwards
+        assert mark_quotes(f"{turn}{backwards}{back}", PASSAGE) == backwards
 
 
 @pytest.mark.parametrize(
@@ -256,9 +256,9 @@ def test_a_mark_within_a_comment_or_written_backwards_is_none():
     ],
 )
 def test_other_text_is_read_as_it_was_written(text):
-    assert marked(text, PASSAGE) == text
+    assert mark_quotes(text, PASSAGE) == text
     quoted = f"{text} <quote>the brass key</quote> {text}"
-    assert marked(quoted, PASSAGE) == f"{text} <v_quote>the brass key</v_quote> {text}"
+    assert mark_quotes(quoted, PASSAGE) == f"{text} <v_quote>the brass key</v_quote> {text}"
 
 
 UNSEEN_LETTERS = ["", "", "", "\u200b", "\xad", "\ufe0f", "\u0301", "\u034f", "\u2066", " ", "\\"]
@@ -287,7 +287,7 @@ def spelt(draw):
 @settings(max_examples=60)
 @given(st.lists(st.one_of(spelt(), st.sampled_from(TEXTS)), max_size=6).map("".join))
 def test_no_spelling_of_a_mark_reaches_anybody(message):
-    read = marked(message, PASSAGE)
+    read = mark_quotes(message, PASSAGE)
     flat = " ".join(PASSAGE.split())
     for words in re.findall(r"<v_quote>((?:(?!<.?[vu]_quote>).)*)</v_quote>", read, re.DOTALL):
         assert " ".join(words.translate({0x200B: None, 0xAD: None}).split()) in flat

@@ -18,8 +18,8 @@ from nip_core.parameters import load_parameters
 from nip_core.protocols import protocol_names
 from nip_core.scenarios import make_scenario
 from nip_core.scenarios.datasets import check_splits, load_problems
-from nip_core.scenarios.reading.passages import KINDS, passages, split_of
-from nip_core.scenarios.reading.quotes import count_quotes, marked
+from nip_core.scenarios.reading.passages import KINDS, choose_chain_split, make_passages
+from nip_core.scenarios.reading.quotes import count_quotes, mark_quotes
 
 SPLITS = ("train", "validation", "test")
 PASSAGE = "Oskar took the brass key. He  keeps\neverything, gold included, in the “old” barn."
@@ -93,7 +93,7 @@ def scenario(**scenario_settings):
     ],
 )
 def test_quotes_are_checked_against_the_passage(message, expected):
-    assert marked(message, PASSAGE) == expected
+    assert mark_quotes(message, PASSAGE) == expected
 
 
 TRICKS = ["<", ">", "/", "v_", "u_", "quote", "quote>", "&lt;", "&gt;", "\u200b", "\uff1c", " "]
@@ -103,7 +103,7 @@ TEXTS = ["the brass", " key", "gold", "no key", "Oskar", "“old” barn."]
 
 @given(st.lists(st.sampled_from([*TRICKS, *TAGS, *TEXTS]), max_size=14).map("".join))
 def test_nobody_can_set_a_mark(message):
-    text = marked(message, PASSAGE)
+    text = mark_quotes(message, PASSAGE)
     pairs = re.compile(r"<(v|u)_quote>((?:(?!<.?[vu]_quote>).)*)</\1_quote>", re.DOTALL)
     flat = " ".join(PASSAGE.split())
     for mark, quote in pairs.findall(text):
@@ -142,7 +142,8 @@ def test_passages_are_balanced_split_and_the_same_at_each_call(answers):
 
 def test_passages_stay_what_they_are():
     assert (
-        digest([asdict(p) for p in passages(0, "test", 40, (2, 4), 3)])[:16] == "451d8cb07f75d570"
+        digest([asdict(p) for p in make_passages(0, "test", 40, (2, 4), 3)])[:16]
+        == "451d8cb07f75d570"
     )
 
 
@@ -150,7 +151,7 @@ def test_an_answer_needs_two_facts_and_no_chain_stands_in_two_splits():
     kinds = {kind.question.partition("{")[0]: kind for kind in KINDS}
     chains = {}
     for split in SPLITS:
-        for passage in passages(0, split, 120, (2, 4), 3):
+        for passage in make_passages(0, split, 120, (2, 4), 3):
             kind = next(k for start, k in kinds.items() if passage.question.startswith(start))
             (start, middle, end), (_, _, other_end) = passage.chains[:2]
             sentences = [s.lower() for s in re.split(r"(?<=\.) ", passage.text)]
@@ -163,7 +164,7 @@ def test_an_answer_needs_two_facts_and_no_chain_stands_in_two_splits():
             assert all(sum(e.lower() in s for s in sentences) == 1 for e in (end, other_end))
             for chain in passage.chains:
                 assert chains.setdefault((kind.name, chain), split) == split
-                assert split_of(kind.name, chain) == split
+                assert choose_chain_split(kind.name, chain) == split
 
 
 def test_settings_of_passages_are_checked():
@@ -292,7 +293,7 @@ def test_markup_of_an_article_is_taken_out_so_that_quotes_can_span_it(tmp_path):
     problems = load_problems(scenario(answers="one"), path, "train")
     assert {p.columns["passage"] for p in problems} == {"A red\nbox & a\nmap."}
     passage = problems[0].columns["passage"]
-    assert marked("<quote>red box & a map</quote>", passage).startswith("<v_quote>")
+    assert mark_quotes("<quote>red box & a map</quote>", passage).startswith("<v_quote>")
 
 
 @pytest.mark.parametrize(

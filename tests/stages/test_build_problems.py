@@ -22,7 +22,7 @@ from small_source import apps_rows, human_eval_rows, mbpp_rows, write_files, wri
 from nip_core.errors import CorruptionError, DatasetError, SettingsError, StageError, StoreError
 from nip_core.parameters import CodeValidationParameters
 from nip_core.problems import build_problems
-from nip_core.problems.asked_model import ModelOptions
+from nip_core.problems.asked_model import AskedModelOptions
 from nip_core.problems.build_problems import ANSWERS, TESTS, BuildOptions
 from nip_core.problems.sources import read_source
 from nip_core.problems.tested import TestRunner
@@ -370,7 +370,7 @@ def on_server(script, work):
 
 
 def model_at(url, **changes):
-    return ModelOptions("writer", "OpenAI", url, 1.0, 200, (1.0, 2.0), **changes)
+    return AskedModelOptions("writer", "OpenAI", url, 1.0, 200, (1.0, 2.0), **changes)
 
 
 KEY = {"OPENAI_API_KEY": "sk-test"}
@@ -438,7 +438,7 @@ def test_an_estimate_that_is_too_high_or_not_possible_asks_nothing(source, tmp_p
         with pytest.raises(SettingsError, match=r"--at-most-usd 0.001: it may cost \$0.01"):
             build(source, tmp_path / "a", KEY, writer=model_at(url), at_most_usd=0.001)
         with pytest.raises(SettingsError, match=r"--price: writer is paid for"):
-            build(source, tmp_path / "b", KEY, writer=ModelOptions("writer", "OpenAI", url))
+            build(source, tmp_path / "b", KEY, writer=AskedModelOptions("writer", "OpenAI", url))
         with pytest.raises(SettingsError, match="OPENAI_API_KEY"):
             build(source, tmp_path / "c", writer=model_at(url))
         with pytest.raises(SettingsError, match="'typo' is none of boundary, edge_case"):
@@ -544,8 +544,8 @@ def test_difficulty_is_how_many_bugs_a_verifier_notices_on_a_real_server(source,
         environment = {"NIP_API_KEY": handle.api_key}
         model = {"provider": "SelfHosted", "base_url": url, "max_tokens": 300}
         options = {
-            "writer": ModelOptions("writer", **model),
-            "verifier": ModelOptions("reader", **model),
+            "writer": AskedModelOptions("writer", **model),
+            "verifier": AskedModelOptions("reader", **model),
             "styles": ("boundary",),
         }
         facts = build(source, tmp_path / "out", environment, **options)["facts"]

@@ -13,6 +13,7 @@ from small_game import write_config
 
 from nip_core.errors import SettingsError
 from nip_core.game.render import Game, Situation
+from nip_core.jobs.server_calls import EngineStatus
 from nip_core.models import BUNDLED
 from nip_core.parameters import load_parameters
 from nip_core.records.left_out import settle
@@ -173,7 +174,7 @@ async def test_training_on_thoughts_that_a_template_leaves_out_is_refused(there,
 
 async def test_a_rank_that_a_running_server_does_not_take_is_refused(there, tmp_path, monkeypatch):
     async def status(server, model):
-        return {"max_lora_rank": 16}
+        return EngineStatus(max_lora_rank=16)
 
     monkeypatch.setattr("nip_core.jobs.server_calls.LmServer.engine_status", status)
     told = await opening(tmp_path, there, "tiny")

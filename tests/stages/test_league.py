@@ -11,7 +11,7 @@ from nip_core import loop
 from nip_core.errors import SettingsError
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
-from nip_core.parameters.opponents import opponents_of
+from nip_core.parameters.opponents import list_opponents
 from nip_core.rollouts.league import draw_opponents, find_earlier_models
 from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.tables import read_rollouts
@@ -224,9 +224,9 @@ def test_a_league_that_could_not_be_is_refused(changes, says):
 
 def test_the_short_form_is_a_league_of_the_provers_that_are_trained():
     parameters = settings(opponents="league", interaction_protocol="debate")
-    assert opponents_of(parameters) == Game(parameters).protocol.provers
+    assert list_opponents(parameters) == Game(parameters).protocol.provers
     assert parameters.opponents.to_dict()["kind"] == "league"
-    assert opponents_of(settings()) == ()
+    assert list_opponents(settings()) == ()
     assert parameters == load_parameters(parameters.to_dict())
 
 

@@ -10,7 +10,7 @@ import pytest
 from job_documents import job_document
 
 from nip_core.errors import CorruptionError
-from nip_core.evaluation.embedding import fair_share, thinned
+from nip_core.evaluation.embedding import fair_share, thin_out
 from nip_core.loop import directly
 from nip_core.parameters import load_parameters
 from nip_core.records.iterations import BLOCK, Records
@@ -112,7 +112,7 @@ def test_a_block_that_does_not_count_costs_nothing(run, damage):
     path = "a/shown/0000.json"
     content = run.store.get(path)
     document(run, run.metrics(1, "train"), {"accuracy": 0.75, "episodes": 2})
-    assert Records(run).of(1).metrics("train")["accuracy"] == 0.5
+    assert Records(run).of(1).metrics("train").accuracy == 0.5
     if damage == "cut":
         run.store.put(path, content[:-40])
     elif damage == "version":
@@ -121,19 +121,19 @@ def test_a_block_that_does_not_count_costs_nothing(run, damage):
         document(run, "a/superseded/0001/plan.json", {})
     else:
         run.store.delete(path)
-    assert Records(run).of(1).metrics("train")["accuracy"] == 0.75
+    assert Records(run).of(1).metrics("train").accuracy == 0.75
     assert Records(run).finished() == LAST
     with_blocks(run)
     document(run, run.metrics(1, "train"), {"accuracy": 1.0, "episodes": 2})
-    assert Records(run).of(1).metrics("train")["accuracy"] == 0.75
+    assert Records(run).of(1).metrics("train").accuracy == 0.75
 
 
 def test_a_run_that_is_done_again_meanwhile_is_read_anew(run):
     records = with_blocks(run)
     document(run, run.metrics(1, "train"), {"accuracy": 0.75, "episodes": 2})
-    assert records.look_again().of(1).metrics("train")["accuracy"] == 0.5
+    assert records.look_again().of(1).metrics("train").accuracy == 0.5
     document(run, "a/superseded/0001/plan.json", {})
-    assert records.look_again().of(1).metrics("train")["accuracy"] == 0.75
+    assert records.look_again().of(1).metrics("train").accuracy == 0.75
 
 
 def test_a_store_that_lacks_an_early_iteration_is_refused(run):
@@ -194,8 +194,8 @@ def test_what_little_needs_is_left_to_the_others():
 
 
 def test_a_long_list_keeps_its_ends():
-    assert thinned(range(5), 9) == [0, 1, 2, 3, 4]
-    assert thinned(range(100), 4) == [0, 33, 66, 99]
+    assert thin_out(range(5), 9) == [0, 1, 2, 3, 4]
+    assert thin_out(range(100), 4) == [0, 33, 66, 99]
 
 
 async def test_no_more_shards_are_under_way_than_fill_the_places(monkeypatch):

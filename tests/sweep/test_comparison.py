@@ -39,7 +39,7 @@ def played(folder, name, right, problems="the same", **changes):
         commit_shard(run.store, directory, "0000", tables, inputs={})
         join_shards(run.store, directory, ["0000"])
         metrics = evaluate(tables.episodes, tables.generations, seed=parameters.seed)
-        run.write_json_once(run.metrics(iteration, "test"), metrics)
+        run.write_json_once(run.metrics(iteration, "test"), metrics.as_json())
         episodes.append(tables.episodes)
     return episodes
 
@@ -65,7 +65,7 @@ def test_a_difference_has_settings_code_data_models_and_paired_results(runs):
     first, last = found.results
     assert first.iterations == (0, 0) and last.iterations == (2, 2)
     assert first.rates["accuracy"].difference == 0
-    paired = paired_difference(a, b, 11)
+    paired = paired_difference(a, b, 11).as_json()
     assert asdict(last.rates["accuracy"]) == {
         "a": 4 / 12,
         "b": 9 / 12,
@@ -114,7 +114,7 @@ def test_runs_side_by_side_are_a_table_a_figure_and_a_page(runs, tmp_path, capsy
     results = compare_runs([find_played_run("a", str(place)), find_played_run("b", str(place))])
     of_a, of_b = results.runs
     assert (of_a.accuracy, of_b.accuracy) == (4 / 12, 9 / 12)
-    assert of_b.against.p_holm == paired_difference(a, b, 11)["p"]
+    assert of_b.against.p_holm == paired_difference(a, b, 11).p
     assert results.settings["rl.lr"][1] == 0.5
     page = write_comparison(results, tmp_path / "out").read_text()
     assert (

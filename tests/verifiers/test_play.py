@@ -43,7 +43,7 @@ def check_same(episodes: Sequence[vf.WireEpisode], run: RunStore, count: int) ->
     asked = [row for trace in traces for row in trace.info["nip"]["generations"]]
     generations = {row["key"]: row for row in tables.generations.to_pylist()}
     assert {row["key"]: row for row in asked} == generations and len(asked) == len(generations)
-    check_figures(traces, measured(tables.episodes, tables.generations))
+    check_figures(traces, measured(tables.episodes, tables.generations).as_json())
 
 
 def check_figures(traces: Sequence[vf.WireTrace], metrics: dict) -> None:

@@ -10,6 +10,7 @@ import pytest
 from viewing import HOSTILE, client_of, everything, rows_on, text_of
 
 from nip_core.evaluation.invalid import invalid_line
+from nip_core.evaluation.split_metrics import InvalidAnswers
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
@@ -210,7 +211,7 @@ def test_invalid_answers_are_counted_by_reason_in_metrics_report_and_overview(sc
     counted = run.read_json(run.metrics(0, "test"))["invalid_answers"]
     assert counted["invalid"] == len(first) > 0
     assert sum(counted["by_reason"].values()) == len(first)
-    line = invalid_line({"invalid_answers": counted})
+    line = invalid_line(InvalidAnswers.model_validate(counted))
     said = f"{line[0].upper()}{line[1:]}."
     assert said in text_of(client_of(store).get("/runs/scripted").text)
     assert html.escape(said) in run.store.get(f"{run.root}/report.html").decode()

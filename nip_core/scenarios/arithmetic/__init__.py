@@ -12,16 +12,16 @@ from nip_core.scenarios.arithmetic.chains import (
     CHAIN,
     LOWEST,
     STORIES,
+    ChainStep,
     Form,
     Mistake,
     Operator,
     Question,
-    Step,
     draw_chain,
     is_right,
     read_question,
     read_steps,
-    solution_text,
+    write_steps,
 )
 from nip_core.scenarios.arithmetic.pairs import draw_pair
 from nip_core.scenarios.base import Column, Row, Scenario, ScenarioSettings, Words
@@ -126,7 +126,7 @@ class Arithmetic(Scenario):
             if text not in seen:
                 return {
                     "question": text,
-                    "solution": solution_text(steps),
+                    "solution": write_steps(steps),
                     "y": y,
                     "difficulty": f"{settings.steps} steps below {settings.numbers}",
                     "mutation": mistake,
@@ -135,7 +135,7 @@ class Arithmetic(Scenario):
 
     def _draw_steps(
         self, draw: random.Random, start: int, y: int
-    ) -> tuple[list[Step], Mistake | None] | None:
+    ) -> tuple[list[ChainStep], Mistake | None] | None:
         settings = self.settings
         limits = (start, settings.steps, settings.numbers, settings.operators)
         if settings.generator == "chains-1":

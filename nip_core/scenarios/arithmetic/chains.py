@@ -1,12 +1,12 @@
 """Chains of steps: how they are written, read, checked and drawn.
 
-Question     what is asked: a number, and what to do with it, step by step
-Step         a line of a calculation
-read_question, read_steps    of texts; ValueError says what can't be read
-is_right     whether a calculation is the one that is asked for, without a mistake
-draw_chain   a question with its calculation, in which one step may be wrong (see `pairs`, too)
-operands     the numbers that a step may have
-mistaken     the wrong results that a kind of mistake can give
+Question                   what is asked: a number, and what to do with it, step by step
+ChainStep                  a line of a calculation
+read_question, read_steps  of texts; ValueError says what can't be read
+is_right                   whether a calculation is the one that is asked for, without a mistake
+draw_chain                 a question with its calculation; one step may be wrong (see `pairs`)
+list_operands              the numbers that a step may have
+list_mistakes              the wrong results that a kind of mistake can give
 """
 
 import operator
@@ -78,7 +78,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Step:
+class ChainStep:
     """``left sign right = result``, the result as it is written."""
 
     left: int
@@ -92,7 +92,7 @@ class Step:
         return CALCULATE[self.sign](self.left, self.right)
 
 
-def solution_text(steps: Sequence[Step]) -> str:
+def write_steps(steps: Sequence[ChainStep]) -> str:
     """The calculation, a numbered line for each step."""
     return "\n".join(
         f"{number}: {step.left} {step.sign} {step.right} = {step.result}"
@@ -132,18 +132,18 @@ def _number_in(sentence: str, words: str) -> int | None:
     return None if number is None else int(number[1])
 
 
-def read_steps(text: str) -> list[Step]:
+def read_steps(text: str) -> list[ChainStep]:
     """Read the lines of a calculation. Raises ValueError for any other line or number."""
-    steps: list[Step] = []
+    steps: list[ChainStep] = []
     for number, line in enumerate(text.strip().splitlines(), 1):
         read = _LINE.fullmatch(line.strip())
         if read is None or int(read[1]) != number:
             raise ValueError(f"the line {line[:60]!r}; expected a step like '{number}: 4 + 3 = 7'")
-        steps.append(Step(int(read[2]), read[3], int(read[4]), int(read[5])))
+        steps.append(ChainStep(int(read[2]), read[3], int(read[4]), int(read[5])))
     return steps
 
 
-def is_right(question: Question, steps: Sequence[Step]) -> bool:
+def is_right(question: Question, steps: Sequence[ChainStep]) -> bool:
     """Tell whether each step does what is asked, with the result before it, and rightly."""
     value = question.start
     for step in steps:
@@ -160,7 +160,7 @@ def draw_chain(
     below: int,
     signs: Sequence[str],
     mistakes: Sequence[Mistake],
-) -> tuple[list[Step], Mistake | None] | None:
+) -> tuple[list[ChainStep], Mistake | None] | None:
     """Steps from `start`, one wrong if there are `mistakes`, and the kind of the mistake.
 
     All values stay from 2 to `below` - 1; later steps go on with a wrong result. None: the chain
@@ -169,17 +169,17 @@ def draw_chain(
     """
     wrong_at = draw.randrange(length) if mistakes else -1
     kind: Mistake | None = None
-    steps: list[Step] = []
+    steps: list[ChainStep] = []
     for place in range(length):
-        choices = {sign: operands(sign, start, below) for sign in signs}
+        choices = {sign: list_operands(sign, start, below) for sign in signs}
         possible = [sign for sign in signs if choices[sign]]
         if not possible:
             return None
         sign = draw.choice(possible)
-        step = Step(start, sign, draw.choice(choices[sign]), 0)
+        step = ChainStep(start, sign, draw.choice(choices[sign]), 0)
         step = replace(step, result=step.true_result)
         if place == wrong_at:
-            results = {mistake: mistaken(step, mistake, below) for mistake in mistakes}
+            results = {mistake: list_mistakes(step, mistake, below) for mistake in mistakes}
             kinds = [mistake for mistake in mistakes if results[mistake]]
             if not kinds:
                 return None
@@ -190,7 +190,7 @@ def draw_chain(
     return steps, kind
 
 
-def operands(sign: str, value: int, below: int) -> range:
+def list_operands(sign: str, value: int, below: int) -> range:
     """List the numbers a step may add, subtract or multiply by: a digit shorter than values."""
     largest = {
         "+": min(below // 10 - 1, below - 1 - value),
@@ -200,7 +200,7 @@ def operands(sign: str, value: int, below: int) -> range:
     return range(2, largest[sign] + 1)
 
 
-def mistaken(step: Step, mistake: Mistake, below: int) -> list[int]:
+def list_mistakes(step: ChainStep, mistake: Mistake, below: int) -> list[int]:
     """List the wrong results of this mistake."""
     right = step.result
     if mistake == "off_by_one":

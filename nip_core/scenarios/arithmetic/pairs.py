@@ -11,7 +11,13 @@ right values and those that are shown stay in the same range.
 import random
 from collections.abc import Sequence
 
-from nip_core.scenarios.arithmetic.chains import CALCULATE, Mistake, Step, mistaken, operands
+from nip_core.scenarios.arithmetic.chains import (
+    CALCULATE,
+    ChainStep,
+    Mistake,
+    list_mistakes,
+    list_operands,
+)
 
 _Way = tuple[str, int]  # from a value to the next: the operator and its number
 
@@ -23,7 +29,7 @@ def draw_pair(
     below: int,
     signs: Sequence[str],
     mistakes: Sequence[Mistake],
-) -> tuple[list[Step], list[Step], Mistake] | None:
+) -> tuple[list[ChainStep], list[ChainStep], Mistake] | None:
     """The right calculation of a question, a wrong one, and the kind of its mistake.
 
     The wrong one has the result of another step in one place, and goes on with it. All values of
@@ -32,8 +38,8 @@ def draw_pair(
     """
     part_at = draw.randrange(length)
     kind: Mistake | None = None
-    right: list[Step] = []
-    wrong: list[Step] = []
+    right: list[ChainStep] = []
+    wrong: list[ChainStep] = []
     values = (start, start)
     for place in range(length):
         # 1. A step that is possible in both.
@@ -53,8 +59,8 @@ def draw_pair(
             asked, shown = ways
         # 3. Both lines say what is asked.
         results = (_result(values[0], asked), _result(values[1], shown))
-        right.append(Step(values[0], *asked, results[0]))
-        wrong.append(Step(values[1], *asked, results[1]))
+        right.append(ChainStep(values[0], *asked, results[0]))
+        wrong.append(ChainStep(values[1], *asked, results[1]))
         values, start = results, results[0]
     return None if kind is None else (right, wrong, kind)
 
@@ -62,7 +68,9 @@ def draw_pair(
 def _draw_way(
     draw: random.Random, values: Sequence[int], below: int, signs: Sequence[str]
 ) -> _Way | None:
-    choices = {sign: min((operands(sign, v, below) for v in values), key=len) for sign in signs}
+    choices = {
+        sign: min((list_operands(sign, v, below) for v in values), key=len) for sign in signs
+    }
     possible = [sign for sign in signs if choices[sign]]
     if not possible:
         return None
@@ -84,14 +92,14 @@ def _others(
     if mistake == "wrong_operator":
         ways = [(other, number) for other in names]
     else:
-        results = mistaken(Step(value, sign, number, right), mistake, below)
+        results = list_mistakes(ChainStep(value, sign, number, right), mistake, below)
         ways = [(other, by) for other in names for by in _numbers(other, value, results)]
     if mistake == "off_by_one" and sign == "*":
         ways += [("*", number - 1), ("*", number + 1)]  # once too seldom, or too often
     return [
         other
         for other in dict.fromkeys(ways)
-        if other[1] in operands(other[0], value, below) and _result(value, other) != right
+        if other[1] in list_operands(other[0], value, below) and _result(value, other) != right
     ]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from nip_core.errors import DatasetError
 from nip_core.scenarios.base import Row
-from nip_core.scenarios.datasets import text_of
+from nip_core.scenarios.datasets import require_text
 
 NESTED = {"question", "solutions", "buggy_solutions"}
 
@@ -17,7 +17,7 @@ def pair_solutions(row: Row, name: str) -> Iterator[Row]:
     twice are taken once; texts in both lists, whose label is unclear, not at all.
     """
     # 1. Solutions with one clear label.
-    question = text_of(row, "question", name)
+    question = require_text(row, "question", name)
     correct = _nested(row, "solutions", name)
     buggy = _nested(row, "buggy_solutions", name)
     unclear = correct.keys() & buggy.keys()
@@ -64,6 +64,6 @@ def _nested(row: Row, column: str, name: str) -> dict[str, int | None]:
     for place, entry in enumerate(entries):
         if not isinstance(entry, dict):
             raise DatasetError(f"{name}: {column}[{place}] must be a struct (got {entry!r:.80})")
-        text = text_of(entry, "solution", f"{name}: {column}[{place}]")
+        text = require_text(entry, "solution", f"{name}: {column}[{place}]")
         solutions.setdefault(text, entry.get("original_solution_number"))
     return solutions

@@ -19,8 +19,8 @@ from nip_core.scenarios.base import (
     Words,
 )
 from nip_core.scenarios.reading import quality
-from nip_core.scenarios.reading.passages import passages
-from nip_core.scenarios.reading.quotes import count_quotes, marked
+from nip_core.scenarios.reading.passages import make_passages
+from nip_core.scenarios.reading.quotes import count_quotes, mark_quotes
 
 _SHARES = {"train": 70, "validation": 10, "test": 20}  # of 100 passages
 
@@ -136,7 +136,7 @@ class Reading(Scenario):
         settings = self.settings
         count = settings.passages * _SHARES[split] // 100
         chains = (settings.min_chains, settings.max_chains)
-        made = passages(settings.passage_seed, split, count, chains, settings.asides)
+        made = make_passages(settings.passage_seed, split, count, chains, settings.asides)
         for number, passage in enumerate(made):
             asked = quality.AskedPassage(
                 question=passage.question,
@@ -212,7 +212,7 @@ class Reading(Scenario):
 
     def as_read(self, message: str, texts: Mapping[str, str]) -> str:
         """The message with its quotes checked against the passage."""
-        return marked(message, texts["passage"])
+        return mark_quotes(message, texts["passage"])
 
     def remark(self, message: str, texts: Mapping[str, str]) -> str:
         """Tell how many of the message's quotes stand in the passage."""

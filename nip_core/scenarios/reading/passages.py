@@ -159,7 +159,7 @@ class Passage:
     wrong: str
 
 
-def passages(
+def make_passages(
     seed: int, split: str, count: int, chains: tuple[int, int], asides: int
 ) -> Iterator[Passage]:
     """So many passages of a split, all different, with the least to the most chains in turn."""
@@ -177,7 +177,7 @@ def passages(
             yield _passage(kind, chosen, asides, random)
 
 
-def split_of(kind: str, chain: Chain) -> str:
+def choose_chain_split(kind: str, chain: Chain) -> str:
     """Choose the split of a chain by a hash of it."""
     place = derive_seed("split of a chain", kind, chain) % 100
     return "train" if place < 70 else "validation" if place < 80 else "test"
@@ -189,7 +189,7 @@ def _chains(kind: Kind, split: str, size: int, random: Random) -> tuple[Chain, .
     used: set[str] = set()
     while len(chosen) < size:
         chain = (random.choice(kind.starts), random.choice(kind.middles), random.choice(kind.ends))
-        if not used & {*chain} and split_of(kind.name, chain) == split:
+        if not used & {*chain} and choose_chain_split(kind.name, chain) == split:
             chosen.append(chain)
             used |= {*chain}
     return tuple(chosen)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from nip_core.errors import DatasetError
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.scenarios.base import Row
-from nip_core.scenarios.datasets import text_of
+from nip_core.scenarios.datasets import require_text
 
 COLUMNS = {"article", "questions"}
 _BEST_DISTRACTOR = ("untimed_best_distractor", "untimed_eval3_distractor")
@@ -51,7 +51,7 @@ def read_questions(row: Row, name: str) -> Iterator[AskedPassage]:
     Raises:
         DatasetError: a value is missing or breaks a rule; the message calls the row `name`.
     """
-    passage = _plain_text(text_of(row, "article", name))
+    passage = _plain_text(require_text(row, "article", name))
     article = str(row.get("article_id") or derive_key("article", passage))
     entries = row.get("questions")
     if not isinstance(entries, list):
@@ -60,7 +60,7 @@ def read_questions(row: Row, name: str) -> Iterator[AskedPassage]:
         place = f"{name}: questions[{number}]"
         if not isinstance(entry, dict):
             raise DatasetError(f"{place} must be an object (got {entry!r:.80})")
-        question, options = text_of(entry, "question", place).strip(), _options(entry, place)
+        question, options = require_text(entry, "question", place).strip(), _options(entry, place)
         gold = _label(entry, len(options), place)
         id_ = entry.get("question_unique_id") or derive_key(article, question, options)
         difficult = entry.get("difficult")
@@ -81,7 +81,7 @@ def _options(entry: Row, place: str) -> list[str]:
             f"{place}: options must be a list of at least two answers (got {options!r:.80})"
         )
     texts = [
-        text_of({"option": text}, "option", f"{place}: options[{k}]").strip()
+        require_text({"option": text}, "option", f"{place}: options[{k}]").strip()
         for k, text in enumerate(options)
     ]
     twice = [text for text, count in Counter(texts).items() if count > 1]

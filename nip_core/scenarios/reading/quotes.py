@@ -1,7 +1,7 @@
 """Quotes in what provers say, checked against the passage.
 
-marked          a message with its quotes marked as verified or not
-count_quotes    how many of its quotes are verified, and how many there are
+mark_quotes   a message with its quotes marked as verified or not
+count_quotes  how many of its quotes are verified, and how many there are
 
 Marks are looked for in the message as it looks (`spellings`), so that none can be faked by how it
 is written.
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from nip_core.scenarios.reading.spellings import CLOSES, OPENS, folded
+from nip_core.scenarios.reading.spellings import CLOSES, OPENS, fold
 
 VERIFIED, UNVERIFIED = "v_quote", "u_quote"
 
@@ -36,7 +36,7 @@ _TAG_CHARACTERS = [0xE0001, *range(0xE0020, 0xE0080)]  # letters in ASCII that n
 _WITHOUT_UNSEEN = dict.fromkeys([*_UNSEEN, *_TAG_CHARACTERS])
 
 
-def marked(message: str, passage: str) -> str:
+def mark_quotes(message: str, passage: str) -> str:
     """The message with each ``<quote>...</quote>`` marked as verified or not.
 
     A quote is verified if its words stand in the passage as they are; white space counts as one
@@ -70,7 +70,7 @@ def marked(message: str, passage: str) -> str:
 
 def _tokens(message: str) -> Iterator[tuple[int, int, str | None]]:
     """From where to where there is a tag or a mark's name, and "", "/" or None for a name alone."""
-    looks = folded(message)
+    looks = fold(message)
     at = 0
     while (token := _TOKEN.search(looks.text, at)) is not None:
         name = token["name"] or token["name1"] or token["name2"]
@@ -84,7 +84,7 @@ def _tokens(message: str) -> Iterator[tuple[int, int, str | None]]:
 
 def count_quotes(message: str, passage: str) -> tuple[int, int]:
     """Count the message's verified quotes, and all of them."""
-    text = marked(message, passage)
+    text = mark_quotes(message, passage)
     verified = text.count(f"<{VERIFIED}>")
     return verified, verified + text.count(f"<{UNVERIFIED}>")
 

@@ -1,7 +1,7 @@
 """Texts as they look: what a mark is looked for in, however it is spelt.
 
-Folded      a text in plain letters, and where each of them stands in the text
-folded      makes one
+Folded  a text in plain letters, and where each of them stands in the text
+fold    makes one
 
 What nobody sees falls away (what is ignorable or only combines, control and private characters,
 comments, tags of emphasis and the like), entities and escapes are what they stand for, compatible
@@ -73,7 +73,7 @@ class Folded:
         return starts[start], ends[end - 1]
 
 
-def folded(text: str) -> Folded:
+def fold(text: str) -> Folded:
     """The text as it looks, in lower case where it was not plain."""
     if _ODD.search(text) is None:
         return Folded(text, None)

@@ -50,7 +50,7 @@ class Calls(NamedTuple):
     solution: str
     entry_point: str
     calls: list[str]
-    """As `call_text` writes them."""
+    """As `write_call` writes them."""
     max_steps: int
 
 
@@ -159,7 +159,7 @@ def decode_value(data: Any) -> Any:
     return made[kind](items)
 
 
-def call_text(arguments: Any, named: Any) -> str:
+def write_call(arguments: Any, named: Any) -> str:
     """A call as a line of text, equal for equal calls."""
     keywords = [[name, encode_value(value)] for name, value in sorted(named.items())]
     return json.dumps([[encode_value(value) for value in arguments], keywords])
@@ -284,7 +284,7 @@ class _Asked:
         self.trouble: Verdict | None = None
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        call = call_text(arguments, named)
+        call = write_call(arguments, named)
         self.calls[call] = None
         if self.only_asks:
             return _Anything()
