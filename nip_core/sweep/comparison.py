@@ -15,9 +15,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from pydantic import Field, JsonValue
 
-from nip_core.costs.spent_and_estimated import costs_of
+from nip_core.costs.spent_and_estimated import read_costs
 from nip_core.errors import SettingsError, StoreError
-from nip_core.evaluation.figures_in_words import p_value
+from nip_core.evaluation.figures_in_words import p_value, percent_cell, points_cell
 from nip_core.evaluation.plots import Mark, arms_svg
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.evaluation.statistics.differences import holm
@@ -93,7 +93,7 @@ class ComparedRun(Part):
         }
 
 
-class Comparison(Part):
+class RunComparison(Part):
     """The document ``results.json`` of runs side by side."""
 
     runs: tuple[ComparedRun, ...]
@@ -101,7 +101,7 @@ class Comparison(Part):
     """By dotted key, where they differ, the values of all runs."""
 
 
-def compare_runs(runs: Sequence[PlayedRun]) -> Comparison:
+def compare_runs(runs: Sequence[PlayedRun]) -> RunComparison:
     """Compare the last tests of the runs: their figures, and how far each is from the first run.
 
     Raises SettingsError for less than two runs, or the same one twice; DatasetError for runs that
@@ -115,7 +115,7 @@ def compare_runs(runs: Sequence[PlayedRun]) -> Comparison:
         _describe_run(label, run, difference)
         for label, run, difference in zip(_labels(runs), runs, against, strict=True)
     ]
-    return Comparison(runs=tuple(rows), settings=_differing_settings(runs))
+    return RunComparison(runs=tuple(rows), settings=_differing_settings(runs))
 
 
 def _check_several(runs: Sequence[PlayedRun]) -> None:
@@ -139,7 +139,7 @@ def _describe_run(label: str, run: PlayedRun, against: AgainstFirst | None) -> C
     before = run.test(run.tests[0]) if len(run.tests) > 1 else SplitMetrics()
     first, last = before.accuracy, test.accuracy
     believed = test.believe_the_prover
-    costs = costs_of(run.records)
+    costs = read_costs(run.records)
     return ComparedRun(
         label=label,
         place=run.place,
@@ -196,12 +196,12 @@ def _differing_settings(runs: Sequence[PlayedRun]) -> dict[str, list[JsonValue]]
     }
 
 
-def comparison_table(results: Comparison) -> str:
+def comparison_table(results: RunComparison) -> str:
     """Write the runs as a Markdown table."""
     return markdown_table(*heads_and_rows(results))
 
 
-def heads_and_rows(results: Comparison) -> tuple[list[str], list[list[str]]]:
+def heads_and_rows(results: RunComparison) -> tuple[list[str], list[list[str]]]:
     """Write the cells of the table, a row for each run, rates in percent with their intervals."""
     heads = ["run", "iteration"]
     heads += ["always wrong" if rate == "always_fail_rate" else rate for rate in RATES]
@@ -211,11 +211,11 @@ def heads_and_rows(results: Comparison) -> tuple[list[str], list[list[str]]]:
     for row in results.runs:
         status = "" if row.status == FINISHED else f" ({row.status})"
         cells = [row.label + status, _or_dash(row.iteration)]
-        cells += [_rate(value, interval) for value, interval in row.rates.values()]
-        cells += [_rate(row.believed_accuracy, None)] if has_believed else []
-        cells.append(_points(row.gain))
+        cells += [percent_cell(value, interval) for value, interval in row.rates.values()]
+        cells += [percent_cell(row.believed_accuracy)] if has_believed else []
+        cells.append(points_cell(row.gain))
         against = row.against
-        cells.append("–" if against is None else _points(against.difference, against.ci95))
+        cells.append("–" if against is None else points_cell(against.difference, against.ci95))
         cells.append(p_value(None if against is None else against.p_holm))
         rows.append(cells)
     return heads, rows
@@ -225,23 +225,7 @@ def _or_dash(value: Any) -> str:
     return "–" if value is None else str(value)
 
 
-def _rate(value: float | None, interval: Sequence[float] | None) -> str:
-    if value is None:
-        return "–"
-    return f"{100 * value:.1f}" + (
-        f" [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]" if interval else ""
-    )
-
-
-def _points(value: float | None, interval: Sequence[float] | None = None) -> str:
-    if value is None:
-        return "–"
-    return f"{100 * value:+.1f}" + (
-        f" [{100 * interval[0]:+.1f}, {100 * interval[1]:+.1f}]" if interval else ""
-    )
-
-
-def comparison_figure(results: Comparison) -> str:
+def comparison_figure(results: RunComparison) -> str:
     """Draw the runs below each other, each rate a mark with its 95 % interval, as SVG."""
     return arms_svg([(row.label, _marks(row)) for row in results.runs], "runs")
 
@@ -258,7 +242,7 @@ def _marks(row: ComparedRun) -> dict[str, Mark | None]:
     return marks
 
 
-def render_comparison(results: Comparison) -> str:
+def render_comparison(results: RunComparison) -> str:
     """Write the whole comparison as one HTML page. It needs no other file."""
     heads, rows = heads_and_rows(results)
     style = resources.files("nip_core.evaluation").joinpath("report.css").read_text("utf-8")
@@ -292,7 +276,7 @@ def _template() -> Template:
     return environment.get_template("comparison.html.jinja")
 
 
-def write_comparison(results: Comparison, directory: Path) -> Path:
+def write_comparison(results: RunComparison, directory: Path) -> Path:
     """Write results.json, table.md, figure.svg and index.html; return the page's path.
 
     Those of an earlier comparison of the same runs are replaced. Raises SettingsError if something
@@ -314,7 +298,7 @@ def write_comparison(results: Comparison, directory: Path) -> Path:
     return directory / "index.html"
 
 
-def _check_free(directory: Path, results: Comparison) -> None:
+def _check_free(directory: Path, results: RunComparison) -> None:
     """Raise SettingsError for a directory whose files are not a comparison of the same runs."""
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return
@@ -331,11 +315,11 @@ def _check_free(directory: Path, results: Comparison) -> None:
         )
 
 
-def _read_comparison(directory: Path) -> Comparison | None:
+def _read_comparison(directory: Path) -> RunComparison | None:
     """Read the comparison in a directory; None if something else lies there."""
     try:
         text = (directory / "results.json").read_text(encoding="utf-8")
-        return Comparison.model_validate(parse_json(text))
+        return RunComparison.model_validate(parse_json(text))
     except (OSError, ValueError):
         # Damaged or a stranger's: neither is this function's to say, and neither is written over.
         return None

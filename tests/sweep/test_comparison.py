@@ -14,7 +14,12 @@ from nip_core.rollouts.tables import commit_shard, join_shards
 from nip_core.run_store.documents import encode
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
-from nip_core.sweep.comparison import Comparison, compare_runs, comparison_table, write_comparison
+from nip_core.sweep.comparison import (
+    RunComparison,
+    compare_runs,
+    comparison_table,
+    write_comparison,
+)
 from nip_core.sweep.diff import find_differences
 from nip_core.sweep.played import find_played_run
 from nip_prefect.flows.cli import app
@@ -118,7 +123,8 @@ def test_runs_side_by_side_are_a_table_a_figure_and_a_page(runs, tmp_path, capsy
     assert results.settings["rl.lr"][1] == 0.5
     page = write_comparison(results, tmp_path / "out").read_text()
     assert (
-        Comparison.model_validate_json((tmp_path / "out" / "results.json").read_text()) == results
+        RunComparison.model_validate_json((tmp_path / "out" / "results.json").read_text())
+        == results
     )
     assert "| b (stopped) | 2 | 75.0 [" in comparison_table(results)
     figure = (tmp_path / "out" / "figure.svg").read_text()
