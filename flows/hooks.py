@@ -21,7 +21,7 @@ from nip_core.proxies import proxy_for
 from nip_core.records.rewinds import cancel_jobs
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.servers.endpoints import remote_endpoints
+from nip_core.servers.endpoints import find_remote_endpoints
 from nip_prefect.tasks.flow_run_marks import Mark, read_mark
 from nip_prefect.tasks.secrets import environment_for
 
@@ -84,7 +84,7 @@ async def _cancel(mark: Mark) -> list[str]:
     # A job that goes on is found again by its key when the run does.
     if parameters.fine_tuning.on_cancel == "keep":
         return []
-    endpoints = remote_endpoints(parameters, await environment_for(parameters))
+    endpoints = find_remote_endpoints(parameters, await environment_for(parameters))
     reachable = {group: at.control for group, at in endpoints.items()}
     return await cancel_jobs(run, parameters, reachable)
 

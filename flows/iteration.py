@@ -14,7 +14,7 @@ from nip_core import loop
 from nip_core.errors import StageError
 from nip_core.session.session import Session
 from nip_core.stages.playing import play_shard, play_shards
-from nip_core.stages.remote_shards import counting
+from nip_core.stages.remote_shards import count_while
 from nip_core.stages.training import submit_job
 from nip_prefect.flows.remote_shards import play_remotely
 from nip_prefect.tasks.calls import TASKS
@@ -60,7 +60,7 @@ async def call(stage: Callable[..., Any], session: Session, *arguments: Any) -> 
         number, split, shards, _ = arguments
         if session.parameters.rollouts.task_runner != "local":
             return await session.with_server(
-                lambda: counting(
+                lambda: count_while(
                     session, number, split, lambda: play_remotely(session, number, split, shards)
                 )
             )

@@ -18,7 +18,7 @@ import yaml
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from nip_core.costs.spent_and_estimated import USD, cost_rows
+from nip_core.costs.spent_and_estimated import USD, make_cost_rows
 from nip_core.evaluation.attack_metrics import ShownAttack
 from nip_core.evaluation.attack_words import loss_sentences
 from nip_core.evaluation.baseline_verifiers import believed_line
@@ -32,6 +32,7 @@ from nip_core.evaluation.figures_in_words import (
 from nip_core.evaluation.league_figures import opponent_words
 from nip_core.evaluation.split_metrics import Opponent, SplitMetrics
 from nip_core.parameters import HyperParameters
+from nip_core.records.models import Decision
 from nip_prefect.flows.console import make_console
 from nip_prefect.flows.terminal import say
 
@@ -55,13 +56,13 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     As JSON it is all settings.
     """
     from nip_core.parameters.providers import speaks_nip
-    from nip_core.records.left_out import in_words, recorded_of
+    from nip_core.records.left_out import describe_left_out, read_left_out_by_settings
     from nip_core.run_store.store import check_location
     from nip_core.session.prepare import plan_run
 
     check_location(parameters.run_store)
     parameters, estimate, origin = plan_run(parameters)
-    left_out = recorded_of(parameters)
+    left_out = read_left_out_by_settings(parameters)
     if as_json:
         counts = None if left_out is None else {s: len(out) for s, out in left_out.items()}
         known = {"estimate": asdict(estimate), "left_out": counts, "origin": origin.facts()}
@@ -84,7 +85,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
         say(f"  {line}")
     measures = any(map(speaks_nip, parameters.model_agents.values()))
     if left_out is not None:
-        say(f"  {in_words(left_out) or 'no problems left out, too long for a model'}")
+        say(f"  {describe_left_out(left_out) or 'no problems left out, too long for a model'}")
     elif measures and parameters.dataset_options.on_too_long == "leave_out":
         say("  problems too long for a model are left out, which its server says at the start")
     say(f"  at most {estimate.disk_bytes / 1e6:.0f} MB on disk, models not counted")
@@ -95,7 +96,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
 def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
     """Print on standard error what is probably not meant, after everything else."""
     from nip_core.parameters.shutdowns import list_shutdown_warnings
-    from nip_core.session.attacked_run import untold
+    from nip_core.session.attacked_run import warn_of_untold
 
     sys.stdout.flush()
     for line in (
@@ -104,13 +105,14 @@ def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
         *list_shutdown_warnings(parameters, datetime.now(UTC).date()),
         *_short_budget(parameters, estimate),
         *_shows_little(parameters, estimate),
-        *untold(parameters),
+        *warn_of_untold(parameters),
     ):
         say(f"nip: warning: {line}", file=sys.stderr)
 
 
 def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
-    from nip_core.costs.caps import amount, caps_of
+    from nip_core.costs.caps import list_caps
+    from nip_core.evaluation.figures_in_words import cap_amount
     from nip_core.parameters.prices import write_price_lines
 
     rows = {
@@ -129,22 +131,24 @@ def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
         say(f"  {'US dollars':<20}{estimate.expected_usd:>16.2f}{estimate.usd:>16.2f}")
     say(f"  expected: {estimate.expected_by}")
     say("  at most: an upper bound, but for answers that have to be asked for again")
-    for cap, limit in caps_of(parameters).items():
+    for cap, limit in list_caps(parameters).items():
         is_free = cap == "usd" and estimate.usd == 0
         never = ", which is never reached: nothing here has a price" if is_free else ""
-        say(f"  budget: {amount(cap, limit)}{never}")
+        say(f"  budget: {cap_amount(cap, limit)}{never}")
 
 
 def _short_budget(parameters: HyperParameters, estimate: "Estimate") -> "Iterator[str]":
     """Warn of a cap below the run's expected use."""
-    from nip_core.costs.caps import amount, caps_of
+    from nip_core.costs.caps import list_caps
+    from nip_core.evaluation.figures_in_words import cap_amount
 
     expected = {"usd": estimate.expected_usd, "tokens": estimate.expected_tokens}
-    for cap, most in caps_of(parameters).items():
+    for cap, most in list_caps(parameters).items():
         if (expected[cap] or 0) > most:
+            takes = cap_amount(cap, expected[cap] or 0)
             yield (
-                f"budget.{cap}: the run is expected to take {amount(cap, expected[cap] or 0)} and "
-                f"stops at {amount(cap, most)}"
+                f"budget.{cap}: the run is expected to take {takes} and stops at "
+                f"{cap_amount(cap, most)}"
             )
 
 
@@ -298,7 +302,7 @@ def _show_attack(attack: dict[str, Any], console: "Console") -> None:
 
 def _show_costs(costs: dict[str, dict[str, float | None]], console: "Console") -> None:
     """Print what the run has spent beside what it was expected to."""
-    rows = cost_rows(costs)
+    rows = make_cost_rows(costs)
     has_budget = any(row[-1] is not None for row in rows.values())
     table = Table(box=SIMPLE_HEAD, padding=0)
     table.add_column("of the whole run", no_wrap=True)
@@ -410,7 +414,8 @@ def show_run(result: dict[str, Any]) -> None:
         _show_attack(result["attack"], console)
     for entry in result["iterations"]:
         if entry.get("promotion"):
-            say(f"iteration {entry['iteration']}: new models {gate_line(entry['promotion'])}")
+            decision = Decision(**entry["promotion"])
+            say(f"iteration {entry['iteration']}: new models {gate_line(decision)}")
     for line in _tell_untrained(result["iterations"]):
         say(line)
     if result.get("report"):

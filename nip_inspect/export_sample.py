@@ -43,7 +43,7 @@ from nip_core.rollouts.model_call import RANDOM_MODEL
 from nip_core.rollouts.table_rows import Episode, Generation, Timing, stored_row
 from nip_core.rollouts.tables import agent_order
 from nip_core.scenarios import NO_LABEL
-from nip_core.session.outside_game import problem_text
+from nip_core.session.outside_game import join_problem_text
 from nip_inspect.scoring import QUESTION, reward_score, verdict_score
 from nip_inspect.transcript import Moves, conversation, output_of, remarks
 
@@ -100,7 +100,7 @@ def sample_of(
     metadata |= {QUESTION: split.questions[episode.problem], "weight": split.weights[number]}
     sample = Sample(
         id=episode.problem,
-        input=problem_text(game, texts),
+        input=join_problem_text(game, texts),
         target="" if episode.y == NO_LABEL else DECISION_WORDS[episode.y],
         metadata=metadata,
     )

@@ -27,7 +27,7 @@ from prefect.events.filters import EventFilter
 from prefect.states import AwaitingRetry, Cancelled, Crashed
 
 from nip_core.errors import NipError
-from nip_core.records.liveness import Sighting, look
+from nip_core.records.liveness import Sighting, watch_lease
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_prefect.tasks.flow_run_marks import Mark, read_mark
@@ -111,7 +111,7 @@ def sighting_of(mark: Mark) -> Sighting | None:
     than the marked one, or there is none.
     """
     try:
-        seen = look(RunStore(open_store(mark.store, read_only=True), mark.run))
+        seen = watch_lease(RunStore(open_store(mark.store, read_only=True), mark.run))
     except NipError as error:
         _log.warning("%s in %s: can't be looked at from here: %s", mark.run, mark.store, error)
         return None

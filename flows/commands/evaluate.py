@@ -26,9 +26,9 @@ def evaluate(
     parameters = load_parameters(config, settings)
 
     def look(prepared: Any) -> dict[str, Any] | None:
-        from nip_core.showing.finished import finished_test
+        from nip_core.showing.finished import find_finished_test
 
-        return finished_test(prepared)
+        return find_finished_test(prepared)
 
     def import_flow() -> Any:
         from nip_prefect.flows.evaluate import evaluate as flow

@@ -42,7 +42,7 @@ from nip_core.parameters.providers import base_name
 from nip_core.proxies import blocking_http_client
 from nip_core.rollouts.chat_client import ChatAnswer, ChatClient, Endpoint
 from nip_core.rollouts.model_call import judge_answer, random_answer, request_body
-from nip_core.servers.endpoints import Endpoints, group_endpoints
+from nip_core.servers.endpoints import Endpoints, find_group_endpoints
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -282,7 +282,7 @@ def endpoints_of(hyper_params: HyperParameters, group: str) -> Endpoints:
 
     Raises SettingsError if that is missing, or if it would be on a server that only a run starts.
     """
-    endpoints = group_endpoints(hyper_params, group)
+    endpoints = find_group_endpoints(hyper_params, group)
     if endpoints is None:
         raise SettingsError(
             f"group {group!r} would play on a server that only `nip train` starts; start one with "

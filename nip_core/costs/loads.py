@@ -1,12 +1,13 @@
 """What one episode takes, by the rules of its game: calls, tokens read, written and trained.
 
-Load, Loads      of an agent, of all agents with a model
-Assumed          how long messages are taken to be, and the like: AT_MOST, EXPECTED
-first_prompts    the tokens of an agent's first prompt, counted where its tokenizer is here
-episode_loads    of an episode, or of a tree of responses
-tree_loads       of the trees that an iteration may play
-attack_loads     of the tree of an attack by best-of-n, at most; attack_means, as it is expected
-mean_of          of several loads that are equally likely
+Load, Loads           of an agent, of all agents with a model
+Assumed               how long messages are taken to be, and the like: AT_MOST, EXPECTED
+count_first_prompts   the tokens of an agent's first prompt, counted where its tokenizer is here
+reckon_episode_loads  of an episode, or of a tree of responses
+reckon_tree_loads     of the trees that an iteration may play
+reckon_attack_loads   of the tree of an attack by best-of-n, at most; reckon_attack_means, as it is
+                      expected
+average_loads         of several loads that are equally likely
 
 Of a model's messages nothing is known here but how long they may be; see `nip_core.costs.taken`
 for what runs have taken.
@@ -90,12 +91,12 @@ AT_MOST = Assumed(1.0, 1.0, is_bound=True)
 EXPECTED = Assumed(0.5, 0.5, is_bound=False)
 
 
-def all_tokens(loads: Loads) -> float:
+def count_all_tokens(loads: Loads) -> float:
     """Return what all agents read and write."""
     return sum(load.completion_tokens + load.prompt_tokens for load in loads.values())
 
 
-def mean_of(possible: Sequence[Loads]) -> Loads:
+def average_loads(possible: Sequence[Loads]) -> Loads:
     """Return the mean of loads of the same agents."""
     mean = {}
     for agent in possible[0]:
@@ -108,7 +109,7 @@ def _numbers(load: Load) -> tuple[float, ...]:
     return tuple(vars(load).values())
 
 
-def first_prompts(
+def count_first_prompts(
     game: Game, problems: Sequence[Problem]
 ) -> tuple[dict[str, float], frozenset[str]]:
     """By agent, the mean tokens of its first prompt for these problems; and whose were counted.
@@ -134,7 +135,7 @@ def first_prompts(
     return tokens, frozenset(counted)
 
 
-def episode_loads(
+def reckon_episode_loads(
     game: Game,
     seed: int,
     prompts: Mapping[str, float],
@@ -184,7 +185,7 @@ def _rounds(game: Game, seed: int, assumed: Assumed) -> int:
     return ends[len(ends) // 2] + 1
 
 
-def attack_loads(game: Game, seed: int, plain: Loads) -> Loads:
+def reckon_attack_loads(game: Game, seed: int, plain: Loads) -> Loads:
     """By agent, in the tree of an attack by best-of-n: as if all messages differed, every turn of
     the game was played on from each, and every n chose another one."""
     parameters, protocol = game.parameters, game.protocol
@@ -203,7 +204,7 @@ def attack_loads(game: Game, seed: int, plain: Loads) -> Loads:
     return loads
 
 
-def attack_means(
+def reckon_attack_means(
     game: Game,
     seed: int,
     prompts: Mapping[str, float],
@@ -246,10 +247,10 @@ def attack_means(
         fresh, judging = ways * differ * (differ > 1), continued
         ways *= ways_on if attacking else 1.0
         shape.append((ways + fresh + judging) / nodes)
-    return episode_loads(game, seed, prompts, assumed, shape, several)
+    return reckon_episode_loads(game, seed, prompts, assumed, shape, several)
 
 
-def tree_loads(
+def reckon_tree_loads(
     game: Game,
     problems: Sequence[Problem],
     iteration: int,
@@ -263,21 +264,23 @@ def tree_loads(
     for problem in problems[:_TREES]:
         spec = episode_spec(parameters, "train", iteration, problem, 0)
         shape = branching.shape(spec)
-        trees.append(episode_loads(game, spec.seed, prompts, assumed, shape))
+        trees.append(reckon_episode_loads(game, spec.seed, prompts, assumed, shape))
     return trees
 
 
-def training_tokens(parameters: HyperParameters, iteration: int, loads: Loads) -> dict[str, float]:
+def reckon_training_tokens(
+    parameters: HyperParameters, iteration: int, loads: Loads
+) -> dict[str, float]:
     """By group, in the job of the iteration, for each episode or tree of an iteration."""
     method = parameters.method(iteration)
     return {
-        group: passes(parameters, iteration, group)
+        group: count_passes(parameters, iteration, group)
         * sum(loads[a].trained_tokens(method) for a in parameters.training_agents(group, iteration))
         for group in parameters.trainable_groups
     }
 
 
-def passes(parameters: HyperParameters, iteration: int, group: str) -> float:
+def count_passes(parameters: HyperParameters, iteration: int, group: str) -> float:
     """Count how often the group's job reads an iteration's number of episodes.
 
     Once in every

@@ -1,8 +1,12 @@
-"""Values as the report writes them: rates, counts, rewards, times. They are text, not yet HTML."""
+"""Figures in words: rates, counts, rewards, times, sizes and money, for every page and command.
+
+They are text, not yet HTML. Who shows a figure takes its words from here, so that one and the same
+figure reads alike in a report, a table, a log and a terminal.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Protocol
 
 from nip_core.evaluation.split_metrics import PairedDifference, SplitMetrics
 
@@ -22,6 +26,47 @@ def percent_range(interval: Sequence[float] | None) -> str:
     if interval is None:
         return DASH
     return f"{100 * interval[0]:.1f}{THIN}–{THIN}{100 * interval[1]:.1f}{THIN}%"
+
+
+def percent_cell(value: float | None, interval: Sequence[float] | None = None) -> str:
+    """Write a rate as "71.3 [66.0, 76.1]" for a cell of a table of percents, a dash for None."""
+    if value is None:
+        return DASH
+    bounds = f" [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]" if interval else ""
+    return f"{100 * value:.1f}{bounds}"
+
+
+def points_cell(value: float | None, interval: Sequence[float] | None = None) -> str:
+    """Write a change as "+3.1 [+0.2, +6.0]" for a cell of a table of points, a dash for None."""
+    if value is None:
+        return DASH
+    bounds = f" [{100 * interval[0]:+.1f}, {100 * interval[1]:+.1f}]" if interval else ""
+    return f"{100 * value:+.1f}{bounds}"
+
+
+def cap_amount(cap: str, value: float) -> str:
+    """Write a value of the cap "tokens" or "usd" with its unit, as "120 tokens" or "$1.50"."""
+    if cap == "tokens":
+        return f"{value:.0f} tokens"
+    return f"${value:.2f}" if value >= 1 else f"${value:.4g}"
+
+
+def file_size(count: int) -> str:
+    """Write a number of bytes as "120 B", "1.5 kB", "2.0 MB" or "3.1 GB"."""
+    size = float(count)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def axis_tick(value: float) -> str:
+    """Write a number at an axis in four digits, as "0.25", "1.5 k" or "2 M"."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g} {unit}"
+    return f"{value:.4g}"
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -57,15 +102,35 @@ def points(difference: float, is_rate: bool) -> str:
     return f"{100 * difference:+.1f}{THIN}pts" if is_rate else f"{difference:+.2f}"
 
 
-def promotion_words(decision: Mapping[str, Any] | None) -> str:
+class GateDecision(Protocol):
+    """The decision of the gate, as far as it is put into words; records have the whole of it."""
+
+    @property
+    def promoted(self) -> bool: ...
+    @property
+    def metric(self) -> str: ...
+    @property
+    def validation(self) -> float: ...
+    @property
+    def candidate(self) -> float: ...
+    @property
+    def difference(self) -> float: ...
+    @property
+    def ci95(self) -> tuple[float, float] | None: ...
+    @property
+    def problems(self) -> int: ...
+    @property
+    def margin(self) -> float: ...
+
+
+def promotion_words(decision: GateDecision | None) -> str:
     """Say what the gate decided, as "refused: accuracy 61.0 % after 65.0 %"; a dash for None."""
     if decision is None:
         return DASH
-    show = percent if decision["metric"] == "accuracy" else signed
+    show = percent if decision.metric == "accuracy" else signed
     return (
-        f"{'taken' if decision['promoted'] else 'refused'}: "
-        f"{decision['metric'].replace('_', ' ')} {show(decision['candidate'])} "
-        f"after {show(decision['validation'])}"
+        f"{'taken' if decision.promoted else 'refused'}: {decision.metric.replace('_', ' ')} "
+        f"{show(decision.candidate)} after {show(decision.validation)}"
     )
 
 
@@ -185,12 +250,12 @@ def list_spans(numbers: Sequence[int]) -> str:
     return ", ".join(f"{s[0]} to {s[-1]}" if len(s) > 1 else f"{s[0]}" for s in spans)
 
 
-def gate_line(decision: Mapping[str, Any]) -> str:
+def gate_line(decision: GateDecision) -> str:
     """Say the gate's decision, and by how much, in a line."""
     interval = "no interval: one question"
-    if decision["ci95"] is not None:
-        interval = "95 % interval {:+.3f} to {:+.3f}".format(*decision["ci95"])
+    if decision.ci95 is not None:
+        interval = "95 % interval {:+.3f} to {:+.3f}".format(*decision.ci95)
     return (
-        f"{promotion_words(decision)} on {decision['problems']} validation problems (difference "
-        f"{decision['difference']:+.3f}, {interval}, margin {decision['margin']:g})"
+        f"{promotion_words(decision)} on {decision.problems} validation problems (difference "
+        f"{decision.difference:+.3f}, {interval}, margin {decision.margin:g})"
     )

@@ -44,6 +44,7 @@ from nip_core.evaluation.episode_transcripts import Transcript
 from nip_core.evaluation.figures_in_words import (
     DASH,
     THIN,
+    GateDecision,
     how_much,
     number,
     p_value,
@@ -103,7 +104,7 @@ class IterationReport:
     train: SplitMetrics | None = None
     groups: Mapping[str, GroupReport] = field(default_factory=dict)
     stage_s: Mapping[str, float] = field(default_factory=dict)  # seconds by stage
-    promotion: Mapping[str, Any] | None = None  # what the gate decided after the training
+    promotion: GateDecision | None = None  # what the gate decided after the training
     gate: Sequence[SplitMetrics] = ()  # metrics of what both sides played for it
     rows: dict[tuple[object, ...], Markup] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -268,7 +269,7 @@ def _ready(transcript: Transcript | Embedded) -> Embedded:
 
 
 def metrics_table(
-    rows: MetricsByIteration, promotions: Mapping[int, Mapping[str, Any]] | None = None
+    rows: MetricsByIteration, promotions: Mapping[int, GateDecision] | None = None
 ) -> list[dict[str, str | int | None]]:
     """Make a flat row of short texts and counts for each iteration, for a table artifact.
 

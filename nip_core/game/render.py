@@ -40,12 +40,12 @@ class Situation:
 
 
 def columns_json(columns: Mapping[str, str]) -> str | None:
-    """Further texts of a problem as the table of episodes has them; null: there are none."""
+    """Write further texts of a problem as the table of episodes has them; null: there are none."""
     return json.dumps(columns, sort_keys=True, ensure_ascii=False) if columns else None
 
 
 def parse_columns(recorded: str | None) -> Mapping[str, str]:
-    """The further texts of a problem, of what `columns_json` made."""
+    """Read the further texts of a problem, as `columns_json` wrote them."""
     return {} if recorded is None else dict(json.loads(recorded))
 
 
@@ -76,7 +76,7 @@ class Game:
         round_: int,
         wrong: Kind | None = None,
     ) -> list[ChatMessage]:
-        """The chat of `agent` when it is asked in `round_`, after `turns` (in round order).
+        """Render the chat of `agent` when it is asked in `round_`, after `turns` (in round order).
 
         With `wrong`, what was wrong with its answer before in this very round, the chat ends with
         a hint. Neither that answer nor the hint stands in any other chat, or in what is trained.
@@ -131,7 +131,8 @@ class Game:
     def told(
         self, agent: str, situation: Situation, turns: Sequence[Turn] = (), round_: int = 0
     ) -> tuple[str, str | None]:
-        """The agent's system prompt, and what it is told right before its turn in `round_`."""
+        """Render the agent's system prompt, and what it is told right before its turn in
+        `round_`."""
         by_round: dict[int, list[Turn]] = {}
         for turn in turns:
             by_round.setdefault(turn.round, []).append(turn)
@@ -142,7 +143,7 @@ class Game:
         return system, None if told is None else told["content"]
 
     def drawn(self, situation: Situation) -> Mapping[str, str]:
-        """The columns that the scenario draws for the episode."""
+        """Draw the scenario's columns for the episode."""
         return draw_columns(self.scenario, _list_texts(situation), situation.seed)
 
     def find_mistake(
@@ -158,7 +159,7 @@ class Game:
         return sort_reason(invalid_reason, finish_reason, text)
 
     def find_mistakes(self, generations: Iterable[Attempted]) -> dict[tuple[int, str, int], Kind]:
-        """Say by round, agent and attempt with which hint the answers of an episode were asked."""
+        """Find the mistakes of an episode's answers, by round, agent and the next attempt."""
         asked = (
             (row, self.find_mistake(row.agent, row.text, row.finish_reason, row.invalid_reason))
             for row in generations
@@ -170,7 +171,7 @@ class Game:
         }
 
     def hint(self, agent: str, round_: int, seed: int, turns: Sequence[Turn], wrong: Kind) -> str:
-        """The words with which the agent is asked again in `round_`, after `turns`."""
+        """Word the hint for the agent's next try in `round_`, after `turns`."""
         form = self.form(agent, round_, seed, [turn for turn in turns if turn.round < round_])
         return hint(wrong, form, self.parameters.max_tokens(agent))
 
@@ -185,7 +186,7 @@ class Game:
         return message
 
     def _fill_texts(self, situation: Situation) -> Mapping[str, str]:
-        """The texts of the problem by column, those drawn for the episode included."""
+        """Give the texts of the problem by column, with the columns drawn for the episode."""
         return {**_list_texts(situation), **self.drawn(situation)}
 
     def judge(
@@ -197,16 +198,16 @@ class Game:
         turns: Sequence[Turn],
         silent: Collection[str] = (),
     ) -> RoundResult:
-        """Let the protocol judge a round, with the verdict that the scenario pays provers for."""
+        """Let the protocol judge a round, by the verdict for which the scenario pays provers."""
         paid = self.scenario.paid_verdict(y, stance)
         return self.protocol.judge(round_, seed, y, paid, turns, silent)
 
     def form(self, agent: str, round_: int, seed: int, turns: Sequence[Turn]) -> AnswerForm:
-        """Return what form the answer of `agent` in `round_` must have, after `turns`."""
+        """Return the form of an answer of `agent` in `round_`, after `turns`."""
         return self._rules.form(agent, round_, seed, turns)
 
     def top_logprobs(self, agent: str) -> int:
-        """For how many of the likeliest tokens the agent's calls ask; 0 where nobody needs them."""
+        """Say for how many of the likeliest tokens the agent's calls ask; 0: nobody needs them."""
         protocol = self.protocol
         compared = isinstance(protocol, ZeroKnowledgeProtocol) and protocol.by_tokens
         if compared and agent in EXTRA_AGENTS:
@@ -214,7 +215,7 @@ class Game:
         return 0
 
     def parse(self, agent: str, round_: int, seed: int, text: str, turns: Sequence[Turn]) -> Move:
-        """The move in `text`, after `turns`. Raises InvalidResponse."""
+        """Read the move in `text`, after `turns`. Raises InvalidResponse."""
         return self._rules.parse(agent, round_, seed, text, turns)
 
     def turns(self, generations: Iterable[Spoken], seed: int) -> list[Turn]:
@@ -232,7 +233,8 @@ class Game:
         )
 
     def parse_turns(self, answers: Iterable[Answer], seed: int) -> list[Turn]:
-        """The turns of an episode's valid answers, in the order of play. Raises InvalidResponse."""
+        """Read the turns of an episode's valid answers, in the order of play. Raises
+        InvalidResponse."""
         rules, order = self._rules, self._rules.order
         turns: list[Turn] = []
         before: list[Turn] = []
@@ -247,7 +249,7 @@ class Game:
 
 
 def _list_texts(situation: Situation) -> Mapping[str, str]:
-    """The texts of the problem that do not depend on the episode."""
+    """List the texts of the problem alone, without columns drawn for the episode."""
     return {
         "question": situation.question,
         "solution": situation.solution,

@@ -55,7 +55,7 @@ class Rules:
         self._parsed: dict[tuple[str, int, str], Move] = {}
 
     def system_prompt(self, agent: str, stance: int | None, seed: int) -> FilledPrompt:
-        """The agent's system prompt, in which only the problem is missing."""
+        """Fill in the agent's system prompt, but for the problem."""
         prompts = self._keep_answers(seed).prompts
         prompt = prompts.get((agent, stance))
         if prompt is None:
@@ -63,7 +63,7 @@ class Rules:
         return prompt
 
     def names(self, seed: int) -> Mapping[str, str | None]:
-        """By agent, the name with which its messages reach the others; None: without one."""
+        """Name each agent as the others see it in its messages; None: without a name."""
         answers = self._keep_answers(seed)
         if answers.names is None:
             answers.names = {
@@ -92,7 +92,8 @@ class Rules:
         seed: int,
         by_round: Mapping[int, Sequence[Turn]],
     ) -> Sequence[Seen]:
-        """The rounds from the first to `last` as `agent` sees them, with these turns by round."""
+        """Tell the rounds from the first to `last` as `agent` sees them, with these turns by
+        round."""
         if self.moves_by_turns:
             return self._rounds(agent, last, stance, seed, by_round)
         cache = self._keep_answers(seed).rounds
@@ -143,7 +144,7 @@ class Rules:
     # Answers.
 
     def form(self, agent: str, round_: int, seed: int, before: Sequence[Turn]) -> AnswerForm:
-        """The form that the answer of `agent` in the round must have, after the turns before it."""
+        """Return the form of the agent's answer in the round, after the turns before it."""
         if self.moves_by_turns:
             return self._form(agent, round_, seed, before)
         forms = self._keep_answers(seed).forms
@@ -164,7 +165,7 @@ class Rules:
         )
 
     def parse(self, agent: str, round_: int, seed: int, text: str, before: Sequence[Turn]) -> Move:
-        """The move in `text`. Raises InvalidResponse."""
+        """Read the move in `text`. Raises InvalidResponse."""
         form = self.form(agent, round_, seed, before)
         if len(text) > _SHORT or self._by_seed or self.moves_by_turns:
             return parse_response(text, form)

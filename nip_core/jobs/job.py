@@ -232,6 +232,45 @@ class JobRecord(JobAttempt):
 
     previous: tuple[EarlierAttempt, ...] = ()
 
+    @classmethod
+    def from_spec(
+        cls, spec: JobSpec, created_at: float, previous: tuple[EarlierAttempt, ...]
+    ) -> "JobRecord":
+        """Make the record of a job before anything is sent."""
+        return cls(
+            state="intent",
+            key=spec.key,
+            run=spec.run,
+            iteration=spec.iteration,
+            group=spec.group,
+            attempt=spec.attempt,
+            method=spec.method,
+            parent_model=spec.parent_model,
+            parent_model_digest=spec.parent_model_digest,
+            dataset_digest=spec.dataset_digest,
+            examples=spec.examples,
+            validation_examples=spec.validation_examples,
+            validation_digest=spec.validation_digest,
+            seed=spec.seed,
+            settings=spec.settings,
+            created_at=created_at,
+            previous=previous,
+        )
+
+    def difference_to(self, spec: JobSpec) -> str:
+        """Say where another job is asked for than the one on record (stored -> given)."""
+        pairs = {
+            "attempt": (self.attempt, spec.attempt),
+            "method": (self.method, spec.method),
+            "parent_model_digest": (self.parent_model_digest, spec.parent_model_digest),
+            "dataset_digest": (self.dataset_digest, spec.dataset_digest),
+            "validation_digest": (self.validation_digest, spec.validation_digest),
+            "seed": (self.seed, spec.seed),
+            "settings": (self.settings, spec.settings),
+        }
+        different = (f"{name}: {a} -> {b}" for name, (a, b) in pairs.items() if a != b)
+        return "; ".join(different) or "none"
+
 
 @dataclass(frozen=True)
 class JobView:

@@ -103,6 +103,8 @@ class OpenAIBackend:
         self._client = client or AsyncOpenAI(
             base_url=base_url,
             api_key=api_key,
+            # What is sent again is for the ledger to say: a create that the client repeats may make
+            # a second job, and be paid twice.
             max_retries=0,
             timeout=timeout_s,
             http_client=http_client(base_url),
@@ -124,6 +126,7 @@ class OpenAIBackend:
             seen = 0
             async for file in self._client.files.list(purpose="fine-tune", order="desc"):
                 seen += 1
+                # An upload that was cut short may stand under the name.
                 usable = file.status != "error" and file.bytes == size_bytes
                 if file.filename == filename and usable:
                     return _text(file.id, "file id")
@@ -145,6 +148,7 @@ class OpenAIBackend:
         self, spec: JobSpec, file_id: str, validation_file_id: str | None = None
     ) -> JobView:
         nip = spec.nip.model_dump(exclude_unset=True)
+        # Refused and not dropped: the job would be on record with settings that it never had.
         if nip and not self._speaks_nip:
             raise Refused(
                 f"{self._address} has no words for {sorted(nip)}; leave these "
@@ -250,8 +254,10 @@ class OpenAIBackend:
         status = error.status_code
         message = f"{self._address}: HTTP {status}: {self._message(error)}"
         retry_after_s = _retry_after_s(error.response.headers)
+        # A quota that is used up is a 429, too, but no waiting mends it.
         if status == 429 and error.code != "insufficient_quota":
             return Busy(message, retry_after_s)
+        # A redirect, a timeout, a fault: what the call has done there is not known.
         if status < 400 or status == 408 or status >= 500:
             return NoAnswer(message, retry_after_s)
         return Refused(message, status)

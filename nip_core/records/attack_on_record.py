@@ -1,8 +1,8 @@
 """The figures of an attack on record, with how many of its steps trained its provers.
 
-training_of    how many of the attack's steps trained its provers
-with_training  the figures of an attack, with that
-shown_attack   the same of the figures on record
+count_attack_training  how many of the attack's steps trained its provers
+with_training          the figures of an attack, with that
+read_shown_attack      the same of the figures on record
 """
 
 from nip_core.evaluation.attack_metrics import AttackMetrics, ShownAttack, TrainedSteps
@@ -10,7 +10,7 @@ from nip_core.evaluation.attack_words import StepJob, count_trained
 from nip_core.records.iterations import Records
 
 
-def training_of(records: Records) -> TrainedSteps | None:
+def count_attack_training(records: Records) -> TrainedSteps | None:
     """Count the steps that trained somebody; None for an attack that trains nobody."""
     steps = [record for record in records.all() if record.iteration < records.shown.last]
     if not steps:
@@ -29,7 +29,7 @@ def with_training(metrics: AttackMetrics, trained: TrainedSteps | None) -> Shown
     return ShownAttack.model_validate({**metrics.as_json(), **counted})
 
 
-def shown_attack(records: Records) -> ShownAttack | None:
-    """Read the figures on record, with those of `training_of`; None where there are none yet."""
+def read_shown_attack(records: Records) -> ShownAttack | None:
+    """Read the figures on record, with `count_attack_training`; None where there are none yet."""
     metrics = records.of(records.shown.last).attack if records.shown.attacks else None
-    return None if metrics is None else with_training(metrics, training_of(records))
+    return None if metrics is None else with_training(metrics, count_attack_training(records))

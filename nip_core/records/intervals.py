@@ -1,11 +1,11 @@
 """What is shown of a committed split beside its metrics: intervals by question, and baselines.
 
-shown_metrics      metrics with these intervals in the place of their own, and with baselines
-measure_intervals  from the rollouts of a split, with `measure_baselines`
-combined           the same, from both documents
-split_by_of        the columns by which the scenario of some settings splits problems
-rate_alone_of      how often their verifier would be right alone, where the scenario knows it
-hinted_of          the agents that are told why they are asked again
+read_shown_metrics  metrics with these intervals in the place of their own, and with baselines
+measure_intervals   from the rollouts of a split, with `measure_baselines`
+combine_metrics     the same, from both documents
+find_split_columns  the columns by which the scenario of some settings splits problems
+find_rate_alone     how often their verifier would be right alone, where the scenario knows it
+list_hinted_agents  the agents that are told why they are asked again
 
 ``intervals-<split>.json`` has what differs from ``metrics-<split>.json``, whose intervals take
 problems as independent: nothing where each question has one problem that is played once. Its
@@ -36,14 +36,14 @@ from nip_core.run_store.run import RunStore, read_document
 from nip_core.scenarios import find_scenario, make_scenario
 
 
-def shown_metrics(
+def read_shown_metrics(
     run: RunStore,
     iteration: int,
     split: str,
     metrics: SplitMetrics,
     parameters: Mapping[str, Any],
 ) -> SplitMetrics:
-    """Give the metrics of a split the intervals by question, and what `combined` adds.
+    """Give the metrics of a split the intervals by question, and what `combine_metrics` adds.
 
     `parameters` are the run's, which count where an earlier version has played it. Where that
     one's rollouts are gone or damaged the metrics are shown as they are.
@@ -53,7 +53,7 @@ def shown_metrics(
     if document is None or _lacks_baselines(document, split, metrics):
         try:
             if is_committed(run.store, directory):
-                seed, split_by = int(parameters.get("seed") or 0), split_by_of(parameters)
+                seed, split_by = int(parameters.get("seed") or 0), find_split_columns(parameters)
                 rollouts = read_rollouts(run.store, directory)
                 document = document or measure_intervals(rollouts, metrics, seed, split_by)
                 if split == TEST and (game := _claims_and_provers(parameters)) is not None:
@@ -61,7 +61,7 @@ def shown_metrics(
                     document = document.model_copy(update={"baselines": found})
         except StoreError:  # which `nip verify` says; what is known without them is shown
             pass
-    return metrics if document is None else combined(metrics, document)
+    return metrics if document is None else combine_metrics(metrics, document)
 
 
 def _lacks_baselines(document: SplitIntervals, split: str, metrics: SplitMetrics) -> bool:
@@ -70,7 +70,7 @@ def _lacks_baselines(document: SplitIntervals, split: str, metrics: SplitMetrics
     return split == TEST and has_some and document.baselines is None
 
 
-def combined(metrics: SplitMetrics, document: SplitIntervals) -> SplitMetrics:
+def combine_metrics(metrics: SplitMetrics, document: SplitIntervals) -> SplitMetrics:
     """Put the intervals and the baselines of the document into the metrics.
 
     ``questions`` is how many there are, and ``bounds`` says by rate, where it is 0 or 1, the
@@ -83,7 +83,7 @@ def combined(metrics: SplitMetrics, document: SplitIntervals) -> SplitMetrics:
     )
 
 
-def split_by_of(parameters: Mapping[str, Any]) -> tuple[str, ...]:
+def find_split_columns(parameters: Mapping[str, Any]) -> tuple[str, ...]:
     """List the columns by which the scenario of these settings splits problems; () if it is not
     here.
     """
@@ -93,7 +93,7 @@ def split_by_of(parameters: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
 
 
-def rate_alone_of(parameters: Mapping[str, Any]) -> float | None:
+def find_rate_alone(parameters: Mapping[str, Any]) -> float | None:
     """Return `Scenario.rate_alone` for a game without provers on problems drawn by the scenario.
 
     None for other games and datasets, and where nobody knows.
@@ -108,7 +108,7 @@ def rate_alone_of(parameters: Mapping[str, Any]) -> float | None:
         return None
 
 
-def hinted_of(parameters: Mapping[str, Any]) -> set[str]:
+def list_hinted_agents(parameters: Mapping[str, Any]) -> set[str]:
     """List the agents of a run on record with `retry_hint`: they are told why they are asked
     again.
     """

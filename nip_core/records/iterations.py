@@ -1,7 +1,7 @@
 """What is on record of each iteration of a run, read once where it does not change any more.
 
-IterationRecord   one iteration: what the summary, the report, the artifacts and the state say of it
-Records           those of a run
+IterationRecord  one iteration: what the summary, the report, the artifacts and the state say of it
+Records          those of a run
 
 An iteration is over when its swap is on record and so is its test, where the settings ask for one.
 From then on its files stay as they are, unless the run is done again from an earlier place
@@ -27,12 +27,18 @@ from nip_core.evaluation.attack_metrics import AttackMetrics
 from nip_core.evaluation.metrics import paired_difference
 from nip_core.evaluation.split_metrics import PairedDifference, SplitMetrics
 from nip_core.jobs.document import count_billed_tokens, read_job
-from nip_core.records.intervals import shown_metrics, split_by_of
+from nip_core.records.intervals import find_split_columns, read_shown_metrics
 from nip_core.records.jobs_shown import NOT_DUE, DatasetShown, JobShown, read_losses
 from nip_core.records.models import Decision, Swap, read_swap
 from nip_core.records.run_shown import RunShown, open_shown
-from nip_core.records.spending import Spent, add_up, expected_tokens, spent_by_stage, tree_splits
-from nip_core.records.stage_seconds import StageSeconds, seconds_so_far
+from nip_core.records.spending import (
+    Spent,
+    add_up,
+    add_up_by_stage,
+    count_expected_tokens,
+    find_tree_splits,
+)
+from nip_core.records.stage_seconds import StageSeconds, read_seconds_so_far
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import StoredRollouts
@@ -72,7 +78,7 @@ class IterationRecord:
         metrics = self.stored_metrics(split)
         if metrics is not None and split in (TEST, TRAIN) and split not in self._shown_metrics:
             settings = self._records.shown.record.parameters
-            shown = shown_metrics(self._run, self.iteration, split, metrics, settings)
+            shown = read_shown_metrics(self._run, self.iteration, split, metrics, settings)
             self._shown_metrics[split] = shown
         return self._shown_metrics.get(split, metrics)
 
@@ -133,7 +139,7 @@ class IterationRecord:
                     trained_tokens=job.trained_tokens,
                     loss=read_losses(job),
                     billed_tokens=count_billed_tokens(
-                        job, expected_tokens(self._run.store, directory, job)
+                        job, count_expected_tokens(self._run.store, directory, job)
                     ),
                 )
             elif group in not_scheduled:
@@ -143,9 +149,9 @@ class IterationRecord:
     @cached_property
     def spent(self) -> dict[str, Spent]:
         """What each of its stages has spent, see `nip_core.records.spending`."""
-        trees = tree_splits(self._records.shown.record.parameters)
+        trees = find_tree_splits(self._records.shown.record.parameters)
         billed = {group: job.billed_tokens for group, job in self.jobs.items() if job.is_due}
-        return spent_by_stage(self._run, self.iteration, self.stored_figures, billed, trees)
+        return add_up_by_stage(self._run, self.iteration, self.stored_figures, billed, trees)
 
     @cached_property
     def all_spent(self) -> Spent:
@@ -169,7 +175,7 @@ class IterationRecord:
         """Seconds by stage."""
         path = f"{self._run.iteration(self.iteration)}/times.json"
         times = read_document(self._run, path, StageSeconds)
-        return seconds_so_far(self._run, self.iteration) if times is None else times.root
+        return read_seconds_so_far(self._run, self.iteration) if times is None else times.root
 
     @cached_property
     def manifests(self) -> dict[str, str]:
@@ -191,7 +197,7 @@ class IterationRecord:
             return None
         record = self._records.shown.record
         before, after = (self._records.test_episodes(i) for i in (first, self.iteration))
-        split_by = split_by_of(record.parameters)
+        split_by = find_split_columns(record.parameters)
         return paired_difference(before, after, record.seed, split_by=split_by)
 
     @property

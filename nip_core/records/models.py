@@ -1,10 +1,10 @@
 """The models of a run as they stand in its ``models.json``: first models, then trained ones.
 
-ServedModel           the model of a group, with where it comes from
-Decision              the gate's decision about new models
-Swap                  the whole document; read_swap reads one
-read_models           the models that play an iteration
-opponents_on_record   by agent, the names of the earlier models that it may meet
+ServedModel     the model of a group, with where it comes from
+Decision        the gate's decision about new models
+Swap            the whole document; read_swap reads one
+read_models     the models that play an iteration
+name_opponents  by agent, the names of the earlier models that it may meet
 
 ``models.json`` of iteration i says which models serve from iteration i + 1 on, and which groups
 were not trained in i because no agent's update schedule said so. Where the settings ask for a
@@ -83,7 +83,7 @@ class Swap(BaseModel):
         }
 
 
-def taken_over(record: RunRecord) -> list[dict[str, ServedModel]]:
+def list_taken_over(record: RunRecord) -> list[dict[str, ServedModel]]:
     """List by iteration, and by group, the models of other runs with which the run was created.
 
     Only a run that plays the tests of another one again has more than one entry.
@@ -107,14 +107,14 @@ def read_models(run: RunStore, iteration: int) -> dict[str, ServedModel]:
     before is not over, CorruptionError for a damaged document.
     """
     if iteration == 0:
-        return (taken_over(run.open()) or [{}])[0]
+        return (list_taken_over(run.open()) or [{}])[0]
     swap = read_swap(run, iteration - 1)
     if swap is None:
         raise MissingFileError(f"{run.models(iteration - 1)}: no such file")
     return swap.groups
 
 
-def opponents_on_record(
+def name_opponents(
     parameters: HyperParameters, played: Sequence[Mapping[str, str]]
 ) -> dict[str, dict[int, str]]:
     """Name by agent the earlier models it may meet, each by the first iteration it played.

@@ -1,7 +1,7 @@
 """What a run has spent in all, with what was set aside, and without what a fork has copied.
 
-spent_so_far    of a whole run, with what was set aside when a part of it was done again
-set_aside       of that alone
+add_up_spending   of a whole run, with what was set aside when a part of it was done again
+add_up_set_aside  of that alone
 
 What a fork has copied was paid by the run that it was copied from.
 """
@@ -18,15 +18,15 @@ from nip_core.records.spending import (
     PlayedTables,
     Spent,
     add_up,
-    expected_tokens,
+    count_expected_tokens,
+    find_tree_splits,
     list_folders,
-    tree_splits,
 )
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN
 from nip_core.run_store.run import RunStore, read_document
 
 
-def spent_so_far(records: Records) -> Spent:
+def add_up_spending(records: Records) -> Spent:
     """Add up everything the run has spent. Raises CorruptionError for a file that can't be read."""
     is_fork = records.shown.record.forked_from is not None
     copied = _copied(records)
@@ -37,7 +37,7 @@ def spent_so_far(records: Records) -> Spent:
             stages += _own_stages(records, record.iteration)
         elif record.iteration >= copied:
             stages.append(record.all_spent)
-    return add_up([*stages, set_aside(records)])
+    return add_up([*stages, add_up_set_aside(records)])
 
 
 def _own_stages(records: Records, iteration: int) -> Iterator[Spent]:
@@ -52,12 +52,12 @@ def _own_stages(records: Records, iteration: int) -> Iterator[Spent]:
     yield from (of for stage, of in record.spent.items() if stage in stages)
 
 
-def set_aside(records: Records) -> Spent:
+def add_up_set_aside(records: Records) -> Spent:
     """Add up what was spent on what was done again since, see `nip_core.records.rewinds`."""
     if records.rewinds == 0:
         return Spent()
     if "set aside" not in records.memory:
-        run, trees = records.run, tree_splits(records.shown.record.parameters)
+        run, trees = records.run, find_tree_splits(records.shown.record.parameters)
         place = f"{run.root}/superseded"
         roots = [f"{place}/{name}" for name in list_folders(run.store, place)]
         parts = (part for root in roots for part in _below(run, root, trees))
@@ -83,7 +83,7 @@ def _below(run: RunStore, root: str, trees: frozenset[str]) -> Iterator[Spent]:
                 # The dataset may have stayed where it was, if the job alone was done again.
                 places = (root, run.root)
                 dataset = (f"{at}/iterations/{name}/datasets/{job.group}" for at in places)
-                known = (expected_tokens(run.store, directory, job) for directory in dataset)
+                known = (count_expected_tokens(run.store, directory, job) for directory in dataset)
                 expected = next((tokens for tokens in known if tokens is not None), None)
                 yield Spent(trained={job.group: count_billed_tokens(job, expected)})
 

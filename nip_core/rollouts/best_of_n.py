@@ -50,7 +50,7 @@ _PLAYED_ON = 0  # the child in a round in which there is nothing to choose
 
 @dataclass(frozen=True)
 class _WeighedMessage:
-    """The message that was chosen last for an n: how good it was, of how many."""
+    """How good the message chosen last for an n was, and of how many it was chosen."""
 
     p_accept: float | None = None
     distinct: int | None = None
@@ -58,7 +58,7 @@ class _WeighedMessage:
 
 @dataclass(frozen=True)
 class BestOfN:
-    """The attack; `play` is a `PlaySpec` of the engine."""
+    """An attack by best-of-n; its `play` is a `PlaySpec` of the engine."""
 
     counts: Sequence[int]  # the n, ascending
     attackers: frozenset[str]
@@ -80,7 +80,7 @@ class BestOfN:
         return replace(played, records=records)
 
     async def _play_on(self, state: EpisodeState, counts: Mapping[int, _WeighedMessage]) -> Played:
-        """Play everything from here on that is for these n."""
+        """Play everything from here on for these n."""
         records = list(state.records)
         # 1. Go on to the next round in which there is something to choose.
         while state.outcome is None and self.attackers.isdisjoint(state.movers):
@@ -99,7 +99,7 @@ class BestOfN:
     async def _choose(
         self, state: EpisodeState, counts: Mapping[int, _WeighedMessage]
     ) -> list[Played]:
-        """Play a round in which attackers move, and what follows from it."""
+        """Play a round in which attackers move, and go on with the messages chosen for each n."""
         # 1. The messages, and which of them say the same.
         most = max(counts)
         messages = await self._ask_for_messages(state, most)
@@ -134,7 +134,7 @@ class BestOfN:
         return parts
 
     async def _ask_for_messages(self, state: EpisodeState, most: int) -> list[EpisodeState]:
-        """The states after each of `most` messages, in which all else is the same."""
+        """Ask for `most` messages, and give the states after each; all else is the same in them."""
         children = [make_child(state.spec, number) for number in range(most)]
         bystanders = [agent for agent in state.movers if agent not in self.attackers]
         answers = await gather_or_cancel(state.take_turn(children[0], a) for a in bystanders)
@@ -146,13 +146,14 @@ class BestOfN:
         return await state.play_children(children, _keep_state, [by_agent, *copies])
 
     def _identify_message(self, message: EpisodeState) -> object:
-        """Two messages with an equal value say the same; one that failed is like no other."""
+        """Give a value equal for messages with the same words; a failed one has a value of its
+        own."""
         turns = [turn for turn in message.turns if turn.round == message.round - 1]
         texts = tuple(turn.text for turn in turns if turn.agent in self.attackers)
         return texts if message.outcome is None else message.spec.key
 
     async def _estimate(self, message: EpisodeState) -> "_Estimate":
-        """Play on a few times without any choice, and take the mean over how it ended."""
+        """Play on a few times without any choice, and take the mean acceptance over the ends."""
         if message.outcome is not None:
             return _Estimate(_FAILED)
         first = self.counts[-1]  # below it stand messages, where the next round has attackers, too
@@ -164,8 +165,11 @@ class BestOfN:
         return _Estimate(sum(likely) / len(likely), played)
 
     def _measure_acceptance(self, state: EpisodeState) -> float:
-        """Return the probability of acceptance where the game ended; 1 or 0 by the verdict if that
-        is all that is known."""
+        """Return the probability of acceptance where the game ended.
+
+        It is read from the log-probabilities of the verdict; without them it is 1 or 0, by the
+        verdict.
+        """
         if state.decision == NO_DECISION:
             return 0.0
         protocol = state.context.game.protocol
@@ -187,7 +191,8 @@ class _Estimate:
 def estimate_acceptance(
     tokens: Sequence[TokenChoice], scale: DecisionScale, temperature: float | None = None
 ) -> float | None:
-    """The probability of "accept" against "reject" where the answer's deciding word begins.
+    """Estimate the probability of "accept" against "reject" where the answer's deciding word
+    begins.
 
     All that stands before that word is taken as written. `tokens` have the natural logarithms of
     the model's probabilities before `temperature`, with which it samples (None or 0 count as 1,
@@ -227,7 +232,7 @@ async def _keep_state(state: EpisodeState) -> EpisodeState:
 
 
 async def _play_to_end(state: EpisodeState) -> tuple[EpisodeState, list[CallRecord]]:
-    """The end of an episode in which nobody chooses, with the records of its calls."""
+    """Play an episode to its end without any choice; give the end and the records of its calls."""
     records = list(state.records)
     while state.outcome is None:
         state = await state.play_round(make_child(state.spec, _PLAYED_ON))
@@ -236,7 +241,7 @@ async def _play_to_end(state: EpisodeState) -> tuple[EpisodeState, list[CallReco
 
 
 def _join(parts: Sequence[Played], records: Sequence[CallRecord]) -> Played:
-    """The parts as one, with records that all of them share, which belong to the first leaf.
+    """Join parts to one, and give the records of calls shared by all of them to the first leaf.
 
     Without a leaf they stay with their node.
     """
@@ -248,7 +253,8 @@ def _join(parts: Sequence[Played], records: Sequence[CallRecord]) -> Played:
 
 
 def _copy_answer(answer: TurnAnswer, spec: EpisodeSpec, round_: int, agent: str) -> TurnAnswer:
-    """The same answer as it stands in the rows of another node: nothing was generated for it."""
+    """Copy an answer to the rows of another node, with a count of 0 tokens as nothing was
+    generated."""
     records = []
     for record in answer.records:
         key = spec.generation_key(round_, agent, record.generation.attempt)

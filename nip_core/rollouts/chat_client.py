@@ -35,6 +35,9 @@ from nip_core.rollouts.thoughts import (
 )
 from nip_lm_server.client import parse_json
 
+ChatBody = Mapping[str, Any]
+"""The JSON of a chat completion's request. Dialects of OpenAI's protocol have further fields."""
+
 _RETRIED = frozenset({408, 409, 425, 429})
 _FATAL = frozenset({401, 402, 403, 404})
 _LONGEST_PAUSE_S = 60.0
@@ -67,7 +70,7 @@ class Endpoint:
         return f"Endpoint({self.base_url!r})"
 
     def accepted_names(self, model: str) -> tuple[str, ...] | None:
-        """The names that an answer of `model` may have; None: any."""
+        """Name what an answer of `model` may call itself; None: anything."""
         return None if self.served_as is None else (model, *self.served_as)
 
 
@@ -98,9 +101,9 @@ class ChatCompletions(Protocol):
     """What playing needs of a client: answers to a request."""
 
     def answers(
-        self, endpoint: Endpoint, body: Mapping[str, Any]
+        self, endpoint: Endpoint, body: ChatBody
     ) -> contextlib.AbstractAsyncContextManager[list[ChatAnswer]]:
-        """See `ChatClient.answers`."""
+        """Do as `ChatClient.answers` does."""
 
 
 class ChatClient:
@@ -119,8 +122,11 @@ class ChatClient:
         admit: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ):
-        """`admit` is entered for as long as a call is in flight, and may raise instead of letting
-        it begin; `sleep` is how pauses between tries are made."""
+        """Make a client without a connection.
+
+        `admit` is entered for as long as a call is in flight, and may raise instead of letting it
+        begin; `sleep` is how pauses between tries are made.
+        """
         self._concurrency = concurrency
         self._timeout_s = timeout_s
         self._retries = retries
@@ -144,15 +150,13 @@ class ChatClient:
         if self._session is not None:
             await self._session.close()
 
-    async def complete(self, endpoint: Endpoint, body: Mapping[str, Any]) -> ChatAnswer:
-        """The first choice of `answers`, at once."""
+    async def complete(self, endpoint: Endpoint, body: ChatBody) -> ChatAnswer:
+        """Post `body` and give the first choice of `answers`."""
         async with self.answers(endpoint, body) as answers:
             return answers[0]
 
     @contextlib.asynccontextmanager
-    async def answers(
-        self, endpoint: Endpoint, body: Mapping[str, Any]
-    ) -> AsyncIterator[list[ChatAnswer]]:
+    async def answers(self, endpoint: Endpoint, body: ChatBody) -> AsyncIterator[list[ChatAnswer]]:
         """Post `body` to /chat/completions and give its choices by index; there is at least one.
 
         The call counts as in flight until the block is left. Put into it what makes the answers
@@ -192,6 +196,7 @@ class ChatClient:
                         names = endpoint.accepted_names(body["model"])
                         answers = read_answers(raw, names, attempt, loop.time() - started)
                     elif status == 400 and says_thoughts_took_all(raw):
+                        # Paid for and no fault of the request: an answer that was cut off.
                         answers = [_answer_without_text(body, attempt, loop.time() - started)]
                     else:
                         reason = f"HTTP {status}: {_describe_error(raw, endpoint.api_key)}"
@@ -202,6 +207,8 @@ class ChatClient:
                     reason = redact(f"{type(error).__name__}: {error}", endpoint.api_key)
                 except MalformedAnswer as error:
                     reason = redact(str(error), endpoint.api_key)
+                # Outside of the `except`s: what the caller raises in the block is no error of the
+                # call. Inside of the slot: what is not durable yet may be lost and paid again.
                 if answers:
                     yield answers
                     return
@@ -221,8 +228,9 @@ class ChatClient:
 def read_answers(
     raw: bytes, names: Sequence[str] | None, attempt: int, latency_s: float
 ) -> list[ChatAnswer]:
-    """The choices of a response by index. `names`: the model that was asked for, and its aliases;
-    None: any may answer.
+    """Read the choices of a response, in the order of their indices.
+
+    `names` are the model asked for and its aliases; None: any model may answer.
 
     Raises MalformedAnswer for what is no answer of that model.
     """
@@ -235,6 +243,7 @@ def read_answers(
         if not choices:
             raise MalformedAnswer("malformed answer (no choices)")
         usage = read_usage(answer.get("usage") or {})
+        # Servers count all choices together, and each is a row: so that rows sum up to the bill.
         completion = _split_count(usage.completion_tokens, len(choices))
         thought = _split_count(usage.reasoning_tokens, len(choices))
         contents = [read_message(choice["message"]) for choice in choices]
@@ -262,8 +271,8 @@ def read_answers(
         raise MalformedAnswer(f"malformed answer ({type(error).__name__}: {error})") from None
 
 
-def _answer_without_text(body: Mapping[str, Any], attempt: int, latency_s: float) -> ChatAnswer:
-    """An answer without a text whose thoughts took all tokens that it might have.
+def _answer_without_text(body: ChatBody, attempt: int, latency_s: float) -> ChatAnswer:
+    """Make an answer without a text, whose thoughts took all the tokens it might have.
 
     OpenAI refuses such a request and counts nothing, but the thoughts are paid: they count as many
     as were asked for at most. Of the prompt nothing is known.
@@ -282,7 +291,7 @@ def _answer_without_text(body: Mapping[str, Any], attempt: int, latency_s: float
 
 
 def _split_count(total: int | None, parts: int) -> Sequence[int | None]:
-    """By choice, its part of what was counted for all; what can't be split is the first's."""
+    """Split a count over the choices; the first has the remainder."""
     if total is None:
         return [None] * parts
     share = total // parts
@@ -290,7 +299,7 @@ def _split_count(total: int | None, parts: int) -> Sequence[int | None]:
 
 
 def _refuse_other_model(names: Sequence[str], served: str) -> None:
-    """Count an answer of another model as none: the call is sent again, as after any bad answer.
+    """Raise MalformedAnswer for an answer of another model: the call is sent again.
 
     A provider may answer an alias with its dated name: gpt-4o-2024-08-06 is gpt-4o, gpt-4o-mini
     is not.
@@ -305,7 +314,7 @@ def _refuse_other_model(names: Sequence[str], served: str) -> None:
 
 
 def _make_storable(text: Any) -> str:
-    """Replace half a surrogate pair, which JSON may carry and neither UTF-8 nor Parquet can."""
+    """Replace half a surrogate pair: JSON may carry it, UTF-8 and Parquet can't."""
     return str(text).encode("utf-8", "replace").decode()
 
 
@@ -337,7 +346,7 @@ def _read_error(raw: bytes) -> Mapping[str, Any]:
 
 
 def _describe_error(raw: bytes, api_key: str) -> str:
-    """The server's words, without the key. Cut only then: half a key is no longer found."""
+    """Give the server's words without the key, and cut them only then: half a key is not found."""
     error = _read_error(raw)
     message, param = str(error.get("message")), error.get("param")
     if isinstance(param, str) and param not in message:

@@ -13,12 +13,12 @@ newest epoch's segments count, so what a replaced runner still sends is read by 
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from nip_core.errors import CorruptionError, StoreError
 from nip_core.rollouts.journal import (
     GroupCommits,
     Journal,
+    Record,
     encode_line,
     make_journal,
     parse_begun,
@@ -31,7 +31,8 @@ SEGMENT_INTERVAL_S = 0.5
 
 
 def open_journal(store: Store, path: str, epoch: int) -> GroupCommits:
-    """The journal at `path` in the store, for the runner with this epoch. Raises StoreError."""
+    """Open the journal at `path` in the store, for the runner with this epoch. Raises
+    StoreError."""
     local = store.local_path(path)
     return SegmentJournal(store, path, epoch) if local is None else Journal(local)
 
@@ -45,8 +46,8 @@ def remove_journal(store: Store, path: str) -> None:
         store.delete(f"{path}/{name}")
 
 
-def read_journal(store: Store, path: str) -> list[dict[str, Any]]:
-    """The durable records of a journal to which somebody may be writing; nothing is changed.
+def read_journal(store: Store, path: str) -> list[Record]:
+    """Read the durable records of a journal, and change nothing; somebody may be writing to it.
 
     None, if it is not there, or is removed meanwhile. Raises CorruptionError for a damaged one.
     """
@@ -57,11 +58,11 @@ def read_journal(store: Store, path: str) -> list[dict[str, Any]]:
         return []
 
 
-def _read_journal(store: Store, path: str) -> list[dict[str, Any]]:
+def _read_journal(store: Store, path: str) -> list[Record]:
     if (local := store.local_path(path)) is not None:
         return parse_begun(local.read_bytes(), path)
     segments = sorted(_parse_segment(path, name) for name in store.list(path))
-    records: list[dict[str, Any]] = []
+    records: list[Record] = []
     for epoch, number in segments:
         if epoch == segments[-1][0]:
             segment = _name_segment(path, epoch, number)
@@ -81,14 +82,14 @@ class SegmentJournal(GroupCommits):
         sync_interval_s: float = SEGMENT_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Reads and writes nothing yet. `epoch` is that of the lease."""
+        """Prepare the journal, and read and write nothing yet. `epoch` is the lease's."""
         super().__init__(sync_interval_s, clock)
         self.name = f"{store.url}/{path}"
         self._store, self._path, self._epoch = store, path, epoch
         self._next = 1
 
-    def replay(self) -> list[dict[str, Any]]:
-        """All durable records in the order of their commits.
+    def replay(self) -> list[Record]:
+        """Read all durable records in the order of their commits.
 
         Raises CorruptionError naming a segment that is damaged or missing.
         """
@@ -99,7 +100,7 @@ class SegmentJournal(GroupCommits):
                 f"{self.name}: written by a later runner (epoch {newest}, this is {self._epoch}); "
                 "if the run's lease.json was deleted, delete this journal too"
             )
-        records: list[dict[str, Any]] = []
+        records: list[Record] = []
         numbers = [number for epoch, number in segments if epoch == newest]
         for expected, number in enumerate(numbers, 1):
             if number != expected:

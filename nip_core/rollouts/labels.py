@@ -28,7 +28,7 @@ RIGHT, WRONG = "right", "wrong"
 
 
 class Context(Protocol):
-    """What of a shard's context labelling needs, see `nip_core.rollouts.episode`."""
+    """The part of a shard's context used by labelling, see `nip_core.rollouts.episode`."""
 
     @property
     def game(self) -> Game: ...
@@ -41,7 +41,10 @@ class Context(Protocol):
 
 
 def make_objection(game: Game, problem: Problem, agent: str) -> Callable[[Move], str | None] | None:
-    """Return what says why a move of the agent can't be the solution; None: nothing is awaited."""
+    """Make a function from a move to the reason why it can't be the solution.
+
+    None where no solution is awaited from the agent.
+    """
     if problem.y != NO_LABEL or not game.protocol.is_prover(agent):
         return None
 
@@ -60,7 +63,9 @@ def make_objection(game: Game, problem: Problem, agent: str) -> Callable[[Move],
 async def take_solution(
     context: Context, spec: EpisodeSpec, turns: Sequence[Turn], key: str | None
 ) -> EpisodeSpec:
-    """The episode with the solution that the last of `turns` wrote, in the generation `key`.
+    """Put the solution written by the last of `turns`, and its label, in the episode's problem.
+
+    `key` is the generation's. A label in the journal is taken from there.
 
     Without turns the prover was silent, which is no solution to anything. Raises NoLabel, or
     StageError for what would stop every episode.
@@ -93,7 +98,7 @@ def _join_message(move: Move) -> str:
 
 
 def count_labels(rows: Iterable[LabelRow]) -> LabelCounts:
-    """Count the solutions that were labelled, those of each kind, and the seconds it took."""
+    """Count the labelled solutions, those of each kind, and the seconds of labelling."""
     # In the order of keys, so that the rounded sum does not depend on who was labelled first.
     ordered = sorted(rows, key=lambda row: str(row.key))
     counted = (

@@ -29,7 +29,7 @@ def draw_opponents(
     parameters: HyperParameters,
     earlier: Mapping[str, Sequence[int]],
 ) -> list[EpisodeSpec]:
-    """The episodes with their opponents drawn.
+    """Draw the opponents of the episodes.
 
     `earlier` has by agent the iterations whose models there are to draw from; with none at all, as
     in the first iteration, the episodes stay as they are. Each is drawn with the same probability,
@@ -54,7 +54,7 @@ def draw_opponents(
 
 
 def find_earlier_models(played: Sequence[str], now: str, last: int | None) -> dict[int, str]:
-    """The models of a group other than the one that plays `now`, the newest so many as `last` says.
+    """Find the models of a group before the one of `now`, the newest `last` of them.
 
     `played` are the names of those that played the iterations before, in order. The keys are the
     first iterations that they have played.

@@ -33,7 +33,7 @@ _DELTA_ENCODED = {
 
 
 def parquet_bytes(table: pa.Table, compression: str = "zstd") -> bytes:
-    """`table` as one Parquet file, with encodings that keep the cost of a row small."""
+    """Write `table` as one Parquet file, with encodings chosen to keep the cost of a row small."""
     plain = _LENGTH_ENCODED | set(_DELTA_ENCODED)
     columns = list(_list_leaf_paths(table.schema))
     encoding = {c: "DELTA_LENGTH_BYTE_ARRAY" for c in columns if c in _LENGTH_ENCODED}
@@ -56,7 +56,7 @@ def parquet_bytes(table: pa.Table, compression: str = "zstd") -> bytes:
 def parquet_table(
     data: bytes, schema: pa.Schema, name: str, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """The table in a Parquet file of `schema`, or some of its columns; `name` is for errors.
+    """Read the table in a Parquet file of `schema`, or some of its columns; `name` is for errors.
 
     Raises CorruptionError if it is not such a file, StoreError if another version wrote it.
     """
@@ -83,7 +83,7 @@ def _make_damage_error(name: str, error: Exception) -> CorruptionError:
 
 
 def has_current_version(written: pa.Schema, schema: pa.Schema, name: str) -> bool:
-    """Tell whether a file whose schema was `written` has the current version of `schema`.
+    """Tell whether a file with the schema `written` has the current version of `schema`.
 
     Raises CorruptionError if it has another schema, StoreError if it has a version that is not
     known. `name` is for errors.
@@ -103,7 +103,7 @@ def has_current_version(written: pa.Schema, schema: pa.Schema, name: str) -> boo
 
 
 def in_current_version(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A table of an earlier version with the nullable columns that came later, empty."""
+    """Add to a table of an earlier version the nullable columns of later ones, empty."""
     for index, field in enumerate(schema):
         if field.name not in table.schema.names and field.nullable:
             place = min(index, table.num_columns)  # of a table that lacks others too
@@ -112,7 +112,7 @@ def in_current_version(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _list_leaf_paths(schema: pa.Schema) -> Iterator[str]:
-    """Parquet column paths, as its encodings and statistics name them."""
+    """List Parquet's column paths, as its encodings and statistics name them."""
     for column in schema:
         yield from _walk_leaves(column.name, column.type)
 

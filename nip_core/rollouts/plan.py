@@ -52,12 +52,12 @@ class EpisodeSpec:
     opponent_iteration: int | None = None  # the first that this model has played
 
     def generation_key(self, round_: int, agent: str, attempt: int) -> str:
-        """Identity of one model call of this episode."""
+        """Make the identity of one model call of this episode."""
         place = self._place(self.split)
         return derive_key("generation", self.run, *place, round_, agent, attempt)
 
     def generation_seed(self, base_seed: int, round_: int, agent: str, attempt: int) -> int:
-        """Sampling seed of that call."""
+        """Make the sampling seed of one model call of this episode."""
         place = self._place(self.seeds_of or self.split)
         return derive_seed("generation", base_seed, *place, round_, agent, attempt)
 
@@ -68,7 +68,7 @@ class EpisodeSpec:
 def plan_episodes(
     parameters: HyperParameters, problems: Sequence[Problem], split: str, iteration: int
 ) -> list[EpisodeSpec]:
-    """The episodes of a split, in a stable order.
+    """Plan the episodes of a split, in a stable order.
 
     Training takes the next `rollouts_per_iteration` problems of an endless sequence of shuffled
     passes, so each problem is played once before any is played twice. Where episodes are compared
@@ -102,8 +102,10 @@ def plan_episodes(
 
 
 def _choose_attacked(parameters: HyperParameters, ordered: list[Problem]) -> list[Problem]:
-    """The problems of an attack: wrong ones, all or as many as the settings say, and as many right
-    ones, as far as there are."""
+    """Choose the problems of an attack: wrong ones, and as many right ones as far as there are.
+
+    Of the wrong ones all are taken, or as many as the settings say.
+    """
     by_label = {
         y: _shuffle([p for p in ordered if p.y == y], parameters.seed, ATTACK) for y in (0, 1)
     }
@@ -140,7 +142,7 @@ def _shuffle(problems: list[Problem], seed: int, what: str | int) -> list[Proble
 def episode_spec(
     parameters: HyperParameters, split: str, iteration: int, problem: Problem, sample: int
 ) -> EpisodeSpec:
-    """One episode of a split, with its key, seed and stance.
+    """Plan one episode of a split, with its key, seed and stance.
 
     The episodes of a group have one seed, that of their first one, and one stance: the same
     prover is drawn to speak (merlin_arthur), channels are shown in the same order, names are dealt
@@ -169,7 +171,7 @@ def episode_spec(
 
 
 def replay_episodes(specs: Sequence[EpisodeSpec], split: str) -> list[EpisodeSpec]:
-    """The same episodes, seeds included, for a split of another name: other models play them."""
+    """Plan the same episodes, seeds included, for a split of another name and its models."""
     return [
         replace(
             spec,
@@ -184,7 +186,7 @@ def replay_episodes(specs: Sequence[EpisodeSpec], split: str) -> list[EpisodeSpe
 
 
 def shuffle_labels(problems: Sequence[Problem], seed: int) -> list[Problem]:
-    """The problems with labels drawn by a stable hash: the control in which nothing is learned."""
+    """Draw the labels of the problems by a stable hash: the control in which nothing is learned."""
     return [replace(p, y=derive_seed("label", seed, p.id) & 1) for p in problems]
 
 

@@ -19,12 +19,12 @@ from nip_lm_server.client import parse_json
 
 
 class MalformedAnswer(Exception):
-    """What came is no answer of the model that was asked; the call is sent again."""
+    """The response is no answer of the model asked; the call is sent again."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a call took, as the API counts it."""
+    """The tokens of a call, as the API counts them."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -34,7 +34,7 @@ class Usage:
 
 
 def read_message(message: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The text of an answer and the thoughts beside it; None: there is none.
+    """Read the text of an answer and the thoughts beside it; None: there is none.
 
     Raises ValueError for content of a kind that is not known.
     """
@@ -60,7 +60,7 @@ def _read_thoughts(message: Mapping[str, Any]) -> str | None:
 
 
 def _read_parts(parts: list[Any]) -> tuple[str | None, str | None]:
-    """The text and the thoughts in content that is a list of parts."""
+    """Read the text and the thoughts in content made of parts."""
     texts: list[str] = []
     thoughts: list[str] = []
     for part in parts:
@@ -81,7 +81,7 @@ def _read_parts(parts: list[Any]) -> tuple[str | None, str | None]:
 
 
 def read_usage(usage: Mapping[str, Any]) -> Usage:
-    """The counts of a response.
+    """Read the counts of a response.
 
     Where the total is more than prompt and completion, the rest was thought and not counted with
     the completion (Gemini): it is paid as completion, so it counts as such.
@@ -100,7 +100,7 @@ def read_usage(usage: Mapping[str, Any]) -> Usage:
 
 
 def says_thoughts_took_all(refusal: bytes) -> bool:
-    """Tell if the body of a 400 says that the limit was reached before the answer began.
+    """Tell if the body of a 400 says the limit was reached before the answer began.
 
     OpenAI answers so for models that think ("Could not finish the message because max_tokens or
     model output limit was reached"), where others give an answer without a text.

@@ -30,6 +30,7 @@ _REMEDY = (
 
 def encode(value: dict[str, Any]) -> bytes:
     """Write a document as JSON for people, with its checksum. Raises ValueError for NaN."""
+    # As it will be read back, tuples as lists: the checksum is of the same value then.
     plain = json.loads(json.dumps(value, allow_nan=False))
     value = {**plain, CHECKSUM: digest(plain)}
     return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
@@ -48,6 +49,7 @@ def decode(data: bytes, path: str, remedy: str = _REMEDY) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _unreadable(path, "not a JSON object", remedy)
     checksum = value.pop(CHECKSUM, None)
+    # A bit that flips in the key itself would else make it a document of before checksums.
     if checksum is None and any(_is_nearly_the_key(key) for key in value):
         raise _unreadable(path, "the name of its checksum is not what it was", remedy)
     if checksum is not None and not _is_digest_of(checksum, value):

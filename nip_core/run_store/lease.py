@@ -40,6 +40,7 @@ from nip_lm_server.client import process_identity
 FORMAT_VERSION = 1
 DEFAULT_TTL_S = 30.0
 _log = logging.getLogger(__name__)
+# Some renewals may fail, for a full disk say, before anybody else may take the run.
 _BEATS_PER_TTL = 10
 
 
@@ -97,12 +98,15 @@ class ThisMachine:
         return Owner(socket.gethostname(), _machine_id(), pid, identity, id=uuid.uuid4().hex)
 
     def is_gone(self, owner: Owner) -> bool:
+        # Processes of another machine can't be seen from here: of those only silence tells.
         if owner.machine != _machine_id():
             return False
         identity = process_identity(owner.pid)
         if identity is None:
             # In a container with hidden processes another user's looks like none.
             return not _is_hidden(owner.pid)
+        # Its number may be another process's by now. Without an identity, as an earlier version
+        # wrote an owner, a process of that number counts as the owner: better to wait than two.
         return owner.process not in ("", identity)
 
 
@@ -164,10 +168,14 @@ class Lease:
         """Raise the heartbeat once. Raises LeaseError if the lease was lost."""
         with self._mutex:
             self._raise_if_lost()
+            # A counter and no time of day: clocks of two machines differ, and whoever watches for
+            # silence measures it on its own.
             heartbeat = self._document.heartbeat + 1
             document = self._document.model_copy(update={"heartbeat": heartbeat})
             etag = self._store.put_if_match(self._path, _encode(document), self._etag)
             if etag is None:
+                # Another runner took over, or a renewal of this one was written and its answer
+                # lost; in that case the lease is held, and the next beat goes on from there.
                 self._notice_loss()
                 self._raise_if_lost()
                 return
@@ -263,6 +271,7 @@ def acquire(
     """
     machine = machine or ThisMachine()
     path = f"{directory}/lease.json"
+    # One time to live is for watching a silent owner, the rest for races with other takers.
     give_up_at_s = clock() + 2 * ttl_s + 60.0
     while clock() < give_up_at_s:
         # 1. Put this runner's name into the document, if nobody alive stands in it.
@@ -278,6 +287,8 @@ def acquire(
         else:
             if current.state == "held":
                 _await_stale(store, path, current, machine, clock, sleep)
+            # Every takeover has an epoch of its own, by which its fence and its commits are told
+            # from those of the runner before.
             document = _document(machine.owner(), epoch=current.epoch + 1, ttl_s=ttl_s)
             # A heartbeat or another taker since the reading makes this fail.
             new_etag = store.put_if_match(path, _encode(document), etag)

@@ -107,7 +107,7 @@ class LocalStore:
     def put_if_absent(self, path: str, data: bytes | Path, *, fence: str | None = None) -> bool:
         target = self._file(path)
         with _translating(target, "write"):
-            if target.exists():
+            if target.exists():  # spares the staging; the link is what decides
                 return False
             with self._staged(target, data, fence) as staged:
                 return _link(staged, target, fence)
@@ -117,6 +117,7 @@ class LocalStore:
     ) -> str | None:
         target = self._file(path)
         with _translating(target, "write"), self._staged(target, data, fence) as staged:
+            # No call of the system renames on a condition: compared and renamed under a lock.
             with self._locked():
                 if not target.exists() or _etag(target.read_bytes()) != etag:
                     return None
@@ -193,6 +194,8 @@ class LocalStore:
         removed = folder.with_name(f"{_HIDDEN}removed-{uuid.uuid4().hex}")
         with _translating(folder, "remove"):
             with suppress(FileNotFoundError):
+                # Renamed first, which is atomic: from here on the files staged in it are gone from
+                # where they were, and linking one fails.
                 folder.rename(removed)
                 sync_directory(folder.parent)
             shutil.rmtree(removed, ignore_errors=True)
@@ -209,6 +212,7 @@ class LocalStore:
         """Write and sync `data` under a temporary name on the same file system."""
         self._check_writable(target)
         make_directories(target.parent)
+        # Under a fence in the directory of that: whoever takes it away takes this file with it.
         folder = target.parent if fence is None else self._file(fence)
         staged = folder / f"{_HIDDEN}tmp-{uuid.uuid4().hex}"
         try:
@@ -233,6 +237,8 @@ class LocalStore:
     def _locked(self) -> Iterator[None]:
         descriptor = os.open(self.root / f"{_HIDDEN}lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
+            # Asked for again and again: a blocking wait for a stopped process would never end, and
+            # never say why.
             deadline_s = time.monotonic() + self._lock_timeout_s
             while True:
                 try:

@@ -98,7 +98,9 @@ def open_object_store(
         return S3Store(parts.netloc, prefix=prefix or None, **more)
 
     try:
-        patient, once = connect(6, "60m"), connect(0, "60s")  # large files, small documents
+        # Large files may take long, and are repeated by the library. Conditional writes are not:
+        # a repetition would be refused for what the first try has done, and look like a defeat.
+        patient, once = connect(6, "60m"), connect(0, "60s")
     except Exception as error:
         raise SettingsError(f"run_store: {shown} can't be opened: {short_message(error)}") from None
     place = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
@@ -194,6 +196,8 @@ class ObjectStore(Requests):
 
         self._check_writable(path)
         if fence is not None:
+            # Only looked at: a large file can't go through the fence's log. A manifest has to name
+            # it before anybody reads it, and that is committed through the log.
             self._standing(fence, path)
 
         def put() -> None:
@@ -242,6 +246,7 @@ class ObjectStore(Requests):
         names = [
             entry["path"].rpartition("/")[2]
             for entry in listing["objects"]
+            # Only what has the size of a tombstone is read: one request for each file is too many.
             if entry["size"] != TOMBSTONE_BYTES or self._is_there(entry["path"])
         ]
         names += [f"{prefix.rpartition('/')[2]}/" for prefix in listing["common_prefixes"]]
@@ -252,6 +257,7 @@ class ObjectStore(Requests):
 
         self._check_writable(path)
         if fence is not None:
+            # A bucket has no deletion under a condition, but it has writes: a tombstone is one.
             while (tag := self._tag_of(path)) is not None:
                 # Else it was written meanwhile, which this fence's runner may have done.
                 if self._commit(path, tombstone(), tag, fence) is not None:
@@ -307,6 +313,8 @@ class ObjectStore(Requests):
             if standing is None:
                 return
             if standing.document.state == "up":
+                # Closed first, then what the log asks for, then gone: after the first step nothing
+                # more is committed under this fence, after the second nothing is left to be done.
                 closed = standing.document.model_copy(update={"state": "closed"})
                 if self._swap(fence, _encode(closed), standing.tag) is None:
                     continue  # one more commit came in; it counts, and is done below
@@ -320,15 +328,19 @@ class ObjectStore(Requests):
 
         Returns the new tag; None if the condition does not hold.
         """
+        # One at a time: each swaps the log that the one before it left, and would else lose often.
         with self._committing:
             for _ in range(_SWAPS):
                 standing = self._standing(fence, path)
+                # The log has one entry: the one in it has to be done before it is written over.
                 self._settle(standing.document)
                 condition = etag
                 if etag is None and (found := self._look(path)) is not None:
                     if not is_tombstone(found[0]):
                         return None
-                    condition = found[1]
+                    condition = found[
+                        1
+                    ]  # a tombstone is nothing, but it has a tag to be replaced by
                 content = base64.b64encode(data).decode()
                 document = FenceDocument(commit=LogEntry(path=path, etag=condition, data=content))
                 if self._swap(fence, _encode(document), standing.tag) is None:
@@ -373,6 +385,8 @@ class ObjectStore(Requests):
 
     def _try_out(self) -> None:
         """Raise StoreError unless conditions are heeded."""
+        # Each condition once where it holds and once where it does not: a server that ignores them
+        # answers all four as done, and two runners would both believe that they have won.
         probe = f"{_HIDDEN}probe-{uuid.uuid4().hex}"
         try:
             first = self._swap(probe, b"1", None)

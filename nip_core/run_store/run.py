@@ -401,6 +401,7 @@ class RunStore:
         for path in list_files(self.store, source):
             relative = path.removeprefix(f"{source}/")
             folder = path.rpartition("/")[0]
+            # Its documents are each written at once; a group of files is there with its manifest.
             is_group = relative.startswith(("rollouts/", "datasets/"))
             if is_group and not self.store.exists(f"{folder}/{MANIFEST}"):
                 continue  # still being played or built

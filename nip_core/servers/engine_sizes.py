@@ -1,7 +1,8 @@
 """How large the engines of a run's own server have to be, by the run's settings.
 
-vllm_sizes    ranks, adapters and requests of a vLLM engine, where the settings leave them open
-check_ranks   refuses adapters that the run's own engine could not serve, before anything is spent
+choose_vllm_sizes  ranks, adapters and requests of a vLLM engine, where settings leave them open
+check_ranks        refuses adapters that the run's own engine could not serve, before anything is
+                   spent
 
 vLLM computes every adapter at its largest rank, and records its graphs for so many adapters and
 requests as it may have to run at once: what is too small is refused or waits, what is too large
@@ -22,7 +23,7 @@ MOST_LORAS = 8
 """Adapters in one batch, at most: the rest of a league waits for a turn."""
 
 
-def vllm_sizes(parameters: HyperParameters, base: str) -> dict[str, Any]:
+def choose_vllm_sizes(parameters: HyperParameters, base: str) -> dict[str, Any]:
     """Choose the options of a base model's vLLM engine left open by `lm_server.options`."""
     chosen = parameters.lm_server.options
     groups = _groups_over(parameters, base)

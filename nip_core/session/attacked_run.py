@@ -1,6 +1,6 @@
 """What an attack is compared with: the attacked run, its test, the words of its provers.
 
-own_test       how the attacked models were tested in their own run
+read_own_test  how the attacked models were tested in their own run
 is_told        whether provers are told otherwise here than there; untold: a warning where not
 """
 
@@ -22,7 +22,7 @@ from nip_core.scenarios import Problem
 from nip_core.session.problems_of_run import load_all_problems
 
 
-def own_test(source: RunStore, iteration: int) -> OwnTest:
+def read_own_test(source: RunStore, iteration: int) -> OwnTest:
     """Read how the models of `iteration` were tested in the attacked run; or say why not."""
     place = source.rollouts(iteration, TEST)
     try:
@@ -60,7 +60,7 @@ def is_told(parameters: HyperParameters, source: RunStore, problem: Problem) -> 
     )
 
 
-def untold(parameters: HyperParameters) -> Iterator[str]:
+def warn_of_untold(parameters: HyperParameters) -> Iterator[str]:
     """Warn of an attack whose provers nothing tells to argue for acceptance."""
     run = parameters.attack.run
     if run is None:

@@ -1,12 +1,12 @@
 """Taking over from another run: models to begin with, and the settings of agents.
 
-takes_over   whether the settings ask for any of that; names_run: of another run
-resolved     the settings with those that are taken over
-find_origin  which models of another run play, by iteration
-check_attacked   refuses an attack on what is not there, or on another game
-check_game       refuses an attack that plays another game than the run with these settings
-attacked_groups  whose models of the attacked run play
-bring        makes adapters of that run's own server known to this run's own server
+takes_over            whether the settings ask for any of that; names_run: of another run
+resolve_settings      the settings with those that are taken over
+find_origin           which models of another run play, by iteration
+check_attacked        refuses an attack on what is not there, or on another game
+check_game            refuses an attack that plays another game than the run with these settings
+list_attacked_groups  whose models of the attacked run play
+bring_adapters        makes adapters of that run's own server known to this run's own server
 
 Four settings ask for it. ``base_run.base_run_type: parameters``: iteration 0 plays with the
 final models of the base run. ``rerun_tests``: each iteration plays with the models that played
@@ -79,7 +79,7 @@ def names_run(parameters: HyperParameters) -> bool:
     )
 
 
-def resolved(
+def resolve_settings(
     parameters: HyperParameters, store: Store, record: RunRecord | None
 ) -> HyperParameters:
     """Return the settings of the run with those it takes over; `record` is the run on record, if
@@ -187,7 +187,7 @@ def check_game(parameters: HyperParameters, stored: Mapping[str, Any]) -> None:
             )
 
 
-def attacked_groups(parameters: HyperParameters, source: RunStore) -> dict[str, str]:
+def list_attacked_groups(parameters: HyperParameters, source: RunStore) -> dict[str, str]:
     """By group of an attack, the group of the attacked run whose model it plays with."""
     agents = complete_settings(source.open().parameters)["agents"]
     return {
@@ -196,7 +196,7 @@ def attacked_groups(parameters: HyperParameters, source: RunStore) -> dict[str, 
     }
 
 
-def bring(origin: Origin, store: Store, state_dir: Path) -> None:
+def bring_adapters(origin: Origin, store: Store, state_dir: Path) -> None:
     """Copy the adapters into the state of the run's own server. The server must not run yet.
 
     Raises CorruptionError for a damaged one, StoreError if the disk refuses.
@@ -282,7 +282,7 @@ class _Search:
         return [
             {
                 group: self._model("attack.run", source, attack.iteration, of, group)
-                for group, of in attacked_groups(self._parameters, source).items()
+                for group, of in list_attacked_groups(self._parameters, source).items()
                 # Who is trained to attack begins with the base model.
                 if group not in self._parameters.trainable_groups
             }

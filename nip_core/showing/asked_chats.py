@@ -1,8 +1,8 @@
 """The chat with which an agent is asked, before anything is played or of an episode on record.
 
-chat_to_come    of a configuration; what others would have said is marked as not yet said
-chat_on_record  of a run, with what was said, and the answer that came
-Place           which turn of which episode
+render_chat_to_come    of a configuration; what others would have said is marked as not yet said
+render_chat_on_record  of a run, with what was said, and the answer that came
+Place                  which turn of which episode
 
 Both are rendered by `nip_core.game.render`, as the calls of a run and its training data are.
 """
@@ -24,7 +24,7 @@ from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
 from nip_core.session.prepare import plan_run
 from nip_core.session.problems_of_run import load_all_problems
-from nip_core.showing.transcripts import committed_rollouts, game_of
+from nip_core.showing.transcripts import read_committed_rollouts, rebuild_game
 
 _SHOWN = 8
 """Identifiers in an error."""
@@ -66,7 +66,7 @@ class AskedChat:
         return asdict(self)
 
 
-def chat_to_come(parameters: HyperParameters, place: Place) -> AskedChat:
+def render_chat_to_come(parameters: HyperParameters, place: Place) -> AskedChat:
     """The chat of a turn of a run with these settings. Raises SettingsError for what is not there.
 
     In the place of each earlier message stands in angle brackets whose it would be.
@@ -174,16 +174,16 @@ def _no_such_turn(game: Game, place: Place, moves: Sequence[tuple[str, int]]) ->
     return SettingsError(f"--round {place.round}: {who} in it; rounds are: {speaks}")
 
 
-def chat_on_record(run: RunStore, place: Place) -> AskedChat:
+def render_chat_on_record(run: RunStore, place: Place) -> AskedChat:
     """Render the chat of a turn on record. Raises SettingsError if it is not there."""
     # 1. The game as it was, and what was played.
-    game = game_of(run.open())
+    game = rebuild_game(run.open())
     if game is None:
         raise SettingsError(
             f"run {run.name!r}: its protocol, scenario or prompt templates are not what they were, "
             "so what agents were asked can't be shown; put them back"
         )
-    rollouts = committed_rollouts(run, place.iteration, place.split)
+    rollouts = read_committed_rollouts(run, place.iteration, place.split)
     if rollouts is None:
         raise SettingsError(
             f"run {run.name!r}: iteration {place.iteration} has no rollouts of {place.split!r}; "

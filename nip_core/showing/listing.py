@@ -4,10 +4,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from nip_core.costs.spent_and_estimated import costs_of
+from nip_core.costs.spent_and_estimated import read_costs
 from nip_core.errors import StoreError
 from nip_core.records.iterations import Records
-from nip_core.records.status import status_of
+from nip_core.records.status import find_status
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
@@ -42,10 +42,10 @@ def _summary(run: RunStore) -> dict[str, Any]:
     )
     test = records.of(tested).metrics(TEST) if tested is not None else None
     # 2. What is spent.
-    costs = costs_of(records)
+    costs = read_costs(records)
     return {
         "run": run.name,
-        "status": status_of(run, records),
+        "status": find_status(run, records),
         "finished": records.finished(),
         "iterations": shown.last,
         "tested": tested,
@@ -58,7 +58,7 @@ def _summary(run: RunStore) -> dict[str, Any]:
     }
 
 
-def age(created_at: str, now: datetime) -> str:
+def describe_age(created_at: str, now: datetime) -> str:
     """Time since then in its largest unit: "40 s", "12 min", "5 h", "3 d"."""
     passed_s = (now - datetime.fromisoformat(created_at).astimezone(UTC)).total_seconds()
     for unit, length_s in (("d", 86_400), ("h", 3_600), ("min", 60)):

@@ -26,7 +26,7 @@ from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
 from nip_core.showing.listing import list_summaries
-from nip_core.showing.summary import report_location, summary
+from nip_core.showing.summary import find_report, summarise_run
 from nip_core.trainers.dataset import open_dataset
 
 _SPLITS = (TRAIN, VALIDATION, TEST, CANDIDATE, ATTACK)
@@ -127,12 +127,12 @@ class RunTables:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """As ``nip show --json`` has it: status, iterations, costs."""
-        return summary(self._tree, self._records)
+        return summarise_run(self._tree, self._records)
 
     @property
     def report(self) -> str | None:
         """The place of its report, None if there is none yet."""
-        return report_location(self._tree)
+        return find_report(self._tree)
 
     @cached_property
     def episodes(self) -> pa.Table:

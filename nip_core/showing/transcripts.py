@@ -1,11 +1,11 @@
 """The transcripts of a run's committed splits.
 
-RunTranscripts     those in the report: what went wrong first, then a sample; of an attack, those
-                   that count with the most messages to choose from
-ShownTranscripts   these, and what is left out
+RunTranscripts    those in the report: what went wrong first, then a sample; of an attack, those
+                  that count with the most messages to choose from
+ShownTranscripts  these, and what is left out
 committed_rollouts the tables of a split; game_of, the game of settings on record
-shown_iterations   of a long run, the iterations that the report has any of
-newest_sample      a few of what was played last
+choose_shown_iterations  of a long run, the iterations that the report has any of
+choose_newest_sample     a few of what was played last
 
 Of a long run the report has transcripts of a bounded number of iterations, and all of them
 together take a bounded part of it. An iteration that is shown was shown ever since it was played,
@@ -34,7 +34,7 @@ from nip_core.rollouts.plan import ATTACK, TEST, TRAIN
 from nip_core.rollouts.tables import RolloutTables, StoredRollouts, read_rollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunRecord, RunStore
-from nip_core.session.contents import template_digests
+from nip_core.session.contents import digest_templates
 
 _SAMPLED = 40  # of each iteration and split
 _MOST = 300  # of each, of those that are worth reading
@@ -80,7 +80,7 @@ class _Choice:
         return [transcript for k, transcript in enumerate(self.transcripts) if k in taken]
 
 
-def shown_iterations(newest: int) -> set[int]:
+def choose_shown_iterations(newest: int) -> set[int]:
     """Choose the iterations up to `newest` whose transcripts the report shows.
 
     The last ones, and such before them as are multiples of the smallest power of two that leaves
@@ -105,7 +105,7 @@ class RunTranscripts:
     def chosen(self) -> ShownTranscripts:
         """Choose from what is committed."""
         iterations = self._records.iterations()
-        shown = shown_iterations(max(iterations, default=0))
+        shown = choose_shown_iterations(max(iterations, default=0))
         # 1. Of each split that has a part: what could be shown.
         choices = {
             (i, split): choice
@@ -143,7 +143,7 @@ class RunTranscripts:
         """Choose from a split, if it is committed."""
         if (iteration, split) in self._choices:
             return self._choices[iteration, split]
-        rollouts = committed_rollouts(self._run, iteration, split)
+        rollouts = read_committed_rollouts(self._run, iteration, split)
         if rollouts is None:
             return None
         why = reasons(rollouts.episodes, rollouts.generations, self._before(iteration, split))
@@ -177,20 +177,22 @@ class RunTranscripts:
     def _game(self) -> Game | None:
         memory = self._records.memory
         if "game" not in memory:
-            memory["game"] = game_of(self._records.shown.record)
+            memory["game"] = rebuild_game(self._records.shown.record)
         game: Game | None = memory["game"]
         return game
 
 
-def newest_sample(run: RunStore, limit: int, records: Records | None = None) -> list[Transcript]:
+def choose_newest_sample(
+    run: RunStore, limit: int, records: Records | None = None
+) -> list[Transcript]:
     """Choose at most `limit` transcripts of the newest split, wrong verdicts first."""
     records = records or Records(run)
     for iteration in reversed(records.iterations()):
         for split in (TEST, ATTACK, TRAIN):
-            rollouts = committed_rollouts(run, iteration, split)
+            rollouts = read_committed_rollouts(run, iteration, split)
             if rollouts is not None:
                 why = reasons(rollouts.episodes, rollouts.generations, {})
-                return _chosen(rollouts, why, limit, limit, game_of(records.shown.record))
+                return _chosen(rollouts, why, limit, limit, rebuild_game(records.shown.record))
     return []
 
 
@@ -220,7 +222,7 @@ def _chosen(
     )
 
 
-def committed_rollouts(run: RunStore, iteration: int, split: str) -> RolloutTables | None:
+def read_committed_rollouts(run: RunStore, iteration: int, split: str) -> RolloutTables | None:
     """Read the tables of a split, None where it is not committed.
 
     Of an attack these are the
@@ -236,12 +238,12 @@ def committed_rollouts(run: RunStore, iteration: int, split: str) -> RolloutTabl
     return plain_rollouts(rollouts, choices, pc.max(choices["n"]).as_py())
 
 
-def game_of(record: RunRecord) -> Game | None:
+def rebuild_game(record: RunRecord) -> Game | None:
     """The game of settings on record; None where its protocol or its templates are not here, or
     are others by now, and then neither channels nor prompts are shown."""
     try:
         game = Game(read_settings(record.parameters))
         recorded = record.contents.get("templates", {})
-        return game if template_digests(game) == recorded else None
+        return game if digest_templates(game) == recorded else None
     except (OSError, ValueError):
         return None

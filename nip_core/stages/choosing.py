@@ -1,7 +1,7 @@
 """Choosing: from the rollouts of a run to the dataset of a group's job.
 
-build_dataset  choose examples and commit them, with what they will cost
-describe       a dataset in a few words, for the job's record
+build_dataset     choose examples and commit them, with what they will cost
+describe_dataset  a dataset in a few words, for the job's record
 """
 
 import tempfile
@@ -107,7 +107,7 @@ def _cost(parameters: HyperParameters, group: str, dataset: Dataset) -> dict[str
     }
 
 
-def describe(facts: DatasetFacts, epochs: int) -> str:
+def describe_dataset(facts: DatasetFacts, epochs: int) -> str:
     """Return what a dataset's manifest says of it and its cost, in a few words."""
     count, out = facts.examples, facts.validation_examples
     words = [f"{count - out} examples", *([f"{out} for validation"] if out else [])]

@@ -24,7 +24,7 @@ from nip_core.records.models import Decision
 from nip_core.rollouts.plan import CANDIDATE, VALIDATION
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.session.session import Session
-from nip_core.stages.served import candidates
+from nip_core.stages.served import find_candidates
 from nip_core.tolerance import at_least
 
 
@@ -38,7 +38,7 @@ def is_due(session: Session, iteration: int) -> bool:
     if not session.parameters.promotion.enabled:
         return False
     is_swapped = session.run.store.exists(session.run.models(iteration))
-    return not is_swapped and bool(candidates(session, iteration))
+    return not is_swapped and bool(find_candidates(session, iteration))
 
 
 def takes_turns_in(session: Session) -> bool:
@@ -56,10 +56,12 @@ def decide(session: Session, iteration: int) -> Decision:
         for split in (VALIDATION, CANDIDATE)
     )
     split_by = session.game.scenario.split_by
-    return compare(old, new, settings.metric, settings.margin, session.parameters.seed, split_by)
+    return compare_sides(
+        old, new, settings.metric, settings.margin, session.parameters.seed, split_by
+    )
 
 
-def compare(
+def compare_sides(
     old: pa.Table,
     new: pa.Table,
     metric: str,

@@ -32,8 +32,8 @@ from nip_core.evaluation.split_metrics import (
 from nip_core.jobs.document import read_job
 from nip_core.jobs.steps import read_step_figures
 from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
-from nip_core.records.intervals import combined, measure_baselines, measure_intervals
-from nip_core.records.transcript_files import CHECKSUM_SUFFIX, transcripts_path
+from nip_core.records.intervals import combine_metrics, measure_baselines, measure_intervals
+from nip_core.records.transcript_files import CHECKSUM_SUFFIX, name_transcripts_file
 from nip_core.rollouts.labels import add_counts
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES
@@ -49,9 +49,9 @@ from nip_core.run_store.facts import LabelCounts, ShardFacts, SplitFacts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore, read_document
 from nip_core.run_store.store import Store
-from nip_core.session.attacked_run import is_told, own_test
+from nip_core.session.attacked_run import is_told, read_own_test
 from nip_core.session.session import Session
-from nip_core.stages.served import models_for, opponents_for
+from nip_core.stages.served import find_models, find_opponents
 
 _YAML: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is many times faster
 
@@ -67,7 +67,7 @@ def measure(session: Session, iteration: int, split: str) -> SplitMetrics | Atta
     if stored is None:
         metrics = _measured(session, iteration, split)
     else:
-        metrics = combined(stored, write_intervals(session, iteration, split, stored))
+        metrics = combine_metrics(stored, write_intervals(session, iteration, split, stored))
     before = _test_before(session, iteration) if split == TEST else None
     words = f"iteration {iteration}: played {split} problems: {result_line(metrics, before)}"
     if split == TEST and (believed := believed_line(metrics)):
@@ -140,14 +140,15 @@ def _measured(session: Session, iteration: int, split: str) -> SplitMetrics:
     figures["rollouts"] = _digest_of_split(run.store, directory)
     if session.game.scenario.labels_in_play:
         figures["labels"] = LabelledSolutions(
-            **labels_of(run.store, directory), workers=session.game.scenario.label_workers()
+            **count_split_labels(run.store, directory),
+            workers=session.game.scenario.label_workers(),
         )
     measured = evaluate(rollouts.episodes, rollouts.generations, seed=session.parameters.seed)
     metrics = SplitMetrics.model_validate({**dict(measured), **figures})
     intervals = write_intervals(session, iteration, split, metrics, rollouts)
     path = run.metrics(iteration, split)
     stored = run.write_json_once(path, metrics.as_json(), lease=session.lease)
-    return combined(validate_document(stored, SplitMetrics, path), intervals)
+    return combine_metrics(validate_document(stored, SplitMetrics, path), intervals)
 
 
 def _by_opponent(
@@ -155,7 +156,7 @@ def _by_opponent(
 ) -> tuple[OpponentMetrics, ...]:
     names = {
         agent: {first: model.model for first, model in models.items()}
-        for agent, models in opponents_for(session, iteration).items()
+        for agent, models in find_opponents(session, iteration).items()
     }
     split_by = session.game.scenario.split_by
     return figures_by_opponent(episodes, names, session.parameters.seed, split_by)
@@ -172,7 +173,7 @@ def _measured_attack(session: Session, iteration: int) -> AttackMetrics:
         run=parameters.attack.run,
         iteration=parameters.attack.iteration,
         by=parameters.attack.by,
-        model=models_for(session, iteration)[verifier].model,
+        model=find_models(session, iteration)[verifier].model,
         told=told,
     )
     left_out = len(session.left_out.get(TEST, {}))
@@ -189,7 +190,7 @@ def _attacked(session: Session) -> RunStore:
 
 
 def _own_test(session: Session) -> OwnTest:
-    return own_test(_attacked(session), session.parameters.attack.iteration)
+    return read_own_test(_attacked(session), session.parameters.attack.iteration)
 
 
 def _measured_choices(session: Session, iteration: int) -> AttackMetrics:
@@ -226,7 +227,7 @@ def _measured_steps(session: Session, last: int) -> AttackMetrics:
     worst = metrics.worst
     if worst is not None:
         # The provers that were the worst can be played again.
-        provers = models_for(session, worst.step)
+        provers = find_models(session, worst.step)
         trained = parameters.trainable_groups
         models = {group: of.model for group, of in provers.items() if group in trained}
         worst = worst.model_copy(update={"models": models})
@@ -240,7 +241,7 @@ def _updates(run: RunStore, iteration: int) -> int:
     return sum(max(read_step_figures(job.backend_events), default=0) for job in jobs if job)
 
 
-def labels_of(store: Store, directory: str) -> dict[str, Any]:
+def count_split_labels(store: Store, directory: str) -> dict[str, Any]:
     """Count by kind the solutions of a committed split with a label made in play, and the time
     it took.
     """
@@ -261,7 +262,7 @@ def save_transcripts(session: Session, iteration: int, split: str) -> str:
     its path in the store.
     """
     run, form = session.run, session.parameters.text_rl.transcript_format
-    path = transcripts_path(run, iteration, split, form)
+    path = name_transcripts_file(run, iteration, split, form)
     if run.store.exists(path):
         return path
     rollouts = read_rollouts(run.store, run.rollouts(iteration, split))

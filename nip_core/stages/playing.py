@@ -21,11 +21,12 @@ from nip_core.errors import RunConflictError
 from nip_core.hashing import digest
 from nip_core.parameters import RandomAgentParameters
 from nip_core.parameters.checks import find_attackers, is_deterministic
-from nip_core.records.rewinds import stage_of_split
-from nip_core.records.spending import shared_prompts
+from nip_core.records.rewinds import find_stage_of_split
+from nip_core.records.spending import count_shared_prompts
 from nip_core.rollouts.best_of_n import BestOfN
 from nip_core.rollouts.engine import PlayedShard, PlaySpec, play_episodes
-from nip_core.rollouts.episode import Branch, Failures, ShardContext, no_branching, play_episode
+from nip_core.rollouts.episode import Branch, ShardContext, no_branching, play_episode
+from nip_core.rollouts.failures import Failures
 from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.journal_segments import open_journal, remove_journal
 from nip_core.rollouts.labels import count_labels
@@ -58,7 +59,7 @@ from nip_core.run_store.facts import ShardFacts, SplitFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.run_store.run import read_document
 from nip_core.session.session import Session
-from nip_core.stages.served import candidates, models_for, opponents_for
+from nip_core.stages.served import find_candidates, find_models, find_opponents
 
 _LIKELIEST = 5  # tokens at each place: both verdicts are among them
 _EPISODES_READY = 4  # under way or waiting for a place, for each call in flight
@@ -117,9 +118,9 @@ class SplitPlay:
     @cached_property
     def models(self) -> dict[str, str]:
         """Name the model of each group."""
-        models = models_for(self.session, self.iteration)
+        models = find_models(self.session, self.iteration)
         if self.split == CANDIDATE:  # of all groups together
-            models |= candidates(self.session, self.iteration)
+            models |= find_candidates(self.session, self.iteration)
         return {group: model.model for group, model in models.items()}
 
     @cached_property
@@ -184,7 +185,7 @@ class SplitPlay:
         )
         played.choices.sort(key=lambda row: (order[row.problem, row.sample], row.n))
         failed = set(played.failed)
-        shared = shared_prompts(played.generations, played.timings)
+        shared = count_shared_prompts(played.generations, played.timings)
         return commit_shard(
             self.store,
             self.directory,
@@ -296,7 +297,7 @@ def _opponents(session: Session, iteration: int, split: str) -> dict[str, dict[i
         return {}
     return {
         agent: {first: model.model for first, model in models.items()}
-        for agent, models in opponents_for(session, iteration).items()
+        for agent, models in find_opponents(session, iteration).items()
     }
 
 
@@ -417,7 +418,7 @@ def commit_split(session: Session, iteration: int, split: str) -> CommittedSplit
             session.parameters.rollouts.failure_threshold,
             f"their errors stand in {play.directory}, whose shards are committed and not played "
             "again by themselves: mend the cause and give "
-            f"--rerun-from {iteration}:{stage_of_split(split)}, or raise the threshold",
+            f"--rerun-from {iteration}:{find_stage_of_split(split)}, or raise the threshold",
         )
     manifest = join_shards(play.store, play.directory, play.plan.shards, lease=session.lease)
     session.budget.tell(session.log)

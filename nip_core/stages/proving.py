@@ -22,7 +22,7 @@ from nip_core.records.models import ServedModel
 from nip_core.rollouts.chat_client import ChatClient, Endpoint, RequestRefusedError
 from nip_core.servers.endpoints import Endpoints
 from nip_core.session.session import Session
-from nip_core.stages.served import candidates, models_for, opponents_for
+from nip_core.stages.served import find_candidates, find_models, find_opponents
 
 
 async def prove_serving(session: Session, iteration: int) -> None:
@@ -32,7 +32,7 @@ async def prove_serving(session: Session, iteration: int) -> None:
     base models have taken the place of, and those of earlier iterations that agents meet in
     training.
     """
-    models = models_for(session, iteration)
+    models = find_models(session, iteration)
     trained = {g: model for g, model in models.items() if model.trained_in is not None}
     await return_places(session, {g: m for g, m in models.items() if m.trained_in is None})
     if trained:
@@ -43,7 +43,7 @@ async def prove_serving(session: Session, iteration: int) -> None:
 async def _prove_opponents(session: Session, iteration: int) -> None:
     parameters = session.parameters
     is_played = iteration < parameters.rl.num_iterations  # the last has nothing but a test
-    opponents = opponents_for(session, iteration) if is_played else {}
+    opponents = find_opponents(session, iteration) if is_played else {}
     group_of = {name: group for group, names in parameters.groups.items() for name in names}
     by_name = {
         model.model: (group_of[agent], model)
@@ -56,7 +56,7 @@ async def _prove_opponents(session: Session, iteration: int) -> None:
 
 async def prove_candidates(session: Session, iteration: int) -> dict[str, str]:
     """Prove that the new models of all groups answer; return their names by group."""
-    proved = await prove_all(session, candidates(session, iteration))
+    proved = await prove_all(session, find_candidates(session, iteration))
     return {group: model.model for group, model in proved.items()}
 
 

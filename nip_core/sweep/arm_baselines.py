@@ -17,7 +17,7 @@ from nip_core.evaluation.confidence_intervals import wilson_of_rate
 from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import make_protocol
-from nip_core.records.intervals import rate_alone_of
+from nip_core.records.intervals import find_rate_alone
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.table_rows import read_rows
 from nip_core.rollouts.tables import StoredRollouts
@@ -175,7 +175,7 @@ def _is_for(kind: Kind, baseline: HyperParameters, arm: HyperParameters) -> bool
 def _find_alone(counted: Counted, sweep: Sweep) -> Iterator[VerifierAlone]:
     """Put each verifier without provers beside how often it could be right by itself."""
     for arm, runs in sweep.arms.items():
-        rate_alone = rate_alone_of(runs[0].parameters.to_dict())
+        rate_alone = find_rate_alone(runs[0].parameters.to_dict())
         counts = [counted.count(run.name, "accuracy") for run in runs]
         plays = [of_run for of_run in counts if of_run is not None]
         # By the name of the table's interval, so that it is the same one.

@@ -15,9 +15,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from pydantic import Field, JsonValue
 
-from nip_core.costs.spent_and_estimated import costs_of
+from nip_core.costs.spent_and_estimated import read_costs
 from nip_core.errors import SettingsError, StoreError
-from nip_core.evaluation.figures_in_words import p_value
+from nip_core.evaluation.figures_in_words import p_value, percent_cell, points_cell
 from nip_core.evaluation.plots import Mark, arms_svg
 from nip_core.evaluation.split_metrics import Interval95, PairedDifference, SplitMetrics
 from nip_core.evaluation.statistics.differences import holm
@@ -139,7 +139,7 @@ def _describe_run(label: str, run: PlayedRun, against: AgainstFirst | None) -> C
     before = run.test(run.tests[0]) if len(run.tests) > 1 else SplitMetrics()
     first, last = before.accuracy, test.accuracy
     believed = test.believe_the_prover
-    costs = costs_of(run.records)
+    costs = read_costs(run.records)
     return ComparedRun(
         label=label,
         place=run.place,
@@ -211,11 +211,11 @@ def heads_and_rows(results: RunComparison) -> tuple[list[str], list[list[str]]]:
     for row in results.runs:
         status = "" if row.status == FINISHED else f" ({row.status})"
         cells = [row.label + status, _or_dash(row.iteration)]
-        cells += [_rate(value, interval) for value, interval in row.rates.values()]
-        cells += [_rate(row.believed_accuracy, None)] if has_believed else []
-        cells.append(_points(row.gain))
+        cells += [percent_cell(value, interval) for value, interval in row.rates.values()]
+        cells += [percent_cell(row.believed_accuracy)] if has_believed else []
+        cells.append(points_cell(row.gain))
         against = row.against
-        cells.append("–" if against is None else _points(against.difference, against.ci95))
+        cells.append("–" if against is None else points_cell(against.difference, against.ci95))
         cells.append(p_value(None if against is None else against.p_holm))
         rows.append(cells)
     return heads, rows
@@ -223,22 +223,6 @@ def heads_and_rows(results: RunComparison) -> tuple[list[str], list[list[str]]]:
 
 def _or_dash(value: Any) -> str:
     return "–" if value is None else str(value)
-
-
-def _rate(value: float | None, interval: Sequence[float] | None) -> str:
-    if value is None:
-        return "–"
-    return f"{100 * value:.1f}" + (
-        f" [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]" if interval else ""
-    )
-
-
-def _points(value: float | None, interval: Sequence[float] | None = None) -> str:
-    if value is None:
-        return "–"
-    return f"{100 * value:+.1f}" + (
-        f" [{100 * interval[0]:+.1f}, {100 * interval[1]:+.1f}]" if interval else ""
-    )
 
 
 def comparison_figure(results: RunComparison) -> str:

@@ -38,7 +38,7 @@ from nip_core.hashing import digest
 from nip_core.parameters.plain import PlainMapping
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
-from nip_core.session.contents import code_version
+from nip_core.session.contents import read_code_version
 from nip_core.sweep.counted import Figure
 from nip_core.sweep.results_document import DAMAGED, FINISHED, NOT_BEGUN
 from nip_core.sweep.swept_runs import Sweep, SweptRun, as_text, read_sweep, read_yaml_as
@@ -266,7 +266,7 @@ def declare(store: Store, plan: StudyPlan) -> tuple[StudyDeclaration, bool]:
         "plan": in_full,
         "plan_sha256": plan_sha256,
         "analysis_sha256": analysis_digest(),
-        "code_version": code_version(),
+        "code_version": read_code_version(),
         "declared_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     document["sha256"] = digest(document)

@@ -16,9 +16,9 @@ from nip_core.errors import DatasetError
 from nip_core.evaluation.metrics import paired_difference
 from nip_core.evaluation.split_metrics import PairedDifference, SplitMetrics
 from nip_core.records import named_run
-from nip_core.records.intervals import split_by_of
+from nip_core.records.intervals import find_split_columns
 from nip_core.records.iterations import Records
-from nip_core.records.status import status_of
+from nip_core.records.status import find_status
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunRecord, RunStore
 
@@ -55,7 +55,7 @@ class PlayedRun:
     @cached_property
     def status(self) -> str:
         """Say whether it is running, finished or stopped."""
-        return status_of(self.tree, self.records)
+        return find_status(self.tree, self.records)
 
     @cached_property
     def tests(self) -> tuple[int, ...]:
@@ -97,7 +97,7 @@ def compare_tests(
     check_alike(a[0], b[0])
     tables = [run.records.test_episodes(iteration) for run, iteration in (a, b)]
     settings = a[0].record.parameters
-    split_by = split_by_of(settings)
+    split_by = find_split_columns(settings)
     differences = {}
     for rate in rates:
         label = LABELS[rate]

@@ -13,12 +13,12 @@ from nip_core.evaluation.attack_words import caution
 from nip_core.evaluation.baseline_verifiers import shows_checking
 from nip_core.evaluation.plots import Mark, arms_svg
 from nip_core.evaluation.split_metrics import SplitMetrics
-from nip_core.records.attack_on_record import shown_attack
+from nip_core.records.attack_on_record import read_shown_attack
 from nip_core.records.iterations import Records
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
-from nip_core.showing.summary import summary
+from nip_core.showing.summary import summarise_run
 from nip_core.sweep.arm_baselines import (
     ByMajority,
     asked_again_pairs,
@@ -174,7 +174,7 @@ def _read_attack(
     read = _read_records(store, attack.name, begun, failures)
     shown = None
     if read.records is not None and read.status == FINISHED:
-        shown = shown_attack(read.records)
+        shown = read_shown_attack(read.records)
     if shown is None:
         return AttackResult(run=attack.name, status=read.status, failure=read.failure)
     last = shown.rows[-1]
@@ -201,7 +201,7 @@ def _read_records(store: Store, name: str, begun: set[str], failures: Mapping[st
     records = Records(run)
     try:
         # All that a user would be shown: what is damaged anywhere is better said than averaged.
-        status = str(summary(run, records)["status"])
+        status = str(summarise_run(run, records)["status"])
     except StoreError as error:
         # One damaged run keeps nobody from the results of the others.
         return _Read(DAMAGED, str(error))

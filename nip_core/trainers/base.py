@@ -31,21 +31,23 @@ class Rollouts(Protocol):
     """Committed training rollouts, in the order of play (see `nip_core.rollouts.schema`)."""
 
     def episodes(self, columns: Sequence[str]) -> pa.Table:
-        """These columns of all episodes."""
+        """Read these columns of all episodes."""
 
     def generations(self, columns: Sequence[str]) -> pa.Table:
-        """These columns of all generations."""
+        """Read these columns of all generations."""
 
     def shards(self) -> Iterator[RolloutTables]:
-        """Everything, one shard in memory at a time. An episode and its generations, and all
-        branches of a tree, are in one shard."""
+        """Yield everything, one shard in memory at a time.
+
+        An episode and its generations, and all branches of a tree, are in one shard.
+        """
 
     def parts(self) -> Sequence["Rollouts"]:
-        """Each shard as rollouts of its own, in order; they are picklable."""
+        """Give each shard as rollouts of its own, in order; they are picklable."""
 
 
 class OfProblems:
-    """The part of some rollouts that is of certain problems."""
+    """The part of some rollouts with certain problems alone."""
 
     def __init__(self, rollouts: Rollouts, problems: Collection[str]):
         self._rollouts, self._problems = rollouts, pa.array(sorted(problems), pa.string())
@@ -145,7 +147,7 @@ AnyExample = Example | Pair | Trajectory
 
 @dataclass(frozen=True)
 class InParts:
-    """Examples that are made part by part. `make` and the parts are picklable."""
+    """Examples made part by part. `make` and the parts are picklable."""
 
     make: Callable[[Any], Iterable[AnyExample]]
     parts: Sequence[Any]
@@ -173,7 +175,7 @@ class Choice:
 
 
 class Chooser(Protocol):
-    """A trainer. `agents` are those of the group that are trained in `iteration`.
+    """A trainer. `agents` are the group's trained agents in `iteration`.
 
     Raises StageError for rollouts that this version of nip reads otherwise than the one that
     played them.

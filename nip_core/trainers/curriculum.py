@@ -43,7 +43,7 @@ class _PaidEpisode(NamedTuple):
 
 @dataclass(frozen=True)
 class Admission:
-    """Which problems are used, and why not the others."""
+    """The admitted problems, and why the others are left out."""
 
     problems: frozenset[str]
     state: dict[str, Any] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Admission:
 def admit(
     parameters: HyperParameters, agents: Sequence[str], iteration: int, rollouts: Rollouts
 ) -> Admission:
-    """The problems whose rollouts are used to train `agents` in `iteration`.
+    """Choose the problems whose rollouts are used to train `agents` in `iteration`.
 
     A problem's rewards are those of its episodes, each the mean over `agents`; a tree of responses
     is one episode, worth what can be expected at its root. Failed episodes have none, and a problem
@@ -98,7 +98,7 @@ def admit(
 
 
 def percentile(settings: CurriculumParameters, iteration: int) -> tuple[float, int]:
-    """The share of the problems in `iteration`, above 0 to 1, and when it was last increased."""
+    """Compute the share of the problems in `iteration`, above 0 to 1, and when it last grew."""
     share, last = settings.initial_percentile, -1
     for now in range(iteration + 1):
         if now - last >= settings.expansion_interval and share < 1:
@@ -107,8 +107,10 @@ def percentile(settings: CurriculumParameters, iteration: int) -> tuple[float, i
 
 
 def _read_rewards(agents: Sequence[str], rollouts: Rollouts) -> Mapping[str, list[float]]:
-    """By problem, the rewards of its episodes; of a tree, what is expected at its root. Who played
-    with an earlier model has none there."""
+    """Read by problem the rewards of its episodes; of a tree, the expected one at its root.
+
+    An agent has no reward where an earlier model played for it.
+    """
     trees: dict[tuple[str, int, int], dict[Path, dict[str, float] | None]] = defaultdict(dict)
     learning: dict[tuple[str, int, int], list[str]] = {}
     for episode in read_rows(rollouts.episodes(_PaidEpisode._fields), _PaidEpisode):

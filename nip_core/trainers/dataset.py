@@ -180,7 +180,7 @@ def _make_part(schema: pa.Schema, make: Callable[[Any], Iterable[AnyExample]], p
 
 
 def _regroup_rows(made: Iterable[_Made], hashes: list[bytes]) -> Iterator[pa.Table]:
-    """The tables cut anew, so that no row group depends on how they came; collects `hashes`."""
+    """Cut the tables anew, so no row group depends on how they came; collect `hashes`."""
     waiting: pa.Table | None = None
     for table, of_rows in made:
         hashes += of_rows
@@ -193,7 +193,7 @@ def _regroup_rows(made: Iterable[_Made], hashes: list[bytes]) -> Iterator[pa.Tab
 
 
 def to_table(examples: Sequence[AnyExample], method: Method = "supervised") -> pa.Table:
-    """The examples as a table with the schema of the method, in the order given."""
+    """Make a table of the examples with the schema of the method, in the order given."""
     return _make_table(examples, SCHEMAS[method])
 
 
@@ -249,7 +249,7 @@ def _make_lists(
 
 
 def _digest_rows(hashes: list[bytes], method: Method, version: int) -> str:
-    """SHA-256 over all columns of all rows, sorted by key.
+    """Compute a SHA-256 over all columns of all rows, sorted by key.
 
     Equal rows give an equal digest, in whatever order, shards, row groups and chunks they are.
     """
@@ -260,7 +260,7 @@ def _digest_rows(hashes: list[bytes], method: Method, version: int) -> str:
 
 
 def _hash_rows(table: pa.Table) -> list[bytes]:
-    """For each row its key and a SHA-256 of all its columns; 48 bytes.
+    """Make for each row its key and a SHA-256 of all its columns; 48 bytes.
 
     Hashed are, column by column, numbers in little-endian bytes, a text's or a list's length in
     four bytes (-1: null) and then what is in it. Of other columns that may be null, a byte each
@@ -288,7 +288,8 @@ _Piece = tuple[memoryview, np.ndarray[Any, Any]]  # bytes, and where each row of
 
 
 def _lay_out(array: pa.Array, ends: np.ndarray[Any, Any], *, is_nullable: bool) -> Iterator[_Piece]:
-    """An array as bytes. `ends`: where in it the rows of the table begin, and its length."""
+    """Lay out an array as bytes. `ends`: where in it the rows of the table begin, and its
+    length."""
     kind = array.type
     if pa.types.is_struct(kind):
         for field, child in zip(kind, array.flatten(), strict=True):
@@ -320,7 +321,7 @@ def _encode_numbers(array: pa.Array, dtype: Any) -> memoryview:
 
 
 def _join_texts(array: pa.Array) -> memoryview:
-    """All texts of a string array, one after the other."""
+    """Join all texts of a string array, one after the other."""
     array = array.fill_null("")
     _, offsets, data = array.buffers()
     if data is None:
@@ -340,7 +341,7 @@ class Dataset:
     """A file of examples."""
 
     def __init__(self, source: Path | bytes, method: Method, name: str) -> None:
-        """`source` is the file or its content, `name` is for errors.
+        """Open a file or its content, `source`; `name` is for errors.
 
         Raises CorruptionError if it is no such file, StoreError if another version wrote it.
         """
@@ -352,7 +353,7 @@ class Dataset:
             self._is_current = has_current_version(file.schema_arrow, self._schema, name)
 
     def rows(self) -> Iterator[Row]:
-        """The rows in order; a few hundred are in memory at a time."""
+        """Yield the rows in order; a few hundred are in memory at a time."""
         with self._open() as file:
             for batch in file.iter_batches(_ROWS_PER_GROUP):
                 table = self._current(pa.Table.from_batches([batch]))
@@ -361,12 +362,12 @@ class Dataset:
                     yield dict(zip(table.column_names, values, strict=True))
 
     def table(self) -> pa.Table:
-        """All rows, in the current version's columns."""
+        """Read all rows, in the current version's columns."""
         with self._open() as file:
             return self._current(file.read())
 
     def column(self, name: str) -> list[Any]:
-        """A column as a list, null everywhere if the file's version did not have it."""
+        """Read a column as a list, null everywhere if the file's version did not have it."""
         with self._open() as file:
             if name not in file.schema_arrow.names:
                 return [None] * self.examples
@@ -392,7 +393,7 @@ class Dataset:
 
 
 def open_dataset(store: Store, directory: str) -> Dataset:
-    """The committed dataset of a directory, checked against its manifest.
+    """Open the committed dataset of a directory, checked against its manifest.
 
     Raises MissingFileError if there is none, CorruptionError if it is damaged, and as `Dataset`.
     """
@@ -408,7 +409,7 @@ def open_dataset(store: Store, directory: str) -> Dataset:
 
 
 def choose_schema(written: pa.Schema, method: Method) -> pa.Schema:
-    """The schema that a file of the method should have: with thoughts, if its version says so."""
+    """Choose the schema of a file of the method: with thoughts, if its version says so."""
     with_thoughts = WITH_REASONING.get(method)
     key = b"nip.schema_version"
     version = (written.metadata or {}).get(key, b"")
@@ -419,7 +420,7 @@ def choose_schema(written: pa.Schema, method: Method) -> pa.Schema:
 
 
 def _read_values(column: pa.ChunkedArray) -> list[Any]:
-    """As `to_pylist`, but much faster for conversations."""
+    """Read a column as `to_pylist` does, but much faster for conversations."""
     if column.type != _MESSAGES.type:
         values: list[Any] = column.to_pylist()
         return values
@@ -438,7 +439,7 @@ def _read_values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def choose_held_out(questions: Iterable[str], fraction: float, seed: int) -> frozenset[str]:
-    """The questions, about this share of them, whose examples are not trained on.
+    """Draw about this share of the questions; their examples are not trained on.
 
     A question is on the same side whatever others there are, except for the last one, which is
     trained on.

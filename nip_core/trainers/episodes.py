@@ -72,7 +72,7 @@ class Sides:
 
     @cached_property
     def places(self) -> list[str]:
-        """By episode, a hash of which one it is, without the run's name."""
+        """Make by episode a hash of its place in the plan, without the run's name."""
         columns = [column.to_pylist() for column in self._places.columns]
         return [derive_key(*place) for place in zip(*columns, strict=True)]
 
@@ -101,7 +101,7 @@ class PlayedEpisode:
     answers: Sequence[_Answer]
 
     def collect_answers(self, agent: str) -> AgentAnswers:
-        """Return the agent's answers."""
+        """Collect the agent's answers."""
         answers = [answer for answer in self.answers if answer.agent == agent]
         answers.sort(key=attrgetter("round", "key"))
         tokens = [
@@ -122,7 +122,7 @@ class PlayedEpisode:
 def read_played(
     game: Game, part: Rollouts, keys: Collection[str], *, thoughts: bool = False
 ) -> Iterator[PlayedEpisode]:
-    """The episodes with these keys in one of the `Sides.parts`, in the order of play.
+    """Read the episodes with these keys in one of the `Sides.parts`, in the order of play.
 
     The agents' `thoughts` are read if they are asked for.
     Raises StageError for an answer that this version of nip reads otherwise.
@@ -160,7 +160,7 @@ def read_played(
 
 
 def _iterate_rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
-    """The rows, made column by column, which is much faster than `to_pylist`."""
+    """Yield the rows, made column by column: much faster than `to_pylist`."""
     return zip(*(column.to_pylist() for column in table.columns), strict=True)
 
 
@@ -170,7 +170,7 @@ def _make_array(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
 
 
 def _read_rewards(rewards: pa.ChunkedArray, agent: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The agent's reward in each episode; NaN where it is not there."""
+    """Read the agent's reward in each episode; NaN where it is not there."""
     earned = np.full(len(rewards), np.nan)
     at = 0
     for chunk in rewards.chunks:

@@ -48,7 +48,7 @@ class _Pick(NamedTuple):
 def choose_examples(
     game: Game, group: str, iteration: int, rollouts: Rollouts, agents: Sequence[str]
 ) -> Choice:
-    """The conversations to imitate: see `nip_core.trainers.base.Chooser`.
+    """Choose the conversations to imitate: see `nip_core.trainers.base.Chooser`.
 
     Counts: ``candidates``, episodes times agents; and of these ``failed``, ``silent`` (the agent
     never spoke), ``earlier_model`` (it played with one), ``below_threshold`` or ``not_drawn``,
@@ -119,7 +119,8 @@ def _pick_sides(
 
 
 def replacement_proportion(parameters: TextRlParameters, iteration: int) -> float:
-    """Share of rollouts whose last verifier message becomes the true label, in [0, 1]."""
+    """Compute the share of rollouts whose last verifier message becomes the true label, in [0,
+    1]."""
     start = parameters.verifier_guess_replacement_proportion
     rate = parameters.verifier_guess_replacement_annealing_rate
     match parameters.verifier_guess_replacement_annealing:
@@ -131,7 +132,7 @@ def replacement_proportion(parameters: TextRlParameters, iteration: int) -> floa
 
 
 def find_never_chosen(parameters: HyperParameters) -> dict[str, float]:
-    """The agents that are to be trained but can't earn the threshold, with the most they can."""
+    """Find the trained agents unable to earn the threshold, with the most they can."""
     settings = parameters.pure_text_ei
     if settings.rollout_selection_method != "threshold":
         return {}
@@ -147,7 +148,7 @@ def find_never_chosen(parameters: HyperParameters) -> dict[str, float]:
 def select(
     rewards: Sequence[float], keys: Sequence[str], parameters: PureTextEiParameters, seed: int
 ) -> list[tuple[int, int]]:
-    """Indices of the chosen rollouts, each with the number of the draw (0 without repeats).
+    """Select rollouts: their indices, each with the number of the draw (0 without repeats).
 
     Threshold: every reward that reaches it. Weighted: round(n * factor) draws with probability
     growing linearly with the reward above the minimum; equal rewards give equal probability.
@@ -180,7 +181,7 @@ def select(
 
 
 def _drop_duplicates(game: Game, sides: Sides, picks: Sequence[_Pick]) -> list[_Pick]:
-    """One of several picks of an agent with the same conversation, in the order given."""
+    """Keep one of several picks of an agent with the same conversation, in the order given."""
     first: dict[tuple[str, bytes], tuple[Any, _Pick]] = {}
     for part in _group_by_part(sides, picks):
         for episode, (_, pick, _) in _read_picked(game, part):
@@ -199,7 +200,7 @@ def _drop_duplicates(game: Game, sides: Sides, picks: Sequence[_Pick]) -> list[_
 def _balance(
     settings: PureTextEiParameters, agent: str, sides: Sides, picks: Sequence[_Pick]
 ) -> list[_Pick]:
-    """The agent's picks without the surplus of verdicts, or of labels.
+    """Leave out the surplus of verdicts, or of labels, among the agent's picks.
 
     What became the true label counts as no verdict of the agent. With both settings, as many right
     verdicts of the one kind stay as of the other, and as many wrong ones, so that both are even.
@@ -231,7 +232,7 @@ def _even_out(
     kind: Callable[[_Pick], int],
     order: Callable[[_Pick], tuple[str, int]],
 ) -> list[_Pick]:
-    """As many of kind 0 as of kind 1, and none of any other."""
+    """Keep as many picks of kind 0 as of kind 1, and none of any other."""
     by_kind: dict[int, list[_Pick]] = defaultdict(list)
     for pick in picks:
         by_kind[kind(pick)].append(pick)
@@ -248,7 +249,7 @@ def render_own_side(
     round_: int,
     label: int | None = None,
 ) -> list[ChatMessage]:
-    """The chat of `agent` until its last answer, to be trained on; empty if it never spoke.
+    """Render the chat of `agent` until its last answer, to be trained on; empty if it never spoke.
 
     With a true `label` (1 correct, 0 buggy) that answer becomes the right decision, as sure as the
     scale allows and without the reasoning before it, which may have argued for the other one.
@@ -308,7 +309,7 @@ _Part = tuple[Rollouts, list[_PickedSide]]
 
 
 def _group_by_part(sides: Sides, picks: Sequence[_Pick]) -> list[_Part]:
-    """The shards in the order of play, each with the picks from it; those without are left out."""
+    """Group the picks by shard, in the order of play; shards without picks are left out."""
     ordered = sorted(picks, key=lambda pick: pick.at)
     parts, begin, start = [], 0, 0
     for part, size in zip(sides.parts, sides.sizes, strict=True):
@@ -325,7 +326,7 @@ def _group_by_part(sides: Sides, picks: Sequence[_Pick]) -> list[_Part]:
 
 
 def _read_picked(game: Game, part: _Part) -> Iterator[tuple[PlayedEpisode, _PickedSide]]:
-    """Yield what was chosen from a shard with its episodes, in the order of play."""
+    """Yield the picks from a shard with their episodes, in the order of play."""
     rollouts, chosen = part
     by_episode: dict[str, list[_PickedSide]] = defaultdict(list)
     for choice in chosen:

@@ -54,7 +54,7 @@ class _ComparedEpisode(NamedTuple):
 
 
 class _SpokenTurn(NamedTuple):
-    """Whose turn of which episode a generation is, and whether it is valid."""
+    """The turn of a generation in its episode, and whether it is valid."""
 
     episode: str
     agent: str
@@ -82,7 +82,7 @@ class _Side:
 
 @dataclass(frozen=True)
 class _TrainedSide:
-    """A side that is trained."""
+    """A side to be trained."""
 
     side: _Side
     group_id: str
@@ -92,7 +92,7 @@ class _TrainedSide:
 def choose_trajectories(
     game: Game, group: str, iteration: int, rollouts: Rollouts, agents: Sequence[str]
 ) -> Choice:
-    """One trajectory for each episode and agent of `agents`, with the agent's turns in order.
+    """Choose one trajectory for each episode and agent of `agents`, with its turns in order.
 
     The counts are of ``candidates`` (groups, for each agent), and of what is left out:
     ``failed_episodes``; ``not_acted``, sides of agents that had no turn; ``earlier_model``, those
@@ -147,7 +147,7 @@ def compute_advantages(
 def _group_sides(
     parameters: HyperParameters, rollouts: Rollouts, agents: Sequence[str], counts: Counter[str]
 ) -> dict[str, list[_Side]]:
-    """The sides that are compared with each other, by the id of their group."""
+    """Group the sides by what they are compared with, under the id of the group."""
     acted = _find_acted(rollouts)
     groups: dict[str, list[_Side]] = defaultdict(list)
     for episode in read_rows(rollouts.episodes(_ComparedEpisode._fields), _ComparedEpisode):
@@ -169,14 +169,14 @@ def _group_sides(
 
 
 def _find_acted(rollouts: Rollouts) -> set[tuple[str, str]]:
-    """(episode, agent) of every valid answer."""
+    """Find the (episode, agent) of every valid answer."""
     rows = rollouts.generations(["episode", "agent", "invalid_reason"])
     rows = rows.filter(pc.is_null(rows["invalid_reason"]))
     return set(zip(rows["episode"].to_pylist(), rows["agent"].to_pylist(), strict=True))
 
 
 def _name_group(parameters: HyperParameters, side: _Side) -> str:
-    """Equal for sides that are compared; the same for two runs of the same game."""
+    """Make the id of a side's group; two runs of the same game make the same."""
     episode = side.episode
     if parameters.pure_text_grpo.baseline == "role":
         role = (episode.iteration, side.agent, episode.prover_stance)
@@ -204,7 +204,7 @@ def _make_trajectories(
 
 
 def _find_valid_rows(shard: RolloutTables) -> dict[tuple[str, str], list[int]]:
-    """The places of the valid answers of an agent in an episode, in the order of its turns."""
+    """Find the places of an agent's valid answers in an episode, in the order of its turns."""
     answers = read_rows(shard.generations.select(_SpokenTurn._fields), _SpokenTurn)
     found: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for index, row in enumerate(answers):

@@ -23,13 +23,13 @@ ADVANTAGE: AdvantageMode = "given"
 
 
 def read_held_out(parameters: HyperParameters, dataset: Dataset) -> frozenset[str]:
-    """The questions whose examples go into the validation file; empty: there is none."""
+    """Find the questions whose examples go into the validation file; empty: there is none."""
     fraction = parameters.fine_tuning.validation_fraction
     return choose_held_out(list_questions(dataset), fraction, parameters.seed)
 
 
 def list_questions(dataset: Dataset) -> list[str]:
-    """By row, the question that its example is about."""
+    """List by row the question of its example."""
     ids = zip(dataset.column("question_id"), dataset.column("problem"), strict=True)
     return [
         _name_question({"question_id": question, "problem": problem}) for question, problem in ids
@@ -44,7 +44,7 @@ def _name_question(row: Row) -> str:
 def write_payloads(
     dataset: Dataset, out: frozenset[str], folder: Path, what: str
 ) -> tuple[Path, Path | None]:
-    """The training file of a job and, unless `out` is empty, its validation file.
+    """Write the training file of a job and, unless `out` is empty, its validation file.
 
     Raises StageError, which names `what`, the file and the line, for what the receiver would
     refuse.
@@ -94,7 +94,7 @@ JSONL: Mapping[Method, Callable[[Row], dict[str, Any]]] = {
 def _make_chat(
     messages: Sequence[Mapping[str, str | None]], thoughts: Sequence[str | None] | None = None
 ) -> list[dict[str, str]]:
-    """Messages as the wire has them, each with the thoughts before it, if there are any."""
+    """Make messages as the wire has them, each with the thoughts before it, if there are any."""
     return [
         {
             name: value

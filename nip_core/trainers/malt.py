@@ -82,7 +82,7 @@ class _TreeAnswer(NamedTuple):
 def choose_pairs(
     game: Game, group: str, iteration: int, rollouts: Rollouts, agents: Sequence[str]
 ) -> Choice:
-    """The pairs to prefer by: see `nip_core.trainers.base.Chooser`.
+    """Choose the pairs to prefer by: see `nip_core.trainers.base.Chooser`.
 
     Counts: ``candidates`` are trees, ``nodes`` those of their nodes that branch, ``turns`` the
     times that one of `agents` was asked at one of these. Of the turns each gave one of the
@@ -104,7 +104,7 @@ def _keeps_reasoning(game: Game, agent: str) -> bool:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A valid answer of an agent, with the node that it led to."""
+    """A valid answer of an agent, and the node after it."""
 
     node: Path
     generation: _TreeAnswer
@@ -112,7 +112,7 @@ class _Candidate:
 
 
 class _Tree:
-    """The leaves of a tree and the generations that led to its nodes."""
+    """The leaves of a tree, and the generations at its nodes."""
 
     def __init__(self, leaves: Sequence[_Leaf], generations: Mapping[str, Sequence[_TreeAnswer]]):
         self.leaves = {parse_path(row.branch_path): row for row in leaves}
@@ -127,7 +127,7 @@ class _Tree:
         )
 
     def was_asked(self, node: Path, agent: str) -> bool:
-        """True if the agent moved after `node`, validly or not."""
+        """Say whether the agent moved after `node`, validly or not."""
         return any(
             row.agent == agent
             for child in self.children[node]
@@ -135,7 +135,7 @@ class _Tree:
         )
 
     def candidates(self, node: Path, agent: str) -> list[_Candidate]:
-        """The agent's valid answers after `node` that are worth something known."""
+        """Find the agent's valid answers after `node` with a known value."""
         answers = []
         for child in self.children[node]:
             value = self.values[child]
@@ -146,7 +146,7 @@ class _Tree:
         return answers
 
     def leaf_below(self, node: Path) -> _Leaf:
-        """The first episode below that did not fail."""
+        """Find the first episode below `node` with an end other than failure."""
         return next(
             self.leaves[path]
             for path in sorted(self.leaves)
@@ -154,7 +154,7 @@ class _Tree:
         )
 
     def before(self, node: Path) -> list[_TreeAnswer]:
-        """The generations on the way to `node`."""
+        """List the generations on the way to `node`."""
         lengths = range(1, len(node) + 1)
         return [row for length in lengths for row in self.generations.get(node[:length], ())]
 
@@ -189,7 +189,7 @@ def _make_pairs(
 
 
 def _read_trees(shard: RolloutTables) -> Iterator[_Tree]:
-    """The trees of a shard in the order of their first leaves."""
+    """Read the trees of a shard in the order of their first leaves."""
     is_leaf = pc.not_equal(shard.episodes["branch_path"], "")
     episodes = shard.episodes.select(_Leaf._fields).filter(is_leaf)
     leaves: dict[Tree, list[_Leaf]] = defaultdict(list)
@@ -215,7 +215,7 @@ def _choose(
     *,
     keeps_reasoning: bool,
 ) -> tuple[_Candidate, _Candidate] | str:
-    """A better and a worse answer of the agent after `node`, or why there are none."""
+    """Choose a better and a worse answer of the agent after `node`, or say why there are none."""
     # 1. Two valid answers are needed, after which an episode came to its end.
     candidates = tree.candidates(node, agent)
     if len(candidates) < 2:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nip_core.errors import CorruptionError, StoreError
-from nip_core.records.rewinds import stage_of
+from nip_core.records.rewinds import find_stage
 from nip_core.run_store.manifest import MANIFEST, Manifest, measure_file, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, Store
@@ -216,6 +216,6 @@ def _remedy(path: str) -> str:
     _, *parts = path.split("/")
     if parts[:1] == ["iterations"]:
         # As ``--rerun-from`` takes it.
-        place = f"{int(parts[1])}:{stage_of('/'.join(parts[2:]))}"
+        place = f"{int(parts[1])}:{find_stage('/'.join(parts[2:]))}"
         return f"{copy}, or do its part of the run again (nip train CONFIG --rerun-from {place})"
     return copy

@@ -1,6 +1,6 @@
 """The records of a run compared with each other: what each was made from is what the others say.
 
-check_records   all of a run: its root, its iterations, what was set aside, and who knows a file
+check_records  all of a run: its root, its iterations, what was set aside, and who knows a file
 """
 
 import re
@@ -16,9 +16,9 @@ from nip_core.jobs.document import read_job
 from nip_core.jobs.job import JobRecord
 from nip_core.parameters.stored import read_settings
 from nip_core.records.iterations import BLOCKS
-from nip_core.records.models import opponents_on_record
+from nip_core.records.models import name_opponents
 from nip_core.records.run_shown import open_shown
-from nip_core.records.status import status_of
+from nip_core.records.status import find_status
 from nip_core.records.transcript_files import CHECKSUM_SUFFIX
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN
 from nip_core.rollouts.tables import shard_manifest, shards_of
@@ -86,7 +86,7 @@ def _root(check: Check) -> Any:
 
 def _is_finished(check: Check) -> bool:
     try:
-        return status_of(check.run) == "finished"
+        return find_status(check.run) == "finished"
     except StoreError:
         return False
 
@@ -225,7 +225,7 @@ class _Iteration:
         try:
             shown = open_shown(self.run)
             served = [shown.first_models, *(_models(check.document(path)) for path in before)]
-            expected = opponents_on_record(read_settings(shown.record.parameters), served)
+            expected = name_opponents(read_settings(shown.record.parameters), served)
         except (StoreError, ValueError, KeyError):
             return  # run.json is damaged, which is said, or of a version with other settings
         if shown.record.forked_from is not None:

@@ -51,8 +51,6 @@ class ShownTurn:
 class EpisodePage:
     """All of an episode."""
 
-    key: str
-    iteration: int
     row: Episode
     transcript: Transcript
     turns: tuple[ShownTurn, ...]
@@ -88,7 +86,7 @@ def read_episode(store: Store, shard: Shard, key: str, game: Game | None) -> Epi
         )
         if chat is not None and message.invalid_reason is None:
             seen[of.agent] = length + 1  # its own answer comes next
-    return EpisodePage(key, row.iteration, row, transcript, tuple(turns), why_not)
+    return EpisodePage(row, transcript, tuple(turns), why_not)
 
 
 def _find_readers(message: Message, game: Game | None) -> tuple[str, ...]:
@@ -105,7 +103,9 @@ def _find_readers(message: Message, game: Game | None) -> tuple[str, ...]:
 def _render_chats(
     episode: Episode, rows: Sequence[Generation], game: Game | None
 ) -> tuple[dict[str, tuple[tuple[ChatMessage, ...], int]], str]:
-    """By generation, the chat that was sent and how long it is without a hint; why there are none.
+    """Make again the chat of each generation, with its length without a hint.
+
+    Where that can't be done there is none, and a sentence says why.
 
     An answer without a valid form is asked for again with the same chat, or with a hint behind it.
     """
@@ -145,7 +145,7 @@ def _render_chats(
 
 
 class TextSearch:
-    """Finds episodes by what was written in them. Remembers the last few searches."""
+    """Finds episodes by texts in them. Remembers the last few searches."""
 
     def __init__(self, store: Store) -> None:
         """Reads nothing yet."""
@@ -154,7 +154,7 @@ class TextSearch:
         self._known: OrderedDict[str, dict[tuple[str, str], pa.Array]] = OrderedDict()
 
     def keys(self, episodes: Episodes, rows: NDArray[np.int64], text: str) -> pa.Array:
-        """The keys of episodes with the text in a message or a thought, in the shards of `rows`.
+        """Find the keys of episodes with a text in a message or a thought, in the shards of `rows`.
 
         Upper and lower case are the same. Raises CorruptionError.
         """

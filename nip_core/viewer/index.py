@@ -104,7 +104,7 @@ class IndexedEpisode:
 
 @dataclass(frozen=True)
 class Episodes:
-    """All that was read so far. Never changed, so that a page sees one state."""
+    """All episodes read so far. Never changed: a page sees one state."""
 
     table: pa.Table
     shards: tuple[Shard, ...]
@@ -137,7 +137,7 @@ class RunIndex:
         self.now = Episodes(_no_episodes(), (), 0, (), frozenset())
 
     def refresh(self) -> Episodes:
-        """Read what is new. Never raises for damage, which it names."""
+        """Read new shards. Damage is named in the result, and never raised."""
         with self._lock:
             try:
                 self._start_again_if_rewound()
@@ -155,7 +155,7 @@ class RunIndex:
     # What is there
 
     def _start_again_if_rewound(self) -> None:
-        """A part of the run that was set aside, to be done again, is not shown any more."""
+        """Forget all episodes if a part of the run was set aside, to be done again."""
         rewinds = len(self._run.store.list(f"{self._run.root}/superseded"))
         if self._rewinds is not None and self._rewinds != rewinds:
             version = self.now.version
@@ -168,8 +168,8 @@ class RunIndex:
         return {shard.name for shard in self.now.shards} | self._damage.keys()
 
     def _directories(self) -> dict[tuple[int, str], str]:
-        """By iteration and split, where its shards lie: those of the last two iterations, and at
-        times all, as an earlier one may be tested later."""
+        """List by iteration and split where shards lie: of the last two iterations, and at times of
+        all, as an earlier one may be tested later."""
         store, root = self._run.store, f"{self._run.root}/iterations"
         names = sorted(n[:-1] for n in store.list(root) if n[:-1].isdigit() and n.endswith("/"))
         if self._clock() - self._looked_s < _WHOLE_LOOK_S:
@@ -189,7 +189,7 @@ class RunIndex:
         return directories
 
     def _look(self, directory: str) -> bool:
-        """Take the shards that are there; True if more are to come."""
+        """Take the committed shards of a split; return whether more are to come."""
         if directory in self._joined:
             return False
         try:
@@ -258,7 +258,7 @@ def _no_episodes() -> pa.Table:
 
 
 def read_columns(rollouts: StoredRollouts) -> pa.Table:
-    """The columns of the index, without `shard`, of a shard's episodes in their order."""
+    """Read the columns of the index, without `shard`, of a shard's episodes in their order."""
     # 1. What stands in the table of episodes.
     episodes = rollouts.episodes(tuple(dict.fromkeys((*_PLAIN, "rewards", *TREE_COLUMNS))))
     table = episodes.select(_PLAIN)
@@ -280,14 +280,14 @@ def read_columns(rollouts: StoredRollouts) -> pa.Table:
 
 
 def _sum_rewards(rewards: Any) -> pa.Array:
-    """By row, the sum of a list's rewards."""
+    """Sum the rewards of all agents, by row."""
     parents = pc.list_parent_indices(rewards).to_numpy(zero_copy_only=False)
     values = pc.struct_field(pc.list_flatten(rewards), "reward").to_numpy(zero_copy_only=False)
     return pa.array(np.bincount(parents, weights=values, minlength=len(rewards)))
 
 
 def _count_generations(generations: pa.Table) -> pa.Table:
-    """By episode, how many calls, invalid answers and tokens, and which models."""
+    """Count calls, invalid answers and tokens by episode, and list its models."""
     marked = generations.append_column(
         "is_invalid", pc.is_valid(generations["invalid_reason"]).cast(pa.int32())
     )

@@ -41,7 +41,7 @@ class Cell:
 
     @property
     def kind(self) -> str:
-        """The worst that happened: failed, wrong, mixed, right."""
+        """The worst end of an episode here: failed, wrong, mixed, right."""
         if self.failed:
             return FAILED
         if self.wrong:
@@ -85,7 +85,7 @@ class _CellEpisode:
 def count_matrix(
     table: pa.Table, iterations: Sequence[int], first: int, count: int, sort: str
 ) -> Matrix:
-    """`count` problems from the `first` on, in these iterations. `table` is of one split."""
+    """Count how episodes of one split ended, for `count` problems from the `first` on."""
     # 1. Number problems, iterations and ends, and count in one pass.
     names = pc.dictionary_encode(table["problem"].combine_chunks())
     problem = names.indices.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -111,7 +111,7 @@ def count_matrix(
 
 
 def _order_problems(counts: NDArray[np.int64], ids: pa.Array, sort: str) -> NDArray[np.int64]:
-    """The numbers of the problems, those to look at before others first."""
+    """Order the numbers of problems: the ones to look at first come first."""
     by_name = np.argsort(np.array(pc.rank(ids).to_pylist(), dtype=np.int64), kind="stable")
     if sort == "problem" or not counts.shape[1]:
         return by_name
@@ -131,7 +131,7 @@ def _order_problems(counts: NDArray[np.int64], ids: pa.Array, sort: str) -> NDAr
 
 
 def _carry_forward(shares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Shares by problem and iteration; a problem that was not played stays as it was before."""
+    """Fill the gaps of shares: a problem not played in an iteration keeps its share before."""
     at = np.where(np.isnan(shares), 0, np.arange(shares.shape[1]))
     return np.take_along_axis(shares, np.maximum.accumulate(at, axis=1), axis=1)
 

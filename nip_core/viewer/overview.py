@@ -15,7 +15,7 @@ from nip_core.evaluation.split_metrics import AgentMeasures, Interval95, SplitMe
 from nip_core.parameters.stored import read_costing_settings
 from nip_core.viewer.charts import SMALL, Chart, Line, lay_out_chart
 from nip_core.viewer.measures import count_verdicts, measure_calibration
-from nip_core.viewer.pages import list_iterations, list_splits
+from nip_core.viewer.pages import Values, list_iterations, list_splits
 from nip_core.viewer.queries import QueryError
 from nip_core.viewer.runs import Overview, ShownRun
 
@@ -27,8 +27,8 @@ _RATES: dict[str, Callable[[SplitMetrics], tuple[float | None, Interval95 | None
 }
 
 
-def run_page(run: ShownRun, split: str, iteration: str) -> dict[str, Any]:
-    """All of the page. `split` and `iteration` say which verdicts are counted, "": the newest."""
+def run_page(run: ShownRun, split: str = "", iteration: str = "") -> Values:
+    """Show a run. The verdicts of `split` and `iteration` are counted, "": of the newest."""
     overview, episodes = run.overview(), run.episodes()
     splits = list_splits(episodes.table)
     if split and split not in splits:
@@ -59,7 +59,7 @@ def run_page(run: ShownRun, split: str, iteration: str) -> dict[str, Any]:
 
 
 def _draw_curve(overview: Overview) -> Chart | None:
-    """The rates of tests by iteration."""
+    """Draw the rates of tests by iteration."""
     tested = thin_out(overview.values.get("tested", []), _MOST_POINTS)
     tests: list[tuple[int, SplitMetrics]] = [(e.iteration, e.test) for e in tested]
     lines = [Line(name, name, [(i, *rate(of)) for i, of in tests]) for name, rate in _RATES.items()]
@@ -86,7 +86,7 @@ def _draw_calibration(scaled: Any) -> Chart | None:
 
 
 def _draw_charts(overview: Overview, run: ShownRun) -> list[Chart]:
-    """Small curves: rewards, losses, invalid answers, tokens, costs."""
+    """Draw small curves: rewards, losses, invalid answers, tokens, costs."""
     report = overview.report
     if report is None:
         return []
@@ -140,7 +140,7 @@ def _list_spent(overview: Overview) -> list[tuple[float, IterationSpending]]:
 
 
 def _cost_by_iteration(run: ShownRun) -> dict[int, float | None]:
-    """By iteration, the US dollars of all its stages; None where a price is missing."""
+    """Add up the US dollars of each iteration's stages; None where a price is missing."""
     with run.lock:
         try:
             parameters = read_costing_settings(run.records.shown.record.parameters)

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.errors import NipError
-from nip_core.evaluation.embedding import thin_out
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS, Message
 from nip_core.evaluation.report import GroupReport, IterationReport
 from nip_core.jobs.job import JobRecord
@@ -23,18 +22,15 @@ from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.viewer.episode_page import EpisodePage, UsedExample, read_episode, read_examples
 from nip_core.viewer.index import Episodes, IndexedEpisode, read_episodes
 from nip_core.viewer.matrix import (
-    KINDS,
     MATRIX_SORTS,
     MOST_COLUMNS,
     PairedEpisode,
     count_matrix,
-    pair_episodes,
 )
 from nip_core.viewer.queries import (
     CHOICES,
     PER_PAGE,
     SORTS,
-    Comparison,
     Query,
     QueryError,
     find_rows,
@@ -46,7 +42,6 @@ from nip_core.viewer.runs import Overview, ShownRun, ShownRuns
 Values = dict[str, Any]
 SPLITS = (TEST, TRAIN, VALIDATION, CANDIDATE, ATTACK)
 _MOST_CHOICES = 200  # entries of a menu
-_MOST_PLACES, _FEWEST_PLACES = 400, 10  # of all runs, and of one
 
 
 class NotThereError(LookupError):
@@ -54,18 +49,18 @@ class NotThereError(LookupError):
 
 
 def list_splits(table: pa.Table) -> list[str]:
-    """The splits that were played, tests first."""
+    """List the splits in the index, tests first."""
     known = pc.unique(table["split"]).to_pylist()
     return sorted(known, key=lambda name: SPLITS.index(name) if name in SPLITS else len(SPLITS))
 
 
 def list_iterations(table: pa.Table) -> list[int]:
-    """The iterations of which anything was played."""
+    """List the iterations in the index."""
     return sorted(pc.unique(table["iteration"]).to_pylist())
 
 
 def find_asked_rows(run: ShownRun, episodes: Episodes, query: Query) -> Any:
-    """The rows of the index that a query asks for, texts looked for in the files."""
+    """Find the rows of a query; texts are looked for in the files."""
     if not query.text:
         return find_rows(episodes.table, query)
     without = find_rows(episodes.table, query)
@@ -95,7 +90,7 @@ def paginate(total: int, page: int, per_page: int = PER_PAGE) -> Paging:
 
 
 def list_choices(run: ShownRun, episodes: Episodes) -> Values:
-    """The values that filters can have, by filter."""
+    """List the values of each filter, for its menu."""
     table = episodes.table
     wrong, right = run.words
 
@@ -129,7 +124,7 @@ class RunRow:
 
 
 def runs_page(runs: ShownRuns) -> Values:
-    """All runs, the newest first."""
+    """Show all runs, the newest first."""
     shown = [(run, run.overview()) for run in runs.all()]
     shown.sort(key=lambda of: str(of[1].report.created_at if of[1].report else ""), reverse=True)
     rows = []
@@ -143,7 +138,7 @@ def runs_page(runs: ShownRuns) -> Values:
 
 
 def matrix_page(run: ShownRun, asked: Mapping[str, str], pairs: list[tuple[str, str]]) -> Values:
-    """Problems by iterations."""
+    """Show problems by iterations."""
     episodes = run.episodes()
     query = Query.parse(pairs, ("sort", "until"))
     if query.iteration or query.text:
@@ -188,7 +183,7 @@ def matrix_page(run: ShownRun, asked: Mapping[str, str], pairs: list[tuple[str, 
 
 
 def episodes_page(run: ShownRun, pairs: list[tuple[str, str]]) -> Values:
-    """Episodes that an address asks for."""
+    """Show the episodes of a query."""
     episodes, query = run.episodes(), Query.parse(pairs)
     rows = find_asked_rows(run, episodes, query)
     paged = paginate(len(rows), query.page)
@@ -211,7 +206,7 @@ def _count_verdicts(table: pa.Table, rows: Any) -> dict[str, int]:
 
 
 def find_episode(episodes: Episodes, key: str) -> int:
-    """The row of an episode. Raises NotThereError."""
+    """Find the row of an episode. Raises NotThereError."""
     row = pc.index(episodes.table["key"], key).as_py()
     if row < 0:
         raise NotThereError(f"there is no episode {key[:40]!r} in the run")
@@ -220,13 +215,12 @@ def find_episode(episodes: Episodes, key: str) -> int:
 
 def open_episode(run: ShownRun, episodes: Episodes, row: int) -> EpisodePage:
     """Read an episode. Raises CorruptionError."""
-    shard = episodes.shards[episodes.table["shard"][row].as_py()]
-    key = episodes.table["key"][row].as_py()
-    return read_episode(run.tree.store, shard, key, run.game)
+    about = episodes.take([row])[0]
+    return read_episode(run.tree.store, episodes.shards[about.shard], about.key, run.game)
 
 
 def episode_page(run: ShownRun, key: str, tab: str, pairs: list[tuple[str, str]]) -> Values:
-    """One episode, its neighbours among those that the address asks for, and its lineage."""
+    """Show one episode, with its neighbours in the query of the address, and its lineage."""
     if tab not in ("", "asked", "facts"):
         raise QueryError(f"tab={tab}: use asked or facts")
     episodes, query = run.episodes(), Query.parse(pairs, ("tab",))
@@ -234,12 +228,11 @@ def episode_page(run: ShownRun, key: str, tab: str, pairs: list[tuple[str, str]]
     rows = find_asked_rows(run, episodes, query)
     places = np.flatnonzero(rows == at)
     place = int(places[0]) if len(places) else None
-    keys = episodes.table["key"]
 
     def neighbour(step: int) -> str | None:
         if place is None or not 0 <= place + step < len(rows):
             return None
-        return str(keys[int(rows[place + step])].as_py())
+        return episodes.take([rows[place + step]])[0].key
 
     values: Values = {
         "query": query,
@@ -306,7 +299,7 @@ def _trace_lineage(run: ShownRun, page: EpisodePage) -> EpisodeLineage:
     used = [
         example
         for group in groups
-        for example in read_examples(run.tree, page.iteration, group, page.key)
+        for example in read_examples(run.tree, page.row.iteration, group, page.row.key)
     ]
     return EpisodeLineage(sorted(agents), models, used)
 
@@ -322,7 +315,7 @@ class ShownJob:
 
 
 def jobs_page(run: ShownRun) -> Values:
-    """Fine-tune jobs with their losses, settings and proofs."""
+    """Show fine-tune jobs with their losses, settings and proofs."""
     from nip_core.jobs.document import read_job
 
     jobs: list[ShownJob] = []
@@ -344,102 +337,6 @@ def jobs_page(run: ShownRun) -> Values:
         except NipError as error:
             damage.append(str(error))
     return {"jobs": jobs, "job_damage": damage}
-
-
-def list_places(tables: Mapping[str, pa.Table], split: str) -> list[str]:
-    """Of every run iterations with this split, as RUN@ITERATION; of long runs some of them.
-
-    `tables` are those of the indices, by run.
-    """
-    places = []
-    most = max(_FEWEST_PLACES, _MOST_PLACES // max(1, len(tables)))
-    for run, table in tables.items():
-        played = table.filter(pc.equal(table["split"], split)) if split else table
-        places += [f"{run}@{i}" for i in thin_out(list_iterations(played), most)]
-    return places
-
-
-def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
-    """The episodes of two places in pairs, changed verdicts first."""
-    query = Comparison.parse(asked, KINDS)
-    a, b, kind = query.a, query.b, query.kind
-    tables = {run.name: run.episodes().table for run in runs.all()}
-    splits = sorted({split for table in tables.values() for split in list_splits(table)})
-    split = query.split or (TEST if TEST in splits else (splits[0] if splits else ""))
-    places = list_places(tables, split)
-    values: Values = {
-        "a": a,
-        "b": b,
-        "split": split,
-        "splits": splits,
-        "places": places,
-        "kind": kind,
-        "kinds": KINDS,
-        "pairs": None,
-    }
-    if not (a and b):
-        return values
-    parts = [_read_episodes_at(runs, place, split) for place in (a, b)]
-    names = [place.rpartition("@")[0] for place in (a, b)]
-    shown = pair_episodes(parts[0], parts[1], query.page, PER_PAGE, kind)
-    total = shown.counts[kind] if kind else sum(shown.counts.values())
-    base = {"a": a, "b": b, "split": split}
-
-    def address(**changes: Any) -> str:
-        named = {**base, "kind": kind, **changes}
-        return f"?{urlencode({name: v for name, v in named.items() if v not in ('', None)})}"
-
-    rates = [
-        (pc.sum(pc.equal(part["verdict"], "right")).as_py() or 0, part.num_rows) for part in parts
-    ]
-    return {
-        **values,
-        "pairs": shown,
-        "paging": paginate(total, query.page),
-        "address": address,
-        "names": names,
-        "rates": rates,
-    }
-
-
-def _read_episodes_at(runs: ShownRuns, place: str, split: str) -> pa.Table:
-    name, _, iteration = place.rpartition("@")
-    run = runs.get(name)
-    if run is None:
-        raise NotThereError(f"there is no run {name[:60]!r} among those that are shown")
-    query = Query(iteration=str(read_number(iteration, 0)), split=split, sort="played")
-    table = run.episodes().table
-    return table.take(pa.array(find_rows(table, query), pa.int64()))
-
-
-@dataclass(frozen=True)
-class PairSide:
-    """One of two episodes side by side; `page` is None where it can't be read."""
-
-    run: ShownRun
-    key: str
-    about: IndexedEpisode
-    page: EpisodePage | None
-    damage: str
-
-
-def pair_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
-    """Show two episodes side by side: `a` and `b` are RUN/KEY."""
-    sides = []
-    for side in ("a", "b"):
-        name, _, key = asked.get(side, "").rpartition("/")
-        run = runs.get(name)
-        if run is None:
-            raise NotThereError(f"{side}: there is no run {name[:60]!r} among those that are shown")
-        episodes = run.episodes()
-        at = find_episode(episodes, key)
-        page, damage = None, ""
-        try:
-            page = open_episode(run, episodes, at)
-        except (NipError, OSError) as error:
-            damage = str(error)
-        sides.append(PairSide(run, key, episodes.take([at])[0], page, damage))
-    return {"sides": sides}
 
 
 def describe_verdict(episode: IndexedEpisode | PairedEpisode) -> str:

@@ -52,7 +52,7 @@ _WORST_FIRST = pa.array([FAILED, WRONG, RIGHT])
 
 
 class QueryError(ValueError):
-    """An address asks for something that no page has; the message says what it may."""
+    """An address asks for something no page has; the message says what it may ask for."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Query:
 
     @property
     def filters(self) -> dict[str, str]:
-        """Those that are set."""
+        """The filters in use, by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {n: str(v) for n, v in values.items() if v != "" and n not in ("sort", "page")}
 
@@ -157,7 +157,7 @@ def read_number(text: str | None, default: int) -> int:
 def find_rows(
     table: pa.Table, query: Query, with_text: pa.Array | None = None
 ) -> NDArray[np.int64]:
-    """The rows of the index that the query asks for, in its order.
+    """Find the rows of the index a query asks for, in its order.
 
     `with_text` has the keys of the episodes in which the text of the query stands.
     """
@@ -179,10 +179,9 @@ def _build_conditions(table: pa.Table, query: Query, with_text: pa.Array | None)
         if value := getattr(query, name):
             is_none = value == _NONE and name in ("difficulty", "mutation")
             yield pc.is_null(table[column]) if is_none else pc.equal(table[column], value)
-    if query.verdict == "not-right":
-        yield pc.not_equal(table["verdict"], RIGHT)
-    elif query.verdict:
-        yield pc.equal(table["verdict"], query.verdict)
+    if query.verdict:
+        verdicts, is_other = table["verdict"], query.verdict == "not-right"
+        yield pc.not_equal(verdicts, RIGHT) if is_other else pc.equal(verdicts, query.verdict)
     if query.invalid:
         compare = pc.greater if query.invalid == "1" else pc.equal
         yield compare(table["invalid"], 0)
@@ -200,20 +199,20 @@ def _build_conditions(table: pa.Table, query: Query, with_text: pa.Array | None)
 
 
 def _has_model(models: Any, name: str) -> Any:
-    """Return which of these sets of names have this one: few differ."""
+    """Tell for each set of names whether it has this one. There are few different sets."""
     encoded = pc.dictionary_encode(models).combine_chunks()
     having = [name in (of or "").split("\n") for of in encoded.dictionary.to_pylist()]
     return pc.take(pa.array(having, pa.bool_()), encoded.indices)
 
 
 def list_models(table: pa.Table) -> list[str]:
-    """The names of all models that have answered."""
+    """List the names of all models in the index."""
     sets = pc.unique(table["models"]).to_pylist()
     return sorted({name for of in sets if of for name in of.split("\n")})
 
 
 def _sort(table: pa.Table, rows: NDArray[np.int64], sort: str) -> NDArray[np.int64]:
-    """The rows in an order; those that are equal in it as they were played, the newest first."""
+    """Sort rows; equal ones stay as they were played, the newest iteration first."""
 
     def numbers(name: str) -> NDArray[Any]:
         column = table[name].combine_chunks()

@@ -39,7 +39,7 @@ _HEADERS = {
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a name or address is this machine's alone, whatever name servers say."""
+    """Tell whether a name or address is this machine's alone. No name server is asked."""
     if host.lower() == "localhost":
         return True
     try:
@@ -104,7 +104,9 @@ class Guard:
         )
 
     def _is_known(self, host: str) -> bool:
-        """Numbers can't be pointed at another machine by a name server; names can."""
+        """Tell whether a host is a number or a known name.
+
+        A name server can point a name at this machine, and no number."""
         name = host.lower()
         name = name.partition("]")[0][1:] if name.startswith("[") else name.partition(":")[0]
         if name in self._hosts:

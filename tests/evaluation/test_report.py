@@ -22,6 +22,7 @@ from nip_core.evaluation.report import (
 from nip_core.evaluation.split_metrics import PairedDifference, RateBound, SplitMetrics
 from nip_core.evaluation.spread import find_questions
 from nip_core.evaluation.statistics.differences import at_most
+from nip_core.records.models import Decision, ServedModel
 
 
 def evaluate(*tables, **more) -> SplitMetrics:
@@ -242,12 +243,12 @@ def test_metrics_without_values_show_dashes(episodes_of, report) -> None:
     assert (row["completeness"], row["precision"], row["accuracy"]) == ("–", "–", "0.0\u202f%")
 
 
-def _decision(promoted: bool, metric: str = "accuracy") -> dict:
-    return {
-        "promoted": promoted, "metric": metric, "validation": 0.65, "candidate": 0.61,
-        "difference": -0.04, "ci95": [-0.1, 0.02], "problems": 60, "margin": 0.05 * promoted,
-        "candidates": {"verifier": {"model": "ft:tiny:a-0000-verifier"}},
-    }  # fmt: skip
+def _decision(promoted: bool, metric: str = "accuracy") -> Decision:
+    return Decision(
+        promoted=promoted, metric=metric, validation=0.65, candidate=0.61,
+        difference=-0.04, ci95=(-0.1, 0.02), problems=60, margin=0.05 * promoted,
+        candidates={"verifier": ServedModel("ft:tiny:a-0000-verifier", "tiny")},
+    )  # fmt: skip
 
 
 def test_the_decision_of_the_gate_is_shown(report) -> None:

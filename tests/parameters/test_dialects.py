@@ -9,7 +9,7 @@ from nip_core.parameters import load_parameters
 from nip_core.parameters.dialects import DIALECTS
 from nip_core.parameters.shutdowns import LAST_JOBS, SHUTDOWNS, list_shutdown_warnings
 from nip_core.rollouts.model_call import request_body
-from nip_core.servers.endpoints import group_endpoints
+from nip_core.servers.endpoints import find_group_endpoints
 
 CHAT = [{"role": "user", "content": "Why?"}]
 HOSTS = [
@@ -94,7 +94,9 @@ def test_what_an_api_would_refuse_or_drop_is_refused_first(settings, said):
 
 
 def test_aliases_reach_whoever_asks():
-    endpoints = group_endpoints(run(served_as=["vendor/m"]), "verifier", {"OPENAI_API_KEY": "key"})
+    endpoints = find_group_endpoints(
+        run(served_as=["vendor/m"]), "verifier", {"OPENAI_API_KEY": "key"}
+    )
     assert endpoints is not None and endpoints.play.served_as == ("vendor/m",)
 
 

@@ -28,7 +28,7 @@ from nip_core.evaluation.episode_transcripts import transcripts_from_tables
 from nip_core.game.render import Game
 from nip_core.hashing import derive_key
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.episode import Failures
+from nip_core.rollouts.failures import Failures
 from nip_core.rollouts.journal import Journal
 from nip_core.rollouts.plan import episode_spec, plan_episodes
 from nip_core.rollouts.tables import canonical_digest

@@ -10,8 +10,8 @@ from nip_core.run_store.lease import acquire
 from nip_core.run_store.manifest import commit
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import list_files, open_store
-from nip_core.servers.kept_models import bring_models, is_kept, keep_models, restore
-from nip_core.servers.own_server import server_directory
+from nip_core.servers.kept_models import bring_models, is_kept, keep_models, restore_models
+from nip_core.servers.own_server import find_server_directory
 from nip_core.upkeep.clean import find_unused, remove_unused
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.import_models import find_model
@@ -65,11 +65,13 @@ def test_a_kept_model_is_the_same_on_another_machine(
 ) -> None:
     keep(run, state_dir, ONE, "base")
     assert (is_kept(run, ONE), is_kept(run, TWO), is_kept(run, "base")) == (True, False, False)
-    run.write_json_once(run.models(0), {"groups": {"a": {"model": ONE, "digest": None}}})
+    run.write_json_once(
+        run.models(0), {"groups": {"a": {"model": ONE, "base_model": "base", "digest": None}}}
+    )
     empty = tmp_path / "second machine"
     with acquire(run.store, run.root, renew=False) as lease:
-        restore(run, empty, ["a"], lease)
-        restore(run, empty, ["a"], lease)
+        restore_models(run, empty, ["a"], lease)
+        restore_models(run, empty, ["a"], lease)
     assert find_model(empty, TWO) is None
     there, here = find_model(empty, ONE), find_model(state_dir, ONE)
     assert there is not None and here is not None
@@ -97,16 +99,16 @@ def test_a_damaged_model_of_an_earlier_iteration_stops_nothing(
 ) -> None:
     keep(run, state_dir, ONE, TWO)
     for iteration, name in enumerate((ONE, TWO)):
-        group = {"model": name, "digest": None}
+        group = {"model": name, "base_model": "base", "digest": None}
         run.write_json_once(run.models(iteration), {"groups": {"a": group}})
     run.store.put(f"small/adapters/{'a' * 12}/weights", b"changed")
     with acquire(run.store, run.root, renew=False) as lease:
-        restore(run, tmp_path / "earlier", ["a"], lease)
+        restore_models(run, tmp_path / "earlier", ["a"], lease)
         assert find_model(tmp_path / "earlier", ONE) is None
         assert find_model(tmp_path / "earlier", TWO) is not None
         run.store.put(f"small/adapters/{'b' * 12}/weights", b"changed")
         with pytest.raises(CorruptionError, match="weights has SHA-256"):
-            restore(run, tmp_path / "playing", ["a"], lease)
+            restore_models(run, tmp_path / "playing", ["a"], lease)
 
 
 def test_what_was_kept_in_part_or_is_named_nowhere_is_cleaned_away(
@@ -117,7 +119,9 @@ def test_what_was_kept_in_part_or_is_named_nowhere_is_cleaned_away(
     run.store.put("small/.probe-1", b"1")
     run.store.put(f"{run.journal(0, 'train', '0000')}/000001-000001", b"x")
     commit(run.store, run.rollouts(0, "train"), {}, inputs={"shard/0001": "1"})
-    run.write_json_once(run.models(0), {"groups": {"a": {"model": ONE, "digest": None}}})
+    run.write_json_once(
+        run.models(0), {"groups": {"a": {"model": ONE, "base_model": "base", "digest": None}}}
+    )
     unused = find_unused(run, tmp_path / "empty")
     assert sorted((one.kind, one.name.rpartition("/")[2], one.why) for one in unused) == [
         ("journal", "0000.journal", "its split is committed without it"),
@@ -140,8 +144,10 @@ def test_the_state_of_a_server_has_a_place_of_its_own_for_each_run(
     run: RunStore, tmp_path: Path
 ) -> None:
     environment = {"NIP_CACHE_DIR": str(tmp_path)}
-    here = server_directory(run, environment)
+    here = find_server_directory(run, environment)
     assert here.is_relative_to(tmp_path)
-    assert here == server_directory(RunStore(run.store, "small"), environment)
-    assert here != server_directory(RunStore(run.store, "other"), environment)
-    assert server_directory(run, {"XDG_CACHE_HOME": "/cache"}).is_relative_to("/cache/nip/runs")
+    assert here == find_server_directory(RunStore(run.store, "small"), environment)
+    assert here != find_server_directory(RunStore(run.store, "other"), environment)
+    assert find_server_directory(run, {"XDG_CACHE_HOME": "/cache"}).is_relative_to(
+        "/cache/nip/runs"
+    )

@@ -5,7 +5,7 @@ from small_game import write_config
 
 from nip_core.parameters import load_parameters
 from nip_core.session.opening import open_session
-from nip_core.stages.choosing import build_dataset, describe
+from nip_core.stages.choosing import build_dataset, describe_dataset
 from nip_core.stages.playing import commit_split, play_shard, split_play
 from nip_core.trainers.dataset import open_dataset
 from nip_core.trainers.lines import read_held_out
@@ -35,6 +35,6 @@ async def test_tokens_and_cost_are_those_of_what_is_trained_on(tmp_path):
     )
     assert facts.tokens == tokens
     assert facts.training_usd == pytest.approx(2 * tokens * 3.0 / 1e6)
-    assert describe(facts, 2).startswith(
+    assert describe_dataset(facts, 2).startswith(
         f"{len(trained)} examples, {len(rows) - len(trained)} for validation, {tokens} tokens, "
     )

@@ -14,7 +14,7 @@ from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters import load_parameters
 from nip_core.records import intervals
-from nip_core.records.intervals import shown_metrics, split_by_of
+from nip_core.records.intervals import find_split_columns, read_shown_metrics
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import RolloutTables, commit_shard, join_shards
@@ -44,10 +44,10 @@ def test_a_run_of_an_earlier_version_is_shown_by_question(tmp_path, monkeypatch,
     run = RunStore(open_store(tmp_path), "a")
     metrics = SplitMetrics(**dict(evaluate(rollouts.episodes, None, seed=3)))
     assert metrics.completeness_ci95 == wilson(28, 40)
-    assert shown_metrics(run, 0, TEST, metrics, SETTINGS) == metrics  # its rollouts are gone
+    assert read_shown_metrics(run, 0, TEST, metrics, SETTINGS) == metrics  # its rollouts are gone
     monkeypatch.setattr(intervals, "is_committed", lambda *_: True)
     monkeypatch.setattr(intervals, "read_rollouts", lambda *_: rollouts)
-    shown = shown_metrics(run, 0, TEST, metrics, SETTINGS)
+    shown = read_shown_metrics(run, 0, TEST, metrics, SETTINGS)
     low, high = shown.completeness_ci95
     assert high - low > 1.5 * (metrics.completeness_ci95[1] - metrics.completeness_ci95[0])
     assert shown.soundness_ci95 == wilson(10, 10)
@@ -66,12 +66,12 @@ def test_a_document_is_what_is_shown_and_a_damaged_one_is_named(tmp_path):
     document = {"questions": 3, "bounds": {}, "intervals": {"accuracy_ci95": [0.1, 0.9]}}
     path = run.intervals(0, TEST)
     run.store.put(path, json.dumps(document).encode())
-    shown = shown_metrics(run, 0, TEST, metrics, SETTINGS)
+    shown = read_shown_metrics(run, 0, TEST, metrics, SETTINGS)
     known = {"accuracy": 0.5, "accuracy_ci95": [0.1, 0.9], "questions": 3, "bounds": {}}
     assert shown.as_json() == known
     run.store.put(path, b"{")
     with pytest.raises(CorruptionError, match=r"0000/intervals-test\.json"):
-        shown_metrics(run, 0, TEST, metrics, SETTINGS)
+        read_shown_metrics(run, 0, TEST, metrics, SETTINGS)
 
 
 @pytest.fixture
@@ -103,15 +103,15 @@ def test_baselines_that_an_earlier_version_did_not_write_are_made_anew(answered,
     if has_document:
         run.store.put(run.intervals(0, TEST), json.dumps(document).encode())
     assert old.accuracy == 0.5
-    shown = shown_metrics(run, 0, TEST, metrics, settings)
+    shown = read_shown_metrics(run, 0, TEST, metrics, settings)
     believed = shown.believe_the_prover
     assert believed.accuracy == 0.75 and believed.without_prover == 2
     assert [row.k for row in shown.any_of] == [1] and shown.majority == metrics.majority
     # Without the rollouts it is what is on record.
     gone = RunStore(run.store, "b")
-    assert shown_metrics(gone, 0, TEST, metrics, settings).believe_the_prover == old
+    assert read_shown_metrics(gone, 0, TEST, metrics, settings).believe_the_prover == old
 
 
 def test_a_scenario_that_is_not_here_splits_by_questions_alone():
-    assert split_by_of({"scenario": "reading"}) == ("article_id", "article", "passage")
-    assert split_by_of({"scenario": "chess"}) == split_by_of({}) == ()
+    assert find_split_columns({"scenario": "reading"}) == ("article_id", "article", "passage")
+    assert find_split_columns({"scenario": "chess"}) == find_split_columns({}) == ()

@@ -14,8 +14,8 @@ from nip_core.evaluation.split_metrics import InvalidAnswers
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.showing.asked_chats import Place, chat_on_record
-from nip_core.viewer.pages import list_places
+from nip_core.showing.asked_chats import Place, render_chat_on_record
+from nip_core.viewer.side_by_side import list_places
 
 LINK = re.compile(r'(?:href|action)="(/[^"]*|\?[^"]*)"')
 
@@ -221,7 +221,7 @@ def test_invalid_answers_are_counted_by_reason_in_metrics_report_and_overview(sc
     episodes = read_rollouts(run.store, run.rollouts(0, "test")).episodes["key"].to_pylist()
     number = episodes.index(first[0]["episode"])
     place = Place(first[0]["agent"], first[0]["round"], str(number), split="test")
-    asked = chat_on_record(run, place)
+    asked = render_chat_on_record(run, place)
     again = [answer["asked_again"] for answer in asked.answers]
     assert again[0].startswith("Your answer to this") and again[-1] is None
 
