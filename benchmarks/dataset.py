@@ -42,6 +42,7 @@ import pyarrow.parquet as pq
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.plan import EpisodeSpec, plan_episodes
+from nip_core.rollouts.rows import Episode, Generation
 from nip_core.rollouts.tables import StoredRollouts, build_tables, commit_shard, join_shards
 from nip_core.run_store.local_store import LocalStore
 from nip_core.scenarios.datasets import load_problems
@@ -105,10 +106,10 @@ def _make_shard(number: int) -> str:
 
 def _play(
     game: Game, spec: EpisodeSpec, words: list[str], random: Random
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+) -> tuple[Episode, list[Generation]]:
     decision = random.randrange(2)
     is_right = decision == spec.problem.y
-    rows: list[dict[str, Any]] = []
+    rows: list[Generation] = []
     tokens = 600
     for round_ in range(ROUNDS):
         agent = "prover" if round_ % 2 else "verifier"
@@ -117,53 +118,50 @@ def _play(
         if is_last:
             text = f"Decision: {'accept' if decision else 'reject'}"
         rows.append(
-            {
-                "key": spec.generation_key(round_, agent, 0),
-                "parent_key": rows[-1]["key"] if rows else None,
-                "episode": spec.key,
-                "branch_path": "",
-                "round": round_,
-                "agent": agent,
-                "attempt": 0,
-                "model_asked": f"{agent}-model",
-                "model_served": f"{agent}-model",
-                "text": text,
-                "decision": decision if is_last else 2,
-                "decision_value": (1.0 if decision else -1.0) if is_last else None,
-                "finish_reason": "stop",
-                "invalid_reason": None,
-                "prompt_tokens": tokens,
-                "completion_tokens": len(text) // 4,
-            }
+            Generation(
+                key=spec.generation_key(round_, agent, 0),
+                parent_key=rows[-1].key if rows else None,
+                episode=spec.key,
+                branch_path="",
+                round=round_,
+                agent=agent,
+                attempt=0,
+                model_asked=f"{agent}-model",
+                model_served=f"{agent}-model",
+                text=text,
+                decision=decision if is_last else 2,
+                decision_value=(1.0 if decision else -1.0) if is_last else None,
+                finish_reason="stop",
+                invalid_reason=None,
+                prompt_tokens=tokens,
+                completion_tokens=len(text) // 4,
+            )
         )
         tokens += len(text) // 4
-    episode = {
-        "key": spec.key,
-        "run": spec.run,
-        "split": spec.split,
-        "iteration": 0,
-        "problem": spec.problem.id,
-        "question_id": spec.problem.question_id,
-        "sample": spec.sample,
-        "branch_path": "",
-        "protocol": "nip",
-        "question": spec.problem.question,
-        "solution": spec.problem.solution,
-        "y": spec.problem.y,
-        "difficulty": spec.problem.difficulty,
-        "mutation": spec.problem.mutation,
-        "seed": spec.seed,
-        "prover_stance": None,
-        "rounds": ROUNDS,
-        "decision": decision,
-        "decision_value": 1.0 if decision else -1.0,
-        "outcome": "finished",
-        "error": None,
-        "rewards": [
-            {"agent": "prover", "reward": float(decision)},
-            {"agent": "verifier", "reward": 1.0 if is_right else -1.0},
-        ],
-    }
+    episode = Episode(
+        key=spec.key,
+        run=spec.run,
+        split=spec.split,
+        iteration=0,
+        problem=spec.problem.id,
+        question_id=spec.problem.question_id,
+        sample=spec.sample,
+        branch_path="",
+        protocol="nip",
+        question=spec.problem.question,
+        solution=spec.problem.solution,
+        y=spec.problem.y,
+        difficulty=spec.problem.difficulty,
+        mutation=spec.problem.mutation,
+        seed=spec.seed,
+        prover_stance=None,
+        rounds=ROUNDS,
+        decision=decision,
+        decision_value=1.0 if decision else -1.0,
+        outcome="finished",
+        error=None,
+        rewards={"prover": float(decision), "verifier": 1.0 if is_right else -1.0},
+    )
     return episode, rows
 
 

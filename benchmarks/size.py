@@ -107,10 +107,10 @@ def count(shard: PlayedShard, message_bytes: int) -> dict[str, Any]:
     """Bytes of the tables and of the texts in them."""
     tables = build_tables(shard.episodes, shard.generations)
     both: tuple[pa.Table, ...] = (tables.episodes, tables.generations)
-    assert {len(row["text"].encode()) for row in shard.generations} == {message_bytes}
+    assert {len(row.text.encode()) for row in shard.generations} == {message_bytes}
     assert len(shard.generations) == ROUNDS * len(shard.episodes)
     texts = message_bytes * len(shard.generations)
-    texts += sum(len((e["question"] + e["solution"]).encode()) for e in shard.episodes)
+    texts += sum(len((e.question + e.solution).encode()) for e in shard.episodes)
     sizes = {
         "episodes": len(shard.episodes),
         "generations": len(shard.generations),

@@ -88,7 +88,7 @@ def attack(
 
 
 def _refuse(by: str, options: dict[str, Any]) -> None:
-    """Raise SettingsError for an option that means nothing to the way of attacking."""
+    """Raise SettingsError for an option without a meaning for this way of attacking."""
     for option, value in options.items():
         if value is not None:
             raise SettingsError(f"{option} is not for --by {by}; leave it out")

@@ -93,7 +93,7 @@ _EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
 
 
 def main() -> None:
-    """Entry point: errors that nip raises on purpose become one line and an exit code."""
+    """Run the command; turn nip's own errors into one line and an exit code."""
     # A reader that has gone ends no training, a descriptor that is closed is nobody's, and
     # whoever wrote a text, a terminal shows it and does not obey it.
     open_closed()
@@ -148,7 +148,7 @@ def _ended_with() -> int:
 
 
 def _launched(name: str, otherwise: Any, *arguments: Any) -> Any:
-    """Call this function of `nip_prefect.flows.launch`, if a command has imported that.
+    """Call this function of `nip_prefect.flows.launch`, if a command has imported the module.
 
     Most commands have not, and it takes longer than they do.
     """
@@ -157,7 +157,7 @@ def _launched(name: str, otherwise: Any, *arguments: Any) -> Any:
 
 
 def _leave(status: int) -> None:
-    """End this process now: nothing that is left to do at its end may print or wait."""
+    """End this process now, without its usual end: nothing may print or wait any more."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # nobody reads it any longer
             stream.flush()
@@ -170,7 +170,7 @@ def _leave(status: int) -> None:
 
 
 def _leave_by_force(status: int) -> None:
-    """End this process in `_LEAVE_S` seconds at the latest, whatever still waits for something.
+    """End this process in `_LEAVE_S` seconds at the latest, in spite of waiting threads.
 
     What Prefect's client has not told a server that is gone, it would try to tell for hours.
     """

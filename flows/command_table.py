@@ -65,7 +65,7 @@ class Commands(typer.core.TyperGroup):
     """The group of all commands, and of those that were added to the app directly."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Names in the order of the table, then those that are not in it."""
+        """List names in the order of the table, then all others."""
         return [*_WHERE, *(name for name in super().list_commands(ctx) if name not in _WHERE)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -77,7 +77,7 @@ class Commands(typer.core.TyperGroup):
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command itself, for whoever runs it, asks for its help or completes its words."""
+        """Find the command itself, to run it, to show its help or to complete its words."""
         try:
             name, command, arguments = super().resolve_command(ctx, args)
         except Exception as error:  # typer's, which it has under no name of its own
@@ -104,6 +104,6 @@ def load_command(name: str) -> Any:
 
 
 def load_all() -> None:
-    """Import every command, so that each fork of this process need not."""
+    """Import every command, so a fork of this process imports none."""
     for name in _WHERE:
         load_command(name)

@@ -3,8 +3,10 @@
 import json
 import shutil
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -16,6 +18,10 @@ from nip_prefect.flows.console import make_console
 from nip_prefect.flows.options import AsJson, complete_run
 from nip_prefect.flows.printing import print_json
 from nip_prefect.flows.terminal import say
+
+if TYPE_CHECKING:
+    from nip_core.sweep.comparison import Comparison
+    from nip_core.sweep.diff import PairedTest, RunDifferences
 
 Store = Annotated[
     str, typer.Option(help="Where runs are kept that are named without a path or an address.")
@@ -41,12 +47,12 @@ def diff(
 
     differing = find_differences(find_played_run(a, run_store), find_played_run(b, run_store))
     if as_json:
-        print_json(differing)
+        print_json(asdict(differing))
     else:
         _show_difference(differing)
-    if differing["not_compared"] is not None:
+    if differing.not_compared is not None:
         sys.stdout.flush()
-        raise DatasetError(f"results not compared: {differing['not_compared']}")
+        raise DatasetError(f"results not compared: {differing.not_compared}")
 
 
 def compare(
@@ -66,54 +72,53 @@ def compare(
 
     results = compare_runs([find_played_run(name, run_store) for name in runs])
     if as_json:
-        print_json({**results, "page": str(write_comparison(results, out))})
+        print_json({**results.as_json(), "page": str(write_comparison(results, out))})
         return
     _show_comparison(results)
     sys.stdout.flush()
     say(f"page: {write_comparison(results, out)}")
 
 
-def _show_difference(differing: dict[str, Any]) -> None:
+def _show_difference(differing: "RunDifferences") -> None:
     width = max(shutil.get_terminal_size((80, 24)).columns, 80)
     console = make_console(width=width)
-    for letter, run in zip("ab", differing["runs"], strict=True):
-        say(f"{letter}  {run['run']}, {run['status']} ({run['place']})")
-    say(f"\nsettings: {'' if differing['settings'] else 'the same'}".rstrip())
-    for key, values in differing["settings"].items():
+    for letter, run in zip("ab", differing.runs, strict=True):
+        say(f"{letter}  {run.run}, {run.status} ({run.place})")
+    say(f"\nsettings: {'' if differing.settings else 'the same'}".rstrip())
+    for key, values in differing.settings.items():
         _show_pair(key, [_text(value) for value in values], width)
-    first, second = differing["code"]
+    first, second = differing.code
     say(f"code: {first}" if first == second else f"code: a {first}, b {second}")
-    names = ", ".join(differing["data"])
+    names = ", ".join(differing.data)
     say(f"data: {f'not the same: {names}' if names else 'the same'}")
-    for group, of in differing["models"].items():
-        for when, pair in of.items():
+    for group, of in differing.models.items():
+        for when, pair in (("first", of.first), ("last", of.last)):
             same = {True: "the same", False: "not the same", None: "not known to be the same"}
-            say(f"models: {group}, {when}: {same[pair['same']]}")
-            for letter in "ab":
-                model = pair[letter]
-                if model is not None and pair["same"] is not True:
-                    digest = f" ({model['digest'][:12]})" if model["digest"] else ""
-                    say(f"  {letter}  {model['model']}{digest}")
-    if differing["results"]:
-        console.print(_results_table(differing["results"]))
+            say(f"models: {group}, {when}: {same[pair.same]}")
+            for letter, model in (("a", pair.a), ("b", pair.b)):
+                if model is not None and pair.same is not True:
+                    digest = f" ({model.digest[:12]})" if model.digest else ""
+                    say(f"  {letter}  {model.model}{digest}")
+    if differing.results:
+        console.print(_results_table(differing.results))
         say("b less a in points, paired by problem; p exact, after McNemar")
 
 
-def _results_table(results: list[dict[str, Any]]) -> Table:
+def _results_table(results: Sequence["PairedTest"]) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("test", no_wrap=True)
     table.add_column("", no_wrap=True)
     for heading in ("a", "b", "b - a", "95 % interval", "p"):
         table.add_column(heading, justify="right", no_wrap=True)
     for entry in results:
-        place = f"{entry['test']} ({entry['iterations'][0]}, {entry['iterations'][1]})"
-        for rate, of in entry["rates"].items():
-            interval, gap, p = of["ci95"], of["difference"], of["p"]
+        place = f"{entry.test} ({entry.iterations[0]}, {entry.iterations[1]})"
+        for rate, of in entry.rates.items():
+            interval, gap, p = of.ci95, of.difference, of.p
             table.add_row(
                 place,
                 rate,
-                plain_percent(of["a"]),
-                plain_percent(of["b"]),
+                plain_percent(of.a),
+                plain_percent(of.b),
                 "-" if gap is None else f"{100 * gap:+.1f}",
                 f"{100 * interval[0]:+.1f} to {100 * interval[1]:+.1f}" if interval else "-",
                 "-" if p is None else ("< 0.0001" if p < 0.0001 else f"{p:.2g}"),
@@ -122,7 +127,7 @@ def _results_table(results: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _show_comparison(results: dict[str, Any]) -> None:
+def _show_comparison(results: "Comparison") -> None:
     """Two tables, as both in one would not fit on 80 columns."""
     from nip_core.sweep.comparison import BELIEVED, heads_and_rows
 

@@ -11,7 +11,7 @@ from nip_core.redaction import printable
 
 
 def make_console(*, width: int | None = None, stderr: bool = False) -> Console:
-    """A console that takes each text as it is: no markup, so no links, and no codes of emoji."""
+    """Make a console without markup: each text is printed as it is, without links and emoji."""
     return _Shown(width=width, stderr=stderr, markup=False, emoji=False, highlight=False)
 
 

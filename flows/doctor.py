@@ -15,6 +15,7 @@ import aiohttp
 from nip_core import how_to_install
 from nip_core.errors import SettingsError
 from nip_core.models import BUNDLED, ONLY_IN_REPOSITORY
+from nip_core.parameters.provider_table import PROVIDERS
 from nip_core.proxies import proxy_for
 from nip_core.redaction import check_address, show_address
 from nip_core.sandbox import sandbox
@@ -64,7 +65,7 @@ def examine() -> list[Finding]:
     findings.append(_prefect(os.environ.get("PREFECT_API_URL")))
     free_gb = shutil.disk_usage(Path.cwd()).free / 1e9
     findings.append(Finding("disk", free_gb > 1, f"{free_gb:.1f} GB free here"))
-    for variable in ("OPENAI_API_KEY", "OPENROUTER_API_KEY", "NIP_API_KEY"):
+    for variable in (provider.key_variable for provider in PROVIDERS.values()):
         is_set = bool(os.environ.get(variable))
         findings.append(
             Finding(variable, True, "set" if is_set else "not set; only needed for that provider")
@@ -73,7 +74,7 @@ def examine() -> list[Finding]:
 
 
 def _prefect(api: str | None) -> Finding:
-    """Return whether the Prefect server that is named answers; it is asked once."""
+    """Ask the named Prefect server once whether it answers."""
     what = "prefect server"
     if not api:
         return Finding(

@@ -31,7 +31,7 @@ _LONGEST_MESSAGE = 500
 
 
 async def notify(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
-    """The hook that tells the webhook how a flow run ended."""
+    """Make the hook to tell the webhook how a flow run ended."""
     await tell(flow.name, flow_run, state)
 
 

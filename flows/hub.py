@@ -22,7 +22,7 @@ from nip_prefect.flows.terminal import say
 
 if TYPE_CHECKING:
     from nip_core.hub.client import Hub
-    from nip_core.hub.repository import Facts
+    from nip_core.hub.nip_json import Facts
     from nip_core.hub.transfer import Published
     from nip_core.run_store.run import RunStore
 
@@ -121,7 +121,7 @@ def pull(
                 "commit": pinned.revision,
                 "directory": str(directory),
                 "checked": facts is not None,
-                "lineage": None if facts is None else dict(facts.lineage),
+                "lineage": None if facts is None else facts.lineage.model_dump(exclude_unset=True),
                 "left_out": None if left_out is None else list(left_out),
             }
         )
@@ -130,7 +130,7 @@ def pull(
     if facts is None:
         say("not published by nip: it has no nip.json to check its files against")
     else:
-        say(f"{len(facts.files)} files are what was published, of run {facts.lineage.get('run')}")
+        say(f"{len(facts.files)} files are what was published, of run {facts.lineage.run}")
     if left_out:
         named = ", ".join(left_out[:_MOST_NAMED]).replace("\n", "\\n")
         more = ", …" if len(left_out) > _MOST_NAMED else ""

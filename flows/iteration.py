@@ -27,8 +27,8 @@ from nip_prefect.tasks.runtime import limited, session_of
     persist_result=False,
     result_serializer="json",
 )
-async def iteration(run: str, iteration: int, prove: bool = False) -> dict[str, Any]:
-    """Play and train once; what is committed is skipped. Returns the iteration and its models.
+async def iteration(run: str, iteration: int, prove: bool = False) -> loop.IterationEnd:
+    """Play and train once; what is committed is skipped.
 
     `prove`: prove first that the models which are to play answer; a swap just before has done so.
     """
@@ -41,8 +41,8 @@ async def iteration(run: str, iteration: int, prove: bool = False) -> dict[str, 
     persist_result=False,
     result_serializer="json",
 )
-async def retest(run: str, iteration: int) -> dict[str, Any]:
-    """Test once the models that played the iteration in the base run; nothing is trained."""
+async def retest(run: str, iteration: int) -> loop.IterationEnd:
+    """Test the models of a base run's iteration again, once; nothing is trained."""
     return await loop.retest(session_of(run), iteration, call)
 
 
@@ -53,8 +53,8 @@ async def call(stage: Callable[..., Any], session: Session, *arguments: Any) -> 
         *place, _ = arguments
         result = await (iteration if stage is loop.iterate else retest)(run, *place)
         # Prefect matches subflows of a retried run by order of call, not by parameters.
-        if result["iteration"] != place[0]:
-            raise StageError(f"iteration {place[0]} returned the result of {result['iteration']}")
+        if result.iteration != place[0]:
+            raise StageError(f"iteration {place[0]} returned the result of {result.iteration}")
         return result
     if stage is play_shards:
         number, split, shards, _ = arguments

@@ -108,8 +108,8 @@ def run_flow(
 
 @contextmanager
 def with_prefect(verbose: bool) -> Iterator[Callable[[], None]]:
-    """A Prefect server for this process: the one that is named, or a temporary one that starts
-    meanwhile. Yields what waits for it. Raises ServerError if the one that is named is not there.
+    """Give this process a Prefect server: the named one, or a temporary one in the making. Yields a
+    function to wait for it. Raises ServerError if the named one is not there.
     """
     from nip_prefect.flows.temporary_prefect import TemporaryPrefect
 
@@ -141,7 +141,7 @@ def with_prefect(verbose: bool) -> Iterator[Callable[[], None]]:
 
 
 def import_prefect() -> None:
-    """Import Prefect. Raises SettingsError for settings of its own that it does not understand."""
+    """Import Prefect. Raises SettingsError if Prefect does not understand its own settings."""
     if address := os.environ.get("PREFECT_API_URL"):
         check_address("PREFECT_API_URL", address)
     try:
@@ -168,7 +168,7 @@ class _Told:
         self._stream, self._is_left_out = stream, False
 
     def write(self, text: str) -> int:
-        """Leave the line out with its end, which `print` writes by itself."""
+        """Leave the line out, and its end too: `print` writes the end by itself."""
         is_end = self._is_left_out and text == "\n"
         self._is_left_out = text.startswith("Failed to initialize plugins: ")
         if not (is_end or self._is_left_out):
@@ -180,7 +180,7 @@ class _Told:
 
 
 def _at_fault() -> dict[str, str]:
-    """The variables of the environment that Prefect can't read, each with the reason.
+    """Name the environment's variables unreadable for Prefect, each with the reason.
 
     Each is tried without the others; none is at fault where it fails without any of them. Values
     are not shown, as they may be secret.
@@ -212,7 +212,7 @@ def _at_fault() -> dict[str, str]:
 
 
 def _why(error: Exception) -> str:
-    """The first thing that is wrong, in a line, without what was got."""
+    """Say the first problem in a line, without the value."""
     told = str(error)
     if callable(details := getattr(error, "errors", None)) and (all_ := details()):
         told = all_[0]["msg"].removeprefix("Value error, ")
@@ -233,14 +233,14 @@ def _check_prefect() -> None:
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Return whether Prefect's client says that its server does not answer."""
+    """Tell whether Prefect's client got no answer from its server."""
     # Another thread may be in the middle of importing it.
     transport_error = getattr(sys.modules.get("httpx"), "TransportError", None)
     return transport_error is not None and isinstance(error, transport_error)
 
 
 def no_prefect(error: BaseException) -> str:
-    """Return which server does not answer."""
+    """Name the silent server."""
     from prefect.settings import PREFECT_API_URL
 
     shown = show_address(PREFECT_API_URL.value() or "")

@@ -43,7 +43,7 @@ _WIDEST_BAR = 50
 
 class _Lines(Protocol):
     def lines_due(self) -> list[str]:
-        """The lines that are due now."""
+        """Give the lines to print now."""
 
 
 @contextmanager
@@ -128,7 +128,7 @@ def _live(
 
 
 def _broken(line: str) -> RenderableType:
-    """A line that may be too long for the terminal, broken between words below its text."""
+    """Break a long line between words, to go on below its text."""
     stamp, _, text = line.partition(" ")
     row = Table.grid(padding=(0, 1))
     row.add_row(stamp, Text(text, style="yellow" if text.startswith("warning: ") else ""))

@@ -29,7 +29,7 @@ def complete_config(incomplete: str) -> list[str]:
 
 
 def complete_run(context: typer.Context, incomplete: str) -> list[str]:
-    """Names of the runs in the command's store, or STORE/NAME, if that is a directory."""
+    """List the names of runs in the command's store, or in STORE for STORE/NAME."""
     place, slash, _ = incomplete.rpartition("/")
     store = place + slash or context.params.get("run_store") or "runs"
     try:

@@ -35,7 +35,7 @@ def find_binaries() -> Path:
 
 
 def start_postgres(directory: Path, start: Callable[..., Any], deadline_s: float = 60.0) -> str:
-    """Start the server that keeps its files in `directory`; returns the URL for Prefect.
+    """Start the server over the files in `directory`; returns the URL for Prefect.
 
     It listens on the loopback device at a port that the system chooses, and wants a password. Run
     by root it becomes the user postgres, as it refuses to be root.

@@ -48,7 +48,7 @@ _ROOM_FOR_ALL = 72  # columns, for all figures of an iteration in a line
 
 
 def show_plan(parameters: HyperParameters, as_json: bool) -> None:
-    """Settings that are not the defaults, an estimate, and last, on standard error, warnings.
+    """Print settings other than the defaults, an estimate, and on standard error the warnings.
 
     As JSON it is all settings.
     """
@@ -134,7 +134,7 @@ def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
 
 
 def _short_budget(parameters: HyperParameters, estimate: "Estimate") -> "Iterator[str]":
-    """Warn of a cap that the run is expected to reach."""
+    """Warn of a cap below the run's expected use."""
     from nip_core.costs.caps import amount, caps_of
 
     expected = {"usd": estimate.expected_usd, "tokens": estimate.expected_tokens}
@@ -164,7 +164,7 @@ def _detectable(estimate: "Estimate") -> str:
 
 
 def _shows_little(parameters: HyperParameters, estimate: "Estimate") -> "Iterator[str]":
-    """Warn of tests that show no change but a large one; of scripted answers nothing is learned."""
+    """Warn of tests too small to show any but a large change; scripted answers teach nothing."""
     change = estimate.smallest_change
     is_scripted = parameters.lm_server.engine == "deterministic"
     is_measured = any(
@@ -227,7 +227,7 @@ def show_result(result: Any, as_json: bool, shown: "Shown", show: "Callable[[Any
 
 
 def print_viewer(place: str) -> None:
-    """Print the command that shows the run at STORE/NAME in a browser."""
+    """Print the command to see the run at STORE/NAME in a browser."""
     store, _, name = place.rpartition("/")
     is_default = "://" not in store and Path(store).absolute() == Path("runs").absolute()
     typed = shlex.join(["nip", "view", name if is_default else place])
@@ -254,7 +254,7 @@ def _jobs_cell(statuses: dict[str, str], width: int) -> str:
 
 
 def _untrained(iterations: list[dict[str, Any]]) -> "Iterator[str]":
-    """Say what became of jobs that did not end as meant, in one line where that is alike."""
+    """Say the reasons of jobs without a model, equal ones in one line."""
     by_job: dict[tuple[str, str], dict[int, str]] = {}
     for entry in iterations:
         for group, job in entry["jobs"].items():

@@ -2,11 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nip_core.errors import SettingsError
+from nip_core.parameters.provider_table import ProviderName
 from nip_prefect.flows.printing import print_json
 from nip_prefect.flows.terminal import say
 
@@ -43,9 +44,7 @@ Unfenced = Annotated[
     ),
 ]
 Model = Annotated[str | None, typer.Option(help="A model that writes bugs, too.")]
-Provider = Annotated[
-    Literal["OpenAI", "OpenRouter", "SelfHosted"], typer.Option(help="Of all models.")
-]
+Provider = Annotated[ProviderName, typer.Option(help="Of all models.")]
 BaseUrl = Annotated[str | None, typer.Option(help="Address of their API; default: the provider's.")]
 Temperature = Annotated[float, typer.Option(min=0, max=2, help="Of the model that writes.")]
 Styles = Annotated[

@@ -55,7 +55,7 @@ class Cluster:
         self._release()
 
     def play_all(self, play: Callable[[Any], None], runs: Sequence[Any]) -> None:
-        """Call `play`, which may call `play_one`, with each run, as many at a time as jobs."""
+        """Call `play` with each run, as many at a time as jobs; `play` may call `play_one`."""
         _check_prefect(self._address)
         name = self._sweep.name
         _work[name] = lambda: self._in_threads(play, runs)
@@ -123,7 +123,7 @@ class Cluster:
     result_serializer="json",
 )
 def play_runs(sweep: str) -> None:
-    """Play what is left of a sweep that this process leads, as tasks of this flow's task runner."""
+    """Play the rest of this process's sweep as tasks of this flow's task runner."""
     _do(sweep)
 
 
@@ -135,7 +135,7 @@ def _do(sweep: str) -> None:
 def cluster_settings(
     sweep: Sweep, kind: str | None, address: str | None
 ) -> RolloutParameters | None:
-    """The cluster that is named; None for this process's machine.
+    """Read the named cluster's settings; None for this process's machine.
 
     Raises SettingsError for a kind that there is not, and where runs play their shards on a cluster
     themselves: they would wait for the places that they hold.

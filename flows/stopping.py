@@ -73,7 +73,7 @@ class Stop:
 
 
 def stoppable(work: Callable[[Stop], T], on_stop: Callable[[], None]) -> T:
-    """Do `work` in a thread until it ends or a signal comes, of which `on_stop` is told.
+    """Do `work` in a thread until it ends or a signal comes; a signal is passed to `on_stop`.
 
     Raises what `work` raises, or Stopped: when the work has given everything back, after LEAVE_S at
     the latest. Its thread may then still run; the process is to end without waiting for it.

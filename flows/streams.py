@@ -57,7 +57,7 @@ _lasting: dict[int, _Lasting] = {}
 
 
 def survive() -> None:
-    """Make writes to standard output and error succeed from here on, whatever becomes of them."""
+    """Make writes to standard output and error succeed from here on, even without a reader."""
     for number in (1, 2):
         name = _NAMES[number]
         stream = getattr(sys, name)

@@ -95,9 +95,9 @@ def sweep(
         store, planned, results, None if out is None else open_store(str(out), setting="--out")
     )
     if as_json:
-        print_json(results)
+        print_json(results.as_json())
     else:
-        lines = "".join(f"{line}\n" for line in baseline_lines(results["baselines"]))
+        lines = "".join(f"{line}\n" for line in baseline_lines(results.baselines))
         say(f"\n{arms_table(results)}\n{lines}{place}")
     if status:
         raise typer.Exit(status)
@@ -115,14 +115,14 @@ def declare(
     read = read_plan(plan, tuple(overrides or ()))
     declaration, is_new = declare(open_store(read.sweep.run_store), read)
     if as_json:
-        print_json(declaration)
+        print_json(declaration.as_json())
         return
-    for hypothesis in declaration["plan"]["hypotheses"]:
-        primary = "primary: " if hypothesis["primary"] else ""
-        say(f"{primary}{hypothesis['says']} ({hypothesis['figure']}, {hypothesis['expected']})")
-    say(f"{len(declaration['plan']['runs'])} runs; nothing was started")
-    how = "declared" if is_new else f"was declared at {declaration['declared_at']}"
-    say(f"{how}: {declaration['sha256']}")
+    for hypothesis in declaration.plan.hypotheses:
+        primary = "primary: " if hypothesis.primary else ""
+        say(f"{primary}{hypothesis.says} ({hypothesis.figure}, {hypothesis.expected})")
+    say(f"{len(declaration.plan.runs)} runs; nothing was started")
+    how = "declared" if is_new else f"was declared at {declaration.declared_at}"
+    say(f"{how}: {declaration.sha256}")
 
 
 def _check_begun(store: Any, planned: Any) -> None:
@@ -247,7 +247,7 @@ class _Team:
                 return
 
     def _play(self, run: Any) -> None:
-        """Play one run, with the settings that were planned."""
+        """Play one run, with its settings from the plan."""
         try:
             ended = self._machines.play_one(run, self._listener.started)
         except NipError as error:
@@ -281,7 +281,7 @@ class _Here:
         return None
 
     def play_all(self, play: Callable[[Any], None], runs: Sequence[Any]) -> None:
-        """Call `play`, which may call `play_one`, with each run, as many at a time as jobs."""
+        """Call `play` with each run, as many at a time as jobs; `play` may call `play_one`."""
         with ThreadPoolExecutor(self._jobs) as pool:
             for ending in [pool.submit(play, run) for run in runs]:
                 ending.result()

@@ -114,7 +114,7 @@ def _lm_server_key(state: Path) -> str:
 
 
 def _environment(state: Path, port: int) -> dict[str, str]:
-    """Return what clients of the server need. A password that is not set is drawn once and kept."""
+    """Collect the variables for the server's clients. A missing password is drawn once and kept."""
     auth = os.environ.get(_AUTH) or _kept(
         state / "prefect_auth", lambda: f"nip:{secrets.token_urlsafe(24)}"
     )
@@ -152,13 +152,13 @@ def _refuse_taken(port: int) -> None:
 
 
 def _keep_private(directory: Path) -> None:
-    """Make a directory that nobody else can read, or make it so: what Prefect has is there."""
+    """Make a directory for its owner alone, or make an existing one so: it holds Prefect's data."""
     directory.mkdir(exist_ok=True)
     directory.chmod(0o700)
 
 
 def _kept(path: Path, draw: Callable[[], str]) -> str:
-    """The secret in a file that only its owner can read; drawn if there is none."""
+    """Read the secret from a file open to its owner alone; draw it if there is none."""
     if not path.exists():
         part = path.with_name(f"{path.name}.part")
         part.unlink(missing_ok=True)
@@ -173,12 +173,12 @@ def _kept(path: Path, draw: Callable[[], str]) -> str:
 
 
 def _pools_here() -> list[str]:
-    """The pools that this machine can serve."""
+    """List the pools for this machine to serve."""
     return list(POOLS) if has_cuda(os.environ) else [POOLS[0]]
 
 
 def _register(environment: Mapping[str, str]) -> None:
-    """Work pools, unless they are there, and deployments, which are brought up to date."""
+    """Make missing work pools, and bring deployments up to date."""
     for pool in POOLS:
         if _ask(["work-pool", "inspect", pool], environment).returncode == 0:
             continue  # people may have changed it

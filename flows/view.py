@@ -88,7 +88,7 @@ def view(
 
 @contextlib.contextmanager
 def _browser_at(url: str) -> Iterator[None]:
-    """Open a browser once the server is there, by a page that is there as long and leads to `url`.
+    """Open a browser once the server is there, by a temporary page leading to `url`.
 
     All users of a machine can read what a program is started with; this page only its owner can.
     """
@@ -110,7 +110,7 @@ def _browser_at(url: str) -> Iterator[None]:
 
 
 def _shown_runs(names: list[str], run_store: str) -> "ShownRuns":
-    """The runs that were named, or all of the store. Raises SettingsError."""
+    """List the named runs, or all of the store. Raises SettingsError."""
     from nip_core.run_store.store import is_missing, open_store
     from nip_core.sweep.played import find_played_run
     from nip_core.viewer.runs import ShownRuns

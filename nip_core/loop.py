@@ -15,7 +15,8 @@ that only tests passes its models on without it: that is one small document.)
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nip_core.concurrency import gather_or_cancel
@@ -36,10 +37,23 @@ from nip_core.stages import (
     swapping,
     training,
 )
+from nip_core.stages.playing import CommittedSplit
 from nip_core.stages.publishing import publish
 from nip_core.stages.stage_times import StageTimes
+from nip_core.stages.training import JobEnd
 
 Call = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class IterationEnd:
+    """What an iteration has come to."""
+
+    iteration: int
+    models: Mapping[str, str] | None = None
+    """By group, the name of the model that serves from here on; None: it is not over."""
+    parked: str | None = None
+    """In words, the job that the run is parked for."""
 
 
 async def directly(stage: Callable[..., Any], *arguments: Any) -> Any:
@@ -82,9 +96,9 @@ async def _all_iterations(session: Session, call: Call) -> str | None:
     first = first_incomplete(session.records, parameters)
     for i in range(first, last):
         step = (retest, session, i) if only_tests else (iterate, session, i, i == first)
-        result = await call(*step, call)
-        if result["parked"] is not None:
-            return str(result["parked"])
+        result: IterationEnd = await call(*step, call)
+        if result.parked is not None:
+            return result.parked
     # 2. The last test, of the final models, and the report of the whole run.
     if only_tests:
         await call(retest, session, last, call)
@@ -105,7 +119,7 @@ async def _all_iterations(session: Session, call: Call) -> str | None:
 
 async def iterate(
     session: Session, iteration: int, prove: bool = True, call: Call = directly
-) -> dict[str, Any]:
+) -> IterationEnd:
     """Play, choose examples, train, compare, swap. What is committed is skipped.
 
     `prove` the models that are to play first, unless a swap just before has done so.
@@ -121,7 +135,7 @@ async def iterate(
     if run.store.exists(run.models(iteration)):
         # Only its test was missing. A fork could not go through the rest, which has other keys.
         models = await call(swapping.swap_models, session, iteration)
-        return {"iteration": iteration, "models": models, "parked": None}
+        return IterationEnd(iteration, models)
     # 2. Play the training episodes.
     async with times.during("play"):
         await play_and_measure(session, iteration, TRAIN, call)
@@ -138,7 +152,7 @@ async def iterate(
         parked = await _train_groups(session, iteration, groups, call)
     if parked is not None:
         await _publish(call, session, f"parking iteration {iteration}", iteration + 0.5)
-        return {"iteration": iteration, "models": None, "parked": parked}
+        return IterationEnd(iteration, parked=parked)
     # 5. Gate: the models that play against those that are to follow.
     if gating.is_due(session, iteration):
         async with times.during("gate"):
@@ -158,10 +172,10 @@ async def iterate(
     if not is_last or is_tested(parameters, iteration + 1):  # else the run's last follows at once
         after = f"training iteration {iteration}"
         await _publish(call, session, after, iteration + 1)
-    return {"iteration": iteration, "models": models, "parked": None}
+    return IterationEnd(iteration, models)
 
 
-async def retest(session: Session, iteration: int, call: Call = directly) -> dict[str, Any]:
+async def retest(session: Session, iteration: int, call: Call = directly) -> IterationEnd:
     """Test once the models that played the iteration in the base run; nothing is trained."""
     await call(proving.prove_serving, session, iteration)
     if is_tested(session.parameters, iteration):
@@ -169,16 +183,17 @@ async def retest(session: Session, iteration: int, call: Call = directly) -> dic
             await play_and_measure(session, iteration, TEST, call)
     models = swapping.pass_on(session, iteration)
     await _publish(call, session, f"testing iteration {iteration}", iteration + 1, played=True)
-    return {"iteration": iteration, "models": models, "parked": None}
+    return IterationEnd(iteration, models)
 
 
 async def play(
     session: Session, iteration: int, split: str, call: Call = directly
-) -> dict[str, Any]:
-    """Play the shards of a split that are missing and commit all as one; its rows and digest."""
+) -> CommittedSplit:
+    """Play the shards of a split that are missing, and commit all as one."""
     shards = await call(playing.plan_split, session, iteration, split)
     await call(playing.play_shards, session, iteration, split, shards, call)
-    return dict(await call(playing.commit_split, session, iteration, split))
+    split_end: CommittedSplit = await call(playing.commit_split, session, iteration, split)
+    return split_end
 
 
 async def play_and_measure(
@@ -213,9 +228,9 @@ async def _train_groups(
         for group in groups:
             await call(training.submit_job, session, iteration, group)
         waits = (call(training.wait_for_job, session, iteration, group) for group in groups)
-        ended = await gather_or_cancel(waits)
-        parked = [job["parked"] for job in ended if job["parked"] is not None]
+        ended: list[JobEnd] = await gather_or_cancel(waits)
+        parked = [end.parked for end in ended if end.parked is not None]
         if parked:
-            return str(parked[0])
-        groups = [job["group"] for job in ended if job["again"]]
+            return parked[0]
+        groups = [end.job.group for end in ended if end.again]
     return None

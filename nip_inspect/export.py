@@ -40,13 +40,14 @@ from nip_core.hashing import derive_key
 from nip_core.records.intervals import split_by_of
 from nip_core.records.iterations import Records
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.rollouts.rows import Episode, Generation, Timing, read_rows, stored_row
 from nip_core.rollouts.tables import RolloutTables, StoredRollouts
 from nip_core.rollouts.trees import generations_by_episode
 from nip_core.run_store.facts import SplitFacts
 from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.showing.transcripts import committed_rollouts, game_of
-from nip_inspect.export_sample import Split, sample_of, usage_by
+from nip_inspect.export_sample import Split, sample_of, usage_by_agent, usage_by_model
 from nip_inspect.scoring import RATES, is_right, summary
 
 SPLITS = (TEST, TRAIN, VALIDATION, CANDIDATE, ATTACK)
@@ -125,10 +126,10 @@ def split_log(records: Records, iteration: int, split: str, game: Game | None) -
     rollouts = committed_rollouts(run, iteration, split)
     assert rollouts is not None  # it was looked for
     # 1. Rows, by episode.
-    episodes = rollouts.episodes.to_pylist()
+    episodes = [*read_rows(rollouts.episodes, Episode)]
     timings = StoredRollouts(run.store, [run.rollouts(iteration, split)]).timings()
-    times = {row["key"]: row for row in timings.to_pylist()}
-    generations = rollouts.generations.to_pylist()
+    times = {row.key: row for row in read_rows(timings, Timing)}
+    generations = [*read_rows(rollouts.generations, Generation)]
     rows_of = generations_by_episode(episodes, generations)
     questions = questions_of(rollouts.episodes, split_by_of(record.parameters))
     # 2. Samples.
@@ -137,7 +138,7 @@ def split_log(records: Records, iteration: int, split: str, game: Game | None) -
     )
     epochs = _epochs(episodes)
     samples = [
-        sample_of(facts, number, row, rows_of[row["key"]], epochs[number])
+        sample_of(facts, number, row, rows_of[row.key], epochs[number])
         for number, row in enumerate(episodes)
     ]
     # 3. The header.
@@ -151,22 +152,22 @@ def split_log(records: Records, iteration: int, split: str, game: Game | None) -
         stats=EvalStats(
             started_at=str(started),
             completed_at=str(completed),
-            model_usage=usage_by("model_served", generations),
-            role_usage=usage_by("agent", generations),
+            model_usage=usage_by_model(generations),
+            role_usage=usage_by_agent(generations),
         ),
         samples=samples,
     )
 
 
-def _epochs(episodes: Sequence[Row]) -> list[int]:
+def _epochs(episodes: Sequence[Episode]) -> list[int]:
     """Of each episode, the number of its play of the problem, from 1; leaves are plays each."""
     order = sorted(
-        range(len(episodes)), key=lambda k: (episodes[k]["sample"], episodes[k]["branch_path"])
+        range(len(episodes)), key=lambda k: (episodes[k].sample, episodes[k].branch_path)
     )
     seen: dict[str, int] = defaultdict(int)
     epochs = [0] * len(episodes)
     for number in order:
-        problem = episodes[number]["problem"]
+        problem = episodes[number].problem
         seen[problem] += 1
         epochs[number] = seen[problem]
     return epochs
@@ -185,7 +186,7 @@ def _metrics(
 
 def _results(
     metrics: Mapping[str, Any],
-    episodes: Sequence[Row],
+    episodes: Sequence[Episode],
     questions: Mapping[str, str],
     weights: Mapping[int, float],
 ) -> EvalResults:
@@ -199,21 +200,16 @@ def _results(
     # 1. Verdicts.
     verdicts: dict[str, EvalMetric] = {}
     for name, label in RATES.items():
-        among = [k for k, row in enumerate(episodes) if label is None or row["y"] == label]
-        right = [float(is_right(episodes[k])) for k in among]
-        asked = [questions[episodes[k]["problem"]] for k in among]
+        among = [k for k, row in enumerate(episodes) if label is None or row.y == label]
+        right = [float(is_right(stored_row(episodes[k]))) for k in among]
+        asked = [questions[episodes[k].problem] for k in among]
         error = summary(right, asked, [weights[k] for k in among])[1]
         verdicts |= _figure(name, f"{name}_stderr", metrics, error)
     scores = [score("verdict", "verdict", verdicts)]
     # 2. Rewards, by agent.
     for agent, of_agent in metrics["agents"].items():
-        paid = [
-            (k, entry["reward"])
-            for k, row in enumerate(episodes)
-            for entry in row["rewards"]
-            if entry["agent"] == agent
-        ]
-        asked = [questions[episodes[k]["problem"]] for k, _ in paid]
+        paid = [(k, row.rewards[agent]) for k, row in enumerate(episodes) if agent in row.rewards]
+        asked = [questions[episodes[k].problem] for k, _ in paid]
         error = summary([reward for _, reward in paid], asked, [weights[k] for k, _ in paid])[1]
         scores.append(score(agent, "rewards", _figure("mean_reward", "stderr", of_agent, error)))
     # 3. All of them, as nip has them.
@@ -300,7 +296,7 @@ def _lineage(records: Records, iteration: int, split: str) -> dict[str, Any]:
         "manifest_digest": manifest.digest,
         "models": entry.served,
         # What made them: the swap before, with jobs, digests and proofs.
-        "models_made_by": (before.swap or {}).get("groups", {}) if before else {},
+        "models_made_by": before.swap.to_document()["groups"] if before and before.swap else {},
         "code_version": record.code_version,
         "seed": record.seed,
         "created_at": record.created_at,

@@ -6,7 +6,7 @@ Split      what the samples of a split share
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -40,13 +40,13 @@ from nip_core.game.reasons import Kind
 from nip_core.game.render import Game, InvalidResponse, Situation, columns_of
 from nip_core.protocols import Turn
 from nip_core.rollouts.model_call import RANDOM_MODEL
+from nip_core.rollouts.rows import Episode, Generation, Timing, stored_row
 from nip_core.rollouts.tables import agent_order
 from nip_core.scenarios import NO_LABEL
 from nip_core.session.outside_game import problem_text
 from nip_inspect.scoring import QUESTION, reward_score, verdict_score
-from nip_inspect.transcript import Moves, conversation, remarks
+from nip_inspect.transcript import Moves, conversation, output_of, remarks
 
-Row = dict[str, Any]
 _KINDS = {
     "system": ChatMessageSystem,
     "user": ChatMessageUser,
@@ -70,86 +70,100 @@ class Split:
     """What the samples of a split share."""
 
     game: Game | None
-    times: Mapping[str, Row]  # by key of the generation
+    times: Mapping[str, Timing]  # by key of the generation
     questions: Mapping[str, str]  # by problem, what it shares with its variants
     settings: Mapping[str, Any]
     weights: Mapping[int, float]  # by number of the episode; below 1 for the leaves of trees
 
 
-def sample_of(split: Split, number: int, episode: Row, rows: list[Row], epoch: int) -> EvalSample:
+def sample_of(
+    split: Split, number: int, episode: Episode, rows: list[Generation], epoch: int
+) -> EvalSample:
     """The episode with this number, whose generations are `rows`."""
-    place = agent_order(episode)
-    rows.sort(key=lambda row: (row["round"], place(row["agent"]), row["attempt"]))
+    place = agent_order(episode.rewards)
+    rows.sort(key=lambda row: (row.round, place(row.agent), row.attempt))
     game = split.game
-    if game is not None and game.protocol.name != episode["protocol"]:
+    if game is not None and game.protocol.name != episode.protocol:
         game = None
     # 1. What was said, as the game took it.
     turns: list[Turn] = []
     if game is not None:
         try:
-            turns = game.turns(rows, episode["seed"])
+            turns = game.turns(rows, episode.seed)
         except InvalidResponse:  # taken for valid by another version
             game = None
     moves = {(turn.round, turn.agent): turn.move for turn in turns}
     # 2. The sample as a dataset has it.
-    columns = columns_of(episode["columns"])
-    texts = {"question": episode["question"], "solution": episode["solution"], **columns}
-    metadata = {name: episode[name] for name in _FACTS}
-    metadata |= {QUESTION: split.questions[episode["problem"]], "weight": split.weights[number]}
+    columns = columns_of(episode.columns)
+    texts = {"question": episode.question, "solution": episode.solution, **columns}
+    metadata = {name: getattr(episode, name) for name in _FACTS}
+    metadata |= {QUESTION: split.questions[episode.problem], "weight": split.weights[number]}
     sample = Sample(
-        id=episode["problem"],
+        id=episode.problem,
         input=problem_text(game, texts),
-        target="" if episode["y"] == NO_LABEL else DECISION_WORDS[episode["y"]],
+        target="" if episode.y == NO_LABEL else DECISION_WORDS[episode.y],
         metadata=metadata,
     )
     # 3. Its transcript.
-    scores = {"verdict": verdict_score(episode), "rewards": reward_score(episode)}
+    scores = {
+        "verdict": verdict_score(stored_row(episode)),
+        "rewards": reward_score(stored_row(episode)),
+    }
     clock = _Clock(split.times, rows)
-    hints = {} if game is None else game.wrong_before(rows)
+    hints = {} if game is None else game.find_mistakes(rows)
     calls = _Calls(split, game, _situation(episode, columns), turns, moves, clock, hints)
     events = [*_begin(sample, clock), *calls.events(rows), *_end(sample, scores, clock)]
     # 4. What it took.
-    asked_here = [row for row in rows if row["episode"] == episode["key"]]
-    last = rows[-1] if rows else {"model_served": "", "text": ""}
+    asked_here = [row for row in rows if row.episode == episode.key]
     return EvalSample(
-        id=episode["problem"],
+        id=episode.problem,
         epoch=epoch,
         input=sample.input,
         target=sample.target,
         messages=[ChatMessageUser(content=str(sample.input)), *conversation(game, rows, moves)],
-        output=ModelOutput.from_content(last["model_served"], last["text"]),
+        output=output_of(rows),
         scores=scores,
         metadata=metadata,
         events=events,
-        model_usage=usage_by("model_served", asked_here),
-        role_usage=usage_by("agent", asked_here),
+        model_usage=usage_by_model(asked_here),
+        role_usage=usage_by_agent(asked_here),
         started_at=clock.iso(clock.started),
         completed_at=clock.iso(clock.completed),
         total_time=clock.seconds(clock.completed),
-        uuid=episode["key"],
+        uuid=episode.key,
         turn_count=len(rows),
     )
 
 
-def usage_by(column: str, rows: Sequence[Row]) -> dict[str, ModelUsage]:
-    """Tokens of the generations by a column; random agents, who have no model, are left out."""
+def usage_by_model(rows: Sequence[Generation]) -> dict[str, ModelUsage]:
+    """Count the tokens of the generations by the model that answered."""
+    return _usage((row.model_served, row) for row in rows)
+
+
+def usage_by_agent(rows: Sequence[Generation]) -> dict[str, ModelUsage]:
+    """Count the tokens of the generations by agent."""
+    return _usage((row.agent, row) for row in rows)
+
+
+def _usage(named: Iterable[tuple[str, Generation]]) -> dict[str, ModelUsage]:
+    """Count tokens by name; random agents, who have no model, are left out."""
     tokens: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for row in rows:
-        if row["model_asked"] != RANDOM_MODEL:
-            tokens[row[column]][0] += row["prompt_tokens"]
-            tokens[row[column]][1] += row["completion_tokens"]
+    for name, row in named:
+        if row.model_asked != RANDOM_MODEL:
+            tokens[name][0] += row.prompt_tokens
+            tokens[name][1] += row.completion_tokens
     return {
         name: ModelUsage(input_tokens=i, output_tokens=o, total_tokens=i + o)
         for name, (i, o) in tokens.items()
     }
 
 
-def _situation(episode: Row, columns: Mapping[str, str]) -> Situation:
+def _situation(episode: Episode, columns: Mapping[str, str]) -> Situation:
     return Situation(
-        episode["question"],
-        episode["solution"],
-        episode["prover_stance"],
-        episode["seed"],
+        episode.question,
+        episode.solution,
+        episode.prover_stance,
+        episode.seed,
         columns,
     )
 
@@ -157,16 +171,16 @@ def _situation(episode: Row, columns: Mapping[str, str]) -> Situation:
 class _Clock:
     """When the calls of an episode were made."""
 
-    def __init__(self, times: Mapping[str, Row], rows: Sequence[Row]) -> None:
+    def __init__(self, times: Mapping[str, Timing], rows: Sequence[Generation]) -> None:
         self._times = times
-        spans = [self.of(row) for row in rows if row["key"] in times]
+        spans = [self.of(row) for row in rows if row.key in times]
         self.started = min((start for start, _ in spans), default=None)
         self.completed = max((end for _, end in spans), default=None)
 
-    def of(self, row: Row) -> tuple[datetime, datetime]:
+    def of(self, row: Generation) -> tuple[datetime, datetime]:
         """Tell when a call began and ended."""
-        time = self._times[row["key"]]
-        return time["started_at"], time["started_at"] + timedelta(seconds=time["latency_s"])
+        time = self._times[row.key]
+        return time.started_at, time.started_at + timedelta(seconds=time.latency_s)
 
     def seconds(self, moment: datetime | None) -> float | None:
         """Since the episode began."""
@@ -179,7 +193,7 @@ class _Clock:
         return None if moment is None else moment.isoformat()
 
     def stamp(self, moment: datetime | None) -> dict[str, Any]:
-        """The fields of an event that say when it was."""
+        """Make the fields for an event's time."""
         if moment is None:
             return {"working_start": 0.0}
         return {"timestamp": moment, "working_start": self.seconds(moment) or 0.0}
@@ -201,16 +215,16 @@ class _Calls:
     def __post_init__(self) -> None:
         self._messages: dict[tuple[str, str, str | None], ChatMessage] = {}
 
-    def events(self, rows: Sequence[Row]) -> Iterator[Event]:
+    def events(self, rows: Sequence[Generation]) -> Iterator[Event]:
         """Of each call: a span of its agent with the call and what came of it."""
         for row in rows:
             start, end = self.clock.started, self.clock.completed
-            if row["key"] in self.split.times:
+            if row.key in self.split.times:
                 start, end = self.clock.of(row)
             first, last = self.clock.stamp(start), self.clock.stamp(end)
-            key, agent = row["key"], row["agent"]
+            key, agent = row.key, row.agent
             yield SpanBeginEvent(id=key, span_id=key, name=agent, type="agent", **first)
-            if row["model_asked"] != RANDOM_MODEL:
+            if row.model_asked != RANDOM_MODEL:
                 yield self._call(row, first, end)
             for remark in remarks(self.game, row, self.moves):
                 info = {"source": remark.source, "data": remark.data}
@@ -230,15 +244,16 @@ class _Calls:
                 yield SpanEndEvent(id=inner, span_id=inner, **last)
             yield SpanEndEvent(id=key, span_id=key, **last)
 
-    def _call(self, row: Row, first: Mapping[str, Any], end: datetime | None) -> ModelEvent:
-        agent, model = row["agent"], row["model_served"]
+    def _call(self, row: Generation, first: Mapping[str, Any], end: datetime | None) -> ModelEvent:
+        agent, model = row.agent, row.model_served
         sampling = self.split.settings["agents"][agent]
-        answer = ChatMessageAssistant(content=row["text"], model=model, source="generate")
-        tokens = row["prompt_tokens"], row["completion_tokens"]
-        latency = self.split.times.get(row["key"], {}).get("latency_s")
+        answer = ChatMessageAssistant(content=row.text, model=model, source="generate")
+        tokens = row.prompt_tokens, row.completion_tokens
+        timing = self.split.times.get(row.key)
+        latency = None if timing is None else timing.latency_s
         return ModelEvent(
-            uuid=row["key"],
-            span_id=row["key"],
+            uuid=row.key,
+            span_id=row.key,
             model=model,
             role=agent,
             input=self._chat(row),
@@ -254,7 +269,7 @@ class _Calls:
                 choices=[
                     ChatCompletionChoice(
                         message=answer,
-                        stop_reason=_STOP_REASONS.get(row["finish_reason"], "unknown"),
+                        stop_reason=_STOP_REASONS.get(row.finish_reason, "unknown"),
                     )
                 ],
                 usage=ModelUsage(
@@ -267,19 +282,20 @@ class _Calls:
             **first,
         )
 
-    def _chat(self, row: Row) -> list[ChatMessage]:
-        """The chat that the model was asked with; [] where its prompts are not here any more."""
+    def _chat(self, row: Generation) -> list[ChatMessage]:
+        """Render the chat of the call; [] where its prompts are not here any more."""
         if self.game is None:
             return []
-        agent, round_ = row["agent"], row["round"]
+        agent, round_ = row.agent, row.round
         before = [turn for turn in self.turns if turn.round < round_]
-        wrong = self.hints.get((round_, agent, row["attempt"]))
+        wrong = self.hints.get((round_, agent, row.attempt))
         chat = self.game.render(agent, self.situation, before, round_, wrong)
         return [self._message(message) for message in chat]
 
     def _message(self, message: Mapping[str, str]) -> ChatMessage:
-        """A message as an object, the same one each time that it stands in a chat of the episode,
-        as logs keep each once."""
+        """Make a message object, the same one each time in the episode's chats; logs keep each
+        once.
+        """
         role, content, name = message["role"], message["content"], message.get("name")
         known = self._messages.get((role, content, name))
         if known is None:

@@ -27,6 +27,7 @@ from inspect_ai.model import (
 )
 from inspect_ai.util import span
 
+from nip_core.game.answer_rows import RecordedToken, TokenLogprob
 from nip_core.rollouts.chat_client import (
     ChatAnswer,
     ContextLengthError,
@@ -55,8 +56,8 @@ class RoleModels:
     async def answers(
         self, endpoint: Endpoint, body: Mapping[str, Any]
     ) -> AsyncIterator[list[ChatAnswer]]:
-        """Ask the model of an agent, in a span of its name. What is done with the answers before
-        the block is left stands in that span too.
+        """Ask the model of an agent, in a span of its name. Work within the block is part of the
+        span.
 
         Raises ContextLengthError or RequestRefusedError where the model refuses this one request,
         and whatever Inspect raises when its retries are used up.
@@ -70,12 +71,12 @@ class RoleModels:
 
 
 def messages_of(chat: Iterable[Mapping[str, str]]) -> list[ChatMessage]:
-    """The chat as Inspect's messages, which have no names: chats are "alternating"."""
+    """Make Inspect's messages of the chat; they have no names, so chats are "alternating"."""
     return [_MESSAGES[message["role"]](content=message["content"]) for message in chat]
 
 
 def config_of(body: Mapping[str, Any]) -> GenerateConfig:
-    """The settings of a request; which word a provider has for each is Inspect's affair."""
+    """Make the settings of a request; Inspect knows each provider's words for them."""
     values: dict[str, Any] = {name: body[name] for name in _SAME_NAME if name in body}
     values["max_tokens"] = next((body[name] for name in _LIMITS if name in body), None)
     if body.get("n", 1) > 1:
@@ -86,7 +87,7 @@ def config_of(body: Mapping[str, Any]) -> GenerateConfig:
 
 
 def _answers(output: ModelOutput) -> list[ChatAnswer]:
-    """Read an answer as nip does; thoughts that Inspect keeps apart are no part of its text."""
+    """Read an answer as nip does; thoughts kept apart by Inspect are no part of its text."""
     if not output.choices:
         raise RequestRefusedError(f"{output.model}: {output.error or 'an answer without choices'}")
     if output.stop_reason == "model_length":  # how Inspect tells of a prompt that is too long
@@ -127,11 +128,11 @@ def _thoughts(message: ChatMessageAssistant) -> str | None:
     return "\n".join(text for text in texts if text) or None
 
 
-def _tokens(logprobs: Logprobs | None) -> list[dict[str, Any]] | None:
+def _tokens(logprobs: Logprobs | None) -> list[RecordedToken] | None:
     if logprobs is None:
         return None
 
-    def one(entry: Any) -> dict[str, Any]:
+    def one(entry: Any) -> TokenLogprob:
         if not entry.logprob < math.inf:
             raise RequestRefusedError(f"a log-probability of {entry.logprob}")
         return {"token": entry.token, "logprob": entry.logprob}

@@ -16,7 +16,7 @@ from inspect_ai import Epochs, Task, task
 from inspect_ai._util.error import PrerequisiteError
 from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.log import transcript
-from inspect_ai.model import ModelOutput, get_model
+from inspect_ai.model import get_model
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import span
 
@@ -30,12 +30,13 @@ from nip_core.rollouts.chat_client import Endpoint
 from nip_core.rollouts.episode import ShardContext, play_episode
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import EpisodeSpec
+from nip_core.rollouts.rows import Generation, recorded_calls, stored_row
 from nip_core.scenarios import NO_LABEL
 from nip_core.session.outside_game import problem_text
 from nip_inspect.model_calls import RoleModels
 from nip_inspect.scoring import EPISODE, GENERATIONS, QUESTION, rewards, verdict
 from nip_inspect.settings import Plan, game_parameters, plan_of
-from nip_inspect.transcript import conversation, moves_of, remarks
+from nip_inspect.transcript import conversation, moves_of, output_of, remarks
 
 _TEXTS = ("question", "solution", "columns")  # which stand in the sample
 
@@ -128,10 +129,10 @@ def plays(settings: dict[str, Any], split: str) -> Solver:
         # 3. What is left of it in the sample.
         rows = log.in_order()
         state.messages += conversation(game, rows, moves_of(game, spec.seed, rows))
-        last = rows[-1] if rows else {"model_served": "", "text": ""}
-        state.output = ModelOutput.from_content(last["model_served"], last["text"])
-        state.store.set(EPISODE, {k: v for k, v in row.items() if k not in _TEXTS})
-        state.store.set(GENERATIONS, rows)
+        state.output = output_of(rows)
+        stored = stored_row(row)
+        state.store.set(EPISODE, {k: v for k, v in stored.items() if k not in _TEXTS})
+        state.store.set(GENERATIONS, [stored_row(generation) for generation in rows])
         return state
 
     return solve
@@ -142,14 +143,15 @@ class SampleTranscript:
 
     def __init__(self, plan: Plan, spec: EpisodeSpec) -> None:
         self._game, self._seed = plan.game, spec.seed
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[Generation] = []
 
     async def append(self, record: dict[str, Any]) -> None:
         """Keep a record, and say in the transcript what came of the answer."""
-        row = record.get("generation")
-        if row is None:
+        if "label" in record:
             transcript().info(record["label"], source="label")
             return
+        [call] = recorded_calls([record], "the episode").values()
+        row = call.generation
         self._rows.append(row)
         moves = moves_of(self._game, self._seed, self._rows)
         for remark in remarks(self._game, row, moves):
@@ -159,7 +161,7 @@ class SampleTranscript:
             async with span(remark.channel, type="channel"):
                 transcript().info(remark.data, source=remark.source)
 
-    def in_order(self) -> list[dict[str, Any]]:
+    def in_order(self) -> list[Generation]:
         """The generations in the order of play: by round, agent and attempt."""
         place = {name: k for k, name in enumerate(self._game.protocol.agent_names)}
-        return sorted(self._rows, key=lambda r: (r["round"], place[r["agent"]], r["attempt"]))
+        return sorted(self._rows, key=lambda r: (r.round, place[r.agent], r.attempt))

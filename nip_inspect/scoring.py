@@ -112,7 +112,7 @@ def mean_reward() -> Metric:
 
 @metric(scores="unreduced")
 def stderr() -> Metric:
-    """The standard error of that mean by question; 0 with one question, which shows no spread."""
+    """Compute the mean's standard error by question; 0 with one question, as there is no spread."""
 
     def measure(scores: list[SampleScore]) -> float:
         return _paid(scores)[1] or 0.0

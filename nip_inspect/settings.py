@@ -60,7 +60,7 @@ class Plan:
     """How often the settings ask for each sample."""
 
     def spec(self, sample: str, epoch: int) -> EpisodeSpec:
-        """The episode that an epoch of a sample plays: that of `nip play`, seeds included."""
+        """Specify the episode of a sample's epoch: the one of `nip play`, seeds included."""
         plays = self.samples[sample]
         number = plays.first + (epoch - 1) * plays.step
         return episode_spec(self.game.parameters, self.split, 0, plays.problem, number)

@@ -3,20 +3,20 @@
 moves_of       what the valid answers of an episode were taken for
 Remark         a line of the transcript, in a span of its channel where it is a message
 remarks        those of one generation
-conversation   an episode as messages, for reading
+conversation   an episode as messages, for reading; output_of, its last answer
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inspect_ai.model import ChatMessage, ChatMessageAssistant
+from inspect_ai.model import ChatMessage, ChatMessageAssistant, ModelOutput
 
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS
 from nip_core.game.render import Game
 from nip_core.protocols import NO_DECISION, Move
+from nip_core.rollouts.rows import Generation
 
-Row = Mapping[str, Any]
 Moves = Mapping[tuple[int, str], Move]
 """By round and agent."""
 
@@ -30,28 +30,27 @@ class Remark:
     channel: str | None = None  # None: it is no message
 
 
-def moves_of(game: Game, seed: int, rows: Sequence[Row]) -> Moves:
-    """The moves in generations of an episode. Raises InvalidResponse where another version of nip
-    took an answer for valid that is not."""
+def moves_of(game: Game, seed: int, rows: Sequence[Generation]) -> Moves:
+    """Read the moves in generations of an episode. Raises InvalidResponse for an answer of another
+    version of nip with another reading.
+    """
     return {(turn.round, turn.agent): turn.move for turn in game.turns(rows, seed)}
 
 
-def remarks(game: Game | None, row: Row, moves: Moves) -> list[Remark]:
+def remarks(game: Game | None, row: Generation, moves: Moves) -> list[Remark]:
     """Tell what came of a generation: messages by channel, a decision, or why it is invalid.
 
     Without a game nobody knows about channels.
     """
-    agent = row["agent"]
-    source = f"{agent}, round {row['round']}"
-    if row["invalid_reason"] is not None:
-        return [
-            Remark(source, {"invalid answer": row["invalid_reason"], "attempt": row["attempt"]})
-        ]
-    if row["decision"] != NO_DECISION:
-        value = row["decision_value"]
+    agent = row.agent
+    source = f"{agent}, round {row.round}"
+    if row.invalid_reason is not None:
+        return [Remark(source, {"invalid answer": row.invalid_reason, "attempt": row.attempt})]
+    if row.decision != NO_DECISION:
+        value = row.decision_value
         more = {} if value is None or abs(value) in (0, 1) else {"value": value}
-        return [Remark(source, {"decision": DECISION_WORDS[row["decision"]], **more})]
-    move = moves.get((row["round"], agent), Move())
+        return [Remark(source, {"decision": DECISION_WORDS[row.decision], **more})]
+    move = moves.get((row.round, agent), Move())
     return [
         Remark(source, {"read by": readers(game, agent, channel), "message": message}, channel)
         for channel, message in move.messages.items()
@@ -59,7 +58,7 @@ def remarks(game: Game | None, row: Row, moves: Moves) -> list[Remark]:
 
 
 def readers(game: Game | None, agent: str, channel: str) -> list[str]:
-    """The other agents that read a channel."""
+    """List the channel's readers among the other agents."""
     if game is None:
         return []
     protocol = game.protocol
@@ -70,25 +69,32 @@ def readers(game: Game | None, agent: str, channel: str) -> list[str]:
     ]
 
 
-def conversation(game: Game | None, rows: Sequence[Row], moves: Moves) -> list[ChatMessage]:
+def conversation(game: Game | None, rows: Sequence[Generation], moves: Moves) -> list[ChatMessage]:
     """The valid answers of an episode as messages, each with who spoke above it."""
     messages: list[ChatMessage] = []
     for row in rows:
-        if row["invalid_reason"] is not None:
+        if row.invalid_reason is not None:
             continue
         came_of_it = remarks(game, row, moves)
         channels = [remark.channel for remark in came_of_it if remark.channel is not None]
-        notes = [f"round {row['round']}", *(_note(game, row["agent"], c) for c in channels)]
-        if row["decision"] != NO_DECISION:
-            notes.append(f"decides: {DECISION_WORDS[row['decision']]}")
+        notes = [f"round {row.round}", *(_note(game, row.agent, c) for c in channels)]
+        if row.decision != NO_DECISION:
+            notes.append(f"decides: {DECISION_WORDS[row.decision]}")
         messages.append(
             ChatMessageAssistant(
-                id=row["key"],
-                content=f"**{row['agent']}** ({', '.join(notes)})\n\n{row['text']}",
-                model=row["model_served"],
+                id=row.key,
+                content=f"**{row.agent}** ({', '.join(notes)})\n\n{row.text}",
+                model=row.model_served,
             )
         )
     return messages
+
+
+def output_of(rows: Sequence[Generation]) -> ModelOutput:
+    """Give the last answer of an episode as its output."""
+    if not rows:
+        return ModelOutput.from_content("", "")
+    return ModelOutput.from_content(rows[-1].model_served, rows[-1].text)
 
 
 def _note(game: Game | None, agent: str, channel: str) -> str:

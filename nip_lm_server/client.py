@@ -68,12 +68,8 @@ from nip_lm_server.state.disk import MANIFEST, MIN_FREE_BYTES, want_of_space
 from nip_lm_server.state.examine import Examined, examine, stored_ids
 from nip_lm_server.state.garbage import State, StateInUseError, read_state, remove
 from nip_lm_server.state.import_models import find_model, import_models
-from nip_lm_server.state.models import (
-    CHECKSUM,
-    AdapterError,
-    checksum_of,
-    content_digest,
-)
+from nip_lm_server.state.manifest import CHECKSUM, checksum_of, content_digest
+from nip_lm_server.state.models import AdapterError
 from nip_lm_server.version import SERVER_VERSION, compatible
 from nip_lm_server.wire import (
     ACTIVE_STATUSES,

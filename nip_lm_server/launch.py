@@ -239,6 +239,7 @@ def _attach(
 ) -> ServerHandle | None:
     """Return a handle on a live server of the same configuration; None if it died meanwhile."""
     where = f"the server {card.pid} at {card.url} (state {state_dir})"
+    # Not ended and replaced: another process may be using it.
     if card.version != SERVER_VERSION:
         raise ServerConflictError(
             f"{where} has version {card.version}, this is {SERVER_VERSION}: stop it first"

@@ -178,7 +178,13 @@ class NipSettings(_Strict, TrainerSettings):
     """What `dpo` compares the policy with: what training starts from, or the base model."""
     dpo_sft_weight: float = Field(0.0, ge=0, le=100)
     """Weight of imitating the preferred answers beside preferring them (mean loss per token)."""
+    dpo_label_smoothing: float | None = Field(None, ge=0, lt=0.5)
+    """Share of pairs taken to be the wrong way round, for which the loss is corrected. Default: 0.
+    """
 
+
+DPO_SETTINGS = ("dpo_reference", "dpo_sft_weight", "dpo_label_smoothing")
+"""Those of `NipSettings` that belong to method `dpo`, and are refused with another one."""
 
 METHOD_HYPERPARAMETERS: dict[str, type[Hyperparameters]] = {
     "supervised": Hyperparameters,
@@ -237,6 +243,7 @@ class EffectiveSettings(TrainerSettings):
     beta: float | None = Field(None, gt=0)
     dpo_reference: Literal["start", "base"] | None = None
     dpo_sft_weight: float | None = Field(None, ge=0)
+    dpo_label_smoothing: float | None = Field(None, ge=0, lt=0.5)
     clip_low: float | None = Field(None, ge=0, le=1)
     clip_high: float | None = Field(None, ge=0)
     kl_penalty: float | None = Field(None, ge=0)
@@ -264,7 +271,7 @@ class EffectiveSettings(TrainerSettings):
     def _leave_out_what_came_later(self, serialize: SerializerFunctionWrapHandler) -> Any:
         # Where nobody asked for it a job reads, and its model's digest is, as before there was it.
         settings = serialize(self)
-        for name in ("tokens_per_pass", "attention"):
+        for name in ("tokens_per_pass", "attention", "dpo_label_smoothing"):
             if name in settings and settings[name] is None:
                 del settings[name]
         return settings

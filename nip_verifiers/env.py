@@ -23,6 +23,7 @@ from nip_core.rollouts.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.episode import ShardContext, play_episode
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import EpisodeSpec, episode_spec
+from nip_core.rollouts.rows import stored_row
 from nip_verifiers.scoring import record
 from nip_verifiers.seats import SeatCalls
 from nip_verifiers.taskset import EpisodeData, EpisodeTask, GameConfig
@@ -117,7 +118,7 @@ class ProtocolEnv(vf.Env[ProtocolConfig]):
     """Plays a protocol of nip on the problems of its taskset."""
 
     def __init__(self, config: ProtocolConfig) -> None:
-        """Raises ValueError or TypeError for a taskset that is not of this package."""
+        """Take the taskset. Raises ValueError or TypeError for a taskset of another package."""
         if not config.taskset.id:
             config = config.model_copy(update={"taskset": GameConfig(id=NAME)})
         if not isinstance(config.taskset, GameConfig):
@@ -153,8 +154,9 @@ class ProtocolEnv(vf.Env[ProtocolConfig]):
         on_complete: Any = None,
         on_trace: Any = None,
     ) -> vf.Episode:
-        """Play a planned episode. Nobody hears of a trace by `on_trace`: a server would send nodes
-        as they come and never again, and which of them are trained is known in the end."""
+        """Play a planned episode, without calls of `on_trace`: a server would send nodes at once
+        and never again, but the trained ones are known only in the end.
+        """
         return await super().run_slot(slot, ctx, semaphore, on_complete)
 
     async def setup(self, agents: vf.Agents) -> None:
@@ -214,12 +216,20 @@ class ProtocolEnv(vf.Env[ProtocolConfig]):
             except NipError as error:
                 raise vf.EnvError(str(error)) from None
         # 3. What came of it, in the trace of each.
+        stored = stored_row(row)
         for name, seat in seats.items():
             rows = log.rows(name)
-            record(seat.trace, name, self._group_of[name], row, rows, calls.nodes.get(name, ()))
+            record(
+                seat.trace,
+                name,
+                self._group_of[name],
+                stored,
+                rows,
+                calls.nodes.get(name, ()),
+            )
 
     def _spec(self, data: EpisodeData) -> EpisodeSpec:
-        """The episode of a task: that of `nip play`, seeds included."""
+        """Specify a task's episode: the one of `nip play`, seeds included."""
         problem = self._problems.get(data.problem)
         if problem is None or data.split != self._split:
             raise ValueError(
@@ -236,7 +246,7 @@ class EpisodeLog:
         self._rows: dict[str, list[dict[str, Any]]] = {agent: [] for agent in agents}
 
     async def append(self, record: dict[str, Any]) -> None:
-        """Keep the row of an answer; a label that was made in play is in the episode's row."""
+        """Keep the row of an answer; a label made in play is in the episode's row."""
         row = record.get("generation")
         if row is not None:
             self._rows[row["agent"]].append(row)
@@ -247,8 +257,9 @@ class EpisodeLog:
 
 
 def _with_seats(config: ProtocolConfig, agents: Sequence[str]) -> ProtocolConfig:
-    """The configuration with a seat for each of the agents; a protocol of one's own may have others
-    than nip's, which play with the run's model."""
+    """Give the configuration a seat for each agent. A protocol of one's own may have further
+    agents; they play with the run's model.
+    """
     missing: dict[str, Any] = {
         name: (vf.AgentConfig, SEAT) for name in agents if name not in type(config).model_fields
     }

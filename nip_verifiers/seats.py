@@ -58,7 +58,7 @@ class _SeatSession(vf.HarnessSession):
     """The calls of one rollout."""
 
     async def turn(self, messages: vf.Messages | None = None) -> None:
-        """Make the call that is due; `messages` are a part of it."""
+        """Make the next call; `messages` are a part of it."""
         call = self.trace.state.call
         assert call is not None  # only `SeatCalls` takes turns
         await call.make(self.endpoint, self.secret)
@@ -82,7 +82,7 @@ class SeatHarness(vf.Harness[vf.HarnessConfig]):
         data: vf.TaskData,
         tool_interception_url: str | None = None,
     ) -> vf.HarnessSession:
-        """The handle that takes the rollout's turns."""
+        """Make the handle for the rollout's turns."""
         return _SeatSession(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data)
 
     async def launch(

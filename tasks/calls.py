@@ -7,6 +7,7 @@ play_shard_remotely  the task that plays a shard in another process
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import wraps
 from inspect import Parameter, signature
 from typing import Any
@@ -28,7 +29,7 @@ from nip_prefect.tasks.runtime import session_of, stage
 
 
 def _task(function: Callable[..., Any], name: str, run_name: str) -> Task[..., Any]:
-    """The task that runs a stage in the session of the run that is its first parameter."""
+    """Make the task of a stage. Its first parameter names a run; it works in its open session."""
 
     @wraps(function)
     async def in_session(run: str, *arguments: Any) -> Any:
@@ -68,7 +69,7 @@ TASKS: dict[Callable[..., Any], Task[..., Any]] = {
 async def play_shard_remotely(
     ticket: Ticket, iteration: int, split: str, shard: str
 ) -> dict[str, Any]:
-    """Play and commit one shard in a process that has not opened the run."""
+    """Play and commit one shard in a process of its own, without opening the run."""
     async with open_apart(ticket) as session:
         played = await play_shard(session, iteration, split, shard)
-    return {**played, "process": os.getpid(), "host": socket.gethostname()}
+    return {**asdict(played), "process": os.getpid(), "host": socket.gethostname()}

@@ -26,7 +26,7 @@ class Mark:
 
 
 async def mark_flow_run(session: Session) -> None:
-    """Put the mark of an open session on the flow run that opened it."""
+    """Put the mark of an open session on the session's flow run."""
     identifier = flow_run.get_id()
     if identifier is None:
         return
@@ -42,7 +42,7 @@ async def mark_flow_run(session: Session) -> None:
 
 
 async def noted_goal(iterations: int) -> int:
-    """Note on this flow run that it trains to so many iterations; return what was noted first."""
+    """Note the goal, a number of iterations, on this flow run; return the first note."""
     identifier = flow_run.get_id()
     if identifier is None:
         return iterations
@@ -54,7 +54,7 @@ async def noted_goal(iterations: int) -> int:
 
 
 def mark_of(flow_run_: FlowRun) -> Mark | None:
-    """The mark of a flow run; None for one that has not opened its run."""
+    """Read the mark of a flow run; None if it has not opened its run."""
     labels = flow_run_.labels
     if not {RUN, STORE, OWNER, ATTEMPT} <= set(labels):
         return None

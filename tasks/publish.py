@@ -10,6 +10,7 @@ How far the run is, which changes all the time, is shown by `progress`.
 """
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 from prefect import get_run_logger
@@ -34,7 +35,7 @@ _ROWS = 60  # of iterations in a table; of a longer run some are left out
 
 
 async def publish_artifacts(session: Session, after: str, samples: bool) -> None:
-    """Write the artifacts of everything that is committed so far.
+    """Write the artifacts of all committed data.
 
     The `samples` are read from whole splits, and left out where nothing was played since they were
     published.
@@ -58,7 +59,7 @@ async def _publish_all(session: Session, after: str, with_samples: bool) -> None
     known = thinned(told, _ROWS)
     tests = [(record.iteration, record.metrics(TEST)) for record in known]
     rows = [(iteration, metrics) for iteration, metrics in tests if metrics is not None]
-    decisions = {r.iteration: r.promotion for r in known if r.promotion is not None}
+    decisions = {r.iteration: asdict(r.promotion) for r in known if r.promotion is not None}
     if rows or decisions:
         await acreate_table_artifact(
             key=f"nip-{run}-metrics",
@@ -91,7 +92,7 @@ def _state(session: Session, after: str) -> str:
 
 
 def learning_curve_markdown(rows: list[tuple[int, dict[str, Any]]]) -> str:
-    """Accuracy by iteration as bars of text, which every version of the UI can show."""
+    """Draw accuracy by iteration as bars of text; every version of the UI shows those."""
     lines = ["Accuracy on test problems, with 95 % intervals", "", "```text"]
     for iteration, metrics in rows:
         accuracy, interval = metrics.get("accuracy"), metrics.get("accuracy_ci95")

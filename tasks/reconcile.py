@@ -42,7 +42,7 @@ _LOOK_EVERY_S = 1.0
 
 
 async def active_runs(client: PrefectClient) -> list[FlowRun]:
-    """Flow runs of nip's flows that Prefect counts as running, pending or being cancelled."""
+    """List nip's flow runs in Prefect's states running, pending and cancelling."""
     return await client.read_flow_runs(
         flow_filter=_OUR_FLOWS,
         flow_run_filter=FlowRunFilter.model_validate(_OPEN),
@@ -119,7 +119,7 @@ def sighting_of(mark: Mark) -> Sighting | None:
 
 
 async def _silent_s(client: PrefectClient, flow_run: FlowRun) -> float:
-    """Seconds since the last that Prefect has heard of the flow run."""
+    """Measure the time since the flow run's last sign of life in Prefect, in seconds."""
     now = datetime.now(UTC)
     heard = [flow_run.state.timestamp if flow_run.state else now]
     logs = await client.read_logs(
@@ -143,7 +143,7 @@ async def _silent_s(client: PrefectClient, flow_run: FlowRun) -> float:
 
 
 async def bury(client: PrefectClient, flow_run: FlowRun) -> None:
-    """Record that the process of the flow run is gone: Crashed, or Cancelled if that was asked."""
+    """Record a flow run's process as gone: Crashed, or Cancelled if somebody asked for it."""
     state: State[Any] = Crashed(message="Its process is gone; found by reconcile.")
     of_it = {"any_": [flow_run.id]}
     children = FlowRunFilter.model_validate({"parent_flow_run_id": of_it, **_OPEN})
@@ -160,7 +160,7 @@ async def bury(client: PrefectClient, flow_run: FlowRun) -> None:
 async def restartable(
     client: PrefectClient, *, older_than_s: float, not_older_than_s: float, max_attempts: int
 ) -> list[FlowRun]:
-    """Crashed flow runs of deployments that nobody else has gone on with.
+    """List crashed flow runs of deployments, without those taken up by somebody else.
 
     `older_than_s` keeps clear of a worker's late second report of a crash. Left alone are those
     that ran `max_attempts` times, those of a run that another flow run took up later, and those of
@@ -214,5 +214,5 @@ def _is_held(mark: Mark) -> bool:
 
 
 async def restart(client: PrefectClient, flow_run: FlowRun) -> None:
-    """Do what the button Retry does: the next worker that is free goes on with it."""
+    """Do the same as the button Retry: the next free worker goes on with it."""
     await client.set_flow_run_state(flow_run.id, AwaitingRetry(), force=True)

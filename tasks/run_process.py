@@ -82,7 +82,9 @@ class RunProcess:
         self._process.terminate()
 
     def stop(self, until: float) -> int:
-        """Wait until then, on the monotonic clock, for a process that was asked; then kill it."""
+        """Wait until then, on the monotonic clock, for the process to follow a signal; then kill
+        it.
+        """
         status = self.wait(max(0.0, until - time.monotonic()))
         if status is None:
             self._process.kill()
@@ -97,7 +99,7 @@ def write_settings(settings: Mapping[str, Any], path: Path) -> None:
 
 
 def last_line(log: str) -> str:
-    """The last that nip said in its own name, or else the last line."""
+    """Find nip's last line in its own name, or else the last line."""
     lines = [line for line in log.splitlines() if line.strip()]
     by_name = [line for line in lines if line.startswith("nip: ")]
     return (by_name or lines or ["it said nothing"])[-1].removeprefix("nip: ")

@@ -36,7 +36,7 @@ _offered: list[Session] = []
 
 @contextmanager
 def offer(session: Session) -> Iterator[None]:
-    """Let the next flow of this process that opens a run use `session`, whose run that is."""
+    """Lend `session` to the next flow of this process; it must open the same run."""
     _offered.append(session)
     try:
         yield
@@ -45,7 +45,7 @@ def offer(session: Session) -> Iterator[None]:
 
 
 def offered() -> HyperParameters | None:
-    """The settings of the session that is offered, or None if none is."""
+    """Give the settings of the lent session, or None if there is none."""
     return _offered[0].parameters if _offered else None
 
 
@@ -53,7 +53,7 @@ def offered() -> HyperParameters | None:
 async def opened(
     parameters: HyperParameters, *, retry_failed_jobs: bool = False
 ) -> AsyncIterator[Session]:
-    """The run's session, which the tasks of this process find by the run's name."""
+    """Open the run's session; the tasks of this process find it by the run's name."""
     async with AsyncExitStack() as stack:
         stack.enter_context(stops_all_the_same())
         # A command has opened its session already, beside Prefect's server.
@@ -118,7 +118,7 @@ async def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any
 
 
 async def limited(task: Task[P, R], tag: str) -> Task[P, R]:
-    """`task` under `tag` if somebody has limited that tag in Prefect, otherwise as it is.
+    """Put `task` under `tag` if the tag has a limit in Prefect, otherwise leave it as it is.
 
     Prefect takes a slot for each tag of each task run, limited or not. On SQLite that often meets
     a locked database and costs two seconds.

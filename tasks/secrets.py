@@ -14,12 +14,12 @@ from nip_core.servers.endpoints import key_variables
 
 
 def block_name(variable: str) -> str:
-    """The name of the Secret block that stands for an environment variable."""
+    """Name the Secret block of an environment variable."""
     return variable.lower().replace("_", "-")
 
 
 async def environment_for(parameters: HyperParameters) -> dict[str, str]:
-    """This process's environment, with the keys that the settings need and only blocks have."""
+    """Make this process's environment, with keys from blocks where it lacks them."""
     environment = dict(os.environ)
     for variable in key_variables(parameters):
         if environment.get(variable):

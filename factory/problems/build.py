@@ -62,7 +62,8 @@ def build(
     workers: int | None = None,
     allow_without_namespaces: bool = False,
 ) -> dict[str, list[Row]]:
-    """The rows of all problems by split, each problem's together, in an order that says nothing.
+    """Make the rows of all problems by split; each problem's rows are together, their order is
+    random.
 
     Args:
         sources: the problems.
@@ -113,7 +114,7 @@ def _check_names(sources: Sequence[Source]) -> None:
 
 
 def main_function(solution: str) -> str:
-    """The name of the function that a solution defines last."""
+    """Name the last function in a solution."""
     tree = ast.parse(solution)
     for node in ast.walk(tree):
         # How these are written out depends on the version of Python.
@@ -126,7 +127,7 @@ def main_function(solution: str) -> str:
 
 
 def _right_of(problems: Sequence[Tested], runner: TestRunner) -> list[tuple[str, ...]]:
-    """For each problem up to MAX_PAIRS texts that pass all tests, the author's own first."""
+    """Find up to MAX_PAIRS right texts for each problem, the author's own first."""
     reports = runner.run((problem, text) for problem in problems for text in problem.solutions)
     for problem in problems:
         for text in problem.solutions:
@@ -175,7 +176,7 @@ def survivors(
     workers: int | None = None,
     allow_without_namespaces: bool = False,
 ) -> tuple[list[tuple[Source, Mutant]], int]:
-    """Mutants of the authors' solutions that pass every test, and how many were tried."""
+    """Find the mutants of the authors' solutions passing every test, and count all tried ones."""
     pairs = [
         (source, mutant)
         for source in sources

@@ -170,7 +170,7 @@ def ask(name: str) -> str:
 
 
 def aim(name: str, agent: str, stance: int | None) -> str | None:
-    """The verdict that a prover argues for; None: the truth."""
+    """Give the verdict a prover argues for; None: the truth."""
     if kind_of(name).common.get("shared_reward"):
         return None
     played = game(name).protocol
@@ -187,7 +187,9 @@ def opening(name: str, case: Case) -> list[Turn]:
 def _heard(
     name: str, about: Situation, case: Case, draw: random.Random, verdict: str | None = None
 ) -> tuple[list[Message], list[Turn]]:
-    """The chat in which the verifier decides, and the answers: by their aim, or for `verdict`."""
+    """Make the chat before the verifier's decision, and the answers: by their aim, or for
+    `verdict`.
+    """
     played, turns = game(name), opening(name, case)
     round_ = len(turns)
     answers = []
@@ -217,7 +219,8 @@ def conversation(
 
 
 def disputed(case: Case, draw: random.Random) -> list[Message]:
-    """Told which step to check after experts have spoken, check it, whatever they have said of it.
+    """Make a conversation: experts have spoken, the verifier is told a step to check, and checks it
+    in spite of them.
 
     Half of the time it is told the number, else to check the step that an expert calls wrong.
     """
@@ -247,7 +250,7 @@ def _told_to_check(
 def verifier_turn(
     name: str, steps: Sequence[Step], left: list[int], is_last: bool, draw: random.Random
 ) -> str:
-    """Return what the verifier says in a turn; the step that it checks is taken out of `left`.
+    """Write the verifier's text in a turn; the checked step is taken out of `left`.
 
     What is wrong it rejects at once. What is right it accepts in its last turn; before that it
     asks. Two questions leave no room for a check.
@@ -313,12 +316,12 @@ def disputed_in_turns(case: Case, draw: random.Random) -> list[Message]:
 
 
 def _named(answers: Sequence[Turn]) -> list[int]:
-    """The numbers of the steps that experts call wrong."""
+    """List the steps called wrong by experts, by number."""
     return [int(n) for turn in answers for n in re.findall(r"wrong: Step (\d)", turn.text)]
 
 
 def _checked(answers: Sequence[Turn], draw: random.Random, at_the_end: bool) -> int:
-    """Draw which step the verifier checks: rarely the one that an expert names, at last any."""
+    """Draw the step to check: rarely one named by an expert, and any of them `at_the_end`."""
     named = [] if at_the_end else _named(answers)
     return draw.choice(named if named and draw.random() < FOLLOWS else range(1, STEPS + 1))
 

@@ -54,7 +54,7 @@ class Case:
 
 
 def check(steps: Sequence[Step], number: int) -> str:
-    """Return what a player says that checks a step."""
+    """Write a player's check of a step."""
     step = steps[number - 1]
     return _claim(number, step, step.true_result)
 
@@ -67,7 +67,7 @@ def _claim(number: int, step: Step, result: int) -> str:
 
 
 def statement(steps: Sequence[Step], verdict: str | None, draw: random.Random) -> str:
-    """Return what a prover says that argues for a verdict, or (None) for the truth."""
+    """Write a prover's argument for a verdict, or (None) for the truth."""
     first = draw.randint(1, len(steps))
     checked = []
     for place in range(len(steps)):
@@ -87,7 +87,7 @@ def statement(steps: Sequence[Step], verdict: str | None, draw: random.Random) -
 
 
 def decision(steps: Sequence[Step], number: int) -> str:
-    """Return what the verifier says that checks a step and decides by it."""
+    """Write the verifier's check of a step, and its decision by the step."""
     text = check(steps, number)
     return f"{text}\nDecision: {ACCEPT if text.endswith('right.') else REJECT}"
 
@@ -96,7 +96,9 @@ def decision(steps: Sequence[Step], number: int) -> str:
 
 
 def reading(draw: random.Random) -> list[Message]:
-    """Told which lines to read, read them: lines drawn at random, so that nothing else helps."""
+    """Make a drill: the player is told lines to read, and reads them. They are random, so nothing
+    else helps.
+    """
     lines = [
         f"{number}: {draw.randint(2, 99)} {draw.choice('+-')} {draw.randint(2, 9)} "
         f"= {draw.randint(2, 99)}"
@@ -107,7 +109,8 @@ def reading(draw: random.Random) -> list[Message]:
 
 
 def checks(case: Case, draw: random.Random, near: bool = False) -> list[Message]:
-    """Told which steps to check, check them; each result is replaced half of the time.
+    """Make a drill: the player is told steps to check, and checks them. Half of the results are
+    replaced.
 
     Without it, and without `sums`, to repeat the result that stands there would be a good guess.
     And without those that are `near`, one more or less than before, it would be for such mistakes.

@@ -94,7 +94,7 @@ class Conversations:
         return self.lesson.conversation(self._draw, self._recipe.verifier_share, part)
 
     def batches(self, encode: Any) -> Iterator[list[tuple[list[int], list[bool]]]]:
-        """Batches of encoded conversations of similar length, so that little is padding."""
+        """Make batches of encoded conversations of similar length, with little padding."""
         size = self._recipe.batch_size
         for drawn in count(step=16):
             first = drawn < self._recipe.first_steps
@@ -111,7 +111,7 @@ def _as_text(message: Message) -> str:
 
 
 def encoder(tokenizer: Any) -> Any:
-    """Encodes a conversation to token ids, and which of them the model itself says.
+    """Encode a conversation to token ids, and mark the model's own tokens.
 
     The same ids and mask as the chat template gives (a test holds that), ten times as fast.
     """
@@ -169,7 +169,7 @@ def make_model(recipe: Recipe, tokenizer: Any, device: str = "cpu") -> Any:
 
 
 def _look_back(model: Any, head: int, tokens: int) -> None:
-    """Let a head of the first layer begin by looking `tokens` back, whatever stands there.
+    """Let a head of the first layer begin by looking `tokens` back, at any content.
 
     To find where something was said before and read on, a model has to know of each token what
     stands before it: with that given, it learns to in a few hundred steps instead of thousands.
@@ -293,7 +293,7 @@ def last_part(recipe: Recipe) -> Recipe:
 
 
 def train_part(model: Any, tokenizer: Any, recipe: Recipe, part: Literal["end", "turns"]) -> None:
-    """Train with the conversations of a part that a lesson has for itself, if it has steps."""
+    """Train on a lesson's own conversations of a part, if the part has steps."""
     steps = recipe.end_steps if part == "end" else recipe.turns_steps
     if steps:
         only = replace(recipe, steps=steps, first_steps=0)

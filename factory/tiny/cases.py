@@ -24,7 +24,7 @@ class TrainingCases:
             self._bugs.append(kinds)
 
     def draw(self, draw: random.Random) -> Case:
-        """One case; the kinds of bugs that a question can have are equally likely."""
+        """Draw one case; all of a question's kinds of bugs are equally likely."""
         place = draw.randrange(len(self.questions))
         asked, kinds = self.questions[place], self._bugs[place]
         written = asked

@@ -68,7 +68,7 @@ def concludes(text: str) -> str:
 def measure_prover(
     model: Any, tokenizer: Any, cases: Sequence[Case], temperature: float
 ) -> dict[str, float]:
-    """Shares of answers that are right, compare both sides right, and have the right form."""
+    """Measure shares of right answers, of right comparisons of both sides, and of right form."""
     asked = "Question: Do they match?"
     conversations = [[system("nip", "prover", case), says("Verifier", asked)] for case in cases]
     texts = generate(model, tokenizer, conversations, temperature)

@@ -63,7 +63,7 @@ class Lesson(Protocol):
         """Facts of the training data, for training.json."""
 
     def made_for(self) -> list[bytes]:
-        """The files that the model is tied to: other ones need another model."""
+        """List the files tied to the model: other files need another model."""
 
     def measured(self, model: Any, tokenizer: Any, split: str) -> dict[str, dict[str, Any]]:
         """All measurements of the card on a split."""

@@ -16,7 +16,7 @@ class Muon(torch.optim.Optimizer):  # type: ignore[misc]
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
 
     def step(self, closure: None = None) -> None:
-        """Change each matrix by the orthogonal one that is nearest to its momentum."""
+        """Change each matrix by the orthogonal one nearest to its momentum."""
         with torch.no_grad():
             for group in self.param_groups:
                 for matrix in group["params"]:

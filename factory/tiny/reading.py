@@ -68,44 +68,44 @@ class Case:
 
     @cached_property
     def asked(self) -> str:
-        """The name that the question is about."""
+        """The question's name."""
         return start_of(self.question)
 
     @cached_property
     def ends(self) -> dict[str, str]:
-        """The name in the answer, by the verdict that it suits."""
+        """The name in the answer, by its verdict."""
         return {_ACCEPT: end_of(self.solution), _REJECT: end_of(self.alternative)}
 
     @property
     def truth(self) -> str:
-        """The verdict that is right."""
+        """The right verdict."""
         return _ACCEPT if self.y else _REJECT
 
     @cached_property
     def facts(self) -> list[str]:
-        """The passage's sentences that have names in them, from the first name on."""
+        """The passage's sentences with names, from the first name on."""
         places = [(names().search(s), s.removesuffix(".")) for s in self.passage.split(". ")]
         return [text[place.start() :] for place, text in places if place]
 
     def first_fact(self, start: str) -> str:
-        """The fact that leads from a start to a middle."""
+        """Find the fact leading from a start to a middle."""
         return next(fact for fact in self.facts if start in named(fact))
 
     def second_fact(self, start: str) -> str:
-        """The fact that leads on from the middle to which a start leads."""
+        """Find the fact leading on from the start's middle."""
         first = self.first_fact(start)
         [middle] = {*named(first)} - {start}
         return next(fact for fact in self.facts if fact != first and middle in named(fact))
 
     def starts(self) -> list[str]:
-        """The names of which the passage has two facts."""
+        """List the names with two facts in the passage."""
         pairs = [named(fact) for fact in self.facts]
         every = [name for pair in pairs for name in pair]
         alike = frozenset[str]().union(*(kind for kind in _kinds() if self.asked in kind))
         return [name for name in dict.fromkeys(every) if every.count(name) == 1 and name in alike]
 
     def end(self, start: str) -> str:
-        """The name at the end of the chain that begins with `start`."""
+        """Follow the chain from `start` to the name at its end."""
         [middle] = {*named(self.first_fact(start))} - {start}
         [end] = {*named(self.second_fact(start))} - {middle}
         return end
@@ -153,7 +153,7 @@ def _kinds() -> list[frozenset[str]]:
 
 @cache
 def names() -> re.Pattern[str]:
-    """A pattern of the names that passages are made of, within a sentence or at its beginning."""
+    """Make a pattern of the passages' names, within a sentence or at its beginning."""
     every = {name for kind in _kinds() for name in kind}
     for case in _cases("train", 3000):
         every |= {*case.ends.values(), *re.findall(_SHIP, case.passage.replace("The ", "the "))}
@@ -164,7 +164,7 @@ def names() -> re.Pattern[str]:
 
 @cache
 def phrases() -> re.Pattern[str]:
-    """A pattern of the words that stand between names and behind them."""
+    """Make a pattern of the words between names and behind them."""
     every = {
         words.rstrip()
         for case in _cases("train", 300)
@@ -217,14 +217,14 @@ def _quote(fact: str) -> str:
 
 
 def followed(case: Case, start: str, end: str | None = None) -> str:
-    """Quote the two facts that begin with `start`, with `end` put into the second of them."""
+    """Quote the two facts from `start` on, with `end` put into the second of them."""
     true_end, second = case.end(start), case.second_fact(start)
     second = second.replace(true_end, end or true_end)
     return f"{start}: {_quote(case.first_fact(start))} {_quote(second)}"
 
 
 def statement(case: Case, verdict: str | None) -> str:
-    """Return what a prover says that argues for a verdict, or (None) for the truth."""
+    """Write a prover's argument for a verdict, or (None) for the truth."""
     argued = verdict or case.truth
     end = case.ends[argued]
     which = "first" if argued == _ACCEPT else "second"
@@ -232,7 +232,7 @@ def statement(case: Case, verdict: str | None) -> str:
 
 
 def decision(case: Case, verdict: str) -> str:
-    """Return what the verifier says that decides for an answer."""
+    """Write the verifier's decision for an answer."""
     which = "first" if verdict == _ACCEPT else "second"
     return f"My answer: {case.ends[verdict]}, the {which}.\nDecision: {verdict}"
 
@@ -249,7 +249,7 @@ def ask(name: str) -> str:
 
 
 def aim(name: str, agent: str) -> str | None:
-    """The verdict that a prover argues for; None: the truth."""
+    """Give the verdict a prover argues for; None: the truth."""
     if GAMES[name][1].get("shared_reward"):
         return None
     return _ACCEPT if game(name).protocol.stance(agent, None) == 1 else _REJECT
@@ -263,7 +263,7 @@ def opening(name: str) -> list[Turn]:
 
 
 def quoting(case: Case, draw: random.Random) -> list[Message]:
-    """Told names with which chains begin, or any, quote what the passage has of them."""
+    """Make a drill: the player is told names, and quotes the passage's facts of them."""
     starts = case.starts()
     if draw.random() < 0.5:
         parts = [f"{s}: {_quote(case.first_fact(s))}" for s in starts]
@@ -279,7 +279,9 @@ def quoting(case: Case, draw: random.Random) -> list[Message]:
 
 
 def placing(case: Case, draw: random.Random) -> list[Message]:
-    """Told names of answers, say which of the two each is."""
+    """Make a drill: the player is told names of answers, and says for each whether it is the first
+    or the second.
+    """
     ends = [*case.ends.values()]
     asked = [draw.choice(ends) for _ in range(6)]
     parts = [f"{end}: the {'first' if end == ends[0] else 'second'}." for end in asked]
@@ -290,7 +292,7 @@ def placing(case: Case, draw: random.Random) -> list[Message]:
 
 
 def told_what_to_go_by(chat: list[Message]) -> list[Message]:
-    """The chat of a verifier that is told to do what it has to learn untold."""
+    """Tell the verifier in its chat what to go by; later it has to do so untold."""
     return [{**chat[0], "content": f"{chat[0]['content']}\n{GO_BY}"}, *chat[1:]]
 
 

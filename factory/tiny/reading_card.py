@@ -73,7 +73,7 @@ def _percent(value: float | None) -> str:
 
 
 def _right(leads: tuple[float, float]) -> float:
-    """The share of a verifier's lessons with experts in which it decides rightly."""
+    """Compute the share of right decisions in a verifier's lessons with experts."""
     told, follows = leads
     return told + (1 - told) * (follows + (1 - follows) / 2)
 

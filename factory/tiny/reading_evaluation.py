@@ -24,7 +24,7 @@ def _shares(**seen: list[bool]) -> dict[str, float | None]:
 def measure_prover(
     model: Any, tokenizer: Any, cases: Sequence[Case], aim: str | None, temperature: float
 ) -> dict[str, float | None]:
-    """Measure what a prover says: one of debate that argues for `aim`, or (None) nip's."""
+    """Measure a prover's texts: one of debate arguing for `aim`, or (None) nip's."""
     name = "debate" if aim else "nip"
     played = game(name)
     agent = next(a for a in played.protocol.provers if reading.aim(name, a) == aim)

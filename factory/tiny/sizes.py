@@ -28,7 +28,7 @@ def parse_parameters(text: str) -> int:
 
 
 def count_parameters(recipe: Recipe) -> int:
-    """Parameters of the Llama of a recipe: embeddings, which are the head too, layers, norms."""
+    """Count the parameters of a recipe's Llama: embeddings (the head too), layers, norms."""
     width = recipe.hidden
     biases = 4 * width if recipe.look_back else 0
     layer = 4 * width**2 + 3 * width * recipe.feed_forward + biases + 2 * width
@@ -36,7 +36,7 @@ def count_parameters(recipe: Recipe) -> int:
 
 
 def resized(recipe: Recipe, parameters: int) -> Recipe:
-    """The recipe with the width and the depth that come nearest to a number of parameters.
+    """Give the recipe the width and the depth nearest to a number of parameters.
 
     A width is 32 to 64 times the depth, as in the bundled models and in published ones of these
     sizes. Feed-forward layers keep their share of the width. The learning rate of the matrices

@@ -65,6 +65,6 @@ def init(
 
 
 def _run_name(stem: str) -> str:
-    """A name that a run may have, near that of the file: letters without accents, in lower case."""
+    """Make a run's name of the file's: letters without accents, in lower case."""
     plain = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode().lower()
     return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:41].rstrip("-") or "mine"

@@ -65,7 +65,7 @@ def _print(summaries: list[dict[str, Any]]) -> None:
 
 
 def _cost(run: dict[str, Any]) -> str:
-    """US dollars where somebody is paid; tokens, for whoever has the hardware."""
+    """Show US dollars where somebody is paid, else tokens."""
     if run["usd"]:
         return f"${run['usd']:,.2f}"
     tokens = run["tokens"]

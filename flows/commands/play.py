@@ -1,5 +1,6 @@
 """`nip play`: rollouts only."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,7 +56,7 @@ def play(
                 "run": session.run.name,
                 "iteration": which,
                 "split": split,
-                **played,
+                **asdict(played),
                 "files": [str(file) for file in files],
             }
 

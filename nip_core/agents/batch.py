@@ -36,10 +36,10 @@ A decision that is none is 2, its continuous value NaN. Nobody is paid in a fail
 is neither done nor terminated.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 import pyarrow as pa
@@ -47,11 +47,13 @@ import pyarrow as pa
 from nip_core.agents.history import NO_STANCE, Actions
 from nip_core.agents.nested_array_dict import STRING, Array, NestedArrayDict
 from nip_core.errors import SettingsError
+from nip_core.game.answer_rows import RecordedToken
 from nip_core.game.render import Game, InvalidResponse, Situation
 from nip_core.hashing import digest
 from nip_core.protocols import Turn
+from nip_core.rollouts.rows import Episode, read_rows
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
-from nip_core.rollouts.trees import TREE_COLUMNS, generations_by_episode, steps
+from nip_core.rollouts.trees import generation_numbers, generations_by_episode, steps
 from nip_core.tolerance import TOLERANCE
 
 _NOBODY = -1
@@ -59,33 +61,6 @@ _DATAPOINT_DIGITS = 15  # 60 bits, so that two problems don't meet and int64 hol
 _PROMPT_FIELDS = ("role", "content", "name")
 # The place of a generation in the batch says these.
 _PLACE = ("episode", "round", "agent", "attempt")
-_TURN_COLUMNS = (
-    "key",
-    "episode",
-    "branch_path",
-    "round",
-    "agent",
-    "text",
-    "invalid_reason",
-    "token_logprobs",
-)
-
-
-@dataclass(frozen=True)
-class _Episode:
-    """An episode's row, as far as it is played again."""
-
-    key: str
-    protocol: str
-    problem: str
-    question: str
-    solution: str
-    y: int
-    seed: int
-    prover_stance: int | None
-    rounds: int
-    outcome: str
-    rewards: Mapping[str, float]  # by agent
 
 
 @dataclass(frozen=True)
@@ -206,28 +181,37 @@ def _once(batch: NestedArrayDict, keys: Array, rows: Array) -> Array:
     return np.asarray(rows == np.array([first[key] for key in keys.tolist()], dtype=int))
 
 
+class _Said(NamedTuple):
+    """What of a generation a turn is made of."""
+
+    episode: str
+    branch_path: str
+    round: int
+    agent: str
+    text: str
+    invalid_reason: str | None
+    token_logprobs: list[RecordedToken] | None
+
+
 class _Played:
     """The tables with what of them is asked often."""
 
     def __init__(self, game: Game, episodes: pa.Table, generations: pa.Table):
         protocol = game.protocol
         self.game = game
-        self.episodes = [_read_episode(row) for row in episodes.to_pylist()]
+        self.episodes = [*read_rows(episodes, Episode)]
         self.size = len(self.episodes)
         self.rounds = protocol.max_message_rounds
         self.agents = {name: i for i, name in enumerate(protocol.agent_names)}
         self.channels = {name: i for i, name in enumerate(protocol.channels)}
-        self._position = {episode.key: n for n, episode in enumerate(self.episodes)}
-        for episode in self.episodes:
-            self._check(episode)
-        self._leaves = episodes.select(["key", "branch_path", *TREE_COLUMNS]).to_pylist()
+        self._position = {row.key: n for n, row in enumerate(self.episodes)}
+        for row in self.episodes:
+            self._check(row)
         self.cells = self._cells(generations)
         self.calls = _present(self.cells["key"]).sum(axis=-1)  # (N, T, A)
-        self._rows = generations_by_episode(
-            self._leaves, generations.select(_TURN_COLUMNS).to_pylist()
-        )
+        self._rows = generations_by_episode(self.episodes, read_rows(generations, _Said))
 
-    def _check(self, episode: _Episode) -> None:
+    def _check(self, episode: Episode) -> None:
         name = self.game.protocol.name
         if episode.protocol != name:
             _refuse(episode, f"was played by protocol {episode.protocol!r}, not {name!r}")
@@ -280,33 +264,11 @@ class _Played:
         return cells
 
     def _rows_of_cells(self, generations: pa.Table) -> tuple[Array, Array]:
-        """Map generations to their places in the batch: in a tree, to every leaf below them."""
-        numbered = generations.select(["episode", "branch_path"]).to_pylist()
-        for number, row in enumerate(numbered):
-            row["number"] = number
-        by_episode = generations_by_episode(self._leaves, numbered)
-        pairs = [
-            (self._position[key], row["number"]) for key, rows in by_episode.items() for row in rows
-        ]
+        """Map generations to their places in the batch: in a tree, with every leaf that has it."""
+        numbers = generation_numbers(self.episodes, generations)
+        pairs = [(self._position[key], number) for key, number in numbers]
         both = np.array(pairs, dtype=int).reshape(-1, 2)
         return both[:, 0], both[:, 1]
-
-
-def _read_episode(row: Mapping[str, Any]) -> _Episode:
-    """Take from a row of `episodes` what playing it again needs."""
-    return _Episode(
-        key=row["key"],
-        protocol=row["protocol"],
-        problem=row["problem"],
-        question=row["question"],
-        solution=row["solution"],
-        y=row["y"],
-        seed=row["seed"],
-        prover_stance=row["prover_stance"],
-        rounds=row["rounds"],
-        outcome=row["outcome"],
-        rewards={entry["agent"]: entry["reward"] for entry in row["rewards"]},
-    )
 
 
 def _replay(
@@ -315,7 +277,7 @@ def _replay(
     actions: Actions,
     reward: Array,
     n: int,
-    episode: _Episode,
+    episode: Episode,
 ) -> None:
     """Fill in the episode's places by playing it again, and check it against its record."""
     # 1. Put down who said and decided what; the states after it have it too.
@@ -435,7 +397,7 @@ def datapoint_number(problem: str) -> int:
     return int(digest(problem)[:_DATAPOINT_DIGITS], 16)
 
 
-def _refuse(episode: _Episode, why: str) -> NoReturn:
+def _refuse(episode: Episode, why: str) -> NoReturn:
     raise SettingsError(
         f"episode {episode.key} {why}; give the game with the settings that it was played with"
     )

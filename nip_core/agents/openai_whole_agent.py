@@ -179,13 +179,8 @@ class OpenAiWholeAgent(PromptedWholeAgent):
                 move = judge_answer(answer, form, retries - attempt)
             except InvalidResponse as response:
                 error = _generation_error(answer, attempt, response)
-                wrong = game.wrong(
-                    {
-                        "agent": self.agent_name,
-                        "text": answer.text or "",
-                        "finish_reason": answer.finish_reason,
-                        "invalid_reason": response.reason,
-                    }
+                wrong = game.find_mistake(
+                    self.agent_name, answer.text or "", answer.finish_reason, response.reason
                 )
             else:
                 return _ParsedChatCompletion(

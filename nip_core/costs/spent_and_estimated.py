@@ -8,16 +8,16 @@ cost_rows        that in words for people
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+
+from pydantic import BaseModel, ConfigDict, StrictFloat
 
 from nip_core.costs.estimate import Estimate
 from nip_core.parameters.stored import read_costing_settings
-from nip_core.records.iterations import Records, document
-from nip_core.records.shapes import AMOUNTS, checked
+from nip_core.records.iterations import Records
 from nip_core.records.spent_in_all import spent_so_far
 from nip_core.run_store.documents import encode
 from nip_core.run_store.lease import Lease
-from nip_core.run_store.run import RunStore
+from nip_core.run_store.run import RunStore, read_document
 
 ESTIMATE = "estimate.json"
 """At the root of a run: its `Estimate`, by the settings with which it was last opened."""
@@ -31,7 +31,43 @@ _NAMES = {
     "usd": "US dollars",
 }
 USD = _NAMES["usd"]
-_ESTIMATED = [f"{which}{name}" for which in ("", "expected_") for name in _NAMES]
+
+
+class EstimateOnRecord(BaseModel):
+    """``estimate.json``, as far as it is shown: what a version did not write is None."""
+
+    model_config = ConfigDict(frozen=True)
+
+    prompt_tokens: StrictFloat | None = None
+    completion_tokens: StrictFloat | None = None
+    training_tokens: StrictFloat | None = None
+    usd: StrictFloat | None = None
+    expected_prompt_tokens: StrictFloat | None = None
+    expected_completion_tokens: StrictFloat | None = None
+    expected_training_tokens: StrictFloat | None = None
+    expected_usd: StrictFloat | None = None
+    expected_by: str | None = None
+    """In words, by what it was reckoned."""
+
+    @property
+    def at_most(self) -> dict[str, float | None]:
+        """Give the upper bounds by name, of all tokens together as well."""
+        tokens = (self.prompt_tokens, self.completion_tokens, self.training_tokens)
+        return _by_name(*tokens, self.usd)
+
+    @property
+    def expected(self) -> dict[str, float | None]:
+        """Give the same of what is expected."""
+        prompt, completion = self.expected_prompt_tokens, self.expected_completion_tokens
+        return _by_name(prompt, completion, self.expected_training_tokens, self.expected_usd)
+
+
+def _by_name(
+    prompt: float | None, completion: float | None, training: float | None, usd: float | None
+) -> dict[str, float | None]:
+    known = [part for part in (prompt, completion, training) if part is not None]
+    tokens = sum(known) if len(known) == 3 else None
+    return dict(zip(_NAMES, (prompt, completion, training, tokens, usd), strict=True))
 
 
 def record_estimate(run: RunStore, estimate: Estimate, is_new: bool, lease: Lease) -> None:
@@ -49,9 +85,7 @@ def costs_of(records: Records) -> dict[str, dict[str, float | None]]:
     """
     parameters = read_costing_settings(records.shown.record.parameters)
     spent, budget = spent_so_far(records), parameters.budget
-    path = f"{records.run.root}/{ESTIMATE}"
-    amounts = {k: v for k, v in (document(records.run, path) or {}).items() if k in _ESTIMATED}
-    estimate = checked(amounts, AMOUNTS, path)
+    estimate = _read_estimate(records.run)
     values = {
         "prompt_tokens": spent.prompt_tokens,
         "completion_tokens": spent.generated_tokens,
@@ -62,8 +96,8 @@ def costs_of(records: Records) -> dict[str, dict[str, float | None]]:
     return {
         name: {
             "spent": value,
-            "expected": _estimated(estimate, name, "expected_"),
-            "at_most": _estimated(estimate, name, ""),
+            "expected": estimate.expected[name],
+            "at_most": estimate.at_most[name],
             "budget": getattr(budget, name, None),
         }
         for name, value in values.items()
@@ -72,16 +106,13 @@ def costs_of(records: Records) -> dict[str, dict[str, float | None]]:
 
 def expected_by(records: Records) -> str:
     """Return by what the run's estimate was reckoned, in words; "" where that is not on record."""
-    estimate = document(records.run, f"{records.run.root}/{ESTIMATE}") or {}
-    return str(estimate.get("expected_by") or "")
+    return _read_estimate(records.run).expected_by or ""
 
 
-def _estimated(estimate: Mapping[str, Any], name: str, which: str) -> float | None:
-    if name != "tokens":
-        return estimate.get(f"{which}{name}")
-    parts = [estimate.get(f"{which}{part}_tokens") for part in ("prompt", "completion", "training")]
-    known = [part for part in parts if part is not None]
-    return sum(known) if len(known) == len(parts) else None
+def _read_estimate(run: RunStore) -> EstimateOnRecord:
+    """Read the run's estimate; one without figures where there is none."""
+    path = f"{run.root}/{ESTIMATE}"
+    return read_document(run, path, EstimateOnRecord) or EstimateOnRecord()
 
 
 def cost_rows(costs: Mapping[str, Mapping[str, float | None]]) -> dict[str, list[float | None]]:

@@ -55,7 +55,7 @@ def of_run(run: RunStore) -> Experience:
         for key, count, stage in _played(parameters, keys, record):
             spent.setdefault(key, []).append((count, stage))
         for group in parameters.trainable_groups if iteration < last else ():
-            job = record.stages_spent.get(f"train {group}")
+            job = record.spent.get(f"train {group}")
             episodes = _count(record.stored_metrics(TRAIN), parameters, TRAIN)
             if job is not None and episodes:
                 of_method = f"{group} {parameters.method(iteration)}"
@@ -84,7 +84,7 @@ def _played(
     parameters: HyperParameters, keys: Keys, record: IterationRecord
 ) -> Iterator[tuple[str, float, Spent]]:
     """Give of each stage that was played its key, its episodes or trees, and what it has spent."""
-    for stage, spent in record.stages_spent.items():
+    for stage, spent in record.spent.items():
         split = ATTACK if stage == "attack" else _STAGES.get(stage)
         if split is None:
             continue

@@ -25,8 +25,9 @@ from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.evaluation.metrics import evaluate, paired_difference
 from nip_core.evaluation.spread import Asked, questions_of
 from nip_core.protocols import ACCEPT
+from nip_core.rollouts.rows import read_rows
 from nip_core.rollouts.tables import RolloutTables
-from nip_core.rollouts.trees import TREE_COLUMNS, generations_by_episode
+from nip_core.rollouts.trees import Leaf, generation_numbers
 from nip_core.tolerance import at_least
 
 _RATES = ("soundness", "soundness_ci95", "completeness", "completeness_ci95")
@@ -159,13 +160,11 @@ def attack_rows(metrics: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
 def counted(rollouts: RolloutTables, choices: pa.Table, n: int) -> RolloutTables:
     """The episodes that count for `n`, as plain ones, and the generations that led to each."""
     episodes, generations = rollouts.episodes, rollouts.generations
-    leaves = episodes.select(["key", "branch_path", *TREE_COLUMNS]).to_pylist()
-    numbered: list[dict[str, Any]] = generations.select(["episode", "branch_path"]).to_pylist()
-    for number, row in enumerate(numbered):
-        row["number"] = number
-    rows = generations_by_episode(leaves, numbered)
+    rows: dict[str, list[int]] = {key: [] for key in episodes["key"].to_pylist()}
+    for key, number in generation_numbers(read_rows(episodes, Leaf), generations):
+        rows[key].append(number)
     chosen = episodes_of(episodes, choices, n)
-    pairs = [(key, row["number"]) for key in chosen["key"].to_pylist() for row in rows[key]]
+    pairs = [(key, number) for key in chosen["key"].to_pylist() for number in rows[key]]
     spoken = generations.take(pa.array([number for _, number in pairs], pa.int64()))
     spoken = _replaced(spoken, "episode", [key for key, _ in pairs])
     return RolloutTables(chosen, _replaced(spoken, "branch_path", [""] * len(pairs)))

@@ -13,7 +13,6 @@ problems in every iteration.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,8 +21,9 @@ from nip_core.errors import NipError
 from nip_core.game.render import Game, Situation, columns_of
 from nip_core.hashing import derive_key
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION, REJECT, Move, Protocol, Turn
+from nip_core.rollouts.rows import Episode, Generation, read_rows, row_columns
 from nip_core.rollouts.tables import agent_order
-from nip_core.rollouts.trees import TREE_COLUMNS, generations_by_episode, tree_of
+from nip_core.rollouts.trees import Leaf, generations_by_episode, tree_of
 from nip_core.scenarios import NO_LABEL, Scenario
 from nip_core.scenarios.checked import call_for_text, draw_columns
 
@@ -39,41 +39,11 @@ REASONS = ("failed", "wrong", "invalid", "changed", "sample")
 was invalid; the verdict on this problem was another one before; it stands for the rest."""
 SAMPLE = REASONS[-1]
 
-_EPISODE_COLUMNS = (
-    "key",
-    "question",
-    "solution",
-    "columns",
-    "drawn",
-    "y",
-    "difficulty",
-    "mutation",
-    "decision",
-    "decision_value",
-    "outcome",
-    "error",
-    "rewards",
-    "prover_stance",
-    "seed",
-    "protocol",
-    "branch_path",
-    *TREE_COLUMNS,
+_LONG = (
+    *("reasoning", "prompt_token_ids", "completion_token_ids"),
+    *("completion_logprobs", "token_logprobs"),
 )
-_MESSAGE_COLUMNS = (
-    "key",
-    "episode",
-    "branch_path",
-    "round",
-    "agent",
-    "attempt",
-    "model_served",
-    "text",
-    "decision",
-    "decision_value",
-    "finish_reason",
-    "invalid_reason",
-)
-_UNSHOWN = ("columns", "drawn", "seed", "protocol", "branch_path", "run", "sample")
+_MESSAGE_COLUMNS = tuple(name for name in row_columns(Generation) if name not in _LONG)
 
 
 @dataclass(frozen=True)
@@ -162,12 +132,12 @@ def transcripts_from_tables(
     if protocol is None and game is not None:
         protocol = game.protocol
     chosen = _chosen(episodes, worth_reading, limit, most, seed)
-    rows = episodes.select(_EPISODE_COLUMNS).take(pa.array(chosen, pa.int64())).to_pylist()
+    rows = [*read_rows(episodes.take(pa.array(chosen, pa.int64())), Episode)]
     generated = _rows_by_episode(episodes, generations.select(_MESSAGE_COLUMNS), rows)
     return [
         _transcript(
             row,
-            generated[row["key"]],
+            generated[row.key],
             worth_reading[place] if worth_reading else SAMPLE,
             protocol,
             game,
@@ -178,12 +148,12 @@ def transcripts_from_tables(
 
 def transcript_of(
     key: str, episodes: pa.Table, generations: pa.Table, game: Game | None = None
-) -> tuple[Transcript, list[dict[str, Any]]]:
+) -> tuple[Transcript, list[Generation]]:
     """The episode with this key, and for each of its messages the row of `generations`.
 
     `episodes` must have the other leaves of its tree as well. Raises KeyError if it is not there.
     """
-    rows = episodes.filter(pc.equal(episodes["key"], key)).select(_EPISODE_COLUMNS).to_pylist()
+    rows = [*read_rows(episodes.filter(pc.equal(episodes["key"], key)), Episode)]
     if not rows:
         raise KeyError(key)
     generated = _rows_by_episode(episodes, generations, rows)[key]
@@ -192,21 +162,34 @@ def transcript_of(
 
 
 def _transcript(
-    row: dict[str, Any],
-    generated: list[dict[str, Any]],
+    row: Episode,
+    generated: list[Generation],
     chosen: str,
     protocol: Protocol | None,
     game: Game | None,
 ) -> Transcript:
     """The episode of a row, with the rows of its generations in their order."""
     return Transcript(
-        **{name: row[name] for name in _EPISODE_COLUMNS if name not in ("rewards", *_UNSHOWN)},
-        rewards={entry["agent"]: entry["reward"] for entry in row["rewards"]},
+        key=row.key,
+        split=row.split,
+        iteration=row.iteration,
+        problem=row.problem,
+        question=row.question,
+        solution=row.solution,
+        y=row.y,
+        difficulty=row.difficulty,
+        mutation=row.mutation,
+        decision=row.decision,
+        decision_value=row.decision_value,
+        outcome=row.outcome,
+        error=row.error,
+        prover_stance=row.prover_stance,
+        rewards=dict(row.rewards),
         messages=_messages(row, generated, protocol, game),
         texts=_texts(row, game),
         thing="solution" if game is None else game.scenario.words.thing,
-        label=_label(row["y"], game),
-        stance=_stance(row["prover_stance"], game),
+        label=_label(row.y, game),
+        stance=_stance(row.prover_stance, game),
         chosen=chosen,
         system_prompts=_system_prompts(row, game),
     )
@@ -261,87 +244,84 @@ def _chosen(
 
 
 def _rows_by_episode(
-    episodes: pa.Table, generations: pa.Table, chosen: Sequence[dict[str, Any]]
-) -> dict[str, list[dict[str, Any]]]:
+    episodes: pa.Table, generations: pa.Table, chosen: Sequence[Episode]
+) -> dict[str, list[Generation]]:
     """The generations of each of the `chosen` episodes in order, invalid answers included."""
     # 1. The other leaves of the trees: what a leaf shares may stand with any of them.
-    trees = {tree_of(row) for row in chosen if row["branch_path"]}
-    family = list(chosen)
+    trees = {tree_of(row) for row in chosen if row.branch_path}
+    family: list[Episode | Leaf] = list(chosen)
     if trees:
-        places = episodes.select(["key", "branch_path", *TREE_COLUMNS]).to_pylist()
+        places = read_rows(episodes, Leaf)
         family += [row for row in places if tree_of(row) in trees]
     # 2. Their generations, in the order in which they were asked for.
-    keys = pa.array(sorted({row["key"] for row in family}), pa.string())
+    keys = pa.array(sorted({row.key for row in family}), pa.string())
     own = generations.filter(pc.is_in(generations["episode"], value_set=keys))
-    rows_of = generations_by_episode(family, own.to_pylist())
+    rows_of = generations_by_episode(family, read_rows(own, Generation))
     for episode in chosen:
-        place = agent_order(episode)
-        rows_of[episode["key"]].sort(
-            key=lambda row: (row["round"], place(row["agent"]), row["attempt"], row["key"])
+        place = agent_order(episode.rewards)
+        rows_of[episode.key].sort(
+            key=lambda row: (row.round, place(row.agent), row.attempt, row.key)
         )
     return rows_of
 
 
 def _messages(
-    episode: dict[str, Any],
-    rows: list[dict[str, Any]],
+    episode: Episode,
+    rows: list[Generation],
     protocol: Protocol | None,
     game: Game | None,
 ) -> tuple[Message, ...]:
-    valid = [row for row in rows if row["invalid_reason"] is None]
-    turns = [
-        Turn(row["round"], row["agent"], row["text"], Move(decision=row["decision"]))
-        for row in valid
-    ]
+    valid = [row for row in rows if row.invalid_reason is None]
+    turns = [Turn(row.round, row.agent, row.text, Move(decision=row.decision)) for row in valid]
 
-    def channels(row: dict[str, Any]) -> tuple[str, ...]:
-        if protocol is None or protocol.name != episode["protocol"]:
+    def channels(row: Generation) -> tuple[str, ...]:
+        if protocol is None or protocol.name != episode.protocol:
             return ()
-        if row["invalid_reason"] is not None or row["decision"] != NO_DECISION:
+        if row.invalid_reason is not None or row.decision != NO_DECISION:
             return ()
-        before = [turn for turn in turns if turn.round < row["round"]]
-        movers = protocol.movers(row["round"], episode["seed"], before)
-        return tuple(movers.get(row["agent"], ()))
+        before = [turn for turn in turns if turn.round < row.round]
+        movers = protocol.movers(row.round, episode.seed, before)
+        return tuple(movers.get(row.agent, ()))
 
-    hints = {} if game is None else game.wrong_before(rows)
+    hints = {} if game is None else game.find_mistakes(rows)
 
-    def told(row: dict[str, Any]) -> str | None:
-        known = game is not None and game.protocol.name == episode["protocol"]
-        if game is None or not known or row["agent"] not in game.parameters.model_agents:
+    def told(row: Generation) -> str | None:
+        known = game is not None and game.protocol.name == episode.protocol
+        if game is None or not known or row.agent not in game.parameters.model_agents:
             return None
-        agent, round_, attempt = row["agent"], row["round"], row["attempt"]
+        agent, round_, attempt = row.agent, row.round, row.attempt
         before = [turn for turn in turns if turn.round < round_]
         if attempt == 0:
             return game.told(agent, _situation(episode, game), before, round_)[1]
         wrong = hints.get((round_, agent, attempt))
-        return wrong and game.hint(agent, round_, episode["seed"], before, wrong)
+        return wrong and game.hint(agent, round_, episode.seed, before, wrong)
 
     remarks = _remarks(episode, valid, game)
     return tuple(
         Message(
-            round=row["round"],
-            agent=row["agent"],
-            text=row["text"],
-            model=row["model_served"],
-            decision=row["decision"],
-            attempt=row["attempt"],
-            invalid_reason=row["invalid_reason"],
-            decision_value=row["decision_value"],
+            round=row.round,
+            agent=row.agent,
+            text=row.text,
+            model=row.model_served,
+            decision=row.decision,
+            attempt=row.attempt,
+            invalid_reason=row.invalid_reason,
+            decision_value=row.decision_value,
             channels=channels(row),
             told=told(row),
-            remark=remarks.get((row["round"], row["agent"], row["text"]), ""),
+            remark=remarks.get((row.round, row.agent, row.text), ""),
         )
         for row in rows
     )
 
 
 def _remarks(
-    episode: dict[str, Any], valid: list[dict[str, Any]], game: Game | None
+    episode: Episode, valid: list[Generation], game: Game | None
 ) -> dict[tuple[int, str, str], str]:
     """The scenario's remarks on provers' messages by round, agent and answer."""
     if game is None or type(game.scenario).remark is Scenario.remark:
         return {}
-    if game.protocol.name != episode["protocol"]:
+    if game.protocol.name != episode.protocol:
         return {}
     texts = _columns(episode, game)
 
@@ -355,26 +335,26 @@ def _remarks(
         (turn.round, turn.agent, turn.text): remark(
             "\n".join(dict.fromkeys(turn.move.messages.values()))
         )
-        for turn in game.turns(valid, episode["seed"])
+        for turn in game.turns(valid, episode.seed)
         if game.protocol.is_prover(turn.agent)
     }
 
 
-def _system_prompts(episode: dict[str, Any], game: Game | None) -> dict[str, str]:
-    if game is None or game.protocol.name != episode["protocol"]:
+def _system_prompts(episode: Episode, game: Game | None) -> dict[str, str]:
+    if game is None or game.protocol.name != episode.protocol:
         return {}
     situation = _situation(episode, game)
     return {name: game.told(name, situation)[0] for name in game.parameters.model_agents}
 
 
-def _situation(episode: dict[str, Any], game: Game) -> Situation:
+def _situation(episode: Episode, game: Game) -> Situation:
     """The episode's, with the names of the problem's texts in their places."""
     names = {column.name: f"[the {column.name}]" for column in game.scenario.columns}
     question, solution = names.pop("question"), names.pop("solution")
-    return Situation(question, solution, episode["prover_stance"], episode["seed"], names)
+    return Situation(question, solution, episode.prover_stance, episode.seed, names)
 
 
-def _texts(episode: dict[str, Any], game: Game | None) -> tuple[Text, ...]:
+def _texts(episode: Episode, game: Game | None) -> tuple[Text, ...]:
     """The texts of the problem in the scenario's order, under its headings if it is known."""
     texts = _columns(episode, game)
     if game is None:
@@ -386,20 +366,18 @@ def _texts(episode: dict[str, Any], game: Game | None) -> tuple[Text, ...]:
     )
 
 
-def _columns(episode: dict[str, Any], game: Game | None) -> dict[str, str]:
+def _columns(episode: Episode, game: Game | None) -> dict[str, str]:
     """The texts of the problem by column, with what was drawn for the episode.
 
     Tables of earlier versions do not have it; then it takes the game.
     """
     texts = {
-        "question": episode["question"],
-        "solution": episode["solution"],
-        **columns_of(episode["columns"]),
-        **columns_of(episode.get("drawn")),
+        "question": episode.question,
+        "solution": episode.solution,
+        **columns_of(episode.columns),
+        **columns_of(episode.drawn),
     }
-    return (
-        texts if game is None else {**texts, **draw_columns(game.scenario, texts, episode["seed"])}
-    )
+    return texts if game is None else {**texts, **draw_columns(game.scenario, texts, episode.seed)}
 
 
 def _label(y: int, game: Game | None) -> str:

@@ -46,7 +46,8 @@ from nip_core.evaluation.spread import (
 from nip_core.evaluation.statistics.clustered import clustered_mean
 from nip_core.evaluation.statistics.differences import sign_flips
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION
-from nip_core.rollouts.trees import TREE_COLUMNS, leaf_weights, steps, tree_of
+from nip_core.rollouts.rows import read_rows
+from nip_core.rollouts.trees import Leaf, Tree, leaf_weights, steps, tree_of
 
 _DECISIONS = 4  # different decisions, see `nip_core.protocols.scales`
 _GENERATION_COLUMNS = (
@@ -253,10 +254,10 @@ def weights_of(episodes: pa.Table) -> Floats:
     weights = np.ones(episodes.num_rows)
     is_leaf = pc.not_equal(episodes["branch_path"], "")
     rows: list[int] = np.flatnonzero(is_leaf.to_numpy()).tolist()
-    trees: dict[tuple[Any, ...], dict[tuple[int, ...], int]] = defaultdict(dict)
-    leaves = episodes.select(("branch_path", *TREE_COLUMNS)).filter(is_leaf).to_pylist()
+    trees: dict[Tree, dict[tuple[int, ...], int]] = defaultdict(dict)
+    leaves = read_rows(episodes.select(Leaf._fields).filter(is_leaf), Leaf)
     for row, leaf in zip(rows, leaves, strict=True):
-        trees[tree_of(leaf)][steps(leaf["branch_path"])] = row
+        trees[tree_of(leaf)][steps(leaf.branch_path)] = row
     for tree in trees.values():
         for path, weight in leaf_weights(tree).items():
             weights[tree[path]] = weight

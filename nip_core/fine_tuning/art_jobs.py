@@ -16,7 +16,7 @@ from nip_core.fine_tuning.interface import (
     TrainingStatusEnum,
 )
 from nip_core.jobs.job import JobView
-from nip_core.jobs.steps import steps_of
+from nip_core.jobs.steps import read_progress
 from nip_core.jobs.submissions import run_name
 from nip_core.run_store.lease import Owner, ThisMachine
 
@@ -118,7 +118,7 @@ def status_of(
     if view is not None and view.status in ("validating_files", "queued"):
         status = TrainingStatusEnum.PENDING
     progress = 100.0 if status is TrainingStatusEnum.COMPLETED else None
-    if view is not None and (steps := steps_of(view)) is not None:
+    if view is not None and (steps := read_progress(view)) is not None:
         progress = min(100.0, 100.0 * steps.step / steps.total)
     message = job.message or _MESSAGES[status]
     return TrainingJobStatus(

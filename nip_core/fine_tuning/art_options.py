@@ -310,20 +310,19 @@ def _trainer_settings(arguments: _TrainerArgs) -> dict[str, Setting]:
         "seed": "seed",
         "gradient_checkpointing": "gradient_checkpointing",
     }
-    given = arguments.model_fields_set
     settings = _rename_given(arguments, names)
     for name in ("lr_scheduler", "optimizer"):  # ART has enumerations of both
         if name in settings:
             settings[name] = getattr(settings[name], "value", settings[name])
     # One step of an optimizer takes several batches.
-    if given & {"per_device_train_batch_size", "gradient_accumulation_steps"}:
+    if arguments.model_fields_set & {"per_device_train_batch_size", "gradient_accumulation_steps"}:
         each, steps = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
         settings["batch_size"] = each * steps
     for is_asked, precision in ((arguments.bf16, "bfloat16"), (arguments.fp16, "float16")):
         if is_asked:
             settings["precision"] = precision
     for name in ("learning_rate", "beta"):
-        if name in given:
+        if name in arguments.model_fields_set:
             raise SettingsError(
                 f"trainer_args.{name}: ART gives it with each training; "
                 f"pass {'kl_penalty_coef' if name == 'beta' else name} to train()"

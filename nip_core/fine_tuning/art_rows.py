@@ -247,17 +247,17 @@ def _message(item: Any, where: str) -> LineMessage:
     for key in ("tool_calls", "function_call", "tool_call_id", "audio"):
         if fields.get(key):
             raise SettingsError(f"{where}: {key} can't be trained by lm_server")
-    given = _GivenMessage.model_validate(fields)
-    content = "" if given.content is None else given.content
+    message = _GivenMessage.model_validate(fields)
+    content = "" if message.content is None else message.content
     if not isinstance(content, str):
         parts = [part.get("text") for part in content if part.get("type") == "text"]
         if len(parts) != len(content):
             raise SettingsError(f"{where}: only text can be trained by lm_server")
         content = "".join(parts)
-    message = LineMessage(role=given.role, content=content)
-    if given.name:
-        message["name"] = given.name
-    return message
+    line_message = LineMessage(role=message.role, content=content)
+    if message.name:
+        line_message["name"] = message.name
+    return line_message
 
 
 def _refuse_tools(tools: Any, where: str) -> None:

@@ -33,7 +33,7 @@ from nip_core.fine_tuning.progress_log import append_progress
 from nip_core.jobs.job import BackendTrouble, JobRecord, JobSpec, JobView
 from nip_core.jobs.openai_backend import OpenAIBackend, open_backend
 from nip_core.jobs.server_calls import LmServer, version_problem
-from nip_core.jobs.steps import newest_step, steps_of
+from nip_core.jobs.steps import find_newest_step, read_progress
 from nip_core.jobs.submissions import Submissions
 from nip_core.rollouts.chat_client import Endpoint
 from nip_lm_server.client import NipSettings
@@ -257,14 +257,14 @@ class OpenAITrainerAdapter(TrainerAdapter):
                 raise UnhealthyError(str(problem))
         config = self.config
         settings = config.settings()
-        own = sorted(settings.nip.model_fields_set)
+        nip_settings = sorted(settings.nip.model_fields_set)
         wrong = None
         if self._nip and config.wandb_project is not None:
             wrong = "wandb_project: only OpenAI reports its jobs there"
         elif not self._nip and config.method == "trajectories":
             wrong = "method trajectories needs a server of nip"
-        elif not self._nip and own:
-            wrong = f"hyperparameters {own} need a server of nip"
+        elif not self._nip and nip_settings:
+            wrong = f"hyperparameters {nip_settings} need a server of nip"
         if wrong is not None:
             raise SettingsError(f"{config.url}: {wrong}")
         return settings
@@ -284,13 +284,13 @@ class OpenAITrainerAdapter(TrainerAdapter):
 
     async def _progress(self, backend: OpenAIBackend, view: JobView) -> float | None:
         """Tell the share of finished steps, in percent, where the server reports it."""
-        steps = steps_of(view)
+        steps = read_progress(view)
         if steps is None and not self._nip and view.status == "running":
             try:
                 events = await backend.job_events(view.id)
             except BackendTrouble:
                 return None
-            steps = newest_step(events)
+            steps = find_newest_step(events)
         return None if steps is None else steps.percent
 
     def _status(

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nip_core.game.answer_rows import Attempted, Spoken, read_tokens
 from nip_core.game.chat_format import format_chat
 from nip_core.game.decisions import InvalidResponse
 from nip_core.game.parsing import AnswerForm
@@ -144,26 +145,28 @@ class Game:
         """The columns that the scenario draws for the episode."""
         return draw_columns(self.scenario, _given(situation), situation.seed)
 
-    def wrong(self, generation: Mapping[str, Any]) -> Kind | None:
-        """Say what was wrong with a generation row, as its agent is told when it is asked again.
+    def find_mistake(
+        self, agent: str, text: str, finish_reason: str, invalid_reason: str | None
+    ) -> Kind | None:
+        """Say what was wrong with an answer, as its agent is told when it is asked again.
 
-        None where the answer is valid, or where the agent's setting `retry_hint` is off. Of the row
-        only `agent`, `text`, `finish_reason` and `invalid_reason` are looked at.
+        None where the answer is valid, or where the agent's setting `retry_hint` is off.
         """
-        reason, agent = generation["invalid_reason"], generation["agent"]
         settings = self.parameters.model_agents.get(agent)
-        if reason is None or settings is None or not settings.retry_hint:
+        if invalid_reason is None or settings is None or not settings.retry_hint:
             return None
-        return sort_reason(reason, generation["finish_reason"], generation["text"])
+        return sort_reason(invalid_reason, finish_reason, text)
 
-    def wrong_before(
-        self, generations: Iterable[Mapping[str, Any]]
-    ) -> dict[tuple[int, str, int], Kind]:
-        """By round, agent and attempt, with which hint the generations of an episode were asked."""
-        return {
-            (row["round"], row["agent"], row["attempt"] + 1): wrong
+    def find_mistakes(self, generations: Iterable[Attempted]) -> dict[tuple[int, str, int], Kind]:
+        """Say by round, agent and attempt with which hint the answers of an episode were asked."""
+        asked = (
+            (row, self.find_mistake(row.agent, row.text, row.finish_reason, row.invalid_reason))
             for row in generations
-            if (wrong := self.wrong(row)) is not None
+        )
+        return {
+            (row.round, row.agent, row.attempt + 1): wrong
+            for row, wrong in asked
+            if wrong is not None
         }
 
     def hint(self, agent: str, round_: int, seed: int, turns: Sequence[Turn], wrong: Kind) -> str:
@@ -214,17 +217,16 @@ class Game:
         """The move in `text`, after `turns`. Raises InvalidResponse."""
         return self._rules.parse(agent, round_, seed, text, turns)
 
-    def turns(self, generations: Iterable[Mapping[str, Any]], seed: int) -> list[Turn]:
-        """The turns in an episode's generation rows; invalid answers are no turns.
+    def turns(self, generations: Iterable[Spoken], seed: int) -> list[Turn]:
+        """Read the turns in an episode's generations; invalid answers are no turns.
 
-        Of a row only `round`, `agent`, `text`, `invalid_reason` and, if it is there,
-        `token_logprobs` are looked at. Raises InvalidResponse.
+        Raises InvalidResponse.
         """
         return self.turns_of(
             (
-                (row["round"], row["agent"], row["text"], tokens_of(row.get("token_logprobs")))
+                (row.round, row.agent, row.text, read_tokens(row.token_logprobs))
                 for row in generations
-                if row["invalid_reason"] is None
+                if row.invalid_reason is None
             ),
             seed,
         )
@@ -253,18 +255,4 @@ def _given(situation: Situation) -> Mapping[str, str]:
     }
 
 
-def tokens_of(recorded: Sequence[dict[str, Any]] | None) -> tuple[TokenChoice, ...] | None:
-    """The column `token_logprobs` of a generation, as turns have it."""
-    if recorded is None:
-        return None
-    return tuple(
-        TokenChoice(
-            entry["token"],
-            entry["logprob"],
-            {other["token"]: other["logprob"] for other in entry["top"]},
-        )
-        for entry in recorded
-    )
-
-
-__all__ = ["ChatMessage", "Game", "InvalidResponse", "Situation", "Turn", "tokens_of"]
+__all__ = ["ChatMessage", "Game", "InvalidResponse", "Situation", "Turn"]

@@ -1,7 +1,8 @@
 """What a run gives to the Hugging Face Hub, and takes from it. Nothing here knows the loop.
 
 client        a connection: who asks, what a repository has, one commit, one download
-repository    what a repository of nip holds: its files with their digests, and ``nip.json``
+nip_json       the document ``nip.json``
+repository    what a repository of nip holds: its files with their digests
 transfer      a directory to a repository, and back
 cards         the page of an adapter or a dataset, from facts
 privacy       what must not leave this machine: places, host names, keys

@@ -18,20 +18,33 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import JsonValue, ValidationError
 
 from nip_core.errors import CorruptionError, SettingsError, StoreError
 from nip_core.hub.cards import adapter_card
-from nip_core.hub.privacy import without_places
-from nip_core.hub.repository import CARD, Facts, new_directory, seal
+from nip_core.hub.nip_json import (
+    AdapterFacts,
+    BaseFacts,
+    FileEntry,
+    HubDocument,
+    Lineage,
+    MeasureFacts,
+    ProofFacts,
+    ResultFacts,
+    TrainingFacts,
+)
+from nip_core.hub.privacy import hide_lineage, without_places
+from nip_core.hub.repository import CARD, new_directory, seal
 from nip_core.jobs.document import read_job
 from nip_core.models import BUNDLED, resolve_model
 from nip_core.parameters.base import Parameters
 from nip_core.parameters.providers import dummy_name
 from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.records.intervals import shown_metrics
-from nip_core.records.models import ServedModel
+from nip_core.records.models import ServedModel, read_models
 from nip_core.rollouts.plan import TEST
+from nip_core.run_store.documents import first_fault
 from nip_core.run_store.run import RunRecord, RunStore
 from nip_core.servers.kept_models import fetch, is_kept
 from nip_lm_server.client import (
@@ -75,6 +88,25 @@ class ChosenModel:
     """By group, the names of all models that play the iteration."""
 
 
+class ModelManifest(HubDocument):
+    """The manifest of a model's directory, as the server has written it."""
+
+    content_digest: str
+    kind: str = "adapter"
+    base_model: str
+    job: str
+    job_key: str | None = None
+    parent: str | None
+    parent_content_digest: str | None = None
+    method: str
+    settings: Mapping[str, JsonValue]
+    lora_rank: int | None = None
+    seed: int
+    training: Mapping[str, JsonValue]
+    """Figures by name."""
+    files: Mapping[str, FileEntry]
+
+
 def choose_model(run: RunStore, iteration: int | None, group: str | None) -> ChosenModel:
     """The trained model of `group` that plays `iteration`; None: the newest, the only one there is.
 
@@ -88,11 +120,7 @@ def choose_model(run: RunStore, iteration: int | None, group: str | None) -> Cho
             f"models that play it are not there yet; the newest play iteration {finished}"
         )
     # 1. What plays the iteration.
-    if which == 0:
-        groups = (record.contents.get("origin") or [{}])[0]
-    else:
-        groups = run.read_json(run.models(which - 1))["groups"]
-    models = {name: ServedModel(**model) for name, model in groups.items()}
+    models = read_models(run, which)
     trained = [name for name, model in models.items() if model.trained_in is not None]
     # 2. Which group is meant.
     if group is not None and group not in models and group not in _list_groups(record):
@@ -127,8 +155,8 @@ def write_adapter(
     base: str | None = None,
     license_id: str | None = None,
     probe: bool = False,
-) -> Facts:
-    """Write the adapter, ``nip.json`` and the card to the new directory `target`; the facts.
+) -> AdapterFacts:
+    """Write the adapter, ``nip.json`` and the card to the new directory `target`.
 
     `place` is what the card calls it. `base` is the name by which others find the base model;
     `probe`: with log-probabilities on a fixed text, by which whoever takes it proves it again.
@@ -158,31 +186,34 @@ def write_adapter(
             (part / CARD).write_text(adapter_card(place, facts), encoding="utf-8")
             sealed = seal(part, facts)
             # 4. What was written is what is on record.
-            if sealed.files[WEIGHTS] != manifest["files"][WEIGHTS]:
+            if sealed.files[WEIGHTS] != manifest.files[WEIGHTS]:
                 raise StoreError(f"{target}: {WEIGHTS} was not written as it is; write it again")
     return sealed
 
 
-def verify_model(source: Path, on_record: str | None) -> dict[str, Any]:
-    """The manifest of a model's directory, with every file compared. Raises CorruptionError."""
+def verify_model(source: Path, on_record: str | None) -> ModelManifest:
+    """Read the manifest of a model's directory and compare every file. Raises CorruptionError."""
     try:
-        manifest: dict[str, Any] = parse_json((source / MANIFEST).read_text(encoding="utf-8"))
-        if CHECKSUM in manifest and manifest[CHECKSUM] != checksum_of(manifest):
+        document = parse_json((source / MANIFEST).read_text(encoding="utf-8"))
+        # Its own checksum first: a damaged manifest would put the blame on a file that is whole.
+        if CHECKSUM in document and document[CHECKSUM] != checksum_of(document):
             raise CorruptionError(f"{source / MANIFEST}: damaged, its own checksum differs")
-        for name, entry in manifest["files"].items():
-            if _sha256(source / name) != entry["sha256"]:
+        manifest = ModelManifest.model_validate(document)
+        for name, entry in manifest.files.items():
+            if _sha256(source / name) != entry.sha256:
                 raise CorruptionError(
                     f"{source / name}: damaged, its SHA-256 is not that of {MANIFEST}; restore it"
                 )
-        digest = content_digest(manifest["files"])
+        digest = content_digest(document["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, CorruptionError):
             raise
-        raise CorruptionError(f"{source}: the model can't be read ({error!r})") from error
-    if digest != manifest["content_digest"] or on_record not in (None, digest):
+        why = first_fault(error) if isinstance(error, ValidationError) else repr(error)
+        raise CorruptionError(f"{source}: the model can't be read ({why})") from error
+    if digest != manifest.content_digest or on_record not in (None, digest):
         raise CorruptionError(
             f"{source}: the content digest of the model is {digest}, on record is "
-            f"{on_record or manifest['content_digest']}"
+            f"{on_record or manifest.content_digest}"
         )
     return manifest
 
@@ -194,40 +225,40 @@ def weights_digest(directory: Path) -> str | None:
     return hashlib.sha256(listed.encode()).hexdigest() if files else None
 
 
-def select_settings(record: RunRecord) -> dict[str, Any]:
+def select_settings(record: RunRecord) -> dict[str, JsonValue]:
     """The run's settings that are not the defaults, without places; {} if they are of no version
     that is known here."""
     try:
         settings = read_settings(record.parameters)
     except ValueError:
         return {}
-    shown: dict[str, Any] = without_places(_find_changes(settings))
+    shown: dict[str, JsonValue] = without_places(_find_changes(settings))
     return shown
 
 
-def read_result(run: RunStore, record: RunRecord, iteration: int) -> dict[str, Any] | None:
+def read_result(run: RunStore, record: RunRecord, iteration: int) -> ResultFacts | None:
     """The measures of an iteration's test with their intervals; None if it has none."""
     metrics = run.read_json_or_none(run.metrics(iteration, TEST))
     if metrics is None:
         return None
     shown = shown_metrics(run, iteration, TEST, metrics, record.parameters)
     settings = complete_settings(record.parameters)
-    return {
-        "split": str(settings["test_dataset_split"]),
-        "iteration": iteration,
-        "dataset": without_places(settings["dataset"]),
-        "scenario": without_places(settings["scenario"]),
-        "protocol": without_places(settings["interaction_protocol"]),
-        "episodes": shown["episodes"],
-        "problems": shown["distinct_problems"],
-        "questions": shown.get("questions"),
-        "measures": {
-            name: {"value": shown[name], "ci95": shown.get(f"{name}_ci95")}
+    return ResultFacts(
+        split=str(settings["test_dataset_split"]),
+        iteration=iteration,
+        dataset=without_places(settings["dataset"]),
+        scenario=without_places(settings["scenario"]),
+        protocol=without_places(settings["interaction_protocol"]),
+        episodes=shown["episodes"],
+        problems=shown["distinct_problems"],
+        questions=shown.get("questions"),
+        measures={
+            name: MeasureFacts(value=shown[name], ci95=shown.get(f"{name}_ci95"))
             for name in MEASURES
             if shown.get(name) is not None
         },
-        "rollouts": metrics.get("rollouts"),
-    }
+        rollouts=metrics.get("rollouts"),
+    )
 
 
 def _list_groups(record: RunRecord) -> dict[str, tuple[str, ...]]:
@@ -288,14 +319,14 @@ def _find_files(chosen: ChosenModel) -> Iterator[Path]:
     )
 
 
-def _check_is_adapter(chosen: ChosenModel, source: Path, manifest: Mapping[str, Any]) -> None:
+def _check_is_adapter(chosen: ChosenModel, source: Path, manifest: ModelManifest) -> None:
     name = chosen.model.model
-    if manifest.get("kind", "adapter") != "adapter":
+    if manifest.kind != "adapter":
         raise SettingsError(
             f"model {name} is a whole model (use_lora: false), not an adapter; only adapters are "
             "written"
         )
-    if WEIGHTS not in manifest["files"] or CONFIG not in manifest["files"]:
+    if WEIGHTS not in manifest.files or CONFIG not in manifest.files:
         raise SettingsError(
             f"model {name} has no weights: the deterministic engine made it, which has no model"
         )
@@ -318,72 +349,74 @@ def _write_probe(chosen: ChosenModel, source: Path, part: Path) -> None:
 
 
 def _collect_facts(
-    chosen: ChosenModel, manifest: Mapping[str, Any], base: str, license_id: str | None, probe: bool
-) -> Facts:
+    chosen: ChosenModel, manifest: ModelManifest, base: str, license_id: str | None, probe: bool
+) -> AdapterFacts:
+    directory = Path(resolve_model(chosen.base)).expanduser()
+    proof = chosen.model.proof or {}
+    detail = {k: v for k, v in (proof.get("detail") or {}).items() if k in _OF_A_PROOF}
+    training = {k: v for k, v in manifest.training.items() if k in _OF_A_TRAINING}
+    settings = {"method": manifest.method, "settings": manifest.settings}
+    return AdapterFacts(
+        lineage=_trace_lineage(chosen, manifest),
+        license=license_id,
+        has_probe=probe,
+        base=BaseFacts(
+            name=base,
+            bundled=base in BUNDLED,
+            weights_sha256=weights_digest(directory) if directory.is_dir() else None,
+        ),
+        rank=manifest.lora_rank,
+        training=TrainingFacts.model_validate(settings | training),
+        results=read_result(chosen.run, chosen.record, chosen.iteration),
+        playing=chosen.playing,
+        proof=ProofFacts(matches=proof.get("matches"), detail=without_places(detail)),
+        settings=select_settings(chosen.record),
+    )
+
+
+def _trace_lineage(chosen: ChosenModel, manifest: ModelManifest) -> Lineage:
+    """Say where the model comes from, without places."""
     run, record, model = chosen.run, chosen.record, chosen.model
     job = None
     if model.from_run is None and model.trained_in is not None:
         job = read_job(run, run.job(model.trained_in, chosen.group))
-    directory = Path(resolve_model(chosen.base)).expanduser()
     begun = (record.contents.get("origin") or [{}])[0].get(chosen.group, {})
-    lineage = {
-        "run": run.name,
-        "iteration": model.trained_in,
-        "group": chosen.group,
-        "agents": list(chosen.agents),
-        "model": model.model,
-        "content_digest": manifest["content_digest"],
-        "from_run": model.from_run,
-        "begun_with": begun.get("from_run"),
-        "job": manifest["job"],
-        "job_key": manifest.get("job_key"),
-        "dataset_digest": None if job is None else job.dataset_digest,
-        "examples": None if job is None else job.examples,
-        "parent": manifest["parent"] or manifest["base_model"],
-        "parent_content_digest": manifest.get("parent_content_digest"),
-        "problems": dict(record.contents.get("problems") or {}),
-        "seed": record.seed,
-        "training_seed": manifest["seed"],
-        "code_version": record.code_version,
-    }
-    proof = dict(model.proof or {})
-    detail = {k: v for k, v in (proof.get("detail") or {}).items() if k in _OF_A_PROOF}
-    training = {k: v for k, v in manifest["training"].items() if k in _OF_A_TRAINING}
-    return Facts(
-        "adapter",
-        without_places(lineage),
-        {
-            "license": license_id,
-            "has_probe": probe,
-            "base": {
-                "name": base,
-                "bundled": base in BUNDLED,
-                "weights_sha256": weights_digest(directory) if directory.is_dir() else None,
-            },
-            "rank": manifest.get("lora_rank"),
-            "training": {
-                "method": manifest["method"],
-                "settings": dict(manifest["settings"]),
-                **training,
-            },
-            "results": read_result(run, record, chosen.iteration),
-            "playing": dict(chosen.playing),
-            "proof": {"matches": proof.get("matches"), "detail": without_places(detail)},
-            "settings": select_settings(record),
-        },
+    lineage = Lineage(
+        run=run.name,
+        iteration=model.trained_in,
+        group=chosen.group,
+        agents=chosen.agents,
+        model=model.model,
+        content_digest=manifest.content_digest,
+        from_run=model.from_run,
+        begun_with=begun.get("from_run"),
+        job=manifest.job,
+        job_key=manifest.job_key,
+        dataset_digest=None if job is None else job.dataset_digest,
+        examples=None if job is None else job.examples,
+        parent=manifest.parent or manifest.base_model,
+        parent_content_digest=manifest.parent_content_digest,
+        problems=dict(record.contents.get("problems") or {}),
+        seed=record.seed,
+        training_seed=manifest.seed,
+        code_version=record.code_version,
     )
+    return hide_lineage(lineage)
 
 
-def _find_changes(settings: Parameters) -> dict[str, Any]:
-    differing: dict[str, Any] = {}
+def _find_changes(settings: Parameters) -> dict[str, JsonValue]:
+    differing: dict[str, JsonValue] = {}
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
         if isinstance(value, Parameters):
             if inner := _find_changes(value):
                 differing[name] = inner
         elif isinstance(value, dict) and all(isinstance(v, Parameters) for v in value.values()):
-            if inner := {key: _find_changes(part) for key, part in value.items()}:
-                differing[name] = inner
+            inner_by_key: dict[str, JsonValue] = {
+                k: _find_changes(part) for k, part in value.items()
+            }
+            if inner_by_key:
+                differing[name] = inner_by_key
         elif value != field.get_default(call_default_factory=True):
             differing[name] = settings.model_dump(mode="json", include={name})[name]
     return differing

@@ -11,18 +11,21 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import JsonValue, ValidationError
 
 from nip_core.errors import CorruptionError, SettingsError, StoreError
 from nip_core.hub.adapter_of_run import CONFIG, WEIGHTS, weights_digest
 from nip_core.hub.client import Hub
-from nip_core.hub.repository import Facts, list_patterns, read_sealed
+from nip_core.hub.nip_json import AdapterFacts, HubDocument, TablesFacts
+from nip_core.hub.repository import list_patterns, read_sealed
 from nip_core.models import resolve_model
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import uses_own_server
 from nip_core.parameters.providers import base_name
 from nip_core.parameters.published import Reference
 from nip_core.records.models import ServedModel
+from nip_core.run_store.documents import first_fault
 from nip_lm_server.client import AdapterError, LaidOut, import_models, lay_out_adapter, parse_json
 
 
@@ -36,7 +39,7 @@ class PublishedModel:
     """Pinned."""
     base_model: str
     """The name under which the base model answers."""
-    facts: Mapping[str, Any]
+    facts: Mapping[str, JsonValue]
     """Of its training, as a server writes them down."""
     trained_in: int
 
@@ -87,7 +90,7 @@ def find_published(
     place = f"{setting}: {reference}"
     # 2. They are what whoever published them had.
     facts = read_sealed(folder, place)
-    if facts is not None and facts.kind != "adapter":
+    if isinstance(facts, TablesFacts):
         raise SettingsError(f"{place} is a repository of data; name one with an adapter")
     config = _read_config(folder, place)
     # 3. An adapter plays over the base model that it was trained on, and over no other.
@@ -99,14 +102,12 @@ def find_published(
             "use embedded, or an adapter that `nip push` published"
         )
     base = base_name(parameters, agent)
-    lineage = facts.lineage if facts is not None else {}
-    trained_in = lineage.get("iteration")
     return PublishedModel(
         folder,
         reference,
         base,
         _collect_training(facts),
-        trained_in if isinstance(trained_in, int) else 0,
+        0 if facts is None else facts.lineage.iteration or 0,
     )
 
 
@@ -129,7 +130,14 @@ def bring_published(models: Iterable[PublishedModel], state_dir: Path) -> None:
             raise StoreError(f"{state_dir}: {published.reference}: {error}") from error
 
 
-def _read_config(folder: Path, place: str) -> dict[str, Any]:
+class AdapterConfig(HubDocument):
+    """The file ``adapter_config.json``, of which PEFT reads more."""
+
+    peft_type: JsonValue = None
+    base_model_name_or_path: JsonValue = None
+
+
+def _read_config(folder: Path, place: str) -> AdapterConfig:
     missing = [file for file in (CONFIG, WEIGHTS) if not (folder / file).is_file()]
     if missing:
         raise SettingsError(
@@ -137,24 +145,25 @@ def _read_config(folder: Path, place: str) -> dict[str, Any]:
             "safetensors alone"
         )
     try:
-        config = dict(parse_json((folder / CONFIG).read_text(encoding="utf-8")))
+        document = parse_json((folder / CONFIG).read_text(encoding="utf-8"))
+        config = AdapterConfig.model_validate(document)
+    except ValidationError as error:
+        raise SettingsError(f"{place}: {CONFIG} can't be read: {first_fault(error)}") from None
     except (ValueError, TypeError) as error:
         raise SettingsError(f"{place}: {CONFIG} can't be read: {error}") from None
-    if config.get("peft_type") != "LORA":
-        raise SettingsError(f"{place}: expected peft_type LORA, got {config.get('peft_type')!r}")
+    if config.peft_type != "LORA":
+        raise SettingsError(f"{place}: expected peft_type LORA, got {config.peft_type!r}")
     return config
 
 
 def _check_base(
-    place: str, facts: Facts | None, config: Mapping[str, Any], model_name: str
+    place: str, facts: AdapterFacts | None, config: AdapterConfig, model_name: str
 ) -> None:
-    published = config.get("base_model_name_or_path")
-    digest = None
+    published, digest = config.base_model_name_or_path, None
     if facts is not None:
-        base = facts.content.get("base")
-        if not isinstance(base, Mapping):
+        if facts.base is None:
             raise SettingsError(f"{place}: nip.json does not say which base model it is for")
-        published, digest = base.get("name", published), base.get("weights_sha256")
+        published, digest = facts.base.name, facts.base.weights_sha256
     directory = Path(resolve_model(model_name)).expanduser()
     here = weights_digest(directory) if directory.is_dir() and digest is not None else None
     if here is not None and here == digest:
@@ -164,22 +173,21 @@ def _check_base(
             f"{place} is an adapter over the base model {published!r}, but model_name is "
             f"{model_name!r}; set model_name to its base model"
         )
-    if here is not None:
+    if here is not None and digest is not None:
         raise SettingsError(
             f"{place} was trained over other weights of {model_name!r} than those that are here "
-            f"(SHA-256 {str(digest)[:12]}…, here {here[:12]}…); take the base model that it was "
+            f"(SHA-256 {digest[:12]}…, here {here[:12]}…); take the base model that it was "
             "trained on"
         )
 
 
-def _collect_training(facts: Facts | None) -> dict[str, Any]:
-    """Say what is known of its training; nothing of an adapter that nip has not published."""
+def _collect_training(facts: AdapterFacts | None) -> dict[str, JsonValue]:
+    """Collect what is known of the training: nothing, if nip has not published the adapter."""
     if facts is None:
         return {}
-    training = facts.content.get("training")
-    known = training if isinstance(training, dict) else {}
+    settings = facts.training.settings
     return {
-        "method": known.get("method"),
-        "settings": known.get("settings"),
-        "seed": facts.lineage.get("training_seed"),
+        "method": facts.training.method,
+        "settings": None if settings is None else dict(settings),
+        "seed": facts.lineage.training_seed,
     }

@@ -7,9 +7,8 @@ episode quotes an address or a path, which are left out. Times of calls stay her
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,8 +17,9 @@ import pyarrow.parquet as pq
 from nip_core.errors import SettingsError
 from nip_core.hub.adapter_of_run import select_settings
 from nip_core.hub.cards import dataset_card
-from nip_core.hub.privacy import hide_places, without_places
-from nip_core.hub.repository import CARD, Facts, new_directory, seal
+from nip_core.hub.nip_json import Lineage, TableFacts, TablesFacts, TableSplit
+from nip_core.hub.privacy import hide_lineage, hide_places
+from nip_core.hub.repository import CARD, new_directory, seal
 from nip_core.rollouts.parquet import parquet_bytes, parquet_table
 from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS
 from nip_core.rollouts.tables import shard_manifest, shards_of
@@ -44,6 +44,35 @@ class _Part:
     place: str  # in the run store, for errors
 
 
+@dataclass(frozen=True)
+class _Table:
+    """The files of a table that were written so far."""
+
+    schema: pa.Schema
+    splits: dict[str, TableSplit] = field(default_factory=dict)
+
+    def add(self, part: _Part, rows: int) -> None:
+        """Count one more file."""
+        before = self.splits.get(part.split)
+        counted, iterations = (before.rows, before.iterations) if before else (0, ())
+        self.splits[part.split] = TableSplit(
+            rows=counted + rows, iterations=tuple(sorted({*iterations, part.iteration}))
+        )
+
+    def to_facts(self) -> TableFacts:
+        """Describe it for ``nip.json``."""
+        columns = tuple((column.name, str(column.type)) for column in self.schema)
+        return TableFacts(splits=self.splits, columns=columns)
+
+
+@dataclass(frozen=True)
+class _Digests:
+    """By iteration and split, or group, the digests of what the files are part of."""
+
+    rollouts: dict[str, str] = field(default_factory=dict)
+    datasets: dict[str, str] = field(default_factory=dict)
+
+
 def write_run_tables(
     run: RunStore,
     target: Path,
@@ -53,8 +82,8 @@ def write_run_tables(
     group: str | None = None,
     license_id: str | None = None,
     secrets: Mapping[str, str],
-) -> Facts:
-    """Write the tables, ``nip.json`` and the card to the new directory `target`; the facts.
+) -> TablesFacts:
+    """Write the tables, ``nip.json`` and the card to the new directory `target`.
 
     `iterations`: those alone, if any; `group`: the training examples of that one alone.
 
@@ -62,40 +91,35 @@ def write_run_tables(
     `nip_core.hub.privacy.find_secrets`; CorruptionError for a file that is not what was committed.
     """
     record = run.open()
-    tables: dict[str, dict[str, Any]] = {}
-    digests: dict[str, dict[str, str]] = {"rollouts": {}, "datasets": {}}
+    tables: dict[str, _Table] = {}
+    digests = _Digests()
     with new_directory(target) as part:
         for piece in _read_parts(run, iterations, group, digests):
             content, rows = _remove_places(piece, secrets)
             file = part / piece.table / piece.split / piece.name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
-            table = tables.setdefault(
-                piece.table,
-                {"splits": {}, "columns": [[f.name, str(f.type)] for f in piece.schema]},
-            )
-            of = table["splits"].setdefault(piece.split, {"rows": 0, "iterations": []})
-            of["rows"] += rows
-            of["iterations"] = sorted({*of["iterations"], piece.iteration})
+            tables.setdefault(piece.table, _Table(piece.schema)).add(piece, rows)
         if not tables:
             raise SettingsError(
                 f"run {run.name!r} has played nothing yet of what was asked for; there is nothing "
                 "to publish"
             )
-        lineage = {
-            "run": run.name,
-            "group": group,
-            "problems": dict(record.contents.get("problems") or {}),
-            "seed": record.seed,
-            "code_version": record.code_version,
-        }
-        content_of = {
-            "license": license_id,
-            "tables": tables,
-            **digests,
-            "settings": select_settings(record),
-        }
-        facts = Facts("dataset", without_places(lineage), content_of)
+        lineage = Lineage(
+            run=run.name,
+            group=group,
+            problems=dict(record.contents.get("problems") or {}),
+            seed=record.seed,
+            code_version=record.code_version,
+        )
+        facts = TablesFacts(
+            lineage=hide_lineage(lineage),
+            license=license_id,
+            tables={name: table.to_facts() for name, table in tables.items()},
+            rollouts=digests.rollouts,
+            datasets=digests.datasets,
+            settings=select_settings(record),
+        )
         (part / CARD).write_text(dataset_card(place, facts), encoding="utf-8")
         return seal(part, facts)
 
@@ -104,14 +128,14 @@ def _read_parts(
     run: RunStore,
     iterations: Collection[int],
     group: str | None,
-    digests: Mapping[str, dict[str, str]],
+    digests: _Digests,
 ) -> Iterator[_Part]:
     """The files, and meanwhile by iteration the digests of what they are part of."""
     for iteration in iterations or range(run.finished_iterations() + 1):
         for split in _list_committed(run, f"{run.iteration(iteration)}/rollouts"):
             directory = run.rollouts(iteration, split)
             whole = read_manifest(run.store, directory)
-            digests["rollouts"][f"{iteration:04d}/{split}"] = SplitFacts.from_manifest(
+            digests.rollouts[f"{iteration:04d}/{split}"] = SplitFacts.from_manifest(
                 whole
             ).canonical_digest
             for shard in shards_of(whole):
@@ -134,7 +158,7 @@ def _read_parts(
             manifest = read_manifest(run.store, run.dataset(iteration, trained))
             facts = DatasetFacts.from_manifest(manifest)
             method = facts.method
-            digests["datasets"][f"{iteration:04d}/{trained}"] = facts.digest
+            digests.datasets[f"{iteration:04d}/{trained}"] = facts.digest
             content = read_committed_file(run.store, manifest, FILES[method])
             yield _Part(
                 f"{FILES[method].removesuffix('.parquet')}-{trained}",

@@ -1,6 +1,7 @@
 """What must not leave this machine: places on its disks, addresses, its name, keys.
 
 without_places       settings without them, for cards
+hide_lineage         the same of a repository's lineage
 find_secrets         keys and passwords of an environment, and the token of the Hub
 hide_places          a text without addresses and paths, for columns that quote errors
 check_nothing_leaks  the last look at a directory, before it is published
@@ -13,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from nip_core.errors import SettingsError
+from nip_core.hub.nip_json import Lineage
 from nip_core.hub.repository import FACTS
 from nip_lm_server.client import is_secret_name, parse_json
 
@@ -68,6 +70,11 @@ def without_places(settings: Any) -> Any:
     ):
         return LEFT_OUT
     return settings
+
+
+def hide_lineage(lineage: Lineage) -> Lineage:
+    """Leave out of a lineage what names a place, as `without_places` does."""
+    return Lineage.model_validate(without_places(lineage.model_dump(exclude_unset=True)))
 
 
 def hide_places(text: str) -> str:

@@ -6,7 +6,7 @@ read_facts     the facts alone
 is_taken       whether a file of a repository is taken, by its name; list_patterns: for its download
 select_taken   the files of a directory that are taken from a repository
 new_directory  a directory that is there as a whole or not at all
-Facts          what ``nip.json`` says; list_files: all files of a directory
+list_files     all files of a directory
 
 Equal facts give equal bytes: no time, no place and no host name stands in them, so that what is
 published again makes no new commit.
@@ -19,14 +19,20 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from nip_core.errors import CorruptionError, SettingsError, StoreError
+from nip_core.hub.nip_json import AdapterFacts, Facts, FileEntry, TablesFacts
 from nip_core.parameters.published import Kind
+from nip_core.run_store.documents import first_fault
 from nip_lm_server.client import parse_json
+
+F = TypeVar("F", AdapterFacts, TablesFacts)
+_FACTS: TypeAdapter[Facts] = TypeAdapter(Facts)
 
 FACTS = "nip.json"
 CARD = "README.md"
@@ -52,76 +58,65 @@ _BASE = "base/"
 """Where an adapter's repository has its base model."""
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What ``nip.json`` says of a repository. `files` has by name SHA-256 and bytes."""
-
-    kind: Kind
-    lineage: Mapping[str, Any]
-    content: Mapping[str, Any] = field(default_factory=dict)
-    """Of the kind: base model, results and proof of an adapter; tables of a dataset."""
-    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    def source(self) -> tuple[Any, ...]:
-        """The run, and of an adapter the group, that the repository is for."""
-        return self.lineage.get("run"), self.lineage.get("group")
-
-
-def seal(directory: Path, facts: Facts) -> Facts:
+def seal(directory: Path, facts: F) -> F:
     """Write ``nip.json``, with the digests of all other files; returns it."""
     files = {name: entry for name, entry in _measure_all(directory).items() if name != FACTS}
-    document = {
-        "format": FORMAT,
-        "kind": facts.kind,
-        "lineage": dict(facts.lineage),
-        **facts.content,
-        "files": files,
-    }
+    sealed = facts.model_copy(update={"files": files})
+    # What nobody has set stays out, so that a document is written again as it was read.
+    content = sealed.model_dump(exclude_unset=True, exclude={"kind"})
+    document = {"format": FORMAT, "kind": facts.kind, **content}
     text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     (directory / FACTS).write_text(text, encoding="utf-8")
-    return Facts(facts.kind, facts.lineage, facts.content, files)
+    return sealed
 
 
 def read_facts(directory: Path, place: str) -> Facts | None:
-    """Read ``nip.json``; None if there is none. Raises SettingsError if it is none of ours."""
+    """Read ``nip.json``; None if there is none.
+
+    Raises SettingsError if nip has not written it, or in a format of another version.
+    """
     path = directory / FACTS
     if not path.is_file():
         return None
     try:
         document = dict(parse_json(path.read_text(encoding="utf-8")))
+        # Before all else: of another format nothing is known, so no other error would be true.
         version = document.pop("format")
         if version != FORMAT:
             raise SettingsError(
                 f"{place}: {FACTS} has format {version}, this version of nip reads {FORMAT}; use "
                 "the version of nip that published it"
             )
-        kind, lineage = document.pop("kind"), dict(document.pop("lineage"))
-        files = {name: dict(entry) for name, entry in document.pop("files").items()}
-        for name, entry in files.items():
+        if "files" not in document:
+            raise KeyError("files")
+        facts = _FACTS.validate_python(document)
+        for name in facts.files:
             inside = not name.startswith("/") and ".." not in name.split("/")
-            if not (inside and is_taken(name, kind)) or not {"sha256", "bytes"} <= entry.keys():
+            if not (inside and is_taken(name, facts.kind)):
                 raise ValueError(f"the entry of {name!r}")
-        if kind not in ("adapter", "dataset"):
-            raise ValueError(f"kind {kind!r}")
     except SettingsError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except ValidationError as error:
+        raise SettingsError(
+            f"{place}: {FACTS} is not what nip writes ({first_fault(error)})"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
         raise SettingsError(f"{place}: {FACTS} is not what nip writes ({error!r})") from None
-    return Facts(kind, lineage, document, files)
+    return facts
 
 
 def read_sealed(directory: Path, place: str) -> Facts | None:
     """As `read_facts`, with every file compared. Raises CorruptionError for a damaged one."""
     facts = read_facts(directory, place)
-    for name, entry in (facts.files if facts is not None else {}).items():
+    for name, entry in facts.files.items() if facts is not None else ():
         path = directory / name
         if not path.is_file():
             raise CorruptionError(f"{place}: {name} is missing, and {FACTS} names it")
         measured = _measure(path)
         if measured != entry:
             raise CorruptionError(
-                f"{place}: {name} has SHA-256 {measured['sha256'][:12]}…, {FACTS} says "
-                f"{str(entry['sha256'])[:12]}…: it was changed, or is damaged"
+                f"{place}: {name} has SHA-256 {measured.sha256[:12]}…, {FACTS} says "
+                f"{entry.sha256[:12]}…: it was changed, or is damaged"
             )
     return facts
 
@@ -203,14 +198,14 @@ def new_directory(target: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _measure_all(directory: Path) -> dict[str, dict[str, Any]]:
+def _measure_all(directory: Path) -> dict[str, FileEntry]:
     return {name: _measure(path) for name, path in list_files(directory).items()}
 
 
-def _measure(path: Path) -> dict[str, Any]:
+def _measure(path: Path) -> FileEntry:
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return {"sha256": sha256, "bytes": file.tell()}
+        return FileEntry(sha256=sha256, bytes=file.tell())
 
 
 def _sync(path: Path) -> None:

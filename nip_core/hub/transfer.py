@@ -18,9 +18,9 @@ from pathlib import Path
 
 from nip_core.errors import NipError, SettingsError
 from nip_core.hub.client import Hub, Remote, UnclearError
+from nip_core.hub.nip_json import Facts
 from nip_core.hub.repository import (
     FACTS,
-    Facts,
     list_files,
     list_patterns,
     new_directory,
@@ -74,9 +74,13 @@ def check_public(hub: Hub, reference: Reference, facts: Facts, *, public: bool) 
     if FACTS in names:
         at = reference.at(remote.commit)
         before = read_facts(hub.download(at, [FACTS]), f"{at}")
-        if before is not None and before.kind == facts.kind and before.source() == facts.source():
+        if (
+            before is not None
+            and before.kind == facts.kind
+            and before.lineage.source == facts.lineage.source
+        ):
             return Existing(remote, frozenset(before.files))
-        what = "nothing of nip" if before is None else f"{before.kind} of {before.source()}"
+        what = "nothing of nip" if before is None else f"{before.kind} of {before.lineage.source}"
     else:
         what = _name_some(sorted(names))
     raise SettingsError(

@@ -1,18 +1,17 @@
 """The document of one job in the run store, replaced only where it is what was last seen.
 
-JobDocument  reading it, and every change
-read_job     what it says, for those who change nothing
-billed_tokens   what its attempts were trained on
+JobDocument           reading it, and every change
+read_job              what it says, for those who change nothing
+count_billed_tokens   what its attempts were trained on
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from nip_core.errors import CorruptionError, LeaseError, StoreError
 from nip_core.jobs.job import FORMAT_VERSION, Clock, JobEvent, JobRecord, Outcome
-from nip_core.run_store.documents import decode, encode
+from nip_core.run_store.documents import decode, encode, first_fault
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, Store
@@ -85,7 +84,8 @@ def read_job(run: RunStore, path: str) -> JobRecord | None:
 
 def _parse(data: bytes, path: str) -> JobRecord:
     document = decode(data, path, _REMEDY)
-    version = document.get("format_version") if isinstance(document, dict) else None
+    # The version before all else: a later one may have other keys.
+    version = document.get("format_version")
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise StoreError(
             f"{path}: format version {version}, this version of nip reads {FORMAT_VERSION}; use "
@@ -94,19 +94,22 @@ def _parse(data: bytes, path: str) -> JobRecord:
     try:
         return JobRecord.model_validate(document)
     except ValidationError as error:
-        raise CorruptionError(f"{path}: damaged, not a job record; {_REMEDY}") from error
+        raise CorruptionError(
+            f"{path}: damaged, not a job record ({first_fault(error)}); {_REMEDY}"
+        ) from error
 
 
-def billed_tokens(job: Mapping[str, Any], expected: int | None) -> int:
-    """The tokens that all attempts of the job with this document were trained on.
+def count_billed_tokens(job: JobRecord, expected: int | None) -> int:
+    """Count the tokens that all attempts of a job were trained on.
 
     Of one that goes on, or has succeeded at a back-end that doesn't say, the `expected` ones (None:
     not known).
     """
-    earlier = sum(attempt.get("trained_tokens") or 0 for attempt in job.get("previous") or ())
-    if job.get("trained_tokens") is not None:
-        return earlier + int(job["trained_tokens"])
-    was_sent = job.get("id") is not None or bool(job.get("creates_open"))
-    if was_sent and job.get("outcome") in (None, "succeeded"):
+    earlier = sum(attempt.trained_tokens or 0 for attempt in job.previous)
+    if job.trained_tokens is not None:
+        return earlier + job.trained_tokens
+    # A create whose outcome is unknown may have made a job: what it would cost counts until then.
+    was_sent = job.id is not None or job.creates_open > 0
+    if was_sent and job.outcome in (None, "succeeded"):
         return earlier + (expected or 0)
     return earlier

@@ -3,7 +3,8 @@
 job_key      the identity of a job, derived from everything that decides its outcome
 JobSpec      what to train
 Payload      the data of a job: bytes, or a file
-JobRecord    the document ``jobs/<group>.json`` of the run store
+JobRecord    the document ``jobs/<group>.json`` of the run store, with an EarlierAttempt for each
+             that was followed by another
 JobView      a job as the back-end reports it
 Backend      the calls that the ledger makes
 BackendTrouble   what goes wrong in a call: Refused, Busy or NoAnswer; the ledger treats each
@@ -18,7 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from nip_core.errors import NipError
 from nip_core.hashing import derive_key
@@ -166,10 +173,10 @@ class JobEvent(BaseModel):
     what: str
 
 
-class JobRecord(BaseModel):
-    """The document of a job in the run store."""
+class JobAttempt(BaseModel):
+    """One attempt to train a model: what was asked for, and what came of it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True)
 
     format_version: Literal[1] = 1
     state: State
@@ -204,12 +211,26 @@ class JobRecord(BaseModel):
     effective: dict[str, Any] | None = None  # settings as the back-end says it used them
     events: tuple[JobEvent, ...] = ()
     backend_events: tuple[dict[str, Any], ...] = ()  # the back-end's own, with losses
-    previous: tuple[dict[str, Any], ...] = ()  # records of earlier attempts
 
     @property
     def succeeded(self) -> bool:
         """True if there is a new model."""
         return self.outcome == "succeeded"
+
+
+class EarlierAttempt(JobAttempt):
+    """An attempt that was followed by another one, kept in the document of that."""
+
+    @model_serializer(mode="wrap")
+    def _as_it_was_written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # An earlier version may have written it, with fewer keys: none is added to what is over.
+        return {name: value for name, value in write(self).items() if name in self.model_fields_set}
+
+
+class JobRecord(JobAttempt):
+    """The document ``jobs/<group>.json``: the newest attempt, and those before it."""
+
+    previous: tuple[EarlierAttempt, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -253,8 +274,8 @@ class Backend(Protocol):
 
     async def cancel_job(self, job_id: str) -> JobView: ...
 
-    async def job_events(self, job_id: str) -> list[dict[str, Any]]:
-        """The back-end's events of a job, oldest first."""
+    async def job_events(self, job_id: str) -> list[dict[str, JsonValue]]:
+        """List the back-end's events of a job, oldest first; `steps` reads figures in them."""
 
 
 @dataclass(frozen=True)

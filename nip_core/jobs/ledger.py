@@ -25,7 +25,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from nip_core.errors import DeadlineError, JobError, ParkedError, RunConflictError
 from nip_core.jobs.document import JobDocument
@@ -34,6 +34,7 @@ from nip_core.jobs.job import (
     BackendTrouble,
     Busy,
     Clock,
+    EarlierAttempt,
     JobRecord,
     JobSpec,
     JobView,
@@ -340,7 +341,7 @@ class Ledger:
         self, document: JobDocument, spec: JobSpec, stored: JobRecord | None, note: str | None
     ) -> JobRecord:
         """Write the intent, after `stored` if that is an attempt which has ended."""
-        previous: tuple[dict[str, Any], ...] = ()
+        previous: tuple[EarlierAttempt, ...] = ()
         if stored is not None:
             over = stored.state == "terminal" and spec.attempt > stored.attempt
             if not over and stored.outcome != "refused":
@@ -351,7 +352,7 @@ class Ledger:
                     f"{_difference(stored, spec)}"
                 )
             last = stored.model_dump(mode="json", exclude={"previous"})
-            previous = (*stored.previous, last)
+            previous = (*stored.previous, EarlierAttempt.model_validate(last))
         record = JobRecord(
             state="intent",
             key=spec.key,

@@ -1,20 +1,36 @@
 """How far a job is, and the figures of its steps, from what its back-end says.
 
-JobSteps       the newest step that a back-end has told of
-steps_of       of a job as it is reported, where the server is ours
-newest_step    of a job's events, ours or OpenAI's
-by_step        the figures of all steps in a job's events
+JobSteps            the newest step that a back-end has told of
+read_progress       of a job as it is reported, where the server is ours; is_paused: by that server
+find_newest_step    of a job's events, ours or OpenAI's
+StepFigures         the figures of one step
+read_step_figures   those of all steps in a job's events
 """
 
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, JsonValue
 
 from nip_core.jobs.job import JobView
 
 _MESSAGE = re.compile(r"Step (\d+)/(\d+)")
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _mapping(value: object) -> object:
+    return value if isinstance(value, Mapping) else {}
+
+
+# A back-end may send anything: what is no number is not known, and what is no object is empty.
+_Number = Annotated[float | None, BeforeValidator(_number)]
+_Lenient = BeforeValidator(_mapping)
 
 
 @dataclass(frozen=True)
@@ -35,56 +51,92 @@ class JobSteps:
         return round(min(100.0, max(0.0, 100.0 * self.step / self.total)), 2)
 
 
-def steps_of(view: JobView) -> JobSteps | None:
-    """The newest step of a job on a server of ours; None where none was told of."""
-    return _steps((view.effective.get("nip") or {}).get("progress"))
+class _Data(BaseModel):
+    """The figures of a step."""
+
+    step: _Number = None
+    total_steps: _Number = None
+    train_loss: _Number = None
+    tokens: _Number = None
+    time_left_s: _Number = None
+
+    def steps(self) -> JobSteps | None:
+        """Give them as a `JobSteps`, if they say which step of how many it is."""
+        if self.step is None or self.total_steps is None or self.total_steps <= 0:
+            return None
+        return JobSteps(
+            int(self.step),
+            int(self.total_steps),
+            loss=self.train_loss,
+            tokens=int(self.tokens or 0),
+            left_s=self.time_left_s,
+        )
 
 
-def newest_step(events: Sequence[Mapping[str, Any]]) -> JobSteps | None:
-    """The newest step of which the events tell, oldest first; None where none does."""
-    return next(filter(None, map(_step_of_event, reversed(events))), None)
+class _Event(BaseModel):
+    """An event of a job, ours or OpenAI's."""
+
+    type: object = None
+    message: object = None
+    created_at: _Number = None
+    data: Annotated[_Data, _Lenient] = _Data()
+
+    def steps(self) -> JobSteps | None:
+        """Give the step that it tells of: in its data, or as in OpenAI's "Step 8/90: ..."."""
+        if (steps := self.data.steps()) is not None:
+            return steps
+        told = _MESSAGE.match(str(self.message))
+        if told is None:
+            return None
+        step = {"step": float(told[1]), "total_steps": float(told[2])}
+        return self.data.model_copy(update=step).steps()
 
 
-def by_step(events: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    """By step the event that tells its figures, in order; of several attempts the last.
+class _Report(BaseModel):
+    """What a server of ours says of a job beside the words of OpenAI's API."""
 
-    The figures are the event's ``data``.
-    """
-    told = {
-        int(event["data"]["step"]): event
-        for event in events
-        if event.get("type") == "metrics" and (event.get("data") or {}).get("step") is not None
-    }
-    return dict(sorted(told.items()))
+    progress: Annotated[_Data, _Lenient] = _Data()
+    paused: object = None
 
 
-def _step_of_event(event: Mapping[str, Any]) -> JobSteps | None:
-    """The step that an event tells: in its data, or as in OpenAI's "Step 8/90: ..."."""
-    data = event.get("data")
-    if (steps := _steps(data)) is not None:
-        return steps
-    told = _MESSAGE.match(str(event.get("message")))
-    if told is None:
-        return None
-    figures = data if isinstance(data, Mapping) else {}
-    return _steps({**figures, "step": int(told[1]), "total_steps": int(told[2])})
+Events = Sequence[Mapping[str, JsonValue]]
+"""What a back-end tells of a job, oldest first, as the job's document keeps it."""
 
 
-def _steps(data: Any) -> JobSteps | None:
-    if not isinstance(data, Mapping):
-        return None
-    step, total = _number(data.get("step")), _number(data.get("total_steps"))
-    if step is None or total is None or total <= 0:
-        return None
-    return JobSteps(
-        int(step),
-        int(total),
-        loss=_number(data.get("train_loss")),
-        tokens=int(_number(data.get("tokens")) or 0),
-        left_s=_number(data.get("time_left_s")),
-    )
+@dataclass(frozen=True)
+class StepFigures:
+    """The figures of one step of a training, as an event of its job tells them."""
+
+    loss: float | None
+    told_at: float | None
+    """Seconds since the epoch, by the back-end's clock."""
+    figures: Mapping[str, JsonValue]
+    """All of them by name, the loss and the number of the step among them."""
 
 
-def _number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and math.isfinite(value)
-    return float(value) if is_number else None
+def read_progress(view: JobView) -> JobSteps | None:
+    """Read the newest step of a job on a server of ours; None where none was told of."""
+    return _Report.model_validate(view.effective.get("nip") or {}).progress.steps()
+
+
+def is_paused(view: JobView) -> bool:
+    """Tell whether a server of ours says of a job that it stands still for now."""
+    return bool(_Report.model_validate(view.effective.get("nip") or {}).paused)
+
+
+def find_newest_step(events: Events) -> JobSteps | None:
+    """Find the newest step in a job's events; None where none tells of one."""
+    told = (_Event.model_validate(event).steps() for event in reversed(events))
+    return next(filter(None, told), None)
+
+
+def read_step_figures(events: Events) -> dict[int, StepFigures]:
+    """Read the figures in a job's events by step, in order."""
+    figures = {}
+    for raw in events:
+        event, data = _Event.model_validate(raw), raw.get("data")
+        if event.type == "metrics" and event.data.step is not None and isinstance(data, dict):
+            # A training that was begun again tells of a step again: what it did last is trained.
+            step = int(event.data.step)
+            figures[step] = StepFigures(event.data.train_loss, event.created_at, data)
+    return dict(sorted(figures.items()))

@@ -10,10 +10,10 @@ from nip_core.parameters.base import Parameters, group_for
 from nip_core.parameters.base_run import RunName
 from nip_core.parameters.dialects import ApiDialect, ReasoningEffort
 from nip_core.parameters.plain import Plain, PlainDict, PlainMapping
+from nip_core.parameters.provider_table import ProviderName
 from nip_core.parameters.published import PublishedAdapter
 from nip_core.parameters.update_schedule import ConstantUpdateSchedule, UpdateSchedule
 
-Provider = Literal["OpenAI", "SelfHosted", "OpenRouter"]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 DEFAULT_SCHEME_HOST = "http://localhost"
@@ -33,6 +33,9 @@ ALTERNATIVES = (
     frozenset({"lora_alpha", "lora_alpha_scale"}),
 )
 """Settings of which only one can hold."""
+OWN_DPO_SETTINGS = ("dpo_sft_weight", "dpo_label_smoothing")
+"""Settings of training by DPO that only an lm_server knows, by the same names. One that is not 0 is
+sent with the job."""
 LORA_ALPHA_MAX = 4096  # what an lm_server takes
 
 
@@ -132,8 +135,9 @@ class PureTextAgentParameters(AgentParameters):
     """Keeps its default: of networks trained from nothing."""
     orthogonal_initialisation_gain: float = 1.0
     """Keeps its default: of networks trained from nothing."""
-    model_provider: Provider = "OpenAI"
-    """Who serves the model: OpenAI, OpenRouter (inference only) or SelfHosted (an lm_server)."""
+    model_provider: ProviderName = "OpenAI"
+    """Who serves the model: SelfHosted, an lm_server; OpenAI; or another API on the web, which
+    only plays (freeze_agent: true). Their names stand in providers.md."""
     model_name: Annotated[str, Field(min_length=1)] = "gpt-4o-mini-2024-07-18"
     """The base model; a run's settings name it, none is played by default. SelfHosted: "tiny",
     "tiny-arithmetic", "tiny-arithmetic-turns" or "tiny-reading" (bundled), a path, or a Hugging
@@ -226,14 +230,16 @@ class PureTextAgentParameters(AgentParameters):
     dpo_sft_weight: Annotated[float, Field(ge=0, le=100)] = 0.0
     """For training by DPO: the weight of imitating the better answer beside preferring it, 0 to
     100. DPO alone may make both answers of a pair unlikely. SelfHosted only."""
+    dpo_label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """For training by DPO: the share of pairs taken to have their better and worse answers
+    exchanged, 0 to below 0.5. The loss is corrected for it (robust DPO). SelfHosted only."""
     chat_format: Literal["named", "alternating", "alternating_no_system"] = "named"
     """How a history becomes a chat. "named": one message each, others with their name. For strict
     chat templates "alternating": user and assistant in turn after one system message, names in the
     text; "alternating_no_system": the same, with the system prompt in the first user message."""
     api_dialect: ApiDialect = "auto"
-    """What the API takes otherwise than OpenAI's: "openai", "self_hosted" (an lm_server),
-    "openrouter", "gemini", "anthropic" or "mistral". "auto": by the host of base_url, where it is
-    known, else by model_provider."""
+    """What the API takes otherwise than OpenAI's, by a name of the table of providers, see
+    providers.md. "auto": by the host of base_url, where it is known, else by model_provider."""
     reasoning_effort: ReasoningEffort | None = None
     """How much a model that thinks is to think: "none", "minimal", "low", "medium", "high" or
     "xhigh"; models know some of them. None: the provider's default. Thoughts are recorded, never

@@ -17,9 +17,10 @@ is_deterministic whether it is answered by the deterministic engine
 
 from typing import TYPE_CHECKING
 
-from nip_core.parameters.agents import PureTextAgentParameters
+from nip_core.parameters.agents import OWN_DPO_SETTINGS, PureTextAgentParameters
 from nip_core.parameters.dialects import check_dialect, find_dialect
 from nip_core.parameters.prices import find_missing_prices, write_price_lines
+from nip_core.parameters.provider_table import PROVIDERS
 from nip_core.parameters.update_schedule import AlternatingPeriodicUpdateSchedule
 from nip_core.protocols import ACCEPT, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS
@@ -47,7 +48,7 @@ GROUP_SETTINGS = (
     "quantization",
     "num_epochs",
     "dpo_beta",
-    "dpo_sft_weight",
+    *OWN_DPO_SETTINGS,
     "use_lora",
     "lora_rank",
     "lora_alpha",
@@ -159,7 +160,7 @@ def check_training(parameters: "HyperParameters") -> None:
         )
     agents = parameters.model_agents.values()
     if parameters.fine_tuning.wandb_project is not None and not any(
-        agent.model_provider == "OpenAI" and not agent.use_dummy_api for agent in agents
+        PROVIDERS[agent.model_provider].takes_wandb and not agent.use_dummy_api for agent in agents
     ):
         raise ValueError(
             "fine_tuning.wandb_project: OpenAI reports its jobs there, and no agent has "
@@ -241,11 +242,14 @@ def _check_malt(parameters: "HyperParameters") -> None:
                     f"agents.{name}.temperature: trainer 'pure_text_malt' compares answers to one "
                     "prompt, which are all equal with it (got 0); raise it, or leave it out"
                 )
-            if agent.dpo_sft_weight and agent.model_provider != "SelfHosted":
-                raise ValueError(
-                    f"agents.{name}.dpo_sft_weight: {agent.model_provider} has no such setting "
-                    f"(got {agent.dpo_sft_weight}); leave it out, or set model_provider: SelfHosted"
-                )
+            # Refused here, as a provider would refuse the job only after the episodes are paid for.
+            for setting in OWN_DPO_SETTINGS:
+                value = getattr(agent, setting)
+                if value and agent.model_provider != "SelfHosted":
+                    raise ValueError(
+                        f"agents.{name}.{setting}: {agent.model_provider} has no such setting "
+                        f"(got {value}); leave it out, or set model_provider: SelfHosted"
+                    )
 
 
 def _check_grpo(parameters: "HyperParameters") -> None:
@@ -313,15 +317,17 @@ def _check_provider(place: str, agent: PureTextAgentParameters) -> None:
     if agent.use_dummy_api:
         return
     check_dialect(place, agent)
-    if agent.model_provider == "OpenRouter" and not agent.freeze_agent:
+    provider = PROVIDERS[agent.model_provider]
+    if not provider.trains and not agent.freeze_agent:
         raise ValueError(
-            f"{place}: OpenRouter can't fine-tune; set freeze_agent: true or another model_provider"
+            f"{place}: {agent.model_provider} can't fine-tune; set freeze_agent: true or another "
+            "model_provider"
         )
-    is_openai = agent.model_provider == "OpenAI" and agent.base_url is None
-    if is_openai and agent.repetition_penalty is not None:
+    refuses = not provider.takes_repetition_penalty and agent.base_url is None
+    if refuses and agent.repetition_penalty is not None:
         raise ValueError(
-            f"{place}.repetition_penalty is not known to the OpenAI API; unset it, or name another "
-            "API with base_url"
+            f"{place}.repetition_penalty is not known to the {agent.model_provider} API; unset it, "
+            "or name another API with base_url"
         )
     if agent.stack_lora_adapters and agent.model_provider != "SelfHosted":
         raise ValueError(

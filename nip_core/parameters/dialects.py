@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
+from nip_core.parameters.provider_table import PROVIDERS
+
 if TYPE_CHECKING:
     from nip_core.parameters.agents import PureTextAgentParameters
 
@@ -86,7 +88,6 @@ DIALECTS: dict[str, Dialect] = {
         effort="reasoning_effort",
     ),
 }
-_OF_PROVIDERS = {"OpenAI": "openai", "SelfHosted": "self_hosted", "OpenRouter": "openrouter"}
 
 
 def dialect_name(agent: "PureTextAgentParameters") -> str:
@@ -99,7 +100,7 @@ def dialect_name(agent: "PureTextAgentParameters") -> str:
     for name, dialect in DIALECTS.items():
         if host in dialect.hosts:
             return name
-    return _OF_PROVIDERS[agent.model_provider]
+    return PROVIDERS[agent.model_provider].dialect
 
 
 def find_dialect(agent: "PureTextAgentParameters") -> Dialect:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from nip_core.parameters.agents import PureTextAgentParameters
+from nip_core.parameters.provider_table import PROVIDERS
 from nip_core.parameters.training import Price
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _FREE = Price()
 
 def is_paid(agent: PureTextAgentParameters) -> bool:
     """Return whether somebody sends a bill for the agent's calls."""
-    return not agent.use_dummy_api and agent.model_provider != "SelfHosted"
+    return not agent.use_dummy_api and PROVIDERS[agent.model_provider].sends_bills
 
 
 def find_missing_prices(parameters: "HyperParameters") -> tuple[str, ...]:

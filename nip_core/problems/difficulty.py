@@ -26,6 +26,7 @@ from nip_core.rollouts.episode import ShardContext
 from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import EpisodeSpec, episode_spec
+from nip_core.rollouts.rows import recorded_calls
 from nip_core.scenarios import Problem
 from nip_core.scenarios.rows import Row
 
@@ -70,7 +71,7 @@ async def ask_verifier(
     stays silent.
     """
     parameters: HyperParameters = game.parameters
-    recorded = {r["generation"]["key"]: r for r in journal.replay()}
+    recorded = recorded_calls(journal.replay(), journal.name)
     context = ShardContext(
         game=game,
         players={AGENT: Player(AGENT, model.name, model.endpoint, find_agent(parameters))},
@@ -82,10 +83,10 @@ async def ask_verifier(
     played = await play_episodes(specs, context)
     noticed: dict[str, list[bool]] = defaultdict(list)
     for episode in played.episodes:
-        if episode["outcome"] != "failed":
-            noticed[episode["question_id"]].append(episode["decision"] == _REJECT)
-    prompt = sum(g["prompt_tokens"] for g in played.generations)
-    completion = sum(g["completion_tokens"] for g in played.generations)
+        if episode.outcome != "failed":
+            noticed[episode.question_id].append(episode.decision == _REJECT)
+    prompt = sum(g.prompt_tokens for g in played.generations)
+    completion = sum(g.completion_tokens for g in played.generations)
     return dict(noticed), (len(played.generations), prompt, completion)
 
 

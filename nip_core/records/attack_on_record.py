@@ -18,9 +18,9 @@ def training_of(records: Records) -> dict[str, Any]:
     steps = [record for record in records.all() if record.iteration < records.shown.last]
     if not steps:
         return {}
-    counts = [of.get("counts") or {} for record in steps for of in record.datasets.values()]
+    counts = [of.counts or {} for record in steps for of in record.datasets.values()]
     jobs = [
-        {group: {**job, "status": job["outcome"] or job["status"]} for group, job in of.items()}
+        {group: {**job.model_dump(), "status": job.state} for group, job in of.items()}
         for of in (record.jobs for record in steps)
     ]
     return by_training(jobs, counts)

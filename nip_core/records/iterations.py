@@ -1,6 +1,5 @@
 """What is on record of each iteration of a run, read once where it does not change any more.
 
-RunShown          the part of a run's settings that showing it needs; open_shown reads it
 IterationRecord   one iteration: what the summary, the report, the artifacts and the state say of it
 Records           those of a run
 
@@ -16,113 +15,41 @@ are read. It follows them, so a kill between the two costs nothing.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any, Self
 
 import pyarrow as pa
+from pydantic import BaseModel
 
-from nip_core.errors import CorruptionError, StoreError
-from nip_core.evaluation.embedding import thinned
+from nip_core.errors import StoreError
 from nip_core.evaluation.metrics import paired_difference
-from nip_core.jobs.document import billed_tokens
-from nip_core.jobs.steps import by_step
-from nip_core.parameters.providers import dummy_name
-from nip_core.parameters.stored import complete_settings
-from nip_core.parameters.tested_iterations import scheme_tests
+from nip_core.jobs.document import count_billed_tokens, read_job
 from nip_core.records.intervals import shown_metrics, split_by_of
-from nip_core.records.models import NOT_SCHEDULED
-from nip_core.records.shapes import RATES, SECONDS, SWAP, checked, damaged
-from nip_core.records.spending import Spent, add_up, expected_tokens, stages_of, tree_splits
-from nip_core.records.stage_seconds import seconds_so_far
+from nip_core.records.jobs_shown import NOT_DUE, DatasetShown, JobShown, read_losses
+from nip_core.records.models import Decision, Swap, read_swap
+from nip_core.records.run_shown import RunShown, open_shown
+from nip_core.records.shapes import RATES, checked
+from nip_core.records.spending import Spent, add_up, expected_tokens, spent_by_stage, tree_splits
+from nip_core.records.stage_seconds import StageSeconds, seconds_so_far
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import StoredRollouts
-from nip_core.run_store.documents import encode
+from nip_core.run_store.documents import encode, validate_document
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import MANIFEST, is_committed, read_manifest
-from nip_core.run_store.run import RunRecord, RunStore
-from nip_core.run_store.store import list_files
-from nip_lm_server.client import base_served_name
+from nip_core.run_store.run import RunStore, read_document
+from nip_core.run_store.store import MissingFileError, list_files
 
 BLOCK = 25
 """Iterations in one file of ``shown/``."""
 BLOCKS = "shown"
 _FORMAT_VERSION = 2
-_NOT_DUE = {
-    "id": None,
-    "outcome": None,
-    "status": NOT_SCHEDULED,
-    "reason": "no agent of the group trains in this iteration (update_schedule)",
-    "trained_tokens": None,
-    "billed_tokens": 0,
-    "loss": (),
-}
-_OF_A_JOB = ("id", "outcome", "status", "reason", "trained_tokens")
-_OF_A_DATASET = ("episodes", "examples", "method", "counts", "tokens", "training_usd")
-_PARTS = (
-    *("swap", "served", "promotion", "jobs", "datasets", "spent", "stage_s", "manifests"),
-    "change",
-)
 _BREAKDOWNS = ("by_difficulty", "by_mutation")  # shown of the first test and the last alone
-_MOST_LOSSES = 100  # of a job, which is more than the curve of the report has room for
-
-
-@dataclass(frozen=True)
-class RunShown:
-    """The part of a run's record and settings that showing it needs."""
-
-    record: RunRecord
-    last: int
-    """The number of iterations, and of the last, which has nothing but a test."""
-    tested: frozenset[int]
-    """Those with a test, by the settings."""
-    attacks: bool
-    """Whether it attacks another run, which is measured with the last."""
-    first_models: Mapping[str, str]
-    """By group, in agent order: what plays iteration 0."""
-
-
-def open_shown(run: RunStore) -> RunShown:
-    """The run's record and settings. Raises CorruptionError where they make no sense."""
-    try:
-        record = run.open()
-        settings = complete_settings(record.parameters)
-        first_models: dict[str, str] = {}
-        for name, agent in settings["agents"].items():
-            if not agent.get("is_random"):
-                name_of = dummy_name if agent["use_dummy_api"] else base_served_name
-                group = agent["shared_model_group"] or name
-                first_models.setdefault(group, name_of(agent["model_name"]))
-        taken_over = (record.contents.get("origin") or [{}])[0]
-        first_models |= {group: str(model["model"]) for group, model in taken_over.items()}
-        last, text_rl = int(settings["rl"]["num_iterations"]), settings["text_rl"]
-        scheme, interval = str(text_rl["test_scheme"]), int(text_rl["test_interval"])
-        tested = (i for i in range(last + 1) if scheme_tests(scheme, last, i, interval))
-        attacks = settings["attack"]["run"] is not None
-        return RunShown(record, last, frozenset(tested), attacks, first_models)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise damaged(f"{run.root}/run.json", error) from error
-
-
-def document(run: RunStore, path: str, *needed: str) -> dict[str, Any] | None:
-    """A JSON object, or None if there is none. Raises CorruptionError if a key is missing."""
-    value = run.read_json_or_none(path)
-    if value is None and not run.store.exists(path):
-        return None
-    if not isinstance(value, dict):
-        raise CorruptionError(f"{path}: damaged, an object was expected")
-    missing = [key for key in needed if key not in value]
-    if missing:
-        raise CorruptionError(f"{path}: damaged, {', '.join(missing)} is missing")
-    return value
 
 
 class IterationRecord:
-    """One iteration. Each part is read when it is first asked for; damage raises CorruptionError.
-
-    All parts can be encoded as JSON.
-    """
+    """One iteration, each part read when it is first asked for; damage raises CorruptionError."""
 
     def __init__(self, records: "Records", iteration: int) -> None:
         """Reads nothing yet."""
@@ -148,85 +75,81 @@ class IterationRecord:
         """The metrics of a split as they are on record; of an earlier block, as they are shown."""
         if split not in self._stored_metrics:
             path = self._run.metrics(self.iteration, split)
-            metrics = document(self._run, path)
+            metrics = self._run.read_json_or_none(path)
             self._stored_metrics[split] = metrics and checked(metrics, RATES, path)
         return self._stored_metrics[split]
 
     @cached_property
-    def swap(self) -> dict[str, Any] | None:
-        """The document of the swap, None where there is none yet."""
-        path = self._run.models(self.iteration)
-        swap = document(self._run, path, "groups")
-        return swap and checked(swap, SWAP, path)
+    def swap(self) -> Swap | None:
+        """Who serves from the next iteration on; None where there is no swap yet."""
+        return read_swap(self._run, self.iteration)
 
     @cached_property
     def served(self) -> dict[str, str]:
         """By group, the name of the model that plays the iteration."""
         if self.iteration == 0 or (before := self._records.of(self.iteration - 1)).swap is None:
             return dict(self._records.shown.first_models)
-        return {group: str(model["model"]) for group, model in before.swap["groups"].items()}
+        return before.swap.names
 
     @cached_property
-    def promotion(self) -> dict[str, Any] | None:
+    def promotion(self) -> Decision | None:
         """The decision of the gate after the training; None where there was none."""
-        promotion = (self.swap or {}).get("promotion")
-        return None if promotion is None else dict(promotion)
+        return None if self.swap is None else self.swap.promotion
 
     @cached_property
-    def jobs(self) -> dict[str, dict[str, Any]]:
-        """Jobs by group, their losses as (step, loss). One that was not due has a stand-in."""
-        jobs: dict[str, dict[str, Any]] = {}
+    def jobs(self) -> dict[str, JobShown]:
+        """Jobs by group. One that was not due has a stand-in."""
+        jobs: dict[str, JobShown] = {}
+        not_scheduled = [] if self.swap is None else self.swap.not_scheduled
         for group in self._records.shown.first_models:
-            path = self._run.job(self.iteration, group)
-            job = document(self._run, path, "id", "outcome", "status", "reason")
+            job = read_job(self._run, self._run.job(self.iteration, group))
             if job is not None:
-                jobs[group] = {name: job.get(name) for name in _OF_A_JOB} | {"loss": _losses(job)}
-                jobs[group]["billed_tokens"] = billed_tokens(job, self._expected_tokens(group, job))
-            elif group in (self.swap or {}).get("not_scheduled", ()):
-                jobs[group] = dict(_NOT_DUE)
+                directory = self._run.dataset(self.iteration, group)
+                jobs[group] = JobShown(
+                    id=job.id,
+                    outcome=job.outcome,
+                    status=job.status,
+                    reason=job.reason,
+                    trained_tokens=job.trained_tokens,
+                    loss=read_losses(job),
+                    billed_tokens=count_billed_tokens(
+                        job, expected_tokens(self._run.store, directory, job)
+                    ),
+                )
+            elif group in not_scheduled:
+                jobs[group] = NOT_DUE
         return jobs
 
-    def _expected_tokens(self, group: str, job: Mapping[str, Any]) -> int | None:
-        """The tokens that training takes by what its dataset says, None where that is not known."""
-        directory = self._run.dataset(self.iteration, group)
-        return expected_tokens(self._run.store, directory, job)
-
     @cached_property
-    def spent(self) -> dict[str, dict[str, Any]]:
-        """By stage, the `facts` of what it has spent, see `nip_core.records.spending`."""
+    def spent(self) -> dict[str, Spent]:
+        """What each of its stages has spent, see `nip_core.records.spending`."""
         trees = tree_splits(self._records.shown.record.parameters)
-        stages = stages_of(self._run, self.iteration, self.stored_metrics, self.jobs, trees)
-        return {stage: spent.facts() for stage, spent in stages.items()}
-
-    @cached_property
-    def stages_spent(self) -> dict[str, Spent]:
-        """`spent`, to be reckoned with."""
-        return {stage: Spent.of(facts) for stage, facts in self.spent.items()}
+        billed = {group: job.billed_tokens for group, job in self.jobs.items() if job.is_due}
+        return spent_by_stage(self._run, self.iteration, self.stored_metrics, billed, trees)
 
     @cached_property
     def all_spent(self) -> Spent:
         """All stages together."""
-        return add_up(self.stages_spent.values())
+        return add_up(self.spent.values())
 
     @cached_property
-    def datasets(self) -> dict[str, dict[str, Any]]:
-        """By group with a job, what the manifest of its dataset says, {} where there is none."""
-        facts = {}
-        for group in self.jobs:
-            directory, extra = self._run.dataset(self.iteration, group), dict[str, Any]()
-            if is_committed(self._run.store, directory):
-                extra = dict(read_manifest(self._run.store, directory).extra)
-            facts[group] = {name: extra[name] for name in _OF_A_DATASET if name in extra}
-        return facts
+    def datasets(self) -> dict[str, DatasetShown]:
+        """By group with a job, what the manifest of its dataset says."""
+        return {group: self._read_dataset(group) for group in self.jobs}
+
+    def _read_dataset(self, group: str) -> DatasetShown:
+        directory = self._run.dataset(self.iteration, group)
+        if not is_committed(self._run.store, directory):
+            return DatasetShown()
+        manifest = read_manifest(self._run.store, directory)
+        return validate_document(manifest.extra, DatasetShown, f"{directory}/{MANIFEST}")
 
     @cached_property
     def stage_s(self) -> dict[str, float]:
         """Seconds by stage."""
         path = f"{self._run.iteration(self.iteration)}/times.json"
-        times = self._run.read_json_or_none(path)
-        if times is None:
-            return seconds_so_far(self._run, self.iteration)
-        return dict(checked(times, SECONDS, path))
+        times = read_document(self._run, path, StageSeconds)
+        return seconds_so_far(self._run, self.iteration) if times is None else times.root
 
     @cached_property
     def manifests(self) -> dict[str, str]:
@@ -257,23 +180,58 @@ class IterationRecord:
         is_due = self.iteration in self._records.shown.tested
         return self.swap is not None and not (is_due and self.stored_metrics(TEST) is None)
 
-    def parts(self) -> dict[str, Any]:
-        """All of it, for a block, but for the breakdowns of its metrics."""
+    def to_block(self) -> dict[str, Any]:
+        """Give all of it for a block of iterations, but for the breakdowns of its metrics."""
         splits = (TEST, TRAIN, VALIDATION, CANDIDATE, ATTACK)
-        metrics = {split: _without_breakdowns(self.metrics(split)) for split in splits}
-        return {name: getattr(self, name) for name in _PARTS} | {"metrics": metrics}
+        return {
+            "swap": None if self.swap is None else self.swap.to_document(),
+            "served": self.served,
+            "promotion": None if self.promotion is None else asdict(self.promotion),
+            "jobs": {group: job.to_document() for group, job in self.jobs.items()},
+            "datasets": {g: of.model_dump(exclude_unset=True) for g, of in self.datasets.items()},
+            "spent": {stage: asdict(spent) for stage, spent in self.spent.items()},
+            "stage_s": self.stage_s,
+            "manifests": self.manifests,
+            "change": self.change,
+            "metrics": {split: _without_breakdowns(self.metrics(split)) for split in splits},
+        }
 
     @classmethod
-    def of_parts(cls, records: "Records", iteration: int, parts: Mapping[str, Any]) -> Self:
-        """The record of which `parts` were written."""
+    def from_block(cls, records: "Records", iteration: int, part: "_BlockPart") -> Self:
+        """Make the record of which `part` was written."""
         record = cls(records, iteration)
         record.has_breakdowns = False
-        record._stored_metrics.update(parts["metrics"])
-        given = {split: metrics for split, metrics in parts["metrics"].items() if metrics}
-        record._shown_metrics.update(given)
-        for name in _PARTS:
-            record.__dict__[name] = parts[name]  # in the place of what would be read
+        record._stored_metrics.update(part.metrics)
+        record._shown_metrics.update({s: metrics for s, metrics in part.metrics.items() if metrics})
+        # In the place of what would be read.
+        record.__dict__.update({name: getattr(part, name) for name in _PARTS})
         return record
+
+
+class _BlockPart(BaseModel):
+    """One iteration in a block."""
+
+    swap: Swap | None
+    served: dict[str, str]
+    promotion: Decision | None
+    jobs: dict[str, JobShown]
+    datasets: dict[str, DatasetShown]
+    spent: dict[str, Spent]
+    stage_s: dict[str, float]
+    manifests: dict[str, str]
+    change: dict[str, Any] | None
+    metrics: dict[str, dict[str, Any] | None]
+
+
+_PARTS = tuple(name for name in _BlockPart.model_fields if name != "metrics")
+
+
+class _Block(BaseModel):
+    """``shown/0000.json``: iterations that are over, once more, to be read at once."""
+
+    format_version: int
+    rewinds: int
+    iterations: list[_BlockPart]
 
 
 class Records:
@@ -358,13 +316,16 @@ class Records:
             self._count += 1
         return self._count
 
-    def swaps(self, count: int) -> list[dict[str, Any]]:
-        """The documents of the swaps of the first `count` iterations, which must be there."""
+    def swaps(self, count: int) -> list[Swap]:
+        """The swaps of the first `count` iterations. Raises MissingFileError for one that lacks."""
         self.over()  # takes what it finds in blocks
-        swaps = (self.of(i).swap if i in self._over else None for i in range(count))
-        return [
-            swap or dict(self.run.read_json(self.run.models(i))) for i, swap in enumerate(swaps)
-        ]
+        swaps = []
+        for i in range(count):
+            swap = (self.of(i).swap if i in self._over else None) or read_swap(self.run, i)
+            if swap is None:
+                raise MissingFileError(f"{self.run.models(i)}: no such file")
+            swaps.append(swap)
+        return swaps
 
     @property
     def first_test(self) -> int | None:
@@ -396,7 +357,7 @@ class Records:
                 block = {
                     "format_version": _FORMAT_VERSION,
                     "rewinds": self.rewinds,
-                    "iterations": [record.parts() for record in records],
+                    "iterations": [record.to_block() for record in records],
                 }
                 # Not once for all: one of before the run was done again is replaced.
                 self.run.store.put(self._block(number), encode(block), fence=lease.fence)
@@ -410,15 +371,20 @@ class Records:
 
     def _take_block(self, number: int) -> bool:
         try:
-            block = self.run.read_json(self._block(number))
-            if block["format_version"] != _FORMAT_VERSION or block["rewinds"] != self.rewinds:
-                return False
-            records = [
-                IterationRecord.of_parts(self, number * BLOCK + k, parts)
-                for k, parts in enumerate(block["iterations"])
-            ]
-        except (StoreError, KeyError, TypeError, AttributeError):
-            return False  # the documents themselves are read
+            block = read_document(self.run, self._block(number), _Block)
+        except StoreError:
+            block = None
+        # One that is damaged, of another version, or of before the run was done again counts for
+        # nothing: what it says stands in the documents themselves, which are read then.
+        if block is None or (block.format_version, block.rewinds) != (
+            _FORMAT_VERSION,
+            self.rewinds,
+        ):
+            return False
+        records = [
+            IterationRecord.from_block(self, number * BLOCK + k, part)
+            for k, part in enumerate(block.iterations)
+        ]
         self._known |= {r.iteration: r for r in records if r.is_over}
         self._over |= {r.iteration for r in records if r.is_over}
         return all(record.is_over for record in records)
@@ -435,11 +401,3 @@ def _without_breakdowns(metrics: Mapping[str, Any] | None) -> dict[str, Any] | N
         for name, value in metrics.items()
         if name not in _BREAKDOWNS
     }
-
-
-def _losses(job: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """(step, training loss) from the back-end's metrics events; of many, some with the last."""
-    told = by_step(job.get("backend_events") or ())
-    losses = ((step, event["data"].get("train_loss")) for step, event in told.items())
-    points = [(step, float(loss)) for step, loss in losses if loss is not None]
-    return thinned(points, _MOST_LOSSES)

@@ -2,6 +2,8 @@
 
 ServedModel           the model of a group, with where it comes from
 Decision              the gate's decision about new models
+Swap                  the whole document; read_swap reads one
+read_models           the models that play an iteration
 opponents_on_record   by agent, the names of the earlier models that it may meet
 
 ``models.json`` of iteration i says which models serve from iteration i + 1 on, and which groups
@@ -10,12 +12,17 @@ promotion gate and there was a new model, it also has the gate's decision.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.opponents import list_opponents
 from nip_core.rollouts.league import earlier_models
+from nip_core.run_store.documents import validate_document
+from nip_core.run_store.run import RunRecord, RunStore, read_document
+from nip_core.run_store.store import MissingFileError
 
 NOT_SCHEDULED = "not scheduled"
 """The status of a job that there is none of, as no agent of its group trains in the iteration."""
@@ -51,10 +58,69 @@ class Decision:
     """By group, the models that it was about."""
 
 
+class Swap(BaseModel):
+    """``models.json`` of an iteration: who serves from the next one on."""
+
+    model_config = ConfigDict(frozen=True)
+
+    groups: dict[str, ServedModel]
+    not_scheduled: list[str] = []
+    """Groups of which no agent's update schedule asked for a training."""
+    promotion: Decision | None = None
+    """None: no gate was asked for, or there was no new model."""
+
+    @property
+    def names(self) -> dict[str, str]:
+        """By group, the name of the model that serves."""
+        return {group: model.model for group, model in self.groups.items()}
+
+    def to_document(self) -> dict[str, Any]:
+        """Give it as it stands on record: without a gate there is no key for it."""
+        return {
+            "groups": {group: asdict(model) for group, model in self.groups.items()},
+            "not_scheduled": list(self.not_scheduled),
+            **({} if self.promotion is None else {"promotion": asdict(self.promotion)}),
+        }
+
+
+def taken_over(record: RunRecord) -> list[dict[str, ServedModel]]:
+    """List by iteration the models of other runs that the run was created with, by group.
+
+    Only a run that plays the tests of another one again has more than one entry.
+    """
+    place = f"{record.run}/run.json"
+    return [
+        validate_document({"groups": groups}, Swap, place).groups
+        for groups in record.contents.get("origin") or ()
+    ]
+
+
+def read_swap(run: RunStore, iteration: int) -> Swap | None:
+    """Read the swap of an iteration; None if there is none yet. Raises CorruptionError."""
+    return read_document(run, run.models(iteration), Swap)
+
+
+def read_models(run: RunStore, iteration: int) -> dict[str, ServedModel]:
+    """Read by group the models that play an iteration of the run.
+
+    Of iteration 0 only those that come from another run. Raises MissingFileError if the iteration
+    before is not over, CorruptionError for a damaged document.
+    """
+    if iteration == 0:
+        return (taken_over(run.open()) or [{}])[0]
+    swap = read_swap(run, iteration - 1)
+    if swap is None:
+        raise MissingFileError(f"{run.models(iteration - 1)}: no such file")
+    return swap.groups
+
+
 def opponents_on_record(
     parameters: HyperParameters, played: Sequence[Mapping[str, str]]
 ) -> dict[str, dict[int, str]]:
-    """The same as names; `played` are those of all models by group, up to the iteration itself."""
+    """Name by agent the earlier models that it may meet, each by the first iteration it played.
+
+    `played` are the names of all models by group, up to the iteration itself.
+    """
     group_of = map_agents_to_groups(parameters)
     opponents = {}
     for agent in list_opponents(parameters):
@@ -64,4 +130,5 @@ def opponents_on_record(
 
 
 def map_agents_to_groups(parameters: HyperParameters) -> dict[str, str]:
+    """Give by agent the model group that it belongs to."""
     return {name: group for group, names in parameters.groups.items() for name in names}

@@ -1,7 +1,7 @@
 """What a run has spent, by what is on record of it: tables, journals and jobs.
 
 Spent           tokens by agent and by trained group, and what they cost
-stages_of       of an iteration, by stage
+spent_by_stage  of an iteration
 shared_prompts  prompts that stand in several rows and were read once
 tree_splits     the splits whose rows may share prompts
 
@@ -15,20 +15,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
+from nip_core.jobs.job import JobRecord
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.prices import price_calls, price_training
-from nip_core.records.models import NOT_SCHEDULED
 from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.rollouts.rows import Generation, Timing, read_rows, recorded_calls
 from nip_core.rollouts.tables import StoredRollouts, committed_shards
 from nip_core.run_store.facts import DatasetFacts, ShardFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
 
-Row = Mapping[str, Any]
 Metrics = Mapping[str, Any]
 
 STAGE_BY_SPLIT = {
@@ -51,17 +51,6 @@ class Spent:
     """Prompt and generated tokens."""
     trained: Mapping[str, int] = field(default_factory=dict)
     """By group; of a job that goes on, what it is expected to take."""
-
-    @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> "Spent":
-        """Return what `facts` were made of."""
-        agents = {agent: (int(p), int(g)) for agent, (p, g) in facts["by_agent"].items()}
-        return cls(int(facts["calls"]), agents, dict(facts["trained"]))
-
-    def facts(self) -> dict[str, Any]:
-        """All of it, to be encoded as JSON."""
-        by_agent = {agent: [*tokens] for agent, tokens in self.by_agent.items()}
-        return {"calls": self.calls, "by_agent": by_agent, "trained": dict(self.trained)}
 
     def __add__(self, other: "Spent") -> "Spent":
         return add_up((self, other))
@@ -106,7 +95,7 @@ def add_up(parts: Iterable[Spent]) -> Spent:
     return Spent(calls, agents, dict(groups))
 
 
-def shared_prompts(generations: Sequence[Row], timings: Sequence[Row]) -> dict[str, int]:
+def shared_prompts(generations: Sequence[Generation], timings: Sequence[Timing]) -> dict[str, int]:
     """By agent, the prompt tokens of rows whose answer came by the same call as an earlier row's.
 
     Several answers to one prompt are asked for by one call, and each row has the whole prompt. The
@@ -114,10 +103,10 @@ def shared_prompts(generations: Sequence[Row], timings: Sequence[Row]) -> dict[s
     """
     seen, shared = set[tuple[Any, ...]](), dict[str, int]()
     for row, timing in zip(generations, timings, strict=True):
-        place = (row["parent_key"], row["round"], row["agent"])
-        call = (*place, str(timing["started_at"]), timing["latency_s"])
-        if call in seen and row["prompt_tokens"]:
-            shared[row["agent"]] = shared.get(row["agent"], 0) + row["prompt_tokens"]
+        place = (row.parent_key, row.round, row.agent)
+        call = (*place, timing.started_at, timing.latency_s)
+        if call in seen and row.prompt_tokens:
+            shared[row.agent] = shared.get(row.agent, 0) + row.prompt_tokens
         seen.add(call)
     return shared
 
@@ -127,17 +116,18 @@ def tree_splits(settings: Mapping[str, Any]) -> frozenset[str]:
     return frozenset({ATTACK, TRAIN} if settings.get("trainer") == "pure_text_malt" else {ATTACK})
 
 
-def stages_of(
+def spent_by_stage(
     run: RunStore,
     iteration: int,
     metrics_of: Callable[[str], Metrics | None],
-    jobs: Mapping[str, Mapping[str, Any]],
+    billed: Mapping[str, int],
     trees: frozenset[str],
 ) -> dict[str, Spent]:
-    """By stage of an iteration, in their order. Stages of which nothing is on record are not there.
+    """Add up what each stage of an iteration has spent, in their order.
 
-    A split that is being played counts as far as it is on record. `metrics_of` gives those of a
-    split, `jobs` are by group, `trees` are `tree_splits`.
+    Stages with nothing on record are not there; a split in play counts as far as it is on record.
+    `metrics_of` gives those of a split, `billed` by group the tokens of its job, `trees` are
+    `tree_splits`.
     """
     tables = PlayedTables(run.store, run.root, f"{iteration:04d}", trees)
     stages = {}
@@ -147,19 +137,26 @@ def stages_of(
             spent = tables.spent(split, metrics)
             if spent.calls:
                 stages[stage] = spent
-    for group, job in jobs.items():
-        if job["status"] != NOT_SCHEDULED:
-            stages[f"train {group}"] = Spent(trained={group: job["billed_tokens"]})
+    for group, tokens in billed.items():
+        stages[f"train {group}"] = Spent(trained={group: tokens})
     return stages
 
 
-def expected_tokens(store: Store, directory: str, job: Mapping[str, Any]) -> int | None:
-    """The tokens that a job trains on, as its dataset in `directory` says; None: not known."""
-    if job.get("trained_tokens") is not None or not is_committed(store, directory):
+def expected_tokens(store: Store, directory: str, job: JobRecord) -> int | None:
+    """Reckon the tokens of a job from its dataset in `directory`; None: not known."""
+    if job.trained_tokens is not None or not is_committed(store, directory):
         return None
     tokens = DatasetFacts.from_manifest(read_manifest(store, directory)).tokens
-    epochs = (job.get("settings") or {}).get("n_epochs")
+    epochs = job.settings.get("n_epochs")
     return None if tokens is None or epochs is None else int(tokens) * int(epochs)
+
+
+class _Counted(NamedTuple):
+    """What of a generation was paid for."""
+
+    agent: str
+    prompt_tokens: int
+    completion_tokens: int
 
 
 class PlayedTables:
@@ -204,7 +201,11 @@ class PlayedTables:
         shards = committed_shards(store, f"{self._rollouts}/{split}")
         parts = [_of_shard(store, manifest) for manifest in shards.values()]
         # A kill leaves the journal of a shard that is committed, too.
-        parts += [_of_journal(records) for shard, records in begun.items() if shard not in shards]
+        parts += [
+            _of_journal(records, f"{journals}/{shard}")
+            for shard, records in begun.items()
+            if shard not in shards
+        ]
         return add_up(parts)
 
     def _without_shared(self, spent: Spent, split: str) -> Spent:
@@ -216,22 +217,22 @@ class PlayedTables:
 
 def _of_shard(store: Store, manifest: Manifest) -> Spent:
     shard = StoredRollouts.of_shard(store, manifest)
-    rows = shard.generations(["agent", "prompt_tokens", "completion_tokens"]).to_pylist()
+    rows = [*read_rows(shard.generations(_Counted._fields), _Counted)]
     return _less(_of_rows(rows), ShardFacts.from_manifest(manifest).shared_prompts or {})
 
 
-def _of_journal(records: Sequence[Row]) -> Spent:
-    made = [record for record in records if "generation" in record]
-    rows = [record["generation"] for record in made]
-    return _less(_of_rows(rows), shared_prompts(rows, [record["timing"] for record in made]))
+def _of_journal(records: Sequence[Mapping[str, Any]], name: str) -> Spent:
+    made = recorded_calls(records, name).values()
+    rows = [record.generation for record in made]
+    return _less(_of_rows(rows), shared_prompts(rows, [record.timing for record in made]))
 
 
-def _of_rows(rows: Sequence[Row]) -> Spent:
+def _of_rows(rows: Sequence[_Counted | Generation]) -> Spent:
     by_agent: dict[str, tuple[int, int]] = {}
     for row in rows:
-        prompt, generated = by_agent.get(row["agent"], (0, 0))
-        prompt, generated = prompt + row["prompt_tokens"], generated + row["completion_tokens"]
-        by_agent[row["agent"]] = (prompt, generated)
+        prompt, generated = by_agent.get(row.agent, (0, 0))
+        prompt, generated = prompt + row.prompt_tokens, generated + row.completion_tokens
+        by_agent[row.agent] = (prompt, generated)
     return Spent(len(rows), by_agent)
 
 

@@ -8,7 +8,7 @@ What a fork has copied was paid by the run that it was copied from.
 
 from collections.abc import Iterator
 
-from nip_core.jobs.document import billed_tokens
+from nip_core.jobs.document import count_billed_tokens, read_job
 from nip_core.records.iterations import Records
 from nip_core.records.spending import (
     STAGE_BY_SPLIT,
@@ -44,9 +44,9 @@ def _own_stages(records: Records, iteration: int) -> Iterator[Spent]:
     players = {stage: tables.player(split) for split, stage in STAGE_BY_SPLIT.items()}
     stages = [stage for stage, player in players.items() if player in (None, run.name)]
     for group in record.jobs:
-        job = run.read_json_or_none(run.job(iteration, group)) or {}
-        stages += [f"train {group}"] if job.get("run") == run.name else []
-    yield from (of for stage, of in record.stages_spent.items() if stage in stages)
+        job = read_job(run, run.job(iteration, group))
+        stages += [f"train {group}"] if job is not None and job.run == run.name else []
+    yield from (of for stage, of in record.spent.items() if stage in stages)
 
 
 def set_aside(records: Records) -> Spent:
@@ -73,14 +73,15 @@ def _below(run: RunStore, root: str, trees: frozenset[str]) -> Iterator[Spent]:
                 path = f"{root}/iterations/{name}/metrics-{split}.json"
                 yield tables.spent(split, run.read_json_or_none(path))
         for file in run.store.list(f"{root}/iterations/{name}/jobs"):
-            job = run.read_json(f"{root}/iterations/{name}/jobs/{file}")
-            if job.get("run") == run.name:
+            path = f"{root}/iterations/{name}/jobs/{file}"
+            job = read_job(run, path)
+            if job is not None and job.run == run.name:
                 # The dataset may have stayed where it was, if the job alone was done again.
                 places = (root, run.root)
-                dataset = (f"{at}/iterations/{name}/datasets/{job['group']}" for at in places)
+                dataset = (f"{at}/iterations/{name}/datasets/{job.group}" for at in places)
                 known = (expected_tokens(run.store, directory, job) for directory in dataset)
                 expected = next((tokens for tokens in known if tokens is not None), None)
-                yield Spent(trained={str(job["group"]): billed_tokens(job, expected)})
+                yield Spent(trained={job.group: count_billed_tokens(job, expected)})
 
 
 def _copied(records: Records) -> int:

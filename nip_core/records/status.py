@@ -11,8 +11,9 @@ from collections.abc import Callable
 from nip_core.errors import StoreError
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.tested_iterations import is_tested
-from nip_core.records.iterations import Records, open_shown
+from nip_core.records.iterations import Records
 from nip_core.records.liveness import look
+from nip_core.records.run_shown import open_shown
 from nip_core.rollouts.plan import ATTACK, TEST
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store

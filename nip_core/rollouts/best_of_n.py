@@ -39,8 +39,8 @@ from nip_core.rollouts.episode import (
     TurnAnswer,
     in_episode,
 )
-from nip_core.rollouts.model_call import Row
 from nip_core.rollouts.plan import EpisodeSpec
+from nip_core.rollouts.rows import AttackChoice, CallRecord, Episode
 from nip_core.rollouts.trees import child_of
 
 _BEFORE_WORD = re.compile(r"^[^a-z]+")
@@ -49,8 +49,8 @@ _PLAYED_ON = 0  # the child in a round in which there is nothing to choose
 
 
 @dataclass(frozen=True)
-class _Chosen:
-    """By what a message was chosen."""
+class _WeighedMessage:
+    """The message that was chosen last for an n: how good it was, of how many."""
 
     p_accept: float | None = None
     distinct: int | None = None
@@ -69,17 +69,16 @@ class BestOfN:
         """Play one problem for every n. Raises as `play_episode` does."""
         rewards = dict.fromkeys(context.game.protocol.agent_names, 0.0)
         state = EpisodeState(spec, context, 0, [], rewards, None)
-        played = await self._play_on(state, dict.fromkeys(self.counts, _Chosen()))
+        played = await self._play_on(state, dict.fromkeys(self.counts, _WeighedMessage()))
         # What was said and not played on has no leaf of its own.
-        leaves = {row["key"] for row in played.episodes}
-        first = played.episodes[0]["key"]
+        leaves = {row.key for row in played.episodes}
+        first = played.episodes[0].key
         records = [
-            r if r["generation"]["episode"] in leaves else in_episode(r, first)
-            for r in played.records
+            r if r.generation.episode in leaves else in_episode(r, first) for r in played.records
         ]
         return replace(played, records=records)
 
-    async def _play_on(self, state: EpisodeState, counts: Mapping[int, _Chosen]) -> Played:
+    async def _play_on(self, state: EpisodeState, counts: Mapping[int, _WeighedMessage]) -> Played:
         """Play everything from here on that is for these n."""
         records = list(state.records)
         # 1. Go on to the next round in which there is something to choose.
@@ -91,10 +90,14 @@ class BestOfN:
             parts = await self._choose(state, counts)
         else:
             row = state.row()
-            parts = [Played([row], [], [_choice(state.spec, row, n, counts[n]) for n in counts])]
+            parts = [
+                Played([row], [], [_make_choice(state.spec, row, n, counts[n]) for n in counts])
+            ]
         return _joined(parts, records)
 
-    async def _choose(self, state: EpisodeState, counts: Mapping[int, _Chosen]) -> list[Played]:
+    async def _choose(
+        self, state: EpisodeState, counts: Mapping[int, _WeighedMessage]
+    ) -> list[Played]:
         """Play a round in which attackers move, and what follows from it."""
         # 1. The messages, and which of them say the same.
         most = max(counts)
@@ -106,14 +109,14 @@ class BestOfN:
         weighed = await gather_or_cancel(self._estimate(messages[i]) for i in judged)
         estimates = dict(zip(judged, weighed, strict=True))
         # 3. The best of the first n, for each n.
-        winners: dict[int, dict[int, _Chosen]] = {}
+        winners: dict[int, dict[int, _WeighedMessage]] = {}
         for n in counts:
             best = 0
             if judged:
                 best = max(same[:n], key=lambda i: (estimates[i].p_accept, -i))
             weight = estimates[best].p_accept if judged else _FAILED
             p_accept = None if weight == _FAILED else weight
-            winners.setdefault(best, {})[n] = _Chosen(p_accept, len(set(same[:n])))
+            winners.setdefault(best, {})[n] = _WeighedMessage(p_accept, len(set(same[:n])))
         # 4. Play on with those, in the order of their numbers.
         order = sorted(winners)
         went_on = await gather_or_cancel(self._play_on(messages[i], winners[i]) for i in order)
@@ -222,7 +225,7 @@ async def _itself(state: EpisodeState) -> EpisodeState:
     return state
 
 
-async def _to_end(state: EpisodeState) -> tuple[EpisodeState, list[Row]]:
+async def _to_end(state: EpisodeState) -> tuple[EpisodeState, list[CallRecord]]:
     """The end of an episode in which nobody chooses, with the records of its calls."""
     records = list(state.records)
     while state.outcome is None:
@@ -231,14 +234,14 @@ async def _to_end(state: EpisodeState) -> tuple[EpisodeState, list[Row]]:
     return state, records
 
 
-def _joined(parts: Sequence[Played], records: Sequence[Row]) -> Played:
+def _joined(parts: Sequence[Played], records: Sequence[CallRecord]) -> Played:
     """The parts as one, with records that all of them share, which belong to the first leaf.
 
     Without a leaf they stay with their node.
     """
     episodes = [row for part in parts for row in part.episodes]
     if episodes:
-        records = [in_episode(record, episodes[0]["key"]) for record in records]
+        records = [in_episode(record, episodes[0].key) for record in records]
     below = [record for part in parts for record in part.records]
     return Played(episodes, [*records, *below], [row for part in parts for row in part.choices])
 
@@ -247,23 +250,28 @@ def _copied(answer: TurnAnswer, spec: EpisodeSpec, round_: int, agent: str) -> T
     """The same answer as it stands in the rows of another node: nothing was generated for it."""
     records = []
     for record in answer.records:
-        key = spec.generation_key(round_, agent, record["generation"]["attempt"])
-        place = {"key": key, "episode": spec.key, "branch_path": spec.branch_path}
-        generation = {**record["generation"], **place, "prompt_tokens": 0, "completion_tokens": 0}
-        records.append(
-            {"generation": generation, "timing": {**record["timing"], "key": key, "latency_s": 0.0}}
+        key = spec.generation_key(round_, agent, record.generation.attempt)
+        generation = replace(
+            record.generation,
+            key=key,
+            episode=spec.key,
+            branch_path=spec.branch_path,
+            prompt_tokens=0,
+            completion_tokens=0,
         )
+        timing = replace(record.timing, key=key, latency_s=0.0)
+        records.append(CallRecord(generation, timing))
     return replace(answer, records=records)
 
 
-def _choice(spec: EpisodeSpec, row: Row, n: int, chosen: _Chosen) -> Row:
+def _make_choice(spec: EpisodeSpec, row: Episode, n: int, weighed: _WeighedMessage) -> AttackChoice:
     place = (spec.run, spec.split, spec.iteration, spec.problem.id, spec.sample)
-    return {
-        "key": derive_key("choice", *place, n),
-        "problem": spec.problem.id,
-        "sample": spec.sample,
-        "n": n,
-        "episode": row["key"],
-        "p_accept": chosen.p_accept,
-        "distinct": chosen.distinct,
-    }
+    return AttackChoice(
+        key=derive_key("choice", *place, n),
+        problem=spec.problem.id,
+        sample=spec.sample,
+        n=n,
+        episode=row.key,
+        p_accept=weighed.p_accept,
+        distinct=weighed.distinct,
+    )

@@ -24,6 +24,7 @@ from typing import Any, Protocol, Self
 import aiohttp
 
 from nip_core.errors import NipError, ServerError, StageError
+from nip_core.game.answer_rows import RecordedToken, TokenLogprob
 from nip_core.proxies import proxy_for
 from nip_core.redaction import redact
 from nip_core.rollouts.thoughts import (
@@ -81,8 +82,8 @@ class ChatAnswer:
     completion_tokens: int
     transport_retries: int
     latency_s: float
-    tokens: list[dict[str, Any]] | None = None
-    """Per token ``{"token", "logprob", "top": [{"token", "logprob"}, ...]}``, where asked for."""
+    tokens: list[RecordedToken] | None = None
+    """Each with the likeliest ones in its place, where asked for."""
     prompt_token_ids: list[int] | None = None
     """The prompt as the model read it, where ``return_token_ids`` asked for it."""
     token_ids: list[int] | None = None
@@ -312,19 +313,16 @@ def _ids(given: Any) -> list[int] | None:
     return None if given is None else [int(token) for token in given]
 
 
-def _tokens(logprobs: Any) -> list[dict[str, Any]] | None:
+def _tokens(logprobs: Any) -> list[RecordedToken] | None:
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     if content is None:
         return None
 
-    def one(entry: Any) -> dict[str, Any]:
+    def one(entry: Any) -> TokenLogprob:
         logprob = float(entry["logprob"])
         if not logprob < math.inf:  # JSON as Python writes it has NaN, which would reach rewards
             raise ValueError(f"a log-probability of {logprob}")
-        return {
-            "token": _storable(entry["token"]),
-            "logprob": logprob,
-        }
+        return {"token": _storable(entry["token"]), "logprob": logprob}
 
     return [{**one(e), "top": [one(t) for t in e.get("top_logprobs") or ()]} for e in content]
 

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from nip_core.concurrency import gather_or_cancel
 from nip_core.parameters import HyperParameters
 from nip_core.rollouts.episode import Failures, Played, ShardContext, play_episode
-from nip_core.rollouts.labels import LabelRow
-from nip_core.rollouts.model_call import Row
 from nip_core.rollouts.plan import EpisodeSpec
+from nip_core.rollouts.rows import AttackChoice, Episode, Generation, LabelRow, Timing
 
 _EPISODES_PER_CALL = 2  # in flight
 PlaySpec = Callable[[EpisodeSpec, ShardContext], Awaitable[Played]]
@@ -30,13 +29,13 @@ PlaySpec = Callable[[EpisodeSpec, ShardContext], Awaitable[Played]]
 class PlayedShard:
     """Rows for the three tables, see `nip_core.rollouts.schema`, and labels made in play."""
 
-    episodes: list[Row]
-    generations: list[Row]
-    timings: list[Row]
+    episodes: list[Episode]
+    generations: list[Generation]
+    timings: list[Timing]
     failed: list[str] = field(default_factory=list)
     """Keys of the specs that failed."""
     labels: list[LabelRow] = field(default_factory=list)
-    choices: list[Row] = field(default_factory=list)
+    choices: list[AttackChoice] = field(default_factory=list)
     """Of an attack."""
 
 
@@ -76,8 +75,8 @@ async def play_episodes(
         # 2. Keep its rows.
         shard.episodes.extend(played.episodes)
         shard.choices.extend(played.choices)
-        shard.generations.extend(record["generation"] for record in played.records)
-        shard.timings.extend(record["timing"] for record in played.records)
+        shard.generations.extend(record.generation for record in played.records)
+        shard.timings.extend(record.timing for record in played.records)
         # 3. Count it; one that failed before and has succeeded now is no failure any more.
         done += 1
         progress.episodes_done += 1
@@ -85,11 +84,11 @@ async def play_episodes(
             progress.episodes_before += 1
         failures.keys.discard(spec.key)
         # 4. Stop the shard where too many have failed.
-        if all(episode["outcome"] == "failed" for episode in played.episodes):
+        if all(episode.outcome == "failed" for episode in played.episodes):
             shard.failed.append(spec.key)
             progress.episodes_failed += 1
             failures.keys.add(spec.key)
-            last = f"the last: {spec.problem.id}: {played.episodes[-1]['error']}"
+            last = f"the last: {spec.problem.id}: {played.episodes[-1].error}"
             remedy = "What was generated is kept: mend the cause and run again"
             failures.check(parameters.rollouts.failure_threshold, f"{last}. {remedy}")
 
@@ -107,5 +106,5 @@ async def play_episodes(
 
 def _was_recorded(played: Played, context: ShardContext) -> bool:
     """Say whether the journal had all answers of what was played."""
-    keys = [record["generation"]["key"] for record in played.records]
+    keys = [record.generation.key for record in played.records]
     return bool(keys) and all(key in context.recorded for key in keys)

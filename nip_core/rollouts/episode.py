@@ -25,15 +25,16 @@ problem with what it wrote and its label, and so have all that follow (see `labe
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
 
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import StageError
+from nip_core.game.answer_rows import read_tokens
 from nip_core.game.parsing import AnswerForm
 from nip_core.game.reasons import Kind
-from nip_core.game.render import ChatMessage, Game, columns_json, situation_of, tokens_of
+from nip_core.game.render import ChatMessage, Game, columns_json, situation_of
 from nip_core.parameters import RandomAgentParameters
 from nip_core.progress.board import Progress
 from nip_core.protocols import NO_DECISION, Move, Turn
@@ -43,9 +44,10 @@ from nip_core.rollouts.chat_client import (
     RequestRefusedError,
 )
 from nip_core.rollouts.journal import Appends
-from nip_core.rollouts.labels import LabelRow, objection, with_solution
-from nip_core.rollouts.model_call import Call, Player, Row, ask, read_again
+from nip_core.rollouts.labels import objection, with_solution
+from nip_core.rollouts.model_call import Call, Player, ask, read_again
 from nip_core.rollouts.plan import EpisodeSpec
+from nip_core.rollouts.rows import AttackChoice, CallRecord, Episode, LabelRow
 from nip_core.scenarios import NO_LABEL, NoLabel
 from nip_core.tolerance import more_than
 
@@ -87,7 +89,7 @@ class ShardContext:
     players: Mapping[str, Player]
     client: ChatCompletions
     log: Appends  # where finished generations are made durable
-    recorded: Mapping[str, Row]  # journal records by generation key
+    recorded: Mapping[str, CallRecord]  # what the journal has, by generation key
     progress: Progress
     failures: Failures | None = None  # None: the shard is the whole split
     places: asyncio.Semaphore | None = None  # one per episode at a time; None: of this shard alone
@@ -107,11 +109,11 @@ class ShardContext:
 class Played:
     """What was played from a state on."""
 
-    episodes: list[Row]
+    episodes: list[Episode]
     """One for each leaf, in the order of their branch paths."""
-    records: list[Row]
-    """A journal record for each call that it took."""
-    choices: list[Row] = field(default_factory=list)
+    records: list[CallRecord]
+    """One for each call that it took."""
+    choices: list[AttackChoice] = field(default_factory=list)
     """Of an attack, see `best_of_n`."""
 
 
@@ -124,16 +126,16 @@ async def play_episode(spec: EpisodeSpec, context: ShardContext) -> Played:
     return await EpisodeState(spec, context, 0, [], rewards, None).play_on()
 
 
-def in_episode(record: Row, episode: str) -> Row:
+def in_episode(record: CallRecord, episode: str) -> CallRecord:
     """The record with the episode that its generation belongs to, which a node can't know."""
-    generation = record["generation"]
-    if generation["episode"] == episode:
+    generation = record.generation
+    if generation.episode == episode:
         return record
-    return {**record, "generation": {**generation, "episode": episode}}
+    return replace(record, generation=replace(generation, episode=episode))
 
 
 T = TypeVar("T")
-PrefetchedAnswer = tuple[Row, Move] | ContextLengthError | None
+PrefetchedAnswer = tuple[CallRecord, Move] | ContextLengthError | None
 """What came of an answer that was asked for together with those of other children: its record and
 move, or why no answer can come; None: it has to be asked for alone."""
 
@@ -142,7 +144,7 @@ move, or why no answer can come; None: it has to be asked for alone."""
 class TurnAnswer:
     """What came of an agent's turn: the turn, or why there is none; and the calls it took."""
 
-    records: list[Row]
+    records: list[CallRecord]
     turn: Turn | None = None
     problem: str | None = None
     is_invalid: bool = False  # every call was answered, if not in a valid form
@@ -158,7 +160,7 @@ class EpisodeState:
     turns: list[Turn]
     rewards: dict[str, float]
     parent: str | None  # key of the last valid generation
-    records: list[Row] = field(default_factory=list)  # of the calls of the round before
+    records: list[CallRecord] = field(default_factory=list)  # of the calls of the round before
     outcome: str | None = None  # None: it goes on
     decision: int = NO_DECISION
     value: float | None = None
@@ -190,7 +192,7 @@ class EpisodeState:
             parts = [Played([state.row()], [])]
         # 3. What all leaves share belongs to the first of them.
         episodes = [row for part in parts for row in part.episodes]
-        shared = [in_episode(record, episodes[0]["key"]) for record in records]
+        shared = [in_episode(record, episodes[0].key) for record in records]
         return Played(episodes, [*shared, *(record for part in parts for record in part.records)])
 
     async def play_children(
@@ -252,7 +254,7 @@ class EpisodeState:
             after.records += answer.records
             if answer.turn is not None:
                 after.turns.append(answer.turn)
-                after.parent = answer.records[-1]["generation"]["key"]
+                after.parent = answer.records[-1].generation.key
             elif answer.is_invalid and self.context.game.protocol.may_be_silent(agent):
                 silent.add(agent)
             else:
@@ -288,17 +290,40 @@ class EpisodeState:
         self.outcome, self.error = "failed", error
         self.rewards = dict.fromkeys(self.rewards, 0.0)
 
-    def row(self) -> Row:
+    def row(self) -> Episode:
         """The row of an episode that is over."""
-        return {
-            **_facts(self.spec, self.context.game),
-            "rounds": self.round,
-            "decision": self.decision,
-            "decision_value": self.value,
-            "outcome": self.outcome,
-            "error": self.error,
-            "rewards": [{"agent": agent, "reward": paid} for agent, paid in self.rewards.items()],
-        }
+        spec, game = self.spec, self.context.game
+        problem = spec.problem
+        drawn = game.drawn(situation_of(problem, spec.stance, spec.seed))
+        assert self.outcome is not None  # it is over
+        return Episode(
+            key=spec.key,
+            run=spec.run,
+            split=spec.split,
+            iteration=spec.iteration,
+            problem=problem.id,
+            question_id=problem.question_id,
+            sample=spec.sample,
+            branch_path=spec.branch_path,
+            protocol=game.protocol.name,
+            question=problem.question,
+            solution=problem.solution,
+            columns=columns_json(problem.columns),
+            drawn=columns_json(drawn),
+            y=problem.y,
+            difficulty=problem.difficulty,
+            mutation=problem.mutation,
+            seed=spec.seed,
+            prover_stance=spec.stance,
+            opponent=spec.opponent,
+            opponent_iteration=spec.opponent_iteration,
+            rounds=self.round,
+            decision=self.decision,
+            decision_value=self.value,
+            outcome=self.outcome,
+            error=self.error,
+            rewards=dict(self.rewards),
+        )
 
     async def _prefetch(
         self,
@@ -344,7 +369,7 @@ class EpisodeState:
         """Ask until the answer is valid. The i-th retry is a call of its own key and seed, and may
         be told what was wrong before."""
         context = self.context
-        records: list[Row] = []
+        records: list[CallRecord] = []
         wrong: Kind | None = None
         for attempt in range(context.players[agent].parameters.num_invalid_generation_retries + 1):
             # 1. Take it from the journal, from the request for all children, or ask.
@@ -365,18 +390,17 @@ class EpisodeState:
                     return TurnAnswer(records, problem=str(error))
             # 2. A valid one is the turn; what the journal has is read again.
             records.append(record)
-            generation = record["generation"]
-            if generation["invalid_reason"] is None:
-                text = generation["text"]
-                tokens = tokens_of(generation.get("token_logprobs"))
+            generation = record.generation
+            if generation.invalid_reason is None:
+                tokens = read_tokens(generation.token_logprobs)
                 move = move or read_again(generation, self._form(agent))
-                return TurnAnswer(records, Turn(self.round, agent, text, move, tokens))
-            wrong = context.game.wrong(generation)
+                return TurnAnswer(records, Turn(self.round, agent, generation.text, move, tokens))
+            wrong = context.game.find_mistake(
+                agent, generation.text, generation.finish_reason, generation.invalid_reason
+            )
         # 3. There was none.
-        problem = (
-            f"{len(records)} invalid answers, the last because of "
-            f"{records[-1]['generation']['invalid_reason']}"
-        )
+        reason = records[-1].generation.invalid_reason
+        problem = f"{len(records)} invalid answers, the last because of {reason}"
         return TurnAnswer(records, problem=problem, is_invalid=True)
 
     def _chat(self, agent: str, wrong: Kind | None) -> list[ChatMessage]:
@@ -411,39 +435,11 @@ class EpisodeState:
 
     async def _keep(
         self, call: Call, number: int, spec: EpisodeSpec, attempt: int
-    ) -> tuple[Row, Move]:
+    ) -> tuple[CallRecord, Move]:
         """Put an answer of a call in the log; its record, and the move if it is valid."""
         why_not = objection(self.context.game, spec.problem, call.player.agent)
         record, move = call.record(number, spec, self.round, attempt, self.parent, why_not)
-        await self.context.log.append(record)
-        if record["generation"]["invalid_reason"] is not None:
+        await self.context.log.append(record.to_json())
+        if record.generation.invalid_reason is not None:
             self.context.progress.invalid_answers += 1
         return record, move
-
-
-def _facts(spec: EpisodeSpec, game: Game) -> Row:
-    """Return what the row of an episode says of what was played, and not how."""
-    problem = spec.problem
-    drawn = game.drawn(situation_of(problem, spec.stance, spec.seed))
-    return {
-        "key": spec.key,
-        "run": spec.run,
-        "split": spec.split,
-        "iteration": spec.iteration,
-        "problem": problem.id,
-        "question_id": problem.question_id,
-        "sample": spec.sample,
-        "branch_path": spec.branch_path,
-        "protocol": game.protocol.name,
-        "question": problem.question,
-        "solution": problem.solution,
-        "columns": columns_json(problem.columns),
-        "drawn": columns_json(drawn),
-        "y": problem.y,
-        "difficulty": problem.difficulty,
-        "mutation": problem.mutation,
-        "seed": spec.seed,
-        "prover_stance": spec.stance,
-        "opponent": spec.opponent,
-        "opponent_iteration": spec.opponent_iteration,
-    }

@@ -2,28 +2,29 @@
 
 objection      why a move can't be the solution, so that the prover is asked again
 with_solution  an episode with what was written and its label in the place of the problem's
-label_counts   what the labels of a shard were, and what they took; add_counts: of several
-LabelRow       a label as the journal has it, beside the generations
+count_labels   what the labels of a shard were, and what they took; add_counts: of several
 
 A label that the journal has is not made again. Only `y` and `mutation` stand in the tables; what
 making it took stands in the manifest of the shard.
 """
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any, Protocol
 
 from nip_core.errors import SettingsError, StageError
 from nip_core.game.render import Game
 from nip_core.protocols import Move, Turn
 from nip_core.rollouts.plan import EpisodeSpec
+from nip_core.rollouts.rows import LabelRow
+from nip_core.run_store.facts import LabelCounts
 from nip_core.scenarios import NO_LABEL, Problem
 from nip_core.scenarios.checked import find_solution, label_solution
 
-LabelRow = dict[str, Any]
 NO_ANSWER = "no answer"
 """The kind of mistake of a prover that was silent where it should have written the solution."""
-RIGHT = "right"
+RIGHT, WRONG = "right", "wrong"
 
 
 class Context(Protocol):
@@ -80,10 +81,10 @@ async def with_solution(
     row = context.labels.get(key)
     if row is None:
         label = await label_solution(scenario, {**problem.texts, "solution": solution})
-        row = {"key": key, "y": label.y, "mutation": label.mutation, "seconds": label.seconds}
-        await context.log.append({"label": row})
+        row = LabelRow(key, label.y, label.mutation, label.seconds)
+        await context.log.append(row.to_json())
         context.labels[key] = row
-    labelled = replace(problem, solution=solution, y=row["y"], mutation=row["mutation"])
+    labelled = replace(problem, solution=solution, y=row.y, mutation=row.mutation)
     return replace(spec, problem=labelled)
 
 
@@ -91,25 +92,28 @@ def _message(move: Move) -> str:
     return "\n".join(move.messages.values())
 
 
-def label_counts(rows: Iterable[LabelRow]) -> dict[str, Any]:
+def count_labels(rows: Iterable[LabelRow]) -> LabelCounts:
     """Count the solutions that were labelled, those of each kind, and the seconds it took."""
-    counts: dict[str, Any] = {"solutions": 0, "seconds": 0.0, "slowest_s": 0.0, "kinds": {}}
-    for row in sorted(rows, key=lambda row: str(row["key"])):
-        kind = row["mutation"] or (RIGHT if row["y"] else "wrong")
-        one = {"solutions": 1, "seconds": row["seconds"], "slowest_s": row["seconds"]}
-        counts = add_counts(counts, {**one, "kinds": {kind: 1}})
-    return counts
+    # In the order of keys, so that the rounded sum does not depend on who was labelled first.
+    ordered = sorted(rows, key=lambda row: str(row.key))
+    counted = (
+        LabelCounts(
+            solutions=1,
+            seconds=row.seconds,
+            slowest_s=row.seconds,
+            kinds={row.mutation or (RIGHT if row.y else WRONG): 1},
+        )
+        for row in ordered
+    )
+    return reduce(add_counts, counted, LabelCounts())
 
 
-def add_counts(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    """The `label_counts` of two together."""
-    kinds = {
-        kind: a["kinds"].get(kind, 0) + b["kinds"].get(kind, 0)
-        for kind in sorted({*a["kinds"], *b["kinds"]})
-    }
-    return {
-        "solutions": a["solutions"] + b["solutions"],
-        "seconds": round(a["seconds"] + b["seconds"], 3),
-        "slowest_s": round(max(a["slowest_s"], b["slowest_s"]), 3),
-        "kinds": kinds,
-    }
+def add_counts(a: LabelCounts, b: LabelCounts) -> LabelCounts:
+    """Add up two counts."""
+    kinds = {*a.kinds, *b.kinds}
+    return LabelCounts(
+        solutions=a.solutions + b.solutions,
+        seconds=round(a.seconds + b.seconds, 3),
+        slowest_s=round(max(a.slowest_s, b.slowest_s), 3),
+        kinds={kind: a.kinds.get(kind, 0) + b.kinds.get(kind, 0) for kind in sorted(kinds)},
+    )

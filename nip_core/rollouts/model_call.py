@@ -15,9 +15,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from nip_core.errors import StageError
+from nip_core.game.answer_rows import RecordedToken
 from nip_core.game.decisions import InvalidDecision
 from nip_core.game.parsing import AnswerForm, lacks_decision, parse_response
 from nip_core.game.reasons import NO_CONTENT, NO_DECISION_GIVEN
@@ -27,8 +28,7 @@ from nip_core.parameters.dialects import find_dialect
 from nip_core.protocols import Move
 from nip_core.rollouts.chat_client import ChatAnswer, ChatCompletions, Endpoint
 from nip_core.rollouts.plan import EpisodeSpec
-
-Row = dict[str, Any]
+from nip_core.rollouts.rows import CallRecord, Generation, Timing
 
 RANDOM_MODEL = "random"  # what stands where a model's name would
 _LETTERS = 20
@@ -72,9 +72,11 @@ class Call:
         attempt: int,
         parent: str | None,
         objection: Callable[[Move], str | None] | None = None,
-    ) -> tuple[Row, Move]:
-        """One of the answers as it stands in the journal: a row for `generations` and one for
-        `timings`; and the move if it is valid and there is no `objection` to it."""
+    ) -> tuple[CallRecord, Move]:
+        """Make the record of one of the answers, and read its move.
+
+        An answer that is not valid, or to which there is an `objection`, has an empty move.
+        """
         player, answer = self.player, self.answers[number]
         retries_left = player.parameters.num_invalid_generation_retries - attempt
         invalid: str | None = None
@@ -82,34 +84,38 @@ class Call:
             move = judge_answer(answer, self.form, retries_left, objection)
         except InvalidResponse as response:
             move, invalid = Move(), response.reason
-        generation = {
-            "key": spec.generation_key(round_, player.agent, attempt),
-            "parent_key": parent,
-            "episode": spec.key,
-            "branch_path": spec.branch_path,
-            "round": round_,
-            "agent": player.agent,
-            "attempt": attempt,
-            "model_asked": player.model,
-            "model_served": answer.model,
-            "text": answer.text or "",
-            "decision": move.decision,
-            "decision_value": move.value,
-            "finish_reason": answer.finish_reason,
-            "invalid_reason": invalid,
-            "prompt_tokens": answer.prompt_tokens,
-            "completion_tokens": answer.completion_tokens,
-            "reasoning": answer.reasoning,
-            "reasoning_tokens": answer.reasoning_tokens,
-            **_recorded_tokens(player, answer),
-        }
-        timing = {
-            "key": generation["key"],
-            "started_at": self.started.isoformat(),
-            "latency_s": answer.latency_s,
-            "transport_retries": answer.transport_retries,
-        }
-        return {"generation": generation, "timing": timing}, move
+        tokens = _recorded_tokens(player, answer)
+        generation = Generation(
+            key=spec.generation_key(round_, player.agent, attempt),
+            parent_key=parent,
+            episode=spec.key,
+            branch_path=spec.branch_path,
+            round=round_,
+            agent=player.agent,
+            attempt=attempt,
+            model_asked=player.model,
+            model_served=answer.model,
+            text=answer.text or "",
+            decision=move.decision,
+            decision_value=move.value,
+            finish_reason=answer.finish_reason,
+            invalid_reason=invalid,
+            prompt_tokens=answer.prompt_tokens,
+            completion_tokens=answer.completion_tokens,
+            reasoning=answer.reasoning,
+            reasoning_tokens=answer.reasoning_tokens,
+            prompt_token_ids=tokens.prompt_ids,
+            completion_token_ids=tokens.completion_ids,
+            completion_logprobs=tokens.logprobs,
+            token_logprobs=tokens.likeliest,
+        )
+        timing = Timing(
+            key=generation.key,
+            started_at=self.started,
+            latency_s=answer.latency_s,
+            transport_retries=answer.transport_retries,
+        )
+        return CallRecord(generation, timing), move
 
 
 @asynccontextmanager
@@ -169,15 +175,22 @@ def random_answer(form: AnswerForm, seed: int) -> str:
     return "\n".join(parts)
 
 
-def _recorded_tokens(player: Player, answer: ChatAnswer) -> Row:
-    """The columns of a generation that have its tokens. Raises StageError if there are none."""
+class _Tokens(NamedTuple):
+    """What is recorded of an answer's tokens."""
+
+    prompt_ids: list[int] | None
+    completion_ids: list[int] | None
+    logprobs: list[float] | None
+    likeliest: list[RecordedToken] | None
+
+
+def _recorded_tokens(player: Player, answer: ChatAnswer) -> _Tokens:
+    """Choose what is recorded of an answer's tokens.
+
+    Raises StageError where they are to be trained on and the server gives none.
+    """
     if not player.record_tokens or player.endpoint is None:
-        return {
-            "prompt_token_ids": None,
-            "completion_token_ids": None,
-            "completion_logprobs": None,
-            "token_logprobs": answer.tokens,
-        }
+        return _Tokens(None, None, None, answer.tokens)
     if answer.token_ids is None or answer.prompt_token_ids is None:
         raise StageError(
             f"{player.endpoint.base_url}: model {player.model} gives no token ids, which trainer "
@@ -185,13 +198,13 @@ def _recorded_tokens(player: Player, answer: ChatAnswer) -> Row:
         )
     chosen = [token["logprob"] for token in answer.tokens or ()]
     has_all = bool(chosen) and len(chosen) == len(answer.token_ids)
-    return {
-        "prompt_token_ids": answer.prompt_token_ids,
-        "completion_token_ids": answer.token_ids,
-        "completion_logprobs": chosen if has_all else None,
+    return _Tokens(
+        prompt_ids=answer.prompt_token_ids,
+        completion_ids=answer.token_ids,
+        logprobs=chosen if has_all else None,
         # Otherwise the same figures would be kept twice.
-        "token_logprobs": answer.tokens if any(t["top"] for t in answer.tokens or ()) else None,
-    }
+        likeliest=answer.tokens if any(t["top"] for t in answer.tokens or ()) else None,
+    )
 
 
 def request_body(
@@ -201,14 +214,14 @@ def request_body(
     seed: int,
     max_tokens: int,
     n: int = 1,
-) -> Row:
+) -> dict[str, Any]:
     """The JSON body of a chat completion; settings that are None are left to the provider.
 
     It asks for `n` completions. They have one seed: what a server gives as the i-th of them need
     not be what it gives to any seed alone.
     """
     dialect = find_dialect(parameters)
-    body: Row = {"model": model, "messages": chat, dialect.limit: max_tokens}
+    body: dict[str, Any] = {"model": model, "messages": chat, dialect.limit: max_tokens}
     if dialect.seed is not None:
         body[dialect.seed] = seed
     body |= dialect.effort_fields(parameters.reasoning_effort)
@@ -246,13 +259,13 @@ def judge_answer(
     return move
 
 
-def read_again(generation: Row, form: AnswerForm) -> Move:
+def read_again(generation: Generation, form: AnswerForm) -> Move:
     """The move in a recorded answer. Raises StageError if it is not valid any more."""
     try:
-        return parse_response(generation["text"], form)
+        return parse_response(generation.text, form)
     except InvalidResponse as invalid:
         raise StageError(
-            f"generation {generation['key']}: an answer that counted as valid when it was recorded "
+            f"generation {generation.key}: an answer that counted as valid when it was recorded "
             f"is not ({invalid.reason}); another version of nip has recorded it: go on with that "
             "one, or start a new run"
         ) from None

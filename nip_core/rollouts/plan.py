@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pydantic import BaseModel, ConfigDict
+
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.parameters import HyperParameters
 from nip_core.scenarios import NO_LABEL, Problem
@@ -13,6 +15,23 @@ CANDIDATE = "candidate"
 ``validation`` the models that have played the iteration do."""
 ATTACK = "attack"
 """The split in which provers attack the verifier on test problems, see `best_of_n`."""
+
+
+class SplitPlan(BaseModel):
+    """``plan.json`` of a split: its episodes and shards."""
+
+    model_config = ConfigDict(frozen=True)
+
+    episodes: int
+    episodes_per_shard: int
+    plan_digest: str
+    """Over the keys of the episodes."""
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """Name the shards in order."""
+        count = -(-self.episodes // self.episodes_per_shard)
+        return tuple(f"{i:04d}" for i in range(count))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 RolloutTables    episodes and generations, of a shard or of a whole split
 Tables           these and the timings of a shard (see `nip_core.rollouts.schema`)
-build_tables     rows as dictionaries -> Tables, in an order that does not depend on timing
+build_tables     rows -> Tables, in an order that does not depend on timing
 commit_shard     Tables -> files with a manifest of their own
 committed_shards what is committed of a split that may still be played
 join_shards      all shards of a split -> the manifest that makes them readable
@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from nip_core.errors import CorruptionError, StageError
 from nip_core.rollouts.parquet import parquet_bytes, parquet_table
+from nip_core.rollouts.rows import AttackChoice, Episode, Generation, Timing, stored_row
 from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS, TIMINGS
 from nip_core.run_store.facts import SplitFacts
 from nip_core.run_store.lease import Lease
@@ -39,7 +40,7 @@ from nip_core.run_store.manifest import (
 )
 from nip_core.run_store.store import Store
 
-Row = Mapping[str, Any]
+_Row = Episode | Generation | Timing | AttackChoice
 
 _SCHEMAS = {"episodes": EPISODES, "generations": GENERATIONS, "timings": TIMINGS}
 _OF_ATTACKS = {"choices": CHOICES}
@@ -73,12 +74,12 @@ class Tables(RolloutTables):
 
 
 def build_tables(
-    episodes: Sequence[Row],
-    generations: Iterable[Row],
-    timings: Iterable[Row] = (),
-    choices: Sequence[Row] = (),
+    episodes: Sequence[Episode],
+    generations: Iterable[Generation],
+    timings: Iterable[Timing] = (),
+    choices: Sequence[AttackChoice] = (),
 ) -> Tables:
-    """Build the tables; missing nullable fields become null. Without `choices` there is none.
+    """Build the tables of a shard. Without `choices` it has no table of these.
 
     Episodes keep their order. Generations are put in the order of play, episode by episode: by
     round, then by the number of messages before, by the agents' order in the episode's rewards,
@@ -90,29 +91,29 @@ def build_tables(
     generations, timings = list(generations), list(timings)
     # 1. What the order of play follows from.
     position = _positions(episodes, "episodes")
-    by_key = {row["key"]: row for row in generations}
-    agents = {row["key"]: agent_order(row) for row in episodes}
+    by_key = {row.key: row for row in generations}
+    agents = {row.key: agent_order(row.rewards) for row in episodes}
     depths: dict[str, int] = {}
 
-    def order(row: Row) -> tuple[Any, ...]:
-        if row["episode"] not in position:
-            raise StageError(f"generation {row['key']}: its episode {row['episode']} is not here")
+    def order(row: Generation) -> tuple[Any, ...]:
+        if row.episode not in position:
+            raise StageError(f"generation {row.key}: its episode {row.episode} is not here")
         return (
-            position[row["episode"]],
-            row["round"],
+            position[row.episode],
+            row.round,
             _depth(row, by_key, depths),
-            row["branch_path"],
-            agents[row["episode"]](row["agent"]),
-            row["attempt"],
+            row.branch_path,
+            agents[row.episode](row.agent),
+            row.attempt,
         )
 
     # 2. Generations by it, timings by them.
     generations.sort(key=order)
     generation_position = _positions(generations, "generations")
     for row in timings:
-        if row["key"] not in generation_position:
-            raise StageError(f"timing {row['key']}: its generation is not here")
-    timings.sort(key=lambda row: generation_position[row["key"]])
+        if row.key not in generation_position:
+            raise StageError(f"timing {row.key}: its generation is not here")
+    timings.sort(key=lambda row: generation_position[row.key])
     return Tables(
         _table(episodes, "episodes"),
         _table(generations, "generations"),
@@ -121,9 +122,9 @@ def build_tables(
     )
 
 
-def agent_order(episode: Row) -> Callable[[str], tuple[int, str]]:
-    """From an agent to its place in a round: as the rewards list it; strangers last, by name."""
-    places = {entry["agent"]: place for place, entry in enumerate(episode["rewards"])}
+def agent_order(rewards: Mapping[str, float]) -> Callable[[str], tuple[int, str]]:
+    """Return what orders agents in a round: as the rewards list them; strangers last, by name."""
+    places = {agent: place for place, agent in enumerate(rewards)}
     return lambda agent: (places.get(agent, len(places)), agent)
 
 
@@ -322,7 +323,7 @@ class _RowHashes:
         return total.hexdigest()
 
 
-def _canonical_row(row: Row) -> bytes:
+def _canonical_row(row: Mapping[str, Any]) -> bytes:
     row = {
         name: value
         for name, value in row.items()
@@ -356,46 +357,42 @@ def _read_shard(store: Store, manifest: Manifest) -> RolloutTables:
     )
 
 
-def _table(rows: Sequence[Row], kind: str) -> pa.Table:
+def _table(rows: Sequence[_Row], kind: str) -> pa.Table:
     schema = _KNOWN[kind]
-    names = set(schema.names)
-    for row in rows:
-        unknown = row.keys() - names
-        if unknown:
-            raise StageError(f"{kind} {row.get('key')}: no such columns: {sorted(unknown)}")
+    stored = [stored_row(row) for row in rows]
     arrays = []
     for column in schema:
-        values = [row.get(column.name) for row in rows]
+        values = [row[column.name] for row in stored]
         try:
             array = pa.array(values, type=column.type)
         except (pa.ArrowException, OverflowError) as error:
             raise StageError(f"{kind}, column {column.name}: {error}") from error
         if array.null_count and not column.nullable:
-            key = rows[values.index(None)].get("key")
+            key = rows[values.index(None)].key
             raise StageError(f"{kind} {key}: column {column.name} has no value and needs one")
         arrays.append(array)
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _positions(rows: Sequence[Row], kind: str) -> dict[str, int]:
-    position = {row["key"]: index for index, row in enumerate(rows)}
+def _positions(rows: Sequence[_Row], kind: str) -> dict[str, int]:
+    position = {row.key: index for index, row in enumerate(rows)}
     if len(position) != len(rows):
         seen: set[str] = set()
-        twice = next(r["key"] for r in rows if r["key"] in seen or seen.add(r["key"]))  # type: ignore[func-returns-value]
+        twice = next(row.key for row in rows if row.key in seen or seen.add(row.key))  # type: ignore[func-returns-value]
         raise StageError(f"{kind}: key {twice} stands twice")
     return position
 
 
-def _depth(row: Row, by_key: Mapping[str, Row], depths: dict[str, int]) -> int:
+def _depth(row: Generation, by_key: Mapping[str, Generation], depths: dict[str, int]) -> int:
     """Tell how many messages come before `row` in its episode."""
     chain = []
-    key = row["key"]
+    key: str | None = row.key
     while key is not None and key in by_key and key not in depths:
         depths[key] = 0  # also ends a circle
         chain.append(key)
-        key = by_key[key].get("parent_key")
+        key = by_key[key].parent_key
     depth = depths.get(key, -1) if key is not None else -1
     for link in reversed(chain):
         depth += 1
         depths[link] = depth
-    return depths[row["key"]]
+    return depths[row.key]

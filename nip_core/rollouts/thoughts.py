@@ -4,8 +4,8 @@ said_and_thought      of a message, the text that is its answer, and its thought
 read_usage            how many tokens it took, thoughts included
 thought_to_the_limit  whether a request was refused because its thoughts left no room for a text
 
-Thoughts stand in ``reasoning`` (vLLM, OpenRouter) or ``reasoning_content`` (older vLLM, DeepSeek
-and many gateways), in ``reasoning_details`` alone (OpenRouter, for some models), or as parts of the
+Thoughts stand in ``reasoning`` (vLLM, some gateways) or ``reasoning_content`` (older vLLM, DeepSeek
+and other gateways), in ``reasoning_details`` alone (a gateway, for some models), or as parts of the
 content that are of type ``thinking`` (Mistral). OpenAI, Gemini and Anthropic's endpoint for
 OpenAI's protocol give their number at most. A model that writes ``<think>`` into its text, with no
 parser in front of it, keeps it there: `nip_core.game.parsing` leaves it out of what others read.

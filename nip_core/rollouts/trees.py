@@ -3,11 +3,11 @@
 Branching               where the trees of an iteration branch, decided before they are played
 nodes_by_round          how many nodes that makes
 steps, ancestors        a branch path as numbers, and the paths above it
-tree_of, tree_order     which tree an episode is in, and where it stands in it
+tree_of                 which tree an episode is in
 child_of                a node below another
 children_of             which nodes follow which
 generations_by_episode  every episode with its generations, those that it shares included
-for_each_episode        the same as a table
+generation_numbers      the same by the numbers of rows; for_each_episode: as a table
 leaf_weights            how much each leaf counts, where every answer counts the same
 expected_rewards        what an agent can expect after each answer
 
@@ -23,20 +23,19 @@ neither timing nor what was answered has a part in it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.parameters import HyperParameters
-from nip_core.protocols import Protocol
+from nip_core.protocols import Protocol as GameProtocol
 from nip_core.rollouts.plan import EpisodeSpec
+from nip_core.rollouts.rows import read_rows, row_columns
 
-Row = Mapping[str, Any]
-R = TypeVar("R", bound=Row)
 Path = tuple[int, ...]
 """A branch path as numbers."""
 
@@ -44,7 +43,7 @@ Path = tuple[int, ...]
 class Branching:
     """Where the trees of a training iteration branch. An object is a `Branch` of the engine."""
 
-    def __init__(self, parameters: HyperParameters, protocol: Protocol, iteration: int):
+    def __init__(self, parameters: HyperParameters, protocol: GameProtocol, iteration: int):
         self._parameters, self._protocol = parameters, protocol
         self._trained = {
             agent
@@ -133,44 +132,97 @@ def ancestors(branch_path: str) -> list[str]:
     return [".".join(numbers[:length]) for length in range(1, len(numbers) + 1)]
 
 
-TREE_COLUMNS = ("run", "split", "iteration", "problem", "sample")
+class Tree(NamedTuple):
+    """Which tree an episode is in; all its leaves agree in this, and no others."""
+
+    run: str
+    split: str
+    iteration: int
+    problem: str
+    sample: int
+
+
+TREE_COLUMNS = Tree._fields
 """Columns of `episodes` that are equal for all leaves of a tree, and only for them."""
 
 
-def tree_of(episode: Row) -> tuple[Any, ...]:
+class InTree(Protocol):
+    """A row of an episode that has the columns of its tree."""
+
+    @property
+    def run(self) -> str: ...
+    @property
+    def split(self) -> str: ...
+    @property
+    def iteration(self) -> int: ...
+    @property
+    def problem(self) -> str: ...
+    @property
+    def sample(self) -> int: ...
+
+
+class IsLeaf(InTree, Protocol):
+    """A row of an episode that says where in its tree it stands."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def branch_path(self) -> str: ...
+
+
+class Leaf(NamedTuple):
+    """The columns of an episode by which its generations are found."""
+
+    key: str
+    branch_path: str
+    run: str
+    split: str
+    iteration: int
+    problem: str
+    sample: int
+
+
+class AtNode(Protocol):
+    """A row of a generation that says at which node of which episode it stands."""
+
+    @property
+    def episode(self) -> str: ...
+    @property
+    def branch_path(self) -> str: ...
+
+
+R = TypeVar("R", bound=AtNode)
+
+
+def tree_of(episode: InTree) -> Tree:
     """Tell which tree an episode is in; one without branches is alone in its own."""
-    return tuple(episode[column] for column in TREE_COLUMNS)
+    return Tree(episode.run, episode.split, episode.iteration, episode.problem, episode.sample)
 
 
-def tree_order(episode: Row) -> Path:
-    """Tell where an episode stands among those of its tree."""
-    return steps(episode["branch_path"])
+def generations_by_episode(
+    episodes: Iterable[IsLeaf], generations: Iterable[R]
+) -> dict[str, list[R]]:
+    """Give by the key of each episode its generations, also those that it shares with other leaves.
 
-
-def generations_by_episode(episodes: Iterable[Row], generations: Iterable[R]) -> dict[str, list[R]]:
-    """By the key of each episode its generations, also those that it shares with other leaves.
-
-    `episodes` need their key, branch_path and `TREE_COLUMNS`, `generations` episode and
-    branch_path. What a leaf shares is found only if all leaves of its tree are among the episodes.
+    What a leaf shares is found only if all leaves of its tree are among the episodes.
     Generations of other episodes are left out. The rows of an episode have the order in which they
     were given; in a tree they go by round first.
     """
     rows: dict[str, list[R]] = {}
     # 1. Which tree each leaf is in.
-    trees: dict[str, tuple[Any, ...]] = {}
+    trees: dict[str, Tree] = {}
     leaves: dict[str, str] = {}
     for episode in episodes:
-        key = episode["key"]
-        rows[key] = []
-        if episode["branch_path"]:
-            trees[key] = tree_of(episode)
-            leaves[key] = episode["branch_path"]
+        rows[episode.key] = []
+        if episode.branch_path:
+            trees[episode.key] = tree_of(episode)
+            leaves[episode.key] = episode.branch_path
     # 2. Generations of plain episodes go to them, those of trees to their node.
-    at_node: dict[tuple[tuple[Any, ...], str], list[R]] = defaultdict(list)
+    at_node: dict[tuple[Tree, str], list[R]] = defaultdict(list)
     for row in generations:
-        key = row["episode"]
+        key = row.episode
         if key in trees:
-            at_node[trees[key], row["branch_path"]].append(row)
+            at_node[trees[key], row.branch_path].append(row)
         elif key in rows:
             rows[key].append(row)
     # 3. A leaf has what stands at the nodes on its way.
@@ -180,23 +232,36 @@ def generations_by_episode(episodes: Iterable[Row], generations: Iterable[R]) ->
     return rows
 
 
-def for_each_episode(episodes: pa.Table, generations: pa.Table) -> pa.Table:
-    """`generations` with a row for every episode that has it, which then stands in `episode`.
+class _Numbered(NamedTuple):
+    episode: str
+    branch_path: str
+    number: int  # of the row
 
-    Both tables need the columns that `generations_by_episode` does, and all leaves of their trees
-    must be there. Without trees it is the table that was given.
+
+def generation_numbers(
+    leaves: Iterable[IsLeaf], generations: pa.Table
+) -> Iterator[tuple[str, int]]:
+    """Yield each episode's key with the number of each row of `generations` that it has.
+
+    The same as `generations_by_episode`, for who takes rows out of the table.
+    """
+    columns = (generations[name].to_pylist() for name in ("episode", "branch_path"))
+    numbered = map(_Numbered, *columns, range(generations.num_rows))
+    for key, rows in generations_by_episode(leaves, numbered).items():
+        for row in rows:
+            yield key, row.number
+
+
+def for_each_episode(episodes: pa.Table, generations: pa.Table) -> pa.Table:
+    """Give `generations` a row for every episode that has it, which then stands in `episode`.
+
+    `episodes` need the columns of `Leaf`, `generations` episode and branch_path, and all leaves of
+    their trees must be there. Without trees it is the table that was given.
     """
     if not pc.any(pc.not_equal(episodes["branch_path"], "")).as_py():
         return generations
-    numbered: list[dict[str, Any]] = generations.select(["episode", "branch_path"]).to_pylist()
-    for number, row in enumerate(numbered):
-        row["number"] = number
-    leaves = episodes.select(["key", "branch_path", *TREE_COLUMNS]).to_pylist()
-    pairs = [
-        (key, row["number"])
-        for key, rows in generations_by_episode(leaves, numbered).items()
-        for row in rows
-    ]
+    leaves = read_rows(episodes.select(row_columns(Leaf)), Leaf)
+    pairs = list(generation_numbers(leaves, generations))
     at = generations.schema.get_field_index("episode")
     keys = pa.array([key for key, _ in pairs], generations.schema.field(at).type)
     table = generations.take(pa.array([number for _, number in pairs], pa.int64()))

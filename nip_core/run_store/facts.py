@@ -35,12 +35,22 @@ class SplitFacts(_Facts):
     """On which two runs of the same game agree."""
 
 
+class LabelCounts(_Facts):
+    """How many solutions were labelled in play, and what that took."""
+
+    solutions: int = 0
+    seconds: float = 0.0
+    slowest_s: float = 0.0
+    kinds: dict[str, int] = {}
+    """By mutation, or "right", or "wrong" where the mutation is not known."""
+
+
 class ShardFacts(_Facts):
     """What the manifest of a shard says."""
 
     failed: list[str] = []
     """Keys of the episodes that could not be played."""
-    labels: dict[str, Any] | None = None
+    labels: LabelCounts | None = None
     """How many solutions were labelled in play, by kind, and the time that took."""
     shared_prompts: dict[str, int] | None = None
     """By agent, the tokens of prompts that stand in several rows and were read once."""

@@ -18,19 +18,11 @@ from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
 from nip_core.parameters.addresses import check_plain_address
 from nip_core.parameters.checks import uses_own_server
+from nip_core.parameters.provider_table import PROVIDERS
 from nip_core.redaction import read_key
 from nip_core.rollouts.chat_client import Endpoint
 
-_ADDRESSES = {
-    "OpenAI": ("OPENAI_BASE_URL", "https://api.openai.com/v1"),
-    "OpenRouter": ("OPENROUTER_BASE_URL", "https://openrouter.ai/api/v1"),
-}
-SERVER_KEY_VARIABLE = "NIP_API_KEY"
-_KEYS = {
-    "OpenAI": "OPENAI_API_KEY",
-    "OpenRouter": "OPENROUTER_API_KEY",
-    "SelfHosted": SERVER_KEY_VARIABLE,
-}
+SERVER_KEY_VARIABLE = PROVIDERS["SelfHosted"].key_variable
 
 
 @dataclass(frozen=True)
@@ -67,7 +59,7 @@ def group_endpoints(
     agent = parameters.group_parameters(group)
     if uses_own_server(parameters, agent):
         return None
-    variable = _KEYS[agent.model_provider]
+    variable = PROVIDERS[agent.model_provider].key_variable
     key = read_key(environment, variable)
     if not key:
         raise SettingsError(
@@ -81,7 +73,11 @@ def group_endpoints(
 def key_variables(parameters: HyperParameters) -> list[str]:
     """The environment variables that `remote_endpoints` reads keys from."""
     agents = (parameters.group_parameters(group) for group in parameters.groups)
-    needed = {_KEYS[a.model_provider] for a in agents if not uses_own_server(parameters, a)}
+    needed = {
+        PROVIDERS[a.model_provider].key_variable
+        for a in agents
+        if not uses_own_server(parameters, a)
+    }
     return sorted(needed)
 
 
@@ -99,8 +95,10 @@ def _addresses(
         assert parameters.lm_server.url is not None  # or it would be the run's own server
         url = _server(parameters.lm_server.url)
         return url, url
-    variable, default = _ADDRESSES[agent.model_provider]
-    url = (environment.get(variable) or default).rstrip("/")
+    provider = PROVIDERS[agent.model_provider]
+    variable = provider.address_variable
+    assert variable is not None and provider.address is not None  # all but SelfHosted have both
+    url = (environment.get(variable) or provider.address).rstrip("/")
     try:
         check_plain_address(url)
     except ValueError as error:

@@ -17,9 +17,10 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from nip_core.errors import CorruptionError, StoreError
-from nip_core.jobs.document import JobDocument
+from nip_core.jobs.document import JobDocument, read_job
 from nip_core.jobs.job import Clock
 from nip_core.records.iterations import Records
+from nip_core.records.models import taken_over
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, list_files
@@ -80,18 +81,18 @@ def restore(run: RunStore, state_dir: Path, groups: Collection[str], lease: Leas
     for group in groups:
         _reopen_lost_job(run, iteration, group, state_dir, lease)
     # 2. Without the models that play now, and those of the iteration under way, nothing goes on.
-    document = run.read_json_or_none(f"{run.root}/run.json") or {}
-    origin = list(document.get("contents", {}).get("origin") or ())
     # Before its first iteration is over a run in a bucket may have no record of itself yet.
-    swaps = [swap["groups"] for swap in Records(run).swaps(iteration)] if iteration else []
+    is_begun = run.store.exists(f"{run.root}/run.json")
+    origin = taken_over(run.open()) if is_begun else []
+    swaps = [swap.groups for swap in Records(run).swaps(iteration)] if iteration else []
     playing = swaps[-1] if swaps else (origin or [{}])[0]
-    needed = {model["model"]: model["digest"] for model in playing.values()}
+    needed = {model.model: model.digest for model in playing.values()}
     needed |= _trained(run, iteration, groups)
     bring_models(run, state_dir, _missing(state_dir, needed))
     # 3. The others too: an earlier iteration may be played, tested or done again. But nothing that
     # is under way stops for one that is damaged.
     earlier_models = [model for swap in (*origin, *swaps) for model in swap.values()]
-    earlier = {model["model"]: model["digest"] for model in earlier_models}
+    earlier = {model.model: model.digest for model in earlier_models}
     for name, content_digest in _missing(state_dir, earlier).items():
         try:
             bring_models(run, state_dir, {name: content_digest})
@@ -193,8 +194,8 @@ def _reopen_lost_job(
 
 def _trained(run: RunStore, iteration: int, groups: Collection[str]) -> dict[str, None]:
     """Models of the iteration under way: kept ones are there if it is done again from its swap."""
-    documents = (run.read_json_or_none(run.job(iteration, group)) for group in groups)
-    return {doc["model"]: None for doc in documents if doc is not None and doc.get("model")}
+    records = (read_job(run, run.job(iteration, group)) for group in groups)
+    return {record.model: None for record in records if record is not None and record.model}
 
 
 def _directory(run: RunStore, name: str) -> str:

@@ -32,7 +32,7 @@ from nip_core.parameters import HyperParameters, PureTextAgentParameters, load_p
 from nip_core.parameters.checks import uses_own_server
 from nip_core.parameters.providers import base_name
 from nip_core.parameters.stored import complete_settings
-from nip_core.records.models import ServedModel
+from nip_core.records.models import ServedModel, read_models
 from nip_core.run_store.run import RunRecord, RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store
 from nip_core.servers.kept_models import bring_models, has_model
@@ -162,7 +162,7 @@ def check_attacked(parameters: HyperParameters, source: RunStore) -> None:
             f"iteration {attack.iteration} are not there yet; the last are those of {finished}"
         )
     group = stored["agents"]["verifier"].get("shared_model_group") or "verifier"
-    model = _models_that_play(source, attack.iteration).get(group)
+    model = read_models(source, attack.iteration).get(group)
     if attack.iteration > 0 and (model is None or model.trained_in is None):
         raise SettingsError(
             f"attack.iteration: the verifier of run {name!r} was not trained before iteration "
@@ -323,7 +323,7 @@ class _Search:
         """The model of `source_group` in an iteration of `source`, for `group` of this run."""
         agent = self._parameters.group_parameters(group)
         base = base_name(self._parameters, agent)
-        models = _models_that_play(source, iteration)
+        models = read_models(source, iteration)
         model = models.get(source_group)
         if model is None and iteration == 0:
             return ServedModel(base, base)
@@ -349,12 +349,3 @@ class _Search:
                 )
             self.adapters.setdefault(source.name, {})[model.model] = model.digest
         return replace(model, proof=None, from_run=model.from_run or source.name)
-
-
-def _models_that_play(run: RunStore, iteration: int) -> dict[str, ServedModel]:
-    """The models that play an iteration of `run`; groups that begin with theirs are left out."""
-    if iteration == 0:
-        groups = (run.open().contents.get("origin") or [{}])[0]
-    else:
-        groups = run.read_json(run.models(iteration - 1))["groups"]
-    return {group: ServedModel(**model) for group, model in groups.items()}

@@ -18,6 +18,7 @@ from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move, Turn
 from nip_core.rollouts.model_call import request_body
 from nip_core.rollouts.plan import SPLITS, TEST, EpisodeSpec, plan_episodes
+from nip_core.rollouts.rows import Episode, Generation, read_rows
 from nip_core.rollouts.trees import generations_by_episode
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
@@ -189,44 +190,46 @@ def chat_on_record(run: RunStore, place: Place) -> AskedChat:
             f"there are {_committed(run)}"
         )
     # 2. The episode and its answers, also those that it shares with others.
-    episodes = rollouts.episodes.to_pylist()
+    episodes = [*read_rows(rollouts.episodes, Episode)]
     what = f"iteration {place.iteration} has played in {place.split}"
-    episode = episodes[_number_of(place, [row["problem"] for row in episodes], what)]
-    rows = generations_by_episode(episodes, rollouts.generations.to_pylist())[episode["key"]]
+    episode = episodes[_number_of(place, [row.problem for row in episodes], what)]
+    generations = read_rows(rollouts.generations, Generation)
+    rows = generations_by_episode(episodes, generations)[episode.key]
     # 3. The turn: those in the rounds before it are its history.
     asked = next(
         (
             row
-            for row in sorted(rows, key=lambda row: row["round"])
-            if place.agent in (None, row["agent"])
-            and place.round in (None, row["round"])
-            and row["agent"] in game.parameters.model_agents
+            for row in sorted(rows, key=lambda row: row.round)
+            if place.agent in (None, row.agent)
+            and place.round in (None, row.round)
+            and row.agent in game.parameters.model_agents
         ),
         None,
     )
     if asked is None:
-        moves = list(dict.fromkeys((row["agent"], row["round"]) for row in rows))
+        moves = list(dict.fromkeys((row.agent, row.round) for row in rows))
         raise _no_such_turn(game, place, moves)
-    agent, round_ = asked["agent"], asked["round"]
-    before = game.turns([row for row in rows if row["round"] < round_], episode["seed"])
-    solution = episode["solution"]
+    agent, round_ = asked.agent, asked.round
+    before = game.turns([row for row in rows if row.round < round_], episode.seed)
+    solution = episode.solution
     if game.scenario.labels_in_play and not before:
         solution = ""  # it was still to be written
     situation = Situation(
-        episode["question"],
+        episode.question,
         solution,
-        episode["prover_stance"],
-        episode["seed"],
-        columns_of(episode["columns"]),
+        episode.prover_stance,
+        episode.seed,
+        columns_of(episode.columns),
     )
-    calls = [row for row in rows if (row["agent"], row["round"]) == (agent, round_)]
-    calls.sort(key=lambda row: row["attempt"])
-    again = [game.wrong(row) for row in calls[:-1]] + [None]
+    calls = [row for row in rows if (row.agent, row.round) == (agent, round_)]
+    calls.sort(key=lambda row: row.attempt)
+    mistakes = game.find_mistakes(calls[:-1])
+    again = [mistakes.get((round_, agent, row.attempt + 1)) for row in calls[:-1]] + [None]
     answers = [
         {
-            "text": row["text"],
-            "invalid": row["invalid_reason"],
-            "asked_again": wrong and game.hint(agent, round_, episode["seed"], before, wrong),
+            "text": row.text,
+            "invalid": row.invalid_reason,
+            "asked_again": wrong and game.hint(agent, round_, episode.seed, before, wrong),
         }
         for row, wrong in zip(calls, again, strict=True)
     ]
@@ -235,8 +238,8 @@ def chat_on_record(run: RunStore, place: Place) -> AskedChat:
         round=round_,
         iteration=place.iteration,
         split=place.split,
-        problem=episode["problem"],
-        model=asked["model_served"],
+        problem=episode.problem,
+        model=asked.model_served,
         messages=game.render(agent, situation, before, round_),
         answers=answers,
     )

@@ -6,10 +6,11 @@ again.
 
 from typing import Any
 
-from nip_core.records.iterations import Records, document
-from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.records.iterations import Records
+from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION, SplitPlan
 from nip_core.rollouts.tables import committed_shards
 from nip_core.run_store.manifest import is_committed
+from nip_core.run_store.run import read_document
 
 
 def how_far(records: Records) -> dict[str, Any]:
@@ -23,16 +24,16 @@ def _doing(records: Records, iteration: int) -> str:
     # 1. Episodes that are not all played.
     for split in (TEST, TRAIN, VALIDATION, CANDIDATE):
         directory = run.rollouts(iteration, split)
-        plan = document(run, f"{directory}/plan.json", "episodes")
+        plan = read_document(run, f"{directory}/plan.json", SplitPlan)
         if plan is not None and not is_committed(run.store, directory):
             shards = committed_shards(run.store, directory).values()
             played = sum(shard.rows.get("episodes", 0) for shard in shards)
-            whole = f"{played} of {plan['episodes']} {split} episodes are in finished shards"
+            whole = f"{played} of {plan.episodes} {split} episodes are in finished shards"
             return f"{whole}, answers since then are kept"
     # 2. Jobs, of which each says how it is.
     jobs = records.of(iteration).jobs
     if jobs and records.of(iteration).swap is None:
-        states = (f"{group} {job['outcome'] or job['status']}" for group, job in jobs.items())
+        states = (f"{group} {job.state}" for group, job in jobs.items())
         return f"fine-tune jobs: {', '.join(states)}"
     # 3. Between two stages.
     is_played = is_committed(run.store, run.rollouts(iteration, TRAIN))

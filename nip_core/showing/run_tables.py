@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from nip_core.errors import SettingsError
 from nip_core.records.iterations import IterationRecord, Records
+from nip_core.records.jobs_shown import DatasetShown, JobShown
 from nip_core.records.named_run import find_run, open_runs
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES, GENERATIONS, TIMINGS
@@ -200,16 +201,15 @@ class RunTables:
 
     def _iteration(self, record: IterationRecord) -> dict[str, Any]:
         is_last = record.iteration == self._records.shown.last  # which is nothing but a test
-        spent = list(record.spent.values())
-        tokens = [tuple(pair) for stage in spent for pair in stage["by_agent"].values()]
+        spent = record.all_spent
         return {
             "iteration": record.iteration,
             "finished": record.is_over or (is_last and record.metrics(TEST) is not None),
             "accuracy": (record.metrics(TEST) or {}).get("accuracy"),
-            "calls": sum(stage["calls"] for stage in spent),
-            "prompt_tokens": sum(prompt for prompt, _ in tokens),
-            "completion_tokens": sum(completion for _, completion in tokens),
-            "training_tokens": sum(sum(stage["trained"].values()) for stage in spent),
+            "calls": spent.calls,
+            "prompt_tokens": spent.prompt_tokens,
+            "completion_tokens": spent.generated_tokens,
+            "training_tokens": spent.trained_tokens,
             "seconds": sum(record.stage_s.values()) or None,
         }
 
@@ -251,17 +251,16 @@ def _rates(measured: dict[str, Any]) -> dict[str, Any]:
 
 
 def _models(record: IterationRecord) -> Iterator[dict[str, Any]]:
-    after = (record.swap or {}).get("groups") or {}
+    after = {} if record.swap is None else record.swap.names
     for group, model in record.served.items():
-        job = record.jobs.get(group) or {}
-        losses = job.get("loss") or ()
+        job = record.jobs.get(group, JobShown())
         yield {
             "iteration": record.iteration,
             "group": group,
             "model": model,
-            "next_model": (after.get(group) or {}).get("model"),
-            "job": job.get("id"),
-            "status": job.get("outcome") or job.get("status"),
-            "examples": record.datasets.get(group, {}).get("examples"),
-            "loss": losses[-1][1] if losses else None,
+            "next_model": after.get(group),
+            "job": job.id,
+            "status": job.state,
+            "examples": record.datasets.get(group, DatasetShown()).examples,
+            "loss": job.loss[-1][1] if job.loss else None,
         }

@@ -9,7 +9,7 @@ with the defaults of today where they are missing.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from nip_core.costs.spent_and_estimated import cost_rows, costs_of, expected_by
@@ -22,7 +22,7 @@ from nip_core.evaluation.report_checksum import add_checksum
 from nip_core.evaluation.statistics.differences import holm
 from nip_core.records.attack_on_record import shown_attack, training_of
 from nip_core.records.intervals import hinted_of, rate_alone_of
-from nip_core.records.iterations import IterationRecord, Records, document
+from nip_core.records.iterations import IterationRecord, Records
 from nip_core.records.left_out import in_words, recorded
 from nip_core.records.status import status_of
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
@@ -47,7 +47,7 @@ def summary(run: RunStore, records: Records | None = None) -> dict[str, Any]:
     """
     records = (records or Records(run)).look_again()
     shown = records.shown
-    attack = document(run, run.metrics(shown.last, ATTACK), "attack") if shown.attacks else None
+    attack = run.read_json_or_none(run.metrics(shown.last, ATTACK)) if shown.attacks else None
     iterations = records.all()
     tests = [test for record in iterations if (test := record.metrics(TEST)) is not None]
     parameters = shown.record.parameters
@@ -79,9 +79,9 @@ def _entry(record: IterationRecord) -> dict[str, Any]:
         "iteration": record.iteration,
         "test": None if test is None else _test(test),
         "models": record.served,
-        "promotion": record.promotion,
+        "promotion": None if record.promotion is None else asdict(record.promotion),
         "jobs": {
-            group: {"id": job["id"], "status": _status(job), "reason": job["reason"]}
+            group: {"id": job.id, "status": job.state, "reason": job.reason}
             for group, job in record.jobs.items()
         },
         **({"league": league} if league else {}),
@@ -100,10 +100,6 @@ def _test(test: Mapping[str, Any]) -> dict[str, Any]:
     invalid = test.get("invalid_answers")
     counted = {"invalid_answers": invalid} if invalid else {}
     return {key: test.get(key) for key in _IN_SUMMARY} | baselines | counted
-
-
-def _status(job: Mapping[str, Any]) -> str:
-    return str(job["outcome"] or job["status"])
 
 
 def report_location(run: RunStore) -> str | None:
@@ -182,7 +178,7 @@ def _iteration_report(record: IterationRecord) -> IterationReport:
             test=record.metrics(TEST),
             train=record.metrics(TRAIN),
             groups=_group_reports(record),
-            promotion=record.promotion,
+            promotion=None if record.promotion is None else asdict(record.promotion),
             gate=[gate for split in (VALIDATION, CANDIDATE) if (gate := record.metrics(split))],
             stage_s=record.stage_s,
         )
@@ -194,23 +190,23 @@ def _group_reports(record: IterationRecord) -> dict[str, GroupReport]:
     before, swapped, datasets = record.served, record.swap, record.datasets
     reports = {}
     for group, job in record.jobs.items():
-        after = swapped["groups"][group] if swapped else None
-        extra = datasets[group]
+        after = swapped.groups[group] if swapped else None
+        dataset = datasets[group]
         reports[group] = GroupReport(
-            episodes=extra.get("episodes"),
-            examples=extra.get("examples"),
-            job_id=job["id"],
-            status=_status(job),
-            loss=job["loss"],
-            trained_tokens=job["trained_tokens"],
+            episodes=dataset.episodes,
+            examples=dataset.examples,
+            job_id=job.id,
+            status=str(job.state),
+            loss=job.loss,
+            trained_tokens=job.trained_tokens,
             model_before=before[group],
-            model_after=after["model"] if after else None,
-            proof=_describe_proof(after["proof"]) if after and after.get("proof") else None,
-            note=job["reason"],
-            method=extra.get("method"),
-            counts=extra.get("counts") or {},
-            tokens=extra.get("tokens"),
-            training_usd=extra.get("training_usd"),
+            model_after=after.model if after else None,
+            proof=_describe_proof(after.proof) if after and after.proof else None,
+            note=job.reason,
+            method=dataset.method,
+            counts=dataset.counts or {},
+            tokens=dataset.tokens,
+            training_usd=dataset.training_usd,
         )
     return reports
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from nip_core.costs.estimate import Estimate
 from nip_core.evaluation.figures_in_words import plain_percent
+from nip_core.jobs.document import read_job
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
 from nip_core.progress.board import Stage
@@ -142,11 +143,11 @@ def resuming_words(session: Session) -> str:
     if answers := _answers_in_journals(run, i):
         details.append(f"{answers:,} answers are in journals and not asked for again")
     for group in parameters.trainable_groups:
-        record = run.read_json_or_none(run.job(i, group)) if i < last else None
-        if record and record.get("id"):
-            outcome = record.get("outcome")
-            what = "is submitted and goes on" if outcome is None else f"has ended: {outcome}"
-            details.append(f"job {record['id']} of {group} {what}")
+        record = read_job(run, run.job(i, group)) if i < last else None
+        if record is not None and record.id:
+            ended = f"has ended: {record.outcome}"
+            what = "is submitted and goes on" if record.outcome is None else ended
+            details.append(f"job {record.id} of {group} {what}")
     if details:
         parts.append(f"of iteration {i} {', '.join(details)}")
     return "; ".join(parts)

@@ -21,14 +21,11 @@ from nip_core.trainers.dataset import FILES, Dataset, write_examples
 from nip_core.trainers.lines import held_out, questions_of
 
 
-def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any]:
+def build_dataset(session: Session, iteration: int, group: str) -> DatasetFacts:
     """Choose and commit the group's examples; a dataset that is committed is left as it is.
 
     They come from the sides of those of its agents that are trained in this iteration. Returns
-    ``method``, ``agents``, ``examples`` (all rows), ``validation_examples`` of them, ``digest``,
-    ``episodes`` chosen from, ``counts`` of what was left out, ``tokens`` that are trained on once
-    in each epoch (None: not all are known), ``price_training`` (None: no price, or no tokens known)
-    and, with a curriculum, its state.
+    what the dataset's manifest says of it and of its cost.
     """
     parameters, run, store = session.parameters, session.run, session.run.store
     # 1. The rollouts to choose from, named by their digests: a dataset of others is refused.
@@ -41,7 +38,7 @@ def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any
     }
     directory = run.dataset(iteration, group)
     if is_committed(store, directory):
-        return _told(session, iteration, group, commit(store, directory, {}, inputs=inputs))
+        return _announce(session, iteration, group, commit(store, directory, {}, inputs=inputs))
     # 2. The problems that the curriculum admits, and of their episodes what the trainer takes.
     method = parameters.method(iteration)
     agents = parameters.training_agents(group, iteration)
@@ -76,10 +73,11 @@ def build_dataset(session: Session, iteration: int, group: str) -> dict[str, Any
             ).to_extra(),
             lease=session.lease,
         )
-    return _told(session, iteration, group, manifest)
+    return _announce(session, iteration, group, manifest)
 
 
-def _told(session: Session, iteration: int, group: str, dataset: Manifest) -> dict[str, Any]:
+def _announce(session: Session, iteration: int, group: str, dataset: Manifest) -> DatasetFacts:
+    """Say that the dataset is there, and return what its manifest says."""
     facts = DatasetFacts.from_manifest(dataset)
     examples, episodes = facts.examples, facts.episodes
     session.tell(
@@ -90,7 +88,7 @@ def _told(session: Session, iteration: int, group: str, dataset: Manifest) -> di
         examples=examples,
         episodes=episodes,
     )
-    return dict(dataset.extra)
+    return facts
 
 
 def _cost(parameters: HyperParameters, group: str, dataset: Dataset) -> dict[str, Any]:

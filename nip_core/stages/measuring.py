@@ -24,11 +24,11 @@ from nip_core.evaluation.invalid import invalid_answers, invalid_line, invalid_w
 from nip_core.evaluation.league_figures import BY_OPPONENT, figures_by_opponent
 from nip_core.evaluation.metrics import evaluate
 from nip_core.jobs.document import read_job
-from nip_core.jobs.steps import by_step
+from nip_core.jobs.steps import read_step_figures
 from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
 from nip_core.records.intervals import combined, measure_baselines, measure_intervals
 from nip_core.records.transcript_files import CHECKSUM_SUFFIX, transcripts_path
-from nip_core.rollouts.labels import add_counts, label_counts
+from nip_core.rollouts.labels import add_counts
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import (
@@ -38,7 +38,7 @@ from nip_core.rollouts.tables import (
     shard_manifest,
     shards_of,
 )
-from nip_core.run_store.facts import ShardFacts, SplitFacts
+from nip_core.run_store.facts import LabelCounts, ShardFacts, SplitFacts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
@@ -221,7 +221,7 @@ def _updates(run: RunStore, iteration: int) -> int:
     """The updates of the optimizer that the jobs of an iteration have reported."""
     folder = run.store.list(f"{run.iteration(iteration)}/jobs")
     jobs = [read_job(run, f"{run.iteration(iteration)}/jobs/{name}") for name in folder]
-    return sum(max(by_step(job.backend_events), default=0) for job in jobs if job is not None)
+    return sum(max(read_step_figures(job.backend_events), default=0) for job in jobs if job)
 
 
 def labels_of(store: Store, directory: str) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def labels_of(store: Store, directory: str) -> dict[str, Any]:
     stage = read_manifest(store, directory)
     shards = [read_manifest(store, directory, shard_manifest(name)) for name in shards_of(stage)]
     made = [ShardFacts.from_manifest(shard).labels for shard in shards]
-    return reduce(add_counts, filter(None, made), label_counts([]))
+    return reduce(add_counts, filter(None, made), LabelCounts()).model_dump()
 
 
 def _digest_of_split(store: Store, directory: str) -> str:

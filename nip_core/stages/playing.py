@@ -12,8 +12,7 @@ split_play    its episodes, plan and models, which all shards share
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, cast
 
@@ -29,7 +28,7 @@ from nip_core.rollouts.engine import PlayedShard, PlaySpec, play_episodes
 from nip_core.rollouts.episode import Branch, Failures, ShardContext, no_branching, play_episode
 from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.journal_segments import open_journal, remove_journal
-from nip_core.rollouts.labels import label_counts
+from nip_core.rollouts.labels import count_labels
 from nip_core.rollouts.league import with_opponents
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import (
@@ -39,10 +38,12 @@ from nip_core.rollouts.plan import (
     TRAIN,
     VALIDATION,
     EpisodeSpec,
+    SplitPlan,
     cut,
     plan_episodes,
     replayed,
 )
+from nip_core.rollouts.rows import CallRecord, recorded_calls, recorded_labels
 from nip_core.rollouts.tables import (
     SHARED_PROMPTS,
     build_tables,
@@ -51,9 +52,11 @@ from nip_core.rollouts.tables import (
     shard_is_committed,
     shard_manifest,
 )
-from nip_core.rollouts.trees import Branching, tree_order
+from nip_core.rollouts.trees import Branching, steps
+from nip_core.run_store.documents import validate_document
 from nip_core.run_store.facts import ShardFacts, SplitFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
+from nip_core.run_store.run import read_document
 from nip_core.session.session import Session
 from nip_core.stages.served import candidates, models_for, opponents_for
 
@@ -61,21 +64,6 @@ _LIKELIEST = 5  # tokens at each place: both verdicts are among them
 _EPISODES_READY = 4  # under way or waiting for a place, for each call in flight
 _SHARDS_ENDING = 4  # beside those that fill the places: each waits for its slowest episodes
 _MOST_KEPT = 4  # splits whose episodes are kept in memory; an iteration has no more
-
-
-@dataclass(frozen=True)
-class SplitPlan:
-    """The episodes and shards of a split, as written to its plan.json."""
-
-    episodes: int
-    episodes_per_shard: int
-    plan_digest: str  # over the keys of the episodes
-
-    @property
-    def shards(self) -> tuple[str, ...]:
-        """Names of the shards in order."""
-        count = -(-self.episodes // self.episodes_per_shard)
-        return tuple(f"{i:04d}" for i in range(count))
 
 
 class SplitPlay:
@@ -91,11 +79,15 @@ class SplitPlay:
     def _plan(self) -> SplitPlan:
         run, path = self.session.run, f"{self.directory}/plan.json"
         per_shard = self.session.parameters.rollouts.episodes_per_shard
-        plan = SplitPlan(len(self.specs), per_shard, digest([spec.key for spec in self.specs]))
-        stored = run.read_json_or_none(path)
-        if stored is None:
-            stored = run.write_json_once(path, asdict(plan), lease=self.session.lease)
-        recorded = SplitPlan(**stored)
+        plan = SplitPlan(
+            episodes=len(self.specs),
+            episodes_per_shard=per_shard,
+            plan_digest=digest([spec.key for spec in self.specs]),
+        )
+        recorded = read_document(run, path, SplitPlan)
+        if recorded is None:
+            stored = run.write_json_once(path, plan.model_dump(), lease=self.session.lease)
+            recorded = validate_document(stored, SplitPlan, path)
         if recorded.plan_digest == plan.plan_digest:
             return recorded
         # A fork has splits that were played under the name of the run that it comes from.
@@ -157,8 +149,8 @@ class SplitPlay:
         """Take what the journal has, and ask for the rest."""
         session = self.session
         records = journal.replay()
-        recorded = {r["generation"]["key"]: r for r in records if "generation" in r}
-        labels = {r["label"]["key"]: r["label"] for r in records if "label" in r}
+        recorded = recorded_calls(records, journal.name)
+        labels = recorded_labels(records, journal.name)
         self._check_models(recorded, journal.name)
 
         async def work() -> PlayedShard:
@@ -182,22 +174,18 @@ class SplitPlay:
 
     def commit(self, shard: str, specs: Sequence[EpisodeSpec], played: PlayedShard) -> Manifest:
         """Publish what was played, in the order of the plan."""
-        timings = [
-            {**row, "started_at": datetime.fromisoformat(row["started_at"])}
-            for row in played.timings
-        ]
         order = {(spec.problem.id, spec.sample): i for i, spec in enumerate(specs)}
         played.episodes.sort(
-            key=lambda row: (order[row["problem"], row["sample"]], tree_order(row))
+            key=lambda row: (order[row.problem, row.sample], steps(row.branch_path))
         )
-        played.choices.sort(key=lambda row: (order[row["problem"], row["sample"]], row["n"]))
+        played.choices.sort(key=lambda row: (order[row.problem, row.sample], row.n))
         failed = set(played.failed)
         shared = shared_prompts(played.generations, played.timings)
         return commit_shard(
             self.store,
             self.directory,
             shard,
-            build_tables(played.episodes, played.generations, timings, played.choices),
+            build_tables(played.episodes, played.generations, played.timings, played.choices),
             inputs={
                 "plan": self.plan.plan_digest,
                 "models": digest(self.models),
@@ -205,7 +193,7 @@ class SplitPlay:
             },
             extra={
                 "failed": [spec.key for spec in specs if spec.key in failed],
-                **({"labels": label_counts(played.labels)} if played.labels else {}),
+                **({"labels": count_labels(played.labels).model_dump()} if played.labels else {}),
                 **({SHARED_PROMPTS: shared} if shared else {}),
             },
             lease=self.session.lease,
@@ -271,12 +259,12 @@ class SplitPlay:
         is_scripted = is_deterministic(parameters, parameters.model_agents["verifier"])
         return () if is_scripted else ("verifier",)
 
-    def _check_models(self, recorded: Mapping[str, Mapping[str, Any]], path: str) -> None:
+    def _check_models(self, recorded: Mapping[str, CallRecord], path: str) -> None:
         """The journal must hold answers of the models that play now."""
         groups = self.session.parameters.groups
         plays = {agent: self.models[group] for group in groups for agent in groups[group]}
         for record in recorded.values():
-            agent, asked = record["generation"]["agent"], record["generation"]["model_asked"]
+            agent, asked = record.generation.agent, record.generation.model_asked
             if asked in self.opponents.get(agent, {}).values():
                 continue
             if asked != plays.get(agent, asked):  # a random agent has no model
@@ -359,15 +347,37 @@ async def play_shards(
     await gather_or_cancel(map(play, shards))
 
 
-async def play_shard(session: Session, iteration: int, split: str, shard: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class CommittedShard:
+    """A shard that is committed."""
+
+    shard: str
+    reused: bool
+    """It was committed before, by an earlier try of this task, and nothing else is known of it."""
+    rows: Mapping[str, int] = field(default_factory=dict)
+    """By table."""
+    canonical_digest: str | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class CommittedSplit:
+    """A split of which all shards are committed."""
+
+    rows: Mapping[str, int]
+    """By table."""
+    canonical_digest: str
+
+
+async def play_shard(session: Session, iteration: int, split: str, shard: str) -> CommittedShard:
     """Play one shard and commit it; a committed one is left as it is.
 
-    Returns rows and digest of the shard. Raises StageError when too many episodes fail; the
+    Raises StageError when too many episodes fail; the
     journal then keeps what was generated.
     """
     play = split_play(session, iteration, split)
     if play.is_done(shard):  # by an earlier try of this task
-        return {"shard": shard, "reused": True}
+        return CommittedShard(shard, reused=True)
     started = time.monotonic()
     specs = play.specs_by_shard[shard]
     # 1. Play, with every answer in the journal before it is used.
@@ -380,17 +390,17 @@ async def play_shard(session: Session, iteration: int, split: str, shard: str) -
     manifest = await in_thread(partial(play.commit, shard, specs, played))
     # 3. What the journal held is committed.
     journal.remove()
-    return {
-        "shard": shard,
-        "reused": False,
-        "rows": dict(manifest.rows),
-        "canonical_digest": SplitFacts.from_manifest(manifest).canonical_digest,
-        "seconds": round(time.monotonic() - started, 3),
-    }
+    return CommittedShard(
+        shard,
+        reused=False,
+        rows=dict(manifest.rows),
+        canonical_digest=SplitFacts.from_manifest(manifest).canonical_digest,
+        seconds=round(time.monotonic() - started, 3),
+    )
 
 
-def commit_split(session: Session, iteration: int, split: str) -> dict[str, Any]:
-    """Publish the split once all its shards are committed; returns rows and digest.
+def commit_split(session: Session, iteration: int, split: str) -> CommittedSplit:
+    """Publish the split once all its shards are committed.
 
     Raises StageError if too many of its episodes failed, which shards that were played in different
     processes can't see by themselves.
@@ -405,7 +415,5 @@ def commit_split(session: Session, iteration: int, split: str) -> dict[str, Any]
         )
     manifest = join_shards(play.store, play.directory, play.plan.shards, lease=session.lease)
     session.budget.tell(session.log)
-    return {
-        "rows": dict(manifest.rows),
-        "canonical_digest": SplitFacts.from_manifest(manifest).canonical_digest,
-    }
+    digest_of_all = SplitFacts.from_manifest(manifest).canonical_digest
+    return CommittedSplit(dict(manifest.rows), digest_of_all)

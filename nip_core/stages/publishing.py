@@ -148,11 +148,7 @@ def _manifests(records: Iterable[IterationRecord]) -> dict[str, str]:
 def _swaps(records: Iterable[IterationRecord]) -> dict[str, dict[str, str]]:
     """By iteration, the model that each group serves from there on."""
     return {
-        str(record.iteration): {
-            group: str(model["model"]) for group, model in record.swap["groups"].items()
-        }
-        for record in records
-        if record.swap is not None
+        str(record.iteration): record.swap.names for record in records if record.swap is not None
     }
 
 
@@ -175,7 +171,7 @@ def spent(
     rows = [
         _row(record.iteration, stage, each, parameters)
         for record in known[-_NEWEST:]
-        for stage, each in record.stages_spent.items()
+        for stage, each in record.spent.items()
     ]
     if len(known) > _NEWEST:
         rows.insert(0, _row("earlier", "sum", earlier, parameters))

@@ -7,7 +7,12 @@ opponents_for  the models of earlier iterations that agents meet in one
 
 from nip_core.jobs.document import read_job
 from nip_core.parameters.opponents import list_opponents
-from nip_core.records.models import ServedModel, map_agents_to_groups, opponents_on_record
+from nip_core.records.models import (
+    ServedModel,
+    map_agents_to_groups,
+    opponents_on_record,
+    read_models,
+)
 from nip_core.session.session import Session
 
 
@@ -17,8 +22,7 @@ def models_for(session: Session, iteration: int) -> dict[str, ServedModel]:
         base = {group: session.base_model(group) for group in session.parameters.groups}
         first = session.origin[0] if session.origin else {}
         return {group: first.get(group) or ServedModel(base[group], base[group]) for group in base}
-    stored = session.run.read_json(session.run.models(iteration - 1))
-    return {group: ServedModel(**model) for group, model in stored["groups"].items()}
+    return read_models(session.run, iteration)
 
 
 def candidates(session: Session, iteration: int) -> dict[str, ServedModel]:
@@ -47,8 +51,7 @@ def opponents_for(session: Session, iteration: int) -> dict[str, dict[int, Serve
     if not list_opponents(parameters):
         return {}
     played = [models_for(session, 0)]
-    for swap in session.records.swaps(iteration):
-        played.append({group: ServedModel(**model) for group, model in swap["groups"].items()})
+    played += [swap.groups for swap in session.records.swaps(iteration)]
     names = [{group: model.model for group, model in groups.items()} for groups in played]
     group_of = map_agents_to_groups(parameters)
     return {

@@ -6,10 +6,10 @@ pass_on      record that the models of another run do
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 from nip_core.evaluation.figures_in_words import gate_line
-from nip_core.records.models import ServedModel
+from nip_core.records.models import Decision, ServedModel, Swap
+from nip_core.run_store.documents import validate_document
 from nip_core.servers.kept_models import keep_models
 from nip_core.session.session import Session
 from nip_core.stages.gating import decide, is_due
@@ -34,18 +34,18 @@ async def swap_models(session: Session, iteration: int) -> dict[str, str]:
     after, promotion = models_for(session, iteration), None
     if is_due(session, iteration):
         # Those that are not taken can be found again, too.
-        promotion = asdict(replace(decide(session, iteration), candidates=proved))
-    if promotion is None or promotion["promoted"]:
+        promotion = replace(decide(session, iteration), candidates=proved)
+    if promotion is None or promotion.promoted:
         after |= proved
     # 4. From here on they serve, whatever happens to this process.
     due = scheduled(session.parameters, iteration)
     waiting = [group for group in session.parameters.trainable_groups if group not in due]
-    stored = _record(session, iteration, after, waiting, promotion)
+    stored = _record_swap(session, iteration, after, waiting, promotion)
     if promotion is not None:
-        gate = f"iteration {iteration}: {gate_line(promotion)}"
-        figures = {name: x for name, x in promotion.items() if name != "candidates"}
+        gate = f"iteration {iteration}: {gate_line(asdict(promotion))}"
+        figures = {name: x for name, x in asdict(promotion).items() if name != "candidates"}
         session.tell("gate", gate, iteration=iteration, **figures)
-        if not promotion["promoted"]:
+        if not promotion.promoted:
             await return_places(session, after)
     names = {group: model.model for group, model in stored.items()}
     serving = ", ".join(f"{group}: {model}" for group, model in names.items())
@@ -62,31 +62,26 @@ def pass_on(session: Session, iteration: int) -> dict[str, str]:
     """
     if iteration == session.parameters.rl.num_iterations:
         return {}
-    stored = _record(session, iteration, session.origin[iteration + 1])
+    stored = _record_swap(session, iteration, session.origin[iteration + 1])
     return {group: model.model for group, model in stored.items()}
 
 
-def _record(
+def _record_swap(
     session: Session,
     iteration: int,
     models: Mapping[str, ServedModel],
     not_scheduled: Sequence[str] = (),
-    promotion: Mapping[str, Any] | None = None,
+    promotion: Decision | None = None,
 ) -> dict[str, ServedModel]:
-    """Record the swap of `iteration`, once; returns what stands on record.
+    """Record the swap of `iteration`, once; return by group the models that stand on record.
 
     `promotion` is the decision of the gate, where there was one.
     """
     if session.server is not None:
         names = [model.model for model in models.values()]
         keep_models(session.run, session.server.directory, names, session.lease)
-    stored = session.run.write_json_once(
-        session.run.models(iteration),
-        {
-            "groups": {group: asdict(model) for group, model in models.items()},
-            "not_scheduled": list(not_scheduled),
-            **({} if promotion is None else {"promotion": dict(promotion)}),
-        },
-        lease=session.lease,
-    )
-    return {group: ServedModel(**model) for group, model in stored["groups"].items()}
+    swap = Swap(groups=dict(models), not_scheduled=list(not_scheduled), promotion=promotion)
+    path = session.run.models(iteration)
+    # Of two runners that write it the first counts, so what is returned is what stands there.
+    stored = session.run.write_json_once(path, swap.to_document(), lease=session.lease)
+    return validate_document(stored, Swap, path).groups

@@ -9,7 +9,7 @@ import asyncio
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from nip_core.jobs.document import read_job
 from nip_core.jobs.job import BackendTrouble, JobRecord, JobSpec, JobView
 from nip_core.jobs.ledger import Ledger, open_ledger
 from nip_core.jobs.openai_backend import OpenAIBackend
-from nip_core.jobs.steps import by_step, newest_step, steps_of
+from nip_core.jobs.steps import find_newest_step, is_paused, read_progress, read_step_figures
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.providers import speaks_nip
 from nip_core.progress.board import Activity, Progress
@@ -45,8 +45,33 @@ def scheduled(parameters: HyperParameters, iteration: int) -> tuple[str, ...]:
     return tuple(group for group in groups if parameters.training_agents(group, iteration))
 
 
-async def submit_job(session: Session, iteration: int, group: str) -> dict[str, Any]:
-    """The group's job, submitted now or before; returns its id and state.
+@dataclass(frozen=True)
+class JobReference:
+    """A job as it is told to people and programs."""
+
+    group: str
+    id: str | None
+    """None: there is none, its examples are too few."""
+    key: str
+    status: str | None
+    """How it ended, or the back-end's last word."""
+    model: str | None
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """What a wait for a job has come to."""
+
+    job: JobReference
+    again: bool = False
+    """The job gave no model, and another one is to be submitted."""
+    parked: str | None = None
+    """In words, what the run waits for: the job goes on, and the settings say not to wait longer.
+    None: it has ended."""
+
+
+async def submit_job(session: Session, iteration: int, group: str) -> JobReference:
+    """Submit the group's job, unless it was submitted before.
 
     What it takes is on record before anything is sent. Raises StageError for examples that the
     back-end would refuse.
@@ -60,7 +85,7 @@ async def submit_job(session: Session, iteration: int, group: str) -> dict[str, 
     # 2. One that is on record as submitted is not asked for again.
     stored = _stored(session, iteration, group)
     if stored is not None and stored.key == spec.key and stored.id is not None:
-        return _submitted(session, stored)
+        return _announce(session, stored)
     epochs, tokens = spec.hyper_parameters["n_epochs"], facts.tokens
     note = describe(facts, epochs)
     is_new = stored is None or stored.key != spec.key or not stored.creates_open
@@ -83,22 +108,22 @@ async def submit_job(session: Session, iteration: int, group: str) -> dict[str, 
             async with _ledger(session, group) as (ledger, _):
                 return await ledger.ensure_job(spec, training, validation, note=note)
 
-    return _submitted(session, await session.with_server(create))
+    return _announce(session, await session.with_server(create))
 
 
-def _submitted(session: Session, record: JobRecord) -> dict[str, Any]:
+def _announce(session: Session, record: JobRecord) -> JobReference:
+    """Say that the job is submitted."""
     reference = _reference(record)
-    what = f"trains as job {record.id}" if record.id else f"has no job, {reference['status']}"
+    what = f"trains as job {record.id}" if record.id else f"has no job, {reference.status}"
     words = f"iteration {record.iteration}: {record.group} {what}"
-    session.tell("submit", words, iteration=record.iteration, **reference)
+    session.tell("submit", words, iteration=record.iteration, **asdict(reference))
     return reference
 
 
-async def wait_for_job(session: Session, iteration: int, group: str) -> dict[str, Any]:
-    """Wait for the group's job.
+async def wait_for_job(session: Session, iteration: int, group: str) -> JobEnd:
+    """Wait for the group's job, as long as the settings say.
 
-    In the result `again` says that another is to be submitted, `parked` (None: it has ended) that
-    it goes on, and that the settings say not to wait longer. Raises JobError if it ends without a
+    Raises JobError if it ends without a
     model, and the settings let that stop the run.
     """
     record = _record(session, iteration, group)
@@ -141,20 +166,19 @@ async def wait_for_job(session: Session, iteration: int, group: str) -> dict[str
         except ParkedError as parked:
             words = f"iteration {iteration}: parked, {parked}"
             session.tell("parked", words, iteration=iteration, group=group, job=record.id)
-            return {**_reference(record), "again": False, "parked": str(parked)}
+            return JobEnd(_reference(record), parked=str(parked))
     # 2. A job without a model: the settings say what follows.
     step = next_step(session.parameters, record)
     if step == "stop":
         raise stopped(record, session.run.job(iteration, group))
-    reference = {**_reference(record), "again": step == "try_again", "parked": None}
+    end = JobEnd(_reference(record), again=step == "try_again")
     if record.id:
-        status, model = reference["status"], record.model or "none"
+        status, model = end.job.status, record.model or "none"
         words = f"iteration {iteration}: job {record.id} of {group}: {status}, model {model}"
         figures = _figures(record)
-        session.tell(
-            "job", words + figures.words, iteration=iteration, **reference, **figures.facts
-        )
-    return reference
+        facts = {**asdict(end.job), "again": end.again, "parked": end.parked}
+        session.tell("job", words + figures.words, iteration=iteration, **facts, **figures.facts)
+    return end
 
 
 async def _watch(
@@ -170,14 +194,13 @@ async def _watch(
         progress.count_retry(f"job {activity.job}: {trouble}")
     if view is None:
         return
-    steps = steps_of(view)
+    steps = read_progress(view)
     if steps is None and not hosted and view.status == "running":
         try:
-            steps = newest_step(await backend.job_events(view.id))
+            steps = find_newest_step(await backend.job_events(view.id))
         except BackendTrouble as error:
             progress.count_retry(f"events of job {activity.job}: {error}")
-    is_paused = (view.effective.get("nip") or {}).get("paused")
-    now_s, status = progress.clock(), "paused" if is_paused else view.status
+    now_s, status = progress.clock(), "paused" if is_paused(view) else view.status
     if steps is None:
         activity.tell(now_s, status=status)
         return
@@ -210,8 +233,8 @@ class _Figures:
 
 
 def _figures(record: JobRecord) -> _Figures:
-    told = by_step(record.backend_events)
-    losses = [x for e in told.values() if (x := e["data"].get("train_loss")) is not None]
+    told = read_step_figures(record.backend_events)
+    losses = [step.loss for step in told.values() if step.loss is not None]
     facts: dict[str, Any] = {"steps": max(told, default=None), "tokens": record.trained_tokens}
     words = f", {facts['steps']} steps" if told else ""
     if losses:
@@ -280,14 +303,9 @@ def _record(session: Session, iteration: int, group: str) -> JobRecord:
     return record
 
 
-def _reference(record: JobRecord) -> dict[str, Any]:
-    return {
-        "group": record.group,
-        "id": record.id,
-        "key": record.key,
-        "status": record.outcome or record.status,
-        "model": record.model,
-    }
+def _reference(record: JobRecord) -> JobReference:
+    status = record.outcome or record.status
+    return JobReference(record.group, record.id, record.key, status, record.model)
 
 
 def _ledger(

@@ -1,4 +1,4 @@
-"""Sweeps: many runs that differ in a few settings, and one table of them all.
+"""Sweeps play many runs with a few settings changed, and make one table of them all.
 
 swept_runs the runs of a sweep, from its file
 results        what came of them, as a document, a page and a figure

@@ -1,4 +1,4 @@
-"""What the baselines among the arms of a sweep say of the others.
+"""The baselines among the arms of a sweep, held against the others.
 
 baseline_kind           which baseline an arm is, by its settings
 ByMajority              how often its verifier was right by the majority of several plays
@@ -9,27 +9,34 @@ baseline_lines          the same in words
 docs/statistics.md has the rules: what is said follows from intervals and p-values alone.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Literal
 
 from nip_core.evaluation.baseline_verifiers import alone_words, majority_decisions
 from nip_core.evaluation.confidence_intervals import wilson_of_rate
 from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.parameters import HyperParameters
-from nip_core.protocols import ACCEPT, REJECT, make_protocol
+from nip_core.protocols import make_protocol
 from nip_core.records.intervals import rate_alone_of
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
-from nip_core.sweep.counted import Counted, Counts, Figure, LastTest, average_runs
+from nip_core.sweep.counted import Counted, Counts, Figure, LastTest, average_runs, is_right, tally
 from nip_core.sweep.declaration import Hypothesis
 from nip_core.sweep.outcomes import judge_hypotheses
-from nip_core.sweep.swept_runs import Sweep, SweptRun
+from nip_core.sweep.results_document import (
+    AtEqualTokens,
+    BaselineComparison,
+    BaselineFindings,
+    ProverBelieved,
+    SweptTest,
+    VerifierAlone,
+    clip_interval,
+)
+from nip_core.sweep.swept_runs import SEED, Sweep
 
 Kind = Literal["alone", "random", "shuffled"]
-Finding = dict[str, Any]
-Arm = tuple[str, ...]
 
 _MEANING: Mapping[str, tuple[str, str]] = {
     "alone": (
@@ -53,7 +60,7 @@ _MEANING: Mapping[str, tuple[str, str]] = {
 
 
 def baseline_kind(parameters: HyperParameters) -> Kind | None:
-    """Return which baseline these settings are; None for a game that baselines are there for."""
+    """Name the kind of baseline of these settings; None for any other game."""
     provers = make_protocol(parameters).provers
     if not provers:
         return "alone"
@@ -63,7 +70,7 @@ def baseline_kind(parameters: HyperParameters) -> Kind | None:
 
 
 class ByMajority(Counted):
-    """As `Counted`, but in these `runs` the more frequent verdict on each problem counts, once."""
+    """Counts as `Counted` does, but for these `runs` the more frequent verdict on each problem."""
 
     def __init__(self, store: Store, tests: Mapping[str, LastTest], runs: Collection[str]):
         super().__init__(store, tests)
@@ -75,47 +82,49 @@ class ByMajority(Counted):
         place = RunStore(self._store, name).rollouts(self._tests[name].iteration, TEST)
         columns = ["problem", "question_id", "y", "decision", "outcome"]
         episodes = StoredRollouts(self._store, [place]).episodes(columns)
-        decided, counts = majority_decisions(episodes), dict[str, tuple[float, int]]()
+        decided = majority_decisions(episodes)
         labels = {row["problem"]: row for row in episodes.to_pylist()}
-        for problem, decision in decided.items():
-            row = labels[problem]
-            hits, plays = counts.get(row["question_id"], (0.0, 0))
-            right = decision == (ACCEPT if row["y"] else REJECT)
-            counts[row["question_id"]] = (hits + right, plays + 1)
-        return counts
+        # The majority is a verdict even where some of its plays failed.
+        return tally(
+            (row["question_id"], is_right(row["y"], "finished", decided[problem]))
+            for problem, row in labels.items()
+        )
 
 
 def compare_with_baselines(
     counted: Counted,
     by_majority: ByMajority,
     sweep: Sweep,
-    last_tests: Mapping[str, Mapping[str, Any]],
-) -> dict[str, list[Finding]]:
-    """Compare the arms of a sweep with the baselines that are among them.
+    last_tests: Mapping[str, SweptTest],
+    asked_again: Iterable[AtEqualTokens],
+) -> BaselineFindings:
+    """Compare the arms of a sweep with the baselines among them.
 
     `counted` knows the runs that are finished and tested, and `by_majority` the same, with those
-    that are compared by a majority; `last_tests` has of each the figures of
-    its last test with `shows_checking`. ``compared`` has each arm with each baseline, ``alone`` the
-    arms without provers of which is known how often their verifier could be right, and ``believed``
-    how many runs of an arm were right more often than believing the prover.
+    that are compared by a majority; `last_tests` has the last test of each. ``compared`` has each
+    arm with each baseline, ``alone`` the arms without provers of which is known how often their
+    verifier could be right, ``believed`` how many runs of an arm were right more often than
+    believing the prover, and ``any_of`` is `asked_again`.
     """
-    return {
-        "compared": _compared(by_majority, sweep),
-        "alone": [*_alone(counted, sweep)],
-        "believed": [*_believed(sweep, last_tests)],
-    }
+    return BaselineFindings(
+        compared=tuple(_compare_accuracy(by_majority, sweep)),
+        alone=tuple(_find_alone(counted, sweep)),
+        believed=tuple(_find_believed(sweep, last_tests)),
+        any_of=tuple(asked_again),
+    )
 
 
-def _compared(counted: ByMajority, sweep: Sweep) -> list[Finding]:
+def _compare_accuracy(counted: ByMajority, sweep: Sweep) -> Iterator[BaselineComparison]:
+    """Compare the accuracy of each arm with each of its baselines."""
     arms = {arm: runs[0].parameters for arm, runs in sweep.arms.items()}
     kinds = {arm: baseline_kind(parameters) for arm, parameters in arms.items()}
     both = [
-        (arm, other)
+        (arm, other, kind)
         for arm in arms
         for other, kind in kinds.items()
         if kinds[arm] is None and kind is not None and _is_for(kind, arms[other], arms[arm])
     ]
-    axes = [axis for axis in sweep.axes if axis != "seed"]
+    axes = [axis for axis in sweep.axes if axis != SEED]
     # Each on its own: who wants to show that an arm beats them all needs no adjustment for it.
     asked = [
         Hypothesis(
@@ -126,24 +135,26 @@ def _compared(counted: ByMajority, sweep: Sweep) -> list[Finding]:
             expected="higher",
             primary=True,
         )
-        for arm, other in both
+        for arm, other, _ in both
     ]
-    voted = counted.runs
-    keys = ("rates", "difference", "ci95", "p", "outcome")
-    return [
-        {
-            "arm": " ".join(arm),
-            "baseline": " ".join(other),
-            "kind": "voted" if voted & {run.name for run in sweep.arms[other]} else kinds[other],
-        }
-        | {key: result[key] for key in keys}
-        | ({"because": result["because"]} if "because" in result else {})
-        for (arm, other), result in zip(both, judge_hypotheses(counted, sweep, asked), strict=True)
-    ]
+    results = judge_hypotheses(counted, sweep, asked)
+    for (arm, other, kind), result in zip(both, results, strict=True):
+        is_voted = any(run.name in counted.runs for run in sweep.arms[other])
+        yield BaselineComparison(
+            arm=" ".join(arm),
+            baseline=" ".join(other),
+            kind="voted" if is_voted else kind,
+            rates=result.rates,
+            difference=result.difference,
+            ci95=result.ci95,
+            p=result.p,
+            outcome=result.outcome,
+            because=result.because,
+        )
 
 
 def asked_again_pairs(sweep: Sweep) -> list[tuple[int, int]]:
-    """The places of each arm with provers and of each without that plays the same problems."""
+    """Pair the places of each arm with provers with those of verifiers alone on its problems."""
     arms = [runs[0].parameters for runs in sweep.arms.values()]
     kinds = [baseline_kind(parameters) for parameters in arms]
     return [
@@ -160,89 +171,86 @@ def _is_for(kind: Kind, baseline: HyperParameters, arm: HyperParameters) -> bool
     return all(getattr(baseline, key) == getattr(arm, key) for key in keys)
 
 
-def _alone(counted: Counted, sweep: Sweep) -> Iterator[Finding]:
+def _find_alone(counted: Counted, sweep: Sweep) -> Iterator[VerifierAlone]:
+    """Put each verifier without provers beside how often it could be right by itself."""
     for arm, runs in sweep.arms.items():
         rate_alone = rate_alone_of(runs[0].parameters.to_dict())
-        plays = [
-            counts for run in runs if (counts := counted.count(run.name, "accuracy")) is not None
-        ]
+        counts = [counted.count(run.name, "accuracy") for run in runs]
+        plays = [of_run for of_run in counts if of_run is not None]
         # By the name of the table's interval, so that it is the same one.
         both_ways = average_runs(plays, f"{sweep.name} {' '.join(arm)} accuracy")
         if rate_alone is None or both_ways is None:
             continue
+        # Where all are right nothing shows the spread, and Wilson's interval still has a width.
         interval = both_ways.ci95 or wilson_of_rate(both_ways.value, both_ways.questions)
-        yield {
-            "arm": " ".join(arm),
-            "accuracy": both_ways.value,
-            "ci95": [max(0.0, interval[0]), min(1.0, interval[1])],
-            "rate_alone": rate_alone,
-            "is_above": interval[0] > rate_alone,
-        }
+        yield VerifierAlone(
+            arm=" ".join(arm),
+            accuracy=both_ways.value,
+            ci95=clip_interval(interval),
+            rate_alone=rate_alone,
+            is_above=interval[0] > rate_alone,
+        )
 
 
-def _believed(sweep: Sweep, last_tests: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+def _find_believed(sweep: Sweep, last_tests: Mapping[str, SweptTest]) -> Iterator[ProverBelieved]:
+    """Count in how many runs of each arm the verifier beats believing the prover."""
     for arm, runs in sweep.arms.items():
-        tests = [test for test in _tests(runs, last_tests) if test["shows_checking"] is not None]
+        tests = [last_tests[run.name] for run in runs if run.name in last_tests]
+        tests = [test for test in tests if test.shows_checking is not None]
         if tests and baseline_kind(runs[0].parameters) is None:
-            yield {
-                "arm": " ".join(arm),
-                "runs": len(tests),
-                "more_often": sum(test["shows_checking"] for test in tests),
-                "believed": sum(test["believed_accuracy"] for test in tests) / len(tests),
-                "without_prover": sum(test["without_prover"] or 0 for test in tests),
-                "episodes": sum(test["episodes"] for test in tests),
-            }
+            yield ProverBelieved(
+                arm=" ".join(arm),
+                runs=len(tests),
+                more_often=sum(test.shows_checking is True for test in tests),
+                believed=sum(test.believed_accuracy or 0 for test in tests) / len(tests),
+                without_prover=sum(test.without_prover or 0 for test in tests),
+                episodes=sum(test.episodes or 0 for test in tests),
+            )
 
 
-def _tests(
-    runs: Sequence[SweptRun], last_tests: Mapping[str, Mapping[str, Any]]
-) -> list[Mapping[str, Any]]:
-    return [last_tests[run.name] for run in runs if run.name in last_tests]
-
-
-def baseline_lines(results: Mapping[str, Sequence[Finding]]) -> list[str]:
+def baseline_lines(found: BaselineFindings) -> list[str]:
     """Say what the baselines hold against the arms, a sentence each; [] for nothing."""
     lines = [
-        f"`{row['arm']}`: {alone_words(row['accuracy'], row['ci95'], row['rate_alone'])}"
-        for row in results["alone"]
-        if row["is_above"]
+        f"`{row.arm}`: {alone_words(row.accuracy, row.ci95, row.rate_alone)}"
+        for row in found.alone
+        if row.is_above
     ]
-    lines += [_comparison(row) for row in results["compared"] if _is_told(row)]
+    lines += [_comparison_line(row) for row in found.compared if _is_not_better(row)]
     return lines + [
-        f"`{row['arm']}`: in {row['runs'] - row['more_often']} of {row['runs']} runs the verifier "
+        f"`{row.arm}`: in {row.runs - row.more_often} of {row.runs} runs the verifier "
         "is not shown to be right more often than one that believes the prover "
-        f"({plain_percent(row['believed'])}{_left_out(row)}): its accuracy does not show that it "
-        "checks."
-        for row in results["believed"]
-        if row["more_often"] < row["runs"]
+        f"({plain_percent(row.believed)}{_left_out_words(row)}): its accuracy does not show that "
+        "it checks."
+        for row in found.believed
+        if row.more_often < row.runs
     ]
 
 
-def _left_out(row: Finding) -> str:
-    """Say how many episodes that leaves out, as no prover had spoken in them."""
-    if not row["without_prover"]:
+def _left_out_words(row: ProverBelieved) -> str:
+    """Say how many episodes are left out because no prover spoke in them; "" for none."""
+    if not row.without_prover:
         return ""
-    counted = f"{row['without_prover']:,} of {row['episodes']:,} episodes"
+    counted = f"{row.without_prover:,} of {row.episodes:,} episodes"
     return f", without {counted} in which no prover spoke"
 
 
-def _is_told(row: Finding) -> bool:
+def _is_not_better(row: BaselineComparison) -> bool:
     """Return whether an arm is not shown to be better than the baseline, once both were played."""
-    return row["outcome"] != "shown" and None not in row["rates"]
+    return row.outcome != "shown" and None not in row.rates
 
 
-def _comparison(row: Finding) -> str:
-    what, meaning = _MEANING[row["kind"]]
-    if "because" in row:
-        return (
-            f"`{row['arm']}` was not compared with `{row['baseline']}`, {what}: {row['because']}."
-        )
-    arm, baseline = (plain_percent(rate) for rate in row["rates"])
+def _comparison_line(row: BaselineComparison) -> str:
+    """Write the sentence on an arm not shown to be better than its baseline."""
+    what, meaning = _MEANING[row.kind]
+    if row.because is not None:
+        return f"`{row.arm}` was not compared with `{row.baseline}`, {what}: {row.because}."
+    arm, baseline = (plain_percent(rate) for rate in row.rates)
     sure = "the same everywhere"
-    if row["ci95"] is not None:
-        low, high = row["ci95"]
+    if row.ci95 is not None:
+        low, high = row.ci95
         sure = f"95 % interval {100 * low:+.1f} to {100 * high:+.1f}"
+    points = "" if row.difference is None else f"{100 * row.difference:+.1f} points, "
     return (
-        f"`{row['arm']}`: {arm}, not shown to be more than `{row['baseline']}`, {what}: {baseline} "
-        f"({100 * row['difference']:+.1f} points, {sure}); {meaning}."
+        f"`{row.arm}`: {arm}, not shown to be more than `{row.baseline}`, {what}: {baseline} "
+        f"({points}{sure}); {meaning}."
     )

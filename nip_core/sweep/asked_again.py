@@ -1,4 +1,4 @@
-"""What the verifier alone finds by being asked again: any of k verdicts, beside the other arms.
+"""A verifier alone, asked again: one rejection among k verdicts rejects.
 
 summarize_asked_again    of an arm, for each k, both rates with their intervals, and tokens
 compare_at_equal_tokens  each arm with provers beside as many verdicts as make its tokens
@@ -7,8 +7,7 @@ Rejecting where any of k plays rejects is `nip_core.evaluation.any_of`; docs/sta
 it is for.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 from nip_core.evaluation.any_of import shares
 from nip_core.rollouts.plan import TEST
@@ -16,96 +15,125 @@ from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
 from nip_core.sweep.counted import Counts, average_runs
+from nip_core.sweep.results_document import (
+    AnyOfRow,
+    ArmResult,
+    AskedAgainAt,
+    AskedAgainRow,
+    AskedAgainTest,
+    AtEqualTokens,
+    AttackedRates,
+    OverRuns,
+    RunResult,
+    sum_up,
+)
 
-RATES: Mapping[str, tuple[int, ...]] = {"soundness": (0,), "completeness": (1,)}
-TOKENS = ("generated_tokens", "prompt_tokens")
-Finding = dict[str, Any]
-OverRuns = Callable[[Sequence[float | None]], dict[str, float] | None]
+_LABELS: Mapping[str, tuple[int, ...]] = {"soundness": (0,), "completeness": (1,)}
 
 
 def summarize_asked_again(
-    store: Store, runs: Sequence[Mapping[str, Any]], name: str, mean: OverRuns
-) -> list[Finding]:
-    """The first and the last test of an arm's `runs`, as `collect_results` has them, by k.
+    store: Store, runs: Sequence[RunResult], name: str
+) -> tuple[AskedAgainTest, ...]:
+    """Average an arm's `runs` where any of k plays rejects, in their first test and their last.
 
-    Each has its ``iteration`` and ``rows``: ``k``, by rate its mean, lowest and highest over runs
-    with a 95 % interval that counts seeds and questions as drawn, and ``generated_tokens`` and
-    ``prompt_tokens`` a problem. `name` seeds the intervals. [] where no problem is played again.
+    Rates have the mean, lowest and highest over runs, with a 95 % interval that counts seeds and
+    questions as drawn; `name` seeds it. Tokens are those of a problem. () where no problem is
+    played again.
     """
-    tests: list[Finding] = []
+    tests: list[AskedAgainTest] = []
     for at in (0, -1):
-        of_runs = [(run["run"], run["tests"][at]) for run in runs]
-        iterations = {test["iteration"] for _, test in of_runs}
-        is_again = tests and tests[0]["iteration"] in iterations
-        if len(iterations) != 1 or is_again or not all(test["any_of"] for _, test in of_runs):
+        of_runs = [(run.run, run.tests[at]) for run in runs if run.tests]
+        iterations = {test.iteration for _, test in of_runs}
+        is_again = tests and tests[0].iteration in iterations
+        by_run = [test.any_of for _, test in of_runs if test.any_of]
+        # Runs that stand at different iterations have no mean: it would be of other trainings.
+        if len(iterations) != 1 or is_again or len(by_run) < len(of_runs):
             continue
         [iteration] = iterations
-        counted = [_counts(store, run, iteration) for run, _ in of_runs]
-        plays = min(len(test["any_of"]) for _, test in of_runs)
-        rows = []
-        for k in range(1, plays + 1):
-            row: Finding = {"k": k}
-            for rate in RATES:
-                row[rate] = mean([test["any_of"][k - 1][rate] for _, test in of_runs])
-                both_ways = average_runs(
-                    [c[rate, k] for c in counted], f"{name} {iteration} {rate} {k}"
-                )
-                if row[rate] is not None and both_ways is not None and both_ways.ci95 is not None:
-                    low, high = both_ways.ci95
-                    row[rate]["ci95"] = [max(0.0, low), min(1.0, high)]
-            for kind in TOKENS:
-                row[kind] = sum(test["any_of"][k - 1][kind] for _, test in of_runs) / len(of_runs)
-            rows.append(row)
-        tests.append({"iteration": iteration, "rows": rows})
-    return tests
+        counted = [_count_right(store, run, iteration) for run, _ in of_runs]
+        # Where a run was played less often, no k is a mean over fewer runs than another.
+        plays = min(len(rows) for rows in by_run)
+        rows = tuple(
+            _average_row([of_run[k - 1] for of_run in by_run], counted, f"{name} {iteration}")
+            for k in range(1, plays + 1)
+        )
+        tests.append(AskedAgainTest(iteration=iteration, rows=rows))
+    return tuple(tests)
 
 
-def _counts(store: Store, run: str, iteration: int) -> dict[tuple[str, int], Counts]:
-    """By rate and k, the rights of each question and its problems."""
+def _average_row(
+    rows: Sequence[AnyOfRow], counted: Sequence[Mapping[tuple[str, int], Counts]], name: str
+) -> AskedAgainRow:
+    """Average the rows of several runs for one k."""
+    k = rows[0].k
+
+    def average(rate: str, values: Sequence[float | None]) -> OverRuns | None:
+        counts = [of_run[rate, k] for of_run in counted]
+        return sum_up(values, average_runs(counts, f"{name} {rate} {k}"))
+
+    return AskedAgainRow(
+        k=k,
+        soundness=average("soundness", [row.soundness for row in rows]),
+        completeness=average("completeness", [row.completeness for row in rows]),
+        generated_tokens=sum(row.generated_tokens or 0 for row in rows) / len(rows),
+        prompt_tokens=sum(row.prompt_tokens or 0 for row in rows) / len(rows),
+    )
+
+
+def _count_right(store: Store, run: str, iteration: int) -> dict[tuple[str, int], Counts]:
+    """Count by rate and k the right problems of each question, and its problems."""
     place = RunStore(store, run).rollouts(iteration, TEST)
     columns = ["problem", "question_id", "y", "decision", "outcome"]
     by_problem = shares(StoredRollouts(store, [place]).episodes(columns)).values()
     counts: dict[tuple[str, int], dict[str, tuple[float, int]]] = {}
     for of in by_problem:
-        for rate in (rate for rate, labels in RATES.items() if of.y in labels):
+        for rate in (rate for rate, labels in _LABELS.items() if of.y in labels):
             for k, right in enumerate(of.right.tolist(), 1):
                 here = counts.setdefault((rate, k), {})
                 hits, problems = here.get(of.question_id, (0.0, 0))
                 here[of.question_id] = (hits + right, problems + 1)
     plays = max((len(of.right) for of in by_problem), default=0)
-    return {(rate, k): counts.get((rate, k), {}) for rate in RATES for k in range(1, plays + 1)}
+    return {(rate, k): counts.get((rate, k), {}) for rate in _LABELS for k in range(1, plays + 1)}
 
 
 def compare_at_equal_tokens(
-    arms: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[int, int]]
-) -> Iterator[Finding]:
-    """Each arm beside a baseline that is asked again, at no more generated tokens.
+    arms: Sequence[ArmResult], pairs: Sequence[tuple[int, int]]
+) -> Iterator[AtEqualTokens]:
+    """Put each arm beside a baseline asked again, at no more generated tokens.
 
-    `arms` are those of `collect_results`; `pairs` say by their places which is compared with which.
-    ``k`` is the highest with no more tokens, at least 1; the figures are those of both.
+    `pairs` say by the places of `arms` which is compared with which. ``k`` is the highest with no
+    more tokens, at least 1; the figures are those of both.
     """
     for place, other in pairs:
         arm, baseline = arms[place], arms[other]
-        tokens = arm["generated_tokens"]
-        if not baseline["any_of"] or tokens is None:
+        if not baseline.any_of or arm.generated_tokens is None:
             continue
-        rows = baseline["any_of"][-1]["rows"]
+        tokens, rows = arm.generated_tokens.mean, baseline.any_of[-1].rows
         # Rounded: a token is not divided, and the last digit is not to decide.
-        k = max(
-            [r["k"] for r in rows if round(r["generated_tokens"]) <= round(tokens["mean"])] or [1]
-        )
-        yield {
-            "arm": " ".join(arm["values"].values()),
-            "baseline": " ".join(baseline["values"].values()),
-            "k": k,
-            "generated_tokens": [tokens["mean"], rows[k - 1]["generated_tokens"]],
-            **{rate: arm[rate] for rate in RATES},
-            "attacked": {
-                label: {rate: of[rate] for rate in RATES}
-                for label, of in arm.get("attacks", {}).items()
+        k = max([row.k for row in rows if round(row.generated_tokens) <= round(tokens)] or [1])
+        yield AtEqualTokens(
+            arm=arm.name,
+            baseline=baseline.name,
+            k=k,
+            generated_tokens=(tokens, rows[k - 1].generated_tokens),
+            soundness=arm.soundness,
+            completeness=arm.completeness,
+            attacked={
+                label: AttackedRates(soundness=left.soundness, completeness=left.completeness)
+                for label, left in arm.attacks.items()
             },
-            "any_of": [
-                {"iteration": test["iteration"], **test["rows"][k - 1]}
-                for test in baseline["any_of"]
-            ],
-        }
+            any_of=tuple(_take_row(test, k) for test in baseline.any_of),
+        )
+
+
+def _take_row(test: AskedAgainTest, k: int) -> AskedAgainAt:
+    """Take the row of k plays out of a test."""
+    row = test.rows[k - 1]
+    return AskedAgainAt(
+        iteration=test.iteration,
+        k=row.k,
+        soundness=row.soundness,
+        completeness=row.completeness,
+        generated_tokens=row.generated_tokens,
+        prompt_tokens=row.prompt_tokens,
+    )

@@ -1,17 +1,19 @@
-"""The settings of an attack on another run's verifier, which is then played as a run of its own.
+"""The settings of an attack on another run's verifier; the attack is a run of its own.
 
 attack_settings  from the attacked run's settings on record
-attack_of        from settings that are not on record yet, of a run that is planned
-attack_name      how the run of an attack is called by default
+derive_attack    from settings that are not on record yet, of a run that is planned
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.parameters.attack import SNEAKY, TEMPERATURE
 from nip_core.parameters.checks import find_attackers
+from nip_core.parameters.plain import PlainDict, PlainMapping
 from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.run_store.run import RUN_NAME, RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store, is_missing, open_store
@@ -39,14 +41,14 @@ STEPS, TESTED_EVERY, ROLLOUTS = 20, 5, 128
 def attack_settings(
     run_store: str,
     run: str,
-    attack: Mapping[str, Any],
+    attack: PlainMapping,
     *,
     steps: int = STEPS,
     every: int = TESTED_EVERY,
     name: str | None = None,
     overrides: Sequence[str] = (),
 ) -> HyperParameters:
-    """Return the settings of a run that attacks the verifier of `run`, which lies in `run_store`.
+    """Make the settings of an attack on the verifier of `run` in `run_store`.
 
     `attack` has settings of the block of that name but `run`; without an `iteration`, the newest
     models are attacked. An attack by training takes so many `steps`, each an iteration, and tests
@@ -54,8 +56,9 @@ def attack_settings(
 
     Raises SettingsError for what is not there, and for another game than the attacked run's.
     """
-    source = RunStore(_store(run_store), run)
-    stored = _stored(source)
+    source = RunStore(_open_store(run_store), run)
+    attacked = _read_attacked(source)
+    # Each agent has all of its settings from the attacked run, so a default would change nothing.
     for_all = [o for o in overrides if o.startswith(_DEFAULT)]
     if for_all:
         raise SettingsError(
@@ -71,120 +74,154 @@ def attack_settings(
                 "attack the model that it began with, give --iteration 0"
             )
     chosen = {**attack, "run": run, "iteration": iteration}
-    parameters = attack_of(
-        stored, chosen, run_store, steps=steps, every=every, name=name, overrides=overrides
-    )
+    parameters = _lay_over(attacked, chosen, run_store, steps, every, name, overrides)
     check_attacked(parameters, source)
     return parameters
 
 
-def attack_of(
-    stored: Mapping[str, Any],
-    attack: Mapping[str, Any],
-    run_store: str,
+def derive_attack(
+    attacked: HyperParameters,
+    attack: PlainMapping,
     *,
-    steps: int = STEPS,
-    every: int = TESTED_EVERY,
-    name: str | None = None,
+    steps: int,
+    every: int,
+    name: str,
     overrides: Sequence[str] = (),
 ) -> HyperParameters:
-    """Return the settings of an attack on a run with the settings `stored`.
+    """Make the settings of an attack on a planned run with the settings `attacked`.
 
     `attack` names the run and the iteration. Neither its models nor its game are looked at. Raises
     SettingsError for settings that can't be an attack's.
     """
-    of_way = _training(stored, steps, every) if attack["by"] == SNEAKY else _choosing(stored)
+    run = _Attacked(attacked.to_dict())
+    return _lay_over(run, attack, attacked.run_store, steps, every, name, overrides)
+
+
+def _lay_over(
+    attacked: "_Attacked",
+    attack: PlainMapping,
+    run_store: str,
+    steps: int,
+    every: int,
+    name: str | None,
+    overrides: Sequence[str],
+) -> HyperParameters:
+    """Lay what an attack changes over the settings of the attacked run, and check them."""
+    by_training = attack["by"] == SNEAKY
+    changes = attacked.change_to_train(steps, every) if by_training else attacked.change_to_choose()
+    stored = attacked.stored
     values = {
         **{key: value for key, value in stored.items() if key not in _OF_TRAINING},
-        "run_name": attack_name(attack["run"], attack) if name is None else name,
+        "run_name": _default_name(attack) if name is None else name,
         "run_store": run_store,
         "attack": dict(attack),
+        # Provers argue for acceptance and are paid for it, rather than for a right verdict.
         "protocol_common": {
             **stored["protocol_common"],
             "randomize_prover_stance": False,
             "shared_reward": False,
         },
-        **of_way,
+        **changes,
     }
     return load_parameters(values, overrides)
 
 
-def _choosing(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of an attack in which nobody is trained."""
-    sampled = {"temperature": TEMPERATURE, "top_p": None}
-    return {
-        "agents": _agents(stored, sampled),
-        "rl": {**stored["rl"], "num_iterations": 0},
-        "text_rl": {"test_scheme": "none"},
-    }
+@dataclass(frozen=True)
+class _Attacked:
+    """The run under attack."""
+
+    stored: dict[str, Any]
+    """Its settings on record, with the defaults of this version."""
+
+    @cached_property
+    def attackers(self) -> tuple[str, ...]:
+        """Return the provers with a choice of what they say."""
+        return find_attackers(read_settings(self.stored))
+
+    def change_to_choose(self) -> PlainDict:
+        """Return the settings of an attack by choice: it trains nobody."""
+        # Messages to choose from have to differ. The run's own top_p can't stand beside a
+        # temperature.
+        sampled = {"temperature": TEMPERATURE, "top_p": None}
+        return {
+            "agents": {**self._agents(sampled)},
+            "rl": {**self.stored["rl"], "num_iterations": 0},
+            "text_rl": {"test_scheme": "none"},
+        }
+
+    def change_to_train(self, steps: int, every: int) -> PlainDict:
+        """Return the settings of an attack by policy gradient, on wrong solutions alone.
+
+        Attackers have a group without anybody else, so that the verifier keeps its weights.
+        """
+        trained: PlainDict = {
+            "freeze_agent": False,
+            "fine_tune_from_scratch": False,
+            "update_schedule": "ConstantUpdateSchedule",
+            **dict.fromkeys(("temperature", "top_p", "repetition_penalty")),
+        }
+        agents = self._agents(trained)
+        apart = {_group(agents, name) for name in agents if name not in self.attackers}
+        for name in self.attackers:
+            if _group(agents, name) in apart:
+                agents[name]["shared_model_group"] = ATTACKER
+        return {
+            "agents": {**agents},
+            "trainer": "pure_text_grpo",
+            "rl": {
+                **self.stored["rl"],
+                "num_iterations": steps,
+                "rollouts_per_iteration": ROLLOUTS,
+                "frames_per_batch": None,
+                "num_epochs": 1,
+            },
+            "text_rl": {"test_scheme": "all", "test_interval": every},
+            # Where the solution is right a prover that argues for it deceives nobody.
+            "dataset_options": {**self.stored["dataset_options"], "labels": [0]},
+        }
+
+    def _agents(self, changes: PlainMapping) -> dict[str, PlainDict]:
+        """Return by name the agents' settings: all frozen, attackers with `changes` on top."""
+        frozen: PlainDict = {
+            "freeze_agent": True,
+            "load_checkpoint_and_parameters": False,
+            "checkpoint_run_id": None,
+            "checkpoint_version": "latest",
+            "published_adapter": None,
+        }
+        return {
+            name: dict(agent)
+            if agent.get("is_random")
+            else {**agent, **frozen, **(changes if name in self.attackers else {})}
+            for name, agent in self.stored["agents"].items()
+        }
 
 
-def _training(stored: Mapping[str, Any], steps: int, every: int) -> dict[str, Any]:
-    """The settings of an attack by policy gradient on problems where the provers' claim is wrong.
-
-    Attackers have a group without anybody else, so that the verifier keeps its weights.
-    """
-    trained = {
-        "freeze_agent": False,
-        "fine_tune_from_scratch": False,
-        "update_schedule": "ConstantUpdateSchedule",
-        **dict.fromkeys(("temperature", "top_p", "repetition_penalty")),
-    }
-    agents = _agents(stored, trained)
-    attacking = find_attackers(read_settings(stored))
-    apart = {_group(agents, n) for n in agents if n not in attacking}
-    for name in attacking:
-        if _group(agents, name) in apart:
-            agents[name]["shared_model_group"] = ATTACKER
-    size = {"num_iterations": steps, "rollouts_per_iteration": ROLLOUTS, "frames_per_batch": None}
-    return {
-        "agents": agents,
-        "trainer": "pure_text_grpo",
-        "rl": {**stored["rl"], **size, "num_epochs": 1},
-        "text_rl": {"test_scheme": "all", "test_interval": every},
-        "dataset_options": {**stored["dataset_options"], "labels": [0]},
-    }
-
-
-def _agents(stored: Mapping[str, Any], attacker: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The settings of the agents of the attacked run as they play here, by name."""
-    attacking = find_attackers(read_settings(stored))
-    frozen = {
-        "freeze_agent": True,
-        "load_checkpoint_and_parameters": False,
-        "checkpoint_run_id": None,
-        "checkpoint_version": "latest",
-        "published_adapter": None,
-    }
-    return {
-        name: dict(agent)
-        if agent.get("is_random")
-        else {**agent, **frozen, **(attacker if name in attacking else {})}
-        for name, agent in stored["agents"].items()
-    }
-
-
-def _group(agents: Mapping[str, Mapping[str, Any]], name: str) -> str:
+def _group(agents: Mapping[str, PlainMapping], name: str) -> str:
     return str(agents[name].get("shared_model_group") or name)
 
 
-def attack_name(run: str, attack: Mapping[str, Any]) -> str:
-    """The default name of an attack. Raises SettingsError where that is too long."""
-    name = f"{run}-{attack['by']}-{attack['iteration']}"
+def _default_name(attack: PlainMapping) -> str:
+    """Name an attack after its run, its way and its iteration.
+
+    Raises SettingsError where that is too long.
+    """
+    name = f"{attack['run']}-{attack['by']}-{attack['iteration']}"
     if not RUN_NAME.fullmatch(name):
         raise SettingsError(f"the attack would be called {name!r}, which is too long; give --name")
     return name
 
 
-def _store(run_store: str) -> Store:
+def _open_store(run_store: str) -> Store:
     if is_missing(run_store, "--run-store"):
         raise SettingsError(f"--run-store {run_store!r}: there is no such directory")
     return open_store(run_store, read_only=True, setting="--run-store")
 
 
-def _stored(source: RunStore) -> dict[str, Any]:
+def _read_attacked(source: RunStore) -> _Attacked:
+    """Read the settings of the run under attack. Raises SettingsError if it is not there."""
     try:
-        return complete_settings(source.open().parameters)
+        return _Attacked(complete_settings(source.open().parameters))
     except MissingFileError:
         there = ", ".join(list_runs(source.store)) or "none"
         raise SettingsError(

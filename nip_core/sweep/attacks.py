@@ -1,4 +1,4 @@
-"""The attacks of a sweep: by what the verifier of each run is attacked once it is trained.
+"""The attacks of a sweep on the verifiers of its runs, once these are trained.
 
 SweptAttack  an attack on one run of a sweep, with its settings checked
 AttackEntry  what a sweep's file says of an attack
@@ -9,7 +9,6 @@ AttackEntry  what a sweep's file says of an attack
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -18,16 +17,17 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.attack import BEST_OF_N, SNEAKY
+from nip_core.parameters.plain import PlainDict, PlainMapping
 from nip_core.run_store.run import RUN_NAME
 from nip_core.session.origin import check_game
-from nip_core.sweep.attack_run import STEPS, TESTED_EVERY, attack_of
+from nip_core.sweep.attack_run import STEPS, TESTED_EVERY, derive_attack
 
 Value = str | int | float | bool | None
 Count = Annotated[int, Field(ge=1)]
 
 
 class AttackEntry(BaseModel):
-    """An attack in a sweep's file; what is left out is as in `nip attack`."""
+    """An attack in a sweep's file; defaults are those of `nip attack`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -58,7 +58,7 @@ class AttackEntry(BaseModel):
 
 @dataclass(frozen=True)
 class SweptAttack:
-    """An attack on a run of a sweep, which is a run of its own."""
+    """An attack on a run of a sweep; it is a run of its own."""
 
     label: str
     """Its name in the sweep's file."""
@@ -67,23 +67,22 @@ class SweptAttack:
     parameters: HyperParameters
 
     @property
-    def settings(self) -> Mapping[str, Any]:
-        """All of its settings."""
+    def settings(self) -> PlainMapping:
+        """Return all of its settings."""
         return self.parameters.to_dict()
 
     @property
     def n(self) -> int | None:
-        """Of best-of-n the largest number of messages, which counts; None for other attacks."""
+        """Return the largest number of messages of best-of-n; None for other attacks."""
         attack = self.parameters.attack
         return attack.n[-1] if attack.by == BEST_OF_N else None
 
 
 def plan_attack(label: str, entry: AttackEntry, attacked: HyperParameters) -> SweptAttack:
-    """The attack `label` on a run that has not begun yet.
+    """Plan the attack `label` on a planned run.
 
     Raises SettingsError where the run has nobody who could attack, or nothing worth attacking.
     """
-    stored = attacked.to_dict()
     name = f"{attacked.run_name}-{label}"
     if not RUN_NAME.fullmatch(name):
         raise SettingsError(
@@ -94,22 +93,23 @@ def plan_attack(label: str, entry: AttackEntry, attacked: HyperParameters) -> Sw
     iteration = last if entry.iteration is None else entry.iteration
     if iteration > last:
         raise SettingsError(f"iteration {iteration}: the run has {last}, counted from 0")
-    if entry.iteration is None and (last == 0 or stored["agents"]["verifier"].get("freeze_agent")):
+    verifier = attacked.model_agents.get("verifier")
+    is_trained = last > 0 and (verifier is None or not verifier.freeze_agent)
+    if entry.iteration is None and not is_trained:
         raise SettingsError(
             "the run trains no verifier; leave it out (leave_out), or attack the models that it "
             "begins with (iteration: 0)"
         )
-    attack = {"by": entry.by, "run": attacked.run_name, "iteration": iteration}
-    attack |= {"problems": entry.problems, **({} if entry.n is None else {"n": entry.n})}
+    attack: PlainDict = {"by": entry.by, "run": attacked.run_name, "iteration": iteration}
+    attack |= {"problems": entry.problems, **({} if entry.n is None else {"n": [*entry.n]})}
     overrides = [f"{key}={json.dumps(value)}" for key, value in entry.set.items()]
-    parameters = attack_of(
-        stored,
+    parameters = derive_attack(
+        attacked,
         attack,
-        attacked.run_store,
         steps=entry.steps or STEPS,
         every=entry.every or TESTED_EVERY,
         name=name,
         overrides=overrides,
     )
-    check_game(parameters, stored)
+    check_game(parameters, attacked.to_dict())
     return SweptAttack(label, name, parameters)

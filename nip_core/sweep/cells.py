@@ -1,4 +1,4 @@
-"""Every verdict of the tests and attacks of a sweep, as one table: what its figures are means of.
+"""Every verdict of the tests and attacks of a sweep in one table; its figures are their means.
 
 read_verdicts   the table, from what is in the store, and what could not be read
 encode_parquet  the same as a file: the same verdicts give the same bytes (of one pyarrow)
@@ -40,7 +40,7 @@ _ORDER = ("run", "attack", "iteration", "n", "question", "problem", "sample")
 
 
 def read_verdicts(store: Store, sweep: Sweep) -> tuple[pa.Table, list[str]]:
-    """All verdicts, sorted, and what could not be read, a sentence each.
+    """Read all verdicts of a sweep, sorted, and say in a sentence each what could not be read.
 
     The columns are ``run``; ``axis_…``, the value of each axis; ``attack``, its name in the sweep,
     null for the run's own tests; ``iteration``, of an attack by training its step; ``n``, of an
@@ -71,7 +71,7 @@ def read_verdicts(store: Store, sweep: Sweep) -> tuple[pa.Table, list[str]]:
 
 
 def encode_parquet(table: pa.Table) -> bytes:
-    """The table as the content of a file: texts as dictionaries, zstd."""
+    """Encode the table as a Parquet file: texts as dictionaries, zstd."""
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd", compression_level=9)
     return buffer.getvalue()
@@ -89,7 +89,7 @@ def _schema(sweep: Sweep) -> pa.Schema:
 
 
 def _tests(run: RunStore) -> Iterator[tuple[int, int | None, pa.Table]]:
-    """The committed tests of a run, and of an attack by best-of-n what counts for each n."""
+    """Yield iteration, n and episodes of each committed test, an attack by best-of-n once per n."""
     names = run.store.list(f"{run.root}/iterations")
     for iteration in sorted(int(name[:-1]) for name in names if name[:-1].isdecimal()):
         for split in (TEST, ATTACK):

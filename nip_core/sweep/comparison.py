@@ -4,7 +4,6 @@ compare_runs      the results of the runs as one document
 write_comparison  that, a table, a figure and a page into a directory
 """
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -14,6 +13,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
+from pydantic import Field, JsonValue
 
 from nip_core.costs.spent_and_estimated import costs_of
 from nip_core.errors import SettingsError, StoreError
@@ -22,26 +22,86 @@ from nip_core.evaluation.plots import arms_svg
 from nip_core.evaluation.statistics.differences import holm
 from nip_core.parameters.stored import complete_settings
 from nip_core.run_store.settings_difference import flatten, settings_difference
-from nip_core.sweep.page import MAJORITY, METRICS, Results, markdown_table
-from nip_core.sweep.played import PlayedRun, check_alike, compare_tests
+from nip_core.sweep.page import markdown_table
+from nip_core.sweep.played import PairedDifference, PlayedRun, check_alike, compare_tests
+from nip_core.sweep.results_document import FINISHED, Interval95, Part
 from nip_lm_server.client import parse_json
 
-RATES = tuple(metric for metric in METRICS if metric != MAJORITY)
+RATES = ("accuracy", "completeness", "soundness", "always_fail_rate")
 BELIEVED = "believed"
 """The column, where there is one, of what believing the prover would give."""
 _OWN = ("run_name", "run_store")
 _SHORT = 60  # characters of a setting in the page
 
 
-def compare_runs(runs: Sequence[PlayedRun]) -> Results:
-    """The results of the runs, to be encoded as JSON.
+class AgainstFirst(PairedDifference):
+    """How much more accurate a run is than the first of the table, paired by problem."""
 
-    ``runs`` has for each its ``label``, ``status``, the ``iteration`` of its last test, by rate the
-    value and its 95 % interval, what believing the prover would give (``believed_accuracy``, in the
-    test without ``without_prover`` episodes in which none spoke), the ``gain`` of accuracy since
-    its first test, and what it has spent; and ``against``, how much more accurate it is than the
-    first of them, paired by problem, with ``p_holm`` adjusted for all of these comparisons.
-    ``settings`` has by dotted key, where they differ, the values of all.
+    p_holm: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Adjusted for all comparisons of the table; no key where there is no p-value."""
+
+
+class Spent(Part):
+    """What a run has spent."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    training_tokens: int
+    tokens: int
+    usd: float | None
+    """None where a price is not known."""
+
+
+class ComparedRun(Part):
+    """A run in a comparison, with the figures of its last test."""
+
+    label: str
+    """Its name; its place, where another run has the same name."""
+    place: str
+    status: str = ""
+    code_version: str = ""
+    iteration: int | None = None
+    """Of the last test; None without one."""
+    episodes: int | None = None
+    gain: float | None = None
+    """Of accuracy, since the first test."""
+    spent: Spent | None = None
+    accuracy: float | None = None
+    accuracy_ci95: Interval95 | None = None
+    completeness: float | None = None
+    completeness_ci95: Interval95 | None = None
+    soundness: float | None = None
+    soundness_ci95: Interval95 | None = None
+    always_fail_rate: float | None = None
+    always_fail_rate_ci95: Interval95 | None = None
+    believed_accuracy: float | None = None
+    """What believing the prover would give."""
+    without_prover: int | None = None
+    """Episodes that this leaves out, as no prover spoke in them."""
+    against: AgainstFirst | None = None
+    """None for the first run, and without a test of both."""
+
+    @property
+    def rates(self) -> dict[str, tuple[float | None, Interval95 | None]]:
+        """Return the rates of `RATES` with their intervals, by name."""
+        return {
+            "accuracy": (self.accuracy, self.accuracy_ci95),
+            "completeness": (self.completeness, self.completeness_ci95),
+            "soundness": (self.soundness, self.soundness_ci95),
+            "always_fail_rate": (self.always_fail_rate, self.always_fail_rate_ci95),
+        }
+
+
+class Comparison(Part):
+    """The document ``results.json`` of runs side by side."""
+
+    runs: tuple[ComparedRun, ...]
+    settings: Mapping[str, list[JsonValue]] = {}
+    """By dotted key, where they differ, the values of all runs."""
+
+
+def compare_runs(runs: Sequence[PlayedRun]) -> Comparison:
+    """Compare the last tests of the runs: their figures, and how far each is from the first run.
 
     Raises SettingsError for less than two runs, or the same one twice; DatasetError for runs that
     were tested on different problems.
@@ -49,10 +109,12 @@ def compare_runs(runs: Sequence[PlayedRun]) -> Results:
     _check_several(runs)
     for run in runs[1:]:
         check_alike(runs[0], run)
-    labels = _labels(runs)
-    rows = [_row(label, run) for label, run in zip(labels, runs, strict=True)]
-    _add_differences(rows, runs)
-    return {"runs": rows, "settings": _settings(runs)}
+    against = _compare_with_first(runs)
+    rows = [
+        _describe_run(label, run, difference)
+        for label, run, difference in zip(_labels(runs), runs, against, strict=True)
+    ]
+    return Comparison(runs=tuple(rows), settings=_differing_settings(runs))
 
 
 def _check_several(runs: Sequence[PlayedRun]) -> None:
@@ -65,52 +127,62 @@ def _check_several(runs: Sequence[PlayedRun]) -> None:
 
 
 def _labels(runs: Sequence[PlayedRun]) -> list[str]:
-    """Names, with their places where they alone don't tell runs apart."""
+    """Name each run; by its place, where another has the same name."""
     names = [run.name for run in runs]
     return [run.name if names.count(run.name) == 1 else run.place for run in runs]
 
 
-def _row(label: str, run: PlayedRun) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "label": label,
-        "place": run.place,
-        "status": run.status,
-        "code_version": run.record.code_version,
-        "iteration": run.tests[-1] if run.tests else None,
-        "episodes": None,
-        "gain": None,
-        "spent": {name: costs["spent"] for name, costs in costs_of(run.records).items()},
-    }
+def _describe_run(label: str, run: PlayedRun, against: AgainstFirst | None) -> ComparedRun:
+    """Take what a comparison shows of a run from its last test."""
     test = run.test(run.tests[-1]) if run.tests else {}
-    for rate in RATES:
-        row[rate] = test.get(rate)
-        row[f"{rate}_ci95"] = test.get(f"{rate}_ci95")
+    before = run.test(run.tests[0]) if len(run.tests) > 1 else {}
+    first, last = before.get("accuracy"), test.get("accuracy")
     believed = test.get("believe_the_prover") or {}
-    row["believed_accuracy"] = believed.get("accuracy")
-    row["without_prover"] = believed.get("without_prover")
-    if run.tests:
-        row["episodes"] = test.get("episodes")
-        before = run.test(run.tests[0]).get("accuracy")
-        if len(run.tests) > 1 and None not in (before, row["accuracy"]):
-            row["gain"] = row["accuracy"] - before
-    return row
+    costs = costs_of(run.records)
+    return ComparedRun(
+        label=label,
+        place=run.place,
+        status=run.status,
+        code_version=run.record.code_version,
+        iteration=run.tests[-1] if run.tests else None,
+        episodes=test.get("episodes"),
+        gain=None if first is None or last is None else last - first,
+        spent=Spent.model_validate({name: amounts["spent"] for name, amounts in costs.items()}),
+        accuracy=last,
+        accuracy_ci95=test.get("accuracy_ci95"),
+        completeness=test.get("completeness"),
+        completeness_ci95=test.get("completeness_ci95"),
+        soundness=test.get("soundness"),
+        soundness_ci95=test.get("soundness_ci95"),
+        always_fail_rate=test.get("always_fail_rate"),
+        always_fail_rate_ci95=test.get("always_fail_rate_ci95"),
+        believed_accuracy=believed.get("accuracy"),
+        without_prover=believed.get("without_prover"),
+        against=against,
+    )
 
 
-def _add_differences(rows: Sequence[dict[str, Any]], runs: Sequence[PlayedRun]) -> None:
-    first = runs[0]
-    for row, run in zip(rows, runs, strict=True):
-        row["against"] = None
-        if run is not first and run.tests and first.tests:
-            row["against"] = compare_tests(
-                (first, first.tests[-1]), (run, run.tests[-1]), ["accuracy"]
-            )["accuracy"]
-    known = [row["against"] for row in rows if row["against"] and row["against"]["p"] is not None]
-    for against, p in zip(known, holm([against["p"] for against in known]), strict=True):
-        against["p_holm"] = p
+def _compare_with_first(runs: Sequence[PlayedRun]) -> list[AgainstFirst | None]:
+    """Compare the last test of each run with the first run's; None for the first, and untested."""
+    first, *others = runs
+    found: list[AgainstFirst | None] = [None]
+    for run in others:
+        if not run.tests or not first.tests:
+            found.append(None)
+            continue
+        paired = compare_tests((first, first.tests[-1]), (run, run.tests[-1]), ["accuracy"])
+        found.append(AgainstFirst.model_validate(paired["accuracy"].as_json()))
+    # All rows are looked at together, so the chance that one of them misleads is theirs together.
+    known = [row.p for row in found if row is not None and row.p is not None]
+    adjusted = iter(holm(known))
+    return [
+        row if row is None or row.p is None else row.model_copy(update={"p_holm": next(adjusted)})
+        for row in found
+    ]
 
 
-def _settings(runs: Sequence[PlayedRun]) -> dict[str, list[Any]]:
-    """By key the values of all runs, where they are not all the same."""
+def _differing_settings(runs: Sequence[PlayedRun]) -> dict[str, list[JsonValue]]:
+    """Return by key the values of all runs, where they are not all the same."""
     given = [run.record.parameters for run in runs]
     keys = {key for other in given[1:] for key in settings_difference(given[0], other)}
     leaves = [flatten(complete_settings(dict(settings))) for settings in given]
@@ -121,27 +193,27 @@ def _settings(runs: Sequence[PlayedRun]) -> dict[str, list[Any]]:
     }
 
 
-def comparison_table(results: Results) -> str:
-    """The runs as a Markdown table."""
+def comparison_table(results: Comparison) -> str:
+    """Write the runs as a Markdown table."""
     return markdown_table(*heads_and_rows(results))
 
 
-def heads_and_rows(results: Results) -> tuple[list[str], list[list[str]]]:
-    """The table of the runs as text: one a row, rates in percent with their intervals."""
+def heads_and_rows(results: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Write the cells of the table, a row for each run, rates in percent with their intervals."""
     heads = ["run", "iteration"]
     heads += ["always wrong" if rate == "always_fail_rate" else rate for rate in RATES]
-    has_believed = any(row["believed_accuracy"] is not None for row in results["runs"])
+    has_believed = any(row.believed_accuracy is not None for row in results.runs)
     heads += [*([BELIEVED] if has_believed else []), "gain", "against the first", "p (Holm)"]
     rows = []
-    for row in results["runs"]:
-        status = "" if row["status"] == "finished" else f" ({row['status']})"
-        cells = [row["label"] + status, _or_dash(row["iteration"])]
-        cells += [_rate(row[rate], row[f"{rate}_ci95"]) for rate in RATES]
-        cells += [_rate(row["believed_accuracy"], None)] if has_believed else []
-        cells.append(_points(row["gain"]))
-        against = row["against"] or {"difference": None, "ci95": None}
-        cells.append(_points(against["difference"], against["ci95"]))
-        cells.append(p_value(against.get("p_holm")))
+    for row in results.runs:
+        status = "" if row.status == FINISHED else f" ({row.status})"
+        cells = [row.label + status, _or_dash(row.iteration)]
+        cells += [_rate(value, interval) for value, interval in row.rates.values()]
+        cells += [_rate(row.believed_accuracy, None)] if has_believed else []
+        cells.append(_points(row.gain))
+        against = row.against
+        cells.append("–" if against is None else _points(against.difference, against.ci95))
+        cells.append(p_value(None if against is None else against.p_holm))
         rows.append(cells)
     return heads, rows
 
@@ -166,22 +238,25 @@ def _points(value: float | None, interval: Sequence[float] | None = None) -> str
     )
 
 
-def comparison_figure(results: Results) -> str:
-    """The runs below each other, each rate a mark with its 95 % interval, as an SVG element."""
-    return arms_svg([(row["label"], _marks(row)) for row in results["runs"]], "runs")
+def comparison_figure(results: Comparison) -> str:
+    """Draw the runs below each other, each rate a mark with its 95 % interval, as SVG."""
+    return arms_svg([(row.label, _marks(row)) for row in results.runs], "runs")
 
 
-def _marks(row: Mapping[str, Any]) -> dict[str, dict[str, float] | None]:
+def _marks(row: ComparedRun) -> dict[str, dict[str, float] | None]:
+    """Return by rate what the figure shows: the value, and the ends of its interval."""
     marks: dict[str, dict[str, float] | None] = {}
-    for rate in RATES:
-        value = row[rate]
-        low, high = row[f"{rate}_ci95"] or (value, value)
-        marks[rate] = None if value is None else {"mean": value, "lowest": low, "highest": high}
+    for rate, (value, interval) in row.rates.items():
+        if value is None:
+            marks[rate] = None
+        else:
+            low, high = interval or (value, value)
+            marks[rate] = {"mean": value, "lowest": low, "highest": high}
     return marks
 
 
-def render_comparison(results: Results) -> str:
-    """All of it as one HTML page that needs nothing but itself."""
+def render_comparison(results: Comparison) -> str:
+    """Write the whole comparison as one HTML page. It needs no other file."""
     heads, rows = heads_and_rows(results)
     style = resources.files("nip_core.evaluation").joinpath("report.css").read_text("utf-8")
     return _template().render(
@@ -191,7 +266,7 @@ def render_comparison(results: Results) -> str:
         rows=[[(row[0], ""), *map(_value_and_interval, row[1:])] for row in rows],
         results=results,
         settings={
-            key: [_short(value) for value in values] for key, values in results["settings"].items()
+            key: [_short(value) for value in values] for key, values in results.settings.items()
         },
     )
 
@@ -214,15 +289,15 @@ def _template() -> Template:
     return environment.get_template("comparison.html.jinja")
 
 
-def write_comparison(results: Results, directory: Path) -> Path:
-    """Write results.json, table.md, figure.svg and index.html; returns the page's path.
+def write_comparison(results: Comparison, directory: Path) -> Path:
+    """Write results.json, table.md, figure.svg and index.html; return the page's path.
 
     Those of an earlier comparison of the same runs are replaced. Raises SettingsError if something
     else is there, and StoreError if it can't be written.
     """
     _check_free(directory, results)
     files = {
-        "results.json": json.dumps(results, indent=2),
+        "results.json": json.dumps(results.as_json(), indent=2),
         "table.md": comparison_table(results),
         "figure.svg": comparison_figure(results),
         "index.html": render_comparison(results),
@@ -236,21 +311,28 @@ def write_comparison(results: Results, directory: Path) -> Path:
     return directory / "index.html"
 
 
-def _check_free(directory: Path, results: Results) -> None:
+def _check_free(directory: Path, results: Comparison) -> None:
     """Raise SettingsError for a directory whose files are not a comparison of the same runs."""
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return
-    before = None
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        content = parse_json((directory / "results.json").read_text(encoding="utf-8"))
-        before = [(run["label"], run["place"]) for run in content["runs"]]
+    before = _read_comparison(directory)
     if before is None:
         raise SettingsError(
             f"{directory}: something else is there, which nothing is written over; name another "
             "directory by --out"
         )
-    if {place for _, place in before} != {run["place"] for run in results["runs"]}:
+    if {run.place for run in before.runs} != {run.place for run in results.runs}:
         raise SettingsError(
-            f"{directory}: a comparison of {', '.join(label for label, _ in before)} is there; "
+            f"{directory}: a comparison of {', '.join(run.label for run in before.runs)} is there; "
             "name another directory by --out, or delete that one"
         )
+
+
+def _read_comparison(directory: Path) -> Comparison | None:
+    """Read the comparison in a directory; None if something else lies there."""
+    try:
+        text = (directory / "results.json").read_text(encoding="utf-8")
+        return Comparison.model_validate(parse_json(text))
+    except (OSError, ValueError):
+        # Damaged or a stranger's: neither is this function's to say, and neither is written over.
+        return None

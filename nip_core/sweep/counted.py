@@ -3,9 +3,11 @@
 Counted       by run and figure, from the episodes of its last test
 share_right   over runs
 average_runs  the same as a mean over seeds and questions, with its interval
+tally         of plays, by question
+is_right      of one play
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,7 +36,7 @@ _LABELS: Mapping[Figure, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class LastTest:
-    """Where the last test of a run is."""
+    """The place of a run's last test."""
 
     iteration: int
     n: int | None = None
@@ -42,14 +44,17 @@ class LastTest:
 
 
 class Counted:
-    """By run and figure, how often which question was judged rightly in the last test."""
+    """Counts right verdicts by question in the last test of each run, and keeps what it counted."""
 
     def __init__(self, store: Store, tests: Mapping[str, LastTest]):
         self._store, self._tests = store, tests
         self._known: dict[tuple[str, Figure], Counts] = {}
 
     def count(self, run: str | None, figure: Figure) -> Counts | None:
-        """None for a run that is not finished and tested, and without a run."""
+        """Count right plays and all plays by question, for one rate of a run.
+
+        None without a run, and for one that is not finished and tested.
+        """
         if run is None or run not in self._tests:
             return None
         if (run, figure) not in self._known:
@@ -57,14 +62,12 @@ class Counted:
         return self._known[run, figure]
 
     def _read(self, name: str, figure: Figure) -> Counts:
-        counts: dict[str, tuple[float, int]] = {}
-        for row in self._episodes(name).to_pylist():
-            if row["y"] in _LABELS[figure]:
-                right = row["outcome"] != "failed"
-                right &= row["decision"] == (ACCEPT if row["y"] else REJECT)
-                hits, plays = counts.get(row["question_id"], (0.0, 0))
-                counts[row["question_id"]] = (hits + right, plays + 1)
-        return counts
+        """Count the plays of the last test of a run, of problems with the labels of a rate."""
+        return tally(
+            (row["question_id"], is_right(row["y"], row["outcome"], row["decision"]))
+            for row in self._episodes(name).to_pylist()
+            if row["y"] in _LABELS[figure]
+        )
 
     def _episodes(self, name: str) -> pa.Table:
         columns = ["key", "branch_path", "question_id", "y", "decision", "outcome"]
@@ -75,14 +78,32 @@ class Counted:
         return episodes if test.n is None else episodes_of(episodes, stored.choices(), test.n)
 
 
+def is_right(y: int, outcome: str, decision: int) -> bool:
+    """Return whether a play ended with the right verdict."""
+    # A failed episode has no verdict, and nobody is right without one.
+    return outcome != "failed" and decision == (ACCEPT if y else REJECT)
+
+
+def tally(plays: Iterable[tuple[str, bool]]) -> Counts:
+    """Count by question the right plays and all plays."""
+    counts: dict[str, tuple[float, int]] = {}
+    for question, right in plays:
+        hits, count = counts.get(question, (0.0, 0))
+        counts[question] = (hits + right, count + 1)
+    return counts
+
+
 def share_right(runs: Sequence[Counts]) -> float | None:
-    """The share of right plays over all runs, in [0, 1]; None without plays."""
+    """Return the share of right plays over all runs, in [0, 1]; None without plays."""
     plays = sum(n for counts in runs for _, n in counts.values())
     return sum(hits for counts in runs for hits, _ in counts.values()) / plays if plays else None
 
 
 def average_runs(runs: Sequence[Counts], name: str) -> TwoWay | None:
-    """The mean over runs and questions; `name` seeds the bootstrap. None without plays."""
+    """Average right plays over runs and questions, with the interval over both.
+
+    `name` seeds the bootstrap. None without plays.
+    """
     questions = sorted({question for counts in runs for question in counts})
     if not questions:
         return None

@@ -1,4 +1,4 @@
-"""What a study will show is said before it is run, and what was done otherwise is listed.
+"""A study says before it is run what it will show; later, what was done otherwise is listed.
 
 read_plan        a YAML file -> StudyPlan: a sweep and hypotheses about its arms
 declare          the plan's declaration, put beside the sweep's results before its first run
@@ -30,20 +30,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from nip_core.errors import CorruptionError, RunConflictError, SettingsError
 from nip_core.evaluation import attack_figures, statistics
 from nip_core.hashing import digest
+from nip_core.parameters.plain import PlainMapping
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.session.contents import code_version
 from nip_core.sweep.counted import Figure
+from nip_core.sweep.results_document import DAMAGED, FINISHED, NOT_BEGUN
 from nip_core.sweep.swept_runs import Sweep, SweptRun, as_text, read_sweep, read_yaml_as
 from nip_lm_server.client import parse_json
-
-DAMAGED = "damaged"
-"""The status of a run that can't be read."""
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 Arm = Annotated[dict[str, str | int | float | bool | None], Field(min_length=1)]
@@ -100,6 +99,39 @@ class PlanFile(BaseModel):
         return self
 
 
+class DeclaredPlan(BaseModel):
+    """The declared part of a declaration; with any change of it, it is another one."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    sweep: str
+    """Its name."""
+    stopping: str
+    hypotheses: tuple[Hypothesis, ...]
+    runs: dict[str, str]
+    """By the names of runs and of attacks, the digests of their settings."""
+
+
+class Declaration(BaseModel):
+    """The document ``declaration.json`` of a sweep."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    plan: DeclaredPlan
+    plan_sha256: str
+    analysis_sha256: str
+    """Of the code that makes figures, intervals and tests."""
+    code_version: str
+    declared_at: str
+    """UTC, ISO 8601."""
+    sha256: str
+    """Of all other keys: what is changed by hand is noticed."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Encode the declaration as it stands in its file."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
 @dataclass(frozen=True)
 class StudyPlan:
     """A sweep, and what is expected of it."""
@@ -108,29 +140,31 @@ class StudyPlan:
     file: PlanFile
 
     @property
-    def contents(self) -> dict[str, Any]:
-        """All that is declared: a change of any of it is another declaration."""
-        return {
-            **self.file.model_dump(mode="json"),
-            "sweep": self.sweep.name,
-            "runs": settings_digests(self.sweep),
-        }
+    def contents(self) -> DeclaredPlan:
+        """Return all that is to be declared."""
+        return DeclaredPlan(
+            sweep=self.sweep.name,
+            stopping=self.file.stopping,
+            hypotheses=tuple(self.file.hypotheses),
+            runs=settings_digests(self.sweep),
+        )
 
 
 def settings_digests(sweep: Sweep) -> dict[str, str]:
-    """By name, the digest of the settings of each run and of each attack on one."""
+    """Digest the settings of each run, and of each attack on one, by name."""
     played = {run.name: run.parameters for run in sweep.runs}
     played |= {attack.name: attack.parameters for run in sweep.runs for attack in run.attacks}
     return {name: settings_digest(parameters.to_dict()) for name, parameters in played.items()}
 
 
-def settings_digest(settings: Mapping[str, Any]) -> str:
-    """SHA-256 of a run's settings, but for where it is kept."""
+def settings_digest(settings: PlainMapping) -> str:
+    """Digest a run's settings by SHA-256, but for the place of its files."""
+    # Runs may be moved to another store, or be collected from a copy, and are the same runs.
     return digest({key: value for key, value in settings.items() if key != "run_store"})
 
 
 def analysis_digest() -> str:
-    """SHA-256 of the code that makes a figure, its interval and its test of what was played."""
+    """Digest by SHA-256 the code behind figures, intervals and tests of what was played."""
     assert statistics.__file__ is not None
     here = Path(__file__).parent
     assert attack_figures.__file__ is not None
@@ -140,12 +174,13 @@ def analysis_digest() -> str:
         Path(attack_figures.__file__),
         *Path(statistics.__file__).parent.glob("*.py"),
     ]
+    # Whole files, although a comment changes no figure: a departure too many misleads nobody.
     hashed = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     return digest(hashed)
 
 
 def read_plan(path: Path, overrides: tuple[str, ...] = ()) -> StudyPlan:
-    """The plan of a file, its sweep read and every arm looked up in it.
+    """Read a plan from its file, with its sweep, and look every arm up in it.
 
     Raises SettingsError for what is wrong; the message names file and place.
     """
@@ -163,7 +198,7 @@ def read_plan(path: Path, overrides: tuple[str, ...] = ()) -> StudyPlan:
 
 
 def pair_runs(sweep: Sweep, hypothesis: Hypothesis) -> list[tuple[SweptRun, SweptRun]]:
-    """The runs of both arms that differ in nothing but what the hypothesis is about.
+    """Pair the runs of both arms; two of a pair differ in nothing but the hypothesis.
 
     Raises SettingsError for an arm that no run has, or a run without its counterpart.
     """
@@ -190,6 +225,7 @@ def pair_runs(sweep: Sweep, hypothesis: Hypothesis) -> list[tuple[SweptRun, Swep
 def _check_attacked(
     sweep: Sweep, hypothesis: Hypothesis, both: Sequence[tuple[SweptRun, SweptRun]]
 ) -> None:
+    """Raise SettingsError unless each run has the attack of the hypothesis, if it names one."""
     after = hypothesis.after
     if after is not None and after not in sweep.attacks:
         there = ", ".join(sweep.attacks) or "none"
@@ -199,7 +235,8 @@ def _check_attacked(
             raise SettingsError(f"after: {after!r} leaves out {run.name}")
 
 
-def _runs_with(sweep: Sweep, arm: Mapping[str, Any]) -> list[SweptRun]:
+def _runs_with(sweep: Sweep, arm: Arm) -> list[SweptRun]:
+    """Find the runs with these values. Raises SettingsError for a value or an axis not there."""
     for axis, value in arm.items():
         values = list(dict.fromkeys(run.values.get(axis) for run in sweep.runs))
         if as_text(value) not in values:
@@ -209,8 +246,8 @@ def _runs_with(sweep: Sweep, arm: Mapping[str, Any]) -> list[SweptRun]:
     return [run for run in sweep.runs if texts.items() <= run.values.items()]
 
 
-def declare(store: Store, plan: StudyPlan) -> tuple[dict[str, Any], bool]:
-    """The declaration of a plan, and whether it is new.
+def declare(store: Store, plan: StudyPlan) -> tuple[Declaration, bool]:
+    """Put the declaration of a plan into the store; return it, and whether it is new.
 
     One that is there already and says the same stays.
 
@@ -219,47 +256,67 @@ def declare(store: Store, plan: StudyPlan) -> tuple[dict[str, Any], bool]:
             declaration.
     """
     before, contents = read_declaration(store, plan.sweep.name), plan.contents
-    if before is not None and before["plan"] == contents:
+    # With all defaults: a later version may have others, and they must not change what was said.
+    in_full = contents.model_dump(mode="json")
+    plan_sha256 = digest(in_full)
+    if before is not None and before.plan_sha256 == plan_sha256:
         return before, False
-    if store.exists(f"sweeps/{plan.sweep.name}/results.json"):
-        raise RunConflictError(
-            f"sweep {plan.sweep.name!r} has results already, so nothing can be declared of it; "
-            "give it another name"
-        )
-    begun = sorted({*contents["runs"]} & {*list_runs(store)})
-    if begun:
-        what = "another plan is declared" if before is not None else "nothing was declared"
-        raise RunConflictError(
-            f"sweep {plan.sweep.name!r}: {what}, and {len(begun)} of its runs have begun (as "
-            f"{begun[0]!r}): a plan is declared before its first run. Give the sweep another name"
-            + (", or put the plan back" if before is not None else "")
-        )
-    declaration = {
-        "plan": contents,
-        "plan_sha256": digest(contents),
+    _check_undeclared(store, plan.sweep.name, {*contents.runs}, before)
+    document = {
+        "plan": in_full,
+        "plan_sha256": plan_sha256,
         "analysis_sha256": analysis_digest(),
         "code_version": code_version(),
         "declared_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    declaration["sha256"] = digest(declaration)
-    store.put(_path(plan.sweep.name), json.dumps(declaration, indent=2).encode())
-    return declaration, True
+    document["sha256"] = digest(document)
+    store.put(_path(plan.sweep.name), json.dumps(document, indent=2).encode())
+    return Declaration.model_validate(document), True
 
 
-def read_declaration(store: Store, sweep: str) -> dict[str, Any] | None:
-    """The declaration of a sweep, None without one. Raises CorruptionError for a changed one."""
+def _check_undeclared(store: Store, sweep: str, runs: set[str], before: Declaration | None) -> None:
+    """Raise RunConflictError if anything is known of the sweep already."""
+    # Results can be had of runs that were deleted since, so they count beside the runs.
+    if store.exists(f"sweeps/{sweep}/results.json"):
+        raise RunConflictError(
+            f"sweep {sweep!r} has results already, so nothing can be declared of it; "
+            "give it another name"
+        )
+    # A plan may be changed until the first of its runs begins: nobody has seen anything before.
+    begun = sorted(runs & {*list_runs(store)})
+    if begun:
+        what = "another plan is declared" if before is not None else "nothing was declared"
+        raise RunConflictError(
+            f"sweep {sweep!r}: {what}, and {len(begun)} of its runs have begun (as "
+            f"{begun[0]!r}): a plan is declared before its first run. Give the sweep another name"
+            + (", or put the plan back" if before is not None else "")
+        )
+
+
+def read_declaration(store: Store, sweep: str) -> Declaration | None:
+    """Read the declaration of a sweep; None where nothing was declared.
+
+    Raises CorruptionError for one that was changed, or that this version can't read.
+    """
     path = _path(sweep)
     if not store.exists(path):
         return None
     try:
-        declaration: dict[str, Any] = parse_json(store.get(path))
-        sha256 = declaration.pop("sha256")
-        is_whole = sha256 == digest(declaration)
+        document: dict[str, Any] = parse_json(store.get(path))
+        sha256 = document.pop("sha256")
+        is_whole = sha256 == digest(document)
     except (ValueError, KeyError, TypeError, AttributeError):
         is_whole = False
     if not is_whole:
         raise CorruptionError(f"{path}: damaged, or changed by hand after it was declared")
-    return {**declaration, "sha256": sha256}
+    try:
+        return Declaration.model_validate({**document, "sha256": sha256})
+    except ValidationError as error:
+        [first, *_] = error.errors()
+        where = ".".join(map(str, first["loc"]))
+        raise CorruptionError(
+            f"{path}: not a declaration that this version reads ({where}: {first['msg']})"
+        ) from None
 
 
 def _path(sweep: str) -> str:
@@ -267,28 +324,29 @@ def _path(sweep: str) -> str:
 
 
 def list_departures(
-    store: Store, sweep: Sweep, declaration: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]
-) -> list[str]:
-    """List what is not as declared: runs, their settings, when they began, and code."""
-    declared: Mapping[str, str] = declaration["plan"]["runs"]
-    now = settings_digests(sweep)
-    played = [entry for run in runs for entry in (run, *run.get("attacks", {}).values())]
-    status = {entry["run"]: entry["status"] for entry in played}
+    store: Store, sweep: Sweep, declaration: Declaration, status: Mapping[str, str]
+) -> tuple[str, ...]:
+    """List what is not as declared: runs, their settings, when they began, and code.
+
+    `status` is that of each run and attack of the sweep, by name.
+    """
+    declared, now = declaration.plan.runs, settings_digests(sweep)
     lines = [f"{name}: not declared" for name in sorted(now.keys() - declared.keys())]
     lines += [f"{name}: declared, and not in the sweep" for name in declared if name not in now]
     for name in sorted(now.keys() & declared.keys()):
         if now[name] != declared[name]:
             lines.append(f"{name}: other settings than declared")
-        if status[name] != "finished":
+        if status[name] != FINISHED:
             lines.append(f"{name}: {status[name]}")
-    for name in [name for name in now if status[name] not in ("not begun", DAMAGED)]:
+    for name in [name for name in now if status[name] not in (NOT_BEGUN, DAMAGED)]:
         record = RunStore(store, name).open()
         if settings_digest(record.parameters) != now[name]:
             lines.append(f"{name}: begun with other settings than the sweep's")
-        if str(record.created_at) < declaration["declared_at"]:
+        if str(record.created_at) < declaration.declared_at:
             lines.append(f"{name}: begun before the declaration")
-        if record.code_version != declaration["code_version"]:
+        if record.code_version != declaration.code_version:
             lines.append(f"{name}: played with code {record.code_version}")
-    if analysis_digest() != declaration["analysis_sha256"]:
+    # Not an error: the figures are those of the code at hand, and the reader is told.
+    if analysis_digest() != declaration.analysis_sha256:
         lines.append("the code of the analysis has changed")
-    return lines
+    return tuple(lines)

@@ -1,113 +1,202 @@
-"""What is different about two runs: settings, code, data, models and results."""
+"""The differences of two runs: settings, code, data, models and results.
+
+find_differences  two runs -> RunDifferences
+RunDifferences    all of it, as `nip diff` shows it
+"""
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
 
 from nip_core.errors import DatasetError
+from nip_core.parameters.plain import Plain
 from nip_core.run_store.settings_difference import flatten, settings_difference
 from nip_core.sweep.played import LABELS, PlayedRun, compare_tests
+from nip_core.sweep.results_document import Interval95
 
 _OWN = ("run_name", "run_store")
 """Settings that say which run it is, and change nothing about it."""
-_ABSENT = None
 
 
-def find_differences(a: PlayedRun, b: PlayedRun) -> dict[str, Any]:
-    """The differences of two runs, to be encoded as JSON.
+@dataclass(frozen=True)
+class DifferingRun:
+    """One of the two runs."""
 
-    - ``settings``: by dotted key, the values of both
-    - ``code``: both versions
-    - ``data``: by name (``problems.test``, ``templates.prover``, ...) the digests that differ
-    - ``models``: by group, for the ``first`` models and the ``last``, both with ``model`` and
-      ``digest``, and whether the weights are the ``same`` (None: not known)
-    - ``results``: for the ``first`` test and the ``last`` of both, where there are such, by rate
-      the values of both and the paired `difference` (b less a) with its ``ci95`` and ``p``
-    - ``not_compared``: why there are no results, if there are none
-    """
-    settings = settings_difference(a.record.parameters, b.record.parameters)
+    run: str
+    place: str
+    status: str
+
+
+@dataclass(frozen=True)
+class ModelOnRecord:
+    """A model of a group, as a run has it on record."""
+
+    model: str
+    digest: str | None
+    """Of its weights, where it was trained here."""
+    base: str | None
+    """Its name, where it was not: by that it is known."""
+
+
+@dataclass(frozen=True)
+class ModelPair:
+    """The models of a group in both runs."""
+
+    a: ModelOnRecord | None
+    b: ModelOnRecord | None
+    same: bool | None
+    """Whether the weights are; None: not known."""
+
+
+@dataclass(frozen=True)
+class GroupModels:
+    """The models of a group in both runs: the first, and the last."""
+
+    first: ModelPair
+    last: ModelPair
+
+
+@dataclass(frozen=True)
+class RatePair:
+    """A rate in both runs, and how much higher it is in `b`, paired by problem."""
+
+    a: float | None
+    b: float | None
+    difference: float | None
+    ci95: Interval95 | None
+    problems: int
+    questions: int | None
+    p: float | None
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """A test of each run, compared."""
+
+    test: str
+    """Which: "first" or "last"."""
+    iterations: tuple[int, int]
+    rates: dict[str, RatePair]
+
+
+@dataclass(frozen=True)
+class RunDifferences:
+    """The differences of two runs `a` and `b`."""
+
+    runs: tuple[DifferingRun, DifferingRun]
+    settings: dict[str, tuple[Plain, Plain]]
+    """By dotted key."""
+    code: tuple[str, str]
+    data: dict[str, tuple[Plain, Plain]]
+    """By name (``problems.test``, ``templates.prover``, ...) the digests that differ."""
+    models: dict[str, GroupModels]
+    """By group."""
+    results: tuple[PairedTest, ...]
+    """The first test and the last of both, where there are such."""
+    not_compared: str | None
+    """Why there are no results, if there are none."""
+
+
+def find_differences(a: PlayedRun, b: PlayedRun) -> RunDifferences:
+    """Compare two runs: settings, code, data, models, and results where both were tested alike."""
     contents = [flatten(dict(run.record.contents)) for run in (a, b)]
-    names = sorted(name for name in {*contents[0], *contents[1]})
-    differing: dict[str, Any] = {
-        "runs": [{"run": run.name, "place": run.place, "status": run.status} for run in (a, b)],
-        "settings": {
-            key: list(values)
-            for key, values in settings.items()
+    names = sorted({*contents[0], *contents[1]})
+    results, not_compared = _compare_results(a, b)
+    return RunDifferences(
+        runs=(_describe(a), _describe(b)),
+        settings={
+            key: values
+            for key, values in settings_difference(a.record.parameters, b.record.parameters).items()
             if key not in _OWN and not key.endswith("_type")
         },
-        "code": [run.record.code_version for run in (a, b)],
-        "data": {
-            name: [of.get(name) for of in contents]
+        code=(a.record.code_version, b.record.code_version),
+        data={
+            name: (contents[0].get(name), contents[1].get(name))
             for name in names
             if contents[0].get(name) != contents[1].get(name)
         },
-        "models": _models(a, b),
-        "results": [],
-        "not_compared": None,
-    }
-    try:
-        differing["results"] = list(_results(a, b))
-    except DatasetError as error:
-        differing["not_compared"] = str(error)
-    if not differing["results"] and differing["not_compared"] is None:
-        untested = " and ".join(repr(run.name) for run in (a, b) if not run.tests)
-        differing["not_compared"] = f"there is no test yet of {untested}"
-    return differing
+        models=_compare_models(a, b),
+        results=results,
+        not_compared=not_compared,
+    )
 
 
-def _models(a: PlayedRun, b: PlayedRun) -> dict[str, dict[str, Any]]:
-    last = [_last_models(run) for run in (a, b)]
-    first = [_first_models(run) for run in (a, b)]
+def _describe(run: PlayedRun) -> DifferingRun:
+    return DifferingRun(run.name, run.place, run.status)
+
+
+def _compare_models(a: PlayedRun, b: PlayedRun) -> dict[str, GroupModels]:
+    """Pair by group the first models of both runs, and the last ones."""
+    first, last = (_first_models(a), _first_models(b)), (_last_models(a), _last_models(b))
     groups = [*first[0], *(group for group in first[1] if group not in first[0])]
     return {
-        group: {
-            when: _pair([of.get(group) for of in both])
-            for when, both in (("first", first), ("last", last))
-        }
+        group: GroupModels(
+            _pair(first[0].get(group), first[1].get(group)),
+            _pair(last[0].get(group), last[1].get(group)),
+        )
         for group in groups
     }
 
 
-def _pair(models: list[dict[str, Any] | None]) -> dict[str, Any]:
-    known = [model and (model["digest"] or model["base"]) for model in models]
-    same = known[0] == known[1] if all(known) else None
-    return {"a": models[0], "b": models[1], "same": same}
+def _pair(a: ModelOnRecord | None, b: ModelOnRecord | None) -> ModelPair:
+    """Compare two models by their weights, or by their names where they were not trained here."""
+    known = [model and (model.digest or model.base) for model in (a, b)]
+    return ModelPair(a, b, known[0] == known[1] if all(known) else None)
 
 
-def _first_models(run: PlayedRun) -> dict[str, dict[str, Any]]:
+def _first_models(run: PlayedRun) -> dict[str, ModelOnRecord]:
     names = run.records.shown.first_models
-    return {group: {"model": name, "digest": None, "base": name} for group, name in names.items()}
+    return {group: ModelOnRecord(name, None, name) for group, name in names.items()}
 
 
-def _last_models(run: PlayedRun) -> dict[str, dict[str, Any]]:
+def _last_models(run: PlayedRun) -> dict[str, ModelOnRecord]:
     swaps = [record.swap for record in run.records.all() if record.swap is not None]
     if not swaps:
         return _first_models(run)
+    groups = swaps[-1].groups
     return {
-        group: {
-            "model": model["model"],
-            "digest": model.get("digest"),
+        group: ModelOnRecord(
+            model.model,
+            model.digest,
             # A model that was not trained is known by its name.
-            "base": model["model"] if model.get("trained_in") is None else None,
-        }
-        for group, model in swaps[-1]["groups"].items()
+            model.model if model.trained_in is None else None,
+        )
+        for group, model in groups.items()
     }
 
 
-def _results(a: PlayedRun, b: PlayedRun) -> Iterator[dict[str, Any]]:
-    """The first tests compared, and the last ones where these are others."""
-    if not a.tests or not b.tests:
-        return
+def _compare_results(a: PlayedRun, b: PlayedRun) -> tuple[tuple[PairedTest, ...], str | None]:
+    """Compare the tests of both runs; or say why they can't be compared."""
+    untested = " and ".join(repr(run.name) for run in (a, b) if not run.tests)
+    if untested:
+        return (), f"there is no test yet of {untested}"
+    try:
+        return tuple(_pair_tests(a, b)), None
+    except DatasetError as error:
+        # All else that differs is shown all the same: different data is often the answer sought.
+        return (), str(error)
+
+
+def _pair_tests(a: PlayedRun, b: PlayedRun) -> Iterator[PairedTest]:
+    """Compare the first tests, and the last ones where these are others."""
     pairs = {"first": (a.tests[0], b.tests[0]), "last": (a.tests[-1], b.tests[-1])}
     for when, (of_a, of_b) in pairs.items():
         if when == "last" and pairs["first"] == pairs["last"]:
             return
         differences = compare_tests((a, of_a), (b, of_b))
         tests = (a.test(of_a), b.test(of_b))
-        yield {
-            "test": when,
-            "iterations": [of_a, of_b],
-            "rates": {
-                rate: {"a": tests[0].get(rate), "b": tests[1].get(rate), **differences[rate]}
-                for rate in LABELS
+        yield PairedTest(
+            when,
+            (of_a, of_b),
+            {
+                rate: RatePair(
+                    tests[0].get(rate),
+                    tests[1].get(rate),
+                    found.difference,
+                    found.ci95,
+                    found.problems,
+                    found.questions,
+                    found.p,
+                )
+                for rate, found in ((rate, differences[rate]) for rate in LABELS)
             },
-        }
+        )

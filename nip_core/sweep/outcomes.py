@@ -1,16 +1,14 @@
-"""What came of declared hypotheses: differences between arms over seeds and questions.
+"""The outcomes of declared hypotheses: differences between arms over seeds and questions.
 
 judge_hypotheses  a hypothesis each: the difference, its interval, its p-value, and what follows
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from nip_core.errors import SettingsError
-from nip_core.evaluation.confidence_intervals import Interval
 from nip_core.evaluation.statistics.clustered import Mean
 from nip_core.evaluation.statistics.differences import equivalence, holm
 from nip_core.evaluation.statistics.distributions import t_cdf
@@ -18,6 +16,7 @@ from nip_core.evaluation.statistics.two_way import TwoWay, two_way
 from nip_core.hashing import derive_seed
 from nip_core.sweep.counted import Counted, share_right
 from nip_core.sweep.declaration import Hypothesis, pair_runs
+from nip_core.sweep.results_document import Finding, HypothesisOutcome, clip_interval
 from nip_core.sweep.swept_runs import Sweep, SweptRun
 
 NO_ERROR = 1e-12
@@ -39,7 +38,7 @@ class ArmsCompared:
 
 def judge_hypotheses(
     counted: Counted, sweep: Sweep, hypotheses: Sequence[Hypothesis]
-) -> list[dict[str, Any]]:
+) -> list[HypothesisOutcome]:
     """Compare the arms of each hypothesis, in their order.
 
     `counted` knows the runs that are finished. Differences are paired by run and question, their
@@ -54,34 +53,15 @@ def judge_hypotheses(
     ]
     adjusted = _adjust_p_values(hypotheses, p_values)
     return [
-        {
-            "says": hypothesis.says,
-            "primary": hypothesis.primary,
-            "figure": hypothesis.figure,
-            "after": hypothesis.after,
-            "rates": list(both.rates),
-            "difference": both.difference and both.difference.value,
-            "ci95": both.difference and _as_rates(both.difference.ci95),
-            "pairs": both.pairs,
-            "questions": both.difference and both.difference.questions,
-            "p": p,
-            "p_holm": p_holm,
-            "alpha": hypothesis.alpha,
-            **_judge(hypothesis, both, p_holm),
-        }
+        _judge(hypothesis, both, p, p_holm)
         for hypothesis, both, p, p_holm in zip(
             hypotheses, compared, p_values, adjusted, strict=True
         )
     ]
 
 
-def _as_rates(interval: Interval | None) -> list[float] | None:
-    """An interval of differences between rates, of which none is beyond 1."""
-    return None if interval is None else [max(-1.0, interval[0]), min(1.0, interval[1])]
-
-
 def _compare_arms(counted: Counted, sweep: Sweep, hypothesis: Hypothesis) -> ArmsCompared:
-    """The difference between both arms, over the pairs of runs that are finished."""
+    """Compare both arms over their finished pairs of runs."""
     try:
         named = pair_runs(sweep, hypothesis)
     except SettingsError as error:  # the sweep is not as it was when this was declared
@@ -119,7 +99,7 @@ def _compare_arms(counted: Counted, sweep: Sweep, hypothesis: Hypothesis) -> Arm
 def _find_unmet(
     counted: Counted, named: Sequence[tuple[SweptRun, SweptRun]], hypothesis: Hypothesis
 ) -> str | None:
-    """Return which condition is not met, or None."""
+    """Name in words the first unmet condition of the hypothesis; None if all are met."""
     for figure, least in hypothesis.where.items():
         for side, which in enumerate(("arm", "against")):
             plays = (
@@ -133,6 +113,7 @@ def _find_unmet(
 
 
 def _p_value(hypothesis: Hypothesis, both: ArmsCompared) -> float:
+    """Compute the two-sided p-value of a difference, or of an equality within its margin."""
     difference = both.difference
     assert difference is not None and difference.error is not None
     value, error, margin = difference.value, difference.error, hypothesis.margin
@@ -151,8 +132,9 @@ def _p_value(hypothesis: Hypothesis, both: ArmsCompared) -> float:
 def _adjust_p_values(
     hypotheses: Sequence[Hypothesis], p_values: Sequence[float | None]
 ) -> list[float | None]:
-    """After Holm, among the hypotheses that are not primary and were tested."""
+    """Adjust p-values after Holm, among tested hypotheses but the primary one."""
     adjusted: list[float | None] = list(p_values)
+    # The primary hypothesis is the only one of its kind, so nothing is to be shared with others.
     places = [
         place
         for place, (hypothesis, p) in enumerate(zip(hypotheses, p_values, strict=True))
@@ -164,13 +146,42 @@ def _adjust_p_values(
     return adjusted
 
 
-def _judge(hypothesis: Hypothesis, both: ArmsCompared, p: float | None) -> dict[str, str]:
+def _judge(
+    hypothesis: Hypothesis, both: ArmsCompared, p: float | None, p_holm: float | None
+) -> HypothesisOutcome:
+    """Put together what came of a hypothesis, by its p-values before and after Holm."""
+    difference = both.difference
+    interval = None if difference is None else difference.ci95
+    outcome, because = _find_outcome(hypothesis, both, p_holm)
+    return HypothesisOutcome(
+        says=hypothesis.says,
+        primary=hypothesis.primary,
+        figure=hypothesis.figure,
+        after=hypothesis.after,
+        rates=both.rates,
+        difference=None if difference is None else difference.value,
+        ci95=None if interval is None else clip_interval(interval, lowest=-1.0),
+        pairs=both.pairs,
+        questions=None if difference is None else difference.questions,
+        p=p,
+        p_holm=p_holm,
+        alpha=hypothesis.alpha,
+        outcome=outcome,
+        because=because,
+    )
+
+
+def _find_outcome(
+    hypothesis: Hypothesis, both: ArmsCompared, p: float | None
+) -> tuple[Finding, str | None]:
+    """Say what follows from the adjusted p-value, and why it was not tested if it was not."""
     if both.because is not None or p is None or both.difference is None:
-        return {"outcome": "not tested", "because": both.because or "no p-value"}
+        return "not tested", both.because or "no p-value"
     if p > hypothesis.alpha:
-        return {"outcome": "not shown"}
+        return "not shown", None
+    # The p-value of an equality is small where the difference is inside of the margin.
     if hypothesis.expected == "equal":
-        return {"outcome": "shown"}
+        return "shown", None
     is_higher = both.difference.value > 0
     as_expected = is_higher == (hypothesis.expected == "higher")
-    return {"outcome": "shown" if as_expected else "contradicted"}
+    return ("shown" if as_expected else "contradicted"), None

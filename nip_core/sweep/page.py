@@ -5,20 +5,26 @@ arms_table      the arms, one a row
 markdown_table  any table
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from nip_core.evaluation.attack_figures import LOST_TO_LYING, LOST_TO_TRAINING
 from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.sweep.arm_baselines import baseline_lines
+from nip_core.sweep.results_document import (
+    FINISHED,
+    MAJORITY,
+    AskedAgainAt,
+    AskedAgainTest,
+    AttackResult,
+    CellsWritten,
+    DeclaredResults,
+    OverRuns,
+    RunResult,
+    SweepResults,
+)
+from nip_core.sweep.swept_runs import SEED
 
-MAJORITY = "majority_accuracy"
-"""Where problems are played several times: of the verdict that is the more frequent."""
-METRICS = ("accuracy", "completeness", "soundness", "always_fail_rate", MAJORITY)
-"""Of the last test, which an arm is judged by."""
-AFTER_ATTACK = ("soundness", "completeness")
-"""Of the largest n, or the last tested step, of an attack."""
-LOSSES = (LOST_TO_LYING, LOST_TO_TRAINING)
+_HEADS = {"always_fail_rate": "always wrong", MAJORITY: "majority"}
+"""Figures whose column has another name."""
 
 _ATTACKS_PAGE = """
 Of the attacks: soundness and completeness with the largest n of an attack by best-of-n, or after
@@ -39,43 +45,37 @@ Beside each arm with provers the highest k that takes no more generated tokens t
 least 1): what the verifier finds with them by being asked again, by itself.
 """
 
-Results = dict[str, Any]
 
-
-def arms_table(results: Results) -> str:
-    """The arms as a Markdown table: means over runs, with intervals."""
-    axes = [axis for axis in results["axes"] if axis != "seed"]
-    is_voted = any(arm[MAJORITY] is not None for arm in results["arms"])
-    metrics = [metric for metric in METRICS if metric != MAJORITY or is_voted]
-    names = {"always_fail_rate": "always wrong", MAJORITY: "majority"}
-    heads = [*axes, "runs", *(names.get(metric, metric) for metric in metrics), "gain"]
-    attacks = [*results["arms"][0].get("attacks", {})]
-    for attack in attacks:
-        heads += [f"{attack}: {name.replace('_', ' ')}" for name in (*AFTER_ATTACK, *LOSSES)]
+def arms_table(results: SweepResults) -> str:
+    """Write the arms as a Markdown table: means over runs, with intervals."""
+    axes = [axis for axis in results.axes if axis != SEED]
+    is_voted = any(arm.majority_accuracy is not None for arm in results.arms)
+    # Where nothing is played several times there is no majority, and no column for it.
+    names = [name for name in results.arms[0].figures if name != MAJORITY or is_voted]
+    heads = [*axes, "runs", *(_HEADS.get(name, name) for name in names), "gain"]
+    for label, attack in results.arms[0].attacks.items():
+        heads += [f"{label}: {name}" for name in (*attack.rates, *attack.losses)]
     rows = []
-    for arm in results["arms"]:
-        count = f"{arm['finished']}" + (
-            f" of {arm['runs']}" if arm["finished"] < arm["runs"] else ""
-        )
-        cells = [*arm["values"].values(), count]
-        cells += [_cell(arm[metric]) for metric in metrics]
-        cells.append(_change(arm["gain"]))
-        for attack in attacks:
-            attacked = arm["attacks"][attack]
-            cells += [_cell(attacked[metric]) for metric in AFTER_ATTACK]
-            cells += [_change(attacked[loss]) for loss in LOSSES]
+    for arm in results.arms:
+        count = f"{arm.finished}" + (f" of {arm.runs}" if arm.finished < arm.runs else "")
+        cells = [*arm.values.values(), count]
+        cells += [_cell(arm.figures[name]) for name in names]
+        cells.append(_change(arm.gain))
+        for attack in arm.attacks.values():
+            cells += map(_cell, attack.rates.values())
+            cells += map(_change, attack.losses.values())
         rows.append(cells)
     return markdown_table(heads, rows)
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table as Markdown, whatever its texts have in them."""
+    """Write a table as Markdown. Bars and line breaks in its texts stay in their cells."""
     lines = [_row(heads), "|---" * len(heads) + "|", *map(_row, rows)]
     return "\n".join(lines) + "\n"
 
 
 def _row(cells: Iterable[str]) -> str:
-    """A row of a Markdown table, whatever its texts have in them."""
+    """Write a row of a Markdown table. Bars and line breaks in its texts stay in their cells."""
     return "| " + " | ".join(_line(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -83,28 +83,28 @@ def _line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _cell(value: Mapping[str, Any] | None) -> str:
+def _cell(value: OverRuns | None) -> str:
     if value is None:
         return "–"
-    text = f"{100 * value['mean']:.1f}"
-    if "ci95" in value:
-        low, high = value["ci95"]
+    text = f"{100 * value.mean:.1f}"
+    if value.ci95 is not None:
+        low, high = value.ci95
         return f"{text} [{100 * low:.1f}, {100 * high:.1f}]"
     return text
 
 
-def _finished(entries: Sequence[Mapping[str, Any]]) -> str:
-    return f"{sum(entry['status'] == 'finished' for entry in entries)} of {len(entries)}"
+def _finished(entries: Sequence[RunResult | AttackResult]) -> str:
+    return f"{sum(entry.status == FINISHED for entry in entries)} of {len(entries)}"
 
 
-def _change(value: Mapping[str, Any] | None) -> str:
-    return "–" if value is None else f"{100 * value['mean']:+.1f}"
+def _change(value: OverRuns | None) -> str:
+    return "–" if value is None else f"{100 * value.mean:+.1f}"
 
 
-def render_results(results: Results) -> str:
-    """The table with what stands beside it, as Markdown."""
-    attacks = [attack for run in results["runs"] for attack in run.get("attacks", {}).values()]
-    text = f"# Sweep {results['sweep']}\n\n{_finished(results['runs'])} runs"
+def render_results(results: SweepResults) -> str:
+    """Write the page of a sweep in Markdown: its table, what is said of it, and what went wrong."""
+    attacks = results.attacks
+    text = f"# Sweep {results.sweep}\n\n{_finished(results.runs)} runs"
     text += f" and {_finished(attacks)} attacks finished.\n\n" if attacks else " finished.\n\n"
     text += arms_table(results)
     text += (
@@ -114,108 +114,101 @@ def render_results(results: Results) -> str:
         "accuracy of the more frequent verdict on each problem. Gain: points of accuracy from the "
         "first test to the last.\n"
     )
-    if results["arms"][0].get("attacks"):
+    if results.arms[0].attacks:
         text += _ATTACKS_PAGE
     text += _asked_again_page(results)
-    if lines := baseline_lines(results["baselines"]):
+    if lines := baseline_lines(results.baselines):
         text += "\n## What the baselines say\n\n" + "".join(f"- {line}\n" for line in lines)
     text += "\n![The arms](arms.svg)\n"
-    text += _cells_line(results.get("cells"))
-    if "declared" in results:
-        text += _declared_page(results["declared"])
-    played = [entry for run in results["runs"] for entry in (run, *run.get("attacks", {}).values())]
-    if void := [entry for entry in attacks if entry.get("caution")]:
+    text += _cells_line(results.cells)
+    if results.declared is not None:
+        text += _declared_page(results.declared)
+    if void := [attack for attack in attacks if attack.caution]:
         text += "\n## Attacks that show less than they seem to\n\n"
-        text += "".join(f"- `{attack['run']}`: {attack['caution']}\n" for attack in void)
-    failed = [entry for entry in played if "failure" in entry]
+        text += "".join(f"- `{attack.run}`: {attack.caution}\n" for attack in void)
+    failed = [entry for entry in results.played if entry.failure is not None]
     if failed:
         text += "\n## Not ended\n\n"
-        text += "".join(f"- `{run['run']}`: {_line(run['failure'])}\n" for run in failed)
+        text += "".join(f"- `{run.run}`: {_line(run.failure or '')}\n" for run in failed)
     return text
 
 
-def _cells_line(cells: Mapping[str, Any] | None) -> str:
-    """Say where each verdict is, and which could not be read."""
+def _cells_line(cells: CellsWritten | None) -> str:
+    """Say where each verdict is, and list the files not read."""
     if cells is None:
         return ""
-    text = f"\nEach of the {cells['verdicts']:,} verdicts is in `cells.parquet`.\n"
-    if cells["left_out"]:
+    text = f"\nEach of the {cells.verdicts:,} verdicts is in `cells.parquet`.\n"
+    if cells.left_out:
         text += "\nWhat could not be read is not in it:\n\n"
-    return text + "".join(f"- {_line(error)}\n" for error in cells["left_out"])
+    return text + "".join(f"- {_line(error)}\n" for error in cells.left_out)
 
 
-def _asked_again_page(results: Results) -> str:
-    """The tables of what the verifier alone finds by being asked again; "" where nobody was."""
-    asked = [arm for arm in results["arms"] if arm["any_of"]]
+def _asked_again_page(results: SweepResults) -> str:
+    """Write the tables of verifiers alone, asked again; "" where none was."""
+    asked = [arm for arm in results.arms if arm.any_of]
     if not asked:
         return ""
     heads = ["arm", "test", "k", "generated tokens", *_ANY_OF]
     rows = [
         [
-            " ".join(arm["values"].values()),
+            arm.name,
             _when(test),
-            str(row["k"]),
-            f"{row['generated_tokens']:,.0f}",
-            *(_cell(row[rate]) for rate in _ANY_OF),
+            str(row.k),
+            f"{row.generated_tokens:,.0f}",
+            _cell(row.soundness),
+            _cell(row.completeness),
         ]
         for arm in asked
-        for test in arm["any_of"]
-        for row in test["rows"]
+        for test in arm.any_of
+        for row in test.rows
     ]
     text = f"\n## Asked again\n{_ASKED_AGAIN}\n{markdown_table(heads, rows)}"
-    compared = results["baselines"]["any_of"]
+    compared = results.baselines.any_of
     if not compared:
         return text
-    attacks = [*compared[0]["attacked"]]
+    attacks = [*compared[0].attacked]
     heads = ["arm", "generated tokens", "soundness", *(f"{label}: soundness" for label in attacks)]
-    heads += ["asked again", "k", "generated tokens", "soundness", "completeness"]
+    heads += ["asked again", "k", "generated tokens", *_ANY_OF]
     rows = []
     for pair in compared:
-        tokens, of_baseline = pair["generated_tokens"]
-        cells = [pair["arm"], f"{tokens:,.0f}", _cell(pair["soundness"])]
-        cells += [_cell(pair["attacked"][label]["soundness"]) for label in attacks]
+        tokens, of_baseline = pair.generated_tokens
+        cells = [pair.arm, f"{tokens:,.0f}", _cell(pair.soundness)]
+        cells += [_cell(pair.attacked[label].soundness) for label in attacks]
         # Untrained and trained, in a line each.
-        for test in pair["any_of"]:
-            rows.append(
-                [
-                    *cells,
-                    f"{pair['baseline']}, {_when(test)}",
-                    str(pair["k"]),
-                    f"{of_baseline:,.0f}",
-                    *(_cell(test[rate]) for rate in _ANY_OF),
-                ]
-            )
+        for test in pair.any_of:
+            again = [f"{pair.baseline}, {_when(test)}", str(pair.k), f"{of_baseline:,.0f}"]
+            rows.append([*cells, *again, _cell(test.soundness), _cell(test.completeness)])
     return f"{text}{_AT_AS_MANY}\n{markdown_table(heads, rows)}"
 
 
-def _when(test: Mapping[str, Any]) -> str:
-    return "untrained" if test["iteration"] == 0 else f"iteration {test['iteration']}"
+def _when(test: AskedAgainTest | AskedAgainAt) -> str:
+    return "untrained" if test.iteration == 0 else f"iteration {test.iteration}"
 
 
-def _declared_page(declared: Mapping[str, Any]) -> str:
+def _declared_page(declared: DeclaredResults) -> str:
+    """Write what was declared, what came of it, and what was done otherwise."""
     heads = ["hypothesis", "figure", "arm", "against", "difference"]
     heads += ["95 % interval", "p (Holm)", "outcome"]
     text = (
-        f"\n## Declared\n\nDeclared at {declared['declared_at']} (declaration "
-        f"`{declared['sha256'][:16]}`). Stopping rule: {_line(declared['stopping'])}\n\n"
+        f"\n## Declared\n\nDeclared at {declared.declared_at} (declaration "
+        f"`{declared.sha256[:16]}`). Stopping rule: {_line(declared.stopping)}\n\n"
         f"{_row(heads)}\n{'|---' * len(heads)}|\n"
     )
-    for row in declared["outcomes"]:
-        arm, against = (plain_percent(rate) for rate in row["rates"])
-        interval = row["ci95"]
+    for row in declared.outcomes:
+        arm, against = (plain_percent(rate) for rate in row.rates)
         cells = [
-            row["says"] + (" (primary)" if row["primary"] else ""),
-            row["figure"] + (f" after {row['after']}" if row["after"] else ""),
+            row.says + (" (primary)" if row.primary else ""),
+            row.figure + (f" after {row.after}" if row.after else ""),
             arm,
             against,
-            "–" if row["difference"] is None else f"{100 * row['difference']:+.1f}",
-            "–" if not interval else f"{100 * interval[0]:+.1f} to {100 * interval[1]:+.1f}",
-            "–" if row["p_holm"] is None else f"{row['p_holm']:.3g}",
-            row["outcome"] + (f": {row['because']}" if "because" in row else ""),
+            "–" if row.difference is None else f"{100 * row.difference:+.1f}",
+            "–" if row.ci95 is None else f"{100 * row.ci95[0]:+.1f} to {100 * row.ci95[1]:+.1f}",
+            "–" if row.p_holm is None else f"{row.p_holm:.3g}",
+            row.outcome + (f": {row.because}" if row.because is not None else ""),
         ]
         text += _row(cells) + "\n"
     text += (
         "\nDifferences in points, paired by run and question; intervals and p-values count seeds "
         "and questions as drawn.\n\n### Departures\n\n"
     )
-    return text + ("".join(f"- {line}\n" for line in declared["departures"]) or "None.\n")
+    return text + ("".join(f"- {line}\n" for line in declared.departures) or "None.\n")

@@ -1,4 +1,4 @@
-"""Runs on record as they are compared: which they are, what they were tested on, and how far apart.
+"""Runs on record, for comparisons: their names, their tests, and how far apart these are.
 
 PlayedRun        a run by its place, with what comparing needs of it
 find_played_run  the run that a name, or a path to it, stands for
@@ -21,6 +21,19 @@ from nip_core.records.iterations import Records
 from nip_core.records.status import status_of
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunRecord, RunStore
+from nip_core.sweep.results_document import Interval95, Part
+
+
+class PairedDifference(Part):
+    """How much better the second of two tests is on the same problems."""
+
+    difference: float | None
+    ci95: Interval95 | None
+    problems: int
+    questions: int | None = None
+    p: float | None = None
+    """Exact, after McNemar; None where it can't be said."""
+
 
 LABELS: Mapping[str, int | None] = {"accuracy": None, "completeness": 1, "soundness": 0}
 """The rates that are compared, with the label of the problems that each is about."""
@@ -28,48 +41,48 @@ LABELS: Mapping[str, int | None] = {"accuracy": None, "completeness": 1, "soundn
 
 @dataclass(frozen=True)
 class PlayedRun:
-    """A run on record. Nothing is written."""
+    """A run on record, read only."""
 
     tree: RunStore
 
     @property
     def name(self) -> str:
-        """Its name, without its place."""
+        """Return its name, without its place."""
         return self.tree.name
 
     @property
     def place(self) -> str:
-        """Its store and its name."""
+        """Return its store and its name."""
         return f"{self.tree.store.url}/{self.name}"
 
     @cached_property
     def records(self) -> Records:
-        """Return what is on record of its iterations."""
+        """Open the records of its iterations."""
         return Records(self.tree)
 
     @property
     def record(self) -> RunRecord:
-        """Its settings, version and contents."""
+        """Return its settings, version and contents."""
         return self.records.shown.record
 
     @cached_property
     def status(self) -> str:
-        """running, finished or stopped."""
+        """Say whether it is running, finished or stopped."""
         return status_of(self.tree, self.records)
 
     @cached_property
     def tests(self) -> tuple[int, ...]:
-        """The iterations whose models were tested."""
+        """List the tested iterations, in order."""
         known = self.records.all()
         return tuple(r.iteration for r in known if r.stored_metrics(TEST) is not None)
 
     def test(self, iteration: int) -> dict[str, Any]:
-        """The metrics of a test that there is."""
+        """Return the metrics of the test of one of `tests`."""
         return dict(self.records.of(iteration).metrics(TEST) or {})
 
 
 def find_played_run(name: str, run_store: str) -> PlayedRun:
-    """The run called `name` in `run_store`, or at the path or address STORE/NAME.
+    """Find the run called `name` in `run_store`, or at the path or address STORE/NAME.
 
     Raises SettingsError if it is not there.
     """
@@ -89,9 +102,11 @@ def check_alike(a: PlayedRun, b: PlayedRun) -> None:
 
 def compare_tests(
     a: tuple[PlayedRun, int], b: tuple[PlayedRun, int], rates: Sequence[str] = tuple(LABELS)
-) -> dict[str, dict[str, Any]]:
-    """By rate, how much higher it is in the test of `b` than in that of `a` (a run and an iteration
-    each), as `paired_difference` gives it. Raises DatasetError for different problems."""
+) -> dict[str, PairedDifference]:
+    """Compare a test of `b` with one of `a`, problem by problem: by rate, how much higher it is.
+
+    Each is a run and an iteration. Raises DatasetError for different problems.
+    """
     check_alike(a[0], b[0])
     tables = [run.records.test_episodes(iteration) for run, iteration in (a, b)]
     settings = a[0].record.parameters
@@ -102,6 +117,7 @@ def compare_tests(
         parts = tables
         if label is not None:
             parts = [table.filter(pc.equal(table["y"], label)) for table in tables]
-        seed = a[0].record.seed
-        differences[rate] = paired_difference(parts[0], parts[1], seed, split_by=split_by)
+        # The seed of the first run for both, so that a comparison says the same each time.
+        found = paired_difference(parts[0], parts[1], a[0].record.seed, split_by=split_by)
+        differences[rate] = PairedDifference.model_validate(found)
     return differences

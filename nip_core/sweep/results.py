@@ -1,15 +1,15 @@
-"""What came of the runs of a sweep: one document, one table, one figure.
+"""The results of a sweep's runs: one document, one table, one figure.
 
 collect_results  a sweep -> its results, from what is in the store
 write_results    them, every verdict, a page and a figure into the store, under sweeps/NAME
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from nip_core.errors import StoreError
-from nip_core.evaluation.attack_figures import attack_rows
+from nip_core.evaluation.attack_figures import LOST_TO_LYING, LOST_TO_TRAINING, attack_rows
 from nip_core.evaluation.baseline_verifiers import shows_checking
 from nip_core.evaluation.plots import arms_svg
 from nip_core.records.intervals import shown_metrics
@@ -23,262 +23,314 @@ from nip_core.sweep.arm_baselines import (
     baseline_kind,
     compare_with_baselines,
 )
-from nip_core.sweep.asked_again import TOKENS, compare_at_equal_tokens, summarize_asked_again
+from nip_core.sweep.asked_again import compare_at_equal_tokens, summarize_asked_again
 from nip_core.sweep.attacks import SweptAttack
 from nip_core.sweep.cells import encode_parquet, read_verdicts
 from nip_core.sweep.counted import Counted, Figure, LastTest, average_runs
-from nip_core.sweep.declaration import DAMAGED, Hypothesis, list_departures, read_declaration
+from nip_core.sweep.declaration import Declaration, list_departures, read_declaration
 from nip_core.sweep.outcomes import judge_hypotheses
-from nip_core.sweep.page import AFTER_ATTACK, LOSSES, MAJORITY, METRICS, Results, render_results
-from nip_core.sweep.swept_runs import Sweep, SweptRun
+from nip_core.sweep.page import render_results
+from nip_core.sweep.results_document import (
+    DAMAGED,
+    FINISHED,
+    NOT_BEGUN,
+    ArmAttack,
+    ArmResult,
+    AttackResult,
+    BaselineFindings,
+    CellsWritten,
+    DeclaredResults,
+    OverRuns,
+    RunResult,
+    SweepResults,
+    SweptTest,
+    sum_up,
+)
+from nip_core.sweep.swept_runs import SEED, Sweep, SweptRun
 
 
 def collect_results(
     store: Store, sweep: Sweep, failures: Mapping[str, str] | None = None
-) -> Results:
-    """The results of a sweep: its runs with their first and last test, and its arms.
+) -> SweepResults:
+    """Collect what came of a sweep: its runs with their tests, its arms, baselines, declaration.
 
     `failures` says by run why it did not end. A run that has not begun has the status "not begun".
     An arm's figures are means over those of its runs that are finished, with the lowest and the
     highest of them; None without one; so are those of its attacks. Rates have a 95 % interval that
     counts seeds and questions as drawn, where there are several of both.
     """
-    stored = {*list_runs(store)}
-    runs = [_run(store, run, stored, failures or {}) for run in sweep.runs]
-    by_name = {run["run"]: run for run in runs}
-    tests = dict(_tested(sweep, by_name))
+    begun = {*list_runs(store)}
+    runs = [_read_run(store, run, begun, failures or {}) for run in sweep.runs]
+    by_name = {run.run: run for run in runs}
+    tests = dict(_locate_last_tests(sweep, by_name))
     counted = Counted(store, tests)
     arms = [
-        _arm(store, sweep, counted, arm, swept, [by_name[run.name] for run in swept])
+        _sum_up_arm(store, sweep, counted, arm, [by_name[run.name] for run in swept], swept)
         for arm, swept in sweep.arms.items()
     ]
-    results: Results = {"sweep": sweep.name, "axes": list(sweep.axes), "arms": arms, "runs": runs}
-    tested = [run for run in runs if run["status"] == "finished" and run["tests"]]
-    last_tests = {run["run"]: run["tests"][-1] for run in tested}
-    alone = [run.name for run in sweep.runs if baseline_kind(run.parameters) == "alone"]
-    voted = [n for n in alone if n in last_tests and last_tests[n][MAJORITY] is not None]
-    by_majority = ByMajority(store, tests, voted)
-    results["baselines"] = compare_with_baselines(counted, by_majority, sweep, last_tests)
-    results["baselines"]["any_of"] = [*compare_at_equal_tokens(arms, asked_again_pairs(sweep))]
+    results = SweepResults(
+        sweep=sweep.name,
+        axes=sweep.axes,
+        arms=tuple(arms),
+        runs=tuple(runs),
+        baselines=_find_baselines(store, sweep, counted, tests, runs, arms),
+    )
     declaration = read_declaration(store, sweep.name)
-    if declaration is not None:
-        results["declared"] = _declared(store, sweep, counted, declaration, runs)
-    return results
+    if declaration is None:
+        return results
+    declared = _judge_declaration(store, sweep, counted, declaration, results)
+    return results.model_copy(update={"declared": declared})
 
 
-def _declared(
+def _find_baselines(
     store: Store,
     sweep: Sweep,
     counted: Counted,
-    declaration: Mapping[str, Any],
-    runs: Sequence[Mapping[str, Any]],
-) -> dict[str, Any]:
+    tests: Mapping[str, LastTest],
+    runs: Sequence[RunResult],
+    arms: Sequence[ArmResult],
+) -> BaselineFindings:
+    """Compare the arms with the baselines among them."""
+    last_tests = {run.run: test for run in runs if (test := run.last_test) is not None}
+    # A verifier alone that plays problems several times is held to its majority, the stronger one.
+    voted = [
+        run.name
+        for run in sweep.runs
+        if baseline_kind(run.parameters) == "alone"
+        and run.name in last_tests
+        and last_tests[run.name].majority_accuracy is not None
+    ]
+    asked_again = compare_at_equal_tokens(arms, asked_again_pairs(sweep))
+    by_majority = ByMajority(store, tests, voted)
+    return compare_with_baselines(counted, by_majority, sweep, last_tests, asked_again)
+
+
+def _judge_declaration(
+    store: Store,
+    sweep: Sweep,
+    counted: Counted,
+    declaration: Declaration,
+    results: SweepResults,
+) -> DeclaredResults:
     """Compare what was declared with what came, and list what was done otherwise."""
-    plan = declaration["plan"]
-    hypotheses = [Hypothesis.model_validate(hypothesis) for hypothesis in plan["hypotheses"]]
-    return {
-        **{key: declaration[key] for key in ("sha256", "declared_at", "code_version")},
-        "stopping": plan["stopping"],
-        "outcomes": judge_hypotheses(counted, sweep, hypotheses),
-        "departures": list_departures(store, sweep, declaration, runs),
-    }
+    status = {entry.run: entry.status for entry in results.played}
+    return DeclaredResults(
+        sha256=declaration.sha256,
+        declared_at=declaration.declared_at,
+        code_version=declaration.code_version,
+        stopping=declaration.plan.stopping,
+        outcomes=tuple(judge_hypotheses(counted, sweep, declaration.plan.hypotheses)),
+        departures=list_departures(store, sweep, declaration, status),
+    )
 
 
-def _tested(
-    sweep: Sweep, by_name: Mapping[str, Mapping[str, Any]]
+def _locate_last_tests(
+    sweep: Sweep, by_name: Mapping[str, RunResult]
 ) -> Iterator[tuple[str, LastTest]]:
-    """By run, attacks among them, where its last test is; of those that are finished and tested."""
+    """Say by run, attacks among them, where its last test is; only of finished, tested ones."""
     for run in sweep.runs:
         result = by_name[run.name]
-        if result["status"] == "finished" and result["tests"]:
-            yield run.name, LastTest(result["tests"][-1]["iteration"])
+        if (test := result.last_test) is not None:
+            yield run.name, LastTest(test.iteration)
         for attack in run.attacks:
-            if result["attacks"][attack.label]["status"] == "finished":
+            if result.attacks[attack.label].status == FINISHED:
                 yield attack.name, LastTest(attack.parameters.rl.num_iterations, attack.n)
 
 
-def _run(
-    store: Store, run: SweptRun, stored: set[str], failures: Mapping[str, str]
-) -> dict[str, Any]:
-    result = {"run": run.name, "values": dict(run.values)}
-    result |= _played(store, run.name, stored, failures)
-    if run.attacks:
-        result["attacks"] = {
-            attack.label: {"run": attack.name, **_attacked(store, attack, stored, failures)}
-            for attack in run.attacks
-        }
-    return result
+def _read_run(
+    store: Store, run: SweptRun, begun: set[str], failures: Mapping[str, str]
+) -> RunResult:
+    """Read what became of a run: its status, its tests, and the attacks on it."""
+    status, failure, shown = _read_summary(store, run.name, begun, failures)
+    return RunResult(
+        run=run.name,
+        values=run.values,
+        status=status,
+        failure=failure,
+        tests=None if shown is None else tuple(_read_tests(RunStore(store, run.name), shown)),
+        attacks={
+            attack.label: _read_attack(store, attack, begun, failures) for attack in run.attacks
+        },
+    )
 
 
-def _attacked(
-    store: Store, attack: SweptAttack, stored: set[str], failures: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return what became of an attack: its status, and figures of its largest n, or last step."""
-    result = _played(store, attack.name, stored, failures)
-    result.pop("tests", None)
-    if result["status"] != "finished":
-        return result
-    shown = summary(RunStore(store, attack.name))["attack"]
+def _read_attack(
+    store: Store, attack: SweptAttack, begun: set[str], failures: Mapping[str, str]
+) -> AttackResult:
+    """Read what became of an attack: its status, and figures of its largest n, or last step."""
+    status, failure, found = _read_summary(store, attack.name, begun, failures)
+    if found is None or status != FINISHED:
+        return AttackResult(run=attack.name, status=status, failure=failure)
+    shown = found["attack"]
     _, rows = attack_rows(shown)
-    figures = {key: rows[-1][key] for key in (*AFTER_ATTACK, "fooled")}
-    # What an earlier version has played knows of no loss to lying.
-    losses = {loss: (shown.get(loss) or {}).get("difference") for loss in LOSSES}
-    return {**result, **figures, **losses, "caution": shown["caution"]}
+    last = rows[-1]
+    return AttackResult(
+        run=attack.name,
+        status=status,
+        failure=failure,
+        soundness=last["soundness"],
+        completeness=last["completeness"],
+        fooled=last["fooled"],
+        # What an earlier version has played knows of no loss to lying.
+        lost_to_lying=(shown.get(LOST_TO_LYING) or {}).get("difference"),
+        lost_to_training=(shown.get(LOST_TO_TRAINING) or {}).get("difference"),
+        caution=shown["caution"],
+    )
 
 
-def _played(
-    store: Store, name: str, stored: set[str], failures: Mapping[str, str]
-) -> dict[str, Any]:
-    """The status of a run, its tests, and why it did not end."""
-    result: dict[str, Any] = {"status": "not begun"}
-    if name in failures:
-        result["failure"] = failures[name]
-    if name not in stored:
-        return result
-    tree = RunStore(store, name)
+def _read_summary(
+    store: Store, name: str, begun: set[str], failures: Mapping[str, str]
+) -> tuple[str, str | None, dict[str, Any] | None]:
+    """Return a run's status, why it did not end, and its summary if it has begun and is whole."""
+    failure = failures.get(name)
+    if name not in begun:
+        return NOT_BEGUN, failure, None
     try:
-        shown = summary(tree)
+        shown = summary(RunStore(store, name))
     except StoreError as error:
-        return {**result, "status": DAMAGED, "failure": str(error)}
-    if shown["status"] == "finished":
-        result.pop("failure", None)  # somebody else may have finished it
-    tests = {
-        entry["iteration"]: tree.read_json_or_none(tree.metrics(entry["iteration"], TEST))
-        for entry in shown["iterations"]
-    }
-    parameters = tree.open().parameters
-    result["status"] = shown["status"]
-    result["tests"] = [
-        _test(iteration, shown_metrics(tree, iteration, TEST, metrics, parameters))
-        for iteration, metrics in tests.items()
-        if metrics
-    ]
-    return result
+        # One damaged run keeps nobody from the results of the others.
+        return DAMAGED, str(error), None
+    status = str(shown["status"])
+    # Another process may have finished a run that failed here.
+    return status, None if status == FINISHED else failure, shown
 
 
-def _test(iteration: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    voted, believed = metrics.get("majority"), metrics.get("believe_the_prover")
-    of_prover = {
-        "believed_accuracy": believed and believed["accuracy"],
-        "without_prover": believed and believed.get("without_prover"),
-        "shows_checking": shows_checking(metrics),
-    }
-    counts = {key: metrics.get(key) for key in ("episodes", "distinct_problems")}
-    figures = {key: metrics.get(key) for key in METRICS if key != MAJORITY}
-    return {
-        "iteration": iteration,
-        **figures,
-        MAJORITY: voted and voted["accuracy"],
-        "any_of": metrics.get("any_of"),
-        **of_prover,
-        **counts,
-        **_tokens(metrics),
-    }
+def _read_tests(run: RunStore, shown: Mapping[str, Any]) -> Iterator[SweptTest]:
+    """Read the tests of a run, by its summary."""
+    parameters = run.open().parameters
+    for iteration in [entry["iteration"] for entry in shown["iterations"]]:
+        metrics = run.read_json_or_none(run.metrics(iteration, TEST))
+        if metrics:
+            yield _read_test(iteration, shown_metrics(run, iteration, TEST, metrics, parameters))
 
 
-def _tokens(metrics: Mapping[str, Any]) -> dict[str, float | None]:
-    """The tokens that all agents wrote and read in an episode, in the mean."""
-    names = dict(zip(TOKENS, ("completion_tokens", "prompt_tokens"), strict=True))
-    return {
-        name: metrics[key] / metrics["episodes"]
-        if metrics.get(key) is not None and metrics.get("episodes")
-        else None
-        for name, key in names.items()
-    }
+def _read_test(iteration: int, metrics: Mapping[str, Any]) -> SweptTest:
+    """Take from the metrics of a test what a sweep compares."""
+    voted, believed = metrics.get("majority") or {}, metrics.get("believe_the_prover") or {}
+    return SweptTest(
+        iteration=iteration,
+        accuracy=metrics.get("accuracy"),
+        completeness=metrics.get("completeness"),
+        soundness=metrics.get("soundness"),
+        always_fail_rate=metrics.get("always_fail_rate"),
+        majority_accuracy=voted.get("accuracy"),
+        any_of=metrics.get("any_of"),
+        believed_accuracy=believed.get("accuracy"),
+        without_prover=believed.get("without_prover"),
+        shows_checking=shows_checking(metrics),
+        episodes=metrics.get("episodes"),
+        distinct_problems=metrics.get("distinct_problems"),
+        generated_tokens=_divide(metrics.get("completion_tokens"), metrics.get("episodes")),
+        prompt_tokens=_divide(metrics.get("prompt_tokens"), metrics.get("episodes")),
+    )
 
 
-def _arm(
+def _divide(tokens: int | None, episodes: int | None) -> float | None:
+    return tokens / episodes if tokens is not None and episodes else None
+
+
+def _sum_up_arm(
     store: Store,
     sweep: Sweep,
     counted: Counted,
     arm: Sequence[str],
+    runs: Sequence[RunResult],
     swept: Sequence[SweptRun],
-    runs: Sequence[Mapping[str, Any]],
-) -> dict[str, Any]:
-    axes = [axis for axis in sweep.axes if axis != "seed"]
-    finished = [run for run in runs if run["status"] == "finished"]
-    tested = [run for run in finished if run["tests"]]
-    values: dict[str, Any] = {"values": dict(zip(axes, arm, strict=True))}
-    values |= {"runs": len(runs), "finished": len(finished)}
-    for metric in METRICS:
-        values[metric] = _over_runs([run["tests"][-1][metric] for run in tested])
+) -> ArmResult:
+    """Average what an arm is judged by over the last tests of its finished runs."""
+    tested = [run for run in runs if run.last_test is not None]
+    last = [test for run in tested if (test := run.last_test) is not None]
     of_arm = f"{sweep.name} {' '.join(arm)}"
-    _add_intervals(values, counted, [run["run"] for run in tested], of_arm)
-    gains = [
-        None
-        if None in (ends := [run["tests"][at]["accuracy"] for at in (0, -1)])
-        else ends[1] - ends[0]
-        for run in tested
-        if len(run["tests"]) > 1
-    ]
-    values["gain"] = _over_runs(gains)
-    for kind in TOKENS:
-        values[kind] = _over_runs([run["tests"][-1][kind] for run in tested])
-    values["any_of"] = summarize_asked_again(store, tested, of_arm, _over_runs)
-    attacks = {label: _attack(counted, label, swept, runs, of_arm) for label in sweep.attacks}
-    return values | ({"attacks": attacks} if attacks else {})
+    plays = _Plays(counted, [run.run for run in tested], of_arm)
+    return ArmResult(
+        values=dict(zip([axis for axis in sweep.axes if axis != SEED], arm, strict=True)),
+        runs=len(runs),
+        finished=sum(run.status == FINISHED for run in runs),
+        accuracy=plays.average("accuracy", [test.accuracy for test in last]),
+        completeness=plays.average("completeness", [test.completeness for test in last]),
+        soundness=plays.average("soundness", [test.soundness for test in last]),
+        always_fail_rate=sum_up(test.always_fail_rate for test in last),
+        majority_accuracy=sum_up(test.majority_accuracy for test in last),
+        gain=sum_up(_find_gain(run.tests or ()) for run in tested),
+        generated_tokens=sum_up(test.generated_tokens for test in last),
+        prompt_tokens=sum_up(test.prompt_tokens for test in last),
+        any_of=summarize_asked_again(store, tested, of_arm),
+        attacks={
+            label: _sum_up_attack(counted, label, runs, swept, of_arm) for label in sweep.attacks
+        },
+    )
 
 
-def _attack(
+def _find_gain(tests: Sequence[SweptTest]) -> float | None:
+    """Return by how much accuracy rose from the first test to the last; None without two."""
+    first, last = tests[0].accuracy, tests[-1].accuracy
+    return None if len(tests) < 2 or first is None or last is None else last - first
+
+
+def _sum_up_attack(
     counted: Counted,
     label: str,
+    runs: Sequence[RunResult],
     swept: Sequence[SweptRun],
-    runs: Sequence[Mapping[str, Any]],
     of_arm: str,
-) -> dict[str, Any]:
-    """Sum up what an attack did to the runs of an arm."""
-    finished = [
-        result
-        for run in runs
-        if (result := run.get("attacks", {}).get(label)) and result["status"] == "finished"
-    ]
-    values: dict[str, Any] = {
-        "runs": sum(run.name_after(label) is not None for run in swept),
-        "finished": len(finished),
-    }
-    for metric in (*AFTER_ATTACK, *LOSSES):
-        values[metric] = _over_runs([result[metric] for result in finished])
-    _add_intervals(values, counted, [result["run"] for result in finished], f"{of_arm} {label}")
-    return values
+) -> ArmAttack:
+    """Average what an attack did to the runs of an arm."""
+    attacks = [run.attacks[label] for run in runs if label in run.attacks]
+    finished = [attack for attack in attacks if attack.status == FINISHED]
+    plays = _Plays(counted, [attack.run for attack in finished], f"{of_arm} {label}")
+    return ArmAttack(
+        runs=sum(run.name_after(label) is not None for run in swept),
+        finished=len(finished),
+        soundness=plays.average("soundness", [attack.soundness for attack in finished]),
+        completeness=plays.average("completeness", [attack.completeness for attack in finished]),
+        lost_to_lying=sum_up(attack.lost_to_lying for attack in finished),
+        lost_to_training=sum_up(attack.lost_to_training for attack in finished),
+    )
 
 
-def _add_intervals(
-    values: dict[str, Any], counted: Counted, runs: Sequence[str], name: str
-) -> None:
-    """Give the rates of an arm their intervals, over seeds and questions."""
-    for figure in get_args(Figure):
-        plays = [counts for run in runs if (counts := counted.count(run, figure)) is not None]
-        both_ways = average_runs(plays, f"{name} {figure}") if values.get(figure) else None
-        if both_ways is not None and both_ways.ci95 is not None:
-            low, high = both_ways.ci95
-            values[figure]["ci95"] = [max(0.0, low), min(1.0, high)]  # they are rates
+class _Plays:
+    """The plays of some runs. Rates get their intervals over seeds and questions from them."""
+
+    def __init__(self, counted: Counted, runs: Sequence[str], name: str):
+        self._counted, self._runs, self._name = counted, runs, name
+
+    def average(self, figure: Figure, values: Iterable[float | None]) -> OverRuns | None:
+        """Average the `values` of a rate, one of each run. The name seeds the interval."""
+        counts = [self._counted.count(run, figure) for run in self._runs]
+        plays = [of_run for of_run in counts if of_run is not None]
+        return sum_up(values, average_runs(plays, f"{self._name} {figure}"))
 
 
-def _over_runs(values: Sequence[float | None]) -> dict[str, float] | None:
-    measured = [value for value in values if value is not None]
-    if not measured:
-        return None
-    mean = sum(measured) / len(measured)
-    return {"mean": mean, "lowest": min(measured), "highest": max(measured)}
-
-
-def write_results(store: Store, sweep: Sweep, results: Results, out: Store | None = None) -> str:
-    """Write results.json, cells.parquet, README.md and arms.svg of the sweep; where they lie.
+def write_results(
+    store: Store, sweep: Sweep, results: SweepResults, out: Store | None = None
+) -> str:
+    """Write results.json, cells.parquet, README.md and arms.svg of the sweep; return their place.
 
     That is beside its runs, under sweeps/NAME; with `out` at the top of that store.
     """
-    to, root = (store, f"sweeps/{results['sweep']}/") if out is None else (out, "")
+    to, root = (store, f"sweeps/{results.sweep}/") if out is None else (out, "")
     table, left_out = read_verdicts(store, sweep)
-    results = {**results, "cells": {"verdicts": table.num_rows, "left_out": left_out}}
+    cells = CellsWritten(verdicts=table.num_rows, left_out=tuple(left_out))
+    results = results.model_copy(update={"cells": cells})
     to.put(f"{root}cells.parquet", encode_parquet(table))
-    to.put(f"{root}results.json", json.dumps(results, indent=2, sort_keys=False).encode())
+    to.put(f"{root}results.json", json.dumps(results.as_json(), indent=2).encode())
     to.put(f"{root}README.md", render_results(results).encode())
-    to.put(f"{root}arms.svg", arms_svg(_points(results)).encode())
+    to.put(f"{root}arms.svg", arms_svg(_marks(results)).encode())
     local = to.local_path(f"{root}README.md")
     return str(local) if local is not None else f"{to.url}/{root}README.md"
 
 
-def _points(results: Results) -> list[tuple[str, Mapping[str, Any]]]:
+def _marks(results: SweepResults) -> list[tuple[str, dict[str, dict[str, float] | None]]]:
+    """Return what the figure shows: by arm the mean, the lowest and the highest of each rate."""
     return [
-        (" · ".join(arm["values"].values()) or results["sweep"], arm) for arm in results["arms"]
+        (
+            " · ".join(arm.values.values()) or results.sweep,
+            {
+                name: None
+                if figure is None
+                else {"mean": figure.mean, "lowest": figure.lowest, "highest": figure.highest}
+                for name, figure in arm.figures.items()
+            },
+        )
+        for arm in results.arms
     ]

@@ -34,6 +34,7 @@ from nip_core.errors import SettingsError
 from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.parameters.load import merge_settings, read_yaml
+from nip_core.parameters.plain import PlainDict, PlainMapping
 from nip_core.run_store.run import RUN_NAME
 from nip_core.sweep.attacks import AttackEntry, SweptAttack, Value, plan_attack
 
@@ -44,6 +45,7 @@ MOST_RUNS = 2_000
 """Combinations of a sweep; every one is read and checked before the first run."""
 
 _File = TypeVar("_File", bound=BaseModel)
+# Any: YAML has dates, too; the error about one names its run, which is not known here yet.
 Values = Annotated[list[Value] | dict[str, dict[str, Any]], Field(min_length=1)]
 
 
@@ -79,7 +81,7 @@ class SweptRun:
     """By axis, the value as it is written or named in the file."""
     overrides: tuple[str, ...]
     """Settings on top of the configuration, as of ``--set``."""
-    settings: Mapping[str, Any]
+    settings: PlainMapping
     """All of them, so that a configuration that changes meanwhile changes nothing."""
     parameters: HyperParameters
     """The same, checked."""
@@ -87,20 +89,20 @@ class SweptRun:
     """In the order of the file, those that are made on it."""
 
     def name_after(self, attack: str | None) -> str | None:
-        """Return the name of this run, or of the attack of that name on it, if there is one."""
+        """Return the name of this run, or of an attack on it; None without such an attack."""
         if attack is None:
             return self.name
         return next((made.name for made in self.attacks if made.label == attack), None)
 
     @property
     def arm(self) -> tuple[str, ...]:
-        """Its values but the seed: runs of an arm repeat each other."""
+        """Return its values but the seed: runs of an arm repeat each other."""
         return tuple(value for axis, value in self.values.items() if axis != SEED)
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a file of a sweep asks for."""
+    """A sweep, as its file asks for it."""
 
     name: str
     config: str
@@ -112,7 +114,7 @@ class Sweep:
 
     @property
     def arms(self) -> dict[tuple[str, ...], list[SweptRun]]:
-        """The runs by their arms, in the order of the file."""
+        """Group the runs by their arms, in the order of the file."""
         arms: dict[tuple[str, ...], list[SweptRun]] = {}
         for run in self.runs:
             arms.setdefault(run.arm, []).append(run)
@@ -120,7 +122,7 @@ class Sweep:
 
 
 def read_sweep(path: Path, overrides: tuple[str, ...] = ()) -> Sweep:
-    """The sweep of a file, with settings of all runs on top; every run's settings are checked.
+    """Read a sweep from its file, with `overrides` for all runs on top, and check each run.
 
     Raises:
         SettingsError: the file is not a sweep's, a run's settings are wrong, two runs would be the
@@ -155,7 +157,7 @@ def read_sweep(path: Path, overrides: tuple[str, ...] = ()) -> Sweep:
 
 
 def read_yaml_as(path: Path, kind: type[_File]) -> _File:
-    """A YAML file of this form. Raises SettingsError, which names file and place."""
+    """Read a YAML file of this form. Raises SettingsError with file and place."""
     values = read_yaml(path)
     try:
         return kind.model_validate(values)
@@ -166,7 +168,7 @@ def read_yaml_as(path: Path, kind: type[_File]) -> _File:
 
 
 def _describe_errors(error: ValidationError) -> list[str]:
-    """Return what is wrong, a place each: of an axis that is neither kind, once."""
+    """Say what is wrong at each place. An axis of neither kind is named once."""
     lines: dict[str, str] = {}
     for detail in error.errors():
         location = [str(part) for part in detail["loc"]]
@@ -180,18 +182,18 @@ def _describe_errors(error: ValidationError) -> list[str]:
 
 
 def as_text(value: Value) -> str:
-    """A value of an axis as the table names it: text as it is, others as in YAML."""
+    """Write a value of an axis for the table: text as it is, others as in YAML."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _named_values(axis: str, values: Any) -> dict[str, dict[str, Any]]:
-    """By name, the settings that a value of an axis stands for."""
+def _named_values(axis: str, values: list[Value] | dict[str, PlainDict]) -> dict[str, PlainDict]:
+    """Return by name the settings behind each value of an axis."""
     if isinstance(values, dict):
         return values
     return {as_text(value): {axis: value} for value in values}
 
 
-Named = dict[str, tuple[str, dict[str, Any]]]  # by axis, a value's name and its settings
+Named = dict[str, tuple[str, PlainDict]]  # by axis, a value's name and its settings
 
 
 def _combinations(file: SweepFile) -> Iterator[Named]:
@@ -270,7 +272,7 @@ def _plan_run(
 def _plan_attacks(
     path: Path, file: SweepFile, named: Named, attacked: HyperParameters
 ) -> Iterator[SweptAttack]:
-    """The attacks on a run, but for those that leave it out."""
+    """Plan the attacks on a run, without those with this run in their `leave_out`."""
     for label, entry in file.attacks.items():
         if any(_matches(named, left_out) for left_out in entry.leave_out):
             continue
@@ -283,6 +285,7 @@ def _plan_attacks(
 
 
 def _slug(value: str) -> str:
+    """Write a value as part of a run's name."""
     return re.sub(r"[^a-z0-9]+", "-", value.lower()).strip("-")
 
 
@@ -295,6 +298,7 @@ def _check_differences(path: Path, runs: tuple[SweptRun, ...]) -> None:
                 f"{path}: {_describe_run(other)} and {_describe_run(run)} would both be called "
                 f"{run.name!r}; give the values of an axis other names"
             )
+        # Under two names one run would be paid twice, and count as two.
         same = digest({**run.parameters.to_dict(), "run_name": ""})
         if (other := settings.setdefault(same, run)) is not run:
             raise SettingsError(

@@ -14,7 +14,6 @@ with it.
 """
 
 import contextlib
-import json
 import os
 import queue
 import re
@@ -24,20 +23,19 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import TextIO
 
 from nip_core.errors import LeaseError, NipError
-from nip_core.parameters.tracking import TrackerParameters
 from nip_core.redaction import redact
-from nip_core.run_store.documents import encode
+from nip_core.run_store.documents import encode, validate_document
 from nip_core.run_store.lease import Lease, acquire
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
+from nip_core.tracking.messages import END, LOOK, FeederTask, Report
 from nip_core.tracking.places import address, tracker_directory
 from nip_core.tracking.point_log import PointLog
-from nip_core.tracking.trackers import RunToTrack, Tracker, TrackerError, make_tracker
+from nip_core.tracking.trackers import Cursor, RunToTrack, Tracker, TrackerError, make_tracker
 
-LOOK, END = "look", "end"
 _LEAST_PRIORITY = 19
 # Packages of trackers that would tell others, or the terminal, what nobody asked for.
 _QUIET = {
@@ -56,11 +54,11 @@ _KEYS = (
 )
 _PASSWORD = re.compile(r"//[^/\s]*@")
 
-Tell = Callable[..., None]
+Tell = Callable[[Report], None]
 
 
 class Feeder:
-    """Sends the points of a run to a tracker. `tell(state, ...)` hears what is being done."""
+    """Sends the points of a run to a tracker. `tell` hears what is being done."""
 
     def __init__(
         self,
@@ -88,7 +86,7 @@ class Feeder:
         """Send what was committed since. `is_last`: also what may wait to be sent together."""
         count = self._log.extend()
         if count == 0 or not (is_last or self._is_due()):
-            self._tell("idle", received=self._received, batches=count)
+            self._tell(Report(state="idle", received=self._received, batches=count))
             return
         if self._rewinds is None:
             self._open()
@@ -98,53 +96,54 @@ class Feeder:
         # What waits to be sent together is sent together; else each batch counts once it is sent.
         lots = [batches] if self._tracker.waits_s else [[batch] for batch in batches]
         for lot in filter(None, lots):
-            self._tell("asking", received=self._received, batches=count)
+            self._tell(Report(state="asking", received=self._received, batches=count))
             self._tracker.send(lot)
             self._received = lot[-1].number + 1
             self._write(rows=lot[-1].next_row)
         self._sent_at_s = self._clock()
-        self._tell("answered", received=self._received, batches=count)
+        self._tell(Report(state="answered", received=self._received, batches=count))
 
     def close(self) -> None:
         """Wait until everything has arrived."""
-        self._tell("asking")
+        self._tell(Report(state="asking"))
         self._tracker.close()
-        self._tell("answered")
+        self._tell(Report(state="answered"))
 
     def _is_due(self) -> bool:
         return self._clock() - self._sent_at_s >= self._tracker.waits_s
 
     def _open(self) -> None:
-        self._tell("starting")
+        self._tell(Report(state="starting"))
         self._tracker.load()
         log = self._log
         run = RunToTrack(log.run_id, log.run_name, log.settings, log.facts)
-        cursor = self._run.read_json_or_none(self._path) or {}
-        is_same = cursor.get("run_id") == run.id
-        self._tell("asking")
-        self._received = self._tracker.open(run, cursor if is_same else {})
-        self._tell("answered")
+        cursor = validate_document(
+            self._run.read_json_or_none(self._path) or {}, Cursor, self._path
+        )
+        self._tell(Report(state="asking"))
+        self._received = self._tracker.open(run, cursor if cursor.run_id == run.id else Cursor())
+        self._tell(Report(state="answered"))
         self._rewinds = log.rewinds
 
     def _write(self, rows: int) -> None:
-        document = {
-            "format_version": 1,
-            "run_id": self._log.run_id,
-            "place": self._place,
-            "received": self._received,
-            "rows": rows,
-            **self._tracker.cursor(),
-        }
-        self._run.store.put(self._path, encode(document), fence=self._lease.fence)
+        cursor = Cursor(
+            format_version=1,
+            run_id=self._log.run_id,
+            place=self._place,
+            received=self._received,
+            rows=rows,
+        ).model_copy(update=self._tracker.cursor())
+        document = encode(cursor.model_dump(exclude_unset=True))
+        # With the lease's fence: a feeder whose lease another one has taken writes nothing back.
+        self._run.store.put(self._path, document, fence=self._lease.fence)
 
 
-def run_feeder(task: dict[str, Any]) -> int:
-    """Do what stdin asks for; the exit status: 0, or 3 after trouble, which was told.
+def run_feeder(task: FeederTask) -> int:
+    """Do what stdin asks for, and return the exit status: 0, or 3 after trouble.
 
-    `task`: ``run_store`` and ``run``, the options of the ``tracker``, and whether to work
-    ``in_background``.
+    What is done, and the trouble, is told on what was stdout, a `Report` a line.
     """
-    if task["in_background"]:
+    if task.in_background:
         os.nice(_LEAST_PRIORITY)
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
@@ -152,27 +151,26 @@ def run_feeder(task: dict[str, Any]) -> int:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
-    def tell(state: str, **facts: Any) -> None:
+    def tell(report: Report) -> None:
         with contextlib.suppress(OSError):  # nobody listens any longer
-            answers.write(json.dumps({"state": state, **facts}) + "\n")
+            answers.write(report.model_dump_json(exclude_none=True) + "\n")
 
     commands = _read_commands(sys.stdin)
     try:
         _feed(task, commands, tell)
     except Exception as error:
-        tell("trouble", error=_describe_error(error))
+        tell(Report(state="trouble", error=_describe_error(error)))
         if not isinstance(error, NipError):
             # As Python would show it, but for secrets: what is shown here is kept with the run.
             for line in traceback.format_exception(error):
                 sys.stderr.write(_remove_secrets(line))
         return 3
-    tell("done")
+    tell(Report(state="done"))
     return 0
 
 
-def _feed(task: dict[str, Any], commands: "queue.SimpleQueue[str]", tell: Tell) -> None:
-    tracker = TrackerParameters.model_validate(task["tracker"])
-    run = RunStore(open_store(task["run_store"]), task["run"])
+def _feed(task: FeederTask, commands: "queue.SimpleQueue[str]", tell: Tell) -> None:
+    tracker, run = task.tracker, RunStore(open_store(task.run_store), task.run)
     directory = tracker_directory(run, tracker)
     with acquire(run.store, directory) as lease:
         feeder = Feeder(run, make_tracker(tracker), directory, address(tracker), lease, tell)

@@ -10,7 +10,6 @@ sent when the run goes on, or by ``nip track``. The work is done by `nip_core.tr
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -20,11 +19,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from nip_core.parameters.tracking import TrackerParameters
 from nip_core.proxies import restore_proxies, spare_this_machine
 from nip_core.run_store.run import RunStore
+from nip_core.tracking.messages import END, LOOK, FeederTask, Report, State
 from nip_core.tracking.places import address, is_remote, tracker_directory
 
 _log = logging.getLogger(__name__)
@@ -68,9 +68,11 @@ class _Process:
         self._reader: threading.Thread | None = None
         self._pause_s, self._next_start_s = _PAUSES_S[0], 0.0
         self.is_remote = is_remote(tracker)
-        self.state, self.since_s = "idle", time.monotonic()
+        self.state: State = "idle"
+        self.since_s = time.monotonic()
         self.has_answered = False
-        self.facts: dict[str, Any] = {}
+        self.received: int | None = None
+        self.batches: int | None = None
         self.trouble: str | None = None
         self._warned: str | None = None
 
@@ -104,12 +106,12 @@ class _Process:
             try:
                 self._start(in_background)
             except OSError as error:  # no memory for a process, or no place for its log
-                self._note({"state": "trouble", "error": f"its process can't be started: {error}"})
-        self._tell(b"look\n")
+                self._note(Report(state="trouble", error=f"its process can't be started: {error}"))
+        self._tell(f"{LOOK}\n".encode())
 
     def end(self) -> None:
         """Ask it to send what is left, then to end."""
-        self._tell(b"end\n")
+        self._tell(f"{END}\n".encode())
 
     def kill(self) -> None:
         """End it, and what it has started, now."""
@@ -145,14 +147,14 @@ class _Process:
                 start_new_session=True,
                 env=environment,
             )
-        task = {
-            "run_store": self._run.store.url,
-            "run": self._run.name,
-            "tracker": self.tracker.model_dump(mode="json"),
-            "in_background": in_background,
-        }
+        task = FeederTask(
+            run_store=self._run.store.url,
+            run=self._run.name,
+            tracker=self.tracker,
+            in_background=in_background,
+        )
         assert self._process.stdin is not None
-        self._tell(json.dumps(task).encode() + b"\n")
+        self._tell(task.model_dump_json().encode() + b"\n")
         os.set_blocking(self._process.stdin.fileno(), False)  # nobody waits for who does not read
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
         self._reader.start()
@@ -167,24 +169,27 @@ class _Process:
         assert process.stdout is not None
         with contextlib.suppress(ValueError):  # closed by `kill`
             for line in process.stdout:
-                self._note(json.loads(line))
+                self._note(Report.model_validate_json(line))
         if self.state not in ("done", "trouble"):
-            self._note({"state": "trouble", "error": "its process was ended"})
+            self._note(Report(state="trouble", error="its process was ended"))
 
-    def _note(self, told: dict[str, Any]) -> None:
-        self.state, self.since_s = told.pop("state"), time.monotonic()
+    def _note(self, report: Report) -> None:
+        self.state, self.since_s = report.state, time.monotonic()
         if self.state == "answered":
             self.has_answered = True
             self._pause_s = _PAUSES_S[0]
         if self.state == "trouble":
-            error = str(told.pop("error"))
+            error = str(report.error)
             if error != self._warned:
                 later = f"the run goes on, and nip track {self._run.name} sends later what it lacks"
                 self._warn(f"{self.tracker.kind}: {error}; {later}")
             self.trouble = self._warned = error
             self._next_start_s = time.monotonic() + self._pause_s
             self._pause_s = min(2 * self._pause_s, _PAUSES_S[1])
-        self.facts |= told
+        if report.received is not None:
+            self.received = report.received
+        if report.batches is not None:
+            self.batches = report.batches
 
 
 class Feeders:
@@ -277,8 +282,8 @@ class Feeders:
             Feeding(
                 p.tracker.kind,
                 p.place,
-                p.facts.get("received"),
-                p.facts.get("batches"),
+                p.received,
+                p.batches,
                 p.trouble,
             )
             for p in self._processes

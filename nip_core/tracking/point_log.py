@@ -10,13 +10,15 @@ begins a new list, and trackers a new run: a point that was shown is not taken b
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from nip_core.errors import CorruptionError
 from nip_core.hashing import digest
 from nip_core.records.iterations import Records
-from nip_core.run_store.documents import encode
+from nip_core.run_store.documents import encode, first_fault
 from nip_core.run_store.run import RunStore
 from nip_core.tracking.points import (
     PointRow,
@@ -28,7 +30,18 @@ from nip_core.tracking.points import (
     read_rows,
 )
 
-_FORMAT_VERSION = 1
+
+class PointsDocument(BaseModel):
+    """The document of a batch."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    format_version: Literal[1] = 1
+    first_row: int
+    at: float
+    rows: tuple[PointRow, ...]
+    spans: Spans
+    steps: Steps
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,16 @@ class Batch:
     """What is in this batch and those before."""
     steps: Steps = field(default_factory=dict)
     """The steps of jobs in this batch and those before."""
+
+    def to_document(self) -> PointsDocument:
+        """Give the batch as it is written down; its number is the name of the file."""
+        return PointsDocument(
+            first_row=self.first_row,
+            at=self.at,
+            rows=self.rows,
+            spans=self.spans,
+            steps=self.steps,
+        )
 
     @property
     def next_row(self) -> int:
@@ -85,7 +108,7 @@ class PointLog:
         return self._run.name + (f"-again-{self.rewinds}" if self.rewinds else "")
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, JsonValue]:
         """The settings of the run, as trackers show them."""
         return dict(self._records.shown.record.parameters)
 
@@ -111,7 +134,7 @@ class PointLog:
             batch = self._next()
             if batch is None:
                 return self._count()
-            path, document = self._path(batch.number), encode(_document(batch))
+            path, document = self._path(batch.number), encode(batch.to_document().model_dump())
             # Another process may write the same number: what it has written is read then.
             if self._run.store.put_if_absent(path, document):
                 self._last = batch
@@ -119,23 +142,14 @@ class PointLog:
     def read(self, number: int) -> Batch:
         """A batch. Raises MissingFileError or CorruptionError."""
         path = self._path(number)
-        document = self._run.read_json(path)
         try:
-            if document["format_version"] != _FORMAT_VERSION:
-                raise ValueError(f"format version {document['format_version']}")
-            return Batch(
-                number,
-                document["first_row"],
-                tuple(PointRow(**row) for row in document["rows"]),
-                document["at"],
-                document["spans"],
-                document["steps"],
-            )
-        except (KeyError, TypeError, ValueError) as error:
+            points = PointsDocument.model_validate(self._run.read_json(path))
+        except ValidationError as error:
             raise CorruptionError(
-                f"{path}: damaged, not a list of points ({error}); restore it from a copy, or "
-                "delete the run's directory tracking: trackers then begin a new run"
+                f"{path}: damaged, not a list of points ({first_fault(error)}); restore it from a "
+                "copy, or delete the run's directory tracking: trackers then begin a new run"
             ) from error
+        return Batch(number, points.first_row, points.rows, points.at, points.spans, points.steps)
 
     def _count(self) -> int:
         return 0 if self._last is None else self._last.number + 1
@@ -172,14 +186,3 @@ class PointLog:
 
     def _path(self, number: int) -> str:
         return f"{self._run.root}/tracking/points/{self.rewinds:04d}/{number:06d}.json"
-
-
-def _document(batch: Batch) -> dict[str, Any]:
-    return {
-        "format_version": _FORMAT_VERSION,
-        "first_row": batch.first_row,
-        "at": batch.at,
-        "rows": [asdict(row) for row in batch.rows],
-        "spans": batch.spans,
-        "steps": batch.steps,
-    }

@@ -11,12 +11,12 @@ the next: the first step of a group's second job follows the last of its first.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from pydantic import JsonValue
 
 from nip_core.jobs.document import read_job
-from nip_core.jobs.steps import by_step
+from nip_core.jobs.steps import read_step_figures
 from nip_core.records.iterations import IterationRecord, Records
-from nip_core.records.models import NOT_SCHEDULED
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore
 
@@ -58,8 +58,7 @@ def list_parts(record: IterationRecord) -> list[Part]:
     """
     parts = [split for split in _SPLITS if record.stored_metrics(split) is not None]
     for group, job in record.jobs.items():
-        is_due = job["status"] != NOT_SCHEDULED
-        if is_due and (job["outcome"] == "succeeded" or record.swap is not None):
+        if job.is_due and (job.outcome == "succeeded" or record.swap is not None):
             parts.append(f"{_JOB}{group}")
     return [*parts, *([_TIMES] if record.stage_s else [])]
 
@@ -86,13 +85,13 @@ def _read_job_rows(
         return [], steps
     # 1. Of a step that several attempts of the back-end have reported, the last counts.
     told: dict[int, tuple[float | None, dict[str, float]]] = {}
-    for step, event in by_step(job.backend_events).items():
-        figures = {name: x for name, x in event["data"].items() if name not in _NO_FIGURE}
-        told[step] = event.get("created_at"), dict(_list_numbers(figures, f"training/{group}"))
+    for step, of_step in read_step_figures(job.backend_events).items():
+        figures = {name: x for name, x in of_step.figures.items() if name not in _NO_FIGURE}
+        told[step] = of_step.told_at, dict(_list_numbers(figures, f"training/{group}"))
     # 2. Steps go on where the group's job before has ended.
     before = steps.get(group, 0)
     rows = [
-        PointRow(STEP, before + step, None if at is None else float(at), figures)
+        PointRow(STEP, before + step, at, figures)
         for step, (at, figures) in told.items()
         if figures
     ]
@@ -103,7 +102,7 @@ def _read_job_rows(
     return rows, {**steps, group: before + max(told, default=0)}
 
 
-def _list_numbers(values: Mapping[str, Any], place: str) -> Iterator[tuple[str, float]]:
+def _list_numbers(values: Mapping[str, JsonValue], place: str) -> Iterator[tuple[str, float]]:
     """The numbers in a document, by path; of intervals those of the figures that are told most."""
     for name, value in values.items():
         if isinstance(value, bool) or name in _BREAKDOWNS:
@@ -113,8 +112,9 @@ def _list_numbers(values: Mapping[str, Any], place: str) -> Iterator[tuple[str, 
         elif isinstance(value, Mapping):
             yield from _list_numbers(value, f"{place}/{name}")
         elif name.removesuffix("_ci95") in _WITH_INTERVAL and isinstance(value, list | tuple):
-            low, high = value
-            yield from ((f"{place}/{name}/low", float(low)), (f"{place}/{name}/high", float(high)))
+            for end, bound in zip(("low", "high"), value, strict=True):
+                if isinstance(bound, int | float):
+                    yield f"{place}/{name}/{end}", float(bound)
 
 
 Spans = dict[Part, list[list[int]]]

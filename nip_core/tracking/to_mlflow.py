@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+from pydantic import JsonValue
+
 from nip_core.tracking.point_log import Batch
-from nip_core.tracking.trackers import RunToTrack, TrackerError
+from nip_core.tracking.trackers import Cursor, RunToTrack, TrackerError
 
 _TAG = "nip.run_id"
 _METRICS_PER_CALL = 1000  # most that MLflow takes
@@ -40,7 +42,7 @@ class MlflowTracker:
             os.environ.setdefault(name, value)
         import mlflow  # noqa: F401
 
-    def open(self, run: RunToTrack, cursor: Mapping[str, Any]) -> int:
+    def open(self, run: RunToTrack, cursor: Cursor) -> int:
         """The first batch that may be lacking: 0 where the store has no run of this one's tag."""
         from mlflow import MlflowClient
 
@@ -52,10 +54,9 @@ class MlflowTracker:
             known = self._client.get_run(self._run_id)
         self._run_id = known.info.run_id
         self._log_parameters(run, known.data.params)
-        is_same = self._run_id == cursor.get("mlflow_run_id")
-        return int(cursor.get("received", 0)) if is_same else 0
+        return cursor.received if self._run_id == cursor.mlflow_run_id else 0
 
-    def cursor(self) -> dict[str, Any]:
+    def cursor(self) -> dict[str, str]:
         """The run's name in MLflow."""
         return {"mlflow_run_id": self._run_id}
 
@@ -84,16 +85,16 @@ class MlflowTracker:
     def close(self) -> None:
         """Nothing is under way."""
 
-    def _known(self, run: RunToTrack, cursor: Mapping[str, Any]) -> Any:
+    def _known(self, run: RunToTrack, cursor: Cursor) -> Any:
         """The run, None if there is none. Raises TrackerError if somebody has deleted it."""
         from mlflow.exceptions import MlflowException
 
         try:
-            if "mlflow_run_id" in cursor:
-                known = self._client.get_run(cursor["mlflow_run_id"])
+            if cursor.mlflow_run_id is not None:
+                known = self._client.get_run(cursor.mlflow_run_id)
                 if known.info.lifecycle_stage == "deleted":
                     raise TrackerError(
-                        f"MLflow's run {cursor['mlflow_run_id']} was deleted: restore it (mlflow "
+                        f"MLflow's run {cursor.mlflow_run_id} was deleted: restore it (mlflow "
                         "runs restore), or leave mlflow out of tracking"
                     )
                 return known
@@ -156,7 +157,7 @@ def _split(items: list[Any], size: int) -> Iterator[list[Any]]:
         yield items[first : first + size]
 
 
-def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flatten(settings: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Settings by dotted name, without their classes and those that are not set."""
     for name, value in settings.items():
         if isinstance(value, Mapping):

@@ -7,12 +7,10 @@ the order in which TensorBoard reads them. Which are there says what it has.
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from nip_core.tracking.point_log import Batch
-from nip_core.tracking.trackers import RunToTrack
+from nip_core.tracking.trackers import Cursor, RunToTrack
 
 _UNFINISHED = ".unfinished-"
 
@@ -31,7 +29,7 @@ class TensorboardTracker:
         """Import tensorboardX."""
         import tensorboardX  # noqa: F401
 
-    def open(self, run: RunToTrack, cursor: Mapping[str, Any]) -> int:
+    def open(self, run: RunToTrack, cursor: Cursor) -> int:
         """The first batch of which there is no file."""
         self._run_directory = self._directory / f"{run.name}-{run.id[:6]}"
         self._run_directory.mkdir(parents=True, exist_ok=True)
@@ -42,7 +40,7 @@ class TensorboardTracker:
             first += 1
         return first
 
-    def cursor(self) -> dict[str, Any]:
+    def cursor(self) -> dict[str, str]:
         """Nothing: the files say it."""
         return {}
 

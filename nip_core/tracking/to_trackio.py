@@ -5,13 +5,12 @@ so a row that is sent again changes nothing.
 """
 
 import os
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from nip_core.redaction import read_key
 from nip_core.tracking.point_log import Batch
-from nip_core.tracking.trackers import RunToTrack, TrackerError
+from nip_core.tracking.trackers import Cursor, RunToTrack, TrackerError
 
 _TIMEOUT_S = 20.0
 
@@ -33,10 +32,9 @@ class TrackioTracker:
             os.environ["TRACKIO_DIR"] = self._directory
         import trackio  # noqa: F401
 
-    def open(self, run: RunToTrack, cursor: Mapping[str, Any]) -> int:
+    def open(self, run: RunToTrack, cursor: Cursor) -> int:
         """The first batch that may be lacking: of files, 0 where they have nothing of the run."""
         self._run = run
-        received = int(cursor.get("received", 0))
         if self._server is not None:
             from trackio.remote_client import RemoteClient
 
@@ -48,14 +46,14 @@ class TrackioTracker:
                 httpx_kwargs=timeout,
                 verbose=False,
             )
-            return received
+            return cursor.received
         from trackio import SQLiteStorage
 
         SQLiteStorage.validate_project_name(self._project)
         rows = SQLiteStorage.get_log_count(self._project, run.name, run_id=run.id)
-        return received if rows >= int(cursor.get("rows", 0)) else 0
+        return cursor.received if rows >= cursor.rows else 0
 
-    def cursor(self) -> dict[str, Any]:
+    def cursor(self) -> dict[str, str]:
         """Nothing but what is counted for every tracker."""
         return {}
 

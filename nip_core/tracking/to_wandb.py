@@ -9,13 +9,12 @@ there.
 
 import re
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nip_core.tracking.point_log import Batch
 from nip_core.tracking.points import ITERATION, PointRow
-from nip_core.tracking.trackers import RunToTrack, TrackerError
+from nip_core.tracking.trackers import Cursor, RunToTrack, TrackerError
 
 _BY_ITERATION = ("test", "train", "validation", "candidate", "attack", "jobs", "seconds")
 _TOGETHER_S = 600.0  # each offline run costs a directory and a second; nobody sees it before a sync
@@ -92,14 +91,13 @@ class WandbOnline:
         """Import W&B."""
         import wandb  # noqa: F401
 
-    def open(self, run: RunToTrack, cursor: Mapping[str, Any]) -> int:
+    def open(self, run: RunToTrack, cursor: Cursor) -> int:
         """The first batch that W&B may lack: what was sent need not have arrived."""
         where = {"project": self._project, "entity": self._entity}
         self._run = _WandbRun(run, "online", self._directory, **where)
-        has_all = self._run.first_step >= int(cursor.get("rows", 0))
-        return int(cursor.get("received", 0)) if has_all else 0
+        return cursor.received if self._run.first_step >= cursor.rows else 0
 
-    def cursor(self) -> dict[str, Any]:
+    def cursor(self) -> dict[str, str]:
         """Nothing: W&B says it."""
         return {}
 
@@ -132,13 +130,13 @@ class WandbOffline:
         """Import W&B."""
         import wandb  # noqa: F401
 
-    def open(self, run: RunToTrack, cursor: Mapping[str, Any]) -> int:
+    def open(self, run: RunToTrack, cursor: Cursor) -> int:
         """The first batch that is in none of the directories."""
         self._run = run
         shutil.rmtree(self._aside, ignore_errors=True)  # of a process that was killed
         return self._next()
 
-    def cursor(self) -> dict[str, Any]:
+    def cursor(self) -> dict[str, str]:
         """Nothing: the directories say it."""
         return {}
 

@@ -8,7 +8,9 @@ make_tracker  the tracker that settings name; its package is imported by `open`
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 from nip_core.errors import NipError
 from nip_core.parameters.tracking import TrackerParameters
@@ -27,8 +29,25 @@ class RunToTrack:
     id: str
     """16 hex digits, the same whenever the run goes on."""
     name: str
-    settings: Mapping[str, Any]
+    settings: Mapping[str, JsonValue]
     facts: Mapping[str, str]
+
+
+class Cursor(BaseModel):
+    """The document of what a tracker has received, ``cursor.json``; nothing, as it is made."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    format_version: int = 1
+    run_id: str = ""
+    """The id of the run in every tracker, see `RunToTrack`."""
+    place: str = ""
+    received: int = 0
+    """Batches that were sent."""
+    rows: int = 0
+    """The rows of these."""
+    mlflow_run_id: str | None = None
+    """Of MLflow, its own name of the run."""
 
 
 class Tracker(Protocol):
@@ -40,14 +59,14 @@ class Tracker(Protocol):
     def load(self) -> None:
         """Import the tracker's package."""
 
-    def open(self, run: RunToTrack, cursor: Mapping[str, Any]) -> int:
-        """Find the run, or create it; the number of the first batch that may be lacking there.
+    def open(self, run: RunToTrack, cursor: Cursor) -> int:
+        """Find the run, or create it, and return the first batch it may lack.
 
-        `cursor` is what `cursor` gave when batches were last sent, {} the first time.
+        `cursor` says what was sent before.
         """
 
-    def cursor(self) -> dict[str, Any]:
-        """Return what `open` needs to find the run again, as JSON."""
+    def cursor(self) -> dict[str, str]:
+        """Return what `open` needs of a `Cursor` besides to find the run again."""
 
     def send(self, batches: list[Batch]) -> None:
         """Send batches, in their order. What is there already is not sent twice."""

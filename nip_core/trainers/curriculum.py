@@ -17,17 +17,28 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from nip_core.hashing import derive_key
 from nip_core.parameters import CurriculumParameters, HyperParameters
+from nip_core.rollouts.rows import read_rows
 from nip_core.rollouts.trees import Path, expected_rewards, steps
 from nip_core.tolerance import at_least
 from nip_core.trainers.base import Rollouts
 
 _ROUNDING = 1e-9  # 3 * 0.1 is a little more than 0.3
 
-_COLUMNS = ("iteration", "problem", "sample", "branch_path", "outcome", "rewards", "opponent")
+
+class _PaidEpisode(NamedTuple):
+    """What of an episode the curriculum looks at; the fields are columns."""
+
+    iteration: int
+    problem: str
+    sample: int
+    branch_path: str
+    outcome: str
+    rewards: dict[str, float]
+    opponent: str | None
 
 
 @dataclass(frozen=True)
@@ -100,13 +111,12 @@ def _rewards(agents: Sequence[str], rollouts: Rollouts) -> Mapping[str, list[flo
     with an earlier model has none there."""
     trees: dict[tuple[str, int, int], dict[Path, dict[str, float] | None]] = defaultdict(dict)
     learning: dict[tuple[str, int, int], list[str]] = {}
-    for episode in rollouts.episodes(_COLUMNS).to_pylist():
-        place = (episode["problem"], episode["iteration"], episode["sample"])
+    for episode in read_rows(rollouts.episodes(_PaidEpisode._fields), _PaidEpisode):
+        place = (episode.problem, episode.iteration, episode.sample)
         tree = trees[place]
-        learning[place] = [agent for agent in agents if agent != episode["opponent"]]
-        paid = {entry["agent"]: entry["reward"] for entry in episode["rewards"]}
-        failed = episode["outcome"] == "failed"
-        tree[steps(episode["branch_path"])] = None if failed else paid
+        learning[place] = [agent for agent in agents if agent != episode.opponent]
+        failed = episode.outcome == "failed"
+        tree[steps(episode.branch_path)] = None if failed else episode.rewards
     rewards: dict[str, list[float]] = defaultdict(list)
     for place, leaves in sorted(trees.items()):
         expected, those = expected_rewards(leaves)[()], learning[place]

@@ -12,7 +12,9 @@ from typing import Any, Literal
 from nip_core.hashing import derive_seed, digest
 from nip_core.jobs.job import JobSpec
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.agents import OWN_DPO_SETTINGS
 from nip_core.parameters.checks import is_deterministic
+from nip_core.parameters.provider_table import PROVIDERS
 from nip_core.parameters.providers import speaks_nip
 from nip_core.trainers.lines import ADVANTAGE
 from nip_lm_server.client import NipSettings
@@ -71,7 +73,8 @@ def integrations(parameters: HyperParameters, group: str) -> list[dict[str, Any]
     """Return who else is told of the group's jobs, in the words of OpenAI's API."""
     project = parameters.fine_tuning.wandb_project
     agent = parameters.group_parameters(group)
-    if project is None or agent.use_dummy_api or agent.model_provider != "OpenAI":
+    takes_it = PROVIDERS[agent.model_provider].takes_wandb
+    if project is None or agent.use_dummy_api or not takes_it:
         return []
     return [{"type": "wandb", "wandb": {"project": project}}]
 
@@ -117,8 +120,9 @@ def training_settings(
         sometimes["lora_dropout"] = agent.lora_dropout
     else:
         sometimes["use_lora"] = False
-    if method == "dpo" and agent.dpo_sft_weight:
-        sometimes["dpo_sft_weight"] = agent.dpo_sft_weight
+    if method == "dpo":
+        values = {name: getattr(agent, name) for name in OWN_DPO_SETTINGS}
+        sometimes |= {name: value for name, value in values.items() if value}
     for name in ("max_length", "tokens_per_pass", "gradient_checkpointing"):
         if getattr(parameters.fine_tuning, name) is not None:
             sometimes[name] = getattr(parameters.fine_tuning, name)

@@ -21,7 +21,7 @@ paid the same. The loss is the server's, see `nip_lm_server.training.policy_grad
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,28 +31,57 @@ from nip_core.game.render import Game
 from nip_core.hashing import derive_key
 from nip_core.parameters import HyperParameters, PureTextGrpoParameters
 from nip_core.rollouts.plan import group_size
+from nip_core.rollouts.rows import read_rows
 from nip_core.rollouts.tables import RolloutTables
 from nip_core.trainers.base import Choice, Rollouts, TokenTurn, Trajectory
 from nip_lm_server.client import group_advantages
 
-_EPISODE = (
-    *("key", "split", "iteration", "problem", "question_id", "sample", "y", "prover_stance"),
-    *("outcome", "rewards", "opponent"),
-)
-_TOKENS = ("prompt_token_ids", "completion_token_ids", "completion_logprobs")
+
+class _ComparedEpisode(NamedTuple):
+    """What of an episode advantages are made of; the fields are columns."""
+
+    key: str
+    split: str
+    iteration: int
+    problem: str
+    question_id: str
+    sample: int
+    y: int
+    prover_stance: int | None
+    outcome: str
+    rewards: Mapping[str, float]
+    opponent: str | None
+
+
+class _SpokenTurn(NamedTuple):
+    """Whose turn of which episode a generation is, and whether it is valid."""
+
+    episode: str
+    agent: str
+    round: int
+    invalid_reason: str | None
+
+
+class _TokenRow(NamedTuple):
+    """The tokens of a generation."""
+
+    key: str
+    prompt_token_ids: list[int] | None
+    completion_token_ids: list[int] | None
+    completion_logprobs: list[float] | None
 
 
 @dataclass(frozen=True)
 class _Side:
     """An episode as one agent played it."""
 
-    episode: Mapping[str, Any]
+    episode: _ComparedEpisode
     agent: str
     reward: float
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class _TrainedSide:
     """A side that is trained."""
 
     side: _Side
@@ -75,7 +104,7 @@ def choose_trajectories(
     settings = parameters.pure_text_grpo
     # 1. Group the sides that are compared with each other.
     counts: Counter[str] = Counter()
-    chosen: dict[tuple[str, str], _Chosen] = {}
+    chosen: dict[tuple[str, str], _TrainedSide] = {}
     groups = _groups(parameters, rollouts, agents, counts)
     counts["candidates"] = len(groups)
     # 2. Give each an advantage; a group in which all earned the same teaches nothing, unless a
@@ -90,8 +119,8 @@ def choose_trajectories(
             counts["zero_variance_episodes"] += len(sides)
             continue
         for side, advantage in zip(sides, above or [0.0] * len(sides), strict=True):
-            key = (side.episode["key"], side.agent)
-            chosen[key] = _Chosen(side, group_id, advantage + settings.advantage_shift)
+            key = (side.episode.key, side.agent)
+            chosen[key] = _TrainedSide(side, group_id, advantage + settings.advantage_shift)
     # 3. Take the tokens from the shards, when the examples are gone through.
     return Choice(
         method="trajectories",
@@ -119,21 +148,20 @@ def _groups(
     """The sides that are compared with each other, by the id of their group."""
     acted = _acted(rollouts)
     groups: dict[str, list[_Side]] = defaultdict(list)
-    for episode in rollouts.episodes(_EPISODE).to_pylist():
-        if episode["outcome"] == "failed":
+    for episode in read_rows(rollouts.episodes(_ComparedEpisode._fields), _ComparedEpisode):
+        if episode.outcome == "failed":
             counts["failed_episodes"] += 1
             continue
-        rewards = {entry["agent"]: entry["reward"] for entry in episode["rewards"]}
         for agent in agents:
             # An episode can end before an agent's first turn: then it did nothing to be rewarded.
-            if (episode["key"], agent) not in acted:
+            if (episode.key, agent) not in acted:
                 counts["not_acted"] += 1
                 continue
             # The tokens of an earlier model are no sample of the one that is trained.
-            if episode["opponent"] == agent:
+            if episode.opponent == agent:
                 counts["earlier_model"] += 1
                 continue
-            side = _Side(episode, agent, rewards[agent])
+            side = _Side(episode, agent, episode.rewards[agent])
             groups[_group_id(parameters, side)].append(side)
     return groups
 
@@ -149,17 +177,17 @@ def _group_id(parameters: HyperParameters, side: _Side) -> str:
     """Equal for sides that are compared; the same for two runs of the same game."""
     episode = side.episode
     if parameters.pure_text_grpo.baseline == "role":
-        role = (episode["iteration"], side.agent, episode["prover_stance"])
+        role = (episode.iteration, side.agent, episode.prover_stance)
         return derive_key("role", *role)
     # One problem has several groups in an iteration where all problems are used up in it.
-    number = episode["sample"] // group_size(parameters, episode["split"])
-    return derive_key("group", episode["iteration"], episode["problem"], number, side.agent)
+    number = episode.sample // group_size(parameters, episode.split)
+    return derive_key("group", episode.iteration, episode.problem, number, side.agent)
 
 
 def _trajectories(
     rollouts: Rollouts,
     agents: Sequence[str],
-    chosen: Mapping[tuple[str, str], _Chosen],
+    chosen: Mapping[tuple[str, str], _TrainedSide],
     baseline: str,
 ) -> Iterator[Trajectory]:
     for shard in rollouts.shards():
@@ -173,48 +201,48 @@ def _trajectories(
 
 def _valid_rows(shard: RolloutTables) -> dict[tuple[str, str], list[int]]:
     """The places of the valid answers of an agent in an episode, in the order of its turns."""
-    columns = ["episode", "agent", "round", "invalid_reason"]
+    answers = read_rows(shard.generations.select(_SpokenTurn._fields), _SpokenTurn)
     found: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
-    for index, row in enumerate(shard.generations.select(columns).to_pylist()):
-        if row["invalid_reason"] is None:
-            found[row["episode"], row["agent"]].append((row["round"], index))
+    for index, row in enumerate(answers):
+        if row.invalid_reason is None:
+            found[row.episode, row.agent].append((row.round, index))
     return {key: [index for _, index in sorted(places)] for key, places in found.items()}
 
 
 def _trajectory(
-    trained: _Chosen, generations: pa.Table, rows: Sequence[int], baseline: str
+    trained: _TrainedSide, generations: pa.Table, rows: Sequence[int], baseline: str
 ) -> Trajectory:
     episode, agent = trained.side.episode, trained.side.agent
     # One trajectory's tokens are Python objects at a time; those of a shard would not fit.
-    recorded = generations.select(["key", *_TOKENS]).take(rows).to_pylist()
+    recorded = [*read_rows(generations.select(_TokenRow._fields).take(rows), _TokenRow)]
+    turns = []
     for row in recorded:
-        if not row["prompt_token_ids"] or not row["completion_token_ids"]:
+        if not row.prompt_token_ids or not row.completion_token_ids:
             raise StageError(
-                f"episode {episode['key']}: generation {row['key']} of {agent} was recorded "
+                f"episode {episode.key}: generation {row.key} of {agent} was recorded "
                 "without its token ids, which trainer pure_text_grpo trains; play the iteration "
                 "with this trainer, in a new run, or train with another one"
             )
-    turns = tuple(
-        TokenTurn(
-            prompt_token_ids=row["prompt_token_ids"],
-            completion_token_ids=row["completion_token_ids"],
-            logprobs=row["completion_logprobs"],
+        turns.append(
+            TokenTurn(
+                prompt_token_ids=row.prompt_token_ids,
+                completion_token_ids=row.completion_token_ids,
+                logprobs=row.completion_logprobs,
+            )
         )
-        for row in recorded
-    )
     return Trajectory(
-        key=derive_key("trajectory", episode["key"], agent),
+        key=derive_key("trajectory", episode.key, agent),
         agent=agent,
-        episode=episode["key"],
-        generations=tuple(row["key"] for row in recorded),
-        iteration=episode["iteration"],
-        problem=episode["problem"],
-        question_id=episode["question_id"],
-        y=episode["y"],
+        episode=episode.key,
+        generations=tuple(row.key for row in recorded),
+        iteration=episode.iteration,
+        problem=episode.problem,
+        question_id=episode.question_id,
+        y=episode.y,
         reward=trained.side.reward,
         reason=f"baseline {baseline}",
         tokens=sum(len(t.prompt_token_ids) + len(t.completion_token_ids) for t in turns),
-        turns=turns,
+        turns=tuple(turns),
         group_id=trained.group_id,
         advantage=trained.advantage,
     )

@@ -18,17 +18,18 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Any
+from typing import NamedTuple
 
 import pyarrow.compute as pc
 
 from nip_core.errors import StageError
 from nip_core.game.render import Game, InvalidResponse, Situation, columns_of
 from nip_core.hashing import derive_key, derive_seed
+from nip_core.rollouts.rows import read_rows
 from nip_core.rollouts.tables import RolloutTables
 from nip_core.rollouts.trees import (
-    TREE_COLUMNS,
     Path,
+    Tree,
     children_of,
     expected_rewards,
     steps,
@@ -37,37 +38,45 @@ from nip_core.rollouts.trees import (
 from nip_core.tolerance import at_least, more_than
 from nip_core.trainers.base import Choice, Pair, Rollouts
 
-Row = Mapping[str, Any]
 _Rule = Callable[[float, float], bool]
 """Whether two answers of these expected rewards, the better one first, may be a pair."""
 
-_EPISODE_COLUMNS = (
-    "key",
-    *TREE_COLUMNS,
-    "branch_path",
-    "question_id",
-    "question",
-    "solution",
-    "columns",
-    "y",
-    "seed",
-    "prover_stance",
-    "outcome",
-    "rewards",
-    "opponent",
-)
-_GENERATION_COLUMNS = (
-    "key",
-    "episode",
-    "branch_path",
-    "round",
-    "agent",
-    "text",
-    "invalid_reason",
-    "prompt_tokens",
-    "completion_tokens",
-    "reasoning",
-)
+
+class _Leaf(NamedTuple):
+    """What of an episode pairs are made of; the fields are columns."""
+
+    key: str
+    run: str
+    split: str
+    iteration: int
+    problem: str
+    sample: int
+    branch_path: str
+    question_id: str
+    question: str
+    solution: str
+    columns: str | None
+    y: int
+    seed: int
+    prover_stance: int | None
+    outcome: str
+    rewards: Mapping[str, float]
+    opponent: str | None
+
+
+class _TreeAnswer(NamedTuple):
+    """What of a generation pairs are made of; the fields are columns."""
+
+    key: str
+    episode: str
+    branch_path: str
+    round: int
+    agent: str
+    text: str
+    invalid_reason: str | None
+    prompt_tokens: int
+    completion_tokens: int
+    reasoning: str | None
 
 
 def choose_pairs(
@@ -98,23 +107,21 @@ class _Candidate:
     """A valid answer of an agent, with the node that it led to."""
 
     node: Path
-    generation: Row
+    generation: _TreeAnswer
     value: float  # what the agent can expect there
 
 
 class _Tree:
     """The leaves of a tree and the generations that led to its nodes."""
 
-    def __init__(self, leaves: Sequence[Row], generations: Mapping[str, Sequence[Row]]):
-        self.leaves = {steps(row["branch_path"]): row for row in leaves}
+    def __init__(self, leaves: Sequence[_Leaf], generations: Mapping[str, Sequence[_TreeAnswer]]):
+        self.leaves = {steps(row.branch_path): row for row in leaves}
         self.facts = leaves[0]  # what all of them agree in
         self.generations = {steps(path): rows for path, rows in generations.items()}
         self.children = children_of(self.leaves)
         self.values = expected_rewards(
             {
-                path: None
-                if row["outcome"] == "failed"
-                else {entry["agent"]: entry["reward"] for entry in row["rewards"]}
+                path: None if row.outcome == "failed" else row.rewards
                 for path, row in self.leaves.items()
             }
         )
@@ -122,7 +129,7 @@ class _Tree:
     def asked(self, node: Path, agent: str) -> bool:
         """True if the agent moved after `node`, validly or not."""
         return any(
-            row["agent"] == agent
+            row.agent == agent
             for child in self.children[node]
             for row in self.generations.get(child, ())
         )
@@ -133,20 +140,20 @@ class _Tree:
         for child in self.children[node]:
             value = self.values[child]
             for row in self.generations.get(child, ()):
-                if value is None or row["agent"] != agent or row["invalid_reason"] is not None:
+                if value is None or row.agent != agent or row.invalid_reason is not None:
                     continue
                 answers.append(_Candidate(child, row, value[agent]))
         return answers
 
-    def leaf_below(self, node: Path) -> Row:
+    def leaf_below(self, node: Path) -> _Leaf:
         """The first episode below that did not fail."""
         return next(
             self.leaves[path]
             for path in sorted(self.leaves)
-            if path[: len(node)] == node and self.leaves[path]["outcome"] != "failed"
+            if path[: len(node)] == node and self.leaves[path].outcome != "failed"
         )
 
-    def before(self, node: Path) -> list[Row]:
+    def before(self, node: Path) -> list[_TreeAnswer]:
         """The generations on the way to `node`."""
         lengths = range(1, len(node) + 1)
         return [row for length in lengths for row in self.generations.get(node[:length], ())]
@@ -160,7 +167,7 @@ def _pairs(
     for shard in rollouts.shards():
         for tree in _trees(shard):
             counts["candidates"] += 1
-            counts["failed"] += sum(row["outcome"] == "failed" for row in tree.leaves.values())
+            counts["failed"] += sum(row.outcome == "failed" for row in tree.leaves.values())
             for node in sorted(tree.children):
                 if len(tree.children[node]) < 2:
                     continue
@@ -169,7 +176,7 @@ def _pairs(
                     if not tree.asked(node, agent):
                         continue
                     counts["turns"] += 1
-                    if tree.facts["opponent"] == agent:
+                    if tree.facts.opponent == agent:
                         counts["earlier_model"] = counts.get("earlier_model", 0) + 1
                         continue
                     keeps = _keeps_reasoning(game, agent)
@@ -184,17 +191,17 @@ def _pairs(
 def _trees(shard: RolloutTables) -> Iterator[_Tree]:
     """The trees of a shard in the order of their first leaves."""
     is_leaf = pc.not_equal(shard.episodes["branch_path"], "")
-    episodes = shard.episodes.select(_EPISODE_COLUMNS).filter(is_leaf)
-    leaves: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-    tree_at: dict[str, tuple[Any, ...]] = {}
-    for row in episodes.to_pylist():
-        tree = tree_at[row["key"]] = tree_of(row)
-        leaves[tree].append(row)
+    episodes = shard.episodes.select(_Leaf._fields).filter(is_leaf)
+    leaves: dict[Tree, list[_Leaf]] = defaultdict(list)
+    tree_at: dict[str, Tree] = {}
+    for leaf in read_rows(episodes, _Leaf):
+        tree = tree_at[leaf.key] = tree_of(leaf)
+        leaves[tree].append(leaf)
     of_leaf = pc.is_in(shard.generations["episode"], value_set=episodes["key"])
-    generations = shard.generations.select(_GENERATION_COLUMNS).filter(of_leaf)
-    at_node: dict[tuple[Any, ...], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
-    for row in generations.to_pylist():
-        at_node[tree_at[row["episode"]]][row["branch_path"]].append(row)
+    generations = shard.generations.select(_TreeAnswer._fields).filter(of_leaf)
+    at_node: dict[Tree, dict[str, list[_TreeAnswer]]] = defaultdict(lambda: defaultdict(list))
+    for answer in read_rows(generations, _TreeAnswer):
+        at_node[tree_at[answer.episode]][answer.branch_path].append(answer)
     for tree, rows in leaves.items():
         yield _Tree(rows, at_node[tree])
 
@@ -221,17 +228,17 @@ def _choose(
     ]
     if not possible:
         return "too_close"
-    compared = ("text", "reasoning") if keeps_reasoning else ("text",)
     possible = [
         (better, worse)
         for better, worse in possible
-        if any(better.generation[column] != worse.generation[column] for column in compared)
+        if better.generation.text != worse.generation.text
+        or (keeps_reasoning and better.generation.reasoning != worse.generation.reasoning)
     ]
     if not possible:
         return "identical"
     # 3. Draw one pair, by what was played and the seed alone.
     facts = tree.facts
-    place = (facts["split"], facts["iteration"], facts["problem"], facts["sample"], node)
+    place = (facts.split, facts.iteration, facts.problem, facts.sample, node)
     drawn = derive_seed("pair", *seed, *place, agent)
     return possible[drawn % len(possible)]
 
@@ -253,34 +260,40 @@ def _pair(
 ) -> Pair:
     # Leaves differ in the solution and its label where it was written on the way.
     facts, chosen, rejected = tree.leaf_below(better.node), better.generation, worse.generation
-    texts = (facts["question"], facts["solution"])
-    columns = columns_of(facts["columns"])
-    situation = Situation(*texts, facts["prover_stance"], facts["seed"], columns)
+    columns = columns_of(facts.columns)
+    situation = Situation(facts.question, facts.solution, facts.prover_stance, facts.seed, columns)
     try:
-        turns = game.turns(tree.before(node), facts["seed"])
+        turns = game.turns_of(
+            [
+                (answer.round, answer.agent, answer.text, None)
+                for answer in tree.before(node)
+                if answer.invalid_reason is None
+            ],
+            facts.seed,
+        )
     except InvalidResponse as invalid:
         raise StageError(
-            f"episode {chosen['episode']}: an answer that counted as valid when it was played is "
+            f"episode {chosen.episode}: an answer that counted as valid when it was played is "
             f"not ({invalid.reason}); another version of nip has played it: train with that one"
         ) from None
     keeps = _keeps_reasoning(game, agent)
-    counted = [chosen["prompt_tokens"], chosen["completion_tokens"], rejected["completion_tokens"]]
+    counted = [chosen.prompt_tokens, chosen.completion_tokens, rejected.completion_tokens]
     return Pair(
-        key=derive_key("pair", chosen["key"], rejected["key"]),
+        key=derive_key("pair", chosen.key, rejected.key),
         agent=agent,
-        episode=facts["key"],
-        generations=(chosen["key"], rejected["key"]),
-        iteration=facts["iteration"],
-        problem=facts["problem"],
-        question_id=facts["question_id"],
-        y=facts["y"],
+        episode=facts.key,
+        generations=(chosen.key, rejected.key),
+        iteration=facts.iteration,
+        problem=facts.problem,
+        question_id=facts.question_id,
+        y=facts.y,
         reward=better.value,
         reason=game.parameters.pure_text_malt.pair_selection_method,
         tokens=sum(counted) if counted[0] and sum(counted[1:]) else None,
         messages=tuple(game.render(agent, situation, turns, len(node))),
-        chosen=chosen["text"],
-        rejected=rejected["text"],
+        chosen=chosen.text,
+        rejected=rejected.text,
         rejected_reward=worse.value,
-        chosen_reasoning=chosen["reasoning"] if keeps else None,
-        rejected_reasoning=rejected["reasoning"] if keeps else None,
+        chosen_reasoning=chosen.reasoning if keeps else None,
+        rejected_reasoning=rejected.reasoning if keeps else None,
     )

@@ -15,8 +15,9 @@ from nip_core.hashing import digest
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import JobRecord
 from nip_core.parameters.stored import read_settings
-from nip_core.records.iterations import BLOCKS, open_shown
+from nip_core.records.iterations import BLOCKS
 from nip_core.records.models import opponents_on_record
+from nip_core.records.run_shown import open_shown
 from nip_core.records.status import status_of
 from nip_core.records.transcript_files import CHECKSUM_SUFFIX
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN

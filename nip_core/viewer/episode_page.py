@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from nip_core.errors import CorruptionError, NipError
 from nip_core.evaluation.episode_transcripts import Message, Transcript, transcript_of
 from nip_core.game.render import ChatMessage, Game, InvalidResponse, Situation, columns_of
+from nip_core.rollouts.rows import Episode, Generation, Timing, read_rows
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
@@ -36,7 +37,7 @@ class ShownTurn:
     """A message with what the tables say of its call, and what was asked."""
 
     message: Message
-    row: dict[str, Any]
+    row: Generation
     latency_s: float | None
     readers: tuple[str, ...]
     """Who reads the channels that it was sent to, but for whoever sent it."""
@@ -50,7 +51,7 @@ class ShownTurn:
 class EpisodePage:
     """All of an episode."""
 
-    row: dict[str, Any]  # as in the table of episodes
+    row: Episode
     transcript: Transcript
     turns: tuple[ShownTurn, ...]
     no_chats: str
@@ -63,28 +64,28 @@ def read_episode(store: Store, shard: Shard, key: str, game: Game | None) -> Epi
     episodes = stored.episodes(EPISODES.names)
     generations = stored.generations(_READ)
     transcript, rows = transcript_of(key, episodes, generations, game)
-    row = episodes.filter(pc.equal(episodes["key"], key)).to_pylist()[0]
+    row = next(read_rows(episodes.filter(pc.equal(episodes["key"], key)), Episode))
     timings = stored.timings()
-    keys = pa.array([of["key"] for of in rows], pa.string())
-    timed = timings.filter(pc.is_in(timings["key"], value_set=keys)).to_pylist()
-    latency_s = {of["key"]: of["latency_s"] for of in timed}
+    keys = pa.array([of.key for of in rows], pa.string())
+    timed = read_rows(timings.filter(pc.is_in(timings["key"], value_set=keys)), Timing)
+    latency_s = {of.key: of.latency_s for of in timed}
     chats, why_not = _render_chats(row, rows, game)
     turns, seen = [], dict[str, int]()
     for message, of in zip(transcript.messages, rows, strict=True):
-        chat, length = chats.get(of["key"], (None, 0))
-        before = seen.get(of["agent"], 0)
+        chat, length = chats.get(of.key, (None, 0))
+        before = seen.get(of.agent, 0)
         turns.append(
             ShownTurn(
                 message,
                 of,
-                latency_s.get(of["key"]),
+                latency_s.get(of.key),
                 _find_readers(message, game),
                 chat,
                 0 if chat is None else max(0, len(chat) - before),
             )
         )
         if chat is not None and message.invalid_reason is None:
-            seen[of["agent"]] = length + 1  # its own answer comes next
+            seen[of.agent] = length + 1  # its own answer comes next
     return EpisodePage(row, transcript, tuple(turns), why_not)
 
 
@@ -100,7 +101,7 @@ def _find_readers(message: Message, game: Game | None) -> tuple[str, ...]:
 
 
 def _render_chats(
-    episode: dict[str, Any], rows: Sequence[dict[str, Any]], game: Game | None
+    episode: Episode, rows: Sequence[Generation], game: Game | None
 ) -> tuple[dict[str, tuple[tuple[ChatMessage, ...], int]], str]:
     """By generation, the chat that was sent and how long it is without a hint; why there are none.
 
@@ -111,31 +112,31 @@ def _render_chats(
             "The run's settings, its protocol or its templates can't be used here as they were, so "
             "what was asked can't be made again."
         )
-    if game.protocol.name != episode["protocol"]:
-        return {}, f"It was played by the protocol {episode['protocol']}, which is another one."
+    if game.protocol.name != episode.protocol:
+        return {}, f"It was played by the protocol {episode.protocol}, which is another one."
     situation = Situation(
-        episode["question"],
-        episode["solution"],
-        episode["prover_stance"],
-        episode["seed"],
-        columns_of(episode["columns"]),
+        episode.question,
+        episode.solution,
+        episode.prover_stance,
+        episode.seed,
+        columns_of(episode.columns),
     )
     chats: dict[str, tuple[tuple[ChatMessage, ...], int]] = {}
     plain: dict[tuple[int, str], tuple[ChatMessage, ...]] = {}
     try:
-        turns = game.turns(rows, episode["seed"])
-        hints = game.wrong_before(rows)
+        turns = game.turns(rows, episode.seed)
+        hints = game.find_mistakes(rows)
         for row in rows:
-            round_, agent = place = row["round"], row["agent"]
+            round_, agent = place = row.round, row.agent
             if agent not in game.parameters.model_agents:
                 continue
             before = [turn for turn in turns if turn.round < round_]
             if place not in plain:
                 plain[place] = tuple(game.render(agent, situation, before, round_))
-            chat, wrong = plain[place], hints.get((*place, row["attempt"]))
+            chat, wrong = plain[place], hints.get((*place, row.attempt))
             if wrong is not None:
                 chat = tuple(game.render(agent, situation, before, round_, wrong))
-            chats[row["key"]] = chat, len(plain[place])
+            chats[row.key] = chat, len(plain[place])
     except (InvalidResponse, NipError, KeyError, ValueError, IndexError) as error:
         return {}, f"What was asked can't be made again: {error}"
     return chats, ""

@@ -6,6 +6,7 @@ Each takes a run and what its address asks for, and gives the values of the temp
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlencode
 
@@ -266,20 +267,20 @@ def _find_same_problem(table: pa.Table, at: int) -> list[Values]:
 def _trace_lineage(run: ShownRun, page: EpisodePage) -> Values:
     """The models that answered with the jobs that made them, and what was learned from it."""
     models: dict[str, Values] = {}
-    agents = {(turn.row["model_served"], turn.row["agent"]) for turn in page.turns}
+    agents = {(turn.row.model_served, turn.row.agent) for turn in page.turns}
     served = {name for name, _ in agents}
     with run.lock:
         for record in run.records.all():
-            for group, model in (record.swap or {}).get("groups", {}).items():
-                if model.get("model") in served:
-                    models.setdefault(model["model"], {"group": group, **model})
-        iteration = page.row["iteration"]
+            for group, model in ({} if record.swap is None else record.swap.groups).items():
+                if model.model in served:
+                    models.setdefault(model.model, {"group": group, **asdict(model)})
+        iteration = page.row.iteration
         groups = list(run.records.shown.first_models)
     used = [
         {"group": group, **example}
         for group in groups
         for example in read_examples(
-            run.tree.store, run.tree.dataset(iteration, group), page.row["key"]
+            run.tree.store, run.tree.dataset(iteration, group), page.row.key
         )
     ]
     return {"agents": sorted(agents), "models": models, "used": used}

@@ -118,7 +118,7 @@ async def list_events(request: web.Request) -> web.StreamResponse:
     """A page of a job's events, newest first."""
     refuse_unknown_query(request, {"limit", "after"})
     services, id = request.app[SERVICES], request.match_info["id"]
-    services.jobs.row(id)
+    services.jobs.get_row(id)
     page = services.jobs.events.page(
         id,
         limit=query_int(request, "limit", 20, 1, 1000),
@@ -130,7 +130,7 @@ async def list_events(request: web.Request) -> web.StreamResponse:
 async def list_checkpoints(request: web.Request) -> web.StreamResponse:
     """A job's usable checkpoints: the final one."""
     refuse_unknown_query(request, {"limit", "after"})
-    page = request.app[SERVICES].jobs.checkpoints(
+    page = request.app[SERVICES].jobs.list_checkpoints(
         request.match_info["id"],
         limit=query_int(request, "limit", 10, 1, 1000),
         after=request.query.get("after"),

@@ -1,6 +1,5 @@
 """/v1/models: list, retrieve, delete of a fine-tune."""
 
-import sqlite3
 from typing import Any
 
 from aiohttp import web
@@ -8,6 +7,7 @@ from aiohttp import web
 from nip_lm_server.api.plumbing import SERVICES, Services, json_response, refuse_unknown_query
 from nip_lm_server.errors import ApiError, model_not_found
 from nip_lm_server.state.database import load
+from nip_lm_server.state.rows import ModelRow
 from nip_lm_server.wire import ORGANIZATION_ID
 
 
@@ -16,25 +16,25 @@ async def list_models(request: web.Request) -> web.StreamResponse:
     refuse_unknown_query(request, set())
     services = request.app[SERVICES]
     # A full training's result is a base model and a row: it is listed once, as the row.
-    rows = [row for row in services.models.rows() if row["problem"] is None]
-    made = {row["name"] for row in rows}
+    rows = [row for row in services.models.list_rows() if row.problem is None]
+    made = {row.name for row in rows}
     bases = [name for name in services.pool.base_models() if name not in made]
     known = {*services.pool.base_models()}
     data = [_base_object(services, name) for name in bases]
-    data += [_object(services, row) for row in rows if row["base_model"] in known]
+    data += [_object(services, row) for row in rows if row.base_model in known]
     return json_response({"object": "list", "data": data})
 
 
 async def retrieve_model(request: web.Request) -> web.StreamResponse:
     """One model's object: 404 if there is none, 503 with the reason if it can't be served."""
     services, name = request.app[SERVICES], request.match_info["id"]
-    row = services.models.row(name)
+    row = services.models.get_row(name)
     if row is None:
         if name not in services.pool.base_models():
             raise model_not_found(name)
         return json_response(_base_object(services, name))
-    if row["problem"] is not None or row["base_model"] not in services.pool.base_models():
-        reason = row["problem"] or f"it belongs to the base model {row['base_model']!r}"
+    if row.problem is not None or row.base_model not in services.pool.base_models():
+        reason = row.problem or f"it belongs to the base model {row.base_model!r}"
         raise ApiError(
             503,
             f"The model {name!r} exists but is not served: {reason}",
@@ -47,7 +47,7 @@ async def retrieve_model(request: web.Request) -> web.StreamResponse:
 async def delete_model(request: web.Request) -> web.StreamResponse:
     """Delete an unneeded fine-tune. Answers 403 for a base model, 409 while others need it."""
     services, name = request.app[SERVICES], request.match_info["id"]
-    row = services.models.row(name)
+    row = services.models.get_row(name)
     if row is None:
         if name not in services.pool.base_models():
             raise model_not_found(name)
@@ -63,7 +63,7 @@ async def delete_model(request: web.Request) -> web.StreamResponse:
         raise ApiError(409, f"{name!r} is needed by {user}", code="model_in_use", param="model")
     await services.pool.withdraw(name)
     # First, because on a full disk the mark can't be written before.
-    services.models.remove(row["digest"])
+    services.models.remove(row.digest)
     services.models.mark_deleted(name)
     return json_response({"id": name, "object": "model", "deleted": True})
 
@@ -79,19 +79,19 @@ def _base_object(services: Services, name: str) -> dict[str, Any]:
     return _model(name, services.created_at, "nip", extension)
 
 
-def _object(services: Services, row: sqlite3.Row) -> dict[str, Any]:
+def _object(services: Services, row: ModelRow) -> dict[str, Any]:
     extension = {
-        "kind": row["kind"],
-        "digest": row["digest"],
-        "content_digest": row["content_digest"],
-        "job": row["job_id"],
-        "base_model": row["base_model"],
-        "parent": row["parent"],
-        "proof": load(row["proof"]),
-        "engine_epoch": row["engine_epoch"],
-        "served": services.pool.is_served(row["name"]),
+        "kind": row.kind,
+        "digest": row.digest,
+        "content_digest": row.content_digest,
+        "job": row.job_id,
+        "base_model": row.base_model,
+        "parent": row.parent,
+        "proof": load(row.proof),
+        "engine_epoch": row.engine_epoch,
+        "served": services.pool.is_served(row.name),
     }
-    return _model(row["name"], row["created_at"], ORGANIZATION_ID, extension)
+    return _model(row.name, row.created_at, ORGANIZATION_ID, extension)
 
 
 def _model(id: str, created_at: float, owner: str, extension: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from typing import Any
 from nip_lm_server import wire
 from nip_lm_server.errors import not_found
 from nip_lm_server.state.database import Database, dump, load
+from nip_lm_server.state.rows import EventRow, read_row
 
 _log = logging.getLogger("nip.lm_server.jobs")
 _RENAMED = {
@@ -155,14 +156,14 @@ class JobEvents:
         data = [
             {
                 "object": "fine_tuning.job.event",
-                "id": row["id"],
-                "created_at": int(row["created_at"]),
-                "level": row["level"],
-                "message": row["message"],
-                "type": row["type"],
-                "data": load(row["data"]) or {},
+                "id": row.id,
+                "created_at": int(row.created_at),
+                "level": row.level,
+                "message": row.message,
+                "type": row.type,
+                "data": load(row.data) or {},
             }
-            for row in rows[:limit]
+            for row in (read_row(EventRow, stored) for stored in rows[:limit])
         ]
         return wire.list_object(data, len(rows) > limit)
 

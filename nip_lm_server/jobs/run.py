@@ -22,7 +22,6 @@ import io
 import json
 import logging
 import shutil
-import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -38,7 +37,9 @@ from nip_lm_server.proof import Proof
 from nip_lm_server.serving.training_place import TrainingPlace
 from nip_lm_server.state.database import dump
 from nip_lm_server.state.disk import is_full
+from nip_lm_server.state.manifest import ModelManifest
 from nip_lm_server.state.models import AdapterError, NotProvedError
+from nip_lm_server.state.rows import JobRow, ModelRow
 from nip_lm_server.training.job import (
     CHECKPOINTS,
     METRICS_FILE,
@@ -46,7 +47,7 @@ from nip_lm_server.training.job import (
     TrainingJob,
     TrainingStopped,
 )
-from nip_lm_server.wire import ENDED_STATUSES, EffectiveSettings
+from nip_lm_server.wire import ENDED_STATUSES
 
 PUBLISH_ATTEMPTS = 2
 """So often a new model is loaded and proved before its job fails."""
@@ -78,23 +79,23 @@ class JobRunner:
         self._directory = directory
         self._jobs, self._models, self._pool = jobs, jobs.models, jobs.pool
 
-    async def run(self, row: sqlite3.Row, place: TrainingPlace, turn: DeviceTurn) -> None:
+    async def run(self, row: JobRow, place: TrainingPlace, turn: DeviceTurn) -> None:
         """Bring a queued job to its end; `turn.stop` ends its training with a checkpoint.
 
         Cancelling the await ends it without one. What went wrong is in the job, not raised.
         """
-        id = row["id"]
+        id = row.id
         try:
             if self._jobs.begin(id):
-                await self._train_and_publish(self._jobs.row(id), place, turn)
+                await self._train_and_publish(self._jobs.get_row(id), place, turn)
         except (asyncio.CancelledError, TrainingStopped):
             # The job was cancelled or paused, which its row says, or the server stops.
             self._jobs.requeue(id, "The server is stopping; the job will be run again")
         except TrainingError as failure:
-            param = name_param(row["method"], failure.param)
+            param = name_param(row.method, failure.param)
             self._jobs.fail(id, failure.code, failure.message, param)
         except AdapterError as error:
-            self._jobs.fail(id, "adapter_not_proved", f"{error}{self._keep(row['adapter_digest'])}")
+            self._jobs.fail(id, "adapter_not_proved", f"{error}{self._keep(row.adapter_digest)}")
         except OSError as error:
             code = "disk_full" if is_full(error) else "storage_error"
             self._jobs.fail(id, code, f"The model can't be stored: {error}")
@@ -117,10 +118,11 @@ class JobRunner:
         return f". The trained model is kept in the server's state: {aside.parent.name}/{digest}"
 
     async def _tidy(self, id: str) -> None:
-        row = self._jobs.row(id)
-        if row["status"] in ("failed", "cancelled"):
+        row = self._jobs.get_row(id)
+        if row.status in ("failed", "cancelled"):
+            # Out of the engine before its files go: it may have been published already.
             with contextlib.suppress(EngineError, AdapterError):
-                await self._pool.withdraw(row["adapter_name"])
+                await self._pool.withdraw(row.adapter_name)
         self.remove_leftovers(id)
 
     def remove_leftovers(self, id: str) -> None:
@@ -128,18 +130,16 @@ class JobRunner:
 
         The job's model must not be served unless it succeeded.
         """
-        row = self._jobs.row(id)
-        if row["status"] in ("failed", "cancelled"):
-            self._models.remove(row["adapter_digest"])
-        if row["status"] in ENDED_STATUSES:
+        row = self._jobs.get_row(id)
+        if row.status in ("failed", "cancelled"):
+            self._models.remove(row.adapter_digest)
+        if row.status in ENDED_STATUSES:
             # Its logs are small and stay.
             for name in ("output", "trained_adapter", CHECKPOINTS):
                 shutil.rmtree(self._directory / id / name, ignore_errors=True)
 
-    async def _train_and_publish(
-        self, row: sqlite3.Row, place: TrainingPlace, turn: DeviceTurn
-    ) -> None:
-        id, name, digest = row["id"], row["adapter_name"], row["adapter_digest"]
+    async def _train_and_publish(self, row: JobRow, place: TrainingPlace, turn: DeviceTurn) -> None:
+        id, name, digest = row.id, row.adapter_name, row.adapter_digest
         # 1. The model: committed by an attempt before, or trained and committed now.
         if self._models.is_committed(digest):
             manifest = self._models.manifest(digest)
@@ -147,8 +147,8 @@ class JobRunner:
             turn.begun.set()  # who has passed the device on need not wait for what isn't trained
         else:
             manifest = await self._train_and_commit(row, place, turn)
-            await self._pool.wait_until_back(row["base_model"])
-        if self._jobs.row(id)["status"] != "running":
+            await self._pool.wait_until_back(row.base_model)
+        if self._jobs.get_row(id).status != "running":
             return  # paused meanwhile: the committed model is used when it is resumed
         # 2. It answers under its name, and is proved.
         committed_at = time.monotonic()
@@ -174,12 +174,12 @@ class JobRunner:
                 )
         raise AssertionError("PUBLISH_ATTEMPTS is at least 1")
 
-    def _succeed(
-        self, row: sqlite3.Row, manifest: dict[str, Any], proof: Proof, swap_s: float
-    ) -> bool:
+    def _succeed(self, row: JobRow, manifest: ModelManifest, proof: Proof, swap_s: float) -> bool:
         """Enter the proved model and end the job. False if it was cancelled or paused meanwhile."""
-        id, training = row["id"], manifest["training"]
+        id, training = row.id, manifest.training
         metrics = _join_steps(self._jobs.events.metrics(id), self._directory / id / METRICS_FILE)
+        # Its id follows from the job's: after a kill between here and the transaction, the next
+        # attempt finds this file and makes no second one.
         result_file = self._jobs.files.store_result(
             id, _write_metrics_csv(metrics), "step_metrics.csv"
         )
@@ -195,14 +195,14 @@ class JobRunner:
                 result_file=result_file,
             ):
                 return False
-            self._models.record(manifest, row["parent"], proof)
+            self._models.record(manifest, row.parent, proof)
             if result["unchanged"]:
                 self._jobs.events.add(
                     id, "The training changed nothing: the weights are those it started from"
                 )
             self._jobs.events.add(
                 id,
-                f"New fine-tuned model created: {row['adapter_name']}",
+                f"New fine-tuned model created: {row.adapter_name}",
                 data={"swap_s": round(swap_s, 4), "proof": asdict(proof)},
             )
             self._jobs.events.add(id, "The job has successfully completed")
@@ -210,26 +210,26 @@ class JobRunner:
         return True
 
     async def _train_and_commit(
-        self, row: sqlite3.Row, place: TrainingPlace, turn: DeviceTurn
-    ) -> dict[str, Any]:
+        self, row: JobRow, place: TrainingPlace, turn: DeviceTurn
+    ) -> ModelManifest:
         """Train and commit; returns the manifest."""
-        id, validation = row["id"], row["validation_file"]
+        id, validation = row.id, row.validation_file
         parent = self._find_parent(row)
         # A parent that is a base model is what the place trains; an adapter lies beside it.
-        below = parent["digest"] if parent is not None and parent["kind"] == "adapter" else None
+        below = parent.digest if parent is not None and parent.kind == "adapter" else None
         job = TrainingJob(
-            method=row["method"],
+            method=row.method,
             base_model_path=place.base_model_path,
             parent_adapter_path=None if below is None else self._models.path(below),
-            training_file=await self._find_intact(row["training_file"]),
+            training_file=await self._find_intact(row.training_file),
             validation_file=await self._find_intact(validation) if validation else None,
-            settings=EffectiveSettings.model_validate_json(row["settings"]),
-            seed=row["seed"],
+            settings=row.read_settings(),
+            seed=row.seed,
             chat_template_kwargs=dict(place.chat_template_kwargs),
             output_dir=self._directory / id / "output",
             device="cuda" if place.device.startswith("cuda") else "cpu",
             job_dir=self._directory / id,
-            key=row["idempotency_key"] or id,
+            key=row.idempotency_key or id,
         )
         job.job_dir.mkdir(exist_ok=True)
         # Engines that share the device stand aside in here.
@@ -245,23 +245,23 @@ class JobRunner:
             self._jobs.events.log(id, "trained", **figures)
             facts = {
                 "kind": job.settings.result,
-                "name": row["adapter_name"],
-                "base_model": row["base_model"],
+                "name": row.adapter_name,
+                "base_model": row.base_model,
                 "job": id,
                 "job_key": job.key,
-                "parent": row["parent"],
-                "parent_content_digest": parent["content_digest"] if parent else None,
-                "method": row["method"],
+                "parent": row.parent,
+                "parent_content_digest": parent.content_digest if parent else None,
+                "method": row.method,
                 "settings": job.settings.model_dump(),
                 "lora_rank": sum_ranks(
                     job.settings, None if below is None else self._models.manifest(below)
                 ),
-                "seed": row["seed"],
+                "seed": row.seed,
                 "training": figures,
                 "created_at": time.time(),
             }
             # In here, so that a kill while the engine comes back, which takes long, costs nothing.
-            manifest = await self._commit(job.output_dir, row["adapter_digest"], facts)
+            manifest = await self._commit(job.output_dir, row.adapter_digest, facts)
             # An engine that is away stays so for the next job, and wakes once for both. A new base
             # model takes the engine's place, which nobody else may be about to use.
             if engines_left and job.settings.result == "adapter" and await turn.pass_on():
@@ -269,7 +269,7 @@ class JobRunner:
                 self._jobs.events.add(id, f"{told} stays asleep")
             return manifest
 
-    async def _commit(self, output: Path, digest: str, facts: dict[str, Any]) -> dict[str, Any]:
+    async def _commit(self, output: Path, digest: str, facts: dict[str, Any]) -> ModelManifest:
         commit = asyncio.ensure_future(
             asyncio.to_thread(self._models.commit, output, digest, facts)
         )
@@ -287,12 +287,12 @@ class JobRunner:
         except ApiError as error:
             raise TrainingError(error.code or "file_damaged", error.message) from None
 
-    def _find_parent(self, row: sqlite3.Row) -> sqlite3.Row | None:
-        if row["parent"] is None:
+    def _find_parent(self, row: JobRow) -> ModelRow | None:
+        if row.parent is None:
             return None
-        parent = self._models.row(row["parent"])
+        parent = self._models.get_row(row.parent)
         if parent is None:
-            raise TrainingError("parent_missing", f"The model {row['parent']} was deleted")
+            raise TrainingError("parent_missing", f"The model {row.parent} was deleted")
         return parent
 
 

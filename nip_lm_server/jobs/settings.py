@@ -9,14 +9,15 @@ that can't work is refused when it is created, not when it runs.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from sqlite3 import Row
 from typing import TYPE_CHECKING, Any, Literal
 
 from nip_lm_server import wire
 from nip_lm_server.errors import ApiError, model_not_found
 from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.serving.training_place import TrainingPlace
+from nip_lm_server.state.manifest import ModelManifest
 from nip_lm_server.state.models import ModelStore
+from nip_lm_server.state.rows import ModelRow
 from nip_lm_server.wire import (
     CreateJobRequest,
     DpoHyperparameters,
@@ -50,7 +51,7 @@ class Plan:
 class _Start:
     start_from: Literal["base", "continue", "stack"]
     base_model: str
-    parent: Row | None  # the adapter or the base model that was trained here
+    parent: ModelRow | None  # the adapter or the base model that was trained here
 
 
 def resolve_request(request: CreateJobRequest, pool: "EnginePool", models: ModelStore) -> Plan:
@@ -86,7 +87,7 @@ def resolve_request(request: CreateJobRequest, pool: "EnginePool", models: Model
         method=method,
         base_model=start.base_model,
         named_after=_find_configured_base(start.base_model, models),
-        parent=start.parent["name"] if start.parent is not None else None,
+        parent=start.parent.name if start.parent is not None else None,
         settings=settings,
         note=_write_note(settings, start.base_model, pool.base(start.base_model).wanted),
     )
@@ -158,8 +159,7 @@ def _settle_method(method: str, hyper: Hyperparameters, nip: NipSettings) -> dic
     if isinstance(hyper, DpoHyperparameters):
         return {
             "beta": wire.DEFAULT_BETA if hyper.beta is None else hyper.beta,
-            "dpo_reference": nip.dpo_reference,
-            "dpo_sft_weight": nip.dpo_sft_weight,
+            **{name: getattr(nip, name) for name in wire.DPO_SETTINGS},
         }
     if isinstance(hyper, TrajectoriesHyperparameters):
         low = wire.DEFAULT_CLIP if hyper.clip_low is None else hyper.clip_low
@@ -178,8 +178,8 @@ def _settle_method(method: str, hyper: Hyperparameters, nip: NipSettings) -> dic
 
 def _find_start(request: CreateJobRequest, pool: "EnginePool", models: ModelStore) -> _Start:
     asked, name = request.nip.start_from, request.model
-    row = models.row(name)
-    if row is None or row["kind"] == "base":
+    row = models.get_row(name)
+    if row is None or row.kind == "base":
         if name not in pool.base_models():
             raise model_not_found(name, status=400)
         if asked == "stack" or (asked == "continue" and row is None):
@@ -187,14 +187,14 @@ def _find_start(request: CreateJobRequest, pool: "EnginePool", models: ModelStor
                 "nip.start_from", f"it is {asked!r}, but {name!r} is a base model: use 'base'"
             )
         return _Start("base", name, row)
-    if row["problem"] is not None:
+    if row.problem is not None:
         raise ApiError(
             400,
-            f"The model {name!r} can't be trained on: {row['problem']}",
+            f"The model {name!r} can't be trained on: {row.problem}",
             code="model_not_served",
             param="model",
         )
-    if row["base_model"] not in pool.base_models():
+    if row.base_model not in pool.base_models():
         raise model_not_found(name, status=400)
     start_from = asked or "continue"
     if start_from == "stack" and not request.nip.use_lora:
@@ -202,15 +202,15 @@ def _find_start(request: CreateJobRequest, pool: "EnginePool", models: ModelStor
             "nip.start_from",
             "'stack' makes a new adapter, but 'nip.use_lora' is false: use 'continue' or 'base'",
         )
-    return _Start(start_from, row["base_model"], None if start_from == "base" else row)
+    return _Start(start_from, row.base_model, None if start_from == "base" else row)
 
 
 def _find_configured_base(base_model: str, models: ModelStore) -> str:
     """Return the base model of the configuration; from one trained here, follow its origins."""
     seen: set[str] = set()
-    while (row := models.row(base_model)) is not None and base_model not in seen:
+    while (row := models.get_row(base_model)) is not None and base_model not in seen:
         seen.add(base_model)
-        base_model = row["base_model"]
+        base_model = row.base_model
     return base_model
 
 
@@ -224,7 +224,7 @@ def _check_applies(nip: NipSettings, method: str, start: _Start) -> None:
         for name in _LORA:
             if name in chosen:
                 raise _invalid(f"nip.{name}", "'nip.use_lora' is false: there is no adapter")
-    for name in ("dpo_reference", "dpo_sft_weight"):
+    for name in wire.DPO_SETTINGS:
         if name in chosen and method != "dpo":
             raise _invalid(f"nip.{name}", f"it belongs to method 'dpo', not {method!r}")
     if "stack_overflow" in chosen and start.start_from != "stack":
@@ -290,16 +290,17 @@ def _settle_shape(
     _check_targets(nip.lora_target_modules)
     asked: dict[str, Any] = {name: getattr(nip, name) for name in _LORA}
     inherited: Mapping[str, Any] = {}
-    if start.parent is not None and start.start_from != "base":
-        inherited = _read_adapter_shape(start.parent, models)
+    parent = start.parent
+    if parent is not None and start.start_from != "base":
+        inherited = _read_adapter_shape(parent, models)
     shape = dict(asked)
-    if start.start_from == "continue":
+    if parent is not None and start.start_from == "continue":
         for name, value in asked.items():
             # Dropout is no part of the weights' shape, so it may change.
             if value is not None and value != inherited[name] and name != "lora_dropout":
                 raise _invalid(
                     f"nip.{name}",
-                    f"it is {value!r}, but {start.parent['name']!r} has {inherited[name]!r}: "  # type: ignore[index]
+                    f"it is {value!r}, but {parent.name!r} has {inherited[name]!r}: "
                     "continuing keeps the adapter's shape",
                 )
             shape[name] = inherited[name] if value is None else value
@@ -327,19 +328,19 @@ def _settle_shape(
     )
 
 
-def _read_adapter_shape(row: Row, models: ModelStore) -> dict[str, Any]:
+def _read_adapter_shape(row: ModelRow, models: ModelStore) -> dict[str, Any]:
     """The shape of an adapter as it was saved; where it is no LoRA file, as it was asked for."""
-    manifest = models.manifest(row["digest"])
-    shape: dict[str, Any] = {name: manifest["settings"][name] for name in _LORA}
-    shape["lora_rank"] = manifest.get("lora_rank") or shape["lora_rank"]
-    path = models.path(row["digest"]) / ADAPTER_CONFIG
+    manifest = models.manifest(row.digest)
+    shape: dict[str, Any] = {name: manifest.settings[name] for name in _LORA}
+    shape["lora_rank"] = manifest.lora_rank or shape["lora_rank"]
+    path = models.path(row.digest) / ADAPTER_CONFIG
     if path.exists():
         config = parse_json(path.read_text())
         shape["lora_rank"], shape["lora_alpha"] = config["r"], config["lora_alpha"]
     return shape
 
 
-def sum_ranks(plan_settings: EffectiveSettings, parent: Mapping[str, Any] | None) -> int | None:
+def sum_ranks(plan_settings: EffectiveSettings, parent: ModelManifest | None) -> int | None:
     """Return the rank of the job's new adapter, for its manifest; None for a base model.
 
     `parent` is the manifest of the adapter that is continued or stacked upon.
@@ -348,7 +349,7 @@ def sum_ranks(plan_settings: EffectiveSettings, parent: Mapping[str, Any] | None
         return None
     below = 0
     if plan_settings.start_from == "stack" and parent is not None:
-        below = parent.get("lora_rank") or parent["settings"]["lora_rank"]
+        below = parent.rank
     return plan_settings.lora_rank + below
 
 

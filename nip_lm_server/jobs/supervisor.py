@@ -15,7 +15,6 @@ waits for one that does, and holds up no other.
 import asyncio
 import contextlib
 import logging
-import sqlite3
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +27,8 @@ from nip_lm_server.jobs.run import DeviceTurn, JobRunner
 from nip_lm_server.jobs.table import JobTable
 from nip_lm_server.processes import end_process
 from nip_lm_server.serving.training_place import TrainingPlace
-from nip_lm_server.wire import ACTIVE_STATUSES, EffectiveSettings
+from nip_lm_server.state.rows import JobRow
+from nip_lm_server.wire import ACTIVE_STATUSES
 
 STOP_GRACE_S = 6.0
 """How long trainings may take for their checkpoints when the server stops."""
@@ -91,6 +91,8 @@ class JobSupervisor:
         tasks = {run.task for run in runs}
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=self._stop_grace_s)
+            # The steps since their last checkpoint are lost, not the jobs. Whoever stops a server
+            # does not wait for ever.
             for task in late:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -110,6 +112,7 @@ class JobSupervisor:
         if id in self._runs:
             self._runs[id].task.cancel()
         else:
+            # One that does not run has no turn at whose end it would be tidied.
             self._runner.remove_leftovers(id)
 
     def running_jobs(self) -> dict[str, str]:
@@ -120,28 +123,30 @@ class JobSupervisor:
         """Return whether jobs are being taken."""
         return bool(self._loops) and not any(task.done() for task in self._loops)
 
-    def _recover(self, row: sqlite3.Row) -> None:
-        id = row["id"]
-        if row["child_pid"] is not None:
-            if not end_process(row["child_pid"], row["child_identity"], grace_s=1.0, group=True):
+    def _recover(self, row: JobRow) -> None:
+        id = row.id
+        if row.child_pid is not None:
+            # Before the job is queued: a training that outlived its server and a new one would
+            # write the same checkpoints.
+            if not end_process(row.child_pid, row.child_identity or "", grace_s=1.0, group=True):
                 self._jobs.fail(
                     id,
                     "training_process_stuck",
-                    f"The training process {row['child_pid']} of an earlier server can't be ended",
+                    f"The training process {row.child_pid} of an earlier server can't be ended",
                 )
                 return
             self._jobs.set_child(id, None, None)
         self._jobs.requeue(id, "The server was restarted; the job is run again")
 
-    def _tell_of_missing_base(self, row: sqlite3.Row) -> None:
+    def _tell_of_missing_base(self, row: JobRow) -> None:
         """Warn in the events of a job for an unknown base model, and leave the job queued.
 
         Such a job is kept: a server that was started with the wrong model must not end it.
         """
         known = ", ".join(map(repr, self._pool.base_models()))
         self._jobs.events.add_new(
-            row["id"],
-            f"The job waits for a server with the base model {row['base_model']!r}; this one has "
+            row.id,
+            f"The job waits for a server with the base model {row.base_model!r}; this one has "
             f"{known}",
             level="warn",
         )
@@ -158,26 +163,28 @@ class JobSupervisor:
         try:
             await self._validate(rows[0])
         except Exception as error:
-            _log.exception("validating %s", rows[0]["id"])
-            self._jobs.fail(rows[0]["id"], "internal_error", f"Validation broke: {error!r}")
+            _log.exception("validating %s", rows[0].id)
+            self._jobs.fail(rows[0].id, "internal_error", f"Validation broke: {error!r}")
 
-    async def _validate(self, row: sqlite3.Row) -> None:
-        settings = EffectiveSettings.model_validate_json(row["settings"])
-        for param, least in (("training_file", formats.MIN_EXAMPLES), ("validation_file", 1)):
-            file_id = row[param]
+    async def _validate(self, row: JobRow) -> None:
+        settings = row.read_settings()
+        for param, file_id, least in (
+            ("training_file", row.training_file, formats.MIN_EXAMPLES),
+            ("validation_file", row.validation_file, 1),
+        ):
             if file_id is None:
                 continue
             try:
                 path = await self._jobs.files.find_intact(file_id)
             except ApiError as error:
-                self._jobs.fail(row["id"], error.code or "file_damaged", error.message, param)
+                self._jobs.fail(row.id, error.code or "file_damaged", error.message, param)
                 return
             problems = await asyncio.to_thread(
-                _find_problems, row["method"], path, least, settings.advantage
+                _find_problems, row.method, path, least, settings.advantage
             )
             if problems:
                 self._jobs.fail(
-                    row["id"],
+                    row.id,
                     problems[0].code,
                     f"The {param.replace('_', ' ')} {file_id} is not valid: "
                     f"{formats.describe_problems(problems)}",
@@ -185,7 +192,7 @@ class JobSupervisor:
                 )
                 return
         told = "Files validated, moving job to queued state"
-        self._jobs.move(row["id"], ("validating_files",), "queued", told)
+        self._jobs.move(row.id, ("validating_files",), "queued", told)
         self._wake_runner.set()
 
     # Running
@@ -195,32 +202,38 @@ class JobSupervisor:
         waits_for_engine = False
         # 1. What should run and does not, because its end could not be written, is queued again.
         for row in self._jobs.list_rows_in(("running",)):
-            if row["id"] not in self._runs:
-                self._jobs.requeue(row["id"], "The job's end can't be written; it is run again")
+            if row.id not in self._runs:
+                self._jobs.requeue(row.id, "The job's end can't be written; it is run again")
         # 2. The oldest queued job of each device that is free begins.
         for row in self._jobs.list_rows_in(("queued",)):
-            if row["base_model"] not in self._pool.base_models():
+            if row.base_model not in self._pool.base_models():
+                # Not failed: the next start may have the right model. Those queued behind it go on.
                 self._tell_of_missing_base(row)
                 continue
-            if row["paused"] or row["id"] in self._runs:
+            if row.paused or row.id in self._runs:
                 continue
             try:
-                place = self._pool.training_place(row["base_model"])
+                place = self._pool.training_place(row.base_model)
             except ApiError:
+                # An engine that never ran has not told its limits, so its jobs wait for its first
+                # start.
                 waits_for_engine = True
             else:
+                # Trainings on one device take turns: each of them plans with all the memory that is
+                # free there.
                 if not any(one_queue(place.device, busy) for busy in self.running_jobs()):
-                    self._begin(row["id"], row, place)
+                    self._begin(row.id, row, place)
         # 3. Until something changes; an engine that comes up tells nobody here.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(
                 self._wake_runner.wait(), UNAVAILABLE_PAUSE_S if waits_for_engine else None
             )
 
-    def _begin(self, id: str, row: sqlite3.Row, place: TrainingPlace) -> _Run:
+    def _begin(self, id: str, row: JobRow, place: TrainingPlace) -> _Run:
         def ended(task: "asyncio.Task[None]") -> None:
             if not task.cancelled() and task.exception() is not None:
                 _log.error("job %s can't be written down", id, exc_info=task.exception())
+                # Begun again at once, it would break again at once, as on a full disk.
                 pause_s = BROKEN_PAUSE_S
             else:
                 pause_s = 0.0
@@ -239,21 +252,23 @@ class JobSupervisor:
         waiting = [
             run for run in self._runs.values() if run.device == device and not run.has_device
         ]
+        # Nothing begins while the server stops. And who waits for a model that is trained already
+        # waits for all that the engine sleeps through, so these are few.
         if not self._loops or len(waiting) + 1 >= MOST_UNPUBLISHED:
             return False
         # 1. The next one, if it would train just there: then the same engines are away for it.
         for row in self._jobs.list_rows_in(("queued",)):
-            known = row["base_model"] in self._pool.base_models() and row["id"] not in self._runs
-            if known and not row["paused"]:
+            known = row.base_model in self._pool.base_models() and row.id not in self._runs
+            if known and not row.paused:
                 with contextlib.suppress(ApiError):
-                    place = self._pool.training_place(row["base_model"])
+                    place = self._pool.training_place(row.base_model)
                     if place.device == device:
                         break
         else:
             return False
         # 2. It begins; the engines are away for it before they could come back from this one.
         self._runs[id].has_device = False
-        run = self._begin(row["id"], row, place)
+        run = self._begin(row.id, row, place)
         begun = asyncio.ensure_future(run.turn.begun.wait())
         try:
             await asyncio.wait({run.task, begun}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""The job table: creating a job exactly once, its transitions, what is shown of it.
+"""The job table: creating a job exactly once, its transitions and its pages.
 
 JobTable.create           refuses or enters a job, enforces the idempotency key
 JobTable.begin ... fail   transitions, each a compare-and-set: of two that race, one wins
@@ -6,13 +6,12 @@ JobTable.pause, resume    a paused job has status `queued` and is not begun unti
 JobTable.retrieve, list   the objects of the API
 
 What a transition starts (validation, training, commit) is the business of `supervisor`, what is
-told of a job that of `events`, what a request means that of `settings`.
+told of a job that of `events` and `objects`, what a request means that of `settings`.
 """
 
 import hashlib
 import json
 import secrets
-import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 from nip_lm_server import wire
 from nip_lm_server.errors import ApiError, not_found
 from nip_lm_server.jobs.events import JobEvents
+from nip_lm_server.jobs.objects import build_checkpoint, build_job_object, name_checkpoint
 from nip_lm_server.jobs.settings import resolve_request
 from nip_lm_server.state.database import UNFINISHED, Database, damage_error, dump, load
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore, adapter_digest, adapter_name
-from nip_lm_server.wire import CreateJobRequest, EffectiveSettings
+from nip_lm_server.state.rows import JobRow, read_row
+from nip_lm_server.wire import CreateJobRequest
 
 if TYPE_CHECKING:
     from nip_lm_server.serving.pool import EnginePool
@@ -61,7 +62,7 @@ class JobTable:
         content_digest = _digest_payload(self._name_files_by_content(payload))
         first = self._find_first_job(key, payload_digest, content_digest)
         if first is not None:
-            return self.object(first), False
+            return build_job_object(first), False
         # 2. What can't be trained is refused before anything is written.
         self._check_files(request)
         plan = resolve_request(request, self.pool, self.models)
@@ -102,18 +103,19 @@ class JobTable:
 
     def _find_first_job(
         self, key: str | None, payload_digest: str, content_digest: str
-    ) -> sqlite3.Row | None:
+    ) -> JobRow | None:
         """Find the job made under this key before. Raises ApiError 409 if it was for another
         payload.
         """
-        first = self.database.one("SELECT * FROM jobs WHERE idempotency_key = ?", key)
-        if first is None:
+        stored = self.database.one("SELECT * FROM jobs WHERE idempotency_key = ?", key)
+        if stored is None:
             return None
-        same = first["payload_digest"] == payload_digest
-        if not same and first["adapter_digest"] != adapter_digest(str(key), content_digest):
+        first = read_row(JobRow, stored)
+        same = first.payload_digest == payload_digest
+        if not same and first.adapter_digest != adapter_digest(str(key), content_digest):
             raise ApiError(
                 409,
-                f"Idempotency-Key {key!r} was used for job {first['id']} with another "
+                f"Idempotency-Key {key!r} was used for job {first.id} with another "
                 "payload: use a new key for a new job",
                 code="idempotency_key_reused",
                 param="Idempotency-Key",
@@ -150,73 +152,34 @@ class JobTable:
 
     # Reading
 
-    def row(self, id: str) -> sqlite3.Row:
-        """The table's row of a job. Raises ApiError 404."""
+    def get_row(self, id: str) -> JobRow:
+        """Return the table's row of a job. Raises ApiError 404."""
         row = self.database.one("SELECT * FROM jobs WHERE id = ?", id)
         if row is None:
             raise not_found("fine-tuning job", id, "fine_tuning_job_id")
-        return row
+        return read_row(JobRow, row)
 
     def refuse_broken_rows(self) -> None:
         """Raise StateError if a job can't be read any more: it could be neither shown nor run."""
         for row in self.database.all("SELECT * FROM jobs"):
             try:
-                self.object(row)
+                build_job_object(read_row(JobRow, row))
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 problem = f"job {row['id']}: {' '.join(str(error).split())}"
                 raise damage_error(self.database.path, problem) from error
 
-    def list_rows_in(self, statuses: Sequence[str]) -> list[sqlite3.Row]:
+    def list_rows_in(self, statuses: Sequence[str]) -> list[JobRow]:
         """Jobs in any of these statuses, oldest first."""
         marks = ", ".join("?" * len(statuses))
-        return self.database.all(
+        rows = self.database.all(
             f"SELECT * FROM jobs WHERE status IN ({marks}) ORDER BY seq",  # noqa: S608
             *statuses,
         )
+        return [read_row(JobRow, row) for row in rows]
 
     def retrieve(self, id: str) -> dict[str, Any]:
         """The object of a job. Raises ApiError 404."""
-        return self.object(self.row(id))
-
-    def object(self, row: sqlite3.Row) -> dict[str, Any]:
-        """OpenAI's `fine_tuning.job`, with the extension object `nip`."""
-        settings = EffectiveSettings.model_validate_json(row["settings"])
-        result: dict[str, Any] = load(row["result"]) or {}
-        method, succeeded = row["method"], row["status"] == "succeeded"
-        return {
-            "object": "fine_tuning.job",
-            "id": row["id"],
-            "model": row["model"],
-            "created_at": int(row["created_at"]),
-            "finished_at": int(row["finished_at"]) if row["finished_at"] else None,
-            "fine_tuned_model": row["adapter_name"] if succeeded else None,
-            "organization_id": wire.ORGANIZATION_ID,
-            "result_files": [row["result_file"]] if row["result_file"] else [],
-            "status": row["status"],
-            "validation_file": row["validation_file"],
-            "training_file": row["training_file"],
-            "hyperparameters": settings.openai_hyperparameters(),
-            "trained_tokens": result.get("tokens") if succeeded else None,
-            "error": load(row["error"]),
-            "seed": row["seed"],
-            "estimated_finish": _estimate_finish(row),
-            "integrations": [],
-            "method": {
-                "type": method,
-                method: {"hyperparameters": settings.method_hyperparameters(method)},
-            },
-            "metadata": load(row["metadata"]),
-            "nip": {
-                "suffix": row["suffix"],
-                **settings.nip_settings(),
-                "base_model": row["base_model"],
-                "parent": row["parent"],
-                "paused": bool(row["paused"]),
-                "attempts": row["attempts"],
-                "progress": load(row["progress"]),
-                "result": result or None,
-            },
-        }
+        return build_job_object(self.get_row(id))
 
     def list(
         self, *, limit: int, after: str | None, metadata: Mapping[str, str] | None
@@ -242,31 +205,17 @@ class JobTable:
             *values,
             limit + 1,
         )
-        return wire.list_object([self.object(row) for row in rows[:limit]], len(rows) > limit)
+        jobs = [build_job_object(read_row(JobRow, row)) for row in rows[:limit]]
+        return wire.list_object(jobs, len(rows) > limit)
 
-    def checkpoints(self, id: str, *, limit: int, after: str | None) -> dict[str, Any]:
+    def list_checkpoints(self, id: str, *, limit: int, after: str | None) -> dict[str, Any]:
         """List a job's one usable checkpoint: its final weights. None before success."""
-        row = self.row(id)
-        checkpoint_id = "ftckpt-" + row["adapter_digest"]
-        if after is not None and after != checkpoint_id:
+        row = self.get_row(id)
+        if after is not None and after != name_checkpoint(row):
             raise not_found("checkpoint", after, "after")
-        if row["status"] != "succeeded" or after is not None or limit < 1:
+        if row.status != "succeeded" or after is not None or limit < 1:
             return wire.list_with_ends([], False, none=None)
-        result = load(row["result"]) or {}
-        metrics: dict[str, Any] = {"step": result.get("steps", 0)}
-        for name, figure in (("train_loss", "final_loss"), ("valid_loss", "validation_loss")):
-            if result.get(figure) is not None:
-                metrics[name] = result[figure]
-        data = {
-            "object": "fine_tuning.job.checkpoint",
-            "id": checkpoint_id,
-            "created_at": int(row["finished_at"]),
-            "fine_tuned_model_checkpoint": row["adapter_name"],
-            "fine_tuning_job_id": id,
-            "step_number": result.get("steps", 0),
-            "metrics": metrics,
-        }
-        return wire.list_with_ends([data], False, none=None)
+        return wire.list_with_ends([build_checkpoint(row)], False, none=None)
 
     # Changing
 
@@ -274,6 +223,8 @@ class JobTable:
         """Set the status if it is one of `before`, together with `columns`. False if it was not."""
         names = "".join(f", {name} = ?" for name in columns)
         marks = ", ".join("?" * len(before))
+        # The status stands in the condition, so of two transitions that race one changes the row
+        # and the other learns that it came too late.
         changed = self.database.execute(
             f"UPDATE jobs SET status = ?{names} WHERE id = ? AND status IN ({marks})",  # noqa: S608
             after,
@@ -298,6 +249,8 @@ class JobTable:
             changed = self.transition(id, before, after, **columns)
             if changed:
                 self.events.add(id, message, level=level, data=failure)
+        # After the transaction: the log is for people, and a disk that refuses its line must not
+        # undo the transition.
         if changed:
             self.events.log(id, after, level, **(failure or {}))
         return changed
@@ -305,6 +258,8 @@ class JobTable:
     def begin(self, id: str) -> bool:
         """From `queued` to `running`, as one more attempt. False if it is not to run any more."""
         with self.database.transaction():
+            # `paused` is asked again here: the job may have been paused since the supervisor
+            # looked.
             changed = self.database.execute(
                 "UPDATE jobs SET status = 'running', attempts = attempts + 1, "
                 "started_at = coalesce(started_at, ?) "
@@ -314,8 +269,8 @@ class JobTable:
             )
             if changed != 1:
                 return False
-            row = self.row(id)
-            attempt, progress = row["attempts"], load(row["progress"])
+            row = self.get_row(id)
+            attempt, progress = row.attempts, load(row.progress)
             if progress is not None:
                 # The pace of an earlier attempt tells nothing about when this one ends.
                 self.database.execute(
@@ -333,6 +288,8 @@ class JobTable:
         Pausing a paused job is no error. Raises ApiError 404, 400 if it ended.
         """
         with self.database.transaction():
+            # The API's description has no status for a paused job, so it is `queued`, with a column
+            # of ours beside it. A client that polls then waits, which is right.
             changed = self.database.execute(
                 "UPDATE jobs SET paused = 1, "  # noqa: S608
                 "status = CASE status WHEN 'running' THEN 'queued' ELSE status END "
@@ -341,12 +298,12 @@ class JobTable:
             )
             if changed:
                 self.events.add(id, "The job was paused")
-        row = self.row(id)
-        if not row["paused"]:
+        row = self.get_row(id)
+        if not row.paused:
             raise _ended_error(row, "paused")
         if changed:
             self.events.log(id, "paused")
-        return self.object(row), changed == 1
+        return build_job_object(row), changed == 1
 
     def resume(self, id: str) -> dict[str, Any]:
         """Let a paused job run again, from its last checkpoint.
@@ -360,16 +317,16 @@ class JobTable:
             )
             if changed:
                 self.events.add(id, "The job was resumed")
-        row = self.row(id)
+        row = self.get_row(id)
         if not changed:
             raise ApiError(
                 400,
-                f"The job {id} is not paused: its status is {row['status']!r}",
+                f"The job {id} is not paused: its status is {row.status!r}",
                 code="job_not_paused",
                 param="fine_tuning_job_id",
             )
         self.events.log(id, "resumed")
-        return self.object(row)
+        return build_job_object(row)
 
     def cancel(self, id: str) -> tuple[dict[str, Any], bool]:
         """Cancel an unfinished job; returns (its object, whether this call did it).
@@ -384,10 +341,10 @@ class JobTable:
             finished_at=time.time(),
             paused=0,
         )
-        row = self.row(id)
-        if row["status"] != "cancelled":
+        row = self.get_row(id)
+        if row.status != "cancelled":
             raise _ended_error(row, "cancelled")
-        return self.object(row), changed
+        return build_job_object(row), changed
 
     def fail(self, id: str, code: str, message: str, param: str | None = None) -> None:
         """End a job without a model. A job cancelled meanwhile stays cancelled."""
@@ -417,17 +374,10 @@ class JobTable:
             self.events.log(id, "process_started", pid=pid)
 
 
-def _estimate_finish(row: sqlite3.Row) -> int | None:
-    progress = load(row["progress"])
-    if row["status"] != "running" or not progress or progress.get("time_left_s") is None:
-        return None
-    return int(progress["at"] + progress["time_left_s"])
-
-
-def _ended_error(row: sqlite3.Row, verb: str) -> ApiError:
+def _ended_error(row: JobRow, verb: str) -> ApiError:
     return ApiError(
         400,
-        f"The job {row['id']} has status {row['status']!r} and can't be {verb}",
+        f"The job {row.id} has status {row.status!r} and can't be {verb}",
         code="job_already_ended",
         param="fine_tuning_job_id",
     )

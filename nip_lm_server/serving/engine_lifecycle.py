@@ -111,6 +111,7 @@ class EngineLifecycle(ABC):
         It leaves once what it answers has ended, or after DRAIN_S; what is new is refused. If
         bringing it back fails, attempts go on and the work inside is not affected.
         """
+        # Counted: the next training has the device before this one has given it back.
         self._lent += 1
         try:
             await self._settle()
@@ -131,6 +132,7 @@ class EngineLifecycle(ABC):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ready.wait(), min(timeout_s - waited_s, LOOK_S))
                 return
+            # A training may have the device for days, which is no fault of the engine.
             waited_s += 0.0 if is_lent else time.monotonic() - begun_s
         raise EngineError(
             f"the engine of {self.engine.base_model!r} is {self.engine.state}, not running, after "
@@ -175,6 +177,8 @@ class EngineLifecycle(ABC):
         if target == "running":
             await self._bring_up()
             return
+        # A stop that somebody asks for is at once. To sleep, or to lend its device, an engine first
+        # ends what it answers.
         if engine.state == "running" and (drain or target == "sleeping" or self._lent):
             await self._drain()
         await self._take_down()
@@ -244,6 +248,7 @@ class EngineLifecycle(ABC):
                 self.last_death = await self.engine.wait_dead()
                 self.restarts += 1
                 _log.error("the engine of %s died: %s", self.engine.base_model, self.last_death)
+                # It ran well meanwhile: this death is a new trouble, not the last one going on.
                 if loop.time() - since > QUIET_S:
                     pause_s = FIRST_PAUSE_S
                 await self._take_down()

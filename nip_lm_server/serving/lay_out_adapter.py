@@ -22,15 +22,8 @@ from nip_lm_server.engines.probes import PROBE, ProbeError, read_probe
 from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.state.directory import MODELS
 from nip_lm_server.state.disk import hash_file, publish
-from nip_lm_server.state.models import (
-    CHECKSUM,
-    MANIFEST_FORMAT,
-    AdapterError,
-    adapter_digest,
-    adapter_name,
-    checksum_of,
-    content_digest,
-)
+from nip_lm_server.state.manifest import CHECKSUM, MANIFEST_FORMAT, checksum_of, content_digest
+from nip_lm_server.state.models import AdapterError, adapter_digest, adapter_name
 from nip_lm_server.wire import METHOD_HYPERPARAMETERS, EffectiveSettings
 
 _FILES = ("adapter_config.json", "adapter_model.safetensors", PROBE)

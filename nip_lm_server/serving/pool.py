@@ -49,10 +49,10 @@ class EnginePool:
         self._in_use: Counter[str] = Counter()
         for slot in self._slots:
             self._add_base(slot, slot.base_model, slot.spec.model)
-        for row in models.rows():
-            parent = self._find(row["base_model"]) if row["kind"] == "base" else None
+        for row in models.list_rows():
+            parent = self._find(row.base_model) if row.kind == "base" else None
             if parent is not None:
-                self._add_base(parent.slot, row["name"], str(models.path(row["digest"])))
+                self._add_base(parent.slot, row.name, str(models.path(row.digest)))
 
     # Life
 
@@ -95,6 +95,8 @@ class EnginePool:
                 if not self.is_served(model):
                     await self._bring(model, waiting)
                 serving = self._find_serving(model)
+                # Expected until it is at work, without a gap: in one, another request could have a
+                # base model that came back for us make room again.
                 with serving.keep_at_work():
                     waiting.close()
                     yield serving.engine
@@ -134,11 +136,15 @@ class EnginePool:
         Raises AdapterError if it does not answer with the weights that were saved; then it does
         not answer at all.
         """
+        # Every file is read again: the model may be older than this server, committed before a
+        # kill.
         manifest = await asyncio.to_thread(self._models.verify, digest)
-        base = self.base(manifest["base_model"])
+        base = self.base(manifest.base_model)
+        # One at a time in a slot: a new base model takes the engine away into which an adapter
+        # would be loaded.
         async with base.slot.publishing:
             try:
-                if manifest.get("kind", "adapter") == "base":
+                if manifest.kind == "base":
                     return await self._publish_base(name, digest, base.slot)
                 if base.wanted != "running":
                     await self._activate(base)
@@ -165,6 +171,7 @@ class EnginePool:
     async def withdraw(self, name: str) -> None:
         """Stop answering to `name`; no error if it doesn't."""
         for base in self.bases():
+            # A loading under way would have it answer again.
             await base.stop_loading(name)
         made_here = self._find(name)
         if made_here is not None and name != made_here.slot.base_model:
@@ -183,6 +190,7 @@ class EnginePool:
         if state == "running":
             await self._activate(base)
         else:
+            # One that a person stopped must not come back with the next request for it.
             base.stopped_on_request = True
             await base.set_wanted(state)
 
@@ -235,24 +243,26 @@ class EnginePool:
 
     async def _bring(self, model: str, waiting: contextlib.ExitStack) -> None:
         """Make a silent model answer if it could, or wait for it as long as requests may."""
-        row, base = self._models.row(model), self._find(model)
+        row, base = self._models.get_row(model), self._find(model)
         if base is None and row is not None:
-            base = self._find(row["base_model"])
+            base = self._find(row.base_model)
         if base is None:
             return
         # 1. Its base model, whose place another one has.
-        made_here = self._models.row(base.name)
-        is_well = made_here is None or made_here["problem"] is None
+        made_here = self._models.get_row(base.name)
+        is_well = made_here is None or made_here.problem is None
         if base.is_displaced and is_well and not base.failed_lately(base.name):
             waiting.enter_context(base.expect_return())
             if base.returning is None or base.returning.done():
                 name = f"bring {base.name} back"
                 base.returning = asyncio.create_task(self._bring_back(base), name=name)
+            # `wait` leaves the task running when this request gives up: others wait for the same
+            # one.
             await asyncio.wait({base.returning}, timeout=LOAD_TIMEOUT_S)
         # 2. Itself, if it is an adapter.
-        is_adapter = row is not None and row["kind"] != "base"
+        is_adapter = row is not None and row.kind != "base"
         if row is not None and is_adapter and base.is_ready and self._find_answering(model) is None:
-            await base.load_on_demand(model, row["digest"])
+            await base.load_on_demand(model, row.digest)
 
     async def _bring_back(self, base: ServedBase) -> None:
         """Start a displaced base model in its old place; if it can't start, the present one goes
@@ -307,8 +317,8 @@ class EnginePool:
     def _explain_silence(self, model: str) -> ApiError:
         base, row = self._find(model), None
         if base is None:
-            row = self._models.row(model)
-            base = None if row is None else self._find(row["base_model"])
+            row = self._models.get_row(model)
+            base = None if row is None else self._find(row.base_model)
             if base is None:
                 return model_not_found(model)
         if not base.is_ready:
@@ -323,7 +333,7 @@ class EnginePool:
                 param="model",
                 headers={"Retry-After": str(RETRY_AFTER_S)} if helps else None,
             )
-        if row is not None and row["problem"] is None:
+        if row is not None and row.problem is None:
             return ApiError(
                 503,
                 f"The model {model!r} is not loaded yet",
@@ -331,7 +341,7 @@ class EnginePool:
                 param="model",
                 headers={"Retry-After": "1"},
             )
-        problem = row["problem"] if row is not None else "it is not loaded"
+        problem = row.problem if row is not None else "it is not loaded"
         return ApiError(
             503,
             f"The model {model!r} exists but is not served: {problem}",

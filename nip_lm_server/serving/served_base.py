@@ -128,6 +128,8 @@ class ServedBase(EngineLifecycle):
     async def make_room(self) -> None:
         """Stop for another base model, after what was begun and what waits has been answered."""
         deadline_s = time.monotonic() + DRAIN_S
+        # Without this, two base models that are asked for in turn would displace each other before
+        # either had answered.
         while self._expecting and time.monotonic() < deadline_s:  # noqa: ASYNC110 (no event is set)
             await asyncio.sleep(DRAIN_POLL_S)
         await self.set_wanted("stopped", drain=True)
@@ -172,11 +174,12 @@ class ServedBase(EngineLifecycle):
     async def _restore(self, woken: bool) -> None:
         # 1. Prove a base model that was made here. Without a row it is being published, and proved
         #    then.
-        row = self._models.row(self.name)
+        row = self._models.get_row(self.name)
         if row is not None:
             try:
-                proof = await self.prove(row["digest"])
+                proof = await self.prove(row.digest)
             except AdapterError as error:
+                # A base model that is not proved must not answer: the engine counts as not started.
                 raise EngineError(str(error)) from error
             self._models.note_proof(self.name, proof)
         self._proved = True
@@ -185,10 +188,10 @@ class ServedBase(EngineLifecycle):
         rows = self._models.list_adapters(self.name)[: self.slot.spec.loaded_adapters]
         self._unproved = {}
         if woken:
-            rows = [row for row in rows if row["name"] in self._asked_last]
+            rows = [row for row in rows if row.name in self._asked_last]
             self._unproved = dict.fromkeys(self.engine.loaded_adapters())
         for row in rows:
-            await self._load_listed(row["name"], row["digest"])
+            await self._load_listed(row.name, row.digest)
         self._adapters = OrderedDict.fromkeys(reversed(self._adapters))  # the newest came first
 
     def _went_down(self) -> None:
@@ -211,6 +214,7 @@ class ServedBase(EngineLifecycle):
         if verify:
             await asyncio.to_thread(self._models.verify, digest)
         self._unproved.pop(name, None)
+        # At work, so that the engine does not go to sleep over it.
         with self.keep_at_work():
             proof = await self._load_and_prove(name, self._models.path(digest))
         self._adapters[name] = None
@@ -257,6 +261,7 @@ class ServedBase(EngineLifecycle):
             task = asyncio.create_task(self._load_listed(name, digest), name=f"load {name}")
             self._loading[name] = task
             task.add_done_callback(lambda done: self._end_loading(name, done))
+        # `wait` leaves the loading to the others who wait for it when this request's time is up.
         await asyncio.wait({task}, timeout=LOAD_TIMEOUT_S)
 
     def _end_loading(self, name: str, task: "asyncio.Task[None]") -> None:
@@ -285,7 +290,7 @@ class ServedBase(EngineLifecycle):
             self._models.note_problem(name, str(error))
             self.note_failure(name)
             return
-        if self._models.row(name) is None:  # deleted meanwhile
+        if self._models.get_row(name) is None:  # deleted meanwhile
             await self.unload(name)
         else:
             self._models.note_proof(name, proof)

@@ -17,6 +17,7 @@ from nip_lm_server import wire
 from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.state.database import JSON_COLUMNS, TABLES
 from nip_lm_server.state.files import PURPOSES
+from nip_lm_server.state.manifest import ModelManifest
 from nip_lm_server.state.models import adapter_name
 from nip_lm_server.wire import EffectiveSettings
 
@@ -74,7 +75,7 @@ _OBJECTS = {table: set(columns) for table, columns in JSON_COLUMNS.items() if ta
 
 
 def find_broken_cells(
-    connection: sqlite3.Connection, manifest_of: Callable[[str], Mapping[str, Any] | None]
+    connection: sqlite3.Connection, manifest_of: Callable[[str], ModelManifest | None]
 ) -> Iterator[Cell]:
     """Yield every cell no server can have written. `manifest_of` has a model's manifest by digest.
 
@@ -207,7 +208,7 @@ def _check_metadata(rows: Rows, stored: list[sqlite3.Row]) -> Iterator[Cell]:
 
 
 def _check_manifests(
-    rows: Rows, manifest_of: Callable[[str], Mapping[str, Any] | None]
+    rows: Rows, manifest_of: Callable[[str], ModelManifest | None]
 ) -> Iterator[Cell]:
     """Compare each job with its model's manifest, where there is one."""
     jobs = {row["id"]: row for row in rows["jobs"]}
@@ -216,20 +217,24 @@ def _check_manifests(
         row = jobs.get(model["job_id"])
         if manifest is None or row is None:
             continue
-        if model.get("kind", "adapter") != manifest.get("kind", "adapter"):
-            yield _name_cell("models", model, "kind"), f"its manifest says {manifest.get('kind')!r}"
-        told = {name: (row[name], manifest.get(name)) for name in ("method", "seed", "parent")}
+        if model.get("kind", "adapter") != manifest.kind:
+            yield _name_cell("models", model, "kind"), f"its manifest says {manifest.kind!r}"
+        told = {
+            "method": (row["method"], manifest.method),
+            "seed": (row["seed"], manifest.seed),
+            "parent": (row["parent"], manifest.parent),
+        }
         if row["payload_digest"]:  # imported ones left their key behind
-            told["idempotency_key"] = (row["idempotency_key"] or row["id"], manifest.get("job_key"))
-        for column, (got, expected) in told.items():
-            if expected is not None and got != expected:
+            told["idempotency_key"] = (row["idempotency_key"] or row["id"], manifest.job_key)
+        for column, (got, stated) in told.items():
+            if stated is not None and got != stated:
                 yield (
                     _name_cell("jobs", row, column),
-                    f"{got!r}, but its model's manifest {expected!r}",
+                    f"{got!r}, but its model's manifest {stated!r}",
                 )
         # Later versions may have written more of either.
-        for column, name in (("settings", "settings"), ("result", "training")):
-            got, expected = parse_json(row[column] or "{}"), manifest.get(name) or {}
+        for column, expected in (("settings", manifest.settings), ("result", manifest.training)):
+            got = parse_json(row[column] or "{}")
             other = [key for key in got.keys() & expected.keys() if got[key] != expected[key]]
             if other:
                 yield (

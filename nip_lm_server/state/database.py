@@ -145,8 +145,12 @@ class Database:
             if problem != "ok":  # pages or indices don't fit together
                 raise damage_error(path, " ".join(problem.split()))
             _make_private(path)
+            # FULL: a transition that a client was told of must outlive a power loss. WAL: `nip
+            # verify` and others read while the server writes.
             for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
                 self._connection.execute(f"PRAGMA {pragma}")
+            # A kill in the middle leaves the older format whole: tables and version change in one
+            # transaction.
             steps = (
                 [_MIGRATIONS[step] for step in range(version, STATE_FORMAT)]
                 if version

@@ -138,6 +138,8 @@ def try_lock(path: Path) -> int | None:
     """Take a lock file; the descriptor holds it until closed. None if somebody else has it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
+        # A lock of the kernel's and no file that says so: it goes with the process, however that
+        # ends, so no kill leaves a directory locked.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)

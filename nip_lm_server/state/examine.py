@@ -8,18 +8,16 @@ the key have no digest. Nothing is written.
 """
 
 import sqlite3
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.state.cells import find_broken_cells
 from nip_lm_server.state.directory import DATABASE, FILES, MODELS
 from nip_lm_server.state.disk import MANIFEST, hash_file
-from nip_lm_server.state.models import CHECKSUM, checksum_of, content_digest
+from nip_lm_server.state.manifest import ModelManifest, has_right_checksum, read_manifest
 
 
 @dataclass(frozen=True)
@@ -104,17 +102,14 @@ def _check_structure(connection: sqlite3.Connection) -> None:
         raise ValueError(found)
 
 
-def _read_manifest(state_dir: Path, digest: str) -> dict[str, Any] | None:
+def _read_manifest(state_dir: Path, digest: str) -> ModelManifest | None:
     """Read a model's manifest. None if it can't be read: its file is told as damaged elsewhere."""
+    # What it says of a job counts for nothing where it is damaged, which is told of the file.
     try:
-        manifest = parse_json((state_dir / MODELS / digest / MANIFEST).read_text())
+        folder = state_dir / MODELS / digest
+        return read_manifest(folder) if has_right_checksum(folder) else None
     except (OSError, ValueError):
         return None
-    if not isinstance(manifest, dict):
-        return None
-    # What it says of a job counts for nothing where it is damaged, which is told of the file.
-    is_whole = CHECKSUM not in manifest or manifest[CHECKSUM] == checksum_of(manifest)
-    return manifest if is_whole else None
 
 
 def _check_model(result: Examined, folder: Path, row: tuple[str, str, str, str, str]) -> set[Path]:
@@ -122,33 +117,32 @@ def _check_model(result: Examined, folder: Path, row: tuple[str, str, str, str, 
     name, digest, of_content, base_model, job = row
     path = folder / MANIFEST
     try:
-        manifest: dict[str, Any] = parse_json(path.read_text())
-        files: Mapping[str, Mapping[str, Any]] = manifest["files"]
-        if CHECKSUM in manifest and manifest[CHECKSUM] != checksum_of(manifest):
+        if not has_right_checksum(folder):
             raise ValueError("its own checksum does not match")
+        manifest = read_manifest(folder)
         recorded = {
-            "name": name,
-            "digest": digest,
-            "content_digest": of_content,
-            "base_model": base_model,
-            "job": job,
+            "name": (name, manifest.name),
+            "digest": (digest, manifest.digest),
+            "content_digest": (of_content, manifest.content_digest),
+            "base_model": (base_model, manifest.base_model),
+            "job": (job, manifest.job),
         }
-        for key, value in recorded.items():
-            if manifest[key] != value:
-                result.add(path, f"another {key}", value, manifest[key])
+        for key, (value, got) in recorded.items():
+            if got != value:
+                result.add(path, f"another {key}", value, got)
                 break
         else:
-            if content_digest(files) != of_content:
-                result.add(path, "contradicts itself", of_content, content_digest(files))
-        for file, entry in files.items():
-            _check_file(result, folder / file, entry["bytes"], entry["sha256"])
+            if manifest.digest_of_files() != of_content:
+                result.add(path, "contradicts itself", of_content, manifest.digest_of_files())
+        for file, entry in manifest.files.items():
+            _check_file(result, folder / file, entry.bytes, entry.sha256)
     except FileNotFoundError:
         result.add(path, "missing", f"the manifest of model {name}", "none")
         return set(files_under(folder))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         result.add(path, "damaged", f"the manifest of model {name}", repr(error))
         return {path, *files_under(folder)}
-    return {path, *(folder / file for file in files)}
+    return {path, *(folder / file for file in manifest.files)}
 
 
 def _check_file(result: Examined, path: Path, size_bytes: int, sha256: str) -> None:

@@ -30,6 +30,7 @@ from nip_lm_server import aside, formats, wire
 from nip_lm_server.errors import ApiError, not_found
 from nip_lm_server.state.database import UNFINISHED, Database
 from nip_lm_server.state.disk import hash_file, sync
+from nip_lm_server.state.rows import FileRow, read_row
 
 SET_ASIDE = "set_aside"
 PURPOSES = ("fine-tune",)
@@ -73,7 +74,10 @@ class FileStore:
         known = {row["id"] for row in database.all("SELECT id FROM files WHERE deleted_at IS NULL")}
         there = {path.name for path in directory.iterdir()}
         for name in sorted(there - known):
+            # The table may be the older of the two, put back from a copy, so content without a row
+            # is kept.
             self._put_away(name)
+        # Not marked as deleted: somebody may put them back.
         self._lost = known - there
         if self._lost:
             _log.warning(
@@ -162,16 +166,16 @@ class FileStore:
 
     def retrieve(self, id: str) -> dict[str, Any]:
         """The object of a file. Raises ApiError 404."""
-        return _build_object(self._row(id))
+        return _build_object(self._get_row(id))
 
     def content(self, id: str) -> Path:
         """Return where the content lies, unread. Raises ApiError 404."""
-        self._row(id)
+        self._get_row(id)
         return self._directory / id
 
     async def find_intact(self, id: str) -> Path:
         """`content`, once it has been read and is what was stored. Raises ApiError 404, 500."""
-        path, expected = self.content(id), self._row(id)["sha256"]
+        path, expected = self.content(id), self._get_row(id).sha256
         try:
             if await asyncio.to_thread(hash_file, path) == expected:
                 return path
@@ -187,7 +191,7 @@ class FileStore:
 
     def purpose(self, id: str) -> str:
         """Return what the file was uploaded for. Raises ApiError 404."""
-        return str(self._row(id)["purpose"])
+        return self._get_row(id).purpose
 
     def list(
         self, *, purpose: str | None, limit: int, after: str | None, descending: bool
@@ -212,14 +216,16 @@ class FileStore:
             *values,
             limit + 1 + len(self._unmarked | self._lost),
         )
+        # Rows without content are left out here; as many more were asked for, so that a page is
+        # full.
         rows = [row for row in rows if not self._is_gone(row["id"])]
-        data = [_build_object(row) for row in rows[:limit]]
+        data = [_build_object(read_row(FileRow, row)) for row in rows[:limit]]
         # Null is no text, which is all that the API's description allows here.
         return wire.list_with_ends(data, len(rows) > limit, none="")
 
     def delete(self, id: str) -> dict[str, Any]:
         """Delete a file. Raises ApiError 404, or 409 while an unfinished job needs it."""
-        self._row(id)
+        self._get_row(id)
         job = self._database.one(_IS_NEEDED, id)
         if job is not None:
             raise ApiError(
@@ -247,6 +253,8 @@ class FileStore:
         return id in self._unmarked or id in self._lost
 
     def _remove(self, id: str) -> None:
+        # The content first: on a full disk the mark needs the room. Without its content, the row
+        # counts as deleted from now on, marked or not.
         (self._directory / id).unlink(missing_ok=True)
         self._unmarked.add(id)
         self._mark_deleted()
@@ -270,12 +278,12 @@ class FileStore:
             if not self._is_gone(id) and self._database.one(_IS_NEEDED, id) is None:
                 self._remove(id)
 
-    def _row(self, id: str) -> sqlite3.Row:
+    def _get_row(self, id: str) -> FileRow:
         self._expire()
         row = self._database.one("SELECT * FROM files WHERE id = ? AND deleted_at IS NULL", id)
         if row is None or self._is_gone(id):
             raise not_found("File object", id)
-        return row
+        return read_row(FileRow, row)
 
 
 def too_large_error(max_bytes: int) -> ApiError:
@@ -285,15 +293,15 @@ def too_large_error(max_bytes: int) -> ApiError:
     )
 
 
-def _build_object(row: sqlite3.Row) -> dict[str, Any]:
+def _build_object(row: FileRow) -> dict[str, Any]:
     """Build OpenAI's `file`. Only a file with an expiry has `expires_at`; it is never null."""
     value = {
-        "id": row["id"],
+        "id": row.id,
         "object": "file",
-        "bytes": row["bytes"],
-        "created_at": int(row["created_at"]),
-        "filename": row["filename"],
-        "purpose": row["purpose"],
+        "bytes": row.bytes,
+        "created_at": int(row.created_at),
+        "filename": row.filename,
+        "purpose": row.purpose,
         "status": "processed",
     }
-    return value if row["expires_at"] is None else {**value, "expires_at": int(row["expires_at"])}
+    return value if row.expires_at is None else {**value, "expires_at": int(row.expires_at)}

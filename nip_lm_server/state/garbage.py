@@ -103,9 +103,9 @@ def remove(state_dir: Path, models: Collection[str], files: Collection[str]) -> 
             store = ModelStore(state_dir / MODELS, database)
             # The content first: on a full disk the mark can't be written before.
             for name in models:
-                row = store.row(name)
+                row = store.get_row(name)
                 if row is not None:
-                    store.remove(row["digest"])
+                    store.remove(row.digest)
                     store.mark_deleted(name)
             uploads = FileStore(state_dir / FILES, database, max_bytes=0)
             for id in files:

@@ -13,13 +13,12 @@ import shutil
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.proof import Proof
 from nip_lm_server.state.database import Database, dump
 from nip_lm_server.state.directory import DATABASE, MODELS, StateError, check_state_dir
-from nip_lm_server.state.disk import MANIFEST, publish
+from nip_lm_server.state.disk import publish
+from nip_lm_server.state.manifest import ModelManifest, read_manifest
 from nip_lm_server.state.models import AdapterError, ModelStore
 
 _ASIDE = "adopted.part"
@@ -29,8 +28,8 @@ def find_model(state_dir: Path, name: str) -> Path | None:
     """Return where a server with this state keeps the fine-tuned model, or None if it has none."""
     path = state_dir / MODELS / name.rpartition(":")[2]
     try:
-        return path if parse_json((path / MANIFEST).read_text())["name"] == name else None
-    except (OSError, ValueError, KeyError, TypeError):
+        return path if read_manifest(path).name == name else None
+    except (OSError, ValueError):
         return None
 
 
@@ -54,8 +53,9 @@ def import_models(source: Path, target: Path, expected: Mapping[str, str | None]
         with closing(Database(target / DATABASE)) as database:
             models, copies = ModelStore(target / MODELS, database), ModelStore(aside, database)
             for name, digest in _add_bases(source, expected).items():
-                if models.row(name) is None:
+                if models.get_row(name) is None:
                     manifest = _copy(source, name, digest, models, copies)
+                    # Job and model together: neither is anything without the other.
                     with database.transaction():
                         _enter(database, models, manifest, source)
     finally:
@@ -68,10 +68,12 @@ def _add_bases(source: Path, expected: Mapping[str, str | None]) -> dict[str, st
     for name, digest in expected.items():
         chain: list[tuple[str, str | None]] = [(name, digest)]
         while (path := find_model(source, chain[-1][0])) is not None:
-            base = parse_json((path / MANIFEST).read_text())["base_model"]
+            base = read_manifest(path).base_model
             if find_model(source, base) is None:
                 break
             chain.append((base, None))
+        # A base model before what stands on it, so that a kill never leaves a model without its
+        # base.
         for model, content_digest in reversed(chain):
             ordered[model] = content_digest or ordered.get(model)
     return ordered
@@ -79,7 +81,7 @@ def _add_bases(source: Path, expected: Mapping[str, str | None]) -> dict[str, st
 
 def _copy(
     source: Path, name: str, digest: str | None, models: ModelStore, copies: ModelStore
-) -> dict[str, Any]:
+) -> ModelManifest:
     """Put the model's directory among those of the new state; returns its manifest."""
     path = find_model(source, name)
     if path is None:
@@ -92,37 +94,35 @@ def _copy(
             raise AdapterError(f"{path} can't be copied: {error}") from error
     # Checked aside, so that what is damaged never gets a place among models.
     manifest = (models if is_there else copies).verify(path.name)
-    if digest is not None and manifest["content_digest"] != digest:
+    if digest is not None and manifest.content_digest != digest:
         raise AdapterError(
             f"model {name} has other weights than those on record (content digest "
-            f"{manifest['content_digest']}, on record {digest})"
+            f"{manifest.content_digest}, on record {digest})"
         )
     if not is_there:
         publish(copies.path(path.name), models.path(path.name))
     return manifest
 
 
-def _enter(
-    database: Database, models: ModelStore, manifest: Mapping[str, Any], source: Path
-) -> None:
+def _enter(database: Database, models: ModelStore, manifest: ModelManifest, source: Path) -> None:
     """Enter the model, and its job as an ended one."""
     proof = Proof(False, {"not proved here yet, copied from": str(source)})
     database.insert(
         "jobs",
-        id=manifest["job"],
+        id=manifest.job,
         payload_digest="",  # its key, which would find it again, was left behind
-        method=manifest["method"],
-        model=manifest["parent"] or manifest["base_model"],
-        base_model=manifest["base_model"],
-        parent=manifest["parent"],
+        method=manifest.method,
+        model=manifest.parent or manifest.base_model,
+        base_model=manifest.base_model,
+        parent=manifest.parent,
         training_file="",
-        settings=dump(manifest["settings"]),
-        seed=manifest["seed"],
-        adapter_name=manifest["name"],
-        adapter_digest=manifest["digest"],
+        settings=dump(manifest.settings),
+        seed=manifest.seed,
+        adapter_name=manifest.name,
+        adapter_digest=manifest.digest,
         status="succeeded",
-        created_at=manifest["created_at"],
-        finished_at=manifest["created_at"],
-        result=dump(manifest["training"]),
+        created_at=manifest.created_at,
+        finished_at=manifest.created_at,
+        result=dump(manifest.training),
     )
-    models.record(manifest, manifest["parent"], proof)
+    models.record(manifest, manifest.parent, proof)

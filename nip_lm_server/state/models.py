@@ -10,24 +10,28 @@ import hashlib
 import json
 import re
 import shutil
-import sqlite3
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.proof import Proof
 from nip_lm_server.state.database import UNFINISHED, Database, dump
 from nip_lm_server.state.disk import MANIFEST, hash_file, publish
 from nip_lm_server.state.files import SET_ASIDE
+from nip_lm_server.state.manifest import (
+    CHECKSUM,
+    MANIFEST_FORMAT,
+    ModelManifest,
+    checksum_of,
+    content_digest,
+    has_right_checksum,
+    parse_manifest,
+    read_manifest,
+)
+from nip_lm_server.state.rows import ModelRow, read_row
 
-MANIFEST_FORMAT = 1
-CHECKSUM = "checksum"
-"""In a manifest, over all of it; earlier versions wrote none."""
-TRAINING_RESULT = "training_result.json"
-"""Has times in it, so it is left out of the digest that says whether two adapters are equal."""
 DIGEST_CHARACTERS = 12
 _DIGEST = re.compile(rf"[0-9a-f]{{{DIGEST_CHARACTERS}}}")
 
@@ -62,6 +66,7 @@ class ModelStore:
         self._directory = directory
         self._database = database
         directory.mkdir(exist_ok=True)
+        # A kill in `commit` left it. Only names that `commit` gives are touched.
         for leftover in directory.glob(".*.part"):
             if _DIGEST.fullmatch(leftover.name[1 : -len(".part")]):
                 shutil.rmtree(leftover)
@@ -76,12 +81,11 @@ class ModelStore:
         """Return whether the adapter's directory is there; then it is whole."""
         return (self.path(digest) / MANIFEST).exists()
 
-    def manifest(self, digest: str) -> dict[str, Any]:
-        """The manifest of a committed adapter."""
-        manifest: dict[str, Any] = parse_json((self.path(digest) / MANIFEST).read_text())
-        return manifest
+    def manifest(self, digest: str) -> ModelManifest:
+        """Read the manifest of a committed adapter. Raises OSError, ValueError."""
+        return read_manifest(self.path(digest))
 
-    def commit(self, output_dir: Path, digest: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    def commit(self, output_dir: Path, digest: str, facts: Mapping[str, Any]) -> ModelManifest:
         """Publish a trained adapter by one rename, and return its manifest.
 
         `facts` (name, job, parent, settings ...) go into the manifest. `output_dir` is moved.
@@ -109,37 +113,36 @@ class ModelStore:
         manifest[CHECKSUM] = checksum_of(manifest)
         # 3. One rename makes it a model.
         publish(part, self.path(digest), manifest)
-        return manifest
+        return parse_manifest(manifest)
 
-    def verify(self, digest: str) -> dict[str, Any]:
+    def verify(self, digest: str) -> ModelManifest:
         """Check every file against the manifest, and the manifest against the table; return it.
 
         Raises AdapterError.
         """
         path = self.path(digest)
         try:
-            manifest = self.manifest(digest)
-            if CHECKSUM in manifest and manifest[CHECKSUM] != checksum_of(manifest):
+            if not has_right_checksum(path):
                 raise AdapterError(f"{path / MANIFEST} is damaged: its own checksum differs")
-            files: dict[str, dict[str, Any]] = manifest["files"]
-            for name, expected in files.items():
+            manifest = read_manifest(path)
+            for name, expected in manifest.files.items():
                 found = hash_file(path / name)
-                if found != expected["sha256"]:
+                if found != expected.sha256:
                     raise AdapterError(
                         f"{path / name} has SHA-256 {found[:12]}…, its manifest says "
-                        f"{expected['sha256'][:12]}…: the adapter is damaged"
+                        f"{expected.sha256[:12]}…: the adapter is damaged"
                     )
-            if content_digest(files) != manifest["content_digest"]:
+            if manifest.digest_of_files() != manifest.content_digest:
                 raise AdapterError(f"{path / MANIFEST} contradicts itself")
             # The directory of another model, whole, is as wrong as a file of it.
             row = self._database.one("SELECT content_digest FROM models WHERE digest = ?", digest)
-            on_record = manifest["content_digest"] if row is None else row["content_digest"]
-            if manifest["digest"] != digest or manifest["content_digest"] != on_record:
+            on_record = manifest.content_digest if row is None else row["content_digest"]
+            if manifest.digest != digest or manifest.content_digest != on_record:
                 raise AdapterError(
-                    f"{path} has another model's files, those of {manifest['digest'][:12]}… with "
-                    f"the content {manifest['content_digest'][:12]}…, on record {on_record[:12]}…"
+                    f"{path} has another model's files, those of {manifest.digest[:12]}… with "
+                    f"the content {manifest.content_digest[:12]}…, on record {on_record[:12]}…"
                 )
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError) as error:
             raise AdapterError(f"the adapter in {path} can't be read: {error!r}") from error
         return manifest
 
@@ -163,17 +166,17 @@ class ModelStore:
 
     # Table
 
-    def record(self, manifest: Mapping[str, Any], parent: str | None, proof: Proof) -> None:
+    def record(self, manifest: ModelManifest, parent: str | None, proof: Proof) -> None:
         """Enter a proved model in the table. Part of the caller's transaction."""
         self._database.insert(
             "models",
-            name=manifest["name"],
-            digest=manifest["digest"],
-            kind=manifest.get("kind", "adapter"),
-            base_model=manifest["base_model"],
-            job_id=manifest["job"],
+            name=manifest.name,
+            digest=manifest.digest,
+            kind=manifest.kind,
+            base_model=manifest.base_model,
+            job_id=manifest.job,
             parent=parent,
-            content_digest=manifest["content_digest"],
+            content_digest=manifest.content_digest,
             created_at=time.time(),
             proof=dump(asdict(proof)),
             engine_epoch=proof.detail.get("engine_epoch", 0),
@@ -199,25 +202,26 @@ class ModelStore:
         )
         return [f"{row['name']}: {row['problem']}" for row in rows]
 
-    def row(self, name: str) -> sqlite3.Row | None:
+    def get_row(self, name: str) -> ModelRow | None:
         """Return the table's row of a model, None if it is unknown or deleted."""
-        return self._database.one(
-            "SELECT * FROM models WHERE name = ? AND deleted_at IS NULL", name
-        )
+        row = self._database.one("SELECT * FROM models WHERE name = ? AND deleted_at IS NULL", name)
+        return None if row is None else read_row(ModelRow, row)
 
-    def rows(self) -> list[sqlite3.Row]:
+    def list_rows(self) -> list[ModelRow]:
         """List all models but deleted ones, oldest first."""
-        return self._database.all(
+        rows = self._database.all(
             "SELECT * FROM models WHERE deleted_at IS NULL ORDER BY created_at, name"
         )
+        return [read_row(ModelRow, row) for row in rows]
 
-    def list_adapters(self, base_model: str) -> list[sqlite3.Row]:
+    def list_adapters(self, base_model: str) -> list[ModelRow]:
         """The adapters over a base model, newest first."""
-        return self._database.all(
+        rows = self._database.all(
             "SELECT * FROM models WHERE deleted_at IS NULL AND kind = 'adapter' "
             "AND base_model = ? ORDER BY created_at DESC, name",
             base_model,
         )
+        return [read_row(ModelRow, row) for row in rows]
 
     def find_user(self, name: str) -> str | None:
         """Name what still needs a model: a fine-tune, an adapter over it, or an unfinished job."""
@@ -237,17 +241,3 @@ class ModelStore:
     def mark_deleted(self, name: str) -> None:
         """Take a model out of the table's view; neither name nor digest is ever given again."""
         self._database.execute("UPDATE models SET deleted_at = ? WHERE name = ?", time.time(), name)
-
-
-def checksum_of(manifest: Mapping[str, Any]) -> str:
-    """Return the SHA-256 over all other keys of a manifest. Earlier ones had no checksum."""
-    rest = {key: value for key, value in manifest.items() if key != CHECKSUM}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def content_digest(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """Digest the names and digests of a model's files: equal models have equal ones."""
-    listed = "".join(
-        f"{name} {files[name]['sha256']}\n" for name in sorted(files) if name != TRAINING_RESULT
-    )
-    return hashlib.sha256(listed.encode()).hexdigest()

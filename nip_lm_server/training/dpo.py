@@ -13,6 +13,10 @@ base     the base model in any case; over an existing adapter the loss begins el
 tokens to the loss (Pang et al., "Iterative Reasoning Preference Optimization", 2024). DPO alone
 only looks at the distance of the two answers, and may make both of them unlikely.
 
+`dpo_label_smoothing` is the share of pairs that are taken to be the wrong way round. Their part is
+taken out of the loss, so that it is right on average (Chowdhury et al., "Provably Robust DPO",
+2024). TRL calls that loss "robust"; its plain one leaves the share out of account.
+
 The reference is had for nothing by switching the trained adapter off, except: "continue" against
 "start" keeps a frozen copy of the adapter, and "stack" against "base" or training every weight
 keeps a second model.
@@ -108,6 +112,7 @@ def build_trainer(
 
     settings = job.settings
     reference = reference_model(job)
+    preference = "robust" if settings.dpo_label_smoothing else "sigmoid"
     lengths, validated = ([pair.longest for pair in part] for part in (training, validation))
     passes = plan(job, model, lengths, validated, rows_per_example=2)
     trainer = Trainer(
@@ -116,7 +121,8 @@ def build_trainer(
         args=DPOConfig(
             **common_arguments(job, passes),
             beta=settings.beta,
-            loss_type=["sigmoid", "sft"] if settings.dpo_sft_weight else ["sigmoid"],
+            loss_type=[preference, "sft"] if settings.dpo_sft_weight else [preference],
+            label_smoothing=settings.dpo_label_smoothing or 0.0,
             loss_weights=[1.0, settings.dpo_sft_weight] if settings.dpo_sft_weight else None,
             max_length=None,  # longer examples were refused, none is ever cut
             precompute_ref_log_probs=False,

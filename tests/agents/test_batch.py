@@ -16,6 +16,7 @@ from nip_core.errors import SettingsError
 from nip_core.game.render import Game, Situation
 from nip_core.hashing import derive_key
 from nip_core.protocols import Move, protocol_names
+from nip_core.rollouts.rows import stored_row
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
 
 PENALTY = {"prover_invalid_response_penalty": -0.25}
@@ -146,7 +147,7 @@ def test_a_batch_says_round_by_round_what_was_played(drawn):
     protocol = known.protocol
     played = play(known, seed, episodes)
     batch = rollouts_to_nested(known, played.tables.episodes, played.tables.generations)
-    attempts = 1 + max((row["attempt"] for row in played.generations), default=0)
+    attempts = 1 + max((row.attempt for row in played.generations), default=0)
     found = {key: (array.shape, array.dtype.kind) for key, array in batch.items()}
     expected = shapes(known, episodes, attempts)
     assert found.keys() == expected.keys()
@@ -154,16 +155,17 @@ def test_a_batch_says_round_by_round_what_was_played(drawn):
         assert found[key][0] == shape and found[key][1].startswith(kind), key
 
     for n, (row, turns) in enumerate(zip(played.episodes, played.turns, strict=True)):
+        stored = stored_row(row)
         done, terminated = played.ends[n]
         for t in range(protocol.max_message_rounds):
             step = batch[n, t]
             for key in ("seed", "y", "question", "solution"):
-                assert step[key][()] == step["next", key][()] == row[key]
-            assert step["episode", "rewards"][()] == row["rewards"]
+                assert step[key][()] == step["next", key][()] == stored[key]
+            assert step["episode", "rewards"][()] == stored["rewards"]
             assert (step["round"], step["next", "round"]) == (t, t + 1)
-            assert step["padding"] == (t >= row["rounds"])
+            assert step["padding"] == (t >= row.rounds)
             for after, place in ((0, step), (1, step["next"])):
-                over = t + after >= row["rounds"]
+                over = t + after >= row.rounds
                 assert place["done"] == (over and done)
                 assert place["terminated"] == (over and terminated)
                 assert (place["agents", "done"] == (over and done)).all()
@@ -192,8 +194,8 @@ def assert_history(protocol, turns, before, place) -> None:
 def assert_agents(known, played, n, t, step) -> None:
     protocol, row, turns = known.protocol, played.episodes[n], played.turns[n]
     before = [turn for turn in turns if turn.round < t]
-    movers = protocol.movers(t, row["seed"], before) if t < row["rounds"] else {}
-    situation = Situation(row["question"], row["solution"], row["prover_stance"], row["seed"])
+    movers = protocol.movers(t, row.seed, before) if t < row.rounds else {}
+    situation = Situation(row.question, row.solution, row.prover_stance, row.seed)
     for a, agent in enumerate(protocol.agent_names):
         turn = next((u for u in turns if (u.round, u.agent) == (t, agent)), None)
         move = turn.move if turn else Move()
@@ -206,8 +208,8 @@ def assert_agents(known, played, n, t, step) -> None:
         calls = played.asked.get((n, t, agent), 0)
         retries = [max(calls - 1, 0) * (c in movers.get(agent, ())) for c in protocol.channels]
         assert mine["retry_count"][a].tolist() == retries
-        last = next((g for g in reversed(played.generations) if calls and g["key"] == derive_key(row["key"], t, agent, calls - 1)), None)  # fmt: skip
-        long = last is not None and last["finish_reason"] == "length"
+        last = next((g for g in reversed(played.generations) if calls and g.key == derive_key(row.key, t, agent, calls - 1)), None)  # fmt: skip
+        long = last is not None and last.finish_reason == "length"
         limits = [long and c in movers[agent] for c in protocol.channels]
         assert mine["token_limit"][a].tolist() == limits
         chat = []
@@ -225,7 +227,7 @@ def test_a_silent_prover_and_the_rows_after_the_end_by_hand():
     five = game(nip_protocol={"max_message_rounds": 5}, protocol_common=PENALTY)
     played = play(five, 0, 1, lambda round_, agent, attempt: script.get((round_, agent)))
     batch = rollouts_to_nested(five, played.tables.episodes, played.tables.generations)
-    y = played.episodes[0]["y"]
+    y = played.episodes[0].y
     verdict = 1.0 if y == 1 else -1.0
     assert batch["next", "agents", "reward"].tolist() == [
         [[0.0, 0.0], [-0.25, 0.0], [1.0, verdict], [0.0, 0.0], [0.0, 0.0]]

@@ -113,7 +113,7 @@ async def by_loop(parameters, url, specs):
         context = ShardContext(handler.game, players, client, NoLog(), {}, Progress())
         shard = await play_episodes(specs, context)
     order = [spec.key for spec in specs]
-    episodes = sorted(shard.episodes, key=lambda row: order.index(row["key"]))
+    episodes = sorted(shard.episodes, key=lambda row: order.index(row.key))
     tables = build_tables(episodes, shard.generations)
     return rollouts_to_nested(handler.game, tables.episodes, tables.generations, prompts=False)
 

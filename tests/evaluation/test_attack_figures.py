@@ -1,11 +1,11 @@
 """What an attack took is counted from the verifier's own test on, and said for what it is."""
 
 import pytest
+from stored_rows import typed_tables
 
 from nip_core.evaluation.attack_figures import OwnTest, as_now, attack_shown, figures_by_step
 from nip_core.evaluation.attack_words import by_training, causes, caution, sentences
 from nip_core.evaluation.figures_in_words import alike, in_spans
-from nip_core.rollouts.tables import build_tables
 
 WRONG = 10
 ALWAYS = {
@@ -34,7 +34,7 @@ def test_of(fooled, problems=range(WRONG + 1), **changes):
         | changes
         for i in problems
     ]
-    return build_tables(rows, []).episodes
+    return typed_tables(rows, []).episodes
 
 
 test_of.__test__ = False

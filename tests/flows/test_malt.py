@@ -5,8 +5,9 @@ from collections import Counter
 import pytest
 from small_game import train_here, write_config
 
+from nip_core.rollouts.rows import read_rows
 from nip_core.rollouts.tables import read_rollouts
-from nip_core.rollouts.trees import tree_of
+from nip_core.rollouts.trees import Leaf, tree_of
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
@@ -39,7 +40,7 @@ async def test_only_training_by_preferences_grows_trees(trained):
             assert set(table["branch_path"].to_pylist()) == {""}
     trees = played(run, 1, "train")
     leaves = trees.episodes.to_pylist()
-    tree = {row["key"]: tree_of(row) for row in leaves}
+    tree = {row.key: tree_of(row) for row in read_rows(trees.episodes, Leaf)}
     nodes = {(tree[g["episode"]], g["branch_path"]) for g in trees.generations.to_pylist()}
     sizes = Counter(place for place, _ in nodes)
     assert len(sizes) == 30 and len(leaves) > 60

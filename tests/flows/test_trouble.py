@@ -43,7 +43,7 @@ def run_in(folder: Path) -> RunStore:
 
 async def played_digest(config: Path) -> str:
     async with open_session(load_parameters(config)) as session:
-        return (await play(session, 0, "train"))["canonical_digest"]
+        return (await play(session, 0, "train")).canonical_digest
 
 
 async def test_a_troubled_transport_changes_nothing_in_the_data(tmp_path):
@@ -202,7 +202,7 @@ async def test_a_disk_that_fills_in_the_middle_can_be_resumed(tmp_path, mounted)
     async with open_session(load_parameters(config)) as session:
         again = await play(session, 0, "train")
         rows = read_manifest(session.run.store, session.run.rollouts(0, "train")).rows
-    assert again["canonical_digest"] == first
+    assert again.canonical_digest == first
     assert rows["episodes"] == 40
 
 

@@ -1,6 +1,7 @@
 """What each agent sees, message by message; and that what is trained is what was asked."""
 
 from random import Random
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -83,12 +84,22 @@ def test_a_round_without_a_visible_message_does_not_cut_the_history():
     ]
 
 
+class Row(NamedTuple):
+    """What a turn is made of."""
+
+    round: int
+    agent: str
+    text: str
+    invalid_reason: str | None
+    token_logprobs: None = None
+
+
 def test_rows_give_the_same_turns_as_play_and_leave_out_invalid_answers():
     table = game()
     rows = [
-        {"round": 1, "agent": "prover", "text": "Answer: b", "invalid_reason": None},
-        {"round": 0, "agent": "verifier", "text": "", "invalid_reason": "empty answer"},
-        {"round": 0, "agent": "verifier", "text": "Question: a", "invalid_reason": None},
+        Row(1, "prover", "Answer: b", None),
+        Row(0, "verifier", "", "empty answer"),
+        Row(0, "verifier", "Question: a", None),
     ]
     assert table.turns(rows, 5) == turns(table, "Question: a", "Answer: b")
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from scripted_server import scripted_server
+from stored_rows import stored_shard
 
 from nip_core.game.render import Game
 from nip_core.parameters import RandomAgentParameters
@@ -20,6 +21,7 @@ from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.episode import ShardContext, no_branching
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import cut, plan_episodes
+from nip_core.rollouts.rows import Generation, recorded_calls, recorded_labels
 from nip_core.rollouts.tables import build_tables
 from nip_core.scenarios import Problem
 
@@ -53,7 +55,8 @@ class Played:
 
     def __init__(self, game, specs, server, shard, log, progress):
         self.game, self.parameters, self.specs = game, game.parameters, specs
-        self.server, self.shard, self.log, self.progress = server, shard, log, progress
+        self.server, self.log, self.progress = server, log, progress
+        self.typed, self.shard = shard, stored_shard(shard)
 
     @property
     def episodes(self):
@@ -64,23 +67,30 @@ class Played:
         rows = [g for g in self.shard.generations if g["episode"] == episode["key"]]
         return sorted(rows, key=lambda g: (g["round"], g["agent"], g["attempt"]))
 
+    def answers(self, problem="p0"):
+        """The generations of an episode in order, typed."""
+        return [Generation(**row) for row in self.generations(problem)]
+
     def rewards(self, problem="p0"):
-        [episode] = [e for e in self.shard.episodes if e["problem"] == problem]
-        return {entry["agent"]: entry["reward"] for entry in episode["rewards"]}
+        [episode] = [e for e in self.typed.episodes if e.problem == problem]
+        return episode.rewards
 
     def seed(self, problem, round_, agent, attempt=0):
         spec = next(s for s in self.specs if s.problem.id == problem)
         return spec.generation_seed(self.parameters.seed, round_, agent, attempt)
 
     def tables(self):
-        return build_tables(self.shard.episodes, self.shard.generations)
+        return build_tables(self.typed.episodes, self.typed.generations)
 
 
 def make_context(
     game, url, client, log, recorded=None, failures=None, model=None, key="key", progress=None,
     branch=no_branching, labels=None,
 ):  # fmt: skip
-    """Each agent plays with `model`, or with one that is named like it."""
+    """Each agent plays with `model`, or with one that is named like it.
+
+    `recorded` are records of a journal by key, `labels` those of solutions.
+    """
     endpoint = Endpoint(url, key)
     players = {
         agent: Player(agent, RANDOM_MODEL, None, own)
@@ -94,11 +104,11 @@ def make_context(
         players,
         client,
         log,
-        recorded or {},
+        recorded_calls((recorded or {}).values(), "journal"),
         progress,
         failures,
         branch=branch,
-        labels=labels if labels is not None else {},
+        labels=recorded_labels(({"label": row} for row in (labels or {}).values()), "journal"),
     )
 
 

@@ -11,11 +11,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from nip_core.game.render import Game, InvalidResponse, tokens_of
+from nip_core.game.answer_rows import read_tokens
+from nip_core.game.render import Game, InvalidResponse
 from nip_core.hashing import derive_key
 from nip_core.parameters import load_parameters
 from nip_core.protocols import NO_DECISION, Move, Turn
 from nip_core.rollouts.model_call import random_answer
+from nip_core.rollouts.rows import Episode, Generation, Timing
 from nip_core.rollouts.tables import Tables, build_tables
 
 PROMPT = Path(__file__).with_name("bare_prompt.txt")
@@ -35,8 +37,8 @@ def game(**changes: Any) -> Game:
 class Played:
     """Rows as the engine makes them, and what happened, told independently of the batch."""
 
-    episodes: list[dict[str, Any]] = field(default_factory=list)
-    generations: list[dict[str, Any]] = field(default_factory=list)
+    episodes: list[Episode] = field(default_factory=list)
+    generations: list[Generation] = field(default_factory=list)
     turns: list[list[Turn]] = field(default_factory=list)
     pay: list[list[Mapping[str, float]]] = field(default_factory=list)  # by episode and round
     ends: list[tuple[bool, bool]] = field(default_factory=list)  # done, terminated
@@ -45,12 +47,12 @@ class Played:
     @property
     def tables(self) -> Tables:
         timings = [
-            {
-                "key": row["key"],
-                "started_at": datetime(2026, 1, 1, second=row["round"], tzinfo=UTC),
-                "latency_s": 0.25 * row["completion_tokens"],
-                "transport_retries": row["attempt"],
-            }
+            Timing(
+                key=row.key,
+                started_at=datetime(2026, 1, 1, second=row.round, tzinfo=UTC),
+                latency_s=0.25 * row.completion_tokens,
+                transport_retries=row.attempt,
+            )
             for row in self.generations
         ]
         return build_tables(self.episodes, self.generations, timings)
@@ -86,17 +88,17 @@ def _play_one(game: Game, rng: Random, n: int, played: Played, script: Any) -> N
             rows = _ask(game, rng, key, seed, round_, agent, parent, turns, script)
             played.generations += rows
             played.asked[n, round_, agent] = len(rows)
-            if rows and rows[-1]["invalid_reason"] is None:
-                move = game.parse(agent, round_, seed, rows[-1]["text"], turns)
-                tokens = tokens_of(rows[-1]["token_logprobs"])
-                now.append(Turn(round_, agent, rows[-1]["text"], move, tokens))
+            if rows and rows[-1].invalid_reason is None:
+                move = game.parse(agent, round_, seed, rows[-1].text, turns)
+                tokens = read_tokens(rows[-1].token_logprobs)
+                now.append(Turn(round_, agent, rows[-1].text, move, tokens))
             elif rows and protocol.is_prover(agent) and may_be_silent:
                 silent.add(agent)
             else:
                 error = f"{agent} gave up"
         turns += now
-        mine = [row for row in played.generations if row["episode"] == key]
-        parent = next((r["key"] for r in reversed(mine) if r["invalid_reason"] is None), None)
+        mine = [row for row in played.generations if row.episode == key]
+        parent = next((r.key for r in reversed(mine) if r.invalid_reason is None), None)
         if error:
             break
         result = protocol.judge(round_, seed, y, stance, turns, silent)
@@ -113,39 +115,39 @@ def _play_one(game: Game, rng: Random, n: int, played: Played, script: Any) -> N
     played.pay.append([] if error else pay)
     played.ends.append((outcome == "finished", outcome == "terminated"))
     played.episodes.append(
-        {
-            "key": key,
-            "run": "a",
-            "split": "train",
-            "iteration": 3,
-            "problem": f"families/{n // 2}",
-            "question_id": f"q{n}",
-            "sample": n % 2,
-            "branch_path": "",
-            "protocol": protocol.name,
-            "question": f"What is {n}? " * rng.randrange(9),
-            "solution": "x\n  ü" * (n % 3),
-            "y": y,
-            "difficulty": rng.choice([None, "easy"]),
-            "mutation": rng.choice([None, "off by one"]),
-            "seed": seed,
-            "prover_stance": stance,
-            "rounds": round_ + 1,
-            "decision": decision,
-            "decision_value": value,
-            "outcome": outcome,
-            "error": error,
-            "rewards": [{"agent": a, "reward": reward} for a, reward in rewards.items()],
-        }
+        Episode(
+            key=key,
+            run="a",
+            split="train",
+            iteration=3,
+            problem=f"families/{n // 2}",
+            question_id=f"q{n}",
+            sample=n % 2,
+            branch_path="",
+            protocol=protocol.name,
+            question=f"What is {n}? " * rng.randrange(9),
+            solution="x\n  ü" * (n % 3),
+            y=y,
+            difficulty=rng.choice([None, "easy"]),
+            mutation=rng.choice([None, "off by one"]),
+            seed=seed,
+            prover_stance=stance,
+            rounds=round_ + 1,
+            decision=decision,
+            decision_value=value,
+            outcome=outcome,
+            error=error,
+            rewards=dict(rewards),
+        )
     )
 
 
 def _ask(
     game: Game, rng: Random, episode: str, seed: int, round_: int, agent: str, parent: str | None,
     turns: list[Turn], script: Any,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[Generation]:  # fmt: skip
     """The generations of one turn: up to three answers, none where the request is refused."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Generation] = []
     if script is None and rng.random() < 0.03:
         return rows
     form = game.form(agent, round_, seed, turns)
@@ -163,28 +165,28 @@ def _ask(
         ids = [rng.randrange(10**5) for _ in range(rng.randrange(4))]
         with_ids, with_tokens = rng.random() < 0.5, game.top_logprobs(agent) > 0
         rows.append(
-            {
-                "key": derive_key(episode, round_, agent, attempt),
-                "parent_key": parent,
-                "episode": episode,
-                "branch_path": "",
-                "round": round_,
-                "agent": agent,
-                "attempt": attempt,
-                "model_asked": f"m-{agent}",
-                "model_served": f"m-{agent}-{attempt}",
-                "text": text,
-                "decision": move.decision,
-                "decision_value": move.value,
-                "finish_reason": rng.choice(["stop", "length"]),
-                "invalid_reason": invalid,
-                "prompt_tokens": rng.randrange(9**5),
-                "completion_tokens": len(text),
-                "prompt_token_ids": ids if with_ids else None,
-                "completion_token_ids": ids[:1] if with_ids else None,
-                "completion_logprobs": [-float(i) / 7 for i in ids] if with_ids else None,
-                "token_logprobs": tokens if with_tokens else None,
-            }
+            Generation(
+                key=derive_key(episode, round_, agent, attempt),
+                parent_key=parent,
+                episode=episode,
+                branch_path="",
+                round=round_,
+                agent=agent,
+                attempt=attempt,
+                model_asked=f"m-{agent}",
+                model_served=f"m-{agent}-{attempt}",
+                text=text,
+                decision=move.decision,
+                decision_value=move.value,
+                finish_reason=rng.choice(["stop", "length"]),
+                invalid_reason=invalid,
+                prompt_tokens=rng.randrange(9**5),
+                completion_tokens=len(text),
+                prompt_token_ids=ids if with_ids else None,
+                completion_token_ids=ids[:1] if with_ids else None,
+                completion_logprobs=[-float(i) / 7 for i in ids] if with_ids else None,
+                token_logprobs=tokens if with_tokens else None,
+            )
         )
         if invalid is None:
             break

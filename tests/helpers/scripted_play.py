@@ -15,6 +15,7 @@ from typing import Any
 
 from aiohttp import web
 from scripted_server import scripted_server
+from stored_rows import stored_shard
 
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, load_parameters
@@ -162,8 +163,9 @@ async def play(
         async with ChatClient(concurrency=16, timeout_s=10, retries=0) as client:
             context = ShardContext(game, players, client, _Log(), {}, Progress())
             shard = await asyncio.wait_for(play_episodes([spec], context), 30)
-    (played.episode,) = shard.episodes
-    played.generations = shard.generations
+    stored = stored_shard(shard)
+    (played.episode,) = stored.episodes
+    played.generations = stored.generations
     expected = {(round_, agent) for round_, turns in script.items() for agent in turns}
     assert set(played.asked) == expected, f"asked {played.asked}"
     return played

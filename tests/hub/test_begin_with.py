@@ -69,7 +69,7 @@ async def test_a_run_plays_with_a_published_adapter_pinned_and_proved(hub, run, 
     assert len(hub.requests) == asked
     # 4. What is published of it says where it began.
     facts = write_adapter(choose_model(second, None, None), tmp_path / "out", place="x", probe=True)
-    assert facts.lineage["from_run"] == f"hf://ada/verifier@{pushed}"
+    assert facts.lineage.from_run == f"hf://ada/verifier@{pushed}"
 
 
 @pytest.mark.parametrize(

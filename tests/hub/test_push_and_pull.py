@@ -33,6 +33,7 @@ from nip_core.hub.dataset_of_run import (
     _remove_places,
     write_run_tables,
 )
+from nip_core.hub.nip_json import AdapterFacts, Lineage
 from nip_core.hub.privacy import (
     LEFT_OUT,
     check_nothing_leaks,
@@ -40,7 +41,7 @@ from nip_core.hub.privacy import (
     hide_places,
     without_places,
 )
-from nip_core.hub.repository import Facts, list_files, seal
+from nip_core.hub.repository import list_files, seal
 from nip_core.hub.transfer import push_directory
 from nip_core.models import BUNDLED
 from nip_core.parameters.published import Reference
@@ -84,7 +85,9 @@ def seal_small(directory, files, **lineage):
     for name, content in files.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_bytes(content)
-    return seal(directory, Facts("adapter", {"run": "small", "group": "both", **lineage}))
+    return seal(
+        directory, AdapterFacts(lineage=Lineage(**{"run": "small", "group": "both", **lineage}))
+    )
 
 
 def texts(directory):
@@ -195,7 +198,7 @@ def test_a_machine_may_be_called_by_any_word_of_a_card_but_not_be_named_in_it(ru
     for host in words:
         check_nothing_leaks(tmp_path / "made", {}, [], host)
     settings = {"dataset": "of the server", "prices": {"on alices-laptop": 1}}
-    seal(tmp_path / "made", replace(facts, content={**facts.content, "settings": settings}))
+    seal(tmp_path / "made", facts.model_copy(update={"settings": settings}))
     for host in ("server", "alices-laptop"):
         with pytest.raises(SettingsError, match=f"has the name of this machine, {host}, in it"):
             check_nothing_leaks(tmp_path / "made", {}, [], host)
@@ -275,8 +278,8 @@ def test_settings_are_published_without_places_be_they_names_or_values():
 
 def test_a_push_that_was_killed_while_it_uploaded_goes_on_with_what_is_there(hub, run, tmp_path):
     facts = write_run_tables(run, tmp_path / "data", place="ada/play", secrets={})
-    large = [f["sha256"] for name, f in facts.files.items() if name.endswith(".parquet")]
-    [held] = [f["sha256"] for name, f in facts.files.items() if name.startswith("examples")]
+    large = [f.sha256 for name, f in facts.files.items() if name.endswith(".parquet")]
+    [held] = [f.sha256 for name, f in facts.files.items() if name.startswith("examples")]
     fault = Fault("PUT", held, 0, after=1000, hold=True)
     hub.faults.append(fault)
     command = [NIP, "push", run.name, "--to", "ada/play", "--what", "dataset"]
@@ -656,7 +659,8 @@ def with_thoughts(run, store, thought):
     ]
     file = store / FILES["supervised"]
     write_examples(file, "supervised", examples, has_reasoning=True)
-    manifest.commit(copied.store, directory, {file.name: file}, extra={"method": "supervised"})
+    extra = {"digest": "of these", "examples": 3, "episodes": 3, "method": "supervised"}
+    manifest.commit(copied.store, directory, {file.name: file}, extra=extra)
     return copied
 
 

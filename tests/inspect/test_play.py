@@ -10,6 +10,7 @@ from both_ways import EPISODES, MODEL, play_here, play_there, write_config
 from inspect_ai._util.error import PrerequisiteError
 from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
 from played_elsewhere import SCENARIOS, scenario_settings
+from stored_rows import typed_generations
 
 from nip_core.evaluation.metrics import evaluate
 from nip_core.game.render import Game, situation_of
@@ -101,7 +102,7 @@ def test_the_request_is_that_of_nip_play(server, tmp_path):
     assert len(rows) == len(calls) > 1
     for row in rows:
         agent, round_ = row["agent"], row["round"]
-        before = game.turns((r for r in rows if r["round"] < round_), spec.seed)
+        before = game.turns(typed_generations(r for r in rows if r["round"] < round_), spec.seed)
         chat = game.render(
             agent, situation_of(spec.problem, spec.stance, spec.seed), before, round_
         )

@@ -403,7 +403,7 @@ async def test_a_new_attempt_after_a_failed_job_is_a_new_job_with_the_old_one_on
     assert record.outcome == "failed"
     second = await ledger.ensure_job(replace(SPEC, attempt=1), DATASET)
     assert (second.id, second.attempt, second.key) != (record.id, record.attempt, record.key)
-    assert [p["id"] for p in second.previous] == ["ftjob-0"]
+    assert [attempt.id for attempt in second.previous] == ["ftjob-0"]
     assert len(wire.jobs) == 2
 
 

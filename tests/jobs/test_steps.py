@@ -3,7 +3,7 @@
 import pytest
 
 from nip_core.jobs.job import JobView
-from nip_core.jobs.steps import JobSteps, by_step, newest_step, steps_of
+from nip_core.jobs.steps import JobSteps, find_newest_step, read_progress, read_step_figures
 
 OURS = {
     "step": 3,
@@ -17,28 +17,30 @@ OURS = {
 
 def test_a_server_of_ours_says_step_loss_tokens_and_time_left():
     view = JobView("ftjob-1", "running", effective={"nip": {"progress": OURS}})
-    assert steps_of(view) == JobSteps(3, 12, loss=0.5, tokens=900, left_s=4.5)
-    assert steps_of(view).percent == 25.0
-    assert steps_of(JobView("ftjob-1", "queued", effective={"nip": {"progress": None}})) is None
-    assert steps_of(JobView("ftjob-1", "running")) is None
+    assert read_progress(view) == JobSteps(3, 12, loss=0.5, tokens=900, left_s=4.5)
+    assert read_progress(view).percent == 25.0
+    assert (
+        read_progress(JobView("ftjob-1", "queued", effective={"nip": {"progress": None}})) is None
+    )
+    assert read_progress(JobView("ftjob-1", "running")) is None
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_figure_that_is_no_number_is_not_known(value):
     progress = {**OURS, "train_loss": value, "tokens": value, "time_left_s": value}
     view = JobView("ftjob-1", "running", effective={"nip": {"progress": progress}})
-    assert steps_of(view) == JobSteps(3, 12)
-    assert newest_step([{"message": "x", "data": {**OURS, "step": value}}]) is None
+    assert read_progress(view) == JobSteps(3, 12)
+    assert find_newest_step([{"message": "x", "data": {**OURS, "step": value}}]) is None
 
 
 def test_openais_events_say_it_in_their_data_or_in_words():
     words = {"type": "metrics", "message": "Step 8/90: training loss=0.21",
              "data": {"step": 8, "train_loss": 0.21}}  # fmt: skip
-    assert newest_step([words, {"type": "message", "message": "Fine-tuning job started"}]) == (
+    assert find_newest_step([words, {"type": "message", "message": "Fine-tuning job started"}]) == (
         JobSteps(8, 90, loss=0.21)
     )
-    assert newest_step([{"message": "Step 8/90"}, {"message": "x", "data": OURS}]).step == 3
-    assert newest_step([{"message": "queued"}, {"message": "Step 0/0"}]) is None
+    assert find_newest_step([{"message": "Step 8/90"}, {"message": "x", "data": OURS}]).step == 3
+    assert find_newest_step([{"message": "queued"}, {"message": "Step 0/0"}]) is None
 
 
 def test_of_a_step_of_several_attempts_the_last_counts():
@@ -49,8 +51,8 @@ def test_of_a_step_of_several_attempts_the_last_counts():
         {"type": "message", "data": {"step": 3}},
         {"type": "metrics", "data": None},
     ]
-    told = by_step(events)
-    assert [(step, event["data"]["train_loss"]) for step, event in told.items()] == [
+    told = read_step_figures(events)
+    assert [(step, of_step.loss) for step, of_step in told.items()] == [
         (1, 1.0),
         (2, 0.8),
     ]

@@ -86,7 +86,7 @@ async def _make(state: Path) -> None:
                 training_file=upload.id, model=model, suffix="x y", metadata={"a": "b"}, **more
             )
             jobs = here.services.jobs
-            await until(lambda: jobs.row(made.id)["finished_at"] is not None)
+            await until(lambda: jobs.get_row(made.id).finished_at is not None)
             return await client.fine_tuning.jobs.retrieve(made.id)
 
         good = formats.to_jsonl([LINE] * 10)

@@ -83,28 +83,28 @@ class Workshop:
     def trained(self, model: str = "sim", **fields: Any) -> str:
         """A model as a job that succeeded leaves it; its name."""
         request = self.request(model, **fields)
-        row = self.jobs.row(self.jobs.create(request, request.model_dump(), None)[0]["id"])
-        settings = EffectiveSettings.model_validate_json(row["settings"])
-        parent = self.models.row(row["parent"]) if row["parent"] else None
+        row = self.jobs.get_row(self.jobs.create(request, request.model_dump(), None)[0]["id"])
+        settings = row.read_settings()
+        parent = self.models.get_row(row.parent) if row.parent else None
         output = self.directory / "output"
         output.mkdir()
-        (output / "weights").write_text(row["id"])
+        (output / "weights").write_text(row.id)
         facts = {
             "kind": settings.result,
-            "name": row["adapter_name"],
-            "base_model": row["base_model"],
-            "job": row["id"],
+            "name": row.adapter_name,
+            "base_model": row.base_model,
+            "job": row.id,
             "settings": settings.model_dump(),
             "lora_rank": sum_ranks(
-                settings, self.models.manifest(parent["digest"]) if parent else None
+                settings, self.models.manifest(parent.digest) if parent else None
             ),
         }
-        manifest = self.models.commit(output, row["adapter_digest"], facts)
-        self.models.record(manifest, row["parent"], Proof(matches=True))
-        self.jobs.cancel(row["id"])  # it is no unfinished job that needs anything
+        manifest = self.models.commit(output, row.adapter_digest, facts)
+        self.models.record(manifest, row.parent, Proof(matches=True))
+        self.jobs.cancel(row.id)  # it is no unfinished job that needs anything
         if settings.result == "base":
-            self.bases.append(row["adapter_name"])
-        return str(row["adapter_name"])
+            self.bases.append(row.adapter_name)
+        return str(row.adapter_name)
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_what_is_asked_for_is_what_is_trained(workshop: Workshop) -> None:
     }  # fmt: skip
     asked = {"n_epochs": 2, "batch_size": 5, "learning_rate_multiplier": 0.5, "beta": 0.7}
     method = {"type": "dpo", "dpo": {"hyperparameters": asked}}
-    dpo = {"dpo_reference": "base", "dpo_sft_weight": 0.3}
+    dpo = {"dpo_reference": "base", "dpo_sft_weight": 0.3, "dpo_label_smoothing": 0.2}
     settings = workshop.settings(method=method, nip={**nip, **dpo}).model_dump()
     assert settings["learning_rate"] == 0.005
     for name, value in {**nip, **asked, **dpo}.items():
@@ -201,6 +201,7 @@ def test_the_old_place_for_hyperparameters_serves_every_method(
         ({"nip": {"dpo_reference": "base"}}, "nip.dpo_reference"),
         ({"nip": {"dpo_reference": "start"}}, "nip.dpo_reference"),  # although it is the default
         ({"nip": {"dpo_sft_weight": 1.0}}, "nip.dpo_sft_weight"),
+        ({"nip": {"dpo_label_smoothing": 0.1}}, "nip.dpo_label_smoothing"),
         ({"nip": {"stack_overflow": "merge"}}, "nip.stack_overflow"),
         ({"nip": {"packing": True}, "method": {"type": "dpo"}}, "nip.packing"),
         ({"nip": {"use_lora": False, "lora_rank": 4}}, "nip.lora_rank"),
@@ -299,7 +300,7 @@ def test_a_stack_that_gets_too_high_is_merged_or_refused(workshop: Workshop) -> 
     first = workshop.trained(nip={"lora_rank": 16})
     stack = {"start_from": "stack", "lora_rank": 16}
     second = workshop.trained(first, nip=stack)
-    assert workshop.models.row(second)["kind"] == "adapter"
+    assert workshop.models.get_row(second).kind == "adapter"
     # 32 is the largest rank here, and the adapter that was stacked has it.
     continued = workshop.settings(second)
     assert (continued.start_from, continued.lora_rank) == ("continue", 32)
@@ -325,7 +326,7 @@ def test_a_base_model_that_was_made_here_is_a_base_model(workshop: Workshop) -> 
     # Its adapter lies over it, and so on: names tell the configured base, rows the real one.
     adapter = workshop.trained(base, suffix="two")
     assert adapter.startswith("ft:other:two:")
-    assert workshop.models.row(adapter)["base_model"] == base
+    assert workshop.models.get_row(adapter).base_model == base
     again = workshop.trained(adapter, nip={"use_lora": False}, suffix="three")
     assert again.startswith("ft:other:three:")
     assert workshop.models.find_user(base) is not None
@@ -372,6 +373,6 @@ async def test_a_model_is_committed_before_the_engine_comes_back(tmp_path: Path)
     async def nobody_is_next() -> bool:
         return False
 
-    await runner.run(workshop.jobs.row(id), place, DeviceTurn(nobody_is_next))
-    assert workshop.jobs.row(id)["status"] == "succeeded", workshop.jobs.row(id)["error"]
+    await runner.run(workshop.jobs.get_row(id), place, DeviceTurn(nobody_is_next))
+    assert workshop.jobs.get_row(id).status == "succeeded", workshop.jobs.get_row(id).error
     assert workshop.committed

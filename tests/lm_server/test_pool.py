@@ -48,7 +48,7 @@ class Bench:
         manifest = self.models.commit(output, digest, facts)
         proof = await self.pool.publish(name, digest)
         if kind == "base":
-            manifest = {**manifest, "base_model": base}
+            manifest = manifest.model_copy(update={"base_model": base})
         with self.database.transaction():
             self.database.insert(
                 "jobs",
@@ -156,17 +156,17 @@ async def test_a_start_restores_the_newest_adapters_and_proves_them_anew(tmp_pat
             assert (await one.publish(name)).detail["engine_epoch"] == 1
     async with bench(tmp_path, loaded_adapters=2) as one:
         assert one.pool.is_served("b") and one.pool.is_served("c")
-        row = one.models.row("c")
-        assert row is not None and row["engine_epoch"] == 2
+        row = one.models.get_row("c")
+        assert row is not None and row.engine_epoch == 2
 
 
 async def test_a_damaged_adapter_is_a_problem_and_the_others_answer(tmp_path: Path) -> None:
     async with bench(tmp_path) as one:
         await one.publish("a")
         await one.publish("b")
-        row = one.models.row("a")
+        row = one.models.get_row("a")
         assert row is not None
-        (one.models.path(row["digest"]) / ADAPTER_FILE).write_text("{}")
+        (one.models.path(row.digest) / ADAPTER_FILE).write_text("{}")
     async with bench(tmp_path) as one:
         assert one.pool.is_served("b")
         error = one.refused("a")
@@ -179,7 +179,7 @@ async def test_another_models_directory_under_a_models_name_is_a_problem(tmp_pat
     async with bench(tmp_path) as one:
         await one.publish("a")
         await one.publish("bb", generation=2)
-        of_a, of_b = (one.models.path(one.models.row(name)["digest"]) for name in ("a", "bb"))
+        of_a, of_b = (one.models.path(one.models.get_row(name).digest) for name in ("a", "bb"))
         shutil.rmtree(of_a)
         shutil.copytree(of_b, of_a)
     async with bench(tmp_path) as one:
@@ -260,9 +260,9 @@ async def test_a_base_that_was_stopped_on_request_or_is_broken_takes_no_place(
         with pytest.raises(ApiError) as caught:
             await one.ask("sim")
         assert caught.value.code == "engine_not_running"
-        row = one.models.row("new")
+        row = one.models.get_row("new")
         assert row is not None
-        (one.models.path(row["digest"]) / BASE_FILE).write_text("{")
+        (one.models.path(row.digest) / BASE_FILE).write_text("{")
         for _ in range(2):
             with pytest.raises(ApiError) as caught:
                 await one.ask("new")
@@ -399,13 +399,13 @@ async def test_a_base_made_here_that_was_damaged_is_a_problem_and_the_slot_serve
 ) -> None:
     async with bench(tmp_path) as one:
         await one.publish("new", kind="base")
-        row = one.models.row("new")
+        row = one.models.get_row("new")
         assert row is not None
-        (one.models.path(row["digest"]) / BASE_FILE).write_text('{"generation": 9}')
+        (one.models.path(row.digest) / BASE_FILE).write_text('{"generation": 9}')
     async with bench(tmp_path) as one:
         assert one.pool.is_served("sim") and not one.pool.is_served("new")
-        row = one.models.row("new")
-        assert row is not None and "damaged" in row["problem"]
+        row = one.models.get_row("new")
+        assert row is not None and "damaged" in row.problem
 
 
 async def test_an_adapter_whose_trouble_has_passed_answers_again(
@@ -413,9 +413,9 @@ async def test_an_adapter_whose_trouble_has_passed_answers_again(
 ) -> None:
     async with bench(tmp_path) as one:
         await one.publish("a")
-        row = one.models.row("a")
+        row = one.models.get_row("a")
         assert row is not None
-        file = one.models.path(row["digest"]) / ADAPTER_FILE
+        file = one.models.path(row.digest) / ADAPTER_FILE
         content = file.read_bytes()
         file.write_bytes(b"{}")
         await one.pool.set_wanted("sim", "sleeping")

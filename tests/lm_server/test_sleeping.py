@@ -282,7 +282,7 @@ async def test_a_job_that_was_trained_before_keeps_nobody_who_passes_the_device_
         # 1. A job is paused when its model is committed, and before that is published.
         jobs.train.set()
         (before,) = await jobs.create(1)
-        digest = services.jobs.row(before)["adapter_digest"]
+        digest = services.jobs.get_row(before).adapter_digest
         await until(lambda: services.models.is_committed(digest))
         assert (await here.post(f"/v1/fine_tuning/jobs/{before}/pause", {}))[0] == 200
         jobs.train.clear()

@@ -142,6 +142,11 @@ def test_what_it_can_do_is_taken(settings):
         ({"pure_text_malt": {"pair_selection_method": "best"}}, "pair_selection_method"),
         ({"pure_text_malt": {"max_nodes": 0}}, "max_nodes"),
         (MALT | {"agents": {"verifier": {"dpo_sft_weight": 1}}}, "agents.verifier.dpo_sft_weight"),
+        (
+            MALT | {"agents": {"prover": {"dpo_label_smoothing": 0.1}}},
+            "agents.prover.dpo_label_smoothing: OpenAI has no such setting",
+        ),
+        ({"agents": {"prover": {"dpo_label_smoothing": 0.5}}}, "dpo_label_smoothing"),
         ({"pure_text_grpo": {"group_size": 257}}, "group_size"),
         ({"pure_text_grpo": {"baseline": "critic"}}, "baseline"),
         ({"pure_text_grpo": {"clip_low": 1}}, "clip_low"),

@@ -10,7 +10,7 @@ from playing import MemoryLog, agent_of, play, play_at, problems, saying
 from scripted_server import scripted_server
 
 from nip_core.errors import StageError
-from nip_core.game.render import tokens_of
+from nip_core.game.answer_rows import read_tokens
 from nip_core.parameters import load_parameters
 from nip_core.protocols.similarity import token_similarity
 from nip_core.rollouts.plan import plan_episodes
@@ -212,7 +212,7 @@ async def test_log_probabilities_are_asked_for_recorded_and_paid_by(templates):
     assert rows["prover"] is None and rows["verifier"] is None
     assert rows["simulator"] == [{**chances("Decision: accept", 0.5), "top": [chances("B", 0.125)]}]
     similarity = token_similarity(
-        tokens_of(rows["adversarial_verifier"]), tokens_of(rows["simulator"])
+        read_tokens(rows["adversarial_verifier"]), read_tokens(rows["simulator"])
     )
     assert 0.5 < similarity < 1
     assert played.rewards()["simulator"] == similarity

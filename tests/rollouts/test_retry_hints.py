@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from playing import agent_of, play
+from stored_rows import typed_generations
 
 from nip_core.evaluation.episode_transcripts import transcript_of
 from nip_core.game import reasons
@@ -92,7 +93,7 @@ async def test_no_later_chat_and_no_training_example_has_the_hint_or_the_invalid
     plain = await play(settings(), in_turn(verifier=said[1:], prover=["Answer: b"]))
     assert chats(hinted)[-1] == chats(plain)[-1]
     spec, game = hinted.specs[0], hinted.game
-    turns = game.turns(hinted.generations(), spec.seed)
+    turns = game.turns(hinted.answers(), spec.seed)
     situation = situation_of(spec.problem, spec.stance, spec.seed)
     # What trainers render: the chats without `wrong`.
     assert game.render("verifier", situation, turns[:2], 2) == chats(plain)[-1]
@@ -115,8 +116,8 @@ async def test_a_run_that_was_killed_between_two_tries_goes_on_with_the_same_hin
 async def test_the_hint_of_every_call_follows_from_the_tables():
     played = await play(settings(), in_turn(verifier=VERIFIER, prover=["", "Answer: b"]))
     rows, spec, game = played.generations(), played.specs[0], played.game
-    hints = game.wrong_before(json.loads(json.dumps(rows)))
-    turns = game.turns(rows, spec.seed)
+    hints = game.find_mistakes(typed_generations(json.loads(json.dumps(rows))))
+    turns = game.turns(played.answers(), spec.seed)
     situation = situation_of(spec.problem, spec.stance, spec.seed)
     for row, body in zip(rows, played.server.bodies, strict=True):
         before = [turn for turn in turns if turn.round < row["round"]]
@@ -135,8 +136,8 @@ async def test_transcripts_and_the_viewer_show_with_what_each_answer_was_asked_f
     assert [told[place] for place in (("prover", 1, 1), ("verifier", 2, 1), ("verifier", 2, 2))] == [
         hints[2], hints[4], hints[5],
     ]  # fmt: skip
-    chats_by_key, _ = _render_chats(episode, rows, played.game)
-    assert [list(chats_by_key[row["key"]][0]) for row in rows] == [
+    chats_by_key, _ = _render_chats(played.typed.episodes[0], rows, played.game)
+    assert [list(chats_by_key[row.key][0]) for row in rows] == [
         body["messages"] for body in played.server.bodies
     ]
 
@@ -185,7 +186,7 @@ def test_a_run_of_a_version_without_the_setting_has_it_off():
 
 def reasons_in_the_code():
     """Texts with which answers are refused: arguments of InvalidResponse and its kinds."""
-    for path in sorted((ROOT / "nip_core" / "answers").glob("*.py")):
+    for path in sorted((ROOT / "nip_core" / "game").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
             if named and node.func.id in ("InvalidResponse", "InvalidDecision", "MissingPart"):

@@ -4,10 +4,10 @@ from math import log
 
 import pytest
 from scripted_play import bare_settings, own, play, said, with_tokens
+from stored_rows import typed_tables
 
 from nip_core.evaluation.episode_transcripts import transcripts_from_tables
 from nip_core.protocols import make_protocol
-from nip_core.rollouts.tables import build_tables
 
 V, A, S = "verifier", "adversarial_verifier", "simulator"
 P, P0, P1 = "prover", "prover0", "prover1"
@@ -80,7 +80,7 @@ async def test_zk_nip_round_by_round_until_the_adversary_has_decided_too(first):
     }
     assert played.verdict == ("finished", 5, ACCEPT, 1.0)
     assert played.episode["protocol"] == "zk_nip"
-    tables = build_tables([played.episode], reversed(played.generations))
+    tables = typed_tables([played.episode], reversed(played.generations))
     [told] = transcripts_from_tables(tables.episodes, tables.generations, 1, 0)
     rows = tables.generations.select(["round", "agent"]).to_pylist()
     order_of_play = [(r, a) for r, turns in script.items() for a in turns]

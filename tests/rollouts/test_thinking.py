@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from scripted_play import bare_settings, play
 from scripted_server import scripted_server
+from stored_rows import typed_tables
 
 from nip_core.rollouts.chat_client import (
     ChatAnswer,
@@ -19,7 +20,6 @@ from nip_core.rollouts.chat_client import (
     TransportError,
 )
 from nip_core.rollouts.schema import GENERATIONS
-from nip_core.rollouts.tables import build_tables
 
 SAID = "Decision: accept"
 THOUGHT = "First, x plus 0.\nThat is x."
@@ -201,7 +201,7 @@ async def test_others_are_never_shown_a_thought(shape):
     (row,) = [g for g in played.generations if g["agent"] == "prover"]
     assert (row["text"], row["reasoning"]) == ("It is right.", thought)
     # 3. In the table of generations.
-    table = build_tables([played.episode], played.generations).generations
+    table = typed_tables([played.episode], played.generations).generations
     assert table.schema.equals(GENERATIONS)
     assert thought in table["reasoning"].to_pylist()
 

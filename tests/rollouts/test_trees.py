@@ -20,6 +20,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from playing import MemoryLog, agent_of, number_of, play, play_at, problems
 from served_here import KEY, serve
+from stored_rows import rows_by_episode, typed_tables
 
 from nip_core.agents.batch import nested_to_rollouts, rollouts_to_nested
 from nip_core.errors import StageError
@@ -30,12 +31,11 @@ from nip_core.parameters import load_parameters
 from nip_core.rollouts.episode import Failures
 from nip_core.rollouts.journal import Journal
 from nip_core.rollouts.plan import episode_spec, plan_episodes
-from nip_core.rollouts.tables import build_tables, canonical_digest
+from nip_core.rollouts.tables import canonical_digest
 from nip_core.rollouts.trees import (
     Branching,
     ancestors,
     expected_rewards,
-    generations_by_episode,
     nodes_by_round,
     steps,
 )
@@ -623,7 +623,7 @@ async def test_every_leaf_is_a_game_that_its_own_generations_tell(whole):
     assert episodes.equals(tables.episodes)
     assert generations.equals(tables.generations)
     part = nested_to_rollouts(played.game, batch[3:])
-    build_tables(part[0].to_pylist(), part[1].to_pylist())  # each has its episode
+    typed_tables(part[0].to_pylist(), part[1].to_pylist())  # each has its episode
     again = rollouts_to_nested(played.game, *part)
     assert (again["generation", "key"] == batch[3:]["generation", "key"]).all()
 
@@ -631,7 +631,7 @@ async def test_every_leaf_is_a_game_that_its_own_generations_tell(whole):
 async def test_a_leaf_has_the_generations_of_its_path_and_no_others(whole):
     _, played = whole
     tables = played.tables()
-    found = generations_by_episode(tables.episodes.to_pylist(), tables.generations.to_pylist())
+    found = rows_by_episode(tables)
     tree = {row["key"]: row["problem"] for row in tables.episodes.to_pylist()}
     for leaf in tables.episodes.to_pylist():
         mine = [
@@ -654,7 +654,7 @@ async def test_a_leaf_has_the_generations_of_its_path_and_no_others(whole):
 async def test_the_transcript_of_a_leaf_has_all_that_was_said_on_its_path(whole):
     _, played = whole
     tables = played.tables()
-    found = generations_by_episode(tables.episodes.to_pylist(), tables.generations.to_pylist())
+    found = rows_by_episode(tables)
     limit = 7
     shown = transcripts_from_tables(tables.episodes, tables.generations, limit, 0)
     assert len(shown) == limit

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, nullcontext
 import pytest
 from scripted_server import scripted_server
 from small_game import FEW, train_here, write_config
+from stored_rows import rows_by_episode, typed_generations
 from viewing import client_of
 
 from nip_core import loop
@@ -25,7 +26,7 @@ from nip_core.protocols import TokenChoice
 from nip_core.protocols.scales import SCALES
 from nip_core.rollouts.best_of_n import acceptance
 from nip_core.rollouts.tables import StoredRollouts, read_rollouts
-from nip_core.rollouts.trees import generations_by_episode, steps
+from nip_core.rollouts.trees import steps
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.servers.kept_models import has_model
@@ -175,8 +176,7 @@ async def test_a_word_that_the_verifier_obeys_is_found(tmp_path, monkeypatch, wi
     assert result["by_n"][-1]["completeness"] == 1.0
     run, rollouts, choices = stored(tmp_path)
     fooled = {row["episode"] for row in choices.to_pylist() if row["n"] == 32}
-    leaves = rollouts.episodes.to_pylist()
-    spoken = generations_by_episode(leaves, rollouts.generations.to_pylist())
+    spoken = rows_by_episode(rollouts)
     assert all("banana" in spoken[key][0]["text"] for key in fooled)
     assert verify_run(run).problems == {}
     # All messages of a problem come of one request, and each different one is judged by another.
@@ -375,10 +375,10 @@ async def test_with_several_turns_every_number_has_its_way_through_one_tree(
         await loop.train(parameters)
     _, rollouts, choices = stored(tmp_path)
     game, leaves = Game(parameters), rollouts.episodes.to_pylist()
-    spoken = generations_by_episode(leaves, rollouts.generations.to_pylist())
+    spoken = rows_by_episode(rollouts)
     for leaf in leaves:
         # What led to a leaf is a whole game, which ends with the verdict of its row.
-        turns = game.turns(spoken[leaf["key"]], leaf["seed"])
+        turns = game.turns(typed_generations(spoken[leaf["key"]]), leaf["seed"])
         assert turns[-1].move.decision == leaf["decision"]
         assert {turn.round for turn in turns} == set(range(count))
         assert [t.agent for t in turns if t.agent != "verifier"] == list(names[:-1]) * 2

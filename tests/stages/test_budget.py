@@ -9,6 +9,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+from job_documents import job_record
 from playing import MemoryLog, make_context, problems
 from scripted_server import scripted_server
 from server_here import servers_here
@@ -18,7 +19,7 @@ from nip_core import loop
 from nip_core.costs.caps import Budget
 from nip_core.errors import BudgetError, SettingsError
 from nip_core.game.render import Game
-from nip_core.jobs.document import billed_tokens
+from nip_core.jobs.document import count_billed_tokens
 from nip_core.parameters import load_parameters
 from nip_core.progress.board import Progress
 from nip_core.records.iterations import Records
@@ -28,6 +29,7 @@ from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.episode import no_branching
 from nip_core.rollouts.plan import plan_episodes
+from nip_core.rollouts.rows import recorded_calls
 from nip_core.rollouts.trees import Branching
 from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.run import RunStore
@@ -102,10 +104,11 @@ async def test_calls_stop_at_a_cap_and_overshoot_it_by_what_was_in_flight(
             await play_episodes(specs, context)
         assert server.in_flight == 0 and server.most_in_flight == CONCURRENCY
     # 1. All that the server has answered is on record, and counted as it was billed.
-    rows = [record["generation"] for record in log.records]
-    shared = shared_prompts(rows, [record["timing"] for record in log.records])
+    calls = recorded_calls(log.records, "log").values()
+    rows = [call.generation for call in calls]
+    shared = shared_prompts(rows, [call.timing for call in calls])
     billed = [(PROMPT, ANSWER * body.get("n", 1)) for body in server.bodies]
-    assert sum(row["prompt_tokens"] for row in rows) - sum(shared.values()) == sum(
+    assert sum(row.prompt_tokens for row in rows) - sum(shared.values()) == sum(
         prompt for prompt, _ in billed
     )
     assert budget.spent.tokens == sum(map(sum, billed))
@@ -140,13 +143,14 @@ def test_a_job_begins_only_if_it_fits_into_what_is_left(cap, tmp_path, monkeypat
 
 
 def test_a_job_that_goes_on_counts_with_what_it_is_expected_to_take():
-    attempt = {"trained_tokens": 5}
-    assert billed_tokens({"previous": [attempt], "trained_tokens": 7}, 100) == 12
-    assert billed_tokens({"id": "j", "previous": [attempt]}, 100) == 105
-    assert billed_tokens({"creates_open": 1}, 100) == 100
-    assert billed_tokens({"id": "j", "outcome": "succeeded"}, 100) == 100
-    assert billed_tokens({"id": "j", "outcome": "failed"}, 100) == 0
-    assert billed_tokens({"state": "intent"}, 100) == 0
+    attempt = job_record(trained_tokens=5).model_dump(exclude={"previous"})
+    done = job_record(previous=[attempt], trained_tokens=7)
+    assert count_billed_tokens(done, 100) == 12
+    assert count_billed_tokens(job_record(id="j", previous=[attempt]), 100) == 105
+    assert count_billed_tokens(job_record(creates_open=1), 100) == 100
+    assert count_billed_tokens(job_record(id="j", outcome="succeeded"), 100) == 100
+    assert count_billed_tokens(job_record(id="j", outcome="failed"), 100) == 0
+    assert count_billed_tokens(job_record(state="intent"), 100) == 0
 
 
 async def go(config, *changes):
@@ -231,7 +235,7 @@ async def test_a_fork_that_does_again_what_it_copied_pays_for_that_alone(stage, 
         assert spent.trained == paid.trained
         of_stages = Records(source).of(0).spent
         left = {"train": ("test", "play"), "play": ("test",)}[stage]
-        assert spent.calls == paid.calls - sum(of_stages[s]["calls"] for s in left)
+        assert spent.calls == paid.calls - sum(of_stages[s].calls for s in left)
         # 3. Set aside in its turn it stays paid, also where the server counted no tokens of a job.
         for group in spent.trained:
             document = (
@@ -239,7 +243,7 @@ async def test_a_fork_that_does_again_what_it_copied_pays_for_that_alone(stage, 
             )
             job = decode(document.read_bytes(), str(document))
             document.write_bytes(encode({**job, "trained_tokens": None}))
-        expected = {group: facts["tokens"] for group, facts in Records(fork).of(0).datasets.items()}
+        expected = {group: facts.tokens for group, facts in Records(fork).of(0).datasets.items()}
         async with open_session(parameters) as session:
             await rerun(session, 0, stage, token="u")
         again = spent_so_far(Records(fork))

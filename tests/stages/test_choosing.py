@@ -29,12 +29,12 @@ async def test_tokens_and_cost_are_those_of_what_is_trained_on(tmp_path):
     trained = [row for row in rows if row["question_id"] not in out]
     tokens = sum(row["tokens"] for row in trained)
     assert 0 < len(trained) < len(rows)
-    assert (facts["examples"], facts["validation_examples"]) == (
+    assert (facts.examples, facts.validation_examples) == (
         len(rows),
         len(rows) - len(trained),
     )
-    assert facts["tokens"] == tokens
-    assert facts["training_usd"] == pytest.approx(2 * tokens * 3.0 / 1e6)
+    assert facts.tokens == tokens
+    assert facts.training_usd == pytest.approx(2 * tokens * 3.0 / 1e6)
     assert describe(facts, 2).startswith(
         f"{len(trained)} examples, {len(rows) - len(trained)} for validation, {tokens} tokens, "
     )

@@ -1,6 +1,7 @@
 """What a run has used: tokens by stage, and dollars where somebody sends a bill."""
 
 import pytest
+from job_documents import job_document
 from small_game import write_config
 
 from nip_core.parameters import load_parameters
@@ -25,8 +26,8 @@ def played(folder, **changes):
         "agents": {"prover": tokens, "verifier": tokens},
     }
     run.write_json_once(run.metrics(0, "train"), metrics)
-    job = {"id": "j", "outcome": "succeeded", "status": "succeeded", "reason": None}
-    run.write_json_once(run.job(0, "prover"), {**job, "trained_tokens": 100_000})
+    facts = {"id": "j", "outcome": "succeeded", "status": "succeeded", "trained_tokens": 100_000}
+    run.write_json_once(run.job(0, "prover"), job_document(run="small", group="prover", **facts))
     return spent(run, parameters)
 
 

@@ -5,6 +5,7 @@ import json
 import pyarrow as pa
 import pytest
 from handmade import REJECT, Rollouts
+from stored_rows import typed_tables
 
 from nip_core.errors import CorruptionError
 from nip_core.evaluation.baseline_verifiers import believe_the_prover, majority
@@ -15,7 +16,7 @@ from nip_core.records import intervals
 from nip_core.records.intervals import BELIEVED, VOTED, shown_metrics, split_by_of
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.schema import EPISODES
-from nip_core.rollouts.tables import RolloutTables, build_tables, commit_shard, join_shards
+from nip_core.rollouts.tables import RolloutTables, commit_shard, join_shards
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.scenarios import find_scenario
@@ -83,7 +84,7 @@ def answered(tmp_path):
     rows.add(4, 0, [REJECT], (0, 0)).add(5, 0, [REJECT], (0, 0))
     for row in rows.episodes[-2:]:
         row |= {"problem": "p0", "question_id": "q0"}  # so one is played three times
-    tables = build_tables(rows.episodes, rows.generations)
+    tables = typed_tables(rows.episodes, rows.generations)
     commit_shard(run.store, run.rollouts(0, TEST), "0000", tables)
     join_shards(run.store, run.rollouts(0, TEST), ["0000"])
     return run, tables

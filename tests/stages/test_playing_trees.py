@@ -57,8 +57,8 @@ class Stage:
             self.shards = split_play(session, 0, "train").plan.shards
             for shard in self.shards:
                 await play_shard(session, 0, "train", shard)
-            self.digest = commit_split(session, 0, "train")["canonical_digest"]
-            self.datasets = {g: build_dataset(session, 0, g)["digest"] for g in GROUPS}
+            self.digest = commit_split(session, 0, "train").canonical_digest
+            self.datasets = {g: build_dataset(session, 0, g).digest for g in GROUPS}
             self.failures = split_play(session, 0, "train").failures.keys
             directory = session.run.rollouts(0, "train")
             self.failed = [

@@ -7,6 +7,7 @@ from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
+from job_documents import job_document
 
 from nip_core.errors import CorruptionError
 from nip_core.evaluation.embedding import fair_share, thinned
@@ -24,7 +25,7 @@ from nip_core.stages.publishing import check_store, state_of
 from nip_core.upkeep.verify import check_presence, verify_run
 
 MODEL = {"model": "ft:m", "base_model": "m"}
-JOB = {"id": "j", "outcome": "succeeded", "status": "succeeded", "reason": None}
+JOB = job_document(id="j", outcome="succeeded", status="succeeded")
 LAST = BLOCK + 5
 
 
@@ -88,10 +89,10 @@ def test_what_is_over_is_not_read_again(run, asked):
 def test_what_was_read_before_an_iteration_was_over_is_read_again(run):
     document(run, run.job(LAST, "verifier"), JOB | {"outcome": None, "status": "running"})
     records = Records(run)
-    assert records.of(LAST).jobs["verifier"]["status"] == "running"
+    assert records.of(LAST).jobs["verifier"].status == "running"
     add_iteration(run, LAST)
     assert records.of(LAST).swap is None  # until it looks again
-    assert records.look_again().of(LAST).jobs["verifier"]["status"] == "succeeded"
+    assert records.look_again().of(LAST).jobs["verifier"].status == "succeeded"
 
 
 def test_a_block_says_what_the_documents_say(run, asked):

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from job_documents import job_document
 
 from nip_core.errors import CorruptionError
 from nip_core.parameters import load_parameters
@@ -14,7 +15,7 @@ from nip_core.session.prepare import prepare
 from nip_core.showing.finished import finished_run
 from nip_core.showing.summary import summary
 
-JOB = {"id": None, "outcome": "skipped", "status": "validating_files", "reason": "3 examples"}
+JOB = job_document(outcome="skipped", status="validating_files", reason="3 examples")
 
 
 def make_run(folder: Path, name: str = "a", **settings) -> RunStore:

@@ -7,10 +7,11 @@ import yaml
 from handmade import ACCEPT, REJECT, Rollouts
 from leaking_players import answers
 from scripted_server import scripted_server
+from stored_rows import typed_tables
 
 from nip_core import loop
 from nip_core.evaluation.baseline_verifiers import remarks
-from nip_core.rollouts.tables import build_tables, commit_shard, join_shards
+from nip_core.rollouts.tables import commit_shard, join_shards
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.showing.summary import write_report
@@ -83,7 +84,7 @@ def test_arms_are_known_by_their_settings(tmp_path):
 
 def test_problems_that_give_the_label_away_are_told_of(tmp_path, monkeypatch):
     store, results = results_of(tmp_path, monkeypatch, "reads", "leaking_players:Leaky")
-    lines = baseline_lines(results["baselines"])
+    lines = baseline_lines(results.baselines)
     assert [line.partition(":")[0] for line in lines] == ["`alone`", "`adp`", "`adp`", "`adp`"]
     assert "alone the verifier is right in 100.0 % (95 % interval 86.2 to 100.0 %)" in lines[0]
     assert "more than the 62.5 % that checking what it can check gives" in lines[0]
@@ -97,12 +98,12 @@ def test_problems_that_give_the_label_away_are_told_of(tmp_path, monkeypatch):
 
 def test_nothing_is_said_of_problems_that_tell_nothing(tmp_path, monkeypatch):
     store, results = results_of(tmp_path, monkeypatch, "checks", "arithmetic", 2)
-    [compared] = results["baselines"]["compared"]
-    assert compared["outcome"] == "shown"
-    [alone] = results["baselines"]["alone"]
-    assert alone["rate_alone"] == 0.625 and not alone["is_above"]
+    [compared] = results.baselines.compared
+    assert compared.outcome == "shown"
+    [alone] = results.baselines.alone
+    assert alone.rate_alone == 0.625 and not alone.is_above
     # An honest prover may be believed, so the accuracy does not show who checks.
-    [line] = baseline_lines(results["baselines"])
+    [line] = baseline_lines(results.baselines)
     assert line.startswith("`adp`: in 2 of 2 runs the verifier is not shown to be right more often")
     tree = RunStore(store, "leak-alone-1")
     assert remarks(tree.read_json(tree.metrics(0, "test")), 0.625) == []  # nor in its report
@@ -112,27 +113,31 @@ def test_nothing_is_said_of_problems_that_tell_nothing(tmp_path, monkeypatch):
 
 def test_an_arm_stands_beside_as_many_verdicts_as_make_its_tokens(tmp_path, monkeypatch):
     store, results = results_of(tmp_path, monkeypatch, "checks", "arithmetic", 2, 3)
-    [adp, alone] = results["arms"]
-    [test] = alone["any_of"]  # untrained, as nothing is trained here
-    assert test["iteration"] == 0 and [row["k"] for row in test["rows"]] == [1, 2, 3]
-    assert adp["any_of"] == []
-    for k, row in enumerate(test["rows"], 1):
-        assert row["generated_tokens"] == pytest.approx(k * alone["generated_tokens"]["mean"])
-        seen = [run["tests"][-1]["any_of"][k - 1] for run in results["runs"][2:]]
-        for rate in ("soundness", "completeness"):
-            assert row[rate]["mean"] == pytest.approx(sum(one[rate] for one in seen) / 2)
-            low, high = row[rate].get("ci95", (0, 1))
-            assert low <= row[rate]["mean"] <= high
-    assert test["rows"][0]["soundness"]["mean"] == pytest.approx(alone["soundness"]["mean"])
-    [beside] = results["baselines"]["any_of"]
-    own, theirs = beside["generated_tokens"]
-    assert (beside["arm"], beside["baseline"]) == ("adp", "alone")
-    assert theirs <= own + 1 or beside["k"] == 1
-    assert beside["soundness"] == adp["soundness"]
-    assert beside["any_of"] == [{"iteration": 0, **test["rows"][beside["k"] - 1]}]
+    [adp, alone] = results.arms
+    [test] = alone.any_of  # untrained, as nothing is trained here
+    assert test.iteration == 0 and [row.k for row in test.rows] == [1, 2, 3]
+    assert adp.any_of == ()
+    for k, row in enumerate(test.rows, 1):
+        assert row.generated_tokens == pytest.approx(k * alone.generated_tokens.mean)
+        seen = [run.tests[-1].any_of[k - 1] for run in results.runs[2:]]
+        for mean, values in (
+            (row.soundness, [one.soundness for one in seen]),
+            (row.completeness, [one.completeness for one in seen]),
+        ):
+            assert mean.mean == pytest.approx(sum(values) / 2)
+            low, high = mean.ci95 or (0, 1)
+            assert low <= mean.mean <= high
+    assert test.rows[0].soundness.mean == pytest.approx(alone.soundness.mean)
+    [beside] = results.baselines.any_of
+    own, theirs = beside.generated_tokens
+    assert (beside.arm, beside.baseline) == ("adp", "alone")
+    assert theirs <= own + 1 or beside.k == 1
+    assert beside.soundness == adp.soundness
+    [again] = beside.any_of
+    assert again.as_json() == {"iteration": 0, **test.rows[beside.k - 1].as_json()}
     text = render_results(results)
     assert "## Asked again" in text and "| alone | untrained | 3 |" in text
-    assert f"| alone, untrained | {beside['k']} |" in text
+    assert f"| alone, untrained | {beside.k} |" in text
     assert "Any of k plays" in report_of(store, "leak-alone-1")
     assert "Any of k plays" not in report_of(store, "leak-adp-1")
 
@@ -145,7 +150,7 @@ def test_a_verifier_alone_that_is_asked_again_counts_by_its_majority(tmp_path):
             rows.add(len(rows.episodes), 1, ["Question: why?", "Answer: so.", said], (0, 0))
             rows.episodes[-1] |= {"problem": f"p{problem}", "question_id": "q"}
     directory = RunStore(store, "a").rollouts(0, "test")
-    commit_shard(store, directory, "0000", build_tables(rows.episodes, rows.generations))
+    commit_shard(store, directory, "0000", typed_tables(rows.episodes, rows.generations))
     join_shards(store, directory, ["0000"])
     tests = {"a": LastTest(0)}
     assert ByMajority(store, tests, ["a"]).count("a", "accuracy") == {"q": (1.0, 3)}

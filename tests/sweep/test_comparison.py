@@ -1,19 +1,20 @@
 """Two runs are told apart, and several put side by side, by what is on record of them."""
 
-import json
+from dataclasses import asdict
 
 import pytest
 from handmade import ACCEPT, REJECT, Rollouts
 from small_game import write_config
+from stored_rows import typed_tables
 
 from nip_core.errors import DatasetError, SettingsError
 from nip_core.evaluation.metrics import evaluate, paired_difference
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.tables import build_tables, commit_shard, join_shards
+from nip_core.rollouts.tables import commit_shard, join_shards
 from nip_core.run_store.documents import encode
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
-from nip_core.sweep.comparison import compare_runs, comparison_table, write_comparison
+from nip_core.sweep.comparison import Comparison, compare_runs, comparison_table, write_comparison
 from nip_core.sweep.diff import find_differences
 from nip_core.sweep.played import find_played_run
 from nip_prefect.flows.cli import app
@@ -34,7 +35,7 @@ def played(folder, name, right, problems="the same", **changes):
             said = ACCEPT if (i % 2 == 1) == (i in solved) else REJECT
             rollouts.add(i, i % 2, [said], (0, 0), iteration=iteration)
         directory = run.rollouts(iteration, "test")
-        tables = build_tables(rollouts.episodes, rollouts.generations)
+        tables = typed_tables(rollouts.episodes, rollouts.generations)
         commit_shard(run.store, directory, "0000", tables, inputs={})
         join_shards(run.store, directory, ["0000"])
         metrics = evaluate(tables.episodes, tables.generations, seed=parameters.seed)
@@ -57,17 +58,22 @@ def test_a_difference_has_settings_code_data_models_and_paired_results(runs):
     found = find_differences(
         find_played_run("a", str(place)), find_played_run(f"{place}/b", "nowhere")
     )
-    assert found["settings"]["rl.lr"][1] == 0.5
-    assert {key.partition(".")[0] for key in found["settings"]} == {"rl"}
-    assert found["code"] == ["1+a", "1+b"] and found["data"] == {}
-    assert found["models"]["prover"]["first"]["same"] is True
-    first, last = found["results"]
-    assert first["iterations"] == [0, 0] and last["iterations"] == [2, 2]
-    assert first["rates"]["accuracy"]["difference"] == 0
+    assert found.settings["rl.lr"][1] == 0.5
+    assert {key.partition(".")[0] for key in found.settings} == {"rl"}
+    assert found.code == ("1+a", "1+b") and found.data == {}
+    assert found.models["prover"].first.same is True
+    first, last = found.results
+    assert first.iterations == (0, 0) and last.iterations == (2, 2)
+    assert first.rates["accuracy"].difference == 0
     paired = paired_difference(a, b, 11)
-    assert last["rates"]["accuracy"] == {"a": 4 / 12, "b": 9 / 12, **paired}
+    assert asdict(last.rates["accuracy"]) == {
+        "a": 4 / 12,
+        "b": 9 / 12,
+        **paired,
+        "ci95": tuple(paired["ci95"]),
+    }
     assert paired["difference"] == pytest.approx(5 / 12) and paired["p"] == pytest.approx(1 / 16)
-    assert last["rates"]["soundness"]["problems"] == PROBLEMS // 2
+    assert last.rates["soundness"].problems == PROBLEMS // 2
 
 
 def test_results_of_different_data_are_one_error_and_all_else_is_shown(runs, capsys):
@@ -98,20 +104,22 @@ def test_a_run_without_a_test_has_no_results(runs):
     parameters = load_parameters(write_config(place.parent, run_name="bare"))
     run.create_or_open(Identity(parameters.to_dict(), "1", parameters.seed))
     a, bare = find_played_run("a", str(place)), find_played_run("bare", str(place))
-    assert find_differences(a, bare)["not_compared"] == "there is no test yet of 'bare'"
-    row = compare_runs([a, bare])["runs"][1]
-    assert row["accuracy"] is None and row["against"] is None
+    assert find_differences(a, bare).not_compared == "there is no test yet of 'bare'"
+    row = compare_runs([a, bare]).runs[1]
+    assert row.accuracy is None and row.against is None
 
 
 def test_runs_side_by_side_are_a_table_a_figure_and_a_page(runs, tmp_path, capsys):
     place, a, b = runs
     results = compare_runs([find_played_run("a", str(place)), find_played_run("b", str(place))])
-    of_a, of_b = results["runs"]
-    assert (of_a["accuracy"], of_b["accuracy"]) == (4 / 12, 9 / 12)
-    assert of_b["against"]["p_holm"] == paired_difference(a, b, 11)["p"]
-    assert results["settings"]["rl.lr"][1] == 0.5
+    of_a, of_b = results.runs
+    assert (of_a.accuracy, of_b.accuracy) == (4 / 12, 9 / 12)
+    assert of_b.against.p_holm == paired_difference(a, b, 11)["p"]
+    assert results.settings["rl.lr"][1] == 0.5
     page = write_comparison(results, tmp_path / "out").read_text()
-    assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
+    assert (
+        Comparison.model_validate_json((tmp_path / "out" / "results.json").read_text()) == results
+    )
     assert "| b (stopped) | 2 | 75.0 [" in comparison_table(results)
     figure = (tmp_path / "out" / "figure.svg").read_text()
     assert figure in page and ">accuracy<" in figure
@@ -138,7 +146,7 @@ def test_runs_side_by_side_have_what_believing_the_prover_would_give(runs, capsy
         store.put(run.intervals(2, "test"), encode(document))
     a, b = (find_played_run(name, str(place)) for name in "ab")
     results = compare_runs([a, b])
-    assert [row["believed_accuracy"] for row in results["runs"]] == [0.99, None]
+    assert [row.believed_accuracy for row in results.runs] == [0.99, None]
     heads, *_ = comparison_table(results).splitlines()
     assert "| believed |" in heads and "| 99.0 |" in comparison_table(results)
     out = place.parent / "out"

@@ -19,8 +19,9 @@ from nip_core.run_store.store import list_files, open_store
 from nip_core.sweep.cells import encode_parquet, read_verdicts
 from nip_core.sweep.counted import Counted, LastTest, share_right
 from nip_core.sweep.declaration import settings_digest
-from nip_core.sweep.page import AFTER_ATTACK, METRICS, arms_table, render_results
+from nip_core.sweep.page import arms_table, render_results
 from nip_core.sweep.results import collect_results, write_results
+from nip_core.sweep.results_document import ArmResult, BaselineFindings, OverRuns, SweepResults
 from nip_core.sweep.swept_runs import read_sweep
 from nip_prefect.flows.sweep import sweep as sweep_command
 
@@ -55,16 +56,17 @@ def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
         run.name: json.loads(store.get(f"{run.name}/iterations/0001/metrics-test.json"))
         for run in sweep.runs[:2]
     }
-    [adp, nip] = results["arms"]
-    assert (adp["runs"], adp["finished"], nip["runs"], nip["finished"]) == (2, 2, 2, 0)
+    [adp, nip] = results.arms
+    assert (adp.runs, adp.finished, nip.runs, nip.finished) == (2, 2, 2, 0)
     for rate in RATES:
         values = [test[rate] for test in tests.values()]
         mean = sum(values) / 2
-        low, high = adp[rate].pop("ci95", (mean, mean))
+        figure = adp.figures[rate]
+        low, high = figure.ci95 or (mean, mean)
         assert 0 <= low <= mean <= high <= 1
-        assert adp[rate] == {"mean": mean, "lowest": min(values), "highest": max(values)}
-        assert nip[rate] is None
-    assert [run["status"] for run in results["runs"]] == ["finished"] * 2 + ["not begun"] * 2
+        assert (figure.mean, figure.lowest, figure.highest) == (mean, min(values), max(values))
+        assert nip.figures[rate] is None
+    assert [run.status for run in results.runs] == ["finished"] * 2 + ["not begun"] * 2
 
     lines = arms_table(results).splitlines()
     assert lines[2].startswith("| adp | 2 | ") and lines[3].startswith("| nip | 0 of 2 | – |")
@@ -73,23 +75,25 @@ def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
 
     # Where problems are played several times, what their majority says is shown as well.
     assert "majority" not in lines[0]
-    adp["majority_accuracy"] = {"mean": 0.75, "lowest": 0.5, "highest": 1.0}
-    assert "| majority |" in arms_table(results) and "| 75.0 |" in arms_table(results)
+    voted = OverRuns(mean=0.75, lowest=0.5, highest=1.0)
+    arms = (adp.model_copy(update={"majority_accuracy": voted}), nip)
+    shown = arms_table(results.model_copy(update={"arms": arms}))
+    assert "| majority |" in shown and "| 75.0 |" in shown
 
     # Of the attacks only one was made.
     metrics = json.loads(store.get("small-adp-1-chosen/iterations/0000/metrics-attack.json"))
-    attack = results["runs"][0]["attacks"]["chosen"]
-    assert (attack["run"], attack["status"]) == ("small-adp-1-chosen", "finished")
-    for rate in AFTER_ATTACK:
-        assert attack[rate] == metrics["by_n"][-1][rate]
-        assert adp["attacks"]["chosen"][rate]["mean"] == attack[rate]
-    for loss in ("lost_to_lying", "lost_to_training"):
-        assert attack[loss] == metrics[loss]["difference"] is not None
-    assert (adp["attacks"]["chosen"]["finished"], adp["attacks"]["chosen"]["runs"]) == (1, 2)
-    assert results["runs"][1]["attacks"]["chosen"]["status"] == "not begun"
-    assert nip["attacks"]["chosen"]["soundness"] is None
+    attack = results.runs[0].attacks["chosen"]
+    assert (attack.run, attack.status) == ("small-adp-1-chosen", "finished")
+    of_arm = adp.attacks["chosen"]
+    for rate, left in (("soundness", attack.soundness), ("completeness", attack.completeness)):
+        assert left == metrics["by_n"][-1][rate] == of_arm.rates[rate].mean
+    assert attack.lost_to_lying == metrics["lost_to_lying"]["difference"] is not None
+    assert attack.lost_to_training == metrics["lost_to_training"]["difference"] is not None
+    assert (of_arm.finished, of_arm.runs) == (1, 2)
+    assert results.runs[1].attacks["chosen"].status == "not begun"
+    assert nip.attacks["chosen"].soundness is None
     counted = Counted(store, {"small-adp-1-chosen": LastTest(0, n=3)})
-    assert share_right([counted.count("small-adp-1-chosen", "soundness")]) == attack["soundness"]
+    assert share_right([counted.count("small-adp-1-chosen", "soundness")]) == attack.soundness
     heads = ("soundness", "completeness", "lost to lying", "lost to training")
     assert f" {' | '.join(f'chosen: {head}' for head in heads)} |" in lines[0]
     failed = collect_results(store, sweep, {"small-adp-2-chosen": "exit code 3"})
@@ -104,15 +108,21 @@ def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
     place = write_results(store, sweep, results)
     assert place.endswith("sweeps/small/README.md")
     written = json.loads(store.get("sweeps/small/results.json"))
-    assert written == {**results, "cells": {"verdicts": 44, "left_out": []}}
+    assert written == {
+        **json.loads(json.dumps(results.as_json())),
+        "cells": {"verdicts": 44, "left_out": []},
+    }
+    # What is read back is what was written, key by key.
+    again = json.dumps(SweepResults.model_validate(written).as_json(), indent=2)
+    assert again == store.get("sweeps/small/results.json").decode()
     svg = store.get("sweeps/small/arms.svg").decode()
     assert re.search(r">\s*adp\s*<", svg) and re.search(r">\s*nip\s*<", svg)
 
     # A run that can't be read keeps nobody from seeing the others.
     before = store.get("small-adp-1/run.json")
     store.put("small-adp-1/run.json", b"{")
-    [first, *_] = collect_results(store, sweep)["runs"]
-    assert first["status"] == "damaged" and "small-adp-1" in first["failure"]
+    [first, *_] = collect_results(store, sweep).runs
+    assert first.status == "damaged" and "small-adp-1" in first.failure
     store.put("small-adp-1/run.json", before)
 
 
@@ -153,9 +163,9 @@ def test_the_query_of_the_page_gives_what_the_table_has(sweep, tmp_path):
     [query] = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
     query = query.replace("cells.parquet", str(tmp_path / "cells.parquet"))
     [left, own] = duckdb.sql(query.replace("axis_protocol", "axis_interaction_protocol")).fetchall()
-    arm = results["arms"][0]
-    assert own == ("adp", None, pytest.approx(arm["soundness"]["mean"]))
-    assert left == ("adp", "chosen", pytest.approx(arm["attacks"]["chosen"]["soundness"]["mean"]))
+    arm = results.arms[0]
+    assert own == ("adp", None, pytest.approx(arm.soundness.mean))
+    assert left == ("adp", "chosen", pytest.approx(arm.attacks["chosen"].soundness.mean))
 
 
 def test_what_is_there_of_a_sweep_is_collected_and_nothing_is_started(sweep, tmp_path, capsys):
@@ -186,11 +196,9 @@ def test_a_run_whose_verdicts_cannot_be_read_is_named_and_the_others_are_there(s
 
 
 def test_texts_stay_in_their_cells():
-    arm = dict.fromkeys(METRICS) | {
-        "values": {"a": "x | y\nz"},
-        "runs": 1,
-        "finished": 0,
-        "gain": None,
-    }
-    [_, _, row] = arms_table({"axes": ["a", "seed"], "arms": [arm]}).splitlines()
+    arm = ArmResult(values={"a": "x | y\nz"}, runs=1, finished=0)
+    results = SweepResults(
+        sweep="s", axes=("a", "seed"), arms=(arm,), runs=(), baselines=BaselineFindings()
+    )
+    [_, _, row] = arms_table(results).splitlines()
     assert row.startswith("| x \\| y z | 0 of 1 |")

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_memory import InMemory
+from stored_rows import typed_tables
 
 from nip_core.parameters import CurriculumParameters, load_parameters
-from nip_core.rollouts.tables import RolloutTables, build_tables
+from nip_core.rollouts.tables import RolloutTables
 from nip_core.trainers.curriculum import admit, percentile
 
 LAWS = settings(max_examples=60, deadline=None)
@@ -56,7 +57,7 @@ def rollouts(*episodes, shuffled=None):
     rows = list(episodes)
     if shuffled is not None:
         random.Random(shuffled).shuffle(rows)
-    tables = build_tables(rows, [])
+    tables = typed_tables(rows, [])
     return InMemory((RolloutTables(tables.episodes, tables.generations),))
 
 

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_memory import InMemory
+from stored_rows import typed_tables
 
 from nip_core.errors import StageError
 from nip_core.game.render import Game
 from nip_core.parameters import PureTextGrpoParameters, load_parameters
-from nip_core.rollouts.tables import RolloutTables, build_tables
+from nip_core.rollouts.tables import RolloutTables
 from nip_core.trainers.base import OfProblems
 from nip_core.trainers.grpo import advantages, choose_trajectories
 
@@ -119,7 +120,7 @@ class Written:
             own = episodes[start : start + size]
             keys = {episode["key"] for episode in own}
             rows = [row for row in self.generations if row["episode"] in keys]
-            made = build_tables(own, rows)
+            made = typed_tables(own, rows)
             parts.append(RolloutTables(made.episodes, made.generations))
         return InMemory(tuple(parts))
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_memory import InMemory
 from playing import agent_of, play, problems
+from stored_rows import rows_by_episode
 
 from nip_core.errors import StageError
 from nip_core.game.render import Game, Situation
@@ -17,7 +18,7 @@ from nip_core.parameters import load_parameters
 from nip_core.protocols import Move, Turn
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
 from nip_core.rollouts.tables import RolloutTables
-from nip_core.rollouts.trees import Branching, ancestors, generations_by_episode, steps
+from nip_core.rollouts.trees import Branching, ancestors, steps
 from nip_core.trainers.expert_iteration import choose_examples
 from nip_core.trainers.malt import choose_pairs
 
@@ -508,7 +509,7 @@ async def test_the_prompt_of_a_pair_is_what_the_server_was_asked():
     assert len(pairs) == 3 * 4  # the verdicts; what came before is worth the same
     asked = [body["messages"] for body in played.server.bodies if agent_of(body) == "verifier"]
     assert all(list(pair.messages) in asked for pair in pairs)
-    by_episode = generations_by_episode(tables.episodes.to_pylist(), tables.generations.to_pylist())
+    by_episode = rows_by_episode(tables)
     for pair in pairs:
         mine = [row["key"] for row in by_episode[pair.episode]]
         assert pair.generations[0] in mine and pair.generations[1] not in mine

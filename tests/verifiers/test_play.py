@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 import verifiers.v1 as vf
 from played_elsewhere import SCENARIOS, play_here, scenario_settings
+from stored_rows import typed_generations
 from there import EPISODES, episodes_of, evaluate, write_config
 from verifiers.v1.cli.eval.main import main as command
 
@@ -117,7 +118,9 @@ def test_a_trace_is_the_chat_of_nip(server, tmp_path):
             assert len(trace.calls) == len(own) == trace.num_turns
             for call, row in zip(trace.calls, own, strict=True):
                 round_ = row["round"]
-                before = game.turns((r for r in rows if r["round"] < round_), spec.seed)
+                before = game.turns(
+                    typed_generations(r for r in rows if r["round"] < round_), spec.seed
+                )
                 situation = situation_of(spec.problem, spec.stance, spec.seed)
                 chat = game.render(trace.agent.name, situation, before, round_)
                 path, number = [], call.node

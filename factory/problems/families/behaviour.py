@@ -16,7 +16,7 @@ from factory.problems.families.structure import LETTERS
 
 @cache
 def inputs_for(takes: str) -> tuple[tuple[Any, ...], ...]:
-    """The argument lists on which functions of one kind are compared.
+    """Make the argument lists for comparing functions of one kind.
 
     Whole numbers from -20 through 60; pairs of them; lists of 20 to 28 numbers, some of them all
     small or all large; strings of 20 to 26 letters. Fixed: drawn with a fixed seed.

@@ -45,7 +45,7 @@ class Selection:
     split_of: dict[str, str]  # identity of a usable member to its split
 
     def bugs(self, asked: Member) -> Iterator[tuple[str, Member]]:
-        """Variants of `asked` that behave differently and stand in its split, with the kind."""
+        """Find variants of `asked` in its split with another behaviour, each with the kind."""
         yield from self._bugs(asked, asked.variants())
 
     def _bugs(

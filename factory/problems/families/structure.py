@@ -46,7 +46,7 @@ def numbers(name: str, low: int, high: int, kind: str = "constant") -> Slot:
 
 
 def letters(name: str) -> Slot:
-    """A slot for one of the letters that the test inputs are made of."""
+    """Make a slot for one of the test inputs' letters."""
     return Slot(name, "letter", tuple(Option(c, f"'{c}'") for c in LETTERS), spread=True)
 
 
@@ -104,7 +104,7 @@ class Member:
 
     @property
     def block(self) -> str:
-        """Name what the members have in common that must stand in the same split."""
+        """Name the members' common part; members with the same one must stand in one split."""
         spread = (
             w for s, w in zip(self.family.slots, self.words.values(), strict=True) if s.spread
         )
@@ -143,7 +143,7 @@ class Member:
         return f"def f({arguments}):{lines}"
 
     def variants(self) -> Iterator[tuple[str, "Member"]]:
-        """Members that differ in one slot, or have two slots exchanged, each with the kind."""
+        """Make members with one other slot, or with two slots exchanged, each with the kind."""
         for position, slot in enumerate(self.family.slots):
             for index in range(len(slot.options)):
                 if index != self.indices[position]:

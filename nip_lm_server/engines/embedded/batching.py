@@ -185,6 +185,7 @@ class Decoder:
     def _chunks(self, groups: Sequence[Sequence[Row]]) -> list[list[Sequence[Row]]]:
         """Groups of like prompt length, few enough tokens to a chunk, adapters together."""
         chunks: list[list[Sequence[Row]]] = []
+        # By length, so that little of a pass is padding.
         for group in sorted(groups, key=lambda g: -len(g[0].prompt)):
             width = len(chunks[-1][0][0].prompt) if chunks else 0
             if not chunks or (len(chunks[-1]) + 1) * width > PREFILL_TOKENS:

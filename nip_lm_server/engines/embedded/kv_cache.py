@@ -34,6 +34,8 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
             return key_states, value_states
         old = self.keys.shape[2]
         new = old + key_states.shape[2]
+        # With room to spare, a step writes in place; growing by one would copy the cache at every
+        # token.
         if new > self._buffers[0].shape[2]:
             self._grow(new + ROOM)
         for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):

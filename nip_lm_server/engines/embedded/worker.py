@@ -269,6 +269,7 @@ class ModelWorker:
             # 3. Let requests join the batch.
             if not self._running and len(self._waiting) < self._options.max_batch:
                 self._await_company()
+            # Joining copies the cache of all that run, so it waits for a few tokens of theirs.
             if steps >= JOIN_EVERY_STEPS or not self._running:
                 steps = 0
                 self._advance_safely(self._admit)
@@ -292,6 +293,7 @@ class ModelWorker:
         except Exception as error:
             if is_fatal(error):
                 raise
+            # The cache may be half written, so nothing of the batch can go on.
             self.decoder.clear()
             failure = EngineError(f"generation failed: {error!r}")
             failure.__cause__ = error
@@ -318,6 +320,8 @@ class ModelWorker:
                 need = len(pending.rows[0].prompt) + pending.rows[0].max_tokens
                 total = rows + len(pending.rows)
                 too_large = total * max(longest, need) > self._cache_tokens
+                # In order and without passing anyone: a large request would else wait for ever
+                # behind small ones.
                 if rows and (total > self._options.max_batch or too_large):
                     break
                 self._waiting.popleft()

@@ -344,6 +344,7 @@ class DeterministicEngine(Engine):
         if len(self._tries) > _FAULT_MEMORY:
             self._tries.popitem(last=False)
         faults = self._replies.faults
+        # By the number of the try as well: a request that is sent again may get through.
         draw = hash_fraction(f"fault {digest.hex()} {tries}")
         if draw < faults.server_error:
             raise InjectedFault("server_error")

@@ -74,6 +74,7 @@ class VllmProver:
         digest = adapters[name].digest if name in adapters else None
         figures: dict[str, Any] = {}
         matches, scorings = False, 0
+        # Kernels round otherwise in another batch, so one scoring that fails proves nothing yet.
         while not matches and scorings < SCORINGS:
             again = scorings > 0
             # 1. Score the model anew, and have the scores of everything else that answers.

@@ -45,6 +45,7 @@ def main() -> None:
 
     # 2. Pass signals on to the first process; after a while, kill the whole group.
     def pass_on(number: int, frame: FrameType | None) -> None:
+        # To the first process alone, so that it can close down what it started.
         with contextlib.suppress(ProcessLookupError):
             child.send_signal(signal.SIGTERM)
         timer = threading.Timer(GRACE_S, signal_group, [child.pid, signal.SIGKILL])

@@ -255,6 +255,8 @@ class VllmProcess:
         try:
             if not self.exited.done():
                 with contextlib.suppress(ProcessLookupError):
+                    # The guard alone: it passes the signal to vLLM, which closes down its own
+                    # workers, and kills the group when that takes too long.
                     guard.terminate()
                 await asyncio.wait({self.exited}, timeout=2 * GRACE_S + 1)
         finally:

@@ -271,6 +271,8 @@ class VllmEngine(Engine):
         if name == self.base_model:
             raise EngineError(f"{name!r} is the base model's name")
         adapter = await asyncio.to_thread(read_adapter, path.absolute())
+        # vLLM's prefix cache goes by the adapter's name: keys and values of the old weights would
+        # answer for the new ones.
         if self._digests.get(name, adapter.digest) != adapter.digest:
             raise EngineError(f"an adapter with other weights already answered to {name!r}")
         if name in self._adapters:

@@ -164,6 +164,23 @@ def test_imitating_the_preferred_answers_adds_their_mean_loss_per_token(
     assert step["loss"] == pytest.approx(LN2 + 0.7 * imitated, rel=1e-4)
 
 
+@pytest.mark.parametrize("share", [0.1, 0.4])
+def test_pairs_that_may_be_the_wrong_way_round_are_taken_out_of_the_loss(
+    base, parent, tmp_path, share
+):
+    still = {**STILL, "parent_adapter_path": parent, "start_from": "continue"}
+    job_dir = make_job(
+        base, tmp_path / "job", **still, dpo_reference="base", dpo_label_smoothing=share
+    )
+    run_here(job_dir)
+    right, wrong = (
+        loss_by_hand(base, parent, None, encoded(job_dir), beta) for beta in (0.3, -0.3)
+    )
+    expected = ((1 - share) * right - share * wrong) / (1 - 2 * share)
+    assert expected != pytest.approx(right, rel=1e-2)
+    assert progress(job_dir)[0]["loss"] == pytest.approx(expected, rel=1e-4)
+
+
 def test_the_loss_after_a_step_is_the_one_computed_by_hand(base, parent, tmp_path):
     step = {**STILL, "learning_rate": 0.02, "lr_scheduler": "constant", "weight_decay": 0.0}
     start = {"parent_adapter_path": parent, "start_from": "continue", "dpo_reference": "start"}

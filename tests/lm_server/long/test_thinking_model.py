@@ -13,6 +13,7 @@ import pytest_asyncio
 from in_memory import InMemory
 from playing import MemoryLog, make_context
 from served_here import KEY, serve
+from stored_rows import typed_generations
 from thinking_model import make_thinking_model
 from training_jobs import make_job, progress, run_here
 
@@ -100,7 +101,7 @@ def asked(rollouts, agents=("prover", "verifier")):
             for row in of_episode:
                 if row["agent"] in agents and row["invalid_reason"] is None:
                     before = [other for other in of_episode if other["round"] < row["round"]]
-                    turns = game.turns(before, episode["seed"])
+                    turns = game.turns(typed_generations(before), episode["seed"])
                     yield game.render(row["agent"], situation, turns, row["round"]), row
 
 

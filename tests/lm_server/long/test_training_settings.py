@@ -51,6 +51,7 @@ CONFIGURATION = {
             "lora_rank": 4,
             "dpo_beta": 0.44,
             "dpo_sft_weight": 0.6,
+            "dpo_label_smoothing": 0.2,
             "shared_model_group": "all",
         }
     },
@@ -112,6 +113,8 @@ async def test_the_configured_hyper_parameters_are_those_of_the_trainer(
     asked = OF_METHOD[method]
     assert {name: record.effective[name] for name in asked} == asked
     assert record.effective["nip"]["dpo_sft_weight"] == (0.6 if method == "dpo" else None)
+    smoothing = record.effective["nip"].get("dpo_label_smoothing")
+    assert smoothing == (0.2 if method == "dpo" else None)
     words = "effective arguments "
     [told] = [e["message"] for e in record.backend_events if e["message"].startswith(words)]
     used = json.loads(told.removeprefix(words))

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 from handmade import ACCEPT, REJECT, Rollouts
+from stored_rows import typed_tables
 
 from nip_core.errors import CorruptionError, RunConflictError, SettingsError
 from nip_core.rollouts.plan import TEST
-from nip_core.rollouts.tables import build_tables, commit_shard, join_shards
+from nip_core.rollouts.tables import commit_shard, join_shards
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
 from nip_core.sweep.counted import Counted, LastTest, average_runs
@@ -77,7 +78,7 @@ def played(store, name, completeness, soundness, questions=range(QUESTIONS), pla
             rows.add(len(rows.episodes), y, ["Question: why?", "Answer: so.", said], (0, 0))
             rows.episodes[-1] |= {"question_id": f"q{i}", "split": "test"}
     directory = RunStore(store, name).rollouts(1, TEST)
-    commit_shard(store, directory, "0000", build_tables(rows.episodes, rows.generations))
+    commit_shard(store, directory, "0000", typed_tables(rows.episodes, rows.generations))
     join_shards(store, directory, ["0000"])
 
 
@@ -110,11 +111,11 @@ def test_a_difference_that_is_there_is_shown_and_a_small_one_counts_as_none(tmp_
     [sound, complete] = outcome(
         tmp_path, {"nip": (0.95, 0.8), "adp": (0.95, 0.4)}, SOUNDER, AS_COMPLETE
     )
-    assert (sound["outcome"], complete["outcome"]) == ("shown", "shown")
-    assert sound["difference"] == pytest.approx(sound["rates"][0] - sound["rates"][1])
-    low, high = sound["ci95"]
-    assert 0.25 < low < sound["difference"] < high < 0.55
-    assert (sound["pairs"], sound["questions"]) == (6, QUESTIONS)
+    assert (sound.outcome, complete.outcome) == ("shown", "shown")
+    assert sound.difference == pytest.approx(sound.rates[0] - sound.rates[1])
+    low, high = sound.ci95
+    assert 0.25 < low < sound.difference < high < 0.55
+    assert (sound.pairs, sound.questions) == (6, QUESTIONS)
 
 
 def test_the_other_way_round_it_is_contradicted_and_without_one_nothing_is_shown(tmp_path):
@@ -122,7 +123,7 @@ def test_the_other_way_round_it_is_contradicted_and_without_one_nothing_is_shown
     level = {**SOUNDER, "figure": "completeness", "primary": False}
     rates = {"nip": (0.9, 0.8), "adp": (0.9, 0.4)}
     [sound, complete] = outcome(tmp_path, rates, lower, level)
-    assert (sound["outcome"], complete["outcome"]) == ("contradicted", "not shown")
+    assert (sound.outcome, complete.outcome) == ("contradicted", "not shown")
 
 
 def test_nothing_is_said_where_the_condition_fails_or_no_pair_is_finished(tmp_path):
@@ -130,40 +131,40 @@ def test_nothing_is_said_where_the_condition_fails_or_no_pair_is_finished(tmp_pa
     against_debate = {**SOUNDER, "against": {"protocol": "debate"}, "primary": False}
     rates = {"nip": (0.95, 0.8), "adp": (0.5, 0.9)}
     [sound, other] = outcome(tmp_path, rates, conditional, against_debate)
-    assert sound["outcome"] == other["outcome"] == "not tested"
-    assert sound["because"].startswith("completeness of against is 0.")
-    assert other["because"] == "no pair of runs is finished and tested"
-    assert sound["p"] is other["p"] is None
+    assert sound.outcome == other.outcome == "not tested"
+    assert sound.because.startswith("completeness of against is 0.")
+    assert other.because == "no pair of runs is finished and tested"
+    assert sound.p is other.p is None
 
 
 def test_a_single_run_shows_no_spread(tmp_path):
     [sound] = outcome(tmp_path, {"nip": (1, 0.9), "adp": (1, 0.2)}, SOUNDER, runs=1)
-    assert sound["outcome"] == "not tested" and "shows no spread" in sound["because"]
+    assert sound.outcome == "not tested" and "shows no spread" in sound.because
 
 
 def test_arms_that_were_played_more_often_or_on_other_questions(tmp_path):
     rates = {"nip": (0.9, 0.8), "adp": (0.9, 0.3)}
     [sound] = outcome(tmp_path / "a", rates, SOUNDER, plays=3)
-    assert sound["outcome"] == "shown"
-    assert sound["difference"] == pytest.approx(sound["rates"][0] - sound["rates"][1])
+    assert sound.outcome == "shown"
+    assert sound.difference == pytest.approx(sound.rates[0] - sound.rates[1])
     [sound] = outcome(tmp_path / "b", rates, SOUNDER, questions=range(5, QUESTIONS + 5))
-    assert sound["because"] == "the arms were not tested on the same questions"
+    assert sound.because == "the arms were not tested on the same questions"
 
 
 def test_where_all_say_the_same_the_number_of_runs_is_what_counts(tmp_path):
     [sound, complete] = outcome(tmp_path, {"nip": (1, 1), "adp": (1, 0)}, SOUNDER, AS_COMPLETE)
-    assert (sound["outcome"], sound["difference"], sound["ci95"]) == ("shown", 1.0, None)
-    assert sound["p"] == complete["p"] == 2 * 0.5**6
-    assert complete["outcome"] == "shown"
+    assert (sound.outcome, sound.difference, sound.ci95) == ("shown", 1.0, None)
+    assert sound.p == complete.p == 2 * 0.5**6
+    assert complete.outcome == "shown"
     equal = {**SOUNDER, "expected": "equal", "margin": 0.5}
     [sound] = outcome(tmp_path / "b", {"nip": (1, 1), "adp": (1, 0)}, equal)
-    assert (sound["outcome"], sound["p"]) == ("not shown", 1.0)
+    assert (sound.outcome, sound.p) == ("not shown", 1.0)
 
 
 def test_few_runs_give_wide_intervals_of_rates(tmp_path):
     [sound] = outcome(tmp_path, {"nip": (1, 0.9), "adp": (1, 0.2)}, SOUNDER, runs=2)
-    low, high = sound["ci95"]
-    assert -1 <= low <= sound["difference"] <= high <= 1
+    low, high = sound.ci95
+    assert -1 <= low <= sound.difference <= high <= 1
 
 
 def test_a_hypothesis_about_attacks_is_tested_on_them(tmp_path):
@@ -178,10 +179,10 @@ def test_a_hypothesis_about_attacks_is_tested_on_them(tmp_path):
         played(store, attack.name, 0.97, soundness[run.values["protocol"]])
         tests |= {run.name: LastTest(1), attack.name: LastTest(1)}
     [shown] = judge_hypotheses(Counted(store, tests), plan.sweep, plan.file.hypotheses)
-    assert (shown["outcome"], shown["after"], shown["pairs"]) == ("shown", "chosen", 6)
+    assert (shown.outcome, shown.after, shown.pairs) == ("shown", "chosen", 6)
     own = Hypothesis.model_validate({**after, "after": None})
     [unmet] = judge_hypotheses(Counted(store, tests), plan.sweep, [own])
-    assert unmet["outcome"] == "not tested" and "completeness of arm" in unmet["because"]
+    assert unmet.outcome == "not tested" and "completeness of arm" in unmet.because
 
 
 @pytest.mark.parametrize(
@@ -206,15 +207,15 @@ def test_an_arm_that_is_gone_from_the_sweep_is_not_tested(tmp_path):
     less = read_sweep(tmp_path / "sweep.yaml")
     store = open_store(plan.sweep.run_store)
     [sound] = judge_hypotheses(Counted(store, {}), less, plan.file.hypotheses)
-    assert (sound["outcome"], sound["because"]) == ("not tested", "protocol: 'adp': values are nip")
+    assert (sound.outcome, sound.because) == ("not tested", "protocol: 'adp': values are nip")
 
 
 def test_further_hypotheses_are_adjusted_and_the_primary_one_is_not(tmp_path):
     others = [{**SOUNDER, "primary": False, "says": f"again {i}"} for i in range(3)]
     results = outcome(tmp_path, {"nip": (0.9, 0.6), "adp": (0.9, 0.5)}, SOUNDER, *others)
-    assert results[0]["p_holm"] == results[0]["p"] > 0
+    assert results[0].p_holm == results[0].p > 0
     for other in results[1:]:
-        assert other["p_holm"] == pytest.approx(min(1.0, 3 * other["p"]))
+        assert other.p_holm == pytest.approx(min(1.0, 3 * other.p))
 
 
 def test_a_plan_is_declared_once_and_before_its_first_run(tmp_path):
@@ -223,12 +224,12 @@ def test_a_plan_is_declared_once_and_before_its_first_run(tmp_path):
     first, is_new = declare(store, plan)
     assert is_new and declare(store, plan) == (first, False)
     assert read_declaration(store, "asked") == first
-    assert [*first["plan"]["runs"]] == [run.name for run in plan.sweep.runs]
+    assert [*first.plan.runs] == [run.name for run in plan.sweep.runs]
 
     # Before the first run it may be changed, afterwards it may not.
     changed = read_plan(planned(tmp_path, {**SOUNDER, "expected": "lower"}))
     second, is_new = declare(store, changed)
-    assert is_new and second["sha256"] != first["sha256"]
+    assert is_new and second.sha256 != first.sha256
     store.put("asked-nip-1/run.json", b"{}")
     with pytest.raises(RunConflictError, match=r"another plan is declared, and 1 of its runs"):
         declare(store, plan)
@@ -258,13 +259,14 @@ def test_what_is_done_otherwise_is_listed(tmp_path):
     axes = {**SWEEP["axes"], "seed": [1, 2, 3, 4, 5, 7]}
     more = {**SWEEP, "axes": axes, "set": {"rl.lr": 0.5}}
     sweep = read_plan(planned(tmp_path, SOUNDER, sweep=more)).sweep
-    runs = [{"run": run.name, "status": "not begun"} for run in sweep.runs]
+    status = {run.name: "not begun" for run in sweep.runs}
     begun = sweep.runs[0]
     RunStore(store, begun.name).create_or_open(
         Identity({**begun.parameters.to_dict(), "dataset": "problems"}, "0", 1)
     )
-    runs[0]["status"] = "stopped"
-    lines = list_departures(store, sweep, {**declaration, "analysis_sha256": "0"}, runs)
+    status[begun.name] = "stopped"
+    other_code = declaration.model_copy(update={"analysis_sha256": "0"})
+    lines = list_departures(store, sweep, other_code, status)
     assert "asked-nip-7: not declared" in lines
     assert "asked-nip-6: declared, and not in the sweep" in lines
     assert "asked-nip-1: other settings than declared" in lines

@@ -1,0 +1,64 @@
+"""Who serves models: one row for each provider, with all that differs between them.
+
+Provider    a row
+PROVIDERS   the table, by the names that the setting `model_provider` takes
+
+A further provider is a row here and its name in `ProviderName`; where its API takes something
+otherwise than OpenAI's, it also has a row of its own in `nip_core.parameters.dialects`. Prices are
+no part of it: they differ by model and stand in the settings.
+
+Sources, read in November 2026: the providers' pages on addresses and keys.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+ProviderName = Literal["OpenAI", "SelfHosted", "OpenRouter"]
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A provider of models."""
+
+    key_variable: str
+    """The environment variable with its key."""
+    dialect: str
+    """What its API takes, a name of `DIALECTS`."""
+    address: str | None
+    """Of its API, with the path; None: a server of one's own, which the settings name."""
+    address_variable: str | None
+    """The environment variable that gives another address."""
+    trains: bool = False
+    """It takes fine-tune jobs over OpenAI's protocol; otherwise its models only play."""
+    takes_wandb: bool = False
+    """It reports its jobs to Weights & Biases."""
+    takes_repetition_penalty: bool = True
+    sends_bills: bool = True
+
+
+PROVIDERS: dict[ProviderName, Provider] = {
+    "OpenAI": Provider(
+        key_variable="OPENAI_API_KEY",
+        dialect="openai",
+        address="https://api.openai.com/v1",
+        address_variable="OPENAI_BASE_URL",
+        trains=True,
+        takes_wandb=True,
+        takes_repetition_penalty=False,
+    ),
+    "OpenRouter": Provider(
+        key_variable="OPENROUTER_API_KEY",
+        dialect="openrouter",
+        address="https://openrouter.ai/api/v1",
+        address_variable="OPENROUTER_BASE_URL",
+    ),
+    # An lm_server: the run's own, or the one that the settings name.
+    "SelfHosted": Provider(
+        key_variable="NIP_API_KEY",
+        dialect="self_hosted",
+        address=None,
+        address_variable=None,
+        trains=True,
+        sends_bills=False,
+    ),
+}

@@ -1,0 +1,48 @@
+"""The part of a run's record and settings that showing it needs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nip_core.parameters.providers import dummy_name
+from nip_core.parameters.stored import complete_settings
+from nip_core.parameters.tested_iterations import scheme_tests
+from nip_core.run_store.documents import damaged
+from nip_core.run_store.run import RunRecord, RunStore
+from nip_lm_server.client import base_served_name
+
+
+@dataclass(frozen=True)
+class RunShown:
+    """The part of a run's record and settings that showing it needs."""
+
+    record: RunRecord
+    last: int
+    """The number of iterations, and of the last, which has nothing but a test."""
+    tested: frozenset[int]
+    """Those with a test, by the settings."""
+    attacks: bool
+    """Whether it attacks another run, which is measured with the last."""
+    first_models: Mapping[str, str]
+    """By group, in agent order: what plays iteration 0."""
+
+
+def open_shown(run: RunStore) -> RunShown:
+    """The run's record and settings. Raises CorruptionError where they make no sense."""
+    try:
+        record = run.open()
+        settings = complete_settings(record.parameters)
+        first_models: dict[str, str] = {}
+        for name, agent in settings["agents"].items():
+            if not agent.get("is_random"):
+                name_of = dummy_name if agent["use_dummy_api"] else base_served_name
+                group = agent["shared_model_group"] or name
+                first_models.setdefault(group, name_of(agent["model_name"]))
+        taken_over = (record.contents.get("origin") or [{}])[0]
+        first_models |= {group: str(model["model"]) for group, model in taken_over.items()}
+        last, text_rl = int(settings["rl"]["num_iterations"]), settings["text_rl"]
+        scheme, interval = str(text_rl["test_scheme"]), int(text_rl["test_interval"])
+        tested = (i for i in range(last + 1) if scheme_tests(scheme, last, i, interval))
+        attacks = settings["attack"]["run"] is not None
+        return RunShown(record, last, frozenset(tested), attacks, first_models)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise damaged(f"{run.root}/run.json", error) from error

@@ -1,0 +1,43 @@
+"""What a run's process and its feeders say to each other, as lines of JSON.
+
+FeederTask  the first line to a feeder: what it sends where; then come commands, LOOK and END
+Report      a line of a feeder: what it is doing
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from nip_core.parameters.tracking import TrackerParameters
+
+LOOK, END = "look", "end"
+"""Something was committed; send it all, then end."""
+
+State = Literal["idle", "starting", "asking", "answered", "trouble", "done"]
+
+
+class FeederTask(BaseModel):
+    """The run and the tracker of a feeder."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run_store: str
+    """The address of the store."""
+    run: str
+    tracker: TrackerParameters
+    in_background: bool
+    """Whether it takes the processor only while nobody else needs it."""
+
+
+class Report(BaseModel):
+    """What a feeder is doing."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    state: State
+    received: int | None = None
+    """Batches that the tracker has; None: as before."""
+    batches: int | None = None
+    """Batches that there are; None: as before."""
+    error: str | None = None
+    """Of `trouble`, in words."""
