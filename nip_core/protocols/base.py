@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from nip_core.protocols.checks import check_playable
+from nip_core.protocols.playable import check_playable
 from nip_core.protocols.scales import (
     ACCEPT,
     NEITHER,
