@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nip_core.evaluation.attack_words import sentences
+from nip_core.evaluation.attack_metrics import ShownAttack
+from nip_core.evaluation.attack_words import loss_sentences
 
 ROOT = Path(__file__).parent.parent
 
@@ -53,7 +54,7 @@ def lines(result: dict[str, Any]) -> list[str]:
         for row in result[f"by_{kind}"]
     ]
     said = [result["caution"]] if result["caution"] else []
-    said += [*result["causes"], *sentences(result)]
+    said += [*result["causes"], *loss_sentences(ShownAttack.model_validate(result))]
     of_all = [f"  {sentence}" for sentence in said]
     return [f"{result['attacked']}: {result['seconds']} s", *rows, *of_all]
 

@@ -130,7 +130,7 @@ async def train(place: Path, iterations: int) -> dict[str, Any]:
     from nip_core.run_store.run import RunStore
     from nip_core.run_store.store import open_store
     from nip_core.session.opening import open_session
-    from nip_core.showing.summary import summary
+    from nip_core.showing.summary import summarise_run
     from nip_core.stages.publishing import publish
     from nip_prefect.tasks.publish import publish_artifacts
 
@@ -163,7 +163,7 @@ async def train(place: Path, iterations: int) -> dict[str, Any]:
     run = RunStore(open_store(place / "runs", read_only=True), "growth")
     shown: dict[str, float] = {}
     with meter.measured(shown):
-        summary(run)
+        summarise_run(run)
     of = [publishing[i] for i in range(iterations)]
     report = place / "runs/growth/report.html"
     return {

@@ -179,11 +179,13 @@ def table(results: dict[str, Any]) -> str:
 def write_curve(row: dict[str, Any], target: Path) -> None:
     """The learning curve of one run as a picture, with what believing its prover would give."""
     from nip_core.evaluation.plots import learning_curve_svg
+    from nip_core.evaluation.split_metrics import SplitMetrics
 
-    points = [
+    tests = [
         (entry["iteration"], {**entry["test"], "believe_the_prover": believed})
         for entry, believed in zip(row["iterations"], row["believe_the_prover"], strict=True)
     ]
+    points = [(iteration, SplitMetrics.model_validate(test)) for iteration, test in tests]
     target.write_text(learning_curve_svg(points) + "\n")
 
 

@@ -82,7 +82,7 @@ def measure(
         read_rollouts(run.store, run.rollouts(i, "test")).episodes for i in (tested[0], tested[-1])
     )
     times = [run.read_json(f"{run.iteration(i)}/times.json") for i in range(iterations)]
-    paired = paired_difference(before, after, seed, reward_of=REWARD_OF)
+    paired = paired_difference(before, after, seed, reward_of=REWARD_OF).as_json()
     return {
         "method": method,
         "seed": seed,

@@ -37,7 +37,7 @@ from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import open_store
 from nip_core.scenarios.arithmetic.chains import read_steps
-from nip_core.showing.summary import summary
+from nip_core.showing.summary import summarise_run
 from nip_core.sweep.attack_run import attack_settings
 
 ROOT = Path(__file__).parent.parent
@@ -111,7 +111,7 @@ async def played(parameters: HyperParameters) -> dict[str, Any]:
     """The summary of a run, which is played unless it is finished."""
     store = open_store(parameters.run_store)
     if parameters.run_name in list_runs(store):
-        known = summary(RunStore(store, parameters.run_name))
+        known = summarise_run(RunStore(store, parameters.run_name))
         if known["status"] == "finished":
             return known
     return await loop.train(parameters)

@@ -49,7 +49,7 @@ def attack(
     verbose: Annotated[bool, typer.Option("--verbose", help="Show Prefect's logs.")] = False,
 ) -> None:
     """Attack the verifier of RUN, as a run of its own; one that was stopped goes on."""
-    from nip_core.records.named_run import place_of
+    from nip_core.records.named_run import name_place
     from nip_core.sweep.attack_run import STEPS, TESTED_EVERY, attack_settings
 
     if by not in _WAYS:
@@ -58,7 +58,7 @@ def attack(
     chosen: dict[str, Any] = {"by": by, "iteration": iteration, "problems": problems}
     if n is not None:
         chosen["n"] = _numbers(n)
-    run_store, run = place_of(run, run_store)
+    run_store, run = name_place(run, run_store)
     parameters = attack_settings(
         run_store,
         run,
@@ -73,9 +73,9 @@ def attack(
         return
 
     def look(prepared: Any) -> dict[str, Any] | None:
-        from nip_core.showing.finished import finished_run
+        from nip_core.showing.finished import find_finished_run
 
-        return finished_run(prepared)
+        return find_finished_run(prepared)
 
     def import_flow() -> Any:
         from nip_prefect.flows.train import continue_run as flow

@@ -140,7 +140,7 @@ def _ended_with() -> int:
         if not _launched("is_unreachable", False, error):
             raise
         say(
-            f"nip: {_launched('no_prefect', '', error)}; what is committed is kept: run again",
+            f"nip: {_launched('say_no_prefect', '', error)}; what is committed is kept: run again",
             file=sys.stderr,
         )
         return exit_code(ServerError(""))

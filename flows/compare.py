@@ -20,7 +20,7 @@ from nip_prefect.flows.printing import print_json
 from nip_prefect.flows.terminal import say
 
 if TYPE_CHECKING:
-    from nip_core.sweep.comparison import Comparison
+    from nip_core.sweep.comparison import RunComparison
     from nip_core.sweep.diff import PairedTest, RunDifferences
 
 Store = Annotated[
@@ -127,7 +127,7 @@ def _results_table(results: Sequence["PairedTest"]) -> Table:
     return table
 
 
-def _show_comparison(results: "Comparison") -> None:
+def _show_comparison(results: "RunComparison") -> None:
     """Two tables, as both in one would not fit on 80 columns."""
     from nip_core.sweep.comparison import BELIEVED, heads_and_rows
 

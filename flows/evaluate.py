@@ -14,7 +14,7 @@ from nip_core.stages.proving import prove_serving
 from nip_prefect.flows.form import Bundled
 from nip_prefect.flows.hooks import HOOKS_OF_TESTS
 from nip_prefect.flows.iteration import call
-from nip_prefect.tasks.runtime import offered, opened
+from nip_prefect.tasks.runtime import offered_settings, open_run
 
 
 def _flow_run_name() -> str:
@@ -42,9 +42,9 @@ async def evaluate(
     Returns:
         The iteration whose models were tested, and the metrics.
     """
-    parameters = offered() or load_parameters(config_file or config, overrides)
-    async with opened(parameters) as session:
+    parameters = offered_settings() or load_parameters(config_file or config, overrides)
+    async with open_run(parameters) as session:
         newest = session.run.finished_iterations()
         await call(prove_serving, session, newest)
         metrics = await play_and_measure(session, newest, TEST, call)
-    return {"run": session.run.name, "iteration": newest, "test": metrics}
+    return {"run": session.run.name, "iteration": newest, "test": metrics.as_json()}

@@ -21,8 +21,8 @@ from nip_core.proxies import proxy_for
 from nip_core.records.rewinds import cancel_jobs
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.servers.endpoints import remote_endpoints
-from nip_prefect.tasks.flow_run_marks import Mark, mark_of
+from nip_core.servers.endpoints import find_remote_endpoints
+from nip_prefect.tasks.flow_run_marks import Mark, read_mark
 from nip_prefect.tasks.secrets import environment_for
 
 WEBHOOK = "NIP_WEBHOOK"
@@ -40,7 +40,7 @@ async def tell(flow_name: str, flow_run: FlowRun, state: State[Any]) -> None:
     url = os.environ.get(WEBHOOK)
     if not url:
         return
-    mark = mark_of(flow_run)
+    mark = read_mark(flow_run)
     message = (state.message or "")[:_LONGEST_MESSAGE]
     document = {
         "text": f"nip: {flow_name} {flow_run.name}: {state.name}. {message}".strip(),
@@ -65,7 +65,7 @@ async def tell(flow_name: str, flow_run: FlowRun, state: State[Any]) -> None:
 
 async def cancel_remote_jobs(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
     """Cancel the run's jobs at other servers, where fine_tuning.on_cancel says so."""
-    mark = mark_of(flow_run)
+    mark = read_mark(flow_run)
     if mark is None:
         return  # it was cancelled before it opened its run
     log = flow_run_logger(flow_run, flow)
@@ -84,7 +84,7 @@ async def _cancel(mark: Mark) -> list[str]:
     # A job that goes on is found again by its key when the run does.
     if parameters.fine_tuning.on_cancel == "keep":
         return []
-    endpoints = remote_endpoints(parameters, await environment_for(parameters))
+    endpoints = find_remote_endpoints(parameters, await environment_for(parameters))
     reachable = {group: at.control for group, at in endpoints.items()}
     return await cancel_jobs(run, parameters, reachable)
 

@@ -14,11 +14,11 @@ from nip_core import loop
 from nip_core.errors import StageError
 from nip_core.session.session import Session
 from nip_core.stages.playing import play_shard, play_shards
-from nip_core.stages.remote_shards import counting
+from nip_core.stages.remote_shards import count_while
 from nip_core.stages.training import submit_job
 from nip_prefect.flows.remote_shards import play_remotely
 from nip_prefect.tasks.calls import TASKS
-from nip_prefect.tasks.runtime import limited, session_of
+from nip_prefect.tasks.runtime import limit_by_tag, session_of
 
 
 @flow(
@@ -60,15 +60,15 @@ async def call(stage: Callable[..., Any], session: Session, *arguments: Any) -> 
         number, split, shards, _ = arguments
         if session.parameters.rollouts.task_runner != "local":
             return await session.with_server(
-                lambda: counting(
+                lambda: count_while(
                     session, number, split, lambda: play_remotely(session, number, split, shards)
                 )
             )
         # The tag is looked up once for all shards.
-        play = await limited(TASKS[play_shard], "nip-rollouts")
+        play = await limit_by_tag(TASKS[play_shard], "nip-rollouts")
         in_task: loop.Call = lambda _, __, *place: play(run, *place)  # noqa: E731
         return await play_shards(session, number, split, shards, in_task)
     task = TASKS[stage]
     if stage is submit_job:
-        task = await limited(task, "nip-fine-tune")
+        task = await limit_by_tag(task, "nip-fine-tune")
     return await task(run, *arguments)

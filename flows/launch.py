@@ -18,7 +18,7 @@ from typing import Any, cast
 from nip_core.errors import ServerError, SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Progress
-from nip_core.proxies import let_find
+from nip_core.proxies import prepare_proxies
 from nip_core.redaction import check_address, remove_users, show_address
 from nip_prefect.flows.console import make_console
 from nip_prefect.flows.live import watch
@@ -150,14 +150,14 @@ def import_prefect() -> None:
     except ImportError:
         raise
     except Exception as error:  # whatever a parser or a check raises, in a file or a variable
-        if variables := _at_fault():
+        if variables := _find_faulty_variables():
             told = [f"Prefect can't read {name} ({why})" for name, why in variables.items()]
             raise SettingsError(f"environment: {', and '.join(told)}; mend or unset it") from None
         home = os.environ.get("PREFECT_HOME") or "~/.prefect"
         file = os.environ.get("PREFECT_PROFILES_PATH") or f"{home}/profiles.toml"
         raise SettingsError(
-            f"Prefect can't read its own settings ({type(error).__name__}: {_why(error)}); mend "
-            f"{file}, or the variables PREFECT_... of the environment"
+            f"Prefect can't read its own settings ({type(error).__name__}: {_say_why(error)}); "
+            f"mend {file}, or the variables PREFECT_... of the environment"
         ) from None
 
 
@@ -179,7 +179,7 @@ class _Told:
         return getattr(self._stream, name)
 
 
-def _at_fault() -> dict[str, str]:
+def _find_faulty_variables() -> dict[str, str]:
     """Name the environment's variables unreadable for Prefect, each with the reason.
 
     Each is tried without the others; none is at fault where it fails without any of them. Values
@@ -199,7 +199,7 @@ def _at_fault() -> dict[str, str]:
         try:
             Settings()
         except Exception as error:  # whatever a parser or a check raises
-            return _why(error)
+            return _say_why(error)
         return None
 
     try:
@@ -211,7 +211,7 @@ def _at_fault() -> dict[str, str]:
     return {name: why for name, why in found.items() if why is not None}
 
 
-def _why(error: Exception) -> str:
+def _say_why(error: Exception) -> str:
     """Say the first problem in a line, without the value."""
     told = str(error)
     if callable(details := getattr(error, "errors", None)) and (all_ := details()):
@@ -225,11 +225,11 @@ def _check_prefect() -> None:
 
     address = PREFECT_API_URL.value() or ""
     check_address("PREFECT_API_URL", address)
-    let_find(address)
+    prepare_proxies(address)
     with get_client(sync_client=True) as client:
         error = client.api_healthcheck()
     if error is not None and is_unreachable(error):
-        raise ServerError(f"{no_prefect(error)}; start it, or unset the address")
+        raise ServerError(f"{say_no_prefect(error)}; start it, or unset the address")
 
 
 def is_unreachable(error: BaseException) -> bool:
@@ -239,7 +239,7 @@ def is_unreachable(error: BaseException) -> bool:
     return transport_error is not None and isinstance(error, transport_error)
 
 
-def no_prefect(error: BaseException) -> str:
+def say_no_prefect(error: BaseException) -> str:
     """Name the silent server."""
     from prefect.settings import PREFECT_API_URL
 

@@ -121,13 +121,13 @@ def _live(
         while True:
             is_last = stop.wait(_REFRESH_S)
             for line in lines.lines_due():
-                live.console.print(_broken(line))
+                live.console.print(_break_line(line))
             if is_last:
                 return
             live.update(frame(observe_run(progress, parameters), console.width), refresh=True)
 
 
-def _broken(line: str) -> RenderableType:
+def _break_line(line: str) -> RenderableType:
     """Break a long line between words, to go on below its text."""
     stamp, _, text = line.partition(" ")
     row = Table.grid(padding=(0, 1))

@@ -18,18 +18,21 @@ import yaml
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from nip_core.costs.spent_and_estimated import USD, cost_rows
-from nip_core.evaluation.attack_words import sentences
+from nip_core.costs.spent_and_estimated import USD, make_cost_rows
+from nip_core.evaluation.attack_metrics import ShownAttack
+from nip_core.evaluation.attack_words import loss_sentences
 from nip_core.evaluation.baseline_verifiers import believed_line
 from nip_core.evaluation.figures_in_words import (
-    alike,
     gate_line,
-    in_spans,
+    group_reasons,
+    list_spans,
     plain_percent,
     problems_words,
 )
 from nip_core.evaluation.league_figures import opponent_words
+from nip_core.evaluation.split_metrics import Opponent, SplitMetrics
 from nip_core.parameters import HyperParameters
+from nip_core.records.models import Decision
 from nip_prefect.flows.console import make_console
 from nip_prefect.flows.terminal import say
 
@@ -53,13 +56,13 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     As JSON it is all settings.
     """
     from nip_core.parameters.providers import speaks_nip
-    from nip_core.records.left_out import in_words, recorded_of
+    from nip_core.records.left_out import describe_left_out, read_left_out_by_settings
     from nip_core.run_store.store import check_location
     from nip_core.session.prepare import plan_run
 
     check_location(parameters.run_store)
     parameters, estimate, origin = plan_run(parameters)
-    left_out = recorded_of(parameters)
+    left_out = read_left_out_by_settings(parameters)
     if as_json:
         counts = None if left_out is None else {s: len(out) for s, out in left_out.items()}
         known = {"estimate": asdict(estimate), "left_out": counts, "origin": origin.facts()}
@@ -82,7 +85,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
         say(f"  {line}")
     measures = any(map(speaks_nip, parameters.model_agents.values()))
     if left_out is not None:
-        say(f"  {in_words(left_out) or 'no problems left out, too long for a model'}")
+        say(f"  {describe_left_out(left_out) or 'no problems left out, too long for a model'}")
     elif measures and parameters.dataset_options.on_too_long == "leave_out":
         say("  problems too long for a model are left out, which its server says at the start")
     say(f"  at most {estimate.disk_bytes / 1e6:.0f} MB on disk, models not counted")
@@ -93,7 +96,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
 def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
     """Print on standard error what is probably not meant, after everything else."""
     from nip_core.parameters.shutdowns import list_shutdown_warnings
-    from nip_core.session.attacked_run import untold
+    from nip_core.session.attacked_run import warn_of_untold
 
     sys.stdout.flush()
     for line in (
@@ -102,13 +105,14 @@ def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
         *list_shutdown_warnings(parameters, datetime.now(UTC).date()),
         *_short_budget(parameters, estimate),
         *_shows_little(parameters, estimate),
-        *untold(parameters),
+        *warn_of_untold(parameters),
     ):
         say(f"nip: warning: {line}", file=sys.stderr)
 
 
 def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
-    from nip_core.costs.caps import amount, caps_of
+    from nip_core.costs.caps import list_caps
+    from nip_core.evaluation.figures_in_words import cap_amount
     from nip_core.parameters.prices import write_price_lines
 
     rows = {
@@ -127,22 +131,24 @@ def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
         say(f"  {'US dollars':<20}{estimate.expected_usd:>16.2f}{estimate.usd:>16.2f}")
     say(f"  expected: {estimate.expected_by}")
     say("  at most: an upper bound, but for answers that have to be asked for again")
-    for cap, limit in caps_of(parameters).items():
+    for cap, limit in list_caps(parameters).items():
         is_free = cap == "usd" and estimate.usd == 0
         never = ", which is never reached: nothing here has a price" if is_free else ""
-        say(f"  budget: {amount(cap, limit)}{never}")
+        say(f"  budget: {cap_amount(cap, limit)}{never}")
 
 
 def _short_budget(parameters: HyperParameters, estimate: "Estimate") -> "Iterator[str]":
     """Warn of a cap below the run's expected use."""
-    from nip_core.costs.caps import amount, caps_of
+    from nip_core.costs.caps import list_caps
+    from nip_core.evaluation.figures_in_words import cap_amount
 
     expected = {"usd": estimate.expected_usd, "tokens": estimate.expected_tokens}
-    for cap, most in caps_of(parameters).items():
+    for cap, most in list_caps(parameters).items():
         if (expected[cap] or 0) > most:
+            takes = cap_amount(cap, expected[cap] or 0)
             yield (
-                f"budget.{cap}: the run is expected to take {amount(cap, expected[cap] or 0)} and "
-                f"stops at {amount(cap, most)}"
+                f"budget.{cap}: the run is expected to take {takes} and stops at "
+                f"{cap_amount(cap, most)}"
             )
 
 
@@ -196,12 +202,12 @@ def _few_examples(parameters: HyperParameters, train_episodes: int) -> "Iterator
 
 
 def _unreachable_threshold(parameters: HyperParameters) -> "Iterator[str]":
-    from nip_core.trainers.expert_iteration import never_chosen
+    from nip_core.trainers.expert_iteration import find_never_chosen
 
     if parameters.trainer != "pure_text_ei" or parameters.base_run.base_run_type == "rerun_tests":
         return  # other trainers have no threshold, or not for long
     threshold = parameters.pure_text_ei.reward_threshold
-    for agent, most in never_chosen(parameters).items():
+    for agent, most in find_never_chosen(parameters).items():
         yield (
             f"agents.{agent} can earn at most {most:g} in an episode, less than "
             f"pure_text_ei.reward_threshold, {threshold:g}, so it is never trained; use "
@@ -253,7 +259,7 @@ def _jobs_cell(statuses: dict[str, str], width: int) -> str:
     return ", ".join(f"{group} {status}" for group, status in statuses.items()) or "-"
 
 
-def _untrained(iterations: list[dict[str, Any]]) -> "Iterator[str]":
+def _tell_untrained(iterations: list[dict[str, Any]]) -> "Iterator[str]":
     """Say the reasons of jobs without a model, equal ones in one line."""
     by_job: dict[tuple[str, str], dict[int, str]] = {}
     for entry in iterations:
@@ -262,9 +268,9 @@ def _untrained(iterations: list[dict[str, Any]]) -> "Iterator[str]":
                 reasons = by_job.setdefault((group, job["status"]), {})
                 reasons[entry["iteration"]] = job["reason"]
     for (group, status), reasons in by_job.items():
-        for reason, of in alike(reasons):
+        for reason, of in group_reasons(reasons):
             plural = "" if len(of) == 1 else "s"
-            yield f"iteration{plural} {in_spans(of)}, {group}: {status}: {reason}"
+            yield f"iteration{plural} {list_spans(of)}, {group}: {status}: {reason}"
 
 
 def _show_attack(attack: dict[str, Any], console: "Console") -> None:
@@ -290,13 +296,13 @@ def _show_attack(attack: dict[str, Any], console: "Console") -> None:
             str(entry["distinct_problems"]),
         )
     console.print(table)
-    for sentence in sentences(attack):
+    for sentence in loss_sentences(ShownAttack.model_validate(attack)):
         say(sentence)
 
 
 def _show_costs(costs: dict[str, dict[str, float | None]], console: "Console") -> None:
     """Print what the run has spent beside what it was expected to."""
-    rows = cost_rows(costs)
+    rows = make_cost_rows(costs)
     has_budget = any(row[-1] is not None for row in rows.values())
     table = Table(box=SIMPLE_HEAD, padding=0)
     table.add_column("of the whole run", no_wrap=True)
@@ -316,7 +322,7 @@ def _show_baselines(result: dict[str, Any], console: "Console") -> None:
     """
     tests = [(e["iteration"], e["test"]) for e in result["iterations"] if e["test"]]
     for iteration, test in dict([*tests[:1], *tests[-1:]]).items():
-        if line := believed_line(test):
+        if line := believed_line(SplitMetrics.model_validate(test)):
             say(f"iteration {iteration}: {line}")
     for remark in result.get("remarks", ()):
         console.print(remark, highlight=False, markup=False)
@@ -345,7 +351,7 @@ def _show_league(iterations: list[dict[str, Any]], console: "Console") -> None:
             interval = row["accuracy_ci95"]
             table.add_row(
                 str(entry["iteration"]),
-                opponent_words(row),
+                opponent_words(Opponent.model_validate(row)),
                 str(row["episodes"]),
                 plain_percent(row["accuracy"]),
                 f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else "-",
@@ -408,8 +414,9 @@ def show_run(result: dict[str, Any]) -> None:
         _show_attack(result["attack"], console)
     for entry in result["iterations"]:
         if entry.get("promotion"):
-            say(f"iteration {entry['iteration']}: new models {gate_line(entry['promotion'])}")
-    for line in _untrained(result["iterations"]):
+            decision = Decision(**entry["promotion"])
+            say(f"iteration {entry['iteration']}: new models {gate_line(decision)}")
+    for line in _tell_untrained(result["iterations"]):
         say(line)
     if result.get("report"):
         # Not through the console: a path must not be wrapped.

@@ -7,7 +7,7 @@ from prefect.logging.loggers import flow_run_logger
 from pydantic import Field
 
 from nip_prefect.flows.hooks import cancel_remote_jobs, tell
-from nip_prefect.tasks.reconcile import active_runs, bury, dead_among, restart, restartable
+from nip_prefect.tasks.reconcile import bury, dead_among, list_active, list_restartable, restart
 
 Seconds = Annotated[float, Field(ge=0)]
 
@@ -39,7 +39,7 @@ async def reconcile(
     """
     log = get_run_logger()
     async with get_client() as client:
-        runs = await active_runs(client)
+        runs = await list_active(client)
         dead = await dead_among(client, runs, silent_after_s=silent_after_s, watch_s=watch_s)
         for flow_run in dead:
             await bury(client, flow_run)
@@ -52,7 +52,7 @@ async def reconcile(
                 if buried.state.is_cancelled() and stopped.name != "evaluate":
                     await cancel_remote_jobs(None, buried, buried.state)
                 await tell(stopped.name, buried, buried.state)
-        again = await restartable(
+        again = await list_restartable(
             client,
             older_than_s=restart_after_s,
             not_older_than_s=give_up_after_s,

@@ -16,7 +16,7 @@ from prefect import flow
 from prefect.settings import PREFECT_API_URL
 
 from nip_core.errors import NipError, SettingsError, StageError
-from nip_core.parameters.training import RolloutParameters
+from nip_core.parameters.loop_settings import RolloutParameters
 from nip_core.redaction import check_address, show_address
 from nip_core.run_store.lease import Lease, acquire
 from nip_core.run_store.store import open_store

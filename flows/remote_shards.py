@@ -8,9 +8,9 @@ from prefect import flow, unmapped
 from prefect.task_runners import TaskRunner
 
 from nip_core.errors import SettingsError
-from nip_core.parameters.training import RolloutParameters
+from nip_core.parameters.loop_settings import RolloutParameters
 from nip_core.session.session import Session
-from nip_core.stages.remote_shards import Ticket, ticket_of
+from nip_core.stages.remote_shards import Ticket, make_ticket
 from nip_prefect.tasks.calls import play_shard_remotely
 
 SETTING = "rollouts.task_runner"
@@ -31,7 +31,7 @@ async def play_remotely(
         return []
     settings = session.parameters.rollouts
     on_cluster = play_shards.with_options(task_runner=task_runner(settings))
-    return await on_cluster(ticket_of(session), iteration, split, list(shards))
+    return await on_cluster(make_ticket(session), iteration, split, list(shards))
 
 
 @flow(

@@ -215,10 +215,10 @@ class _Team:
         Raises what keeps it from being started at all.
         """
         from nip_core.session.prepare import prepare
-        from nip_core.showing.finished import finished_run
+        from nip_core.showing.finished import find_finished_run
 
         try:
-            finished = finished_run(prepare(run.parameters))
+            finished = find_finished_run(prepare(run.parameters))
         except StoreError as error:
             self._failed(run, error)
             return True
@@ -326,7 +326,7 @@ class _Here:
 def _show_plan(planned: Any, as_json: bool) -> None:
     """The runs with what they would take."""
     from nip_core.run_store.store import check_location
-    from nip_core.session.prepare import estimate_of, plan_run
+    from nip_core.session.prepare import estimate_settings, plan_run
 
     check_location(planned.run_store)
     rows = []
@@ -334,7 +334,7 @@ def _show_plan(planned: Any, as_json: bool) -> None:
         try:
             rows.append((run, run, plan_run(run.parameters)[1]))
             # There is nobody to attack yet, so their models are not looked for.
-            rows += [(run, attack, estimate_of(attack.parameters)) for attack in run.attacks]
+            rows += [(run, attack, estimate_settings(attack.parameters)) for attack in run.attacks]
         except NipError as error:
             raise type(error)(f"{run.name}: {error}") from error
     if as_json:

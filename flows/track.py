@@ -34,7 +34,7 @@ def track(
     """Send trackers what they lack of RUN. What they have is not sent again; exit code 3 if one
     does not take it."""
     from nip_core.records.named_run import find_run
-    from nip_core.records.rewinds import unfinished_rewinds
+    from nip_core.records.rewinds import list_unfinished_rewinds
     from nip_core.run_store.run import RunStore
     from nip_core.run_store.store import open_store
     from nip_core.tracking.feeders import Feeders
@@ -55,7 +55,7 @@ def track(
             f"run {run!r} has no tracking in its settings; name a tracker: --to {TRACKERS[0]}"
         )
     check_trackers(trackers)
-    if unfinished_rewinds(tree):
+    if list_unfinished_rewinds(tree):
         raise SettingsError(
             f"run {run!r} is half set aside to be done again; run nip train first, which goes on"
         )

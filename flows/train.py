@@ -23,9 +23,9 @@ from nip_core.upkeep.rerun import rerun
 from nip_prefect.flows.form import Bundled
 from nip_prefect.flows.hooks import HOOKS
 from nip_prefect.flows.iteration import call
-from nip_prefect.tasks.flow_run_marks import noted_goal
+from nip_prefect.tasks.flow_run_marks import note_goal
 from nip_prefect.tasks.publish import published_state
-from nip_prefect.tasks.runtime import offered, opened
+from nip_prefect.tasks.runtime import offered_settings, open_run
 
 Iteration = Annotated[int, Field(ge=0, le=9999)]
 Count = Annotated[int, Field(ge=1)]
@@ -90,13 +90,13 @@ async def train(
         "rl.rollouts_per_iteration": rollouts_per_iteration,
     }
     settings = [*overrides, *(f"{key}={value}" for key, value in chosen.items() if value)]
-    parameters = offered() or load_parameters(source, settings)
+    parameters = offered_settings() or load_parameters(source, settings)
     if more_iterations is not None:
         if num_iterations is not None:
             raise SettingsError("num_iterations and more_iterations: set one of them")
         run = RunStore(open_store(parameters.run_store, read_only=True), parameters.run_name)
         last = max(parameters.rl.num_iterations, run.finished_iterations() + more_iterations)
-        last = await noted_goal(last)
+        last = await note_goal(last)
         parameters = load_parameters(source, [*settings, f"rl.num_iterations={last}"])
     return await _train(parameters, retry_failed_jobs, rerun_from_iteration, rerun_from_stage)
 
@@ -149,7 +149,7 @@ async def continue_run(
 async def _train(
     given: HyperParameters, retry_failed_jobs: bool, again_from: int | None, stage: Stage
 ) -> dict[str, Any]:
-    async with opened(given, retry_failed_jobs=retry_failed_jobs) as session:
+    async with open_run(given, retry_failed_jobs=retry_failed_jobs) as session:
         state = await published_state(session.run.name)
         if state is not None and state["store"] == session.run.store.url:  # else of a copy
             check_store(session.run, state)

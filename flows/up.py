@@ -108,14 +108,14 @@ def _start_lm_server(
 
 
 def _lm_server_key(state: Path) -> str:
-    return read_key(os.environ, "NIP_API_KEY") or _kept(
+    return read_key(os.environ, "NIP_API_KEY") or _keep_secret(
         state / "lm_server_key", lambda: secrets.token_urlsafe(24)
     )
 
 
 def _environment(state: Path, port: int) -> dict[str, str]:
     """Collect the variables for the server's clients. A missing password is drawn once and kept."""
-    auth = os.environ.get(_AUTH) or _kept(
+    auth = os.environ.get(_AUTH) or _keep_secret(
         state / "prefect_auth", lambda: f"nip:{secrets.token_urlsafe(24)}"
     )
     return {
@@ -157,7 +157,7 @@ def _keep_private(directory: Path) -> None:
     directory.chmod(0o700)
 
 
-def _kept(path: Path, draw: Callable[[], str]) -> str:
+def _keep_secret(path: Path, draw: Callable[[], str]) -> str:
     """Read the secret from a file open to its owner alone; draw it if there is none."""
     if not path.exists():
         part = path.with_name(f"{path.name}.part")

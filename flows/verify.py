@@ -29,15 +29,15 @@ def verify(
 ) -> None:
     """Check every file of a run against its manifest, every manifest against what it was made from,
     and models and jobs against their server. Writes nothing; exit code 5 if anything is wrong."""
-    from nip_core.records.named_run import no_such_run, open_runs, place_of
+    from nip_core.records.named_run import make_unknown_run_error, name_place, open_runs
     from nip_core.run_store.run import RunStore, list_runs
-    from nip_core.upkeep.verify import has_begun, summarise, verify_all
+    from nip_core.upkeep.verify import has_begun, summarise_check, verify_all
 
-    run_store, run = place_of(run, run_store)
+    run_store, run = name_place(run, run_store)
     store = open_runs(run_store)
     names = [name.rstrip("/") for name in store.list("") if name.endswith("/")]
     if run not in names:  # a run whose run.json is lost is looked at, too
-        raise no_such_run(run, run_store, list_runs(store))
+        raise make_unknown_run_error(run, run_store, list_runs(store))
     tree = RunStore(store, run)
     if not has_begun(tree):
         now = "is only starting" if _is_running(tree) else "never began"
@@ -49,7 +49,7 @@ def verify(
     if _is_running(tree):
         findings.notes.append("the run is being run: what is just written may look missing")
     if as_json:
-        print_json(summarise(findings))
+        print_json(summarise_check(findings))
     else:
         for problem in findings.problems.values():
             say(str(problem))

@@ -56,7 +56,7 @@ def view(
             f"--no-token with --host {host}: whoever reaches that address would read all runs; "
             "leave the token, or listen at 127.0.0.1 and use ssh -L"
         )
-    shown = _shown_runs(runs or [], run_store)
+    shown = _choose_runs(runs or [], run_store)
     listening = _listen(host, port)
     bound = listening.getsockname()[1]
     token = secrets.token_urlsafe(24) if has_token else None
@@ -109,7 +109,7 @@ def _browser_at(url: str) -> Iterator[None]:
             opening.cancel()
 
 
-def _shown_runs(names: list[str], run_store: str) -> "ShownRuns":
+def _choose_runs(names: list[str], run_store: str) -> "ShownRuns":
     """List the named runs, or all of the store. Raises SettingsError."""
     from nip_core.run_store.store import is_missing, open_store
     from nip_core.sweep.played import find_played_run

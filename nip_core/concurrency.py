@@ -1,4 +1,4 @@
-"""Doing several things at once, such that none is left running when one has failed.
+"""Doing several things at once. When one fails, none is left running.
 
 gather_or_cancel  all of several awaitables
 in_thread         a function in a thread
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 async def gather_or_cancel(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Results in order. When one fails the others are cancelled and awaited, then it is raised."""
+    """Await all, and give the results in order. When one fails, the others are cancelled first."""
 
     async def run(awaitable: Awaitable[T]) -> T:
         return await awaitable
@@ -26,7 +26,7 @@ async def gather_or_cancel(work: Iterable[Awaitable[T]]) -> list[T]:
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """The function's result. A caller that is cancelled leaves when the function has ended."""
+    """Run a function in a thread. A cancelled caller leaves when the function has ended."""
     task = asyncio.ensure_future(asyncio.to_thread(function))
     try:
         return await asyncio.shield(task)
@@ -38,7 +38,7 @@ async def in_thread(function: Callable[[], T]) -> T:
 
 
 def first_error(errors: BaseException) -> BaseException:
-    """The first plain exception in a group, however deep."""
+    """Find the first plain exception in a group, however deep."""
     while isinstance(errors, BaseExceptionGroup):
         errors = errors.exceptions[0]
     return errors

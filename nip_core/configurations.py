@@ -1,4 +1,4 @@
-"""The configurations that are installed with nip, and which file a name means.
+"""The configurations in the package, and the file for a name.
 
 Importing this loads nothing but the standard library, so a shell can complete names by it.
 """
@@ -17,12 +17,12 @@ _SUFFIXES = (".yaml", ".yml")
 
 
 def bundled_configs() -> tuple[str, ...]:
-    """The names of the configurations that are installed with nip."""
+    """List the names of the bundled configurations."""
     return tuple(sorted(path.stem for path in BUNDLED_CONFIGS.glob("*.yaml")))
 
 
 def about_bundled(name: str) -> str:
-    """Return the first sentence of the comment with which a bundled configuration begins."""
+    """Read the first sentence of the comment at the top of a bundled configuration."""
     text = (BUNDLED_CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")
     comment = []
     for line in text.splitlines():
@@ -34,7 +34,7 @@ def about_bundled(name: str) -> str:
 
 
 def config_file(config: str | Path) -> Path:
-    """The file that `config` means: that at this path, or a bundled configuration of this name.
+    """Find the file for `config`: the one at this path, or a bundled configuration of this name.
 
     A name is a word without a suffix and without a directory, like ``quickstart``. Raises
     SettingsError for a name that is neither, or that is both: nobody should train with other
@@ -67,7 +67,7 @@ def config_file(config: str | Path) -> Path:
 
 
 def _nearest(path: Path) -> str | None:
-    """The file beside `path`, or the bundled configuration, whose name is nearest to it."""
+    """Find the file beside `path`, or the bundled configuration, with the nearest name."""
     try:
         files = {p.name: str(p) for p in path.parent.iterdir() if p.suffix in _SUFFIXES}
     except OSError:
@@ -85,7 +85,7 @@ def _nearest(path: Path) -> str | None:
 
 
 def list_of_bundled(width: int = 80) -> str:
-    """The bundled configurations with what each is for, in lines of at most `width` columns."""
+    """Describe the bundled configurations, in lines of at most `width` columns."""
     names = bundled_configs()
     column = max(map(len, names)) + 4
     return "\n".join(

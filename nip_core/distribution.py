@@ -1,4 +1,4 @@
-"""The distribution that pip installs: its name, its version, and the command that installs it.
+"""The distribution for pip: its name, its version, and the command to install it.
 
 A module of its own, since the package `nip_core` also names what reads runs, which lies above
 everything that asks for a version here.
@@ -11,5 +11,5 @@ DISTRIBUTION = "nip-loop"
 
 
 def how_to_install(extra: str = "") -> str:
-    """Return the command that installs nip, with one of its extras."""
+    """Give the command to install nip, with one of its extras."""
     return f"pip install '{DISTRIBUTION}[{extra}]'" if extra else f"pip install {DISTRIBUTION}"

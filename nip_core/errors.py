@@ -6,7 +6,7 @@ strings), and each message names the place, what was got and what to do.
 
 
 class NipError(Exception):
-    """Everything that nip_core raises on purpose."""
+    """The base of all errors raised on purpose by nip_core."""
 
 
 class SettingsError(NipError, ValueError):
@@ -34,7 +34,7 @@ class LeaseError(NipError, RuntimeError):
 
 
 class RunConflictError(NipError, ValueError):
-    """The run name exists with settings that would change the data."""
+    """The run name exists with other settings, for other data."""
 
 
 class StageError(NipError, RuntimeError):
@@ -50,11 +50,11 @@ class JobError(StageError):
 
 
 class DeadlineError(JobError):
-    """A fine-tune job has not ended in the time that it was given; it goes on."""
+    """A fine-tune job has not ended before its deadline; it goes on."""
 
 
 class ParkedError(StageError):
-    """The run lets go of a fine-tune job that goes on, as its settings say."""
+    """The run lets go of a fine-tune job, as its settings say; the job goes on."""
 
 
 class ServerError(NipError, RuntimeError):

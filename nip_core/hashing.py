@@ -23,12 +23,12 @@ def canonical_json(value: Any) -> bytes:
 
 
 def digest(value: Any) -> str:
-    """SHA-256 (64 hex characters) of the canonical JSON of `value`."""
+    """Compute the SHA-256 (64 hex characters) of the canonical JSON of `value`."""
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
 def derive_key(*parts: Any) -> str:
-    """A key of 16 URL-safe characters (96 bits) from JSON-encodable `parts`.
+    """Derive a key of 16 URL-safe characters (96 bits) from JSON-encodable `parts`.
 
     Short because two of them stand in every row of the generations table.
     """
@@ -36,7 +36,7 @@ def derive_key(*parts: Any) -> str:
 
 
 def numbered_keys(count: int, *parts: Any) -> list[str]:
-    """``derive_key(*parts, n)`` of each n below `count`; the parts are hashed once."""
+    """Derive ``derive_key(*parts, n)`` for each n below `count`; the parts are hashed once."""
     begun = hashlib.sha256(canonical_json(parts)[:-1])
     keys = []
     for number in range(count):
@@ -52,15 +52,15 @@ def _as_key(hashed: "hashlib._Hash") -> str:
 
 
 def derive_seed(*parts: Any) -> int:
-    """A seed in [0, 2**31) from JSON-encodable `parts`; the range every engine accepts."""
+    """Derive a seed in [0, 2**31) from JSON-encodable `parts`; every engine accepts this range."""
     raw = hashlib.sha256(canonical_json(parts)).digest()
     return int.from_bytes(raw[:4], "big") & 0x7FFFFFFF
 
 
 def half_pair(text: str) -> str:
-    """Name the half of a surrogate pair in a text, which JSON can have; "" where there is none.
+    """Name the half of a surrogate pair in a text; "" where there is none.
 
-    Neither UTF-8 nor Parquet can hold one.
+    JSON can have one, UTF-8 and Parquet can't.
     """
     if text.isascii():
         return ""

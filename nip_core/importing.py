@@ -1,4 +1,4 @@
-"""Objects that settings name.
+"""Objects by the address in a setting.
 
 import_object  a user's: ``package.module:Class`` or ``path/to/file.py:Class``
 find_line      where in a file an error was raised
@@ -21,7 +21,7 @@ Kind = TypeVar("Kind")
 
 
 def import_object(address: str) -> Any:
-    """The object at an address, imported.
+    """Import the object at an address.
 
     A file's path is relative to the working directory; the file is imported once, under a name
     that no other module has. What it imports itself must be importable.
@@ -51,7 +51,7 @@ def _is_defined_in(value: object, module: ModuleType) -> bool:
 
 
 def find_line(error: BaseException, file: str) -> str:
-    """Return ", line N" of the last line of a file that an error passed; "" if it passed none."""
+    """Say ", line N": the last line of a file on an error's way; "" if it passed none."""
     if not os.path.isfile(os.path.expanduser(file)):  # perhaps no name of a file at all
         return ""
     path = Path(file).expanduser().resolve()
@@ -79,7 +79,7 @@ def _module_of_file(path: Path) -> ModuleType:
 
 
 def find_class(package: str, name: str, base: type[Kind]) -> type[Kind] | None:
-    """The subclass of `base` in the package's module `name` whose own `name` is that, if any."""
+    """Find the subclass of `base` called `name` in the package's module `name`, if any."""
     if name not in _modules(package):
         return None
     for value in vars(importlib.import_module(f"{package}.{name}")).values():
@@ -89,12 +89,12 @@ def find_class(package: str, name: str, base: type[Kind]) -> type[Kind] | None:
 
 
 def find_classes(package: str, base: type[Any]) -> tuple[str, ...]:
-    """The names for which `find_class` has a class, sorted."""
+    """List the names with a class for `find_class`, sorted."""
     return tuple(n for n in sorted(_modules(package)) if find_class(package, n, base) is not None)
 
 
 @functools.cache
 def _modules(package: str) -> frozenset[str]:
-    """Names of the modules of a package."""
+    """List the names of the modules of a package."""
     path = importlib.import_module(package).__path__
     return frozenset(module.name for module in pkgutil.iter_modules(path))

@@ -1,10 +1,10 @@
-"""The loop: iterations that play, choose, train, prove and swap, and the run around them.
+"""The loop: an iteration plays, chooses, trains, proves and swaps; a run is several of them.
 
-train        a run, from its settings to the test of its last models
-go_on        the same in a session that is open
-iterate      one iteration
-retest       one iteration of a run that plays the tests of another run again
-play         the episodes of one split
+train    a run, from its settings to the test of its last models
+go_on    the same in a session that is open
+iterate  one iteration
+retest   one iteration of a run that plays the tests of another run again
+play     the episodes of one split
 
 Each step is a function of `nip_core.stages` that takes the session and plain values, commits what
 it has made and returns plain values. What is committed is skipped, so a run goes on from wherever
@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from nip_core.concurrency import gather_or_cancel
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
-from nip_core.records.status import first_incomplete
+from nip_core.records.status import find_first_incomplete
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.session.opening import open_session
 from nip_core.session.session import Session
-from nip_core.showing.summary import summary
+from nip_core.showing.summary import summarise_run
 from nip_core.stages import (
     agenda,
     choosing,
@@ -65,35 +66,38 @@ async def directly(stage: Callable[..., Any], *arguments: Any) -> Any:
 async def train(
     parameters: HyperParameters, *, retry_failed_jobs: bool = False, call: Call = directly
 ) -> dict[str, Any]:
-    """Train as the settings say, going on where the run of that name stopped; its summary."""
+    """Train by these settings, or go on with the run of this name; return its summary."""
     async with open_session(parameters, retry_failed_jobs=retry_failed_jobs) as session:
         return await go_on(session, call)
 
 
 async def go_on(session: Session, call: Call = directly) -> dict[str, Any]:
-    """Do everything that the run still lacks; its summary, as `nip show --json` prints it."""
+    """Do all missing work of the run; return its summary, as `nip show --json` prints it."""
     run = session.run
     agenda.expect(session)
-    words = f"run {run.name}: {agenda.opening_words(session)}"
+    words = f"run {run.name}: {agenda.describe_opening(session)}"
     session.tell("run", words, run=run.name, run_store=run.store.url)
-    if resuming := agenda.resuming_words(session):
+    if resuming := agenda.describe_resumption(session):
         session.tell("resume", f"run {run.name} goes on: {resuming}", run=run.name)
     parked = await _all_iterations(session, call)
-    result = summary(run, session.records)
-    ended = f"parked, {parked}" if parked else f"{result['status']}{agenda.ending_words(result)}"
+    result = summarise_run(run, session.records)
+    ended = f"parked, {parked}" if parked else f"{result['status']}{agenda.describe_ending(result)}"
     status = "parked" if parked else result["status"]
     session.tell("end", f"run {run.name}: {ended}", run=run.name, status=status)
     return result if parked is None else {**result, "status": "parked", "waits_for": parked}
 
 
 async def _all_iterations(session: Session, call: Call) -> str | None:
-    """Returns None when all is done, or what the run was parked for, see `park_after_s`."""
+    """Do all iterations; return what the run was parked for, None when all is done.
+
+    See `fine_tuning.park_after_s`.
+    """
     parameters = session.parameters
     last = parameters.rl.num_iterations
     only_tests = parameters.base_run.base_run_type == "rerun_tests"
     # 1. The iterations from the first that lacks anything. It proves the models that it begins
     #    with; later ones begin with what a swap has just proved.
-    first = first_incomplete(session.records, parameters)
+    first = find_first_incomplete(session.records, parameters)
     for i in range(first, last):
         step = (retest, session, i) if only_tests else (iterate, session, i, i == first)
         result: IterationEnd = await call(*step, call)
@@ -141,7 +145,7 @@ async def iterate(
         await play_and_measure(session, iteration, TRAIN, call)
     # 3. Choose: one dataset for each group that is trained. The publishing meanwhile takes its
     #    time, where it sends something to Prefect's server.
-    groups = training.scheduled(parameters, iteration)
+    groups = training.list_scheduled_groups(parameters, iteration)
     async with times.during("dataset"):
         after = f"playing iteration {iteration}"
         published = _publish(call, session, after, iteration + 0.5, report=False, played=True)
@@ -176,7 +180,7 @@ async def iterate(
 
 
 async def retest(session: Session, iteration: int, call: Call = directly) -> IterationEnd:
-    """Test once the models that played the iteration in the base run; nothing is trained."""
+    """Test the iteration's models of the base run once more; nothing is trained."""
     await call(proving.prove_serving, session, iteration)
     if is_tested(session.parameters, iteration):
         with session.progress.during(iteration, "test"):
@@ -189,7 +193,7 @@ async def retest(session: Session, iteration: int, call: Call = directly) -> Ite
 async def play(
     session: Session, iteration: int, split: str, call: Call = directly
 ) -> CommittedSplit:
-    """Play the shards of a split that are missing, and commit all as one."""
+    """Play the missing shards of a split, and commit all as one."""
     shards = await call(playing.plan_split, session, iteration, split)
     await call(playing.play_shards, session, iteration, split, shards, call)
     split_end: CommittedSplit = await call(playing.commit_split, session, iteration, split)
@@ -198,10 +202,11 @@ async def play(
 
 async def play_and_measure(
     session: Session, iteration: int, split: str, call: Call = directly
-) -> dict[str, Any]:
-    """Play a split; its metrics."""
+) -> SplitMetrics:
+    """Play and measure a split; return its metrics."""
     await play(session, iteration, split, call)
-    return dict(await call(measuring.measure, session, iteration, split))
+    metrics: SplitMetrics = await call(measuring.measure, session, iteration, split)
+    return metrics
 
 
 async def _publish(
@@ -220,7 +225,7 @@ async def _publish(
 async def _train_groups(
     session: Session, iteration: int, groups: Sequence[str], call: Call
 ) -> str | None:
-    """Submit all jobs, then wait for all; once more for those that are to be tried again.
+    """Submit all jobs, then wait for all; do so once more for jobs to be tried again.
 
     Returns which job is not waited for any longer, None if all have ended.
     """

@@ -1,4 +1,4 @@
-"""Names that are near to one that is wrong, for errors.
+"""Names near to a wrong one, for errors.
 
 nearest_first  the names that there are, the most alike first
 did_you_mean   the nearest as a question; "" where none is near
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 def nearest_first(name: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
-    """All of `known`: those at least as alike as `cutoff`, the nearest first, then the others."""
+    """Sort all of `known`: those as alike as `cutoff`, the nearest first, then the others."""
     names = list(dict.fromkeys(known))
     near = difflib.get_close_matches(name, names, n=max(1, len(names)), cutoff=cutoff)
     return [*near, *(other for other in names if other not in near)]

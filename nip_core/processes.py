@@ -40,7 +40,7 @@ _LOOK_S = 1.0  # how often a process looks whether its caller is there
 
 
 def count_processes(examples: int) -> int:
-    """Return how many processes are worth it to make so many; 1: none but the caller's."""
+    """Count the processes worth starting to make so many examples; 1: none but the caller's."""
     if examples <= _FEW:
         return 1
     count = getattr(os, "sched_getaffinity", None)
@@ -50,7 +50,7 @@ def count_processes(examples: int) -> int:
 def map_in_processes(
     function: Callable[[_T], _R], items: Iterable[_T], processes: int
 ) -> Iterator[_R]:
-    """`function` of each item, in order. Function, items and results must be picklable.
+    """Apply `function` to each item, in order. Function, items and results must be picklable.
 
     At most two items per process are under way or wait to be taken. An exception comes back as
     itself, where its item's result would have been. Raises StageError if a process is killed.
@@ -83,7 +83,7 @@ def map_in_processes(
 
 
 class _Process:
-    """A process that has the function, and the pipes to it."""
+    """A process with the function, and the pipes to it."""
 
     def __init__(self, function: bytes):
         command = [sys.executable, "-c", _START.format(path=sys.path, caller=os.getpid())]
@@ -98,7 +98,7 @@ class _Process:
         self._function: bytes | None = function
 
     def ask(self, item: Any) -> Any:
-        """The function's result. Raises what it raises."""
+        """Apply the function to an item there. Raises the function's exceptions."""
         try:
             if self._function is not None:
                 self._to.write(self._function)
@@ -125,7 +125,7 @@ class _Process:
 
 
 def serve_items(caller: int) -> None:
-    """Do the work of such a process: results for items, from stdin to what was its stdout."""
+    """Do the work of such a process: take items from stdin, write results to its former stdout."""
     end_with(caller)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -175,7 +175,7 @@ _collector = _Collector()
 
 @contextlib.contextmanager
 def collect_seldom() -> Iterator[None]:
-    """Search for garbage only after many new objects, and not among those that are there now.
+    """Search for garbage only after many new objects, and among new ones alone.
 
     A thousand episodes under way are a few hundred thousand objects that stay until they end: to
     look through them and all modules after every 700 new ones takes a third of the time of play.
@@ -190,7 +190,7 @@ def collect_seldom() -> Iterator[None]:
 
 
 def end_with(caller: int) -> None:
-    """Let this process end at once when `caller`, who has started it, is gone."""
+    """End this process at once when `caller`, its parent, is gone."""
 
     def watch() -> None:
         while os.getppid() == caller:
@@ -201,7 +201,10 @@ def end_with(caller: int) -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """The exception, with where it was raised, or one that says the same if it can't travel."""
+    """Prepare an exception for its way through a pipe, with the place of its raising.
+
+    One that can't be pickled becomes a RuntimeError with the same words.
+    """
     where = "".join(traceback.format_exception(error))
     try:
         error = pickle.loads(pickle.dumps(error))  # noqa: S301

@@ -1,10 +1,10 @@
-"""Which proxy of the environment a server is asked through: for one of this machine, none.
+"""The environment's proxy for a server; for one of this machine, none.
 
 is_on_this_machine  whether an address is of this machine alone
 proxy_for           the proxy for an address, for clients that are told which
 http_client         the same as the HTTP client of an OpenAI client
 spare_this_machine  for clients that read the environment by themselves, children among them
-let_find            the same before one such client is made
+prepare_proxies     the same before one such client is made
 hide_unusable       the same where a proxy is of a kind that ends such a client
 restore_proxies     the environment of a child without what that hid
 
@@ -49,13 +49,13 @@ def is_on_this_machine(url: str) -> bool:
 def proxy_for(
     url: str, environment: Mapping[str, str] = os.environ, *, socks: bool = False
 ) -> str | None:
-    """The proxy through which an address is asked; None: it is asked directly.
+    """Find the proxy for an address; None: it is asked directly.
 
     Names and networks of NO_PROXY are asked directly. `socks`: the client may use a SOCKS proxy
     if the package socksio is there. Raises SettingsError for a proxy that the client can't use.
     """
     scheme = url.partition(":")[0].lower()
-    found = _named(f"{scheme}_proxy", environment) or _named("all_proxy", environment)
+    found = _read_proxy(f"{scheme}_proxy", environment) or _read_proxy("all_proxy", environment)
     if found is None or is_on_this_machine(url) or _is_spared(url, environment):
         return None
     variable, proxy = found
@@ -71,13 +71,13 @@ def proxy_for(
 def http_client(
     url: str, environment: Mapping[str, str] = os.environ
 ) -> "DefaultAsyncHttpxClient | None":
-    """The `http_client` of an `AsyncOpenAI` for an address; None where its own will do.
+    """Make the `http_client` of an `AsyncOpenAI` for an address; None where its own will do.
 
     Raises SettingsError, see `proxy_for`.
     """
     from openai import DefaultAsyncHttpxClient
 
-    if (how := _how(url, environment)) is None:
+    if (how := _choose_client_settings(url, environment)) is None:
         return None
     return DefaultAsyncHttpxClient(**how)
 
@@ -85,20 +85,20 @@ def http_client(
 def blocking_http_client(
     url: str, environment: Mapping[str, str] = os.environ
 ) -> "DefaultHttpxClient | None":
-    """The same for an `OpenAI`."""
+    """Make the same for an `OpenAI`."""
     from openai import DefaultHttpxClient
 
-    if (how := _how(url, environment)) is None:
+    if (how := _choose_client_settings(url, environment)) is None:
         return None
     return DefaultHttpxClient(**how)
 
 
 def spare_this_machine(environment: MutableMapping[str, str]) -> None:
-    """Complete NO_PROXY, so that whoever reads the environment asks this machine directly.
+    """Complete NO_PROXY, so all readers of the environment ask this machine directly.
 
     Nothing is changed where no proxy is named.
     """
-    if not any(_named(kind, environment) for kind in _KINDS):
+    if not any(_read_proxy(kind, environment) for kind in _KINDS):
         return
     mine = [*_SPARED, *sorted(_hosts_here(environment) - {*_SPARED})]
     lower, upper = environment.get("no_proxy"), environment.get("NO_PROXY")
@@ -108,10 +108,11 @@ def spare_this_machine(environment: MutableMapping[str, str]) -> None:
             environment[name] = ",".join([*names, *(own for own in mine if own not in names)])
 
 
-def let_find(url: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Before a client is made that asks an address and reads this process's environment by itself.
+def prepare_proxies(url: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Prepare the environment before a client for an address is made.
 
-    Raises SettingsError for a proxy that it can't use.
+    For clients that read the environment by themselves, and can't be told of a proxy. Raises
+    SettingsError for a proxy that such a client can't use.
     """
     proxy_for(url, environment, socks=True)
     if is_on_this_machine(url):
@@ -119,20 +120,20 @@ def let_find(url: str, environment: Mapping[str, str] = os.environ) -> None:
 
 
 def hide_unusable(environment: MutableMapping[str, str]) -> None:
-    """Hide proxies that httpx can't use: with one it makes no client, whatever NO_PROXY says.
+    """Hide proxies of kinds unknown to httpx: with one it makes no client, in spite of NO_PROXY.
 
     Such a one stays under its name in upper case, behind an empty one in lower case, which those
     who know both look at first. `proxy_for` finds it.
     """
     for kind in _KINDS:
-        found = _named(kind, environment)
+        found = _read_proxy(kind, environment)
         if found is not None and not _is_usable(found[1], socks=True):
             environment[kind.upper()] = found[1]
             environment[kind] = ""
 
 
 def restore_proxies(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a child that is no client of this machine: each proxy is to be seen."""
+    """Undo `hide_unusable` in a copy of the environment, for a child with servers elsewhere."""
     child = dict(environment)
     for kind in _KINDS:
         if child.get(kind) == "" and child.get(kind.upper()):
@@ -140,17 +141,17 @@ def restore_proxies(environment: Mapping[str, str]) -> dict[str, str]:
     return child
 
 
-def _how(url: str, environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """Settings of an httpx client; None where there is no proxy at all, so that it may decide."""
+def _choose_client_settings(url: str, environment: Mapping[str, str]) -> dict[str, Any] | None:
+    """Choose the settings of an httpx client; None, for its defaults, where no proxy is named."""
     if (proxy := proxy_for(url, environment, socks=True)) is not None:
         return {"proxy": proxy}
-    if any(_named(kind, environment) for kind in _KINDS):
+    if any(_read_proxy(kind, environment) for kind in _KINDS):
         return {"trust_env": False}
     return None
 
 
-def _named(kind: str, environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """The variable that counts and the proxy in it, as a URL."""
+def _read_proxy(kind: str, environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """Read a kind of proxy: the variable in force, and its value as a URL."""
     lower, upper = environment.get(kind), environment.get(kind.upper())
     variable, value = (kind, lower) if lower is not None else (kind.upper(), upper)
     if lower == "" and upper and not _is_usable(_with_scheme(upper), socks=True):
@@ -190,7 +191,7 @@ def _contains(network: str, host: str) -> bool:
 
 
 def _hosts_here(environment: Mapping[str, str]) -> set[str]:
-    """The hosts of this machine that other variables name, such as 127.0.0.2 of PREFECT_API_URL."""
+    """Collect hosts of this machine in other variables, like 127.0.0.2 of PREFECT_API_URL."""
     urls = (v for v in environment.values() if v.startswith(("http://", "https://")))
     here = (url for url in urls if is_on_this_machine(url))
     return {host for url in here if (host := urlsplit(url).hostname)}

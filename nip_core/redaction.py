@@ -30,7 +30,7 @@ _SHORT = 8  # a key this short may be part of a harmless word, and counts as a w
 
 
 def read_key(environment: Mapping[str, str], variable: str) -> str:
-    """The key in an environment variable, "" if it has none.
+    """Read the key in an environment variable, "" if it has none.
 
     Spaces and line ends around it, as files of other systems have them, are no part of it. Raises
     SettingsError for a key that no header can carry: a server would log the header it refuses.
@@ -45,7 +45,7 @@ def read_key(environment: Mapping[str, str], variable: str) -> str:
 
 
 def is_host(name: str) -> bool:
-    """Tell whether a name can be that of a machine: labels and dots, or an address without [ ]."""
+    """Tell whether a name can be a machine's: labels and dots, or an address without [ ]."""
     try:
         if ":" in name:
             address, _, zone = name.partition("%")
@@ -67,7 +67,7 @@ def is_address(text: str, schemes: tuple[str, ...] = ("http", "https")) -> bool:
 
 
 def check_address(what: str, text: str) -> None:
-    """Raise SettingsError, which names `what` and shows no part of it, for what is no address."""
+    """Raise SettingsError if a text is no address; it names `what`, and not the text."""
     if not is_address(text):
         raise SettingsError(
             f"{what}: what it is set to is no address like http://host:8000 (not shown: it may "
@@ -76,7 +76,7 @@ def check_address(what: str, text: str) -> None:
 
 
 def show_address(address: str) -> str:
-    """An address with ``***`` for user and password, and without its query.
+    """Write an address with ``***`` for user and password, and without its query.
 
     They end at the last @: a password may have any letter. What can't be read is ``***`` whole.
     """
@@ -94,7 +94,7 @@ def show_address(address: str) -> str:
 
 
 def remove_users(text: str) -> str:
-    """`text` with ``***`` for what stands before the last @ in each address: user and password."""
+    """Replace user and password, before the last @ in each address, by ``***``."""
     return _AFTER_SCHEME.sub(_without_user, text)
 
 
@@ -104,9 +104,7 @@ def _without_user(match: re.Match[str]) -> str:
 
 
 def redact(text: str, *keys: str) -> str:
-    """`text` with ``***`` for each of `keys`, for what follows "Bearer", and in addresses for users
-    and passwords.
-    """
+    """Replace each of `keys`, words after "Bearer", and users in addresses by ``***``."""
     for key in keys:
         if key:
             pattern = re.escape(key)
@@ -117,7 +115,7 @@ def redact(text: str, *keys: str) -> str:
 
 
 def redact_all(value: Any, *keys: str) -> Any:
-    """A JSON value with every text in it redacted, names included."""
+    """Redact every text in a JSON value, names included."""
     if isinstance(value, str):
         return redact(value, *keys)
     if isinstance(value, list):
@@ -128,7 +126,7 @@ def redact_all(value: Any, *keys: str) -> Any:
 
 
 def printable(text: str) -> str:
-    """`text` with what is not seen, but tabs, line ends and spaces, as JSON escapes it.
+    """Escape invisible characters as JSON does, but not tabs, line ends and spaces.
 
     ESC is ``\\u001b``; so are control codes, what turns letters around, and halves of pairs.
     """

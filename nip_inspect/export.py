@@ -33,20 +33,21 @@ from inspect_ai.log import (
 from inspect_ai.model import GenerateConfig, ModelConfig
 
 from nip_core.errors import SettingsError
-from nip_core.evaluation.metrics import evaluate, weights_of
-from nip_core.evaluation.spread import questions_of
+from nip_core.evaluation.metrics import evaluate, weigh_episodes
+from nip_core.evaluation.split_metrics import BatchMetrics
+from nip_core.evaluation.spread import find_questions
 from nip_core.game.render import Game
 from nip_core.hashing import derive_key
-from nip_core.records.intervals import split_by_of
+from nip_core.records.intervals import find_split_columns
 from nip_core.records.iterations import Records
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
-from nip_core.rollouts.rows import Episode, Generation, Timing, read_rows, stored_row
+from nip_core.rollouts.table_rows import Episode, Generation, Timing, read_rows, stored_row
 from nip_core.rollouts.tables import RolloutTables, StoredRollouts
 from nip_core.rollouts.trees import generations_by_episode
 from nip_core.run_store.facts import SplitFacts
 from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunStore
-from nip_core.showing.transcripts import committed_rollouts, game_of
+from nip_core.showing.transcripts import read_committed_rollouts, rebuild_game
 from nip_inspect.export_sample import Split, sample_of, usage_by_agent, usage_by_model
 from nip_inspect.scoring import RATES, is_right, summary
 
@@ -66,7 +67,7 @@ def export_run(
     """
     records = Records(run)
     chosen = _chosen(run, records, splits, iterations)
-    game = game_of(records.shown.record)
+    game = rebuild_game(records.shown.record)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -123,7 +124,7 @@ def _listed(numbers: Sequence[int]) -> str:
 def split_log(records: Records, iteration: int, split: str, game: Game | None) -> EvalLog:
     """The log of a committed split; without its `game` it has no chats and no channels."""
     run, record = records.run, records.shown.record
-    rollouts = committed_rollouts(run, iteration, split)
+    rollouts = read_committed_rollouts(run, iteration, split)
     assert rollouts is not None  # it was looked for
     # 1. Rows, by episode.
     episodes = [*read_rows(rollouts.episodes, Episode)]
@@ -131,10 +132,14 @@ def split_log(records: Records, iteration: int, split: str, game: Game | None) -
     times = {row.key: row for row in read_rows(timings, Timing)}
     generations = [*read_rows(rollouts.generations, Generation)]
     rows_of = generations_by_episode(episodes, generations)
-    questions = questions_of(rollouts.episodes, split_by_of(record.parameters))
+    questions = find_questions(rollouts.episodes, find_split_columns(record.parameters))
     # 2. Samples.
     facts = Split(
-        game, times, questions, record.parameters, dict(enumerate(weights_of(rollouts.episodes)))
+        game,
+        times,
+        questions,
+        record.parameters,
+        dict(enumerate(weigh_episodes(rollouts.episodes))),
     )
     epochs = _epochs(episodes)
     samples = [
@@ -173,9 +178,7 @@ def _epochs(episodes: Sequence[Episode]) -> list[int]:
     return epochs
 
 
-def _metrics(
-    records: Records, iteration: int, split: str, rollouts: RolloutTables
-) -> Mapping[str, Any]:
+def _metrics(records: Records, iteration: int, split: str, rollouts: RolloutTables) -> BatchMetrics:
     """The figures on record; of an attack, and where a kill came between, those of the rows."""
     metrics = None if split == ATTACK else records.of(iteration).metrics(split)
     if metrics is not None:
@@ -185,12 +188,12 @@ def _metrics(
 
 
 def _results(
-    metrics: Mapping[str, Any],
+    measured: BatchMetrics,
     episodes: Sequence[Episode],
     questions: Mapping[str, str],
     weights: Mapping[int, float],
 ) -> EvalResults:
-    count = len(episodes)
+    count, metrics = len(episodes), measured.as_json()
 
     def score(name: str, scorer: str, figures: dict[str, EvalMetric]) -> EvalScore:
         return EvalScore(

@@ -37,13 +37,13 @@ from inspect_ai.scorer import Score
 
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS
 from nip_core.game.reasons import Kind
-from nip_core.game.render import Game, InvalidResponse, Situation, columns_of
+from nip_core.game.render import Game, InvalidResponse, Situation, parse_columns
 from nip_core.protocols import Turn
 from nip_core.rollouts.model_call import RANDOM_MODEL
-from nip_core.rollouts.rows import Episode, Generation, Timing, stored_row
+from nip_core.rollouts.table_rows import Episode, Generation, Timing, stored_row
 from nip_core.rollouts.tables import agent_order
 from nip_core.scenarios import NO_LABEL
-from nip_core.session.outside_game import problem_text
+from nip_core.session.outside_game import join_problem_text
 from nip_inspect.scoring import QUESTION, reward_score, verdict_score
 from nip_inspect.transcript import Moves, conversation, output_of, remarks
 
@@ -94,13 +94,13 @@ def sample_of(
             game = None
     moves = {(turn.round, turn.agent): turn.move for turn in turns}
     # 2. The sample as a dataset has it.
-    columns = columns_of(episode.columns)
+    columns = parse_columns(episode.columns)
     texts = {"question": episode.question, "solution": episode.solution, **columns}
     metadata = {name: getattr(episode, name) for name in _FACTS}
     metadata |= {QUESTION: split.questions[episode.problem], "weight": split.weights[number]}
     sample = Sample(
         id=episode.problem,
-        input=problem_text(game, texts),
+        input=join_problem_text(game, texts),
         target="" if episode.y == NO_LABEL else DECISION_WORDS[episode.y],
         metadata=metadata,
     )

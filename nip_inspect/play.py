@@ -30,9 +30,9 @@ from nip_core.rollouts.chat_client import Endpoint
 from nip_core.rollouts.episode import ShardContext, play_episode
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.rows import Generation, recorded_calls, stored_row
+from nip_core.rollouts.table_rows import Generation, recorded_calls, stored_row
 from nip_core.scenarios import NO_LABEL
-from nip_core.session.outside_game import problem_text
+from nip_core.session.outside_game import join_problem_text
 from nip_inspect.model_calls import RoleModels
 from nip_inspect.scoring import EPISODE, GENERATIONS, QUESTION, rewards, verdict
 from nip_inspect.settings import Plan, game_parameters, plan_of
@@ -93,7 +93,7 @@ def _sample(plan: Plan, name: str) -> Sample:
     problem, scenario = plan.samples[name].problem, plan.game.scenario
     return Sample(
         id=name,
-        input=problem_text(plan.game, problem.texts),
+        input=join_problem_text(plan.game, problem.texts),
         target="" if problem.y == NO_LABEL else DECISION_WORDS[problem.y],
         metadata={
             "problem": problem.id,

@@ -27,7 +27,7 @@ def game_parameters(
     settings: str | Sequence[str] | None = None,
 ) -> HyperParameters:
     """The settings of the game, see `elsewhere.game_parameters`. Raises SettingsError."""
-    parameters = elsewhere.game_parameters(
+    parameters = elsewhere.make_game_parameters(
         "Inspect", config, protocol, scenario, dataset, seed, settings
     )
     for name, agent in parameters.model_agents.items():
@@ -71,7 +71,7 @@ def plan_of(settings: Mapping[str, Any], split: str) -> Plan:
 
     Raises SettingsError or DatasetError.
     """
-    planned = elsewhere.plan_of(settings, split)
+    planned = elsewhere.list_plan(settings, split)
     plays: dict[str, list[EpisodeSpec]] = defaultdict(list)
     for spec in planned.specs:
         plays[spec.problem.id].append(spec)

@@ -191,9 +191,9 @@ def public_probe(base_model: str, adapter: Path) -> dict[str, Any]:
     computed, AdapterError if one of them can't be read.
     """
     try:
-        from nip_lm_server.engines.embedded.public_probe import public_probe as compute
+        from nip_lm_server.engines.embedded.public_probe import compute_public_probe
 
-        return compute(base_model, adapter)
+        return compute_public_probe(base_model, adapter)
     except ModuleNotFoundError as error:
         raise TorchMissingError(f"it is computed with the package {error.name}") from None
     except Exception as error:  # safetensors and tokenizers have exception classes of their own

@@ -70,14 +70,14 @@ class Places:
         longest_first = sorted(absolute, key=len, reverse=True)
         self._pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})(?![\\w-])")
 
-    def hidden(self, value: Any) -> Any:
+    def hide(self, value: Any) -> Any:
         """`value` (JSON) with ``state/files/x`` in its texts for ``/srv/nip/state/files/x``."""
         if isinstance(value, str):
             return self._pattern.sub(lambda match: Path(match[1]).name, value)
         if isinstance(value, list):
-            return [self.hidden(item) for item in value]
+            return [self.hide(item) for item in value]
         if isinstance(value, dict):
-            return {key: self.hidden(item) for key, item in value.items()}
+            return {key: self.hide(item) for key, item in value.items()}
         return value
 
 

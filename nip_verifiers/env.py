@@ -23,7 +23,7 @@ from nip_core.rollouts.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.episode import ShardContext, play_episode
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import EpisodeSpec, episode_spec
-from nip_core.rollouts.rows import stored_row
+from nip_core.rollouts.table_rows import stored_row
 from nip_verifiers.scoring import record
 from nip_verifiers.seats import SeatCalls
 from nip_verifiers.taskset import EpisodeData, EpisodeTask, GameConfig
@@ -127,7 +127,7 @@ class ProtocolEnv(vf.Env[ProtocolConfig]):
                 f"set {NAME}"
             )
         plan = config.taskset.plan
-        super().__init__(_with_seats(config, list(plan.game.parameters.model_agents)))
+        super().__init__(_add_seats(config, list(plan.game.parameters.model_agents)))
         self._game, self._split = plan.game, plan.split
         self._problems = {spec.problem.id: spec.problem for spec in plan.specs}
         self._group_of = {
@@ -256,7 +256,7 @@ class EpisodeLog:
         return self._rows[agent]
 
 
-def _with_seats(config: ProtocolConfig, agents: Sequence[str]) -> ProtocolConfig:
+def _add_seats(config: ProtocolConfig, agents: Sequence[str]) -> ProtocolConfig:
     """Give the configuration a seat for each agent. A protocol of one's own may have further
     agents; they play with the run's model.
     """

@@ -14,7 +14,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from nip_core.errors import NipError
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.scenarios import NO_LABEL
-from nip_core.session.outside_game import Plan, game_parameters, plan_of, problem_text
+from nip_core.session.outside_game import Plan, join_problem_text, list_plan, make_game_parameters
 from nip_verifiers.seats import SeatState
 
 PROGRAM = "verifiers"
@@ -69,7 +69,7 @@ class GameConfig(vf.TasksetConfig):
                 )
             lines.append(f"rl.num_test_iterations={self.plays}")
         try:
-            parameters = game_parameters(
+            parameters = make_game_parameters(
                 PROGRAM,
                 self.config,
                 self.protocol,
@@ -78,7 +78,7 @@ class GameConfig(vf.TasksetConfig):
                 self.seed,
                 lines,
             )
-            self._plan = plan_of(parameters.to_dict(), self.split)
+            self._plan = list_plan(parameters.to_dict(), self.split)
         except NipError as error:
             raise ValueError(str(error)) from None
         return self
@@ -127,7 +127,7 @@ def data_of(plan: Plan, spec: EpisodeSpec) -> EpisodeData:
     return EpisodeData(
         id=f"{problem.id}.{spec.sample}",
         name=problem.id,
-        description=problem_text(plan.game, problem.texts),
+        description=join_problem_text(plan.game, problem.texts),
         split=spec.split,
         problem=problem.id,
         sample=spec.sample,

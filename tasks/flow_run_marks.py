@@ -41,7 +41,7 @@ async def mark_flow_run(session: Session) -> None:
         await client.update_flow_run_labels(UUID(identifier), labels)
 
 
-async def noted_goal(iterations: int) -> int:
+async def note_goal(iterations: int) -> int:
     """Note the goal, a number of iterations, on this flow run; return the first note."""
     identifier = flow_run.get_id()
     if identifier is None:
@@ -53,7 +53,7 @@ async def noted_goal(iterations: int) -> int:
     return iterations if noted is None else int(noted)
 
 
-def mark_of(flow_run_: FlowRun) -> Mark | None:
+def read_mark(flow_run_: FlowRun) -> Mark | None:
     """Read the mark of a flow run; None if it has not opened its run."""
     labels = flow_run_.labels
     if not {RUN, STORE, OWNER, ATTEMPT} <= set(labels):

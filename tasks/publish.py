@@ -10,7 +10,6 @@ How far the run is, which changes all the time, is shown by `progress`.
 """
 
 import json
-from dataclasses import asdict
 from typing import Any
 
 from prefect import get_run_logger
@@ -21,13 +20,14 @@ from prefect.artifacts import (
 )
 
 from nip_core.evaluation.baseline_verifiers import believed_line
-from nip_core.evaluation.embedding import thinned
+from nip_core.evaluation.embedding import thin_out
 from nip_core.evaluation.report import metrics_table
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.evaluation.transcripts_markdown import transcripts_markdown
 from nip_core.rollouts.plan import TEST
 from nip_core.session.session import Session
-from nip_core.showing.transcripts import newest_sample
-from nip_core.stages.publishing import spent, state_of
+from nip_core.showing.transcripts import choose_newest_sample
+from nip_core.stages.publishing import describe_state, list_spending
 
 _SAMPLES = 5
 _BAR = 40
@@ -56,10 +56,10 @@ async def _publish_all(session: Session, after: str, with_samples: bool) -> None
         description=f"State after {after}",
     )
     told = [r for r in records.all() if r.metrics(TEST) is not None or r.promotion is not None]
-    known = thinned(told, _ROWS)
+    known = thin_out(told, _ROWS)
     tests = [(record.iteration, record.metrics(TEST)) for record in known]
     rows = [(iteration, metrics) for iteration, metrics in tests if metrics is not None]
-    decisions = {r.iteration: asdict(r.promotion) for r in known if r.promotion is not None}
+    decisions = {r.iteration: r.promotion for r in known if r.promotion is not None}
     if rows or decisions:
         await acreate_table_artifact(
             key=f"nip-{run}-metrics",
@@ -74,10 +74,10 @@ async def _publish_all(session: Session, after: str, with_samples: bool) -> None
         )
     await acreate_table_artifact(
         key=f"nip-{run}-cost",
-        table=spent(session.run, session.parameters, records),
+        table=list_spending(session.run, session.parameters, records),
         description="Tokens and US dollars so far, by stage, from what is committed",
     )
-    samples = newest_sample(session.run, _SAMPLES, records) if with_samples else []
+    samples = choose_newest_sample(session.run, _SAMPLES, records) if with_samples else []
     if samples:
         await acreate_markdown_artifact(
             key=f"nip-{run}-samples",
@@ -87,15 +87,15 @@ async def _publish_all(session: Session, after: str, with_samples: bool) -> None
 
 
 def _state(session: Session, after: str) -> str:
-    state = json.dumps(state_of(session.run, after, session.records), indent=1)
+    state = json.dumps(describe_state(session.run, after, session.records), indent=1)
     return f"Run `{session.run.name}` after {after}.\n\n```json\n{state}\n```\n"
 
 
-def learning_curve_markdown(rows: list[tuple[int, dict[str, Any]]]) -> str:
+def learning_curve_markdown(rows: list[tuple[int, SplitMetrics]]) -> str:
     """Draw accuracy by iteration as bars of text; every version of the UI shows those."""
     lines = ["Accuracy on test problems, with 95 % intervals", "", "```text"]
     for iteration, metrics in rows:
-        accuracy, interval = metrics.get("accuracy"), metrics.get("accuracy_ci95")
+        accuracy, interval = metrics.accuracy, metrics.accuracy_ci95
         if accuracy is None or interval is None:
             continue
         bar = "█" * round(accuracy * _BAR)

@@ -1,10 +1,10 @@
 """Comparing Prefect's flow runs with the processes that there are, for the flow `reconcile`.
 
-active_runs   flow runs that Prefect counts as going on
-dead_among    those of them whose process is gone
-bury          set one, its subflows and its tasks to Crashed, which frees their concurrency slots
-restartable   crashed flow runs that are to go on
-restart       let a worker take one up again
+list_active        flow runs that Prefect counts as going on
+dead_among         those of them whose process is gone
+bury               set one, its subflows and its tasks to Crashed; it frees concurrency slots
+list_restartable   crashed flow runs that are to go on
+restart            let a worker take one up again
 
 A flow run that has opened its run is marked with the lease it holds (see `flow_run_marks`): it is
 dead if that lease was released or replaced, or if its heartbeat stands still for the time to live.
@@ -27,10 +27,10 @@ from prefect.events.filters import EventFilter
 from prefect.states import AwaitingRetry, Cancelled, Crashed
 
 from nip_core.errors import NipError
-from nip_core.records.liveness import Sighting, look
+from nip_core.records.liveness import Sighting, watch_lease
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_prefect.tasks.flow_run_marks import Mark, mark_of
+from nip_prefect.tasks.flow_run_marks import Mark, read_mark
 
 FLOWS = ("train", "continue-run", "evaluate")
 _GOING_ON = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 1.0
 
 
-async def active_runs(client: PrefectClient) -> list[FlowRun]:
+async def list_active(client: PrefectClient) -> list[FlowRun]:
     """List nip's flow runs in Prefect's states running, pending and cancelling."""
     return await client.read_flow_runs(
         flow_filter=_OUR_FLOWS,
@@ -74,7 +74,7 @@ async def dead_among(
 
 def _current_mark(flow_run: FlowRun) -> Mark | None:
     """The mark, if it is of this attempt and the flow is really running."""
-    mark = mark_of(flow_run)
+    mark = read_mark(flow_run)
     is_pending = flow_run.state_type is StateType.PENDING
     return None if mark is None or is_pending or mark.attempt != flow_run.run_count else mark
 
@@ -111,7 +111,7 @@ def sighting_of(mark: Mark) -> Sighting | None:
     than the marked one, or there is none.
     """
     try:
-        seen = look(RunStore(open_store(mark.store, read_only=True), mark.run))
+        seen = watch_lease(RunStore(open_store(mark.store, read_only=True), mark.run))
     except NipError as error:
         _log.warning("%s in %s: can't be looked at from here: %s", mark.run, mark.store, error)
         return None
@@ -157,7 +157,7 @@ async def bury(client: PrefectClient, flow_run: FlowRun) -> None:
     await client.set_flow_run_state(flow_run.id, state, force=True)
 
 
-async def restartable(
+async def list_restartable(
     client: PrefectClient, *, older_than_s: float, not_older_than_s: float, max_attempts: int
 ) -> list[FlowRun]:
     """List crashed flow runs of deployments, without those taken up by somebody else.
@@ -184,12 +184,12 @@ async def restartable(
     # 1. Of the flow runs of one run the newest counts, whatever became of the earlier ones.
     newest: dict[tuple[str, str], FlowRun] = {}
     for flow_run in sorted(recent, key=_changed_at):
-        if (mark := mark_of(flow_run)) is not None:
+        if (mark := read_mark(flow_run)) is not None:
             newest[mark.store, mark.run] = flow_run
     # 2. Those that crashed long enough ago, and whose run nobody holds.
     crashed = []
     for flow_run in recent:
-        mark = mark_of(flow_run)
+        mark = read_mark(flow_run)
         age_s = (now - _changed_at(flow_run)).total_seconds()
         if (
             flow_run.state_type is StateType.CRASHED

@@ -1,10 +1,10 @@
 """The open runs of this process. Tasks find theirs by its name, so no key is ever a parameter.
 
-offer       let the next flow that opens a run use a session that is open already
-offered     the settings of that session, which need not be loaded again
-opened      the session of a flow: what was offered, or a new one; its tasks find it
-session_of  the session of a task
-stage       the decorator of every task
+offer             let the next flow that opens a run use a session that is open already
+offered_settings  the settings of that session, which need not be loaded again
+open_run          the session of a flow: what was offered, or a new one; its tasks find it
+session_of        the session of a task
+stage             the decorator of every task
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -44,13 +44,13 @@ def offer(session: Session) -> Iterator[None]:
         _offered.clear()
 
 
-def offered() -> HyperParameters | None:
+def offered_settings() -> HyperParameters | None:
     """Give the settings of the lent session, or None if there is none."""
     return _offered[0].parameters if _offered else None
 
 
 @asynccontextmanager
-async def opened(
+async def open_run(
     parameters: HyperParameters, *, retry_failed_jobs: bool = False
 ) -> AsyncIterator[Session]:
     """Open the run's session; the tasks of this process find it by the run's name."""
@@ -117,7 +117,7 @@ async def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any
     return False
 
 
-async def limited(task: Task[P, R], tag: str) -> Task[P, R]:
+async def limit_by_tag(task: Task[P, R], tag: str) -> Task[P, R]:
     """Put `task` under `tag` if the tag has a limit in Prefect, otherwise leave it as it is.
 
     Prefect takes a slot for each tag of each task run, limited or not. On SQLite that often meets

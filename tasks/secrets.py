@@ -10,7 +10,7 @@ from typing import Any, cast
 from prefect.blocks.system import Secret
 
 from nip_core.parameters import HyperParameters
-from nip_core.servers.endpoints import key_variables
+from nip_core.servers.endpoints import list_key_variables
 
 
 def block_name(variable: str) -> str:
@@ -21,7 +21,7 @@ def block_name(variable: str) -> str:
 async def environment_for(parameters: HyperParameters) -> dict[str, str]:
     """Make this process's environment, with keys from blocks where it lacks them."""
     environment = dict(os.environ)
-    for variable in key_variables(parameters):
+    for variable in list_key_variables(parameters):
         if environment.get(variable):
             continue
         try:

@@ -184,7 +184,7 @@ def opening(name: str, case: Case) -> list[Turn]:
     return []
 
 
-def _heard(
+def _hear_provers(
     name: str, about: Situation, case: Case, draw: random.Random, verdict: str | None = None
 ) -> tuple[list[Message], list[Turn]]:
     """Make the chat before the verifier's decision, and the answers: by their aim, or for
@@ -214,8 +214,8 @@ def conversation(
         agent = draw.choice(list(played.protocol.provers))
         said = statement(case.steps, aim(name, agent, stance), draw)
         return [*played.render(agent, about, turns, len(turns)), own(said)]
-    chat, answers = _heard(name, about, case, draw)
-    return [*chat, own(decision(case.steps, _checked(answers, draw, at_the_end)))]
+    chat, answers = _hear_provers(name, about, case, draw)
+    return [*chat, own(decision(case.steps, _draw_checked(answers, draw, at_the_end)))]
 
 
 def disputed(case: Case, draw: random.Random) -> list[Message]:
@@ -226,7 +226,7 @@ def disputed(case: Case, draw: random.Random) -> list[Message]:
     """
     name = draw.choice(("nip", "debate", "debate"))
     about = situation(case, None, draw.randrange(SEEDS))
-    chat, answers = _heard(name, about, case, draw, REJECT if name == "nip" else None)
+    chat, answers = _hear_provers(name, about, case, draw, REJECT if name == "nip" else None)
     return _told_to_check(chat, answers, case, draw)
 
 
@@ -235,7 +235,7 @@ def _told_to_check(
 ) -> list[Message]:
     number, told = draw.randint(1, STEPS), ""
     if draw.random() < 0.5:
-        number = _named(answers)[-1]
+        number = _read_named(answers)[-1]
         told = "Check what is called wrong."
     return [
         *chat[:-1],
@@ -315,14 +315,14 @@ def disputed_in_turns(case: Case, draw: random.Random) -> list[Message]:
     return _told_to_check(chat, [t for t in before if t.agent != "verifier"], case, draw)
 
 
-def _named(answers: Sequence[Turn]) -> list[int]:
+def _read_named(answers: Sequence[Turn]) -> list[int]:
     """List the steps called wrong by experts, by number."""
     return [int(n) for turn in answers for n in re.findall(r"wrong: Step (\d)", turn.text)]
 
 
-def _checked(answers: Sequence[Turn], draw: random.Random, at_the_end: bool) -> int:
+def _draw_checked(answers: Sequence[Turn], draw: random.Random, at_the_end: bool) -> int:
     """Draw the step to check: rarely one named by an expert, and any of them `at_the_end`."""
-    named = [] if at_the_end else _named(answers)
+    named = [] if at_the_end else _read_named(answers)
     return draw.choice(named if named and draw.random() < FOLLOWS else range(1, STEPS + 1))
 
 

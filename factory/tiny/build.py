@@ -29,7 +29,7 @@ from typing import Any, Literal
 from factory.tiny.card import machine
 from factory.tiny.conversations import Message
 from factory.tiny.lessons import Part, Recipe, find_lesson
-from factory.tiny.sizes import parse_parameters, resized
+from factory.tiny.sizes import parse_parameters, resize
 from factory.tiny.tokenizer import END, build_tokenizer, save_tokenizer
 
 CONTEXT = 1024
@@ -421,7 +421,7 @@ def main() -> None:
         recipe = _shortened(recipe, options.steps or recipe.steps)
         recipe = replace(recipe, batch_size=options.batch_size or recipe.batch_size)
         if options.parameters:
-            recipe = resized(recipe, options.parameters)
+            recipe = resize(recipe, options.parameters)
         tokenizer = make_tokenizer(recipe)
         model = make_model(recipe, tokenizer, options.device)
         started = time.monotonic()

@@ -72,7 +72,7 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
-def _right(leads: tuple[float, float]) -> float:
+def _measure_right(leads: tuple[float, float]) -> float:
     """Compute the share of right decisions in a verifier's lessons with experts."""
     told, follows = leads
     return told + (1 - told) * (follows + (1 - follows) / 2)
@@ -132,8 +132,8 @@ def card(training: dict[str, Any], evaluation: dict[str, Any]) -> str:
         drills=sum(THEN.values()),
         last_drills=sum(AT_LAST.values()),
         told=told,
-        followed=_right(LEADS[False]),
-        follows=_right(LEADS[True]),
+        followed=_measure_right(LEADS[False]),
+        follows=_measure_right(LEADS[True]),
         verifier_tokens=VERIFIER_TOKENS,
         prover_tokens=PROVER_TOKENS,
         tables=tables,

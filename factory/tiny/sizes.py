@@ -35,7 +35,7 @@ def count_parameters(recipe: Recipe) -> int:
     return recipe.vocabulary * width + recipe.layers * layer + width
 
 
-def resized(recipe: Recipe, parameters: int) -> Recipe:
+def resize(recipe: Recipe, parameters: int) -> Recipe:
     """Give the recipe the width and the depth nearest to a number of parameters.
 
     A width is 32 to 64 times the depth, as in the bundled models and in published ones of these

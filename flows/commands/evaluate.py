@@ -17,6 +17,7 @@ def evaluate(
     from nip_core.evaluation.baseline_verifiers import believed_line
     from nip_core.evaluation.figures_in_words import verdict_line
     from nip_core.evaluation.invalid import invalid_line, invalid_warning
+    from nip_core.evaluation.split_metrics import SplitMetrics
     from nip_core.parameters import load_parameters
     from nip_prefect.flows.launch import run_flow
     from nip_prefect.flows.printing import show_result
@@ -25,9 +26,9 @@ def evaluate(
     parameters = load_parameters(config, settings)
 
     def look(prepared: Any) -> dict[str, Any] | None:
-        from nip_core.showing.finished import finished_test
+        from nip_core.showing.finished import find_finished_test
 
-        return finished_test(prepared)
+        return find_finished_test(prepared)
 
     def import_flow() -> Any:
         from nip_prefect.flows.evaluate import evaluate as flow
@@ -36,12 +37,12 @@ def evaluate(
 
     def show_test(result: dict[str, Any]) -> None:
         say(f"run {result['run']}, models of iteration {result['iteration']}")
-        say(verdict_line(result["test"]))
-        test = result["test"]
-        many = invalid_warning(
-            test, [n for n, a in parameters.model_agents.items() if a.retry_hint]
-        )
-        for said in filter(None, (believed_line(test), invalid_line(test), many)):
+        test = SplitMetrics.model_validate(result["test"])
+        say(verdict_line(test))
+        hinted = [name for name, agent in parameters.model_agents.items() if agent.retry_hint]
+        invalid = test.invalid_answers
+        many = invalid_warning(invalid, hinted)
+        for said in filter(None, (believed_line(test), invalid_line(invalid), many)):
             say(said)
 
     result = run_flow(parameters, look, import_flow, as_json=as_json, verbose=verbose, shown=shown)

@@ -36,7 +36,7 @@ def _print(summaries: list[dict[str, Any]]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from nip_core.showing.listing import age
+    from nip_core.showing.listing import describe_age
     from nip_prefect.flows.console import make_console
 
     now = datetime.now(UTC)
@@ -59,7 +59,7 @@ def _print(summaries: list[dict[str, Any]]) -> None:
             "-" if run["accuracy"] is None else f"{100 * run['accuracy']:.1f} %",
             f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else "-",
             _cost(run),
-            age(run["created_at"], now),
+            describe_age(run["created_at"], now),
         )
     console.print(table)
 

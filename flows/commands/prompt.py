@@ -45,7 +45,7 @@ def prompt(
     Of CONFIG nothing is started, and what others would have said before stands there as
     <what prover says in round 1>. Of a run it is what was sent, with the answer that came.
     """
-    from nip_core.showing.asked_chats import Place, chat_on_record, chat_to_come
+    from nip_core.showing.asked_chats import Place, render_chat_on_record, render_chat_to_come
 
     if (config is None) == (run is None):
         raise SettingsError("nip prompt: name a configuration, or a run by --run")
@@ -55,11 +55,11 @@ def prompt(
 
         if overrides:
             raise SettingsError("--set: a run has the settings with which it was played")
-        asked = chat_on_record(find_run(run, run_store, say_left_out), place)
+        asked = render_chat_on_record(find_run(run, run_store, say_left_out), place)
     else:
         from nip_core.parameters import load_parameters
 
-        asked = chat_to_come(load_parameters(str(config), overrides or []), place)
+        asked = render_chat_to_come(load_parameters(str(config), overrides or []), place)
     if as_json:
         from nip_prefect.flows.printing import print_json
 

@@ -27,13 +27,13 @@ def report(
     from nip_core.run_store.lease import refuse_if_held
     from nip_core.run_store.run import RunStore
     from nip_core.run_store.store import open_store
-    from nip_core.showing.summary import report_location, write_report
+    from nip_core.showing.summary import find_report, write_report
 
     tree = find_run(run, run_store, say_left_out)
-    if anew or report_location(tree) is None:
+    if anew or find_report(tree) is None:
         refuse_if_held(tree.store, tree.root)  # who runs it writes the report after each stage
         write_report(RunStore(open_store(tree.store.url), tree.name))
-    place = report_location(tree)
+    place = find_report(tree)
     if place is None:
         raise StoreError(f"{tree.root}/report.html: was written and is not there; run it again")
     say(place)

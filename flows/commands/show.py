@@ -13,22 +13,22 @@ def show(
     from pathlib import Path
 
     from nip_core.records.iterations import Records
-    from nip_core.records.named_run import find_run, place_of
-    from nip_core.showing.how_far import how_far
-    from nip_core.showing.summary import summary
+    from nip_core.records.named_run import find_run, name_place
+    from nip_core.showing.how_far import describe_progress
+    from nip_core.showing.summary import summarise_run
     from nip_core.upkeep.verify import check_presence
     from nip_prefect.flows.going_on import command_for
     from nip_prefect.flows.printing import print_json, show_run
 
     tree = find_run(run, run_store, say_left_out)
     records = Records(tree)
-    result = summary(tree, records)
+    result = summarise_run(tree, records)
     if result["status"] != "running":
         check_presence(tree)
     if result["status"] == "stopped":
-        place = run_store if run is None else place_of(run, run_store)[0]
+        place = run_store if run is None else name_place(run, run_store)[0]
         command = command_for(records.shown.record, place, Path.cwd())
-        result["stopped"] = {**how_far(records), "go_on": command}
+        result["stopped"] = {**describe_progress(records), "go_on": command}
     if as_json:
         print_json(result)
         return

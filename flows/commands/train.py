@@ -66,9 +66,9 @@ def train(
         parameters, settings = _fork(parameters, config, settings, fork)
 
     def look(prepared: Any) -> dict[str, Any] | None:
-        from nip_core.showing.finished import finished_run
+        from nip_core.showing.finished import find_finished_run
 
-        return None if again else finished_run(prepared)
+        return None if again else find_finished_run(prepared)
 
     def import_flow() -> Any:
         from nip_prefect.flows.train import train as flow

@@ -51,9 +51,9 @@ from nip_core.game.answer_rows import RecordedToken
 from nip_core.game.render import Game, InvalidResponse, Situation
 from nip_core.hashing import digest
 from nip_core.protocols import Turn
-from nip_core.rollouts.rows import Episode, read_rows
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
-from nip_core.rollouts.trees import generation_numbers, generations_by_episode, steps
+from nip_core.rollouts.table_rows import Episode, read_rows
+from nip_core.rollouts.trees import generation_numbers, generations_by_episode, parse_path
 from nip_core.tolerance import TOLERANCE
 
 _NOBODY = -1
@@ -171,7 +171,7 @@ def _once(batch: NestedArrayDict, keys: Array, rows: Array) -> Array:
 
     In a tree, that of the first leaf that has it.
     """
-    paths = [steps(path) for path in batch["episode", "branch_path"][:, 0].tolist()]
+    paths = [parse_path(path) for path in batch["episode", "branch_path"][:, 0].tolist()]
     if not any(paths):
         return np.ones(len(keys), dtype=bool)
     first: dict[str, int] = {}

@@ -18,9 +18,9 @@ from nip_core.agents.history import (
     HISTORIES,
     NO_STANCE,
     Actions,
-    present,
-    situation_of,
-    turns_of,
+    holds_text,
+    read_situation,
+    read_turns,
 )
 from nip_core.agents.nested_array_dict import STRING, NestedArrayDict
 from nip_core.agents.protocol_handler import CodeValidationProtocolHandler, ProtocolHandler
@@ -184,10 +184,10 @@ class PureTextEnvironment:
         for a, agent in enumerate(handler.agent_names):
             raw = step["agents", "raw_message"][n, a]
             if agent not in movers:
-                if present(raw):
+                if holds_text(raw):
                     raise ValueError(f"episode {n}: {agent} has no turn in round {round_}")
                 continue
-            if not present(raw):
+            if not holds_text(raw):
                 if not handler.may_be_silent(agent):
                     raise ValueError(f"episode {n}: {agent} said nothing in its round {round_}")
                 silent.add(agent)
@@ -195,11 +195,11 @@ class PureTextEnvironment:
             after["raw_message_history"][n, round_, a] = raw
             for c, channel in enumerate(handler.message_channel_names):
                 message = step["agents", "message"][n, a, c]
-                if present(message) and channel in movers[agent]:
+                if holds_text(message) and channel in movers[agent]:
                     after["message_history"][n, round_, c] = message
                     after["message_agent_id"][n, round_, c] = a
         # 3. The protocol says what follows.
-        situation = situation_of(step[n])
+        situation = read_situation(step[n])
         turns = self._turns(after, n)
         result = protocol.judge(
             round_, seed, int(step["y"][n]), situation.stance, turns, frozenset(silent)
@@ -211,7 +211,7 @@ class PureTextEnvironment:
 
     def _turns(self, data: NestedArrayDict, n: int) -> list[Turn]:
         histories = (data[key][n] for key in HISTORIES)
-        return turns_of(self.protocol_handler, histories, int(data["seed"][n]))
+        return read_turns(self.protocol_handler, histories, int(data["seed"][n]))
 
 
 CodeValidationEnvironment = PureTextEnvironment

@@ -90,10 +90,10 @@ class GroupJobs:
             # 2. With one it is closed.
             record = ledger.record(iteration, self._group)
             if record is not None and record.id == job_id:
-                await self._seen(ledger, backend, record)
+                await self._look_again(ledger, backend, record)
         return made
 
-    async def proved(self, name: str, base_model: str, job_id: str) -> ServedModel:
+    async def prove_model(self, name: str, base_model: str, job_id: str) -> ServedModel:
         """Prove the model of a job; its digest and proof come with it.
 
         Raises StageError if it can't be proved.
@@ -140,12 +140,14 @@ class GroupJobs:
         record = ledger.record(iteration, self._group)
         if record is None:
             return 0
-        record = await self._seen(ledger, backend, record)
+        record = await self._look_again(ledger, backend, record)
         # A refused one left no job, and is tried again as it is.
         over = record.state == "terminal" and record.outcome not in ("succeeded", "refused")
         return record.attempt + 1 if over else record.attempt
 
-    async def _seen(self, ledger: Ledger, backend: OpenAIBackend, record: JobRecord) -> JobRecord:
+    async def _look_again(
+        self, ledger: Ledger, backend: OpenAIBackend, record: JobRecord
+    ) -> JobRecord:
         """The record, with the job's end in it if it has ended meanwhile."""
         if record.state != "submitted" or record.id is None:
             return record

@@ -1,11 +1,11 @@
 """From the arrays of a batch to the turns of an episode, which everything else works on.
 
-turns_of          message and raw message history -> turns
-situation_of      one place of a batch -> what its episode is about
+read_turns        message and raw message history -> turns
+read_situation    one place of a batch -> what its episode is about
 final_timesteps   the last timestep of each rollout
 Actions           what agents do in a round, as arrays
 ACTIONS           their keys
-present           whether a place of a string array holds a text
+holds_text        whether a place of a string array holds a text
 """
 
 from collections.abc import Iterable
@@ -66,7 +66,7 @@ class Actions:
 ACTIONS = tuple(field.name for field in fields(Actions))
 
 
-def present(value: Any) -> bool:
+def holds_text(value: Any) -> bool:
     """Return True if the place holds a text.
 
     An empty one is none: no answer that counts is empty, and arrays of strings that can't hold None
@@ -75,7 +75,7 @@ def present(value: Any) -> bool:
     return isinstance(value, str) and value != ""
 
 
-def situation_of(place: NestedArrayDict) -> Situation:
+def read_situation(place: NestedArrayDict) -> Situation:
     """Return the situation of the episode at one place (a batch of size ()).
 
     The seed, which decides the order of channels and whatever else the protocol draws, is 0 where
@@ -91,7 +91,7 @@ def situation_of(place: NestedArrayDict) -> Situation:
     )
 
 
-def turns_of(handler: ProtocolHandler, histories: Iterable[Array], seed: int) -> list[Turn]:
+def read_turns(handler: ProtocolHandler, histories: Iterable[Array], seed: int) -> list[Turn]:
     """The turns of an episode, by round and agent.
 
     Messages are what the first of the `HISTORIES` (round, channel) says and the second attributes
@@ -116,20 +116,20 @@ def turns_of(handler: ProtocolHandler, histories: Iterable[Array], seed: int) ->
             messages = {
                 channel: str(message_history[round_, c])
                 for c, channel in enumerate(handler.message_channel_names)
-                if message_agent_id[round_, c] == index and present(message_history[round_, c])
+                if message_agent_id[round_, c] == index and holds_text(message_history[round_, c])
             }
             raw = raw_message_history[round_, index]
-            if not messages and not present(raw):
+            if not messages and not holds_text(raw):
                 continue
-            text = str(raw) if present(raw) else "\n".join(messages.values())
+            text = str(raw) if holds_text(raw) else "\n".join(messages.values())
             move = Move(messages=messages)
             if not messages:
-                move = _decided(handler, agent, round_, seed, text, before)
+                move = _read_decision(handler, agent, round_, seed, text, before)
             turns.append(Turn(round_, agent, text, move))
     return turns
 
 
-def _decided(
+def _read_decision(
     handler: ProtocolHandler, agent: str, round_: int, seed: int, text: str, before: list[Turn]
 ) -> Move:
     """Read the move of an agent without a message: a decision, or no valid one."""

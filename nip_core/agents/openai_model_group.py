@@ -163,8 +163,8 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         client = self.language_model_client
         shares = self.hyper_params.lm_server.share_device == "yes"
         if not shares:
-            status = (await client.engine(self._engine)).get("status") or {}
-            shares = str(status.get("device")).startswith("cuda")
+            device = (await client.engine(self._engine)).status.device
+            shares = device is not None and device.startswith("cuda")
         # 2. If so, it leaves.
         if shares:
             await client.move_engine(self._engine, "sleep")
@@ -407,7 +407,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
             )
         # 3. Prove that it answers with its weights; then play with it.
         made = await self._jobs.made_model(job_id, state.iteration)
-        proved = await self._jobs.proved(made, self.base_model_name, job_id)
+        proved = await self._jobs.prove_model(made, self.base_model_name, job_id)
         self.settings.log.info("group %s: plays with %s", self.group_name, made)
         self._change(
             fine_tuned_model_name=made,

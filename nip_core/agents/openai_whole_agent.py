@@ -20,7 +20,7 @@ from nip_core.agents.errors import (
     UnknownFinishReasonError,
 )
 from nip_core.agents.experiment_settings import ExperimentSettings
-from nip_core.agents.history import turns_of
+from nip_core.agents.history import read_turns
 from nip_core.agents.nested_array_dict import Array
 from nip_core.agents.prompted_whole_agent import PromptedWholeAgent, drawn_stance
 from nip_core.agents.protocol_handler import (
@@ -42,7 +42,7 @@ from nip_core.parameters.providers import base_name
 from nip_core.proxies import blocking_http_client
 from nip_core.rollouts.chat_client import ChatAnswer, ChatClient, Endpoint
 from nip_core.rollouts.model_call import judge_answer, random_answer, request_body
-from nip_core.servers.endpoints import Endpoints, group_endpoints
+from nip_core.servers.endpoints import Endpoints, find_group_endpoints
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -236,7 +236,7 @@ class OpenAiWholeAgent(PromptedWholeAgent):
         InvalidResponseError.
         """
         histories = (message_history, message_agent_id, raw_message_history)
-        turns = turns_of(self.protocol_handler, histories, seed)
+        turns = read_turns(self.protocol_handler, histories, seed)
         turns = [turn for turn in turns if turn.round < round_id]
         if self.agent_name not in self.protocol_handler.protocol.movers(round_id, seed, turns):
             raise ValueError(f"{self.agent_name} has no turn in round {round_id}")
@@ -282,7 +282,7 @@ def endpoints_of(hyper_params: HyperParameters, group: str) -> Endpoints:
 
     Raises SettingsError if that is missing, or if it would be on a server that only a run starts.
     """
-    endpoints = group_endpoints(hyper_params, group)
+    endpoints = find_group_endpoints(hyper_params, group)
     if endpoints is None:
         raise SettingsError(
             f"group {group!r} would play on a server that only `nip train` starts; start one with "

@@ -4,11 +4,11 @@ from typing import Any, Literal, cast
 
 from nip_core.agents.chat_types import DpoDatasetItem, PromptMessage
 from nip_core.agents.errors import AgentNotActiveInChannelError
-from nip_core.agents.history import HISTORIES, NO_STANCE, present, situation_of, turns_of
+from nip_core.agents.history import HISTORIES, NO_STANCE, holds_text, read_situation, read_turns
 from nip_core.agents.nested_array_dict import Array, NestedArrayDict
 from nip_core.agents.whole_agent import PureTextWholeAgent
 from nip_core.game.render import ChatMessage, Situation
-from nip_core.trainers.expert_iteration import own_side
+from nip_core.trainers.expert_iteration import render_own_side
 
 _REPLACES_NOTHING = (
     "the last message is replaced by the true label only with "
@@ -19,7 +19,7 @@ _REPLACES_NOTHING = (
 class PromptedWholeAgent(PureTextWholeAgent):
     """An agent that makes the chats it sees, and those it can be trained on.
 
-    `Game.render` makes the chats and `own_side` ends them for training, as in the loop.
+    `Game.render` makes the chats and `render_own_side` ends them for training, as in the loop.
     """
 
     def _build_chat_messages_prompt(
@@ -60,12 +60,12 @@ class PromptedWholeAgent(PureTextWholeAgent):
         if replace_last_message_with_true_label:
             self._check_replacement(ensure_last_message_is_assistant, y)
         histories = (message_history, message_agent_id, raw_message_history)
-        turns = turns_of(self.protocol_handler, histories, seed)
+        turns = read_turns(self.protocol_handler, histories, seed)
         situation = Situation(question, solution, drawn_stance(prover_stance), seed)
         game = self.protocol_handler.game
         if not ensure_last_message_is_assistant:
             return _messages(game.render(self.agent_name, situation, turns, round_id))
-        chat = own_side(game, self.agent_name, situation, turns, round_id, label)
+        chat = render_own_side(game, self.agent_name, situation, turns, round_id, label)
         if not chat:
             raise AgentNotActiveInChannelError(self.agent_name)
         return _messages(chat)
@@ -154,7 +154,7 @@ class PromptedWholeAgent(PureTextWholeAgent):
     def _chat_at(
         self, place: NestedArrayDict, histories: NestedArrayDict, **options: Any
     ) -> list[PromptMessage]:
-        situation = situation_of(place)
+        situation = read_situation(place)
         return self._build_chat_messages_prompt(
             **{key: histories[key] for key in HISTORIES},
             round_id=int(place["round"]),
@@ -181,7 +181,7 @@ class PromptedWholeAgent(PureTextWholeAgent):
 
     def _own_answer(self, place: NestedArrayDict, number: int) -> str:
         raw = _after(place)["raw_message_history"][int(place["round"]), self.agent_id]
-        if not present(raw):
+        if not holds_text(raw):
             raise ValueError(
                 f"{self.agent_name}, pair {number}: it said nothing in round {int(place['round'])}"
             )

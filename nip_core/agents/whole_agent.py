@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nip_core.agents.experiment_settings import ExperimentSettings
-from nip_core.agents.history import ACTIONS, HISTORIES, Actions, situation_of, turns_of
+from nip_core.agents.history import ACTIONS, HISTORIES, Actions, read_situation, read_turns
 from nip_core.agents.nested_array_dict import Array, NestedArrayDict
 from nip_core.agents.protocol_handler import CodeValidationProtocolHandler, ProtocolHandler
 from nip_core.agents.states import AgentState, PlainState
@@ -194,10 +194,10 @@ class PureTextWholeAgent(ABC):
         self, place: NestedArrayDict, environment: "PureTextEnvironment", client: Any
     ) -> "_Turn":
         """Take the agent's turn in one episode: the channels written to, and its answer."""
-        round_, seed, situation = int(place["round"]), int(place["seed"]), situation_of(place)
+        round_, seed, situation = int(place["round"]), int(place["seed"]), read_situation(place)
         if bool(place.get("done", False)) or bool(place.get("terminated", False)):
             return (), _ParsedChatCompletion()
-        turns = turns_of(self.protocol_handler, (place[key] for key in HISTORIES), seed)
+        turns = read_turns(self.protocol_handler, (place[key] for key in HISTORIES), seed)
         # Whose turn it is may depend on what was said.
         movers = self.protocol_handler.protocol.movers(round_, seed, turns)
         if self.agent_name not in movers:

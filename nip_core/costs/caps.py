@@ -1,10 +1,10 @@
 """The budget of a run: what begins while there is something left, and what does not any more.
 
-Budget          what a run may still spend; opened with its session
-budget_line     how much of a cap is spent, in words
-amount          a sum with its unit
-caps_of         the caps that are set
-check_budget    refuse a cap below what is spent already
+Budget         what a run may still spend; opened with its session
+budget_line    how much of a cap is spent, in words
+cap_amount  a sum with its unit
+list_caps      the caps that are set
+check_budget   refuse a cap below what is spent already
 
 The rule: a call begins unless what is on record, with what has come since, reaches a cap. Then all
 calls wait for those in flight, whose answers are put on record as ever, and the run stops. So it
@@ -22,11 +22,12 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from nip_core.errors import BudgetError, SettingsError
+from nip_core.evaluation.figures_in_words import cap_amount
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Progress
 from nip_core.records.iterations import Records
 from nip_core.records.spending import Spent
-from nip_core.records.spent_in_all import spent_so_far
+from nip_core.records.spent_in_all import add_up_spending
 from nip_core.run_store.run import RunStore
 
 WARN_AT = 0.8  # of a cap
@@ -46,10 +47,10 @@ class Budget:
         self._landed = asyncio.Event()
 
     def look(self) -> None:
-        """Read what the run has spent. Not while calls are in flight, which are counted already."""
+        """Read what the run has spent. Not while calls are in flight: these are counted already."""
         if not self._caps.is_set:
             return
-        self._on_record = spent_on_record(self._run, self._records)
+        self._on_record = read_spent_on_record(self._run, self._records)
         self._counted = dict(self._progress.tokens_by_agent)
         self._warn()
 
@@ -80,8 +81,11 @@ class Budget:
             self._warn()
 
     def admit_job(self, what: str, group: str, tokens: int | None) -> None:
-        """Raise BudgetError unless the job of a group fits into what is left; `tokens` are what it
-        trains on in all epochs, None: not known, so that only a cap that is reached refuses it."""
+        """Raise BudgetError unless the job of a group fits into the rest.
+
+        `tokens` are those of
+        all its epochs; None: not known, and only a cap already reached refuses it.
+        """
         if not self._caps.is_set:
             return
         self.look()
@@ -89,79 +93,75 @@ class Budget:
             raise BudgetError(f"{reached}; {_GO_ON}")
         with_it = self._on_record + Spent(trained={group: tokens or 0})
         now, then = (_by_cap(spent, self._parameters) for spent in (self._on_record, with_it))
-        for cap, most in caps_of(self._parameters).items():
+        for cap, most in list_caps(self._parameters).items():
             if then[cap] > most:
-                takes, left = (amount(cap, n) for n in (then[cap] - now[cap], most - now[cap]))
+                takes, left = (cap_amount(cap, n) for n in (then[cap] - now[cap], most - now[cap]))
                 raise BudgetError(
                     f"budget.{cap}: {what} takes about {takes}, and {left} of "
-                    f"{amount(cap, most)} is left; it was not submitted; {_GO_ON}"
+                    f"{cap_amount(cap, most)} is left; it was not submitted; {_GO_ON}"
                 )
 
     def _reached(self) -> str | None:
-        """Say which cap is reached, if one is."""
+        """Name the cap already reached, if any."""
         spent = _by_cap(self.spent, self._parameters)
-        for cap, most in caps_of(self._parameters).items():
+        for cap, most in list_caps(self._parameters).items():
             if spent[cap] >= most:
-                cap_is = f"budget.{cap}: {amount(cap, most)} is reached"
-                return f"{cap_is}, {amount(cap, spent[cap])} is spent"
+                cap_is = f"budget.{cap}: {cap_amount(cap, most)} is reached"
+                return f"{cap_is}, {cap_amount(cap, spent[cap])} is spent"
         return None
 
     def tell(self, log: logging.Logger | logging.LoggerAdapter[logging.Logger]) -> None:
-        """Log, once, that little is left."""
+        """Log once how little is left."""
         if self._progress.warning and not self._told:
             self._told = True
             log.warning("run %s: %s", self._run.name, self._progress.warning)
 
     def _warn(self) -> None:
-        """Note for people, once, that little is left."""
+        """Tell people once how little is left."""
         if self._progress.warning or not self._caps.is_set:
             return
         spent = _by_cap(self.spent, self._parameters)
-        for cap, most in caps_of(self._parameters).items():
+        for cap, most in list_caps(self._parameters).items():
             if spent[cap] >= WARN_AT * most and not self._progress.warning:
                 line = budget_line(cap, spent[cap], most)
                 self._progress.warn(f"budget.{cap}: {line}; at 100 % the run stops")
 
 
-def spent_on_record(run: RunStore, records: Records) -> Spent:
-    """Return what a run has spent that may not have begun yet."""
+def read_spent_on_record(run: RunStore, records: Records) -> Spent:
+    """Return what a run has spent; it need not have begun yet."""
     if not run.store.exists(f"{run.root}/run.json"):
         return Spent()
-    return spent_so_far(records.look_again())
+    return add_up_spending(records.look_again())
 
 
 def check_budget(
     run: RunStore, parameters: HyperParameters, changed: Mapping[str, tuple[Any, Any]]
 ) -> None:
-    """Raise SettingsError for a cap that was changed (by dotted key: what is on record, what is
-    given) and is now below what the run has spent already."""
-    caps = {cap: most for cap, most in caps_of(parameters).items() if f"budget.{cap}" in changed}
+    """Raise SettingsError for a changed cap below what the run has spent already.
+
+    `changed` has by
+    dotted key what is on record and what is given.
+    """
+    caps = {cap: most for cap, most in list_caps(parameters).items() if f"budget.{cap}" in changed}
     if not caps:
         return
-    spent = _by_cap(spent_on_record(run, Records(run)), parameters)
+    spent = _by_cap(read_spent_on_record(run, Records(run)), parameters)
     for cap, most in caps.items():
         if most < spent[cap]:
             raise SettingsError(
-                f"budget.{cap}: {amount(cap, most)} is below what run {run.name!r} has spent "
-                f"already, {amount(cap, spent[cap])}; give more than that, or leave it out"
+                f"budget.{cap}: {cap_amount(cap, most)} is below what run {run.name!r} has spent "
+                f"already, {cap_amount(cap, spent[cap])}; give more than that, or leave it out"
             )
 
 
 def budget_line(cap: str, spent: float, most: float) -> str:
     """Say how much of a cap is spent, in words."""
-    had = f"{spent:.0f}" if cap == "tokens" else amount(cap, spent)
-    return f"{100 * spent / most:.0f} % spent, {had} of {amount(cap, most)}"
+    had = f"{spent:.0f}" if cap == "tokens" else cap_amount(cap, spent)
+    return f"{100 * spent / most:.0f} % spent, {had} of {cap_amount(cap, most)}"
 
 
-def amount(cap: str, value: float) -> str:
-    """A value of a cap, with its unit."""
-    if cap == "tokens":
-        return f"{value:.0f} tokens"
-    return f"${value:.2f}" if value >= 1 else f"${value:.4g}"
-
-
-def caps_of(parameters: HyperParameters) -> dict[str, float]:
-    """The caps that are set, by name."""
+def list_caps(parameters: HyperParameters) -> dict[str, float]:
+    """Return the caps by name, without those left open."""
     caps = {"usd": parameters.budget.usd, "tokens": parameters.budget.tokens}
     return {cap: most for cap, most in caps.items() if most is not None}
 

@@ -28,15 +28,15 @@ from nip_core.costs.loads import (
     EXPECTED,
     Load,
     Loads,
-    all_tokens,
-    attack_loads,
-    attack_means,
-    episode_loads,
-    first_prompts,
-    mean_of,
-    passes,
-    training_tokens,
-    tree_loads,
+    average_loads,
+    count_all_tokens,
+    count_first_prompts,
+    count_passes,
+    reckon_attack_loads,
+    reckon_attack_means,
+    reckon_episode_loads,
+    reckon_training_tokens,
+    reckon_tree_loads,
 )
 from nip_core.evaluation.spread import shared_text
 from nip_core.evaluation.statistics.power import detectable_change
@@ -84,7 +84,7 @@ class Estimate:
 
     @property
     def expected_tokens(self) -> int:
-        """All tokens that are expected, trained ones included."""
+        """Add up all expected tokens, trained ones included."""
         played = self.expected_prompt_tokens + self.expected_completion_tokens
         return played + self.expected_training_tokens
 
@@ -115,8 +115,8 @@ class _Totals:
         return sum(self.training.values())
 
     def add(self, parameters: HyperParameters, count: int, possible: Sequence[Loads]) -> None:
-        """Add `count` episodes, or trees: each as the dearest of those that are `possible`."""
-        for load in max(possible, key=all_tokens).values():
+        """Add `count` episodes, or trees: each as the dearest of the `possible` ones."""
+        for load in max(possible, key=count_all_tokens).values():
             self.calls += count * load.calls
             self.prompt_tokens += count * load.prompt_tokens
             self.completion_tokens += count * load.completion_tokens
@@ -170,7 +170,7 @@ def estimate_run(
     played = [*problems["train"], *problems["test"]]
     size = sum(len(text.encode()) for p in played for text in p.texts.values())
     problem_tokens = size // max(len(played), 1) // BYTES_PER_TOKEN
-    prompts, counted = first_prompts(game, played)
+    prompts, counted = count_first_prompts(game, played)
     longest = {agent: max(n, problem_tokens + _PROMPT_TOKENS) for agent, n in prompts.items()}
     most = _totals(_AtMost(game, problems["train"], longest), counts)
     by = _Expected(game, problems["train"], prompts, known)
@@ -214,23 +214,25 @@ class _AtMost:
     def __init__(self, game: Game, train: Sequence[Problem], prompts: Mapping[str, float]) -> None:
         self.game, self._train, self._prompts = game, train, prompts
         seeds = range(_SEEDS)
-        self._by_seed = [episode_loads(game, seed, prompts, self.assumed) for seed in seeds]
+        self._by_seed = [reckon_episode_loads(game, seed, prompts, self.assumed) for seed in seeds]
 
     def plain(self) -> list[Loads]:
         """Of an episode."""
         return self._by_seed
 
     def attacks(self) -> list[Loads]:
-        """Of a problem that is attacked."""
-        return [attack_loads(self.game, seed, loads) for seed, loads in enumerate(self._by_seed)]
+        """Give the loads of an attacked problem."""
+        return [
+            reckon_attack_loads(self.game, seed, loads) for seed, loads in enumerate(self._by_seed)
+        ]
 
     def trees(self, iteration: int) -> list[Loads]:
         """Of a tree of responses."""
-        return tree_loads(self.game, self._train, iteration, self._prompts, self.assumed)
+        return reckon_tree_loads(self.game, self._train, iteration, self._prompts, self.assumed)
 
     def trained(self, iteration: int, loads: Loads) -> Mapping[str, float]:
-        """By group, the tokens of its job for each episode or tree that takes so much."""
-        return training_tokens(self.game.parameters, iteration, loads)
+        """Give by group the tokens of its job for each episode or tree of this load."""
+        return reckon_training_tokens(self.game.parameters, iteration, loads)
 
 
 class _Expected(_AtMost):
@@ -247,7 +249,7 @@ class _Expected(_AtMost):
     ) -> None:
         super().__init__(game, train, prompts)
         self._known, self._keys = known, Keys.of(game.parameters.to_dict())
-        self._guessed = mean_of(self._by_seed)
+        self._guessed = average_loads(self._by_seed)
         self.is_rough = False
 
     def plain(self) -> list[Loads]:
@@ -255,15 +257,18 @@ class _Expected(_AtMost):
 
     def attacks(self) -> list[Loads]:
         by = (self._prompts, self.assumed, self._known.repeated)
-        each = [attack_means(self.game, seed, *by) for seed in range(_SEEDS)]
-        return [self._as_taken(self._keys.attack, mean_of(each))]
+        each = [reckon_attack_means(self.game, seed, *by) for seed in range(_SEEDS)]
+        return [self._as_taken(self._keys.attack, average_loads(each))]
 
     def trees(self, iteration: int) -> list[Loads]:
-        return [self._as_taken(self._keys.trees, mean_of(super().trees(iteration)))]
+        return [self._as_taken(self._keys.trees, average_loads(super().trees(iteration)))]
 
     def _as_taken(self, key: str, guessed: Loads) -> Loads:
-        """Return what is known, with what only a guess has; or else the guess, made as much larger
-        or smaller as that of plain episodes is known to be wrong."""
+        """Return known loads, completed by guesses; without any, the guess, scaled.
+
+        It is made as
+        much larger or smaller as the guess for plain episodes is known to be wrong.
+        """
         episodes, taken = self._known.episodes, self._known.episodes.get(key)
         if taken is None:
             self.is_rough = True
@@ -277,11 +282,11 @@ class _Expected(_AtMost):
         by_group = self._known.trained.get(self._keys.training, {})
         chosen = 1.0 if method == "trajectories" else self.assumed.share_chosen
         tokens = {}
-        for group, guess in training_tokens(parameters, iteration, loads).items():
+        for group, guess in reckon_training_tokens(parameters, iteration, loads).items():
             taken = by_group.get(f"{group} {method}")
             if taken is None and guess:
                 self.is_rough = True
-            times = passes(parameters, iteration, group) * bool(guess)
+            times = count_passes(parameters, iteration, group) * bool(guess)
             tokens[group] = chosen * guess if taken is None else times * taken
         return tokens
 
@@ -314,16 +319,16 @@ def _totals(by: _AtMost, counts: _Counts) -> _Totals:
         method = parameters.method(iteration)
         possible = by.trees(iteration) if method == "dpo" else by.plain()
         totals.add(parameters, counts.per_iteration, possible)
-        loads = max(possible, key=all_tokens)
+        loads = max(possible, key=count_all_tokens)
         for group, tokens in by.trained(iteration, loads).items():
             totals.training[group] += counts.per_iteration * tokens
         if method == "trajectories":
-            totals.recorded_tokens += counts.per_iteration * all_tokens(loads)
+            totals.recorded_tokens += counts.per_iteration * count_all_tokens(loads)
     return totals
 
 
 def _questions(game: Game, problems: Sequence[Problem]) -> list[int]:
-    """The number of problems of each question, or of each text by which problems are split."""
+    """Count the problems of each question, or of each text by which problems are split."""
     split_by = game.scenario.split_by
     keys = (shared_text(p.question_id, p.columns, split_by) for p in problems)
     return list(Counter(keys).values())

@@ -1,12 +1,13 @@
 """What one episode takes, by the rules of its game: calls, tokens read, written and trained.
 
-Load, Loads      of an agent, of all agents with a model
-Assumed          how long messages are taken to be, and the like: AT_MOST, EXPECTED
-first_prompts    the tokens of an agent's first prompt, counted where its tokenizer is here
-episode_loads    of an episode, or of a tree of responses
-tree_loads       of the trees that an iteration may play
-attack_loads     of the tree of an attack by best-of-n, at most; attack_means, as it is expected
-mean_of          of several loads that are equally likely
+Load, Loads           of an agent, of all agents with a model
+Assumed               how long messages are taken to be, and the like: AT_MOST, EXPECTED
+count_first_prompts   the tokens of an agent's first prompt, counted where its tokenizer is here
+reckon_episode_loads  of an episode, or of a tree of responses
+reckon_tree_loads     of the trees that an iteration may play
+reckon_attack_loads   of the tree of an attack by best-of-n, at most; reckon_attack_means, as it is
+                      expected
+average_loads         of several loads that are equally likely
 
 Of a model's messages nothing is known here but how long they may be; see `nip_core.costs.taken`
 for what runs have taken.
@@ -16,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from nip_core.game.render import Game, situation_of
+from nip_core.game.render import Game, make_situation
 from nip_core.models import resolve_model
 from nip_core.parameters import HyperParameters, Method
 from nip_core.parameters.checks import find_attackers
@@ -64,7 +65,7 @@ class Load:
         )
 
     def trained_tokens(self, method: Method) -> float:
-        """Return what training on everything that the agent said reads."""
+        """Count the tokens read in training on all messages of an agent."""
         match method:
             case "dpo":
                 return self.pair_tokens
@@ -90,12 +91,12 @@ AT_MOST = Assumed(1.0, 1.0, is_bound=True)
 EXPECTED = Assumed(0.5, 0.5, is_bound=False)
 
 
-def all_tokens(loads: Loads) -> float:
+def count_all_tokens(loads: Loads) -> float:
     """Return what all agents read and write."""
     return sum(load.completion_tokens + load.prompt_tokens for load in loads.values())
 
 
-def mean_of(possible: Sequence[Loads]) -> Loads:
+def average_loads(possible: Sequence[Loads]) -> Loads:
     """Return the mean of loads of the same agents."""
     mean = {}
     for agent in possible[0]:
@@ -108,7 +109,7 @@ def _numbers(load: Load) -> tuple[float, ...]:
     return tuple(vars(load).values())
 
 
-def first_prompts(
+def count_first_prompts(
     game: Game, problems: Sequence[Problem]
 ) -> tuple[dict[str, float], frozenset[str]]:
     """By agent, the mean tokens of its first prompt for these problems; and whose were counted.
@@ -121,7 +122,7 @@ def first_prompts(
     stance = 1 if parameters.protocol_common.randomize_prover_stance else None
     tokens, counted = {}, set()
     for name, agent in parameters.model_agents.items():
-        chats = [game.render(name, situation_of(problem, stance, 0), [], 0) for problem in some]
+        chats = [game.render(name, make_situation(problem, stance, 0), [], 0) for problem in some]
         texts = ["\n".join(message["content"] for message in chat) for chat in chats]
         here = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
         here &= parameters.lm_server.engine != "deterministic"
@@ -134,7 +135,7 @@ def first_prompts(
     return tokens, frozenset(counted)
 
 
-def episode_loads(
+def reckon_episode_loads(
     game: Game,
     seed: int,
     prompts: Mapping[str, float],
@@ -184,7 +185,7 @@ def _rounds(game: Game, seed: int, assumed: Assumed) -> int:
     return ends[len(ends) // 2] + 1
 
 
-def attack_loads(game: Game, seed: int, plain: Loads) -> Loads:
+def reckon_attack_loads(game: Game, seed: int, plain: Loads) -> Loads:
     """By agent, in the tree of an attack by best-of-n: as if all messages differed, every turn of
     the game was played on from each, and every n chose another one."""
     parameters, protocol = game.parameters, game.protocol
@@ -203,15 +204,17 @@ def attack_loads(game: Game, seed: int, plain: Loads) -> Loads:
     return loads
 
 
-def attack_means(
+def reckon_attack_means(
     game: Game,
     seed: int,
     prompts: Mapping[str, float],
     assumed: Assumed,
     repeated: float | None,
 ) -> Loads:
-    """By agent, in such a tree as it is to be expected: messages are asked for by one call, and
-    only those that differ are played on.
+    """Give by agent the expected load of such a tree.
+
+    Messages are asked for by one call, and only
+    those that differ are played on.
 
     `repeated` is how likely two of them are the same, as if so many were all equally likely; None:
     no two are.
@@ -244,40 +247,45 @@ def attack_means(
         fresh, judging = ways * differ * (differ > 1), continued
         ways *= ways_on if attacking else 1.0
         shape.append((ways + fresh + judging) / nodes)
-    return episode_loads(game, seed, prompts, assumed, shape, several)
+    return reckon_episode_loads(game, seed, prompts, assumed, shape, several)
 
 
-def tree_loads(
+def reckon_tree_loads(
     game: Game,
     problems: Sequence[Problem],
     iteration: int,
     prompts: Mapping[str, float],
     assumed: Assumed,
 ) -> list[Loads]:
-    """The loads of some of the trees that the iteration may play."""
+    """Give the loads of some possible trees of the iteration."""
     parameters = game.parameters
     branching = Branching(parameters, game.protocol, iteration)
     trees = []
     for problem in problems[:_TREES]:
         spec = episode_spec(parameters, "train", iteration, problem, 0)
         shape = branching.shape(spec)
-        trees.append(episode_loads(game, spec.seed, prompts, assumed, shape))
+        trees.append(reckon_episode_loads(game, spec.seed, prompts, assumed, shape))
     return trees
 
 
-def training_tokens(parameters: HyperParameters, iteration: int, loads: Loads) -> dict[str, float]:
+def reckon_training_tokens(
+    parameters: HyperParameters, iteration: int, loads: Loads
+) -> dict[str, float]:
     """By group, in the job of the iteration, for each episode or tree of an iteration."""
     method = parameters.method(iteration)
     return {
-        group: passes(parameters, iteration, group)
+        group: count_passes(parameters, iteration, group)
         * sum(loads[a].trained_tokens(method) for a in parameters.training_agents(group, iteration))
         for group in parameters.trainable_groups
     }
 
 
-def passes(parameters: HyperParameters, iteration: int, group: str) -> float:
-    """Return how often the group's job of an iteration reads as many episodes as an iteration has:
-    once in every epoch, for every iteration that it trains on."""
+def count_passes(parameters: HyperParameters, iteration: int, group: str) -> float:
+    """Count how often the group's job reads an iteration's number of episodes.
+
+    Once in every
+    epoch, for every iteration that it trains on.
+    """
     seen = 1
     if parameters.text_rl.fine_tune_on_all_previous_rollouts:
         seen += iteration

@@ -1,6 +1,6 @@
 """How often provers repeat themselves, by a run on record: what an attack by best-of-n turns on.
 
-repeated   how likely two answers of an attacker to the same chat are the same
+measure_repetition  how likely two answers of an attacker to the same chat are the same
 
 An attack asks for many messages and plays on after those that differ, so a prover with little to
 choose from makes a small attack. How many differ is known only by its end; beforehand there are
@@ -20,8 +20,8 @@ _TESTS = 6  # of the run, the newest
 Row = Mapping[str, Any]
 
 
-def repeated(run: RunStore, attackers: Collection[str]) -> float | None:
-    """Return the share of pairs of answers to the same chat that are equal, from 0 to 1.
+def measure_repetition(run: RunStore, attackers: Collection[str]) -> float | None:
+    """Return the share of equal answers among pairs to the same chat, from 0 to 1.
 
     None where no attacker was asked the same twice. Raises StoreError for what can't be read.
     """
@@ -49,7 +49,7 @@ def _count(
     attackers: Collection[str],
     answers: Mapping[tuple[Any, ...], Counter[str]],
 ) -> None:
-    """Count what attackers said, by the problem and all that was said before."""
+    """Count the attackers' messages by the problem and everything said before."""
     by_episode: defaultdict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if row["invalid_reason"] is None:

@@ -1,9 +1,9 @@
 """What a run was estimated to take, beside what it has come to.
 
-record_estimate  put the estimate on record
-costs_of         expected, at most, spent, and the budget
-expected_by      by what it was expected, in words
-cost_rows        that in words for people
+record_estimate   put the estimate on record
+read_costs        expected, at most, spent, and the budget
+read_expected_by  by what it was expected, in words
+make_cost_rows    that in words for people
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, StrictFloat
 from nip_core.costs.estimate import Estimate
 from nip_core.parameters.stored import read_costing_settings
 from nip_core.records.iterations import Records
-from nip_core.records.spent_in_all import spent_so_far
+from nip_core.records.spent_in_all import add_up_spending
 from nip_core.run_store.documents import encode
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore, read_document
@@ -77,14 +77,14 @@ def record_estimate(run: RunStore, estimate: Estimate, is_new: bool, lease: Leas
         run.store.put(path, encode(asdict(estimate)), fence=lease.fence)
 
 
-def costs_of(records: Records) -> dict[str, dict[str, float | None]]:
+def read_costs(records: Records) -> dict[str, dict[str, float | None]]:
     """By kind of tokens, of all ``tokens`` and in ``usd``, what the whole run was ``expected`` to
     take, ``at_most``, what it has ``spent``, and its ``budget``; None for what is not known.
 
     Raises CorruptionError for what can't be read.
     """
     parameters = read_costing_settings(records.shown.record.parameters)
-    spent, budget = spent_so_far(records), parameters.budget
+    spent, budget = add_up_spending(records), parameters.budget
     estimate = _read_estimate(records.run)
     values = {
         "prompt_tokens": spent.prompt_tokens,
@@ -104,8 +104,8 @@ def costs_of(records: Records) -> dict[str, dict[str, float | None]]:
     }
 
 
-def expected_by(records: Records) -> str:
-    """Return by what the run's estimate was reckoned, in words; "" where that is not on record."""
+def read_expected_by(records: Records) -> str:
+    """Say in words how the run's estimate was reckoned; "" where nothing is on record."""
     return _read_estimate(records.run).expected_by or ""
 
 
@@ -115,7 +115,9 @@ def _read_estimate(run: RunStore) -> EstimateOnRecord:
     return read_document(run, path, EstimateOnRecord) or EstimateOnRecord()
 
 
-def cost_rows(costs: Mapping[str, Mapping[str, float | None]]) -> dict[str, list[float | None]]:
+def make_cost_rows(
+    costs: Mapping[str, Mapping[str, float | None]],
+) -> dict[str, list[float | None]]:
     """The same by words for people, without dollars where nothing has a price: spent, expected, at
     most, and the budget."""
     rows = {_NAMES[name]: [of[column] for column in COLUMNS] for name, of in costs.items()}

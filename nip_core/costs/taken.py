@@ -1,7 +1,7 @@
 """What episodes of a game have taken, by runs on record: the measure for a run of the same game.
 
-of_run   what a run on record tells
-known    what runs in a store tell of the game of some settings, and what is bundled with nip
+read_experience  what a run on record tells
+find_experience  what runs in a store, and the bundled ones, tell of a game
 
 `python -m nip_core.costs.taken RUN...` prints, as JSON, what is bundled.
 """
@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.costs.experience import Experience, Keys
-from nip_core.costs.loads import Load, Loads, passes
-from nip_core.costs.repeats import repeated
+from nip_core.costs.loads import Load, Loads, count_passes
+from nip_core.costs.repeats import measure_repetition
 from nip_core.errors import StoreError
+from nip_core.evaluation.attack_metrics import AttackMetrics
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.attack import BEST_OF_N
 from nip_core.parameters.checks import find_attackers
@@ -37,7 +39,7 @@ _ITERATIONS = 6  # of each: as many of the first and of the last
 _STAGES = {"test": TEST, "play": TRAIN, "gate, old": VALIDATION, "gate, new": CANDIDATE}
 
 
-def of_run(run: RunStore) -> Experience:
+def read_experience(run: RunStore) -> Experience:
     """Return what the finished iterations of a run tell.
 
     Raises StoreError for what can't be read, or another of `_UNREADABLE`.
@@ -50,7 +52,7 @@ def of_run(run: RunStore) -> Experience:
     last = records.shown.last
     for iteration in _some([*range(records.over()), last]):
         record = records.of(iteration)
-        if iteration == last and not (record.stored_metrics(TEST) or record.stored_metrics(ATTACK)):
+        if iteration == last and not (record.stored_metrics(TEST) or record.attack):
             continue  # begun at most, and its journals may be long
         for key, count, stage in _played(parameters, keys, record):
             spent.setdefault(key, []).append((count, stage))
@@ -59,7 +61,7 @@ def of_run(run: RunStore) -> Experience:
             episodes = _count(record.stored_metrics(TRAIN), parameters, TRAIN)
             if job is not None and episodes:
                 of_method = f"{group} {parameters.method(iteration)}"
-                times = episodes * passes(parameters, iteration, group)
+                times = episodes * count_passes(parameters, iteration, group)
                 trained.setdefault(of_method, []).append((times, job.trained_tokens))
     groups = {name: _ratio(all_) for name, all_ in trained.items()}
     return Experience(
@@ -83,12 +85,12 @@ def _some(iterations: list[int]) -> list[int]:
 def _played(
     parameters: HyperParameters, keys: Keys, record: IterationRecord
 ) -> Iterator[tuple[str, float, Spent]]:
-    """Give of each stage that was played its key, its episodes or trees, and what it has spent."""
+    """Give of each played stage its key, its episodes or trees, and its spending."""
     for stage, spent in record.spent.items():
         split = ATTACK if stage == "attack" else _STAGES.get(stage)
         if split is None:
             continue
-        count = _count(record.stored_metrics(split), parameters, split)
+        count = _count(record.stored_figures(split), parameters, split)
         key = keys.game
         if split == ATTACK:
             key = keys.attack
@@ -98,16 +100,18 @@ def _played(
             yield key, count, spent
 
 
-def _count(metrics: Mapping[str, Any] | None, parameters: HyperParameters, split: str) -> float:
-    """The episodes of a split, or those from which its trees grew."""
+def _count(
+    metrics: SplitMetrics | AttackMetrics | None, parameters: HyperParameters, split: str
+) -> float:
+    """Count the episodes of a split, or the roots of its trees."""
     if metrics is None:
         return 0
-    problems = float(metrics.get("distinct_problems") or 0)
+    problems = float(metrics.distinct_problems or 0)
     if split == ATTACK:
         return problems * parameters.rl.num_test_iterations
     if split == TRAIN and parameters.trainer == "pure_text_malt":
         return float(parameters.rollouts_per_iteration or problems)
-    return float(metrics.get("episodes") or 0)
+    return float(metrics.episodes or 0)
 
 
 def _mean(spent: Iterable[tuple[float, Spent]], has_calls: bool) -> Loads:
@@ -129,7 +133,7 @@ def _mean(spent: Iterable[tuple[float, Spent]], has_calls: bool) -> Loads:
     }
 
 
-def known(parameters: HyperParameters) -> Experience:
+def find_experience(parameters: HyperParameters) -> Experience:
     """Return what is known of the game of these settings; of several runs, by the newest one.
 
     Looks at runs on this machine's disks, and writes nothing. A run that can't be read tells
@@ -154,13 +158,13 @@ def _repeats(store: Store, parameters: HyperParameters) -> float | None:
     if attacked is None or parameters.attack.by != BEST_OF_N:
         return None
     try:
-        return repeated(RunStore(store, attacked), find_attackers(parameters))
+        return measure_repetition(RunStore(store, attacked), find_attackers(parameters))
     except _UNREADABLE:
         return None
 
 
 def _joined(told: Iterable[Experience], keys: Keys, needed: Collection[str]) -> Experience:
-    """Take what keys name from the first that has it, until all that is `needed` is there."""
+    """Take each key from the first source with it, until all `needed` ones are there."""
     wanted = {keys.game, keys.trees, keys.attack}
     episodes: dict[str, Loads] = {}
     trained: dict[str, Mapping[str, float]] = {}
@@ -203,7 +207,7 @@ def _of_store(store: Store, own_name: str, keys: Keys) -> Iterator[Experience]:
     for _, _, parameters, run in newest[:_LOOKED_AT]:
         try:
             if Keys.of(complete_settings(parameters)).game == keys.game:
-                yield of_run(run)
+                yield read_experience(run)
         except _UNREADABLE:
             continue
 
@@ -213,7 +217,7 @@ def _main(places: list[str]) -> None:
     trained: dict[str, Any] = {}
     for place in map(Path, places):
         store = open_store(str(place.absolute().parent), read_only=True)
-        facts = of_run(RunStore(store, place.name)).facts()
+        facts = read_experience(RunStore(store, place.name)).facts()
         episodes |= facts["episodes"]
         trained |= facts["trained"]
     facts_of_all = {"episodes": episodes, "trained": trained}

@@ -1,7 +1,7 @@
 """Rejecting where any of k plays of a problem rejects: what a verifier finds by asking again.
 
-any_of     soundness, completeness and tokens for each k, from several plays of each problem
-shares     by problem the chance that k of its plays, drawn without order, lead to the right verdict
+any_of               soundness, completeness and tokens for each k, from several plays of a problem
+count_right_choices  by problem, how many choices of k of its plays lead to the right verdict
 
 Where a verifier may err in one direction alone, as one that checks a step of a calculation does,
 this is what a protocol has to beat at as many tokens, rather than the majority of the plays: who
@@ -11,11 +11,12 @@ sees a mistake once has seen it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import comb
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from nip_core.evaluation.confidence_intervals import Interval
+from nip_core.evaluation.split_metrics import AnyOfRow
 from nip_core.evaluation.spread import Asked, Floats
 from nip_core.protocols import ACCEPT, NO_DECISION, REJECT
 
@@ -42,8 +43,8 @@ def any_of(
     *,
     seed: int = 0,
     questions: Mapping[str, str] | None = None,
-) -> list[dict[str, Any]] | None:
-    """Figures of a verifier that plays a problem k times and rejects it where any play does.
+) -> tuple[AnyOfRow, ...] | None:
+    """Measure a verifier with k plays of a problem, rejecting it where any play does.
 
     One row for each ``k`` from 1 to the number of plays: ``accuracy``, ``completeness`` and
     ``soundness`` in [0, 1], each problem counting once, with 95 % intervals under ``…_ci95``; and,
@@ -52,7 +53,7 @@ def any_of(
     without bias, whichever were played first. None where no problem was played more than once.
     `questions` are those of `evaluate`.
     """
-    by_problem = shares(episodes)
+    by_problem = count_right_choices(episodes)
     if len(by_problem) == episodes.num_rows:
         return None
     spread = Asked(seed, questions).spread(ids := sorted(by_problem))
@@ -61,19 +62,19 @@ def any_of(
     tokens = _tokens_a_play(episodes, generations)
     rows = []
     for k in range(1, right.shape[1] + 1):
-        row: dict[str, Any] = {"k": k}
+        rates: dict[str, float | Interval | None] = {}
         for rate, among in _RATES.items():
             here = np.flatnonzero(np.isin(labels, among))
             values = right[here, k - 1]
             interval = spread.mean_share(here, values) if len(here) else None
-            row[rate] = float(values.mean()) if len(here) else None
-            row[f"{rate}_ci95"] = None if interval is None else list(interval)
-        rows.append(row | {name: k * count for name, count in tokens.items()})
-    return rows
+            rates |= {rate: float(values.mean()) if len(here) else None, f"{rate}_ci95": interval}
+        spent = {name: k * count for name, count in tokens.items()}
+        rows.append(AnyOfRow.model_validate({"k": k, **rates, **spent}))
+    return tuple(rows)
 
 
-def shares(episodes: pa.Table) -> dict[str, Shares]:
-    """By problem, what its plays come to, for k up to the fewest plays of a problem.
+def count_right_choices(episodes: pa.Table) -> dict[str, Shares]:
+    """Count by problem how many choices of k of its plays lead to the right verdict.
 
     k plays reject where one of them does; else they accept where one of them does. A failed play
     has no decision.
@@ -93,7 +94,7 @@ def shares(episodes: pa.Table) -> dict[str, Shares]:
 
 
 def _right(plays: list[int], y: int, most: int) -> Floats:
-    """For k = 1 to `most`, the share of the choices of k of these plays that judge `y` rightly."""
+    """Compute for k = 1 to `most` the share of right choices among all choices of k plays."""
     count, rejecting, accepting = len(plays), plays.count(REJECT), plays.count(ACCEPT)
     shares = []
     for k in range(1, most + 1):
@@ -104,7 +105,7 @@ def _right(plays: list[int], y: int, most: int) -> Floats:
 
 
 def _tokens_a_play(episodes: pa.Table, generations: pa.Table | None) -> dict[str, float]:
-    """The tokens that all agents read and wrote in a play, in the mean."""
+    """Compute the tokens of a play, read and written by all agents, in the mean."""
     if generations is None:
         return {}
     columns = {"prompt_tokens": "prompt_tokens", "generated_tokens": "completion_tokens"}

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from nip_core.evaluation.figures_in_words import plain_interval, plain_percent
 from nip_core.evaluation.invalid import invalid_line, invalid_warning
 from nip_core.evaluation.metrics import evaluate
+from nip_core.evaluation.split_metrics import BatchMetrics, BelievedMetrics, SplitMetrics
 from nip_core.protocols import ACCEPT, NO_DECISION, REJECT
 from nip_core.rollouts.trees import for_each_episode
 
@@ -33,8 +34,8 @@ def believe_the_prover(
     seed: int = 0,
     questions: Mapping[str, str] | None = None,
     counts_silence: bool = False,
-) -> dict[str, Any]:
-    """Metrics of a verifier that decides what the last valid message of the `provers` claims.
+) -> BelievedMetrics:
+    """Measure a verifier deciding as the last valid message of the `provers` claims.
 
     Episodes in which no prover had spoken when the verifier decided are left out: there was nobody
     to believe. Beside the metrics, ``without_prover`` is their number. With `counts_silence`, as
@@ -61,13 +62,15 @@ def believe_the_prover(
     decisions = [decided.get(key, NO_DECISION) for key in episodes["key"].to_pylist()]
     replaced = _replaced(episodes, decision=decisions)
     believed = evaluate(replaced, None, seed=seed, questions=questions)
-    return believed if counts_silence else {**believed, "without_prover": left_out}
+    if counts_silence:
+        return BelievedMetrics(**dict(believed))
+    return BelievedMetrics(**dict(believed), without_prover=left_out)
 
 
 def majority(
     episodes: pa.Table, *, seed: int = 0, questions: Mapping[str, str] | None = None
-) -> dict[str, Any] | None:
-    """Metrics of a verifier that plays each problem several times and decides by their majority.
+) -> BatchMetrics | None:
+    """Measure a verifier with several plays of each problem, deciding by their majority.
 
     Self-consistency, after Wang et al., "Self-consistency improves chain of thought reasoning in
     language models" (ICLR 2023): with as many plays as make its tokens those of a protocol, it is
@@ -87,7 +90,7 @@ def majority(
 
 
 def majority_decisions(episodes: pa.Table) -> dict[str, int]:
-    """The decision that most plays of each problem ended with, in the order of first plays."""
+    """Decide each problem as most of its plays did, in the order of first plays."""
     plays: dict[str, list[int]] = {}
     for row in episodes.select(["problem", "decision", "outcome"]).to_pylist():
         decision = NO_DECISION if row["outcome"] == "failed" else row["decision"]
@@ -100,47 +103,51 @@ def majority_decisions(episodes: pa.Table) -> dict[str, int]:
 
 
 def remarks(
-    test: Mapping[str, Any], rate_alone: float | None = None, hinted: Collection[str] = ()
+    test: SplitMetrics, rate_alone: float | None = None, hinted: Collection[str] = ()
 ) -> list[str]:
     """Say in sentences what is to be held against a test's accuracy; [] for nothing.
 
-    `test` has metrics as `evaluate` returns them, those of `believe_the_prover` under that name
-    where there are provers, and its `invalid_answers`, if any. `rate_alone` is
-    `Scenario.rate_alone` for a test without provers, else None; `hinted` are the agents whose
-    setting `retry_hint` is on. docs/statistics.md has the rules.
+    `rate_alone` is `Scenario.rate_alone` for a test without provers, else None; `hinted` are the
+    agents whose setting `retry_hint` is on. docs/statistics.md has the rules.
     """
-    lines, interval = [], test.get("accuracy_ci95")
-    if rate_alone is not None and interval is not None and interval[0] > rate_alone:
-        lines.append(f"A{alone_words(test['accuracy'], interval, rate_alone)[1:]}")
-    if shows_checking(test) is False:
-        believed = test["believe_the_prover"]
+    lines = []
+    if (alone := None if rate_alone is None else _too_right_alone(test, rate_alone)) is not None:
+        lines.append(f"A{alone[1:]}")
+    believed = test.believe_the_prover
+    if believed is not None and shows_checking(test) is False:
         words = left_out_words(believed)
         lines.append(
             f"A verifier that believes the prover would be right in "
-            f"{plain_percent(believed['accuracy'])}{f' ({words})' if words else ''}; this one, in "
-            f"{plain_percent(test['accuracy'])}, is not shown to be right more often. Its accuracy "
+            f"{plain_percent(believed.accuracy)}{f' ({words})' if words else ''}; this one, in "
+            f"{plain_percent(test.accuracy)}, is not shown to be right more often. Its accuracy "
             "does not show that it checks."
         )
-    if (invalid := invalid_line(test)) is not None:
+    if (invalid := invalid_line(test.invalid_answers)) is not None:
         lines.append(f"{invalid[0].upper()}{invalid[1:]}.")
-    if (warning := invalid_warning(test, hinted)) is not None:
+    if (warning := invalid_warning(test.invalid_answers, hinted)) is not None:
         lines.append(f"Warning: {warning}")
     return lines
 
 
-def believed_line(test: Mapping[str, Any]) -> str | None:
+def _too_right_alone(test: SplitMetrics, rate_alone: float) -> str | None:
+    if test.accuracy is None or test.accuracy_ci95 is None or test.accuracy_ci95[0] <= rate_alone:
+        return None
+    return alone_words(test.accuracy, test.accuracy_ci95, rate_alone)
+
+
+def believed_line(test: SplitMetrics) -> str | None:
     """Say what believing the prover would give in this test; None where nobody can be believed."""
-    believed = test.get("believe_the_prover") or {}
-    if believed.get("accuracy") is None:
+    believed = test.believe_the_prover
+    if believed is None or believed.accuracy is None:
         return None
     words = left_out_words(believed)
     more = f" ({words})" if words else ""
-    return f"believing the prover would give {plain_percent(believed['accuracy'])}{more}"
+    return f"believing the prover would give {plain_percent(believed.accuracy)}{more}"
 
 
-def left_out_words(believed: Mapping[str, Any]) -> str:
+def left_out_words(believed: BelievedMetrics) -> str:
     """Say how many episodes the metrics of `believe_the_prover` leave out; "" for none."""
-    count = believed.get("without_prover")
+    count = believed.without_prover
     if count is None:  # an earlier version's, whose rollouts are gone
         return "episodes in which no prover spoke counted as wrong"
     if count == 0:
@@ -150,7 +157,7 @@ def left_out_words(believed: Mapping[str, Any]) -> str:
 
 
 def alone_words(accuracy: float, interval: Sequence[float], rate_alone: float) -> str:
-    """Say that a verifier without provers is right more often than it should be able to."""
+    """Say how a verifier without provers is right too often for what it can check."""
     return (
         f"alone the verifier is right in {plain_percent(accuracy)} ({plain_interval(interval)}), "
         f"more than the {plain_percent(rate_alone)} that checking what it can check gives: the "
@@ -158,21 +165,20 @@ def alone_words(accuracy: float, interval: Sequence[float], rate_alone: float) -
     )
 
 
-def shows_checking(test: Mapping[str, Any]) -> bool | None:
-    """Return whether the verifier was right more often than one that believes the prover.
+def shows_checking(test: SplitMetrics) -> bool | None:
+    """Return whether the verifier was right more often than a believer of the prover.
 
     It was where the interval of its accuracy lies above that of the other. None where one of them
     has no interval.
     """
-    believed = (test.get("believe_the_prover") or {}).get("accuracy_ci95")
-    interval = test.get("accuracy_ci95")
-    if believed is None or interval is None:
+    believed, interval = test.believe_the_prover, test.accuracy_ci95
+    if believed is None or believed.accuracy_ci95 is None or interval is None:
         return None
-    return bool(interval[0] > believed[1])
+    return interval[0] > believed.accuracy_ci95[1]
 
 
 def _replaced(episodes: pa.Table, **columns: list[Any]) -> pa.Table:
-    """Replace columns of the episodes, and what belongs to the verdicts that were real."""
+    """Replace columns of the episodes, and drop the rewards and values of the real verdicts."""
     rows = episodes.num_rows
     replaced = {**columns, "decision_value": [None] * rows, "rewards": [[]] * rows}
     for name, values in replaced.items():
@@ -183,7 +189,7 @@ def _replaced(episodes: pa.Table, **columns: list[Any]) -> pa.Table:
 
 
 def _spoken(generations: pa.Table, provers: Collection[str]) -> pa.Table:
-    """The valid messages of the `provers`, in the order of rounds."""
+    """Filter the valid messages of the `provers`, in the order of rounds."""
     spoken = generations.select(["episode", "agent", "round", "attempt", "text", "invalid_reason"])
     return spoken.filter(
         pc.and_(
@@ -194,7 +200,7 @@ def _spoken(generations: pa.Table, provers: Collection[str]) -> pa.Table:
 
 
 def _decided(spoken: pa.Table, patterns: list[tuple[re.Pattern[str], int]]) -> dict[str, int]:
-    """By episode, the one decision that all claims there stand for."""
+    """Decide each episode as all claims in it say; those without one answer are left out."""
     speakers = zip(spoken["episode"].to_pylist(), spoken["agent"].to_pylist(), strict=True)
     # Later rows overwrite earlier ones: what remains is each prover's last message.
     last = {speaker: row for row, speaker in enumerate(speakers)}

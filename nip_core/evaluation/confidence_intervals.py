@@ -28,7 +28,7 @@ _MANY = 4_000  # different problems; resampling these would take seconds
 
 
 def wilson(successes: float, trials: int) -> Interval | None:
-    """Wilson's score interval (95 %) of `successes` in `trials`; None without trials.
+    """Compute Wilson's score interval (95 %) of `successes` in `trials`; None without trials.
 
     Source: Wilson, "Probable inference, the law of succession, and statistical inference",
     JASA 22 (1927). Unlike the textbook interval it keeps its width at rates of 0 and 1.
@@ -39,7 +39,7 @@ def wilson(successes: float, trials: int) -> Interval | None:
 
 
 def wilson_of_rate(rate: float, trials: float) -> Interval:
-    """The same of a rate in [0, 1] in so many trials, above 0, which need not be a whole number."""
+    """Compute Wilson's interval of a rate in [0, 1]; `trials`, above 0, may be no whole number."""
     z2 = Z_95 * Z_95
     denominator = 1 + z2 / trials
     centre = (rate + z2 / (2 * trials)) / denominator
@@ -52,7 +52,7 @@ def wilson_of_rate(rate: float, trials: float) -> Interval:
 def bootstrap_rate(
     successes: NDArray[np.float64], trials: NDArray[np.float64], seed: int
 ) -> Interval | None:
-    """95 % percentile bootstrap of sum(successes) / sum(trials), resampling whole problems.
+    """Bootstrap the 95 % interval of sum(successes) / sum(trials), resampling whole problems.
 
     `successes` and `trials` have one entry per problem, trials above 0; None without problems.
     Where every problem has the same rate (one problem, or all right) resampling can't show any
@@ -72,7 +72,7 @@ def bootstrap_rate(
 def bootstrap_ratio(
     sums: NDArray[np.float64], counts: NDArray[np.float64], seed: int
 ) -> Interval | None:
-    """95 % percentile bootstrap of sum(sums) / sum(counts), resampling whole problems.
+    """Bootstrap the 95 % interval of sum(sums) / sum(counts), resampling whole problems.
 
     Per problem, `sums` is the sum of `counts` values, above 0; None without problems. Equal
     means give an interval of width 0.
@@ -83,7 +83,7 @@ def bootstrap_ratio(
 
 
 def bootstrap_mean(values: NDArray[np.float64], seed: int) -> Interval | None:
-    """95 % percentile bootstrap of the mean of `values`, one per problem; None without any.
+    """Bootstrap the 95 % interval of the mean of `values`, one per problem; None without any.
 
     Equal values give an interval of width 0.
     """
@@ -93,7 +93,7 @@ def bootstrap_mean(values: NDArray[np.float64], seed: int) -> Interval | None:
 def rate_interval(
     successes: NDArray[np.float64], trials: NDArray[np.float64], seed: int
 ) -> Interval | None:
-    """Wilson's interval where each problem was tried once, else the bootstrap by problem.
+    """Compute Wilson's interval where each problem was tried once, else bootstrap by problem.
 
     A tree of responses is one trial that may succeed in part, which the bootstrap is for.
     """
@@ -104,12 +104,12 @@ def rate_interval(
 
 
 def _close(values: NDArray[np.float64], targets: NDArray[np.float64]) -> bool:
-    """As numpy's allclose of finite values, which takes much longer for a few."""
+    """Compare finite values as numpy's allclose does, much faster for a few."""
     return bool((np.abs(values - targets) <= 1e-8 + 1e-5 * np.abs(targets)).all())
 
 
 def _percentiles(rows: NDArray[np.float64], seed: int) -> Interval:
-    """The 2.5th and 97.5th percentile of the ratio of the two columns' sums over resamples.
+    """Resample the ratio of the two columns' sums, and give its 2.5th and 97.5th percentile.
 
     Equal rows are exchangeable, so how often each distinct row is drawn is multinomial: the same
     bootstrap as drawing the rows one by one, at a cost that grows with the distinct rows only.
@@ -133,14 +133,14 @@ def _percentiles(rows: NDArray[np.float64], seed: int) -> Interval:
 
 
 def _distinct(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """The different rows of two columns, sorted, and how often each occurs."""
+    """List the different rows of two columns, sorted, and count how often each occurs."""
     ordered = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
     starts = np.flatnonzero(np.append(True, np.any(ordered[1:] != ordered[:-1], axis=1)))
     return ordered[starts], np.diff(np.append(starts, len(rows)))
 
 
 def _normal(kinds: NDArray[np.float64], counts: NDArray[np.int64]) -> Interval:
-    """The ratio, plus and minus 1.96 standard errors: those of its linear part, by problem."""
+    """Compute the ratio, plus and minus 1.96 standard errors of its linear part, by problem."""
     rows = counts.sum()
     whole = float(counts @ kinds[:, 1])
     ratio = float(counts @ kinds[:, 0]) / whole

@@ -1,11 +1,11 @@
 """Transcripts as they stand in the report, as JSON in a script element, and how much fits in.
 
 Embedded         one of them, ready to be put into a page
-embedded         a transcript -> Embedded
+embed_transcript         a transcript -> Embedded
 embedded_json    several, with the system prompts that they share, as one document
 script_json      any value as JSON that can stand there
 fair_share       how much each of several may take of what there is room for
-thinned          so many of a longer list
+thin_out          so many of a longer list
 """
 
 import hashlib
@@ -30,8 +30,8 @@ class Embedded:
     """By the names that the text has for them, its system prompts, ready as well."""
 
 
-def embedded(transcript: Transcript) -> Embedded:
-    """The transcript ready for a page, with names in the place of its system prompts."""
+def embed_transcript(transcript: Transcript) -> Embedded:
+    """Make a transcript ready for a page, with names in the place of its system prompts."""
     names = {prompt: _name(prompt) for prompt in transcript.system_prompts.values()}
     plain = {
         **{n: v for n, v in asdict(transcript).items() if n not in ("question", "solution")},
@@ -43,7 +43,7 @@ def embedded(transcript: Transcript) -> Embedded:
 
 
 def embedded_json(transcripts: Sequence[Embedded]) -> str:
-    """``transcripts``, and by name the ``prompts`` of all, as one JSON document."""
+    """Join ``transcripts``, and by name the ``prompts`` of all, to one JSON document."""
     prompts: dict[str, str] = {}
     for transcript in transcripts:
         prompts |= transcript.prompts
@@ -53,7 +53,7 @@ def embedded_json(transcripts: Sequence[Embedded]) -> str:
 
 
 def script_json(value: Any) -> str:
-    """`value` as JSON that can stand in a script element: pure ASCII, without <, > and &.
+    """Encode `value` as JSON for a script element: pure ASCII, without <, > and &.
 
     No text in it can then close the element, open a comment, or hold the two line separators
     (U+2028, U+2029) that JSON allows and JavaScript once did not.
@@ -63,7 +63,7 @@ def script_json(value: Any) -> str:
 
 
 def fair_share(sizes: Sequence[int], room: int) -> int:
-    """The most that each may take so that all together take no more than `room`.
+    """Compute the most for each of several, if all together may take no more than `room`.
 
     Who needs less leaves the rest to the others.
     """
@@ -76,8 +76,8 @@ def fair_share(sizes: Sequence[int], room: int) -> int:
     return max(sizes, default=0)
 
 
-def thinned(entries: Sequence[T], most: int) -> list[T]:
-    """The first of them, the last, and so many evenly spread between that there are `most`."""
+def thin_out(entries: Sequence[T], most: int) -> list[T]:
+    """Keep the first entry, the last, and some evenly spread between: `most` in all."""
     if len(entries) <= most:
         return [*entries]
     return [entries[round(k * (len(entries) - 1) / (most - 1))] for k in range(most)]

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.errors import NipError
-from nip_core.game.render import Game, Situation, columns_of
+from nip_core.game.render import Game, Situation, parse_columns
 from nip_core.hashing import derive_key
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION, REJECT, Move, Protocol, Turn
-from nip_core.rollouts.rows import Episode, Generation, read_rows, row_columns
+from nip_core.rollouts.table_rows import Episode, Generation, read_rows, row_columns
 from nip_core.rollouts.tables import agent_order
 from nip_core.rollouts.trees import Leaf, generations_by_episode, tree_of
 from nip_core.scenarios import NO_LABEL, Scenario
@@ -374,8 +374,8 @@ def _columns(episode: Episode, game: Game | None) -> dict[str, str]:
     texts = {
         "question": episode.question,
         "solution": episode.solution,
-        **columns_of(episode.columns),
-        **columns_of(episode.drawn),
+        **parse_columns(episode.columns),
+        **parse_columns(episode.drawn),
     }
     return texts if game is None else {**texts, **draw_columns(game.scenario, texts, episode.seed)}
 

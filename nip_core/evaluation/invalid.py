@@ -13,19 +13,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.evaluation.figures_in_words import plain_percent
-from nip_core.game.reasons import KINDS, Kind, is_about_decision, sort_reason
+from nip_core.evaluation.split_metrics import InvalidAnswers, InvalidCounts
+from nip_core.game.reasons import KINDS, is_about_decision, sort_reason
 
 _COLUMNS = ("agent", "attempt", "invalid_reason", "finish_reason", "text")
+_IN_WORDS: Mapping[str, str] = {str(kind): words for kind, words in KINDS.items()}
+"""The kinds in words; documents of other versions may have others."""
 _MANY = 1 / 3  # of an agent's first answers
 
 
-def invalid_answers(generations: pa.Table) -> dict[str, Any] | None:
-    """Count the answers without a valid form; None where all have one.
-
-    ``first_answers`` (the first of each turn), how many of them were ``invalid``, and those
-    ``by_reason``, by the kinds of `nip_core.game.reasons`; ``invalid_in_all`` also has the
-    retries. ``agents`` has the same by agent, of those with any.
-    """
+def invalid_answers(generations: pa.Table) -> InvalidAnswers | None:
+    """Count the answers without a valid form; None where all have one."""
     invalid = generations.filter(pc.is_valid(generations["invalid_reason"])).select(_COLUMNS)
     if not invalid.num_rows:
         return None
@@ -33,75 +31,71 @@ def invalid_answers(generations: pa.Table) -> dict[str, Any] | None:
     answered = {entry["values"]: entry["counts"] for entry in pc.value_counts(first).to_pylist()}
     rows = invalid.to_pylist()
     agents = sorted({row["agent"] for row in rows})
-    return {
-        **_counts(rows, sum(answered.values())),
-        "agents": {
-            agent: _counts([r for r in rows if r["agent"] == agent], answered.get(agent, 0))
-            for agent in agents
-        },
+    by_agent = {
+        agent: _counts([r for r in rows if r["agent"] == agent], answered.get(agent, 0))
+        for agent in agents
     }
+    return InvalidAnswers(**dict(_counts(rows, sum(answered.values()))), agents=by_agent)
 
 
-def _counts(rows: list[dict[str, Any]], answered: int) -> dict[str, Any]:
+def _counts(rows: list[dict[str, Any]], answered: int) -> InvalidCounts:
     kinds = Counter(
         sort_reason(row["invalid_reason"], row["finish_reason"], row["text"])
         for row in rows
         if row["attempt"] == 0
     )
-    return {
-        "first_answers": answered,
-        "invalid": kinds.total(),
-        "by_reason": {kind: kinds[kind] for kind in KINDS if kinds[kind]},
-        "invalid_in_all": len(rows),
-    }
+    return InvalidCounts(
+        first_answers=answered,
+        invalid=kinds.total(),
+        by_reason={kind: kinds[kind] for kind in KINDS if kinds[kind]},
+        invalid_in_all=len(rows),
+    )
 
 
-def invalid_line(metrics: Mapping[str, Any]) -> str | None:
-    """The counts of a batch with these metrics in a line; None where all answers were valid."""
-    counted = metrics.get("invalid_answers")
-    if not counted:
+def invalid_line(counts: InvalidAnswers | None) -> str | None:
+    """Say in a line how many answers were invalid; None where all were valid."""
+    if counts is None:
         return None
     agents = [
-        f"{name} {of['invalid']} of {of['first_answers']} "
-        f"({plain_percent(of['invalid'] / of['first_answers'])}: {_reasons(of)})"
-        for name, of in counted["agents"].items()
-        if of["invalid"]
+        f"{name} {of.invalid} of {of.first_answers} "
+        f"({plain_percent(of.invalid / of.first_answers)}: {_reasons(of)})"
+        for name, of in counts.agents.items()
+        if of.invalid
     ]
     return (
-        f"invalid first answers: {', '.join(agents) or 'none'}; {counted['invalid_in_all']} "
+        f"invalid first answers: {', '.join(agents) or 'none'}; {counts.invalid_in_all} "
         "invalid answers with retries"
     )
 
 
-def _reasons(counted: Mapping[str, Any]) -> str:
-    by_number = sorted(counted["by_reason"].items(), key=lambda item: -item[1])
-    return ", ".join(f"{KINDS.get(kind, kind)} {count}" for kind, count in by_number)
+def _reasons(counts: InvalidCounts) -> str:
+    by_number = sorted(counts.by_reason.items(), key=lambda item: -item[1])
+    return ", ".join(f"{_IN_WORDS.get(kind, kind)} {count}" for kind, count in by_number)
 
 
-def invalid_warning(metrics: Mapping[str, Any], hinted: Collection[str] = ()) -> str | None:
+def invalid_warning(counts: InvalidAnswers | None, hinted: Collection[str] = ()) -> str | None:
     """Say what helps where a third of an agent's first answers or more were invalid; else None.
 
     `hinted` are the agents whose setting `retry_hint` is on.
     """
-    agents = (metrics.get("invalid_answers") or {}).get("agents", {})
-    many = {
-        name: of
-        for name, of in agents.items()
-        if of["first_answers"] and of["invalid"] >= _MANY * of["first_answers"]
+    shares = {
+        name: of.invalid / of.first_answers
+        for name, of in (counts.agents if counts else {}).items()
+        if of.first_answers and of.invalid >= _MANY * of.first_answers
     }
-    if not many:
+    if counts is None or not shares:
         return None
-    worst = max(many, key=lambda name: many[name]["invalid"] / many[name]["first_answers"])
-    of = many[worst]
-    kind = max(of["by_reason"], key=lambda name: of["by_reason"][name])
+    worst = max(shares, key=lambda name: shares[name])
+    by_reason = counts.agents[worst].by_reason
+    kind = max(by_reason, key=lambda name: by_reason[name])
     advice = _advice(worst, kind, worst in hinted)
     return (
-        f"{plain_percent(of['invalid'] / of['first_answers'])} of the first answers of {worst} "
-        f"could not be used, most often: {KINDS.get(kind, kind)}. {advice}"
+        f"{plain_percent(shares[worst])} of the first answers of {worst} "
+        f"could not be used, most often: {_IN_WORDS.get(kind, kind)}. {advice}"
     )
 
 
-def _advice(agent: str, kind: Kind, is_hinted: bool) -> str:
+def _advice(agent: str, kind: str, is_hinted: bool) -> str:
     if kind == "cut_off":
         return (
             f"Raise agents.{agent}.max_tokens_per_message, or lower "

@@ -1,9 +1,9 @@
-"""What a played batch says about the agents: one JSON-encodable dict of numbers.
+"""What a played batch says about the agents.
 
 evaluate            every metric of one batch, with intervals and breakdowns
 paired_difference   how much better one batch is than another on the same problems
 mean_by_problem     accuracy or a reward, every problem counting the same
-weights_of          how much each episode counts
+weigh_episodes          how much each episode counts
 
 Conventions
 - An episode is right when the verifier decided and its decision equals `y`. No decision counts
@@ -25,7 +25,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,22 +32,30 @@ import pyarrow.compute as pc
 
 from nip_core.errors import DatasetError
 from nip_core.evaluation.confidence_intervals import Interval, bootstrap_mean
+from nip_core.evaluation.split_metrics import (
+    AgentMeasures,
+    BatchMetrics,
+    Measures,
+    PairedDifference,
+)
 from nip_core.evaluation.spread import (
     Asked,
     Bools,
     ByProblem,
     Floats,
     Ints,
-    numbers_of,
-    questions_of,
+    find_questions,
+    number_questions,
     sums_by,
 )
 from nip_core.evaluation.statistics.clustered import clustered_mean
 from nip_core.evaluation.statistics.differences import sign_flips
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION
-from nip_core.rollouts.rows import read_rows
-from nip_core.rollouts.trees import Leaf, Tree, leaf_weights, steps, tree_of
+from nip_core.rollouts.table_rows import read_rows
+from nip_core.rollouts.trees import Leaf, Tree, leaf_weights, parse_path, tree_of
 
+_Figures = dict[str, float | Interval | None]
+"""Figures by the names that the models have for them."""
 _DECISIONS = 4  # different decisions, see `nip_core.protocols.scales`
 _GENERATION_COLUMNS = (
     "episode",
@@ -88,12 +95,12 @@ def evaluate(
     *,
     seed: int = 0,
     questions: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """All metrics of the `episodes`, and of the `generations` they are made of if given.
+) -> BatchMetrics:
+    """Compute all metrics of the `episodes`, and of their `generations` if given.
 
     Rates are in [0, 1]. Each rate and mean `x` has its 95 % interval [low, high] under `x_ci95`:
     Wilson's for a rate where each problem was tried once, else a bootstrap by problem from `seed`.
-    With `questions`, by problem as `questions_of` has them, they are by question where a question
+    With `questions`, by problem as `find_questions` has them, they are by question where a question
     was tried several times, see `nip_core.evaluation.statistics`. The keys:
 
     - ``episodes`` (leaves, of trees), ``distinct_problems``
@@ -121,15 +128,15 @@ def evaluate(
     """
     spoken = None if generations is None else generations.select(_GENERATION_COLUMNS)
     asked = Asked(seed, questions)
-    return {
-        **_measures(episodes, spoken, asked),
-        "by_difficulty": _breakdown(episodes, spoken, episodes["difficulty"], asked),
-        "by_mutation": _breakdown(episodes, spoken, _mutation(episodes), asked),
-    }
+    return BatchMetrics(
+        **dict(_measures(episodes, spoken, asked)),
+        by_difficulty=_breakdown(episodes, spoken, episodes["difficulty"], asked),
+        by_mutation=_breakdown(episodes, spoken, _mutation(episodes), asked),
+    )
 
 
-def _measures(episodes: pa.Table, generations: pa.Table | None, asked: Asked) -> dict[str, Any]:
-    """Return what `evaluate` returns, without the breakdowns."""
+def _measures(episodes: pa.Table, generations: pa.Table | None, asked: Asked) -> Measures:
+    """Compute what `evaluate` returns, but for the breakdowns."""
     # 1. Columns as arrays; everything below counts rows of them.
     columns = _columns(episodes)
     spread = asked.spread(columns.problem_ids)
@@ -149,13 +156,13 @@ def _measures(episodes: pa.Table, generations: pa.Table | None, asked: Asked) ->
     values = np.asarray(episodes["decision_value"].to_numpy(), dtype=np.float64)  # null is NaN
     valued = played & ~np.isnan(values)
 
-    def rate(name: str, hit: Bools, among: Bools | None = None) -> dict[str, Any]:
+    def rate(name: str, hit: Bools, among: Bools | None = None) -> _Figures:
         return _rate(name, problem, hit, spread, among=among, weight=weight)
 
-    def average(name: str, values: Floats, among: Bools) -> dict[str, Any]:
+    def average(name: str, values: Floats, among: Bools) -> _Figures:
         return _average(name, problem[among], values[among], spread, weight[among])
 
-    return {
+    figures: _Figures = {
         "episodes": len(problem),
         "distinct_problems": len(columns.problem_ids),
         **rate("accuracy", columns.right),
@@ -169,14 +176,16 @@ def _measures(episodes: pa.Table, generations: pa.Table | None, asked: Asked) ->
         **_agreement(columns, spread),
         **average("mean_rounds", rounds, played),
         **_generation_rates(generations, of_generations, spread),
-        "agents": _by_agent(episodes, columns, generations, of_generations, spread),
     }
+    agents = _by_agent(episodes, columns, generations, of_generations, spread)
+    return Measures.model_validate({**figures, "agents": agents})
 
 
 def mean_by_problem(episodes: pa.Table, reward_of: str | None = None) -> float | None:
-    """Accuracy, or the reward of the agent `reward_of`: the mean over problems of the mean over
-    their plays; None without problems. Counted as in `paired_difference`, whose difference it is
-    between two tables."""
+    """Average accuracy, or the reward of the agent `reward_of`, over plays and then over problems.
+
+    None without problems. `paired_difference` is the difference of two of these.
+    """
     return _mean(_problem_means(_columns(episodes), episodes, reward_of))
 
 
@@ -187,17 +196,15 @@ def paired_difference(
     *,
     reward_of: str | None = None,
     split_by: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Return how much better `b` is than `a`: the mean over problems of (b - a), with its interval.
+) -> PairedDifference:
+    """Compare `b` with `a`: the mean over problems of (b - a), with its interval.
 
     Both are episodes tables over the same problems; several plays of a problem are averaged
     first. Compared is accuracy, or the reward of the agent `reward_of` where given (an episode
     without a reward for it counts 0). The 95 % interval is a bootstrap by problem from `seed` where
-    every question has one problem, else the cluster-robust one by question; `questions_of` says of
-    which question a problem is, by `split_by`. With problems of one question only it is None.
-    Returns ``difference``, ``ci95``, ``problems`` and ``questions``; and for accuracy, where both
-    sides have played each problem as often, ``p``: exact, after McNemar, with whole questions
-    flipped. What can't be said is None.
+    every question has one problem, else the cluster-robust one by question (see `find_questions`);
+    with problems of one question only it is None. For accuracy, where both sides have played each
+    problem as often, it has ``p``: exact, after McNemar, with whole questions flipped.
 
     Raises:
         DatasetError: the two don't cover the same problems.
@@ -212,24 +219,24 @@ def paired_difference(
             f"{len(only_b)} only in the second (such as {only_b[:3]})"
         )
     differences = _problem_means(second, b, reward_of) - _problem_means(first, a, reward_of)
-    question = numbers_of(first.problem_ids, questions_of(a, split_by))
+    question = number_questions(first.problem_ids, find_questions(a, split_by))
     questions = int(question.max(initial=-1)) + 1
     if questions == len(differences):
         interval = bootstrap_mean(differences, seed)
     else:
         mean = clustered_mean(differences, question)
         interval = None if mean is None else mean.interval()
-    return {
-        "difference": _mean(differences),
-        "ci95": None if interval is None else list(interval),
-        "problems": len(first.problem_ids),
-        "questions": questions,
-        "p": None if reward_of else _mcnemar(first, second, question),
-    }
+    return PairedDifference(
+        difference=_mean(differences),
+        ci95=interval,
+        problems=len(first.problem_ids),
+        questions=questions,
+        p=None if reward_of else _mcnemar(first, second, question),
+    )
 
 
 def _mcnemar(first: _Columns, second: _Columns, question: Ints) -> float | None:
-    """The exact p-value of what became right less what became wrong, by question."""
+    """Compute the exact p-value of what became right less what became wrong, by question."""
     size = len(first.problem_ids)
     plays = [np.bincount(side.problem, minlength=size) for side in (first, second)]
     is_whole = all(np.all(side.weight == 1) for side in (first, second))
@@ -245,11 +252,11 @@ def _columns(episodes: pa.Table) -> _Columns:
     failed = _equals(episodes["outcome"], "failed")
     decision = np.where(failed, NO_DECISION, _integers(episodes["decision"]))
     y = _integers(episodes["y"])
-    weight = weights_of(episodes)
+    weight = weigh_episodes(episodes)
     return _Columns(_integers(problem), tuple(ids), y, decision, failed, decision == y, weight)
 
 
-def weights_of(episodes: pa.Table) -> Floats:
+def weigh_episodes(episodes: pa.Table) -> Floats:
     """Return how much each episode counts: 1, or as a leaf its share of its tree."""
     weights = np.ones(episodes.num_rows)
     is_leaf = pc.not_equal(episodes["branch_path"], "")
@@ -257,7 +264,7 @@ def weights_of(episodes: pa.Table) -> Floats:
     trees: dict[Tree, dict[tuple[int, ...], int]] = defaultdict(dict)
     leaves = read_rows(episodes.select(Leaf._fields).filter(is_leaf), Leaf)
     for row, leaf in zip(rows, leaves, strict=True):
-        trees[tree_of(leaf)][steps(leaf.branch_path)] = row
+        trees[tree_of(leaf)][parse_path(leaf.branch_path)] = row
     for tree in trees.values():
         for path, weight in leaf_weights(tree).items():
             weights[tree[path]] = weight
@@ -265,7 +272,7 @@ def weights_of(episodes: pa.Table) -> Floats:
 
 
 def _rows_of(generations: pa.Table, episodes: pa.Table) -> Ints:
-    """The row in `episodes` of each generation's episode."""
+    """Find the row in `episodes` of each generation's episode."""
     rows = pc.index_in(generations["episode"], value_set=episodes["key"].combine_chunks())
     if rows.null_count:
         lost = generations["episode"].filter(pc.is_null(rows))[0].as_py()
@@ -291,8 +298,8 @@ def _mean(values: Floats, weight: Floats | None = None) -> float | None:
     return _ratio(math.fsum((values * weight).tolist()), math.fsum(weight.tolist()))
 
 
-def _with_interval(name: str, value: float | None, interval: Interval | None) -> dict[str, Any]:
-    return {name: value, f"{name}_ci95": None if interval is None else list(interval)}
+def _with_interval(name: str, value: float | None, interval: Interval | None) -> _Figures:
+    return {name: value, f"{name}_ci95": interval}
 
 
 def _rate(
@@ -303,8 +310,8 @@ def _rate(
     *,
     among: Bools | None = None,
     weight: Floats | None = None,
-) -> dict[str, Any]:
-    """The share of `hit` within `among`, and its interval.
+) -> _Figures:
+    """Compute the share of `hit` within `among`, and its interval.
 
     `problem` and `weight` (1 without) are those of each entry.
     """
@@ -319,12 +326,12 @@ def _rate(
 
 def _average(
     name: str, problem: Ints, values: Floats, spread: ByProblem, weight: Floats
-) -> dict[str, Any]:
-    """The mean of `values`, and its interval; `problem` and `weight` are those of each value."""
+) -> _Figures:
+    """Average the `values`, with an interval; `problem` and `weight` are those of each value."""
     return _with_interval(name, _mean(values, weight), spread.mean(problem, values, weight))
 
 
-def _always_fail_rate(columns: _Columns, spread: ByProblem) -> dict[str, Any]:
+def _always_fail_rate(columns: _Columns, spread: ByProblem) -> _Figures:
     size = len(columns.problem_ids)
     right = np.bincount(columns.problem[columns.right], minlength=size)
     return _rate("always_fail_rate", np.arange(size), right == 0, spread)
@@ -336,8 +343,8 @@ def _worst_problem_accuracy(columns: _Columns, episodes: pa.Table) -> float | No
     return float(rates.min()) if len(rates) else None
 
 
-def _agreement(columns: _Columns, spread: ByProblem) -> dict[str, Any]:
-    """Mean over repeated problems of the share of pairs of plays with equal decisions.
+def _agreement(columns: _Columns, spread: ByProblem) -> _Figures:
+    """Average over repeated problems the share of pairs of plays with equal decisions.
 
     A pair counts as much as the weights of its two plays say, multiplied.
     """
@@ -357,8 +364,8 @@ def _agreement(columns: _Columns, spread: ByProblem) -> dict[str, Any]:
 
 def _generation_rates(
     generations: pa.Table | None, problem: Ints | None, spread: ByProblem
-) -> dict[str, Any]:
-    """`problem` is that of each generation."""
+) -> _Figures:
+    """Measure the generations; `problem` has one entry for each of them."""
     if generations is None or problem is None:
         return dict.fromkeys(_GENERATION_METRICS)
     invalid = np.asarray(pc.is_valid(generations["invalid_reason"]).to_numpy(), dtype=bool)
@@ -373,7 +380,7 @@ def _generation_rates(
 
 
 def _rewards(episodes: pa.Table) -> tuple[Ints, pa.ChunkedArray, Floats]:
-    """The rewards as (row of the episode, agent, reward), one entry per rewarded agent."""
+    """List the rewards as (row of the episode, agent, reward), one entry per rewarded agent."""
     column = episodes["rewards"]
     lengths = np.asarray(pc.list_value_length(column).to_numpy(), dtype=np.int64)
     flat = pc.list_flatten(column)
@@ -388,27 +395,28 @@ def _by_agent(
     generations: pa.Table | None,
     of_generations: Ints | None,
     spread: ByProblem,
-) -> dict[str, Any]:
+) -> dict[str, AgentMeasures]:
     rows, rewarded, rewards = _rewards(episodes)
     names = set(pc.unique(rewarded).to_pylist())
     if generations is not None:
         names |= set(pc.unique(generations["agent"]).to_pylist())
-    by_agent: dict[str, Any] = {}
+    by_agent: dict[str, AgentMeasures] = {}
     for name in sorted(names):
         is_paid = _equals(rewarded, name)
         paid = rewards[is_paid]
         problems, weight = columns.problem[rows[is_paid]], columns.weight[rows[is_paid]]
-        mean = _average("mean_reward", problems, paid, spread, weight)
-        variance = _mean((paid - mean["mean_reward"]) ** 2, weight) if len(paid) else None
+        mean = _mean(paid, weight)
+        variance = None if mean is None else _mean((paid - mean) ** 2, weight)
         spoken, problem = None, None
         if generations is not None and of_generations is not None:
             said = _equals(generations["agent"], name)
             spoken, problem = generations.filter(pa.array(said)), of_generations[said]
-        by_agent[name] = {
-            **mean,
+        figures: _Figures = {
+            **_average("mean_reward", problems, paid, spread, weight),
             "std_reward": None if variance is None else math.sqrt(variance),
             **_generation_rates(spoken, problem, spread),
         }
+        by_agent[name] = AgentMeasures.model_validate(figures)
     return by_agent
 
 
@@ -419,10 +427,10 @@ def _mutation(episodes: pa.Table) -> pa.ChunkedArray:
 
 def _breakdown(
     episodes: pa.Table, generations: pa.Table | None, by: pa.ChunkedArray, asked: Asked
-) -> dict[str, Any]:
+) -> dict[str, Measures]:
     values = pc.fill_null(by, "unknown")
     rows = None if generations is None else _rows_of(generations, episodes)
-    by_value: dict[str, Any] = {}
+    by_value: dict[str, Measures] = {}
     for name in sorted(pc.unique(values).to_pylist()):
         among = _equals(values, name)
         spoken = None
@@ -433,7 +441,7 @@ def _breakdown(
 
 
 def _problem_means(columns: _Columns, episodes: pa.Table, reward_of: str | None) -> Floats:
-    """The mean per problem, in the order of the sorted ids, of accuracy or of a reward."""
+    """Average accuracy or a reward by problem, in the order of the sorted ids."""
     size = len(columns.problem_ids)
     plays = sums_by(columns.problem, columns.weight, size)
     if reward_of is None:

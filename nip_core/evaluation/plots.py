@@ -12,20 +12,53 @@ readers (after Okabe and Ito) and each line also has its own marker and dash.
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-MetricsByIteration = Sequence[tuple[int, Mapping[str, Any]]]
-"""Pairs of an iteration and the metrics of `evaluate` for the models that play it."""
+from nip_core.evaluation.split_metrics import Measures, SplitMetrics
+
+MetricsByIteration = Sequence[tuple[int, SplitMetrics]]
+"""Pairs of an iteration and the metrics of the models that play it."""
 
 _SIZE_INCHES = (7.6, 3.7)
 _AXES = (0.0696, 0.1258, 0.8585, 0.7766)  # left, bottom, width and height, as shares of the figure
+
+
+@dataclass(frozen=True)
+class _Line:
+    """How a rate is drawn."""
+
+    name: str
+    rate: Callable[[Measures], float | None]
+    colour: str  # legible on white and on near-black
+    marker: str
+    dash: str | tuple[float, tuple[float, ...]]
+    shift: float  # to the side, as a share of the width, so that equal values don't hide each other
+
+    @property
+    def is_main(self) -> bool:
+        return self.name == "accuracy"
+
+
 _LINES = (
-    # metric, colour legible on white and on near-black, marker, dash, shift to the side (as a
-    # share of the width) so that equal values don't hide each other
-    ("completeness", "#d97a1f", "^", (0, (4, 2)), -0.009),
-    ("soundness", "#1c9c80", "s", (0, (1.5, 1.5)), 0.009),
-    ("accuracy", "#3a80c9", "o", "solid", 0.0),
+    _Line("completeness", lambda m: m.completeness, "#d97a1f", "^", (0, (4, 2)), -0.009),
+    _Line("soundness", lambda m: m.soundness, "#1c9c80", "s", (0, (1.5, 1.5)), 0.009),
+    _Line("accuracy", lambda m: m.accuracy, "#3a80c9", "o", "solid", 0.0),
 )
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A rate over several runs, as it is drawn."""
+
+    mean: float
+    lowest: float
+    highest: float
+
+
+Arms = Sequence[tuple[str, Mapping[str, Mark | None]]]
+"""By the name of an arm, its rates by their names."""
+
 # A colour no other mark uses: in the SVG it becomes the reader's text colour.
 INK = "#010203"
 _SVG_STYLE = (
@@ -36,7 +69,7 @@ _FONTS = ["DejaVu Sans", "Arial", "Helvetica", "sans-serif"]
 
 
 def learning_curve_svg(points: MetricsByIteration) -> str:
-    """The learning curve as an SVG element, without an XML prolog, to be put in a page or a file.
+    """Draw the learning curve as an SVG element, without an XML prolog, for a page or a file.
 
     `points` holds (iteration, metrics) with the keys of `evaluate`; a metric that is None leaves
     a gap. Text stays text, and takes the colour of the reader's scheme.
@@ -49,10 +82,9 @@ def learning_curve_svg(points: MetricsByIteration) -> str:
     )
 
 
-def arms_svg(arms: Sequence[tuple[str, Mapping[str, Any]]], what: str = "arms of a sweep") -> str:
-    """The arms of a sweep below each other, each metric a mark with the range of its runs.
+def arms_svg(arms: Arms, what: str = "arms of a sweep") -> str:
+    """Draw the arms of a sweep below each other, each rate a mark with the range of its runs.
 
-    `arms` holds (name, metrics), a metric being None or its `mean`, `lowest` and `highest`;
     `what` says in plural, to who can't see it, what they are.
     """
     width, row, around = _SIZE_INCHES[0], 0.42, 0.9
@@ -87,28 +119,29 @@ def svg_element(
     return f'{opening} role="img" aria-label="{label}">{style}{rest}'
 
 
-def _draw_arms(axes: Any, arms: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+def _draw_arms(axes: Any, arms: Arms) -> None:
     from matplotlib.ticker import PercentFormatter
 
     axes.set_facecolor("none")
     axes.axvline(0.5, color=INK, alpha=0.45, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
-    for name, colour, marker, _, shift in _LINES:
-        measured = [(row, arm[name]) for row, (_, arm) in enumerate(arms) if arm[name] is not None]
-        rows = [row + 20 * shift for row, _ in measured]
-        means = [value["mean"] for _, value in measured]
-        below = [value["mean"] - value["lowest"] for _, value in measured]
-        above = [value["highest"] - value["mean"] for _, value in measured]
-        main = name == "accuracy"
+    for line in _LINES:
+        measured = [
+            (row, mark) for row, (_, arm) in enumerate(arms) if (mark := arm[line.name]) is not None
+        ]
+        rows = [row + 20 * line.shift for row, _ in measured]
+        means = [mark.mean for _, mark in measured]
+        below = [mark.mean - mark.lowest for _, mark in measured]
+        above = [mark.highest - mark.mean for _, mark in measured]
         axes.errorbar(
             means,
             rows,
             xerr=[below, above],
-            fmt=marker,
-            color=colour,
-            markersize=6.5 if main else 5,
-            elinewidth=1.6 if main else 1.1,
-            label=name,
-            zorder=4 if main else 3,
+            fmt=line.marker,
+            color=line.colour,
+            markersize=6.5 if line.is_main else 5,
+            elinewidth=1.6 if line.is_main else 1.1,
+            label=line.name,
+            zorder=4 if line.is_main else 3,
             clip_on=False,
         )
     axes.set_ylim(len(arms) - 0.5, -0.5)
@@ -135,11 +168,11 @@ def _draw_arms(axes: Any, arms: Sequence[tuple[str, Mapping[str, Any]]]) -> None
 
 
 def _describe(points: MetricsByIteration) -> str:
-    measured = [(k, m["accuracy"]) for k, m in points if m.get("accuracy") is not None]
+    measured = [(k, m.accuracy) for k, m in points if m.accuracy is not None]
     if not measured:
         return "Learning curve without measurements"
     (first, before), (last, after) = measured[0], measured[-1]
-    believed = [value for _, metrics in points if (value := _believed(metrics)) is not None]
+    believed = [value for _, metrics in points if (value := metrics.believed_accuracy) is not None]
     obeying = f"; believing the prover would give {believed[-1]:.1%}" if believed else ""
     return (
         f"Learning curve: accuracy {before:.1%} in iteration {first}, "
@@ -185,14 +218,14 @@ def _draw(axes: Any, points: MetricsByIteration) -> None:
     iterations = [iteration for iteration, _ in points]
     span = max(1, max(iterations) - min(iterations)) if iterations else 1
     _draw_believed(axes, points)
-    for name, colour, marker, dash, shift in _LINES:
-        _draw_metric(axes, points, name, colour, marker, dash, shift * span)
+    for line in _LINES:
+        _draw_metric(axes, points, line, line.shift * span)
     _dress(axes, iterations)
 
 
 def _draw_believed(axes: Any, points: MetricsByIteration) -> None:
-    """Draw what an obedient verifier would reach, which the accuracy is to be held against."""
-    known = [(k, believed) for k, m in points if (believed := _believed(m)) is not None]
+    """Draw the accuracy of an obedient verifier, to hold the real one against."""
+    known = [(k, believed) for k, m in points if (believed := m.believed_accuracy) is not None]
     if known:
         axes.plot(
             *zip(*known, strict=True),
@@ -208,39 +241,29 @@ def _draw_believed(axes: Any, points: MetricsByIteration) -> None:
         )
 
 
-def _believed(metrics: Mapping[str, Any]) -> float | None:
-    accuracy: float | None = (metrics.get("believe_the_prover") or {}).get("accuracy")
-    return accuracy
-
-
-def _draw_metric(
-    axes: Any,
-    points: MetricsByIteration,
-    name: str,
-    colour: str,
-    marker: str,
-    dash: Any,
-    shift: float,
-) -> None:
-    main = name == "accuracy"
-    measured = [(k, m.get(name), m.get(f"{name}_ci95")) for k, m in points]
-    xs = [k + shift for k, _, _ in measured]
-    ys = [float("nan") if value is None else value for _, value, _ in measured]
+def _draw_metric(axes: Any, points: MetricsByIteration, line: _Line, shift: float) -> None:
+    xs = [k + shift for k, _ in points]
+    values = [line.rate(metrics) for _, metrics in points]
+    ys = [float("nan") if value is None else value for value in values]
     axes.plot(
         xs,
         ys,
-        color=colour,
-        linewidth=2.2 if main else 1.4,
-        linestyle=dash,
-        marker=marker,
-        markersize=6.5 if main else 5,
-        zorder=4 if main else 3,
-        label=f"{name} (95 % interval)" if main else name,
+        color=line.colour,
+        linewidth=2.2 if line.is_main else 1.4,
+        linestyle=line.dash,
+        marker=line.marker,
+        markersize=6.5 if line.is_main else 5,
+        zorder=4 if line.is_main else 3,
+        label=f"{line.name} (95 % interval)" if line.is_main else line.name,
         clip_on=False,
     )
-    if not main:
+    if not line.is_main:
         return
-    bars = [(k, value, ci) for k, value, ci in measured if value is not None and ci is not None]
+    bars = [
+        (k, of.accuracy, of.accuracy_ci95)
+        for k, of in points
+        if of.accuracy is not None and of.accuracy_ci95 is not None
+    ]
     if bars:
         axes.errorbar(
             [k for k, _, _ in bars],
@@ -250,7 +273,7 @@ def _draw_metric(
                 [max(0.0, ci[1] - value) for _, value, ci in bars],
             ],
             fmt="none",
-            ecolor=colour,
+            ecolor=line.colour,
             elinewidth=1.6,
             capsize=4,
             capthick=1.6,

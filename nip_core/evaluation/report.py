@@ -36,14 +36,15 @@ from jinja2 import (
 )
 from markupsafe import Markup
 
-from nip_core.evaluation.attack_figures import attack_rows
-from nip_core.evaluation.attack_words import causes, caution, sentences
+from nip_core.evaluation.attack_metrics import ShownAttack
+from nip_core.evaluation.attack_words import causes, caution, loss_sentences
 from nip_core.evaluation.baseline_verifiers import believed_line
-from nip_core.evaluation.embedding import Embedded, embedded, embedded_json, thinned
+from nip_core.evaluation.embedding import Embedded, embed_transcript, embedded_json, thin_out
 from nip_core.evaluation.episode_transcripts import Transcript
 from nip_core.evaluation.figures_in_words import (
     DASH,
     THIN,
+    GateDecision,
     how_much,
     number,
     p_value,
@@ -57,13 +58,14 @@ from nip_core.evaluation.figures_in_words import (
     signed,
     signed_range,
 )
-from nip_core.evaluation.league_figures import league_rows, opponent_words
-from nip_core.evaluation.plots import MetricsByIteration, learning_curve_svg
-
-Metrics = Mapping[str, Any]
+from nip_core.evaluation.league_figures import opponent_words
+from nip_core.evaluation.plots import (
+    MetricsByIteration,
+    learning_curve_svg,
+)
+from nip_core.evaluation.split_metrics import Measures, PairedDifference, SplitMetrics
 
 _MOST_POINTS = 30  # of the learning curve: more can hardly be told apart, and take long to draw
-_SPENT = ("prompt_tokens", "generated_tokens", "trained_tokens")
 _LEFT_OUT = {
     "failed": "failed",
     "wrong": "wrong",
@@ -98,14 +100,35 @@ class IterationReport:
     """One iteration. `test` measures the models that play it, before its training."""
 
     iteration: int
-    test: Mapping[str, Any] | None = None  # as `evaluate` returns it
-    train: Mapping[str, Any] | None = None
+    test: SplitMetrics | None = None
+    train: SplitMetrics | None = None
     groups: Mapping[str, GroupReport] = field(default_factory=dict)
     stage_s: Mapping[str, float] = field(default_factory=dict)  # seconds by stage
-    promotion: Mapping[str, Any] | None = None  # what the gate decided after the training
-    gate: Sequence[Mapping[str, Any]] = ()  # metrics of what both sides played for it
-    rows: dict[Any, Markup] = field(default_factory=dict, init=False, repr=False, compare=False)
+    promotion: GateDecision | None = None  # what the gate decided after the training
+    gate: Sequence[SplitMetrics] = ()  # metrics of what both sides played for it
+    rows: dict[tuple[object, ...], Markup] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     """Its rows of tables, made once: a page with many iterations is mostly what it was before."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A later test beside the first one."""
+
+    iteration: int
+    change: PairedDifference
+    p_holm: float | None = None  # its p-value, adjusted for all comparisons of the run
+
+
+@dataclass(frozen=True)
+class IterationSpending:
+    """The tokens of an iteration, or of all, and the time it took."""
+
+    prompt_tokens: int
+    generated_tokens: int
+    trained_tokens: int
+    stage_s: Sequence[float]  # seconds by stage, in the order of the table's columns
 
 
 @dataclass(frozen=True)
@@ -121,12 +144,10 @@ class ReportData:
     """Iteration, split, and how many episodes are not among the transcripts, by reason."""
     passed_over: tuple[int, int] = (0, 0)
     """How many iterations have no transcripts in the report, and how many episodes these have."""
-    baselines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> metrics
+    baselines: Mapping[str, Measures] = field(default_factory=dict)  # by name
     remarks: Sequence[str] = ()  # on the last test, see `baselines.remarks`
-    attack: Mapping[str, Any] | None = None  # of a run that attacks, see `attack.figures`
-    comparisons: Sequence[tuple[int, Mapping[str, Any]]] = ()
-    """Iteration, and the `paired_difference` of its test and the first one, with its p-value after
-    Holm as ``p_holm``."""
+    attack: ShownAttack | None = None  # of a run that attacks
+    comparisons: Sequence[Comparison] = ()
     created_at: str | None = None  # when the run was created
     code_version: str | None = None
     costs: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
@@ -136,12 +157,12 @@ class ReportData:
 
 
 def build_report(report: ReportData) -> str:
-    """The page as HTML text, to be written as UTF-8. The same data gives the same text."""
+    """Make the page as HTML text, to be written as UTF-8. The same data gives the same text."""
     # The one script that the page's policy lets run is named by its hash.
     script = asset("report.js")
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     measured = [(e.iteration, e.test) for e in report.iterations if e.test]
-    curve = thinned(measured, _MOST_POINTS)
+    curve = thin_out(measured, _MOST_POINTS)
     hidden = [(f"iteration {i}, {split}", n) for i, split, n in report.transcripts_left_out if n]
     return _page().render(
         **page_values(report),
@@ -157,9 +178,9 @@ def build_report(report: ReportData) -> str:
 
 
 def page_values(report: ReportData) -> dict[str, Any]:
-    """By name, what the tables of `report_macros.html.jinja` are filled with."""
+    """Compute by name the values of the tables in `report_macros.html.jinja`."""
     tested = [entry for entry in report.iterations if entry.test]
-    verdicts: list[tuple[object, str, Metrics, IterationReport | None]] = [
+    verdicts: list[tuple[object, str, Measures, IterationReport | None]] = [
         (entry.iteration, split, metrics, entry)
         for entry in report.iterations
         for split, metrics in (("test", entry.test), ("train", entry.train))
@@ -174,24 +195,31 @@ def page_values(report: ReportData) -> dict[str, Any]:
         "tested": tested,
         "caution": caution(report.attack) if report.attack else None,
         "causes": causes(report.attack) if report.attack else [],
-        "attack_words": sentences(report.attack) if report.attack else [],
-        "attacked": attack_rows(report.attack) if report.attack else None,
+        "attack_words": loss_sentences(report.attack) if report.attack else [],
+        "attacked": (report.attack.varies, report.attack.rows) if report.attack else None,
         "attacked_kinds": _attacked_kinds(report.attack),
         "change": _change(tests[0], tests[-1], report.comparisons) if len(tests) > 1 else "",
-        "comparisons": [(i, paired, by_iteration.get(i)) for i, paired in report.comparisons],
+        "comparisons": [(of, by_iteration.get(of.iteration)) for of in report.comparisons],
         "verdicts": verdicts,
         "asked_again": _asked_again(tested),
         "has_neither": _has_neither(metrics for _, _, metrics, _ in verdicts),
-        "labels": [(i, split, m["labels"]) for i, split, m, _ in verdicts if m.get("labels")],
+        "labels": [
+            (entry.iteration, split, metrics.labels)
+            for entry in report.iterations
+            for split, metrics in (("test", entry.test), ("train", entry.train))
+            if metrics and metrics.labels
+        ],
         "groups": [(e, name, group) for e in report.iterations for name, group in e.groups.items()],
-        "league": [(e.iteration, row) for e in report.iterations for row in league_rows(e.train)],
+        "league": [
+            (e.iteration, row) for e in report.iterations if e.train for row in e.train.by_opponent
+        ],
         "promotions": [
             (e.iteration, e.promotion) for e in report.iterations if e.promotion is not None
         ],
         "agents": [
             (entry, *agent)
             for entry in tested
-            for agent in sorted(((entry.test or {}).get("agents") or {}).items())
+            for agent in sorted(entry.test.agents.items() if entry.test else ())
         ],
         "spending": _spending(report.iterations, stages),
         "stage_columns": [f"#{stage.replace('_', ' ')}" for stage in stages],
@@ -205,8 +233,7 @@ def _page() -> Template:
 
 
 def report_environment(*loaders: BaseLoader) -> Environment:
-    """The templates of the report, those of `loaders` before them, with the ways in which values
-    are shown as filters."""
+    """Make the templates of the report, after those of `loaders`, and their filters for values."""
     # Everything is escaped but the page's own script, style, curve and embedded JSON (`Markup`).
     environment = Environment(
         loader=ChoiceLoader([*loaders, PackageLoader("nip_core.evaluation", ".")]),
@@ -217,7 +244,7 @@ def report_environment(*loaders: BaseLoader) -> Environment:
     environment.filters |= {function.__name__: function for function in (*shown, p_value)}
     environment.globals |= {"bound": _bound, "problems_words": problems_words}
     environment.globals |= {"opponent_words": opponent_words, "once": _once}
-    environment.globals |= {"believed_line": believed_line}
+    environment.globals |= {"believed_line": believed_line, "no_measures": Measures()}
     environment.filters |= {
         "across": lambda share, width: f"{5 + (width - 10) * share:.1f}",
         "dash": lambda value: DASH if value is None else value,
@@ -238,41 +265,41 @@ def _once(entry: IterationReport | None, *row: Any, caller: Callable[[], Markup]
 
 
 def _ready(transcript: Transcript | Embedded) -> Embedded:
-    return embedded(transcript) if isinstance(transcript, Transcript) else transcript
+    return embed_transcript(transcript) if isinstance(transcript, Transcript) else transcript
 
 
 def metrics_table(
-    rows: MetricsByIteration, promotions: Mapping[int, Mapping[str, Any]] | None = None
-) -> list[dict[str, Any]]:
-    """One flat dict of short texts and counts per iteration, for a table artifact.
+    rows: MetricsByIteration, promotions: Mapping[int, GateDecision] | None = None
+) -> list[dict[str, str | int | None]]:
+    """Make a flat row of short texts and counts for each iteration, for a table artifact.
 
     `rows` are (iteration, metrics); `promotions` has the decisions of the gate by iteration, also
     of such as were not tested.
     """
     promotions = promotions or {}
     tested = dict(rows)
-    rows = [(i, tested.get(i, {})) for i in sorted({*tested, *promotions})]
+    rows = [(i, tested.get(i, SplitMetrics())) for i in sorted({*tested, *promotions})]
     scaled = _has_neither(metrics for _, metrics in rows)
     return [
         {
             "iteration": iteration,
-            "episodes": metrics.get("episodes"),
-            "accuracy": percent(metrics.get("accuracy")),
-            "95 % interval": percent_range(metrics.get("accuracy_ci95")),
-            "completeness": percent(metrics.get("completeness")),
-            "soundness": percent(metrics.get("soundness")),
+            "episodes": metrics.episodes,
+            "accuracy": percent(metrics.accuracy),
+            "95 % interval": percent_range(metrics.accuracy_ci95),
+            "completeness": percent(metrics.completeness),
+            "soundness": percent(metrics.soundness),
             **(
-                {"believing the prover": percent(_believed(metrics))}
-                if any(_believed(measured) is not None for _, measured in rows)
+                {"believing the prover": percent(metrics.believed_accuracy)}
+                if any(measured.believed_accuracy is not None for _, measured in rows)
                 else {}
             ),
-            "precision": percent(metrics.get("precision")),
-            "no decision": percent(metrics.get("no_decision_rate")),
-            **({"neither": percent(metrics.get("neither_rate"))} if scaled else {}),
-            "failed": percent(metrics.get("failed_rate")),
+            "precision": percent(metrics.precision),
+            "no decision": percent(metrics.no_decision_rate),
+            **({"neither": percent(metrics.neither_rate)} if scaled else {}),
+            "failed": percent(metrics.failed_rate),
             **{
-                f"reward {name}": signed(values.get("mean_reward"))
-                for name, values in (metrics.get("agents") or {}).items()
+                f"reward {name}": signed(values.mean_reward)
+                for name, values in metrics.agents.items()
             },
             **({"new models": promotion_words(promotions.get(iteration))} if promotions else {}),
         }
@@ -281,85 +308,82 @@ def metrics_table(
 
 
 def asset(name: str) -> str:
-    """The text of a file beside this one, such as `report.css`."""
+    """Read a file beside this one, such as `report.css`."""
     return (resources.files("nip_core.evaluation") / name).read_text(encoding="utf-8")
 
 
-def _believed(metrics: Metrics) -> float | None:
-    """The accuracy of a verifier that believes the prover."""
-    accuracy: float | None = (metrics.get("believe_the_prover") or {}).get("accuracy")
-    return accuracy
-
-
 def _asked_again(tested: Sequence[IterationReport]) -> list[IterationReport]:
-    """The first test and the last in which problems were played several times."""
-    several = [entry for entry in tested if (entry.test or {}).get("any_of")]
+    """Find the first test and the last with several plays of a problem."""
+    several = [entry for entry in tested if entry.test and entry.test.any_of]
     return [*several[:1], *several[1:][-1:]]
 
 
-def _has_neither(metrics: Iterable[Metrics]) -> bool:
-    """Return whether a verifier decided in the middle of a scale, which then needs a column."""
-    return any(measured.get("neither_rate") for measured in metrics)
+def _has_neither(metrics: Iterable[Measures]) -> bool:
+    """Return whether a verdict was in the middle of a scale, so a column is needed for it."""
+    return any(measured.neither_rate for measured in metrics)
 
 
-def _change(
-    first: Metrics, last: Metrics, comparisons: Sequence[tuple[int, Mapping[str, Any]]]
-) -> str:
-    """The sentence on how the accuracy changed; "" where it can't be said."""
-    paired: Mapping[str, Any] = comparisons[-1][1] if comparisons else {}
-    if paired.get("difference") is not None:
-        return f"Accuracy changed by {how_much(paired)}."
-    before, after = (metrics.get("accuracy") for metrics in (first, last))
-    if before is None or after is None:
+def _change(first: SplitMetrics, last: SplitMetrics, comparisons: Sequence[Comparison]) -> str:
+    """Say how the accuracy changed; "" where it can't be said."""
+    if comparisons and comparisons[-1].change.difference is not None:
+        return f"Accuracy changed by {how_much(comparisons[-1].change)}."
+    if first.accuracy is None or last.accuracy is None:
         return ""
-    return f"Accuracy changed by {100 * (after - before):+.1f} points."
+    return f"Accuracy changed by {100 * (last.accuracy - first.accuracy):+.1f} points."
 
 
-def _attacked_kinds(attack: Metrics | None) -> list[tuple[str, Metrics, Metrics]]:
-    """By kind of mistake, the metrics with the fewest messages, or steps, and with the most."""
-    if not attack:
+def _attacked_kinds(attack: ShownAttack | None) -> list[tuple[str, Measures, Measures]]:
+    """List by kind of mistake the figures with the fewest messages, or steps, and with the most."""
+    if attack is None:
         return []
-    _, rows = attack_rows(attack)
-    first, last = (rows[k]["by_mutation"] for k in (0, -1))
-    return [(kind, first.get(kind, {}), after) for kind, after in last.items() if kind != "none"]
+    first, last = (attack.rows[k].by_mutation for k in (0, -1))
+    return [
+        (kind, first.get(kind, Measures()), after) for kind, after in last.items() if kind != "none"
+    ]
 
 
-def _bound(name: str, metrics: Metrics) -> str:
+def _bound(name: str, rate: float | None, metrics: SplitMetrics) -> str:
     """Say how many exceptions may be behind a rate of 0 or 1; "" for another one."""
-    bound = (metrics.get("bounds") or {}).get(name)
-    if bound is None or bound["at_most"] is None:
+    bound = metrics.bounds.get(name)
+    if bound is None or bound.at_most is None:
         return ""
-    exception = "error" if metrics.get(name) == 1 else "right verdict"
-    plural = "" if bound["questions"] == 1 else "s"
+    exception = "error" if rate == 1 else "right verdict"
+    plural = "" if bound.questions == 1 else "s"
     return (
-        f"no {exception} in {number(bound['questions'])} question{plural}: at most "
-        f"{percent(bound['at_most'])} (95{THIN}%, one-sided)"
+        f"no {exception} in {number(bound.questions)} question{plural}: at most "
+        f"{percent(bound.at_most)} (95{THIN}%, one-sided)"
     )
 
 
 def _spending(
     iterations: Sequence[IterationReport], stages: Sequence[str]
-) -> list[tuple[object, dict[str, Any], IterationReport | None]]:
-    """Tokens, and seconds by stage, of each iteration, and of all together."""
-    rows: list[tuple[object, dict[str, Any], IterationReport | None]] = []
-    for entry in iterations:
-        played = [metrics for metrics in (entry.test, entry.train, *entry.gate) if metrics]
-        spent = {
-            "prompt_tokens": sum(metrics.get("prompt_tokens") or 0 for metrics in played),
-            "generated_tokens": sum(metrics.get("completion_tokens") or 0 for metrics in played),
-            "trained_tokens": sum(group.trained_tokens or 0 for group in entry.groups.values()),
-            "stage_s": [entry.stage_s.get(stage, 0.0) for stage in stages],
-        }
-        rows.append((entry.iteration, spent, entry))
+) -> list[tuple[object, IterationSpending, IterationReport | None]]:
+    """Add up the tokens, and the seconds by stage, of each iteration, and of all together."""
+    rows = [(entry.iteration, _iteration_spending(entry, stages), entry) for entry in iterations]
     if not rows:
         return []
-    totals: dict[str, Any] = {name: sum(s[name] for _, s, _ in rows) for name in _SPENT}
-    totals["stage_s"] = [sum(s["stage_s"][k] for _, s, _ in rows) for k in range(len(stages))]
+    all_ = [spent for _, spent, _ in rows]
+    totals = IterationSpending(
+        prompt_tokens=sum(spent.prompt_tokens for spent in all_),
+        generated_tokens=sum(spent.generated_tokens for spent in all_),
+        trained_tokens=sum(spent.trained_tokens for spent in all_),
+        stage_s=[sum(spent.stage_s[k] for spent in all_) for k in range(len(stages))],
+    )
     return [*rows, ("all", totals, None)]
 
 
+def _iteration_spending(entry: IterationReport, stages: Sequence[str]) -> IterationSpending:
+    played = [metrics for metrics in (entry.test, entry.train, *entry.gate) if metrics]
+    return IterationSpending(
+        prompt_tokens=sum(metrics.prompt_tokens or 0 for metrics in played),
+        generated_tokens=sum(metrics.completion_tokens or 0 for metrics in played),
+        trained_tokens=sum(group.trained_tokens or 0 for group in entry.groups.values()),
+        stage_s=[entry.stage_s.get(stage, 0.0) for stage in stages],
+    )
+
+
 def _sparkline(losses: Sequence[tuple[int, float]], width: int, height: int) -> str:
-    """The points of a small curve without axes; "" where there are less than two."""
+    """Compute the points of a small curve without axes; "" where there are less than two."""
     finite = [(x, y) for x, y in losses if math.isfinite(y)]
     if len(finite) < 2:
         return ""

@@ -14,6 +14,6 @@ def add_checksum(page: bytes) -> bytes:
 
 
 def report_is_whole(content: bytes) -> bool | None:
-    """Return whether a report is what its last line says; None for one without that line."""
+    """Compare a report with the checksum in its last line; None for one without a checksum."""
     page, mark, _ = content.rpartition(_CHECKSUM)
     return content == add_checksum(page) if mark else None

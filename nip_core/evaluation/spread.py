@@ -3,9 +3,9 @@
 ByProblem         those of different problems
 ByQuestion        those of different questions: variants of one question are alike
 Asked             which of both is asked for
-questions_of      which question, or text, each problem is of; shared_text, of one problem
-only_intervals    the intervals among metrics, where they differ from others
-with_intervals    metrics with those in their place
+find_questions      which question, or text, each problem is of; shared_text, of one problem
+pick_intervals    the intervals among metrics, where they differ from others
+replace_intervals    metrics with those in their place
 
 Where each question has one problem that is played once, both say the same.
 """
@@ -13,11 +13,11 @@ Where each question has one problem that is played once, both say the same.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pydantic import JsonValue
 
 from nip_core.evaluation.confidence_intervals import (
     Interval,
@@ -41,20 +41,20 @@ class ByProblem:
         self.seed = seed
 
     def rate(self, problem: Ints, hit: Bools, weight: Floats) -> Interval | None:
-        """Of the share of `hit`; `problem` and `weight` are those of each entry."""
+        """Compute the interval of the share of `hit`; the others are by entry."""
         trials = sums_by(problem, weight)
         successes = sums_by(problem[hit], weight[hit], len(trials))
         tried = trials > 0
         return rate_interval(successes[tried], trials[tried], self.seed)
 
     def mean(self, problem: Ints, values: Floats, weight: Floats) -> Interval | None:
-        """Of the mean of `values`; `problem` and `weight` are those of each value."""
+        """Compute the interval of the mean of `values`; the others are by entry."""
         counts, sums = sums_by(problem, weight), sums_by(problem, values * weight)
         played = counts > 0
         return bootstrap_ratio(sums[played], counts[played], self.seed)
 
     def mean_share(self, problem: Ints, shares: Floats) -> Interval | None:
-        """Of the mean of one share in [0, 1] for each of the problems."""
+        """Compute the interval of the mean of one share in [0, 1] for each problem."""
         return bootstrap_rate(shares, np.ones(len(shares)), self.seed)
 
 
@@ -69,19 +69,19 @@ class ByQuestion(ByProblem):
         self.question = question
 
     def rate(self, problem: Ints, hit: Bools, weight: Floats) -> Interval | None:
-        """Of the share of `hit`; `problem` and `weight` are those of each entry."""
+        """Compute the interval of the share of `hit`; the others are by entry."""
         if self._is_each_tried_once(problem, weight):
             return super().rate(problem, hit, weight)
         return clustered_rate(hit, self.question[problem], weight)
 
     def mean(self, problem: Ints, values: Floats, weight: Floats) -> Interval | None:
-        """Of the mean of `values`; `problem` and `weight` are those of each value."""
+        """Compute the interval of the mean of `values`; the others are by entry."""
         if self._is_each_tried_once(problem, weight):
             return super().mean(problem, values, weight)
         return self._mean(problem, values, weight)
 
     def mean_share(self, problem: Ints, shares: Floats) -> Interval | None:
-        """Of the mean of one share in [0, 1] for each of the problems."""
+        """Compute the interval of the mean of one share in [0, 1] for each problem."""
         if self._is_each_tried_once(problem, np.ones(len(problem))):
             return super().mean_share(problem, shares)
         if np.all((shares == 0) | (shares == 1)):
@@ -105,20 +105,20 @@ class Asked:
     questions: Mapping[str, str] | None
 
     def spread(self, problem_ids: Sequence[str]) -> ByProblem:
-        """The intervals of a batch of these problems."""
+        """Choose how intervals of a batch of these problems are made."""
         if self.questions is None:
             return ByProblem(self.seed)
-        return ByQuestion(self.seed, numbers_of(problem_ids, self.questions))
+        return ByQuestion(self.seed, number_questions(problem_ids, self.questions))
 
 
-def numbers_of(problem_ids: Sequence[str], questions: Mapping[str, str]) -> Ints:
-    """A number from 0 for the question of each problem."""
+def number_questions(problem_ids: Sequence[str], questions: Mapping[str, str]) -> Ints:
+    """Give the question of each problem a number from 0 on."""
     numbers = {text: k for k, text in enumerate(sorted({questions[id_] for id_ in problem_ids}))}
     return np.array([numbers[questions[id_]] for id_ in problem_ids], dtype=np.int64)
 
 
 def sums_by(problem: Ints, values: Floats, size: int | None = None) -> Floats:
-    """The sum of the values of each problem, from 0 to the highest or, if given, `size` less one.
+    """Add up the values of each problem, from 0 to the highest or, if given, `size` less one.
 
     Rows may be in any order.
     """
@@ -128,8 +128,8 @@ def sums_by(problem: Ints, values: Floats, size: int | None = None) -> Floats:
     return np.asarray(sums, dtype=np.float64)
 
 
-def questions_of(episodes: pa.Table, split_by: Sequence[str] = ()) -> dict[str, str]:
-    """By problem, what it shares with its variants: the same text for all that are alike.
+def find_questions(episodes: pa.Table, split_by: Sequence[str] = ()) -> dict[str, str]:
+    """Find by problem what it shares with its variants: the same text for all of them.
 
     That is its question's id; or, where the first column of `split_by` (see `Scenario.split_by`)
     that is among the further columns of problems is there, its text: all questions about one
@@ -146,30 +146,34 @@ def questions_of(episodes: pa.Table, split_by: Sequence[str] = ()) -> dict[str, 
 
 
 def shared_text(question_id: str, columns: Mapping[str, str], split_by: Sequence[str]) -> str:
-    """The text that a problem shares with its variants; `columns` are its further ones by name."""
+    """Name what a problem shares with its variants; `columns` are its further ones by name."""
     shared = [name for name in split_by if name in columns]
     return f"{shared[0]} {columns[shared[0]]}" if shared else f"id {question_id}"
 
 
-def only_intervals(metrics: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """The intervals of `metrics` that are not those of `other`, in the same nesting."""
-    picked: dict[str, Any] = {}
+def pick_intervals(
+    metrics: Mapping[str, JsonValue], other: Mapping[str, JsonValue]
+) -> dict[str, JsonValue]:
+    """Pick the intervals of `metrics` with another value in `other`, in the same nesting."""
+    picked: dict[str, JsonValue] = {}
     for name, value in metrics.items():
-        if isinstance(value, Mapping) and isinstance(other.get(name), Mapping):
-            inner = only_intervals(value, other[name])
+        beside = other.get(name)
+        if isinstance(value, dict) and isinstance(beside, dict):
+            inner = pick_intervals(value, beside)
             picked |= {name: inner} if inner else {}
-        elif name.endswith(_SUFFIX) and value != other.get(name):
+        elif name.endswith(_SUFFIX) and value != beside:
             picked[name] = value
     return picked
 
 
-def with_intervals(metrics: Mapping[str, Any], intervals: Mapping[str, Any]) -> dict[str, Any]:
-    """`metrics` with the intervals of `only_intervals` in the place of their own."""
-    replaced = {
-        name: with_intervals(metrics[name], value)
-        if isinstance(value, Mapping) and isinstance(metrics.get(name), Mapping)
-        else value
-        for name, value in intervals.items()
-        if name in metrics
-    }
-    return {**metrics, **replaced}
+def replace_intervals(
+    metrics: Mapping[str, JsonValue], intervals: Mapping[str, JsonValue]
+) -> dict[str, JsonValue]:
+    """Put the intervals of `pick_intervals` in the place of those of `metrics`."""
+    replaced = dict(metrics)
+    for name in intervals.keys() & metrics.keys():
+        value, before = intervals[name], metrics[name]
+        if isinstance(value, dict) and isinstance(before, dict):
+            value = replace_intervals(before, value)
+        replaced[name] = value
+    return replaced

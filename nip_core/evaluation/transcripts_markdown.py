@@ -13,7 +13,8 @@ _MARKDOWN_CHARACTERS = 2_000
 
 
 def transcripts_markdown(transcripts: Sequence[Transcript], limit: int) -> str:
-    """The first `limit` transcripts as Markdown; texts over 2,000 characters are cut, and say so.
+    """Write the first `limit` transcripts as Markdown; texts over 2,000 characters are cut, and say
+    so.
 
     What models wrote stands in fenced blocks, so that it can't become markup.
     """
@@ -63,14 +64,14 @@ def _longest_run(text: str) -> int:
 
 
 def _inline(text: str) -> str:
-    """`text` as one code span that its own backticks and line ends can't leave."""
+    """Write `text` as one code span; its own backticks and line ends can't leave it."""
     ticks = "`" * (_longest_run(text) + 1)
     flat = " ".join(text.split())
     return f"{ticks} {flat} {ticks}" if "`" in flat else f"{ticks}{flat}{ticks}"
 
 
 def _fence(text: str, language: str = "text") -> str:
-    """`text` as a fenced block, cut to a bound, with a fence longer than any inside."""
+    """Write `text` as a fenced block, cut to a bound, with a fence longer than any inside."""
     if len(text) > _MARKDOWN_CHARACTERS:
         left_out = len(text) - _MARKDOWN_CHARACTERS
         text = f"{text[:_MARKDOWN_CHARACTERS]}\n[{left_out:,} more characters]"

@@ -26,9 +26,9 @@ except ImportError as error:
 from nip_core.errors import JobError, NipError, StageError
 from nip_core.fine_tuning.art_adapter_config import ARTBackendConfig, ARTTrainerAdapterConfig
 from nip_core.fine_tuning.art_backend import LmServerBackend
-from nip_core.fine_tuning.art_client import unlisted
+from nip_core.fine_tuning.art_client import explain_unlisted
 from nip_core.fine_tuning.art_episodes import check_order, to_groups, trains_anything
-from nip_core.fine_tuning.art_jobs import NOTHING_TRAINED, AdapterJob, AdapterJobs, status_of
+from nip_core.fine_tuning.art_jobs import NOTHING_TRAINED, AdapterJob, AdapterJobs, make_status
 from nip_core.fine_tuning.art_model_config import model_config
 from nip_core.fine_tuning.art_steps import JobFailed, StepJob
 from nip_core.fine_tuning.interface import (
@@ -145,6 +145,7 @@ class ARTTrainerAdapter(TrainerAdapter):
             raise StageError("submit: no model is registered; await initialize(run_config) first")
         trajectories = as_ours(TrajectoryCollection, trajectories)
         options = self.adapter_config.options()
+        # Two submissions at once would both find no job under way, and train two steps.
         async with self._submitting:
             # 1. Refuse what can't be trained on before anything is on record.
             groups = await self._construct_trajectory_groups(trajectories.trajectories)
@@ -177,12 +178,12 @@ class ARTTrainerAdapter(TrainerAdapter):
 
         Raises ValueError for a reference that nothing is known of.
         """
-        job = self._known(ref)
+        job = self._find_job(ref)
         view: JobView | None = None
         trouble = ""
         if job.state == "running":
-            job, view, trouble = await self._refreshed(job)
-        return status_of(ref, job, view, trouble)
+            job, view, trouble = await self._refresh(job)
+        return make_status(ref, job, view, trouble)
 
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
@@ -199,7 +200,7 @@ class ARTTrainerAdapter(TrainerAdapter):
             TrainingStatusEnum.RUNNING,
         ):
             deadline_s = self.adapter_config.deadline_s
-            left_s = self._known(ref).created_at + deadline_s - time.time()
+            left_s = self._find_job(ref).created_at + deadline_s - time.time()
             if left_s <= 0:
                 raise JobError(
                     f"run_id {ref.run_id!r}: not finished {deadline_s:g} s after its submission "
@@ -215,9 +216,9 @@ class ARTTrainerAdapter(TrainerAdapter):
 
     async def cancel(self, ref: TrainingJobRef) -> TrainingJobStatus:
         """Stop the job and return its status; an ended one stays as it is."""
-        job = self._known(ref)
+        job = self._find_job(ref)
         if self._server is not None:
-            await self._registered()
+            await self._register()
             if job.state == "running" and job.step is not None:
                 await self._server.cancel(self.model, StepJob(job.step, job.submission, {}))
             elif job.step is None:  # cut short, or being submitted by another process
@@ -263,7 +264,7 @@ class ARTTrainerAdapter(TrainerAdapter):
             return await self._server.problem(where.base_model)
         base = self.model.inference_base_url or f"{where.url}/v1"
         key = self.model.inference_api_key or where.key()
-        return await unlisted(base, key, (where.base_model, where.name))
+        return await explain_unlisted(base, key, (where.base_model, where.name))
 
     async def _begin_job(self, trajectories: TrajectoryCollection) -> AdapterJob:
         """Record a new submission, or find the record of an equal one whose process died."""
@@ -279,7 +280,7 @@ class ARTTrainerAdapter(TrainerAdapter):
             same = newest.digest == content and newest.owner_is_gone()
             if same and newest.submission is not None:
                 return newest
-            newest, _, _ = await self._refreshed(newest)
+            newest, _, _ = await self._refresh(newest)
         # 3. While another one is under way there is no place for this.
         if newest is not None and newest.state == "running":
             raise JobExistsError(f"Training job with run_id {run_id} already exists.")
@@ -372,7 +373,7 @@ class ARTTrainerAdapter(TrainerAdapter):
             return self._end(job, "failed", f"Training failed with error: {error}")
         return self._end(job, "completed", None, metrics=result.metrics, model=result.model)
 
-    async def _refreshed(self, job: AdapterJob) -> tuple[AdapterJob, JobView | None, str]:
+    async def _refresh(self, job: AdapterJob) -> tuple[AdapterJob, JobView | None, str]:
         """Look at an unfinished job again; and say why it can't be seen, if so."""
         # A job that no server has ends with the process that submitted it.
         if self._server is None or job.submission is None or job.step is None:
@@ -384,7 +385,7 @@ class ARTTrainerAdapter(TrainerAdapter):
             return self._end(job, "failed", f"Training failed with error: {died}"), None, ""
         step = StepJob(job.step, job.submission, job.metrics)
         try:
-            await self._registered()
+            await self._register()
             record, view = await self._server.look(self.model, step)
         except BackendTrouble as error:
             return job, None, f"The last look failed: {error}"
@@ -392,7 +393,7 @@ class ARTTrainerAdapter(TrainerAdapter):
             return await self._finish(job, step), None, ""
         return job, view, ""
 
-    async def _registered(self) -> None:
+    async def _register(self) -> None:
         """Register the model, where a process only asks about jobs and never called initialize."""
         if self.model._backend is None:
             await self.model.register(self.remote_backend)
@@ -435,7 +436,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         metadata = {"submission": job.number, "step": job.step}
         return TrainingJobRef(run_id=job.run_id, backend=BACKEND, metadata=metadata)
 
-    def _known(self, ref: TrainingJobRef) -> AdapterJob:
+    def _find_job(self, ref: TrainingJobRef) -> AdapterJob:
         """The job of a reference; of one without a number, the newest."""
         number = (ref.metadata or {}).get("submission")
         job = None

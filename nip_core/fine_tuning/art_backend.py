@@ -39,7 +39,12 @@ from openai import AsyncOpenAI
 
 from nip_core.errors import SettingsError
 from nip_core.fine_tuning.art_adapter_config import DEFAULT_STATE_DIR, KEY_VARIABLE
-from nip_core.fine_tuning.art_client import TokenIdsClient, delete_model, health_problem
+from nip_core.fine_tuning.art_client import (
+    TokenIdsClient,
+    check_base_model,
+    delete_model,
+    health_problem,
+)
 from nip_core.fine_tuning.art_options import (
     job_settings,
     model_options,
@@ -56,11 +61,11 @@ from nip_core.fine_tuning.art_steps import (
     StepJob,
     StepRecords,
     job_metrics,
-    step_of,
+    make_step,
 )
 from nip_core.fine_tuning.job_data import JobSettings
 from nip_core.hashing import derive_seed
-from nip_core.jobs.job import BackendTrouble, JobRecord, JobSpec, JobView, Refused
+from nip_core.jobs.job import BackendTrouble, JobRecord, JobSpec, JobView
 from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.jobs.submissions import LiveSubmission, Submissions
 from nip_core.proxies import http_client
@@ -110,11 +115,13 @@ class LmServerBackend:
         self._client = AsyncOpenAI(
             base_url=self._address,
             api_key=key,
+            # Trying again is the ledger's, which looks first whether the job was created.
             max_retries=0,
             timeout=120.0,
             http_client=http_client(self._address),
         )
         self._server = OpenAIBackend(self._address, key, speaks_nip=True, client=self._client)
+        # An lm_server lists a job as soon as it has created it, so there is nothing to wait for.
         self._submissions = Submissions(self._state_dir, _GROUP, settle_s=0.0)
         self._records = StepRecords(self._state_dir)
         self._wait_at_register = wait_at_register
@@ -142,7 +149,7 @@ class LmServerBackend:
         if not model.trainable:
             return
         model_options(model._internal_config)
-        await self._check_base(model.base_model)
+        await check_base_model(self._server, self._root, model.base_model)
         record = self._records.open(model.project, model.name, model.base_model)
         self._models[model.project, model.name] = record
         if self._wait_at_register:
@@ -295,7 +302,7 @@ class LmServerBackend:
         problem = await health_problem(self._root)
         if problem is None:
             try:
-                await self._check_base(base_model)
+                await check_base_model(self._server, self._root, base_model)
             except (BackendTrouble, SettingsError) as error:
                 problem = redact(str(error), self._api_key)
         return None if problem is None else f"{self._root} is not healthy: {problem}"
@@ -311,7 +318,7 @@ class LmServerBackend:
         """Count a trained step before any call of `train` has returned it."""
         record, job = self._record(model), self.job(model, step)
         if step.submission is not None and job is not None and job.succeeded:
-            made = step_of(step.submission, job, returned=False)
+            made = make_step(step.submission, job, returned=False)
             self._put(model, record, *record.steps, made)
 
     def job(self, model: _Model, step: StepJob) -> JobRecord | None:
@@ -339,21 +346,6 @@ class LmServerBackend:
         self._models[model.project, model.name] = record
         if model.inference_model_name is not None:
             model.inference_model_name = record.served
-
-    async def _check_base(self, base_model: str) -> None:
-        try:
-            described = await self._server.model(base_model)
-        except Refused as error:
-            if error.status != 404:
-                raise
-            raise SettingsError(
-                f"base_model: {self._root} has no model {base_model!r}; name one that it serves"
-            ) from None
-        ours = described.get("nip")
-        if not isinstance(ours, dict):
-            raise SettingsError(f"{self._root} is no lm_server: it says nothing of how it trains")
-        if ours.get("kind", "base") != "base":
-            raise SettingsError(f"base_model: {base_model!r} is a fine-tune on {self._root}")
 
     async def _begin(
         self,
@@ -413,7 +405,7 @@ class LmServerBackend:
             record = self._records.load(model.project, model.name)  # others may wait for it too
             self._see(model, record)
             if record.step < step.step:
-                made = step_of(step.submission, job, returned=True)
+                made = make_step(step.submission, job, returned=True)
                 self._put(model, record, *record.steps, made)
             elif not record.steps[step.step].returned:
                 steps = list(record.steps)
@@ -452,4 +444,4 @@ class LmServerBackend:
             except JobFailed as error:
                 _log.warning("%s; the step is still to be trained", error)
         if job.succeeded:
-            self._put(model, record, *record.steps, step_of(submission, job, returned=False))
+            self._put(model, record, *record.steps, make_step(submission, job, returned=False))

@@ -1,9 +1,10 @@
 """Calls that ART's own client and ours have no words for.
 
-TokenIdsClient   an OpenAI client that asks for token ids wherever log-probabilities are asked for
-health_problem   what is wrong with a server, within a few seconds
-delete_model     take a model off a server, unless it needs it
-unlisted         why a server does not list a model
+TokenIdsClient     an OpenAI client that asks for token ids wherever log-probabilities are asked for
+health_problem     what is wrong with a server, within a few seconds
+check_base_model   refuse a base model that a server has not, or can't train
+delete_model       take a model off a server, unless it needs it
+explain_unlisted   why a server does not list a model
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,9 @@ import aiohttp
 from openai import APIStatusError, AsyncOpenAI, OpenAIError, Timeout
 from pydantic import BaseModel
 
+from nip_core.errors import SettingsError
+from nip_core.jobs.job import Refused
+from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.proxies import http_client, proxy_for
 from nip_core.redaction import redact
 
@@ -82,7 +86,27 @@ async def delete_model(client: AsyncOpenAI, name: str) -> str | None:
     return None
 
 
-async def unlisted(base_url: str, api_key: str, names: Sequence[str]) -> str | None:
+async def check_base_model(server: OpenAIBackend, root: str, base_model: str) -> None:
+    """Raise SettingsError unless the lm_server at `root` can train this model.
+
+    Raises Refused or NoAnswer if the server refuses or doesn't answer.
+    """
+    try:
+        described = await server.model(base_model)
+    except Refused as error:
+        if error.status != _NOT_FOUND:
+            raise
+        raise SettingsError(
+            f"base_model: {root} has no model {base_model!r}; name one that it serves"
+        ) from None
+    ours = described.get("nip")
+    if not isinstance(ours, dict):
+        raise SettingsError(f"{root} is no lm_server: it says nothing of how it trains")
+    if ours.get("kind", "base") != "base":
+        raise SettingsError(f"base_model: {base_model!r} is a fine-tune on {root}")
+
+
+async def explain_unlisted(base_url: str, api_key: str, names: Sequence[str]) -> str | None:
     """Tell why a server lists none of `names`, nor a step of one (``name@3``); None if it does."""
     client = AsyncOpenAI(
         base_url=base_url,

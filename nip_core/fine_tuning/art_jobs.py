@@ -2,7 +2,7 @@
 
 AdapterJob    one submission under a run id: what it trains, and how it ended
 AdapterJobs   reads and writes them: ``<state directory>/art-jobs/<run id>/0002.json``
-status_of     what is known of one, as NeMo's interface says it
+make_status   what is known of one, as NeMo's interface says it
 """
 
 from typing import Any, Literal
@@ -110,7 +110,7 @@ class AdapterJobs:
                 return after
 
 
-def status_of(
+def make_status(
     ref: TrainingJobRef, job: AdapterJob, view: JobView | None, trouble: str
 ) -> TrainingJobStatus:
     """The status of a job; `view`: what its server says, `trouble`: why it says nothing."""

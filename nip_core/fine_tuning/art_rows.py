@@ -88,10 +88,10 @@ def training_data(groups: "Sequence[art.TrajectoryGroup]", options: TrainOptions
             where = f"group {number}, trajectory {index}"
             lines = _trajectory_lines(trajectory, where, options)
             if lines:
-                balanced = _balanced(advantage, options.advantage_balance)
+                balanced = _balance(advantage, options.advantage_balance)
                 trained.append(_Trained(str(number), trajectory.reward, balanced, lines))
     # 2. Weigh them, and count what there is.
-    rows = _weighted(trained)
+    rows = _weigh(trained)
     used = len({trajectory.group for trajectory in trained})
     counted = {
         "data/step_num_groups_trainable": float(used),
@@ -134,7 +134,7 @@ def _advantages(rewards: Sequence[float], scale: bool, group: int) -> list[float
     return group_advantages(rewards, divide_by=divide_by, add=_SMALL) or [0.0] * len(rewards)
 
 
-def _balanced(advantage: float, balance: float) -> float:
+def _balance(advantage: float, balance: float) -> float:
     if balance > 0 and advantage < 0:
         return advantage * (1 - balance)
     if balance < 0 and advantage > 0:
@@ -142,7 +142,7 @@ def _balanced(advantage: float, balance: float) -> float:
     return advantage
 
 
-def _weighted(trained: Sequence[_Trained]) -> list[TrajectoryLine]:
+def _weigh(trained: Sequence[_Trained]) -> list[TrajectoryLine]:
     """Weigh the lines: trajectories count alike, and their advantages are 1 on average over all
     tokens.
 
@@ -192,7 +192,7 @@ def _line(items: Sequence[Any], where: str, options: TrainOptions) -> _Line | No
     trained = [
         index
         for index, item in enumerate(items)
-        if (isinstance(item, Choice) and (any_assistant or _scored(item)))
+        if (isinstance(item, Choice) and (any_assistant or _has_logprobs(item)))
         or (any_assistant and isinstance(item, Mapping) and item.get("role") == "assistant")
     ]
     if not trained:
@@ -206,7 +206,7 @@ def _line(items: Sequence[Any], where: str, options: TrainOptions) -> _Line | No
             if message["role"] == "assistant":
                 message["weight"] = 0
         else:
-            ids, logprobs = _tokens(item) if isinstance(item, Choice) else (None, None)
+            ids, logprobs = _read_tokens(item) if isinstance(item, Choice) else (None, None)
             if ids is not None:
                 message["token_ids"] = ids
                 # Without the ids nobody can say which token a log-probability belongs to.
@@ -220,11 +220,11 @@ def _line(items: Sequence[Any], where: str, options: TrainOptions) -> _Line | No
     return _Line(messages, tokens if known else None, without_ids)
 
 
-def _scored(choice: Choice) -> bool:
+def _has_logprobs(choice: Choice) -> bool:
     return choice.logprobs is not None and bool(choice.logprobs.content or choice.logprobs.refusal)
 
 
-def _tokens(choice: Choice) -> tuple[list[int] | None, list[float] | None]:
+def _read_tokens(choice: Choice) -> tuple[list[int] | None, list[float] | None]:
     """Token ids and log-probabilities, where the choice has them; equally many."""
     scored = []
     if choice.logprobs is not None:

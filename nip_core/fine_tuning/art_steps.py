@@ -6,7 +6,7 @@ StepRecords   reads and writes them: ``<state directory>/art-models/<project-nam
 Documents     files of one kind in a state directory, for these records and those of jobs
 StepJob       a step between the two halves of its training
 JobFailed     the job of a step ended without a model
-step_of       the step that a job made
+make_step     the step that a job made
 job_metrics   the figures of a job, under ART's names
 
 Step 0 is the base model. A step without a submission trained nothing and has the model before it.
@@ -158,7 +158,7 @@ class StepRecords:
         stored, etag = self._load(before.project, before.name)
         path = _path(before.project, before.name)
         after = before.model_copy(update={"steps": steps})
-        if stored == after:
+        if stored == after:  # another process waited for the same job, and has counted its step
             return after
         if stored != before or not self._documents.put(path, after, etag):
             raise JobError(
@@ -178,7 +178,7 @@ def _path(project: str, name: str) -> str:
     return f"art-models/{run_name(f'{project}/{name}')}.json"
 
 
-def step_of(submission: int, job: JobRecord, *, returned: bool) -> Step:
+def make_step(submission: int, job: JobRecord, *, returned: bool) -> Step:
     """Make the step of a successful job."""
     return Step(
         model=str(job.model),

@@ -77,7 +77,7 @@ def to_jsonl_rows(
     if problems:
         raise ValueError(
             f"run_id {collection.run_id!r} can't be trained on with method {method!r}: "
-            + describe_problems([_with_place(problem, places) for problem in problems])
+            + describe_problems([_tell_place(problem, places) for problem in problems])
         )
     return to_jsonl(rows), len(rows)
 
@@ -104,10 +104,12 @@ def sampled_tokens(
                 f"{place}.logprobs has no list of tokens under 'content' (got {entries!r}); ask "
                 "for log-probabilities when sampling"
             )
-        pairs = [_entry(entry, f"{place}.logprobs.content[{i}]") for i, entry in enumerate(entries)]
+        pairs = [
+            _read_entry(entry, f"{place}.logprobs.content[{i}]") for i, entry in enumerate(entries)
+        ]
         written = [token for token, _ in pairs if token.startswith(_TOKEN_ID)]
         if token_ids is None and len(written) == len(pairs):
-            token_ids = [_number(token, place) for token in written]
+            token_ids = [_read_token_id(token, place) for token in written]
         return token_ids, [logprob for _, logprob in pairs], [token for token, _ in pairs]
     # 2. As bare numbers.
     if isinstance(logprobs, Sequence) and not isinstance(logprobs, str):
@@ -118,7 +120,7 @@ def sampled_tokens(
     )
 
 
-def _entry(entry: Any, place: str) -> tuple[str, float]:
+def _read_entry(entry: Any, place: str) -> tuple[str, float]:
     if isinstance(entry, BaseModel):
         entry = entry.model_dump()
     token = entry.get("token") if isinstance(entry, Mapping) else None
@@ -128,7 +130,7 @@ def _entry(entry: Any, place: str) -> tuple[str, float]:
     raise ValueError(f"{place} needs a 'token' (text) and a 'logprob' (number), got {entry!r}")
 
 
-def _number(token: str, place: str) -> int:
+def _read_token_id(token: str, place: str) -> int:
     digits = token.removeprefix(_TOKEN_ID)
     if digits.isascii() and digits.isdigit():
         return int(digits)
@@ -191,7 +193,7 @@ def _plain(row: JobLine, place: str) -> Any:
         raise ValueError(f"{place}: not JSON: {error}") from None
 
 
-def _with_place(problem: Problem, places: Sequence[str]) -> Problem:
+def _tell_place(problem: Problem, places: Sequence[str]) -> Problem:
     """The problem, told by its place in the collection instead of its line."""
     if not problem.line:
         return problem

@@ -138,7 +138,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
             except BackendTrouble as error:
                 seen = submissions.record(ref.run_id, number)
                 if seen is None:
-                    raise _unknown(ref, number) from None
+                    raise _unknown_reference(ref, number) from None
                 return self._status(ref, number, seen, None, f"The last look failed: {error}")
             progress = None if view is None else await self._progress(backend, view)
         return self._status(ref, number, record, view, progress=progress)
@@ -202,6 +202,8 @@ class OpenAITrainerAdapter(TrainerAdapter):
     # Inside -----------------------------------------------------------------------------------
 
     def _backend(self) -> AbstractAsyncContextManager[OpenAIBackend]:
+        # Connections belong to the event loop that opened them, and an adapter may be called from
+        # one loop after another: each call opens its own.
         at = Endpoint(self.config.url, self.config.key())
         return open_backend(at, speaks_nip=bool(self._nip))
 
@@ -277,9 +279,9 @@ class OpenAITrainerAdapter(TrainerAdapter):
             number = newest[0]
         is_number = isinstance(number, int) and not isinstance(number, bool)
         if ref.backend != BACKEND or not is_number:
-            raise _unknown(ref, number)
+            raise _unknown_reference(ref, number)
         if submissions.record(ref.run_id, number) is None:
-            raise _unknown(ref, number)
+            raise _unknown_reference(ref, number)
         return int(number)
 
     async def _progress(self, backend: OpenAIBackend, view: JobView) -> float | None:
@@ -336,7 +338,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
         )
 
 
-def _unknown(ref: TrainingJobRef, number: Any) -> ValueError:
+def _unknown_reference(ref: TrainingJobRef, number: Any) -> ValueError:
     return ValueError(
         f"No training job found with run_id {ref.run_id}. (backend {ref.backend!r}, submission "
         f"{number!r}; this adapter knows those of backend {BACKEND!r} in its state_dir)"

@@ -36,7 +36,7 @@ def append_progress(
         "backend": ref.backend,
         "trainer_config": dict(trainer_config),
     }
-    text = json.dumps(_sayable(line), ensure_ascii=False, allow_nan=False, default=str)
+    text = json.dumps(_make_sayable(line), ensure_ascii=False, allow_nan=False, default=str)
     directory = Path(output_dir or LOG_DIRECTORY)
     directory.mkdir(parents=True, exist_ok=True)
     # A run id that is no file name is written as its letters and a hash.
@@ -47,12 +47,12 @@ def append_progress(
     return path
 
 
-def _sayable(value: Any) -> Any:
+def _make_sayable(value: Any) -> Any:
     """Put text for numbers JSON has no words for."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(name): _sayable(item) for name, item in value.items()}
+        return {str(name): _make_sayable(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_sayable(item) for item in value]
+        return [_make_sayable(item) for item in value]
     return value

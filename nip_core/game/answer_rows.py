@@ -4,7 +4,7 @@ Spoken               of which a turn can be made
 Attempted            of which can be said what was wrong
 RecordedToken        a token of an answer with the likeliest ones in its place; read_tokens, of all
 
-The whole row is `nip_core.rollouts.rows.Generation`; a reader of some columns has its own.
+The whole row is `nip_core.rollouts.table_rows.Generation`; a reader of some columns has its own.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class RecordedToken(TokenLogprob):
 
 
 class Attempted(Protocol):
-    """An answer that says which try of which turn it was, and whether it was valid."""
+    """A recorded answer with its turn, its attempt and its verdict of validity."""
 
     @property
     def round(self) -> int: ...
@@ -44,7 +44,7 @@ class Attempted(Protocol):
 
 
 class Spoken(Protocol):
-    """A generation of which a turn can be made."""
+    """A recorded answer with all parts of a turn."""
 
     @property
     def round(self) -> int: ...

@@ -27,7 +27,7 @@ _SYSTEM = "System"
 def format_chat(
     chat: Sequence[ChatMessage], form: str, *, asked: bool = False
 ) -> list[ChatMessage]:
-    """`chat` in the given form, see the setting `chat_format`.
+    """Put `chat` in the given form, see the setting `chat_format`.
 
     `asked`: the agent is to speak next, so that a strict chat must end with a user message.
     """

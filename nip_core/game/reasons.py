@@ -80,6 +80,6 @@ def sort_reason(reason: str, finish_reason: str = "stop", text: str = "") -> Kin
     return "other"
 
 
-def is_about_decision(kind: Kind) -> bool:
+def is_about_decision(kind: str) -> bool:
     """Tell whether a verdict could not be read."""
     return kind in _OF_DECISIONS

@@ -40,16 +40,16 @@ class Situation:
 
 
 def columns_json(columns: Mapping[str, str]) -> str | None:
-    """Further texts of a problem as the table of episodes has them; null: there are none."""
+    """Write further texts of a problem as the table of episodes has them; null: there are none."""
     return json.dumps(columns, sort_keys=True, ensure_ascii=False) if columns else None
 
 
-def columns_of(recorded: str | None) -> Mapping[str, str]:
-    """The further texts of a problem, of what `columns_json` made."""
+def parse_columns(recorded: str | None) -> Mapping[str, str]:
+    """Read the further texts of a problem, as `columns_json` wrote them."""
     return {} if recorded is None else dict(json.loads(recorded))
 
 
-def situation_of(problem: Problem, stance: int | None, seed: int) -> Situation:
+def make_situation(problem: Problem, stance: int | None, seed: int) -> Situation:
     """Return what an episode of this problem, drawn stance and seed is about."""
     return Situation(problem.question, problem.solution, stance, seed, problem.columns)
 
@@ -76,7 +76,7 @@ class Game:
         round_: int,
         wrong: Kind | None = None,
     ) -> list[ChatMessage]:
-        """The chat of `agent` when it is asked in `round_`, after `turns` (in round order).
+        """Render the chat of `agent` when it is asked in `round_`, after `turns` (in round order).
 
         With `wrong`, what was wrong with its answer before in this very round, the chat ends with
         a hint. Neither that answer nor the hint stands in any other chat, or in what is trained.
@@ -89,7 +89,7 @@ class Game:
         """
         rules, seed, stance = self._rules, situation.seed, situation.stance
         prompt = rules.system_prompt(agent, stance, seed)
-        texts = self._texts(situation)
+        texts = self._fill_texts(situation)
         system = prompt.fill(texts)
         chat: list[ChatMessage] = [{"role": "system", "content": system}]
         # 1. What was said, by round.
@@ -122,7 +122,7 @@ class Game:
                             message["name"] = name
                         chat.append(message)
         if wrong is not None:
-            chat.append(self._hint(agent, round_, seed, turns, wrong))
+            chat.append(self._make_hint(agent, round_, seed, turns, wrong))
         # 3. In the form that its model takes.
         spoke = any(turn.agent == agent for turn in by_round.get(round_, ()))
         asked = rounds[-1].moves and not spoke
@@ -131,19 +131,20 @@ class Game:
     def told(
         self, agent: str, situation: Situation, turns: Sequence[Turn] = (), round_: int = 0
     ) -> tuple[str, str | None]:
-        """The agent's system prompt, and what it is told right before its turn in `round_`."""
+        """Render the agent's system prompt, and what it is told right before its turn in
+        `round_`."""
         by_round: dict[int, list[Turn]] = {}
         for turn in turns:
             by_round.setdefault(turn.round, []).append(turn)
         seed, stance = situation.seed, situation.stance
         told = self._rules.rounds(agent, round_, stance, seed, by_round)[round_].told
         prompt = self._rules.system_prompt(agent, stance, seed)
-        system = prompt.fill(self._texts(situation))
+        system = prompt.fill(self._fill_texts(situation))
         return system, None if told is None else told["content"]
 
     def drawn(self, situation: Situation) -> Mapping[str, str]:
-        """The columns that the scenario draws for the episode."""
-        return draw_columns(self.scenario, _given(situation), situation.seed)
+        """Draw the scenario's columns for the episode."""
+        return draw_columns(self.scenario, _list_texts(situation), situation.seed)
 
     def find_mistake(
         self, agent: str, text: str, finish_reason: str, invalid_reason: str | None
@@ -158,7 +159,7 @@ class Game:
         return sort_reason(invalid_reason, finish_reason, text)
 
     def find_mistakes(self, generations: Iterable[Attempted]) -> dict[tuple[int, str, int], Kind]:
-        """Say by round, agent and attempt with which hint the answers of an episode were asked."""
+        """Find the mistakes of an episode's answers, by round, agent and the next attempt."""
         asked = (
             (row, self.find_mistake(row.agent, row.text, row.finish_reason, row.invalid_reason))
             for row in generations
@@ -170,11 +171,11 @@ class Game:
         }
 
     def hint(self, agent: str, round_: int, seed: int, turns: Sequence[Turn], wrong: Kind) -> str:
-        """The words with which the agent is asked again in `round_`, after `turns`."""
+        """Word the hint for the agent's next try in `round_`, after `turns`."""
         form = self.form(agent, round_, seed, [turn for turn in turns if turn.round < round_])
         return hint(wrong, form, self.parameters.max_tokens(agent))
 
-    def _hint(
+    def _make_hint(
         self, agent: str, round_: int, seed: int, turns: Sequence[Turn], wrong: Kind
     ) -> ChatMessage:
         message = {"role": "user", "content": self.hint(agent, round_, seed, turns, wrong)}
@@ -184,9 +185,9 @@ class Game:
             message["name"] = self.parameters.model_agents[agent].supervisor_name
         return message
 
-    def _texts(self, situation: Situation) -> Mapping[str, str]:
-        """The texts of the problem by column, those drawn for the episode included."""
-        return {**_given(situation), **self.drawn(situation)}
+    def _fill_texts(self, situation: Situation) -> Mapping[str, str]:
+        """Give the texts of the problem by column, with the columns drawn for the episode."""
+        return {**_list_texts(situation), **self.drawn(situation)}
 
     def judge(
         self,
@@ -197,16 +198,16 @@ class Game:
         turns: Sequence[Turn],
         silent: Collection[str] = (),
     ) -> RoundResult:
-        """Let the protocol judge a round, with the verdict that the scenario pays provers for."""
+        """Let the protocol judge a round, by the verdict for which the scenario pays provers."""
         paid = self.scenario.paid_verdict(y, stance)
         return self.protocol.judge(round_, seed, y, paid, turns, silent)
 
     def form(self, agent: str, round_: int, seed: int, turns: Sequence[Turn]) -> AnswerForm:
-        """Return what form the answer of `agent` in `round_` must have, after `turns`."""
+        """Return the form of an answer of `agent` in `round_`, after `turns`."""
         return self._rules.form(agent, round_, seed, turns)
 
     def top_logprobs(self, agent: str) -> int:
-        """For how many of the likeliest tokens the agent's calls ask; 0 where nobody needs them."""
+        """Say for how many of the likeliest tokens the agent's calls ask; 0: nobody needs them."""
         protocol = self.protocol
         compared = isinstance(protocol, ZeroKnowledgeProtocol) and protocol.by_tokens
         if compared and agent in EXTRA_AGENTS:
@@ -214,7 +215,7 @@ class Game:
         return 0
 
     def parse(self, agent: str, round_: int, seed: int, text: str, turns: Sequence[Turn]) -> Move:
-        """The move in `text`, after `turns`. Raises InvalidResponse."""
+        """Read the move in `text`, after `turns`. Raises InvalidResponse."""
         return self._rules.parse(agent, round_, seed, text, turns)
 
     def turns(self, generations: Iterable[Spoken], seed: int) -> list[Turn]:
@@ -222,7 +223,7 @@ class Game:
 
         Raises InvalidResponse.
         """
-        return self.turns_of(
+        return self.parse_turns(
             (
                 (row.round, row.agent, row.text, read_tokens(row.token_logprobs))
                 for row in generations
@@ -231,8 +232,9 @@ class Game:
             seed,
         )
 
-    def turns_of(self, answers: Iterable[Answer], seed: int) -> list[Turn]:
-        """The turns of an episode's valid answers, in the order of play. Raises InvalidResponse."""
+    def parse_turns(self, answers: Iterable[Answer], seed: int) -> list[Turn]:
+        """Read the turns of an episode's valid answers, in the order of play. Raises
+        InvalidResponse."""
         rules, order = self._rules, self._rules.order
         turns: list[Turn] = []
         before: list[Turn] = []
@@ -246,8 +248,8 @@ class Game:
         return turns
 
 
-def _given(situation: Situation) -> Mapping[str, str]:
-    """The texts of the problem that do not depend on the episode."""
+def _list_texts(situation: Situation) -> Mapping[str, str]:
+    """List the texts of the problem alone, without columns drawn for the episode."""
     return {
         "question": situation.question,
         "solution": situation.solution,

@@ -27,7 +27,7 @@ _WRONG: dict[Kind, str] = {
 
 
 def hint(kind: Kind, form: AnswerForm, tokens: int) -> str:
-    """Say what was wrong with an answer of this kind, and that the next one must have `form`.
+    """Say what was wrong with an answer of this kind, and ask for the next one in `form`.
 
     `tokens` is the most that the agent may generate.
     """

@@ -55,16 +55,16 @@ class Rules:
         self._parsed: dict[tuple[str, int, str], Move] = {}
 
     def system_prompt(self, agent: str, stance: int | None, seed: int) -> FilledPrompt:
-        """The agent's system prompt, in which only the problem is missing."""
-        prompts = self._kept(seed).prompts
+        """Fill in the agent's system prompt, but for the problem."""
+        prompts = self._keep_answers(seed).prompts
         prompt = prompts.get((agent, stance))
         if prompt is None:
             prompt = prompts[agent, stance] = self._prompts.filled(agent, stance, seed)
         return prompt
 
     def names(self, seed: int) -> Mapping[str, str | None]:
-        """By agent, the name with which its messages reach the others; None: without one."""
-        answers = self._kept(seed)
+        """Name each agent as the others see it in its messages; None: without a name."""
+        answers = self._keep_answers(seed)
         if answers.names is None:
             answers.names = {
                 name: None if spec.anonymous else self._protocol.human_name(name, seed)
@@ -72,7 +72,7 @@ class Rules:
             }
         return answers.names
 
-    def _kept(self, seed: int) -> _Kept:
+    def _keep_answers(self, seed: int) -> _Kept:
         if not self._by_seed:
             return self._same
         answers = self._of_seeds.get(seed)
@@ -92,10 +92,11 @@ class Rules:
         seed: int,
         by_round: Mapping[int, Sequence[Turn]],
     ) -> Sequence[Seen]:
-        """The rounds from the first to `last` as `agent` sees them, with these turns by round."""
+        """Tell the rounds from the first to `last` as `agent` sees them, with these turns by
+        round."""
         if self.moves_by_turns:
             return self._rounds(agent, last, stance, seed, by_round)
-        cache = self._kept(seed).rounds
+        cache = self._keep_answers(seed).rounds
         rounds = cache.get((agent, last, stance))
         if rounds is None:
             rounds = self._rounds(agent, last, stance, seed, by_round)
@@ -115,14 +116,14 @@ class Rules:
         own_turns = 0
         for round_ in range(last + 1):
             moves = agent in self._protocol.movers(round_, seed, before)
-            told = self._told(agent, round_, own_turns, stance, seed) if moves else None
+            told = self._announce(agent, round_, own_turns, stance, seed) if moves else None
             own_turns += moves
             channels = self._protocol.channel_order(agent, round_, seed)
             rounds.append(Seen(moves, told, tuple(channels)))
             before += by_round.get(round_, ())
         return rounds
 
-    def _told(
+    def _announce(
         self, agent: str, round_: int, own_turns: int, stance: int | None, seed: int
     ) -> Mapping[str, str] | None:
         settings = self._parameters.model_agents[agent]
@@ -143,10 +144,10 @@ class Rules:
     # Answers.
 
     def form(self, agent: str, round_: int, seed: int, before: Sequence[Turn]) -> AnswerForm:
-        """The form that the answer of `agent` in the round must have, after the turns before it."""
+        """Return the form of the agent's answer in the round, after the turns before it."""
         if self.moves_by_turns:
             return self._form(agent, round_, seed, before)
-        forms = self._kept(seed).forms
+        forms = self._keep_answers(seed).forms
         form = forms.get((agent, round_))
         if form is None:
             form = forms[agent, round_] = self._form(agent, round_, seed, before)
@@ -164,7 +165,7 @@ class Rules:
         )
 
     def parse(self, agent: str, round_: int, seed: int, text: str, before: Sequence[Turn]) -> Move:
-        """The move in `text`. Raises InvalidResponse."""
+        """Read the move in `text`. Raises InvalidResponse."""
         form = self.form(agent, round_, seed, before)
         if len(text) > _SHORT or self._by_seed or self.moves_by_turns:
             return parse_response(text, form)

@@ -1,7 +1,7 @@
 """A trained model of a run as others take it: a plain adapter of PEFT, and what is known of it.
 
-choose_model   the model of a group in an iteration, with where it comes from
-write_adapter  its files, its facts and its card, into a new directory
+choose_model                  the model of a group in an iteration, with where it comes from
+write_adapter                 its files, its facts and its card, into a new directory
 select_settings, read_result  what cards say of a run
 
 The base model has a portable name there: that of the Hub, a bundled one's, or the one that the
@@ -22,6 +22,7 @@ from pathlib import Path
 from pydantic import JsonValue, ValidationError
 
 from nip_core.errors import CorruptionError, SettingsError, StoreError
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.hub.cards import adapter_card
 from nip_core.hub.nip_json import (
     AdapterFacts,
@@ -41,12 +42,12 @@ from nip_core.models import BUNDLED, resolve_model
 from nip_core.parameters.base import Parameters
 from nip_core.parameters.providers import dummy_name
 from nip_core.parameters.stored import complete_settings, read_settings
-from nip_core.records.intervals import shown_metrics
+from nip_core.records.intervals import read_shown_metrics
 from nip_core.records.models import ServedModel, read_models
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.documents import first_fault
-from nip_core.run_store.run import RunRecord, RunStore
-from nip_core.servers.kept_models import fetch, is_kept
+from nip_core.run_store.run import RunRecord, RunStore, read_document
+from nip_core.servers.kept_models import fetch_model, is_kept
 from nip_lm_server.client import (
     CHECKSUM,
     MANIFEST,
@@ -74,7 +75,7 @@ _OF_A_PROOF = (
 
 @dataclass(frozen=True)
 class ChosenModel:
-    """The model with which a group plays an iteration of a run."""
+    """A trained model of a run, chosen by its group and an iteration."""
 
     run: RunStore
     record: RunRecord
@@ -108,7 +109,9 @@ class ModelManifest(HubDocument):
 
 
 def choose_model(run: RunStore, iteration: int | None, group: str | None) -> ChosenModel:
-    """The trained model of `group` that plays `iteration`; None: the newest, the only one there is.
+    """Choose the trained model of `group` in `iteration`.
+
+    None means the newest iteration, and the only group with a trained model.
 
     Raises SettingsError if there is none, or several.
     """
@@ -219,15 +222,16 @@ def verify_model(source: Path, on_record: str | None) -> ModelManifest:
 
 
 def weights_digest(directory: Path) -> str | None:
-    """SHA-256 over a base model's weights in a directory; None if there are none."""
+    """Compute SHA-256 over a base model's weights in a directory; None if there are none."""
     files = sorted(directory.glob("*.safetensors"))
     listed = "".join(f"{path.name} {_sha256(path)}\n" for path in files)
     return hashlib.sha256(listed.encode()).hexdigest() if files else None
 
 
 def select_settings(record: RunRecord) -> dict[str, JsonValue]:
-    """The run's settings that are not the defaults, without places; {} if they are of no version
-    that is known here."""
+    """Select the run's settings beside the defaults, without places.
+
+    Returns {} for settings of a version that is not known here."""
     try:
         settings = read_settings(record.parameters)
     except ValueError:
@@ -237,11 +241,11 @@ def select_settings(record: RunRecord) -> dict[str, JsonValue]:
 
 
 def read_result(run: RunStore, record: RunRecord, iteration: int) -> ResultFacts | None:
-    """The measures of an iteration's test with their intervals; None if it has none."""
-    metrics = run.read_json_or_none(run.metrics(iteration, TEST))
+    """Read the measures of an iteration's test with their intervals; None without a test."""
+    metrics = read_document(run, run.metrics(iteration, TEST), SplitMetrics)
     if metrics is None:
         return None
-    shown = shown_metrics(run, iteration, TEST, metrics, record.parameters)
+    shown = read_shown_metrics(run, iteration, TEST, metrics, record.parameters).as_json()
     settings = complete_settings(record.parameters)
     return ResultFacts(
         split=str(settings["test_dataset_split"]),
@@ -257,12 +261,12 @@ def read_result(run: RunStore, record: RunRecord, iteration: int) -> ResultFacts
             for name in MEASURES
             if shown.get(name) is not None
         },
-        rollouts=metrics.get("rollouts"),
+        rollouts=metrics.rollouts,
     )
 
 
 def _list_groups(record: RunRecord) -> dict[str, tuple[str, ...]]:
-    """By model group, its agents, of a run's settings on record."""
+    """List the agents of each model group, from a run's settings on record."""
     groups: dict[str, tuple[str, ...]] = {}
     for name, agent in complete_settings(record.parameters)["agents"].items():
         if not agent.get("is_random"):
@@ -278,7 +282,7 @@ def _find_base(record: RunRecord, group: str) -> str:
 
 
 def _choose_portable_base(chosen: ChosenModel, name: str | None) -> str:
-    """The name by which others find the base model. Raises SettingsError if nobody knows one."""
+    """Choose the name of the base model for others. Raises SettingsError if there is none."""
     if chosen.model.base_model.startswith("ft:"):
         raise SettingsError(
             f"model {chosen.model.model} is an adapter over {chosen.model.base_model}, a base "
@@ -300,7 +304,7 @@ def _choose_portable_base(chosen: ChosenModel, name: str | None) -> str:
 
 @contextlib.contextmanager
 def _find_files(chosen: ChosenModel) -> Iterator[Path]:
-    """Within, the directory of the model: at the run's own server, or fetched from its bucket."""
+    """Give the directory of the model: at the run's own server, or fetched from its bucket."""
     run, name = chosen.run, chosen.model.model
     state = run.store.local_path(f"{run.root}/lm_server")
     if state is not None and (path := find_model(state, name)) is not None:
@@ -308,7 +312,7 @@ def _find_files(chosen: ChosenModel) -> Iterator[Path]:
         return
     if state is None and is_kept(run, name):
         with tempfile.TemporaryDirectory(prefix="nip-model-") as folder:
-            fetch(run, name, Path(folder))
+            fetch_model(run, name, Path(folder))
             path = find_model(Path(folder), name)
             assert path is not None  # it was just put there
             yield path

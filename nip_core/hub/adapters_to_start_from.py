@@ -31,7 +31,7 @@ from nip_lm_server.client import AdapterError, LaidOut, import_models, lay_out_a
 
 @dataclass(frozen=True)
 class PublishedModel:
-    """A downloaded adapter, and the model that it is for a group."""
+    """A downloaded adapter, and the model it makes for a group."""
 
     folder: Path
     """In the Hub's cache."""
@@ -58,7 +58,7 @@ class PublishedModel:
             raise SettingsError(f"{self.reference}: {error}") from None
 
     def model(self) -> ServedModel:
-        """Return the model that plays, not proved yet."""
+        """Return the model of the adapter, not proved yet."""
         with tempfile.TemporaryDirectory(prefix="nip-published-") as folder:
             laid_out = self.lay_out(Path(folder))
         return ServedModel(
@@ -74,7 +74,7 @@ class PublishedModel:
 def find_published(
     parameters: HyperParameters, name: str, connect: Callable[[], Hub]
 ) -> PublishedModel:
-    """The adapter that agent `name` begins with. Raises SettingsError if it can't play here."""
+    """Find the adapter an agent begins with. Raises SettingsError if it can't play here."""
     agent = parameters.model_agents[name]
     assert agent.published_adapter is not None
     setting = f"agents.{name}.published_adapter"
@@ -112,7 +112,7 @@ def find_published(
 
 
 def bring_published(models: Iterable[PublishedModel], state_dir: Path) -> None:
-    """Take them into the state of the run's own server, which must not run.
+    """Copy adapters into the state of the run's own server. It must not run meanwhile.
 
     Raises CorruptionError for one that changed on the way, StoreError if the disk refuses.
     """

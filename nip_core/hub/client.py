@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nip_core.distribution import __version__, how_to_install
 from nip_core.errors import NipError, ServerError, SettingsError, StoreError
 from nip_core.parameters.published import Reference
-from nip_core.proxies import let_find
+from nip_core.proxies import prepare_proxies
 from nip_core.redaction import check_address, read_key, redact, show_address
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class UnclearError(ServerError):
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a repository by its digests: SHA-256 of a large one, else the one that git has."""
+    """A file of a repository by its digests: SHA-256 of a large one, else that of git."""
 
     sha256: str | None
     git_sha1: str
@@ -85,7 +85,7 @@ def connect(
         raise SettingsError(f"the Hub: needs the package huggingface_hub: {needed}") from None
     endpoint = environment.get("HF_ENDPOINT") or huggingface_hub.constants.ENDPOINT
     check_address("environment variable HF_ENDPOINT", endpoint)
-    let_find(endpoint, environment)
+    prepare_proxies(endpoint, environment)
     token = read_key(environment, "HF_TOKEN") or huggingface_hub.get_token() or ""
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -113,7 +113,7 @@ class Hub:
 
     @property
     def token(self) -> str:
-        """The token, "" without one: to look for it in what is published, and for nothing else."""
+        """The token, "" without one: to look for it in files to publish, and for nothing else."""
         return self._token
 
     def user(self, to_write: Reference) -> str:
@@ -141,7 +141,7 @@ class Hub:
         return f"{show_address(self._api.endpoint)}/{kind}{reference.repository}"
 
     def look(self, reference: Reference) -> Remote | None:
-        """Return what the repository has at its revision; None if it is not to be seen."""
+        """List the files of the repository at its revision; None if it is not to be seen."""
         from huggingface_hub.errors import RepositoryNotFoundError
         from huggingface_hub.hf_api import RepoFile
 
@@ -167,7 +167,7 @@ class Hub:
         return self._ask("look at it", reference, look)
 
     def create(self, reference: Reference, *, private: bool) -> None:
-        """Make the repository; one that is there already is left as it is."""
+        """Make the repository, and leave an existing one as it is."""
         self._ask(
             f"make a repository of {reference.repository.partition('/')[0]}",
             reference,
@@ -187,7 +187,7 @@ class Hub:
         message: str,
         parent: str,
     ) -> str:
-        """Put the files there in one commit upon `parent`, and delete some; the commit's name.
+        """Put files there and delete some, in one commit upon `parent`; return its name.
 
         Large ones are uploaded first; those that the Hub has are not sent again. Raises
         UnclearError where nobody can know what became of it.
@@ -214,7 +214,7 @@ class Hub:
         self._sleep(_wait_s(error.__cause__, attempt))
 
     def pin(self, reference: Reference) -> Reference:
-        """The reference with the commit that its revision means now."""
+        """Replace the revision of a reference by the commit it means now."""
         if reference.is_pinned:
             return reference
         info = self._ask(
@@ -229,7 +229,7 @@ class Hub:
         return reference.at(str(info.sha))
 
     def download(self, reference: Reference, patterns: list[str]) -> Path:
-        """A directory of the Hub's cache with the files of a pinned reference that fit.
+        """Download files of a pinned reference into the Hub's cache, and return the directory.
 
         What is there already is not fetched again.
         """
@@ -259,7 +259,7 @@ class Hub:
 
     @contextlib.contextmanager
     def _translate_errors(self, what: str, reference: Reference | None) -> Iterator[None]:
-        """Turn what `huggingface_hub` raises into an error of ours, without the token."""
+        """Turn errors of `huggingface_hub` into ours, without the token."""
         try:
             yield
         except NipError:
@@ -306,14 +306,14 @@ class Hub:
 
 
 def _find_cause(error: BaseException) -> BaseException:
-    """The refusal inside of what `huggingface_hub` wraps it in."""
+    """Find the refusal in the chain of causes of an error of `huggingface_hub`."""
     while error.__cause__ is not None and not isinstance(error, _http_error()):
         error = error.__cause__
     return error
 
 
 def _http_error() -> type[Exception]:
-    """Return the base of all that the HTTP library of `huggingface_hub` raises."""
+    """Return the base class of the errors of `huggingface_hub`'s HTTP library."""
     from huggingface_hub import errors
 
     kind: type[Exception] = errors.HfHubHTTPError.__bases__[0]

@@ -26,7 +26,7 @@ from nip_core.rollouts.tables import shard_manifest, shards_of
 from nip_core.run_store.facts import DatasetFacts, SplitFacts
 from nip_core.run_store.manifest import is_committed, read_committed_file, read_manifest
 from nip_core.run_store.run import RunStore
-from nip_core.trainers.dataset import FILES, schema_of
+from nip_core.trainers.dataset import FILES, choose_schema
 
 _ROLLOUTS = {"episodes": EPISODES, "generations": GENERATIONS, "choices": CHOICES}
 
@@ -46,7 +46,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Table:
-    """The files of a table that were written so far."""
+    """The files of a table written so far."""
 
     schema: pa.Schema
     splits: dict[str, TableSplit] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class _Table:
 
 @dataclass(frozen=True)
 class _Digests:
-    """By iteration and split, or group, the digests of what the files are part of."""
+    """The digests of splits and datasets, by iteration and split or group."""
 
     rollouts: dict[str, str] = field(default_factory=dict)
     datasets: dict[str, str] = field(default_factory=dict)
@@ -130,7 +130,7 @@ def _read_parts(
     group: str | None,
     digests: _Digests,
 ) -> Iterator[_Part]:
-    """The files, and meanwhile by iteration the digests of what they are part of."""
+    """Read the files one by one, and collect the digests of their splits and datasets."""
     for iteration in iterations or range(run.finished_iterations() + 1):
         for split in _list_committed(run, f"{run.iteration(iteration)}/rollouts"):
             directory = run.rollouts(iteration, split)
@@ -166,19 +166,19 @@ def _read_parts(
                 iteration,
                 f"{iteration:04d}.parquet",
                 content,
-                schema_of(pq.read_schema(pa.BufferReader(content)), method),
+                choose_schema(pq.read_schema(pa.BufferReader(content)), method),
                 manifest.path(FILES[method]),
             )
 
 
 def _list_committed(run: RunStore, directory: str) -> Iterable[str]:
-    """The committed groups of files in a directory."""
+    """List the committed folders of a directory."""
     names = [name.rstrip("/") for name in run.store.list(directory) if name.endswith("/")]
     return [name for name in sorted(names) if is_committed(run.store, f"{directory}/{name}")]
 
 
 def _texts(name: str, column: pa.ChunkedArray) -> Iterator[tuple[str, pa.ChunkedArray]]:
-    """All texts of a column, those in its lists and structs too, with the names of their places."""
+    """Give all texts of a column, also in its lists and structs, with the names of their places."""
     if pa.types.is_list(column.type):
         yield from _texts(name, pc.list_flatten(column))
     elif pa.types.is_struct(column.type):
@@ -189,7 +189,7 @@ def _texts(name: str, column: pa.ChunkedArray) -> Iterator[tuple[str, pa.Chunked
 
 
 def _remove_places(piece: _Part, secrets: Mapping[str, str]) -> tuple[bytes, int]:
-    """The file as it is published, and its number of rows."""
+    """Prepare a file for publishing, and count its rows. Raises SettingsError for a secret."""
     table = parquet_table(piece.content, piece.schema, piece.place, None)
     columns = zip(table.column_names, table.columns, strict=True)
     for name, texts in (leaf for column in columns for leaf in _texts(*column)):

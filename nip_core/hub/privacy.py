@@ -50,7 +50,7 @@ _SHORTEST = 6
 
 
 def without_places(settings: Any) -> Any:
-    """Settings as published: what names a place on a machine or in a network is left out."""
+    """Leave out of settings all names of places on a machine or in a network."""
     if isinstance(settings, Mapping):
         shown: dict[str, Any] = {}
         for name, value in settings.items():
@@ -73,19 +73,19 @@ def without_places(settings: Any) -> Any:
 
 
 def hide_lineage(lineage: Lineage) -> Lineage:
-    """Leave out of a lineage what names a place, as `without_places` does."""
+    """Leave all names of places out of a lineage, as `without_places` does."""
     return Lineage.model_validate(without_places(lineage.model_dump(exclude_unset=True)))
 
 
 def hide_places(text: str) -> str:
-    """The text with an ellipsis for each address and each path that leads out of here."""
+    """Put an ellipsis for each address in a text, and for each path out of its directory."""
     return _PATH.sub("…", _ADDRESS.sub("…", text))
 
 
 def find_secrets(environment: Mapping[str, str], token: str = "") -> dict[str, str]:
-    """List what must not be published, each with words for it.
+    """List all secrets of this machine, each with words for it.
 
-    That are the Hub's `token`, the values of variables that are called keys, tokens, secrets or
+    They are the Hub's `token`, the values of variables that are called keys, tokens, secrets or
     passwords, the password in a ``user:password`` of these, and passwords within other values, as
     in an address of a database.
     """
@@ -145,7 +145,7 @@ def _check_host(facts: Any, host: str) -> None:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All names and texts of a JSON value."""
+    """Give all names and texts of a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

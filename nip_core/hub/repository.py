@@ -59,7 +59,7 @@ _BASE = "base/"
 
 
 def seal(directory: Path, facts: F) -> F:
-    """Write ``nip.json``, with the digests of all other files; returns it."""
+    """Write ``nip.json`` with the digests of all other files, and return its facts."""
     files = {name: entry for name, entry in _measure_all(directory).items() if name != FACTS}
     sealed = facts.model_copy(update={"files": files})
     # What nobody has set stays out, so that a document is written again as it was read.
@@ -106,7 +106,7 @@ def read_facts(directory: Path, place: str) -> Facts | None:
 
 
 def read_sealed(directory: Path, place: str) -> Facts | None:
-    """As `read_facts`, with every file compared. Raises CorruptionError for a damaged one."""
+    """Read ``nip.json`` and compare every file. Raises CorruptionError for a damaged one."""
     facts = read_facts(directory, place)
     for name, entry in facts.files.items() if facts is not None else ():
         path = directory / name
@@ -122,13 +122,13 @@ def read_sealed(directory: Path, place: str) -> Facts | None:
 
 
 def list_files(directory: Path) -> dict[str, Path]:
-    """All files below a directory, by their names in a repository."""
+    """List all files below a directory, by their names in a repository."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
     return {path.relative_to(directory).as_posix(): path for path in paths}
 
 
 def is_taken(name: str, kind: Kind) -> bool:
-    """Tell whether a repository of the kind has a file of that name, as far as nip knows.
+    """Tell whether a file is taken from a repository of this kind, by its name.
 
     An adapter's are on a list, at the top and in ``base``; a dataset has Parquet files in folders.
     Programs, pickled weights and settings of other programs (``.vscode``, ``.mcp.json``, CLAUDE.md)
@@ -145,7 +145,7 @@ def is_taken(name: str, kind: Kind) -> bool:
 
 
 def list_patterns(kind: Kind) -> list[str]:
-    """Patterns that fit every name that is taken, for a download; some fit others, too."""
+    """List patterns for a download: they fit every name of `is_taken`, and some other names."""
     if kind == "dataset":
         return sorted([*_OF_BOTH, *_OF_DATA, "*.parquet"])
     names = sorted([*_OF_BOTH, *_OF_A_MODEL])
@@ -154,7 +154,7 @@ def list_patterns(kind: Kind) -> list[str]:
 
 
 def select_taken(directory: Path, facts: Facts | None, kind: Kind) -> dict[str, Path]:
-    """The files that are taken; where there is a ``nip.json``, it and those it names.
+    """Choose the files to take; where there is a ``nip.json``, it and those it names.
 
     A folder of the Hub's cache has whatever any program has downloaded of the repository.
     """
@@ -166,7 +166,7 @@ def select_taken(directory: Path, facts: Facts | None, kind: Kind) -> dict[str, 
 
 @contextlib.contextmanager
 def new_directory(target: Path) -> Iterator[Path]:
-    """Within, a directory to fill, which then is `target`, at once and whole.
+    """Give a directory to fill, and make it `target` in the end, at once and whole.
 
     One that is there already with the same files is left as it is. Raises SettingsError if it has
     others, StoreError if the disk refuses.

@@ -35,7 +35,7 @@ _OF_THE_HUB = frozenset({".gitattributes"})
 
 @dataclass(frozen=True)
 class Published:
-    """A repository at the commit that has what was to be published."""
+    """A repository at the commit with all published files."""
 
     reference: Reference
     url: str
@@ -45,7 +45,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Existing:
-    """A repository that may be written to."""
+    """A repository of this run, or an empty one: nip may write to it."""
 
     remote: Remote
     published: frozenset[str] = frozenset()
@@ -53,7 +53,7 @@ class Existing:
 
 
 def check_public(hub: Hub, reference: Reference, facts: Facts, *, public: bool) -> Existing | None:
-    """Return what the repository has, None if it is not there yet.
+    """Look at a repository before writing to it; return None if it is not there yet.
 
     Raises SettingsError if it has something else than this run's, or if others would see what they
     were not meant to.
@@ -100,7 +100,7 @@ def push_directory(
 ) -> Published:
     """Make the repository have the files of `directory`, and no others of an earlier push.
 
-    What somebody else has put there stays. `say` is told what is removed.
+    Files of somebody else stay. `say` hears what is removed.
 
     Raises SettingsError where the Hub refuses, ServerError where it can't be reached.
     """
@@ -139,7 +139,7 @@ def push_directory(
 
 @dataclass(frozen=True)
 class Received:
-    """What was taken of a repository."""
+    """The files taken from a repository."""
 
     reference: Reference
     """Pinned."""
@@ -150,7 +150,7 @@ class Received:
 
 
 def receive(hub: Hub, reference: Reference, target: Path) -> Received:
-    """Put the files of a repository into the new directory `target`, those that its kind has.
+    """Put the files of a repository into the new directory `target`.
 
     Raises SettingsError if there are none, or `target` has others; CorruptionError if they are not
     what was published.

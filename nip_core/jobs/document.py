@@ -23,7 +23,7 @@ _REMEDY = (
 
 
 class JobDocument:
-    """``jobs/<group>.json``. Every step that changes it is an event in it."""
+    """``jobs/<group>.json``, with an event in it for every change."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class JobDocument:
         self._etag: str | None = None
 
     def load(self) -> JobRecord | None:
-        """The record, or None if there is none. Raises CorruptionError if it can't be read."""
+        """Read the record; None if there is none. Raises CorruptionError if it can't be read."""
         try:
             data, self._etag = self._store.get_with_etag(self.path)
         except MissingFileError:
@@ -47,7 +47,7 @@ class JobDocument:
         return _parse(data, self.path)
 
     def save(self, record: JobRecord, what: str | None, **changes: Any) -> JobRecord:
-        """Write `record` with `changes` and the event `what`; the record as written.
+        """Write `record` with `changes` and the event `what`; return it as written.
 
         Raises LeaseError if another runner has written it or taken the run over.
         """
@@ -68,13 +68,13 @@ class JobDocument:
     def end(
         self, record: JobRecord, outcome: Outcome, reason: str | None, what: str, **changes: Any
     ) -> JobRecord:
-        """Write that the job has ended."""
+        """Write the end of the job."""
         changes = {"finished_at": self._clock.now(), **changes}
         return self.save(record, what, state="terminal", outcome=outcome, reason=reason, **changes)
 
 
 def read_job(run: RunStore, path: str) -> JobRecord | None:
-    """The record at a path of the store, or None if there is none. Raises CorruptionError."""
+    """Read the record at a path of the store; None if there is none. Raises CorruptionError."""
     try:
         data = run.store.get(path)
     except MissingFileError:
@@ -100,7 +100,7 @@ def _parse(data: bytes, path: str) -> JobRecord:
 
 
 def count_billed_tokens(job: JobRecord, expected: int | None) -> int:
-    """Count the tokens that all attempts of a job were trained on.
+    """Count the tokens of training of all attempts of a job.
 
     Of one that goes on, or has succeeded at a back-end that doesn't say, the `expected` ones (None:
     not known).

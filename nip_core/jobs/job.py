@@ -88,7 +88,7 @@ def job_key(
     seed: int,
     validation_digest: str | None = None,
 ) -> str:
-    """The identity of a job: 16 URL-safe characters. `hyper_parameters` are all that is sent.
+    """Derive the identity of a job: 16 URL-safe characters. `hyper_parameters` are all those sent.
 
     `validation_digest` says which part of the dataset is not trained on; None: all is.
     """
@@ -154,7 +154,7 @@ class JobSpec:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The metadata that the job carries at the back-end, so that it can be found again."""
+        """The metadata of the job at the back-end, to find it again by its key."""
         return {
             KEY_METADATA: self.key,
             "nip_run": self.run,
@@ -165,7 +165,7 @@ class JobSpec:
 
 
 class JobEvent(BaseModel):
-    """Something that happened to a job, with the time of day."""
+    """An event in the life of a job, with the time of day."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -219,7 +219,7 @@ class JobAttempt(BaseModel):
 
 
 class EarlierAttempt(JobAttempt):
-    """An attempt that was followed by another one, kept in the document of that."""
+    """A former attempt, kept in the document of the one after it."""
 
     @model_serializer(mode="wrap")
     def _as_it_was_written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -231,6 +231,45 @@ class JobRecord(JobAttempt):
     """The document ``jobs/<group>.json``: the newest attempt, and those before it."""
 
     previous: tuple[EarlierAttempt, ...] = ()
+
+    @classmethod
+    def from_spec(
+        cls, spec: JobSpec, created_at: float, previous: tuple[EarlierAttempt, ...]
+    ) -> "JobRecord":
+        """Make the record of a job before anything is sent."""
+        return cls(
+            state="intent",
+            key=spec.key,
+            run=spec.run,
+            iteration=spec.iteration,
+            group=spec.group,
+            attempt=spec.attempt,
+            method=spec.method,
+            parent_model=spec.parent_model,
+            parent_model_digest=spec.parent_model_digest,
+            dataset_digest=spec.dataset_digest,
+            examples=spec.examples,
+            validation_examples=spec.validation_examples,
+            validation_digest=spec.validation_digest,
+            seed=spec.seed,
+            settings=spec.settings,
+            created_at=created_at,
+            previous=previous,
+        )
+
+    def difference_to(self, spec: JobSpec) -> str:
+        """Say where another job is asked for than the one on record (stored -> given)."""
+        pairs = {
+            "attempt": (self.attempt, spec.attempt),
+            "method": (self.method, spec.method),
+            "parent_model_digest": (self.parent_model_digest, spec.parent_model_digest),
+            "dataset_digest": (self.dataset_digest, spec.dataset_digest),
+            "validation_digest": (self.validation_digest, spec.validation_digest),
+            "seed": (self.seed, spec.seed),
+            "settings": (self.settings, spec.settings),
+        }
+        different = (f"{name}: {a} -> {b}" for name, (a, b) in pairs.items() if a != b)
+        return "; ".join(different) or "none"
 
 
 @dataclass(frozen=True)
@@ -257,10 +296,10 @@ class Backend(Protocol):
         """The address, for messages."""
 
     async def find_file(self, filename: str, size_bytes: int) -> str | None:
-        """Id of an uploaded, usable file of that name and size."""
+        """Find the id of an uploaded, usable file of this name and size; None if there is none."""
 
     async def upload(self, filename: str, data: Payload) -> str:
-        """Upload training data; the new file's id."""
+        """Upload training data; returns the new file's id."""
 
     async def create_job(
         self, spec: JobSpec, file_id: str, validation_file_id: str | None = None
@@ -268,7 +307,7 @@ class Backend(Protocol):
         """Submit `spec` with its key as metadata and idempotency key. For the ledger alone."""
 
     async def find_jobs(self, key: str) -> list[JobView]:
-        """All jobs whose metadata carries `key`."""
+        """List all jobs with `key` in their metadata."""
 
     async def retrieve_job(self, job_id: str) -> JobView: ...
 

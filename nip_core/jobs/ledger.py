@@ -1,4 +1,4 @@
-"""The job ledger: the one place that submits fine-tune jobs, each exactly once.
+"""The job ledger. It alone submits fine-tune jobs, each exactly once.
 
 open_ledger        the ledger of a run over the back-end at an address
 Ledger.ensure_job  submit a job, or find the one that was submitted before, whatever was killed
@@ -18,8 +18,6 @@ Covered: crashes and lost answers at any point, lists that lag by less than `set
 runners (by the lease and conditional writes). Not covered: a back-end whose list lags by more.
 """
 
-import asyncio
-import hashlib
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -44,6 +42,7 @@ from nip_core.jobs.job import (
     Refused,
 )
 from nip_core.jobs.openai_backend import OpenAIBackend, open_backend
+from nip_core.jobs.uploads import SENDS, ensure_file
 from nip_core.jobs.waiting import FIRST_PAUSE_S, LONGEST_PAUSE_S, Pauses, Waiting
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.run_store.lease import Lease
@@ -53,7 +52,6 @@ from nip_lm_server.client import ACTIVE_STATUSES, ENDED_STATUSES, MIN_EXAMPLES
 _log = logging.getLogger(__name__)
 
 _KNOWN = frozenset({*ACTIVE_STATUSES, *ENDED_STATUSES, "paused"})
-_SENDS = 3  # creates, or uploads, with unknown outcome before giving up
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ async def open_ledger(
     lease: Lease | None = None,
     clock: Clock | None = None,
 ) -> "AsyncIterator[tuple[Ledger, OpenAIBackend]]":
-    """The run's ledger over the back-end at an address, with that; closed at the end.
+    """Open the run's ledger and the back-end at an address; both are closed at the end.
 
     `speaks_nip`: see `OpenAIBackend`; the rest: see `Ledger`.
     """
@@ -119,7 +117,7 @@ class Ledger:
         *,
         note: str | None = None,
     ) -> JobRecord:
-        """The record of the job for `spec`, submitted by this call or an earlier one.
+        """Submit the job for `spec`, unless an earlier call has; return its record.
 
         `dataset` is the JSONL to train on, `validation` that of the validation file. A job that
         has ended is returned as recorded, except for one that was refused: no job came of it, so
@@ -153,10 +151,10 @@ class Ledger:
         # 4. Upload the files, unless they are there; then create, once.
         try:
             if record.file_id is None:
-                file_id = await self._ensure_file(dataset)
+                file_id = await ensure_file(self._backend, self._waiting, dataset)
                 record = document.save(record, "training file is there", file_id=file_id)
             if validation is not None and record.validation_file_id is None:
-                file_id = await self._ensure_file(validation)
+                file_id = await ensure_file(self._backend, self._waiting, validation)
                 record = document.save(
                     record, "validation file is there", validation_file_id=file_id
                 )
@@ -167,7 +165,8 @@ class Ledger:
                 f"{self._backend.address}: refused the job of group {spec.group}, iteration "
                 f"{spec.iteration} (HTTP {error.status}): {error}"
             )
-            # A file may be what was refused, so the next try looks for them again.
+            # A file may be what was refused, so the next try looks for them again. And a refusal
+            # says that nothing happened: no create is open any more.
             changes = {"file_id": None, "validation_file_id": None, "creates_open": 0}
             document.end(
                 document.load() or record, "refused", str(error), f"refused: {error}", **changes
@@ -185,7 +184,7 @@ class Ledger:
         longest_pause_s: float | None = None,
         watch: Callable[[JobView | None, str], Awaitable[None]] | None = None,
     ) -> JobRecord:
-        """Follow a submitted job until it ends; its final record.
+        """Follow a submitted job until it ends; return its final record.
 
         Looks every `interval_s`, less and less often while nothing changes (up to
         `longest_pause_s`; None: ten times `interval_s`, or 30 s), and not before the back-end
@@ -261,6 +260,7 @@ class Ledger:
             if error.status in {401, 403}:
                 raise JobError(f"job {record.id}: can't be looked at: {error}") from error
             if error.status == 404:
+                # No end by itself: a copy of the back-end's data may lag behind, see `poll`.
                 return _Look(record, None, f"the back-end does not know it: {error}", "not_found")
             return _Look(record, None, str(error))
         is_nameless = view.status == "succeeded" and not view.fine_tuned_model
@@ -269,6 +269,7 @@ class Ledger:
         if view.status != record.status:
             record = self._note(document, record, view.status)
         if is_nameless:
+            # Without a name there is nothing to serve. It may still come: `poll` bears with it.
             return _Look(record, None, "it has succeeded, but names no model", "failed")
         if view.estimated_finish is None:
             return _Look(record, view=view)
@@ -277,13 +278,15 @@ class Ledger:
         return _Look(record, min(left_s / 2, longest_pause_s), view=view)
 
     async def give_up(self, record: JobRecord, reason: str) -> JobRecord:
-        """Cancel a job whose deadline has passed; its final record.
+        """Cancel a job after its deadline; return its final record.
 
         Its outcome is "deadline", or "succeeded" if it ended before it was cancelled. Raises
         JobError if it can't be cancelled, as then it may still make a model.
         """
         document = self._document(record.iteration, record.group)
         record = document.load() or record
+        # On record before anything is cancelled: a runner that is killed in between goes on with
+        # the cancelling, and does not take the job for one that failed.
         if record.state != "terminal" and not record.given_up:
             record = document.save(record, f"given up: {reason}", given_up=True, reason=reason)
         try:
@@ -296,7 +299,7 @@ class Ledger:
                 record,
                 interval_s=FIRST_PAUSE_S,
                 deadline_s=self._waiting.patience_s,
-                counted_from_s=self._clock.now(),
+                counted_from_s=self._clock.now(),  # its own deadline is over
             )
         except DeadlineError as error:
             raise JobError(
@@ -305,7 +308,7 @@ class Ledger:
             ) from error
 
     async def abandon(self, record: JobRecord) -> JobRecord:
-        """End a submission that was cut short, unless there is a job of it, which is adopted then.
+        """End a submission cut short, or adopt the job if it has made one.
 
         Raises JobError if that can't be learned.
         """
@@ -340,7 +343,7 @@ class Ledger:
     def _begin(
         self, document: JobDocument, spec: JobSpec, stored: JobRecord | None, note: str | None
     ) -> JobRecord:
-        """Write the intent, after `stored` if that is an attempt which has ended."""
+        """Write the intent; an ended attempt in `stored` is kept as an earlier one."""
         previous: tuple[EarlierAttempt, ...] = ()
         if stored is not None:
             over = stored.state == "terminal" and spec.attempt > stored.attempt
@@ -349,57 +352,12 @@ class Ledger:
                     f"{document.path}: holds attempt {stored.attempt} with key {stored.key} "
                     f"({stored.outcome or stored.state}), which can't become attempt "
                     f"{spec.attempt} with key {spec.key} (stored -> given): "
-                    f"{_difference(stored, spec)}"
+                    f"{stored.difference_to(spec)}"
                 )
             last = stored.model_dump(mode="json", exclude={"previous"})
             previous = (*stored.previous, EarlierAttempt.model_validate(last))
-        record = JobRecord(
-            state="intent",
-            key=spec.key,
-            run=spec.run,
-            iteration=spec.iteration,
-            group=spec.group,
-            attempt=spec.attempt,
-            method=spec.method,
-            parent_model=spec.parent_model,
-            parent_model_digest=spec.parent_model_digest,
-            dataset_digest=spec.dataset_digest,
-            examples=spec.examples,
-            validation_examples=spec.validation_examples,
-            validation_digest=spec.validation_digest,
-            seed=spec.seed,
-            settings=spec.settings,
-            created_at=self._clock.now(),
-            previous=previous,
-        )
+        record = JobRecord.from_spec(spec, self._clock.now(), previous)
         return document.save(record, "intent" if note is None else f"intent: {note}")
-
-    async def _ensure_file(self, dataset: Payload) -> str:
-        """Upload `dataset` under the name of its content, unless it is there."""
-        sha256, size_bytes = await asyncio.to_thread(_measure, dataset)
-        filename = f"nip-{sha256[:40]}.jsonl"
-
-        async def find() -> str | None:
-            return await self._backend.find_file(filename, size_bytes)
-
-        async def upload() -> str:
-            return await self._backend.upload(filename, dataset)
-
-        file_id = await self._waiting.until_answered(find)
-        for _ in range(_SENDS):
-            if file_id is not None:
-                return file_id
-            try:
-                return await self._waiting.until_answered(upload, repeat_unknown=False)
-            except NoAnswer as error:
-                _log.warning("upload of %s: %s; looking whether it arrived", filename, error)
-                file_id = await self._waiting.until_settled(find)
-        if file_id is not None:
-            return file_id
-        raise JobError(
-            f"{self._backend.address}: {_SENDS} uploads of {filename} got no answer and did not "
-            "arrive; run again when the server is well"
-        )
 
     async def _submit(self, document: JobDocument, record: JobRecord, spec: JobSpec) -> JobRecord:
         """Create the job; after an unknown outcome look for it first. Raises Refused."""
@@ -411,7 +369,7 @@ class Ledger:
                 spec, str(record.file_id), record.validation_file_id
             )
 
-        for _ in range(_SENDS):
+        for _ in range(SENDS):
             # 1. Say that a create is open before it is sent: a crash then leaves a trace.
             record = document.save(
                 record, None, creates_open=record.creates_open + 1, sent_at=self._clock.now()
@@ -428,17 +386,18 @@ class Ledger:
             if adopted is not None:
                 return self._submitted(document, record, adopted, adopted=True)
         raise JobError(
-            f"{self._backend.address}: {_SENDS} submissions got no answer and left no job with "
+            f"{self._backend.address}: {SENDS} submissions got no answer and left no job with "
             f"metadata nip_key={spec.key} (last: {trouble}); run again when the server is well"
         )
 
     async def _find_job(self, key: str) -> JobView | None:
-        """The job with `key`, or None when it certainly was not created."""
+        """Find the job with `key`; None when it certainly was not created."""
 
         async def find() -> JobView | None:
             jobs = await self._backend.find_jobs(key)
             if len(jobs) > 1:
                 _log.warning("%d jobs with key %s; the first is taken", len(jobs), key)
+            # The first, so that everybody who looks takes the same.
             return min(jobs, key=lambda job: (job.created_at, job.id), default=None)
 
         return await self._waiting.until_settled(find)
@@ -457,7 +416,7 @@ class Ledger:
         )
 
     def _note(self, document: JobDocument, record: JobRecord, status: str) -> JobRecord:
-        """Record a status that has changed."""
+        """Record a changed status."""
         if status not in _KNOWN:
             _log.warning("job %s: status %r is not known; waiting on", record.id, status)
         return document.save(record, status, status=status)
@@ -469,6 +428,7 @@ class Ledger:
         try:
             events = await self._backend.job_events(view.id)
         except BackendTrouble as error:
+            # They are for showing losses: a model that is there is not given up for want of them.
             _log.warning("job %s: its events can't be read: %s", view.id, error)
             events = []
         succeeded = outcome == "succeeded"
@@ -486,21 +446,3 @@ class Ledger:
             effective=dict(view.effective),
             backend_events=tuple(events),
         )
-
-
-def _measure(payload: Payload) -> tuple[str, int]:
-    """SHA-256 and size in bytes; a file is read piece by piece."""
-    if isinstance(payload, bytes):
-        return hashlib.sha256(payload).hexdigest(), len(payload)
-    with payload.open("rb") as opened:
-        sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
-        return sha256, opened.tell()
-
-
-def _difference(stored: JobRecord, spec: JobSpec) -> str:
-    names = (
-        *("attempt", "method", "parent_model_digest", "dataset_digest", "validation_digest"),
-        *("seed", "settings"),
-    )
-    pairs = {name: (getattr(stored, name), getattr(spec, name)) for name in names}
-    return "; ".join(f"{name}: {a} -> {b}" for name, (a, b) in pairs.items() if a != b) or "none"

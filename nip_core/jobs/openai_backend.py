@@ -14,7 +14,9 @@ import io
 import math
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from pydantic import BaseModel, JsonValue, ValidationError
 
 from nip_core.jobs.job import (
     KEY_METADATA,
@@ -28,6 +30,7 @@ from nip_core.jobs.job import (
 from nip_core.proxies import http_client
 from nip_core.redaction import redact, redact_all
 from nip_core.rollouts.chat_client import Endpoint
+from nip_core.run_store.documents import first_fault
 
 if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI
@@ -38,8 +41,49 @@ _MOST_PAGES = 1000
 _MOST_EVENTS = 2000
 
 
+class _WireError(BaseModel):
+    """Why a job failed, in the API's words."""
+
+    code: object = None
+    param: object = None
+    message: object = None
+
+    def __str__(self) -> str:
+        return ": ".join(str(part) for part in (self.code, self.param, self.message) if part)
+
+
+class _WireJob(BaseModel):
+    """A job of the API, as far as it is read here. What is left out, or null, is not known."""
+
+    id: object = None
+    status: object = None
+    created_at: float | None = None
+    fine_tuned_model: str | None = None
+    error: _WireError | None = None
+    # Numbers as they came: a job's document has the bytes that the server sent.
+    estimated_finish: int | float | None = None
+    finished_at: int | float | None = None
+    trained_tokens: int | None = None
+    hyperparameters: dict[str, JsonValue] | None = None
+    method: dict[str, JsonValue] | None = None
+    """``type``, and under its name the ``hyperparameters`` of that method."""
+    nip: dict[str, JsonValue] | None = None
+    """What a server of ours says beside the API's words."""
+    metadata: dict[str, object] | None = None
+
+    def effective(self) -> dict[str, JsonValue]:
+        """Gather the settings of the training, as the server tells them."""
+        # Older words of the API first: where a server speaks both, the newer ones count.
+        settings = dict(self.hyperparameters or {})
+        method = self.method or {}
+        of_method = method.get(str(method.get("type")))
+        if isinstance(of_method, dict) and isinstance(of_method.get("hyperparameters"), dict):
+            settings |= cast("dict[str, JsonValue]", of_method["hyperparameters"])
+        return settings if self.nip is None else {**settings, "nip": self.nip}
+
+
 class OpenAIBackend:
-    """A fine-tuning API that speaks OpenAI's protocol, as a `nip_core.jobs.job.Backend`."""
+    """A fine-tuning API with OpenAI's protocol, as a `nip_core.jobs.job.Backend`."""
 
     def __init__(
         self,
@@ -59,6 +103,8 @@ class OpenAIBackend:
         self._client = client or AsyncOpenAI(
             base_url=base_url,
             api_key=api_key,
+            # What is sent again is for the ledger to say: a create that the client repeats may make
+            # a second job, and be paid twice.
             max_retries=0,
             timeout=timeout_s,
             http_client=http_client(base_url),
@@ -80,6 +126,7 @@ class OpenAIBackend:
             seen = 0
             async for file in self._client.files.list(purpose="fine-tune", order="desc"):
                 seen += 1
+                # An upload that was cut short may stand under the name.
                 usable = file.status != "error" and file.bytes == size_bytes
                 if file.filename == filename and usable:
                     return _text(file.id, "file id")
@@ -101,6 +148,7 @@ class OpenAIBackend:
         self, spec: JobSpec, file_id: str, validation_file_id: str | None = None
     ) -> JobView:
         nip = spec.nip.model_dump(exclude_unset=True)
+        # Refused and not dropped: the job would be on record with settings that it never had.
         if nip and not self._speaks_nip:
             raise Refused(
                 f"{self._address} has no words for {sorted(nip)}; leave these "
@@ -156,7 +204,7 @@ class OpenAIBackend:
         return await self._call(find())
 
     async def check_jobs(self) -> None:
-        """Ask for one job of any key: whether this one may list them at all."""
+        """Ask for one job of any key, to learn whether this key may list jobs at all."""
         await self._call(self._client.fine_tuning.jobs.list(limit=1))
 
     async def retrieve_job(self, job_id: str) -> JobView:
@@ -165,9 +213,9 @@ class OpenAIBackend:
     async def cancel_job(self, job_id: str) -> JobView:
         return self._view(await self._call(self._client.fine_tuning.jobs.cancel(job_id)))
 
-    async def job_events(self, job_id: str) -> list[dict[str, Any]]:
-        async def read() -> list[dict[str, Any]]:
-            events: list[dict[str, Any]] = []
+    async def job_events(self, job_id: str) -> list[dict[str, JsonValue]]:
+        async def read() -> list[dict[str, JsonValue]]:
+            events: list[dict[str, JsonValue]] = []
             pages = self._client.fine_tuning.jobs.list_events(job_id, limit=_PAGE)
             async for event in pages:
                 dumped = event.model_dump(mode="json", exclude_none=True)
@@ -179,7 +227,7 @@ class OpenAIBackend:
         return await self._call(read())
 
     async def model(self, name: str) -> dict[str, Any]:
-        """A model as the server describes it, extensions (digest, proof) included."""
+        """Ask for the server's description of a model, extensions (digest, proof) included."""
         model = await self._call(self._client.models.retrieve(name))
         described: dict[str, Any] = redact_all(model.model_dump(mode="json"), self._key)
         return described
@@ -206,8 +254,10 @@ class OpenAIBackend:
         status = error.status_code
         message = f"{self._address}: HTTP {status}: {self._message(error)}"
         retry_after_s = _retry_after_s(error.response.headers)
+        # A quota that is used up is a 429, too, but no waiting mends it.
         if status == 429 and error.code != "insufficient_quota":
             return Busy(message, retry_after_s)
+        # A redirect, a timeout, a fault: what the call has done there is not known.
         if status < 400 or status == 408 or status >= 500:
             return NoAnswer(message, retry_after_s)
         return Refused(message, status)
@@ -222,29 +272,24 @@ class OpenAIBackend:
         return redact(said, self._key)[:1000]
 
     def _view(self, job: Any) -> JobView:
-        """The client builds its objects without checking them; what is needed is checked here."""
+        """Read a job from the client's object, and check it: the client has checked nothing."""
         try:
-            data: dict[str, Any] = _finite(job.model_dump(mode="json"))
-            error = data.get("error") or {}
-            effective = dict(data.get("hyperparameters") or {})
-            method = data.get("method") or {}
-            effective |= (method.get(method.get("type")) or {}).get("hyperparameters") or {}
-            if isinstance(data.get("nip"), dict):
-                effective["nip"] = data["nip"]
+            wire = _WireJob.model_validate(_finite(job.model_dump(mode="json")))
             return JobView(
-                id=_text(data.get("id"), "job id"),
-                status=_text(data.get("status"), "job status"),
-                created_at=float(data.get("created_at") or 0),
-                fine_tuned_model=data.get("fine_tuned_model") or None,
-                error=redact(_error_text(error), self._key) or None,
-                estimated_finish=data.get("estimated_finish"),
-                finished_at=data.get("finished_at"),
-                trained_tokens=data.get("trained_tokens"),
-                effective=effective,
-                metadata=data.get("metadata") or {},
+                id=_text(wire.id, "job id"),
+                status=_text(wire.status, "job status"),
+                created_at=wire.created_at or 0.0,
+                fine_tuned_model=wire.fine_tuned_model or None,
+                error=redact(str(wire.error or ""), self._key) or None,
+                estimated_finish=wire.estimated_finish,
+                finished_at=wire.finished_at,
+                trained_tokens=wire.trained_tokens,
+                effective=wire.effective(),
+                metadata={name: str(value) for name, value in (wire.metadata or {}).items()},
             )
         except (AttributeError, TypeError, ValueError) as failure:
-            reason = redact(f"unusable answer: not a job ({failure!r})", self._key)
+            what = first_fault(failure) if isinstance(failure, ValidationError) else repr(failure)
+            reason = redact(f"unusable answer: not a job ({what})", self._key)
         raise NoAnswer(reason)
 
 
@@ -252,7 +297,7 @@ class OpenAIBackend:
 async def open_backend(
     at: Endpoint, *, speaks_nip: bool, timeout_s: float = 120.0
 ) -> AsyncIterator[OpenAIBackend]:
-    """The back-end at an address, whose connections are closed at the end."""
+    """Open the back-end at an address; its connections are closed at the end."""
     backend = OpenAIBackend(at.base_url, at.api_key, speaks_nip=speaks_nip, timeout_s=timeout_s)
     try:
         yield backend
@@ -261,7 +306,7 @@ async def open_backend(
 
 
 def _finite(value: Any) -> Any:
-    """A JSON value with None for NaN and infinity, which servers send and no JSON document has."""
+    """Replace NaN and infinity by None: servers send them, JSON documents can't have them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, list):
@@ -272,7 +317,7 @@ def _finite(value: Any) -> Any:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait as the server asks, from either of its headers; a date is not used."""
+    """Read the seconds to wait from either header of the server; a date is not used."""
     for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             seconds = float(headers[name]) * unit_s
@@ -287,8 +332,3 @@ def _text(value: Any, what: str) -> str:
     if not isinstance(value, str) or not value:
         raise NoAnswer(f"unusable answer: no {what}")
     return value
-
-
-def _error_text(error: Mapping[str, Any]) -> str:
-    parts = [str(error[part]) for part in ("code", "param", "message") if error.get(part)]
-    return ": ".join(parts)

@@ -1,12 +1,13 @@
-"""Calls that our lm_server answers beside the API of OpenAI: its version, its engines.
+"""Calls to our lm_server beside the API of OpenAI: its version, its engines.
 
 LmServer          those of one server
 version_problem   why a version does not fit this one
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import aiohttp
+from pydantic import BaseModel, JsonValue, ValidationError
 
 from nip_core.errors import ServerError
 from nip_core.proxies import proxy_for
@@ -15,6 +16,44 @@ from nip_core.rollouts.chat_client import Endpoint
 from nip_lm_server.client import SERVER_VERSION, compatible
 
 EngineAction = Literal["start", "stop", "sleep", "wake"]
+
+
+class TemplateFacts(BaseModel):
+    """What an engine says of its model's chat template."""
+
+    writes_date: bool = False
+    """It writes today's date into each prompt."""
+    shows_names: bool | None = None
+    """It tells speakers of one role apart by their names; None: not known."""
+    thoughts: str | None = ""
+    """How it writes the thoughts before an answer; None: not at all, "": not known."""
+    unset: list[str] = []
+    """Variables that it reads and nobody has set."""
+
+
+class EngineStatus(BaseModel):
+    """An engine's own facts. Only servers of ours tell them."""
+
+    device: str | None = None
+    max_lora_rank: int | None = None
+    template_facts: TemplateFacts | None = None
+    """None: it has no template, or does not say."""
+
+
+class EngineFacts(BaseModel):
+    """An engine as its server shows it."""
+
+    state: str = ""
+    status: EngineStatus = EngineStatus()
+
+
+class _WireError(BaseModel):
+    code: object = None
+    message: object = None
+
+
+class _ErrorBody(BaseModel):
+    error: _WireError = _WireError()
 
 
 class LmServer:
@@ -30,7 +69,7 @@ class LmServer:
         self._timeout_s = timeout_s
 
     async def version(self) -> tuple[int, str | None]:
-        """The HTTP status of the server's answer, and its version; None: it says none.
+        """Ask for the server's version: HTTP status, and version (None: it says none).
 
         Raises ServerError where nobody answers.
         """
@@ -38,39 +77,45 @@ class LmServer:
         version = body.get("version") if status == 200 and isinstance(body, dict) else None
         return status, version if isinstance(version, str) else None
 
-    async def engine(self, base_model: str) -> dict[str, Any]:
-        """The engine of a base model: state, device. Raises ServerError."""
+    async def engine(self, base_model: str) -> EngineFacts:
+        """Ask for the engine of a base model. Raises ServerError."""
         path = f"/nip/engines/{base_model}"
-        return self._checked(*await self._call("GET", path), path)
+        return self._read_engine(*await self._call("GET", path), path)
 
-    async def engine_status(self, base_model: str) -> dict[str, Any]:
-        """The facts that the engine of a base model tells of itself; none where nobody knows.
+    async def engine_status(self, base_model: str) -> EngineStatus | None:
+        """Ask what the engine of a base model tells of itself; None where nobody knows.
 
         Raises ServerError where nobody answers.
         """
         status, body = await self._call("GET", f"/nip/engines/{base_model}")
-        told = body.get("status") if status == 200 and isinstance(body, dict) else None
-        return told if isinstance(told, dict) else {}
+        if status != 200:
+            return None
+        try:
+            return EngineFacts.model_validate(body).status
+        except ValidationError:  # another server's, at an address of this form
+            return None
 
-    async def move_engine(self, base_model: str, action: EngineAction) -> dict[str, Any]:
-        """Start, stop, wake or put to sleep; the engine as it then is.
+    async def move_engine(self, base_model: str, action: EngineAction) -> EngineFacts:
+        """Start, stop, wake or put to sleep; returns the engine as it then is.
 
         An engine that can't sleep is stopped instead. Raises ServerError.
         """
         path = f"/nip/engines/{base_model}/{action}"
         status, body = await self._call("POST", path)
-        if action == "sleep" and status == 400 and _error(body).get("code") == "unsupported":
+        if action == "sleep" and status == 400 and _read_error(body).code == "unsupported":
             return await self.move_engine(base_model, "stop")
-        return self._checked(status, body, path)
+        return self._read_engine(status, body, path)
 
-    def _checked(self, status: int, body: Any, path: str) -> dict[str, Any]:
-        if status == 200 and isinstance(body, dict):
-            return body
-        reason = str(_error(body).get("message") or "no reason given")
-        reason = redact(reason, self.endpoint.api_key)[:1000]
-        raise ServerError(f"{self.root}{path}: HTTP {status}: {reason}")
+    def _read_engine(self, status: int, body: JsonValue, path: str) -> EngineFacts:
+        if status == 200:
+            try:
+                return EngineFacts.model_validate(body)
+            except ValidationError:
+                pass  # not ours: it is said below, with whatever reason it gives
+        reason = redact(str(_read_error(body).message or "no reason given"), self.endpoint.api_key)
+        raise ServerError(f"{self.root}{path}: HTTP {status}: {reason[:1000]}")
 
-    async def _call(self, verb: str, path: str) -> tuple[int, Any]:
+    async def _call(self, verb: str, path: str) -> tuple[int, JsonValue]:
         headers = {"Authorization": f"Bearer {self.endpoint.api_key}"}
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         try:
@@ -89,12 +134,14 @@ class LmServer:
 
 
 def version_problem(version: str | None) -> str | None:
-    """Tell why a server's version does not fit; None if it does."""
+    """Say why a server's version does not fit; None if it does."""
     if version is not None and compatible(version):
         return None
     return f"version {version}, this is {SERVER_VERSION}: use the same version on both sides"
 
 
-def _error(body: Any) -> dict[str, Any]:
-    error = body.get("error") if isinstance(body, dict) else None
-    return error if isinstance(error, dict) else {}
+def _read_error(body: JsonValue) -> _WireError:
+    try:
+        return _ErrorBody.model_validate(body).error
+    except ValidationError:
+        return _WireError()

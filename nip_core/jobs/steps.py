@@ -47,7 +47,7 @@ class JobSteps:
 
     @property
     def percent(self) -> float:
-        """Return the share of the steps that are done, in [0, 100]."""
+        """The share of steps done, in [0, 100]."""
         return round(min(100.0, max(0.0, 100.0 * self.step / self.total)), 2)
 
 
@@ -61,7 +61,7 @@ class _Data(BaseModel):
     time_left_s: _Number = None
 
     def steps(self) -> JobSteps | None:
-        """Give them as a `JobSteps`, if they say which step of how many it is."""
+        """Give them as a `JobSteps`; None if the step or the number of steps is missing."""
         if self.step is None or self.total_steps is None or self.total_steps <= 0:
             return None
         return JobSteps(
@@ -82,7 +82,7 @@ class _Event(BaseModel):
     data: Annotated[_Data, _Lenient] = _Data()
 
     def steps(self) -> JobSteps | None:
-        """Give the step that it tells of: in its data, or as in OpenAI's "Step 8/90: ..."."""
+        """Read the step from its data, or from words like OpenAI's "Step 8/90: ..."."""
         if (steps := self.data.steps()) is not None:
             return steps
         told = _MESSAGE.match(str(self.message))
@@ -120,7 +120,7 @@ def read_progress(view: JobView) -> JobSteps | None:
 
 
 def is_paused(view: JobView) -> bool:
-    """Tell whether a server of ours says of a job that it stands still for now."""
+    """Tell whether a job on a server of ours stands still for now."""
     return bool(_Report.model_validate(view.effective.get("nip") or {}).paused)
 
 

@@ -1,4 +1,4 @@
-"""Numbered submissions under a run id, kept so that any process can go on with them.
+"""Numbered submissions under a run id. Any process can go on with them.
 
 Submissions       what was submitted under each run id; `submit`, `look`, `follow`, `cancel`
 LiveSubmission    the error of a submission while an earlier one is under way
@@ -23,6 +23,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from nip_core.concurrency import in_thread
 from nip_core.errors import JobError, LeaseError, NipError, SettingsError
 from nip_core.hashing import digest
@@ -30,7 +32,7 @@ from nip_core.jobs.document import read_job
 from nip_core.jobs.job import Backend, JobRecord, JobSpec, JobView
 from nip_core.jobs.ledger import Ledger
 from nip_core.run_store.lease import Lease, acquire
-from nip_core.run_store.run import RUN_NAME, RunStore
+from nip_core.run_store.run import RUN_NAME, RunStore, read_document
 from nip_core.run_store.store import open_store
 from nip_lm_server.client import ENDED_STATUSES, NipSettings
 
@@ -40,6 +42,15 @@ _TRIES = 20  # of changes that another process was faster with
 
 MakeSpec = Callable[[int], JobSpec]
 """The spec of the submission with a number; see `Submissions.spec`."""
+
+
+class RunIdDocument(BaseModel):
+    """``run_id.json``: the run id whose submissions lie here."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    format_version: int = FORMAT_VERSION
+    run_id: str
 
 
 class LiveSubmission(NipError, ValueError):
@@ -62,28 +73,29 @@ class Submissions:
     # Reading ----------------------------------------------------------------------------------
 
     def run(self, run_id: str) -> RunStore:
-        """The place where the submissions of `run_id` lie.
+        """Give the place of the submissions of `run_id`.
 
         Raises SettingsError in the case that another run id has the same place.
         """
         run = RunStore(self._store, run_name(run_id))
-        stored = run.read_json_or_none(f"{run.root}/run_id.json")
-        if stored is not None and stored.get("run_id") != run_id:
+        stored = read_document(run, f"{run.root}/run_id.json", RunIdDocument)
+        # Two run ids may give one name of a run: they must not share its numbers.
+        if stored is not None and stored.run_id != run_id:
             raise SettingsError(
                 f"run_id {run_id!r}: its directory {run.root} in {self._store.url} belongs to "
-                f"{stored.get('run_id')!r}; use another run_id or another state directory"
+                f"{stored.run_id!r}; use another run_id or another state directory"
             )
         return run
 
     def record(self, run_id: str, number: int) -> JobRecord | None:
-        """Return the record of a submission, or None if there is none of this number."""
+        """Read the record of a submission; None if there is none of this number."""
         if not 0 <= number <= 9999:
             return None
         run = self.run(run_id)
         return read_job(run, run.job(number, self._group))
 
     def newest(self, run_id: str) -> tuple[int, JobRecord] | None:
-        """The last submission and its number, or None if there is none."""
+        """Find the last submission, with its number; None if there is none."""
         run = self.run(run_id)
         names = self._store.list(f"{run.root}/iterations")
         for number in sorted((int(name.rstrip("/")) for name in names), reverse=True):
@@ -93,7 +105,7 @@ class Submissions:
         return None
 
     def last_model(self, run_id: str, before: int) -> str | None:
-        """The model that the last successful submission before number `before` made."""
+        """Find the model of the last successful submission before number `before`."""
         for number in range(before - 1, -1, -1):
             record = self.record(run_id, number)
             if record is not None and record.succeeded:
@@ -114,7 +126,7 @@ class Submissions:
         nip: NipSettings,
         integrations: Sequence[Mapping[str, Any]] = (),
     ) -> JobSpec:
-        """The job of a submission."""
+        """Make the spec of a submission's job."""
         run = self.run(run_id).name
         return JobSpec(
             run=run,
@@ -157,7 +169,7 @@ class Submissions:
     async def look(
         self, run_id: str, number: int, backend: Backend
     ) -> tuple[JobRecord, JobView | None]:
-        """The record, brought up to date, and what the back-end says if the job goes on.
+        """Bring the record up to date; return it, with the back-end's view of a job still going on.
 
         Raises LookupError for a submission that is not on record, and what the back-end's calls
         raise.
@@ -203,7 +215,7 @@ class Submissions:
         raise JobError(f"{self._path(run_id, number)}: other processes keep changing it")
 
     async def cancel(self, run_id: str, number: int, backend: Backend) -> JobRecord:
-        """Ask the back-end to stop the job; the record, ended if no job came of it.
+        """Ask the back-end to stop the job; return the record, ended if no job came of it.
 
         A submission that was cut short is ended only when the back-end surely has no job of it.
         """
@@ -217,7 +229,7 @@ class Submissions:
     # Inside -----------------------------------------------------------------------------------
 
     def _number(self, run_id: str, make_spec: MakeSpec) -> int:
-        """The number under which to submit. Raises LiveSubmission."""
+        """Choose the number for the next submission. Raises LiveSubmission."""
         # 1. After an end the next number begins; of a refusal no job came.
         newest = self.newest(run_id)
         if newest is None:
@@ -252,12 +264,11 @@ class Submissions:
 
     @asynccontextmanager
     async def _submitting(self, run_id: str) -> AsyncIterator[Lease]:
-        """Hold the lease of the run id, once whoever holds it now is done."""
+        """Hold the lease of the run id, after waiting for its present holder."""
         # 1. Write down whose place this is; whoever was first has it.
         run = self.run(run_id)
-        run.write_json_once(
-            f"{run.root}/run_id.json", {"format_version": FORMAT_VERSION, "run_id": run_id}
-        )
+        document = RunIdDocument(format_version=FORMAT_VERSION, run_id=run_id)
+        run.write_json_once(f"{run.root}/run_id.json", document.model_dump())
         self.run(run_id)
         # 2. Wait for the lease, as long as its holder may bear with the back-end.
         give_up_s = time.monotonic() + self._patience_s + self._settle_s
@@ -300,7 +311,7 @@ def _release(taking: "asyncio.Task[Lease]") -> None:
 
 
 def run_name(run_id: str) -> str:
-    """The run's name for a run id: itself where it can be, else letters of it and a hash."""
+    """Derive the run's name from a run id: the id itself where it can be one, else with a hash."""
     if RUN_NAME.fullmatch(run_id):
         return run_id
     letters = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")[:28].strip("-")

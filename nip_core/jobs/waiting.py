@@ -26,7 +26,7 @@ class Pauses:
         self.longest_s = longest_s
 
     def next(self, asked_s: float | None = None) -> float:
-        """The next wait, at least as long as `asked_s`."""
+        """Give the next wait, at least as long as `asked_s`."""
         pause_s = self._next_s
         self._next_s = min(self.longest_s, self._next_s * _GROWTH)
         return max(pause_s, asked_s or 0.0)
@@ -48,7 +48,7 @@ class Waiting:
     async def until_answered(
         self, call: Callable[[], Awaitable[_T]], *, repeat_unknown: bool = True
     ) -> _T:
-        """The answer of `call`, repeated while the back-end is busy.
+        """Make a `call`, repeated while the back-end is busy; return its answer.
 
         With `repeat_unknown` it is repeated when there is no answer, too: for calls that change
         nothing. Raises JobError when patience ends, Refused, and NoAnswer if not repeated.
@@ -71,7 +71,7 @@ class Waiting:
                 await self.clock.sleep(pause_s)
 
     async def until_settled(self, find: Callable[[], Awaitable[_T | None]]) -> _T | None:
-        """Return what `find` finds, or None when it still finds nothing `settle_s` from now.
+        """Repeat `find` until it finds something, or finds nothing `settle_s` from now (None).
 
         Only a `find` that began late enough and was answered counts as nothing found. Raises
         JobError if there is none within another `patience_s`.

@@ -1,4 +1,4 @@
-"""The models that come with the package, by name. Nothing here loads torch.
+"""The models in the package, by name. Nothing here loads torch.
 
 ``tiny`` plays the scenario code_validation, ``tiny-arithmetic`` the scenario arithmetic, so does
 ``tiny-arithmetic-turns`` where the verifier is told of its turns, ``tiny-reading`` the scenario
@@ -22,7 +22,7 @@ ONLY_IN_REPOSITORY = frozenset({"tiny-arithmetic-turns"})
 
 
 def resolve_model(name_or_path: str) -> str:
-    """The directory of a bundled model, or `name_or_path` unchanged for any other.
+    """Give the directory of a bundled model, or `name_or_path` unchanged for any other.
 
     Raises SettingsError for one that is not installed.
     """

@@ -32,8 +32,7 @@ from nip_core.parameters.game import (
 )
 from nip_core.parameters.hyper_parameters import DATA_NEUTRAL, HyperParameters, Method
 from nip_core.parameters.load import load_parameters
-from nip_core.parameters.opponents import OpponentsParameters
-from nip_core.parameters.training import (
+from nip_core.parameters.loop_settings import (
     CurriculumParameters,
     FineTuningParameters,
     LmServerParameters,
@@ -46,6 +45,7 @@ from nip_core.parameters.training import (
     RolloutParameters,
     TextRlParameters,
 )
+from nip_core.parameters.opponents import OpponentsParameters
 from nip_core.parameters.update_schedule import (
     AgentUpdateSchedule,
     AlternatingPeriodicUpdateSchedule,

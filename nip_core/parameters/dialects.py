@@ -4,11 +4,10 @@ Dialect       a row of it
 DIALECTS      the table, by the names that the setting `api_dialect` takes
 find_dialect  the row of an agent
 
-Sources, read in November 2026: OpenAI's, OpenRouter's, Google's, Anthropic's and Mistral's pages on
-chat completions and on compatibility with OpenAI; for what is refused although no page says it,
-reports of the very answer: Gemini and ``seed`` (Vali-98/ChatterUI#227), Mistral and
-``max_completion_tokens`` (editor-code-assistant/eca#231), Mistral and ``name``
-(Gage-Technologies/mistral-go#2).
+Sources, read in November 2026: the pages of all of them on chat completions and on compatibility
+with OpenAI; for what is refused although no page says it, reports of the very answer: Gemini and
+``seed`` (Vali-98/ChatterUI#227), Mistral and ``max_completion_tokens``
+(editor-code-assistant/eca#231), Mistral and ``name`` (Gage-Technologies/mistral-go#2).
 """
 
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from nip_core.parameters.agents import PureTextAgentParameters
 
 ApiDialect = Literal[
-    "auto", "openai", "self_hosted", "openrouter", "gemini", "anthropic", "mistral"
+    "auto", "openai", "self_hosted", "openrouter", "together", "gemini", "anthropic", "mistral"
 ]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
@@ -68,6 +67,10 @@ DIALECTS: dict[str, Dialect] = {
     # What vLLM makes of an effort depends on the model's template: see chat_template_kwargs.
     "self_hosted": Dialect(),
     "openrouter": Dialect(hosts=("openrouter.ai",), takes_n=False, effort="reasoning"),
+    # Its logprobs is a number of tokens, and no word of names stands on its pages.
+    "together": Dialect(
+        hosts=("api.together.ai", "api.together.xyz"), takes_names=False, takes_logprobs=False
+    ),
     "gemini": Dialect(
         hosts=("generativelanguage.googleapis.com",), seed=None, effort="reasoning_effort"
     ),

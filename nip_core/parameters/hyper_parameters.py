@@ -34,10 +34,7 @@ from nip_core.parameters.game import (
     NipProtocolParameters,
     ZkProtocolParameters,
 )
-from nip_core.parameters.not_for_text import UNAVAILABLE
-from nip_core.parameters.opponents import OpponentsParameters, check_opponents
-from nip_core.parameters.tracking import Trackers
-from nip_core.parameters.training import (
+from nip_core.parameters.loop_settings import (
     CurriculumParameters,
     FineTuningParameters,
     LmServerParameters,
@@ -50,6 +47,9 @@ from nip_core.parameters.training import (
     RolloutParameters,
     TextRlParameters,
 )
+from nip_core.parameters.not_for_text import UNAVAILABLE
+from nip_core.parameters.opponents import OpponentsParameters, check_opponents
+from nip_core.parameters.tracking import Trackers
 from nip_core.protocols import list_agent_names, make_protocol
 from nip_core.scenarios import find_scenario, make_scenario
 from nip_core.scenarios.checked import describe_raised

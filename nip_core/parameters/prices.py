@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import yaml
 
 from nip_core.parameters.agents import PureTextAgentParameters
+from nip_core.parameters.loop_settings import Price
 from nip_core.parameters.provider_table import PROVIDERS
-from nip_core.parameters.training import Price
 
 if TYPE_CHECKING:
     from nip_core.parameters.hyper_parameters import HyperParameters

@@ -13,7 +13,7 @@ Sources, read in November 2026: the providers' pages on addresses and keys.
 from dataclasses import dataclass
 from typing import Literal
 
-ProviderName = Literal["OpenAI", "SelfHosted", "OpenRouter"]
+ProviderName = Literal["OpenAI", "SelfHosted", "OpenRouter", "Together"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,13 @@ PROVIDERS: dict[ProviderName, Provider] = {
         dialect="openrouter",
         address="https://openrouter.ai/api/v1",
         address_variable="OPENROUTER_BASE_URL",
+    ),
+    # Its fine-tuning has a protocol of its own, so its models only play here.
+    "Together": Provider(
+        key_variable="TOGETHER_API_KEY",
+        dialect="together",
+        address="https://api.together.ai/v1",
+        address_variable="TOGETHER_BASE_URL",
     ),
     # An lm_server: the run's own, or the one that the settings name.
     "SelfHosted": Provider(

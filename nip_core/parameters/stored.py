@@ -6,8 +6,8 @@ from nip_core.parameters.agents import PureTextAgentParameters
 from nip_core.parameters.base import Parameters, change_groups
 from nip_core.parameters.budget import BudgetParameters
 from nip_core.parameters.hyper_parameters import HyperParameters
+from nip_core.parameters.loop_settings import Price
 from nip_core.parameters.plain import PlainDict, PlainMapping
-from nip_core.parameters.training import Price
 
 
 def complete_settings(stored: PlainMapping) -> dict[str, Any]:

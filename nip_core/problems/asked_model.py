@@ -22,9 +22,9 @@ from nip_core.parameters.prices import find_missing_prices, price_calls
 from nip_core.parameters.providers import base_name
 from nip_core.progress.board import Progress
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
-from nip_core.servers.endpoints import remote_endpoints
-from nip_core.servers.own_server import OwnServer, check_server, server_spec
-from nip_core.session.opening import chat_client
+from nip_core.servers.endpoints import find_remote_endpoints
+from nip_core.servers.own_server import OwnServer, check_server, make_server_spec
+from nip_core.session.opening import make_chat_client
 from nip_core.session.server_checks import check_reachable
 
 AGENT = "verifier"
@@ -108,12 +108,12 @@ async def open_model(
     Raises SettingsError for a key that is missing, ServerError for a server that is.
     """
     check_server(parameters, environment)
-    endpoints = remote_endpoints(parameters, environment)
+    endpoints = find_remote_endpoints(parameters, environment)
     progress = Progress()
     await check_reachable(parameters, endpoints, progress)
     async with contextlib.AsyncExitStack() as stack:
         endpoint = next((at.play for at in endpoints.values()), None)
-        spec = server_spec(parameters)
+        spec = make_server_spec(parameters)
         if endpoint is None:
             assert spec is not None  # or there would be an address
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nip-model-")))
@@ -124,5 +124,5 @@ async def open_model(
             stack.callback(server.stop)
             await server.ensure()
             endpoint = server.endpoint
-        client = await stack.enter_async_context(chat_client(parameters, progress))
+        client = await stack.enter_async_context(make_chat_client(parameters, progress))
         yield OpenModel(client, endpoint, base_name(parameters, find_agent(parameters)))

@@ -26,7 +26,7 @@ from nip_core.rollouts.episode import ShardContext
 from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import EpisodeSpec, episode_spec
-from nip_core.rollouts.rows import recorded_calls
+from nip_core.rollouts.table_rows import recorded_calls
 from nip_core.scenarios import Problem
 from nip_core.scenarios.rows import Row
 

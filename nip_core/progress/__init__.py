@@ -1,4 +1,4 @@
-"""What a run is doing, from the stages that do it to the views that show it.
+"""The progress of a run: stages write it, views show it.
 
 board     what stages write: counters, activities, events, and the stages still to come
 outlook   what views read: all of it at one moment, with rates and the time left

@@ -1,4 +1,4 @@
-"""What stages write of a run while it goes on; views read it, see `outlook`.
+"""The progress of a run in this process: stages write it, views read it through `outlook`.
 
 Progress   the run in this process: counters, activities, events, stages
 Stage      a part of an iteration that takes its time, or of the end of the run
@@ -34,7 +34,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that has happened, once."""
+    """A single happening, like an iteration's test or a warning."""
 
     at: float
     """Seconds since 1970."""
@@ -48,7 +48,7 @@ class Event:
 
 @dataclass
 class Activity:
-    """Something that is being done, apart from the episodes, which `Progress` counts."""
+    """A piece of work going on now, like a job; episodes are counted in `Progress`."""
 
     what: str
     began_s: float
@@ -177,7 +177,7 @@ class Progress:
         self.tell("ready", f"{what}: ready after {took_s:.1f} s", what=what, seconds=took_s)
 
     def start_episodes(self, split: str, total: int, done: int = 0, failed: int = 0) -> None:
-        """Begin with the episodes of a split, of which some may be done, and have failed."""
+        """Begin with the episodes of a split; `done` are played, `failed` of these failed."""
         self._played += self.episodes_done - self.episodes_before
         self.split, self.episodes_began_s = split, self.clock()
         self.episodes_total, self.episodes_done, self.episodes_failed = total, done, failed
@@ -224,12 +224,12 @@ class Progress:
         self.events.append(Event(self.now(), kind, text, facts))
 
     def warn(self, text: str) -> None:
-        """Add a warning that people should see at once."""
+        """Add a warning, for people to see at once."""
         self.warning = text
         self.tell("warning", f"warning: {text}")
 
     def count_job(self) -> None:
-        """Note that a job was submitted here."""
+        """Count a job submitted here."""
         self._submitted += 1
 
     def count_answer(self, agent: str, prompt_tokens: int, completion_tokens: int) -> None:
@@ -241,6 +241,6 @@ class Progress:
         self.tokens_by_agent[agent] = (before[0] + prompt_tokens, before[1] + completion_tokens)
 
     def count_retry(self, reason: str) -> None:
-        """Note that something is tried again: a call, a look at a job, a stage."""
+        """Count another try: of a call, of a look at a job, of a stage."""
         self.retries += 1
         self.last_trouble = reason

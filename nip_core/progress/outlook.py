@@ -1,8 +1,8 @@
-"""What views read: what goes on at one moment, how fast, and how long it still takes.
+"""The state of a run at one moment, for views: what goes on, how fast, and the time left.
 
 observe_run   the `State` of a run now
-State   what is being done, the whole run, and the counters
-Doing   one thing that is being done
+State   work going on, the whole run, and the counters
+Doing   one piece of work going on
 Whole   the whole run: its share that is done, and the time left
 
 Times are measured, never assumed. An episode takes what episodes of this run took (of the same kind
@@ -27,7 +27,7 @@ STEPS = "steps"
 
 @dataclass(frozen=True)
 class Doing:
-    """One thing that is being done."""
+    """One piece of work going on."""
 
     what: str
     elapsed_s: float
@@ -90,8 +90,10 @@ class State:
 
 
 def observe_run(progress: Progress, parameters: HyperParameters) -> State:
-    """The state of the run now. Any number of views may look: nothing is changed but the highest
-    share that was shown."""
+    """Take the state of the run now. Any number of views may do so.
+
+    Nothing is changed but the highest share that was shown.
+    """
     now_s, stage = progress.clock(), progress.stage
     doing = [_of_activity(activity, now_s, progress) for activity in [*progress.activities]]
     if progress.episodes_total:
@@ -191,7 +193,7 @@ def _whole(progress: Progress, now: Stage | None, doing: list[Doing], now_s: flo
 def _left_of(
     doing: list[Doing], stage: Stage, elapsed_s: float, paces: dict[str, list[float]]
 ) -> float | None:
-    """Seconds that the present stage still takes."""
+    """Estimate the seconds left of the present stage; None where nothing was measured."""
     expected = _expected(stage, paces)
     left_s = None if expected is None else max(expected - elapsed_s, 0.0)
     if stage.episodes:
@@ -212,7 +214,7 @@ def _left_of(
 
 
 def _expected(stage: Stage, paces: dict[str, list[float]]) -> float | None:
-    """Seconds of a whole stage, by what was measured of its kind."""
+    """Estimate the seconds of a whole stage from measured ones of its kind; None without any."""
     measured = paces.get(stage.name)
     if stage.episodes:
         of_any = [s for name in ("test", "play", "gate", "attack") for s in paces.get(name, ())]

@@ -1,4 +1,4 @@
-"""Which lines a run's view writes, and when: for people without a live view, and for programs.
+"""The lines of a run's view: for people without a live view, and for programs.
 
 PlainLines   lines for people: every event, and now and then what goes on
 JsonLines    a JSON object in each line: every event, and now and then the whole state
@@ -34,7 +34,7 @@ _WORTH_A_LINE_S = 1.0  # that something has gone on
 
 
 class _New:
-    """The events that were not seen before."""
+    """The events since the last look."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress, self._seen = progress, 0
@@ -58,7 +58,7 @@ class PlainLines:
         self._last_s = progress.began_s
 
     def lines_due(self) -> list[str]:
-        """Take the lines that are due now."""
+        """Take the lines due now: each is given once."""
         # 1. What has happened since the last look.
         progress = self._progress
         lines = [
@@ -127,7 +127,7 @@ class JsonLines:
         self._new, self._told_s = _New(progress), -STATE_EVERY_S
 
     def lines_due(self) -> list[str]:
-        """Take the lines that are due now."""
+        """Take the lines due now: each is given once."""
         progress = self._progress
         lines = [
             _line(event.at, event.kind, text=event.text, facts=dict(event.facts))
@@ -148,7 +148,7 @@ def _line(at: float, event: str, **parts: Any) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    """`value` with numbers as people read them."""
+    """Round the numbers in `value` for readers; None stands for NaN and infinity."""
     if isinstance(value, float):
         return round(value, _DIGITS) if math.isfinite(value) else None
     if isinstance(value, dict):

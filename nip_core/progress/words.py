@@ -40,7 +40,7 @@ _PACE = 10.0  # per second, from which no decimals are shown
 
 
 def format_estimate(seconds: float) -> str:
-    """A time that is estimated: "about 40 s", "about 3 min", "about 2 h 10 min"."""
+    """Write an estimated time as "about 40 s", "about 3 min", "about 2 h 10 min"."""
     if not math.isfinite(seconds):
         return _UNKNOWN
     if seconds < _IN_SECONDS:
@@ -52,7 +52,7 @@ def format_estimate(seconds: float) -> str:
 
 
 def format_clock(seconds: float) -> str:
-    """A time that is over, as "0:01:12"."""
+    """Write a time gone by, as "0:01:12"."""
     if not math.isfinite(seconds):
         return _UNKNOWN
     whole = int(seconds)
@@ -97,7 +97,7 @@ def doing_words(doing: Doing) -> str:
 
 
 def place_words(state: State, doing: Doing) -> str:
-    """The same with its stage, as "iteration 1/3: training verifier (ftjob-...): step 12/90"."""
+    """Add the stage, as "iteration 1/3: training verifier (ftjob-...): step 12/90"."""
     place, words = stage_words(state), doing_words(doing)
     if doing.job is not None:  # which says itself that it trains
         place = place.partition(":")[0]
@@ -107,14 +107,14 @@ def place_words(state: State, doing: Doing) -> str:
 
 
 def status_words(doing: Doing) -> str:
-    """Return the last word of who does it, where its counts do not say it."""
+    """Say the last word of who does it, where its counts do not say it."""
     if doing.status == "running":
         return "" if doing.total else "starting up"
     return doing.status
 
 
 def left_words(doing: Doing) -> str:
-    """Return the time left, or how long it has taken so far where that is not known."""
+    """Say the time left, or the time taken so far where it is not known."""
     if doing.total and doing.done >= doing.total:
         what = "being measured" if doing.unit == EPISODES else "finishing"
         return f"{what}, {format_clock(doing.elapsed_s)} so far"
@@ -132,7 +132,7 @@ def whole_words(whole: Whole) -> str:
 
 
 def share_words(part: float, left_s: float, is_done: bool) -> str:
-    """Return "43 %, about 3 min left"; what has taken longer than expected is not done by that."""
+    """Say "43 %, about 3 min left". More than 99 % is shown only once all stages are over."""
     if is_done:
         return "100 %, all stages are over"
     percent = 100 * min(part, _NOT_ALL)
@@ -164,10 +164,10 @@ def state_line(state: State) -> str:
 
 
 def format_pace(per_s: float) -> str:
-    """A number per second as "3.4" or "1,240"."""
+    """Write a number per second as "3.4" or "1,240"."""
     return f"{per_s:.1f}" if per_s < _PACE else f"{per_s:,.0f}"
 
 
 def format_share(doing: Doing) -> str:
-    """The share that is done, as "31 %"."""
+    """Write the share done, as "31 %"."""
     return f"{100 * doing.done / doing.total:.0f} %" if doing.total else "-"

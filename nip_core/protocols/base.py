@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from nip_core.protocols.playable import check_playable
 from nip_core.protocols.scales import (
     ACCEPT,
     NEITHER,
@@ -25,6 +24,7 @@ from nip_core.protocols.scales import (
     round_value,
 )
 from nip_core.protocols.settings import CommonSettings, GameSettings, RoundSettings
+from nip_core.protocols.settings_checks import check_playable
 
 _SEEDS = range(16)  # for what is reckoned over all seeds
 _VALUES = {REJECT: -1.0, NEITHER: 0.0, ACCEPT: 1.0}

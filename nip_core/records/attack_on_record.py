@@ -1,36 +1,35 @@
 """The figures of an attack on record, with how many of its steps trained its provers.
 
-training_of    how many of the attack's steps trained its provers
-shown_attack   the figures on record, with that
+count_attack_training  how many of the attack's steps trained its provers
+with_training          the figures of an attack, with that
+read_shown_attack      the same of the figures on record
 """
 
-from collections.abc import Mapping
-from typing import Any
-
-from nip_core.evaluation.attack_figures import as_now
-from nip_core.evaluation.attack_words import by_training
+from nip_core.evaluation.attack_metrics import AttackMetrics, ShownAttack, TrainedSteps
+from nip_core.evaluation.attack_words import StepJob, count_trained
 from nip_core.records.iterations import Records
-from nip_core.rollouts.plan import ATTACK
 
 
-def training_of(records: Records) -> dict[str, Any]:
-    """As `by_training`, of the iterations that train; {} for an attack that trains nobody."""
+def count_attack_training(records: Records) -> TrainedSteps | None:
+    """Count the steps that trained somebody; None for an attack that trains nobody."""
     steps = [record for record in records.all() if record.iteration < records.shown.last]
     if not steps:
-        return {}
+        return None
     counts = [of.counts or {} for record in steps for of in record.datasets.values()]
     jobs = [
-        {group: {**job.model_dump(), "status": job.state} for group, job in of.items()}
-        for of in (record.jobs for record in steps)
+        {group: StepJob(job.state, job.reason) for group, job in record.jobs.items()}
+        for record in steps
     ]
-    return by_training(jobs, counts)
+    return count_trained(jobs, counts)
 
 
-def shown_attack(records: Records) -> dict[str, Any] | None:
-    """The figures on record, with those of `training_of`; None where there are none yet."""
-    if not records.shown.attacks:
-        return None
-    metrics: Mapping[str, Any] | None = records.run.read_json_or_none(
-        records.run.metrics(records.shown.last, ATTACK)
-    )
-    return None if metrics is None else {**as_now(metrics), **training_of(records)}
+def with_training(metrics: AttackMetrics, trained: TrainedSteps | None) -> ShownAttack:
+    """Put the figures of an attack and the count of its steps side by side."""
+    counted = {} if trained is None else trained.as_json()
+    return ShownAttack.model_validate({**metrics.as_json(), **counted})
+
+
+def read_shown_attack(records: Records) -> ShownAttack | None:
+    """Read the figures on record, with `count_attack_training`; None where there are none yet."""
+    metrics = records.of(records.shown.last).attack if records.shown.attacks else None
+    return None if metrics is None else with_training(metrics, count_attack_training(records))

@@ -1,11 +1,11 @@
 """What is shown of a committed split beside its metrics: intervals by question, and baselines.
 
-shown_metrics      metrics with these intervals in the place of their own, and with baselines
-measure_intervals  from the rollouts of a split, with `measure_baselines`
-combined           the same, from both documents
-split_by_of        the columns by which the scenario of some settings splits problems
-rate_alone_of      how often their verifier would be right alone, where the scenario knows it
-hinted_of          the agents that are told why they are asked again
+read_shown_metrics  metrics with these intervals in the place of their own, and with baselines
+measure_intervals   from the rollouts of a split, with `measure_baselines`
+combine_metrics     the same, from both documents
+find_split_columns  the columns by which the scenario of some settings splits problems
+find_rate_alone     how often their verifier would be right alone, where the scenario knows it
+list_hinted_agents  the agents that are told why they are asked again
 
 ``intervals-<split>.json`` has what differs from ``metrics-<split>.json``, whose intervals take
 problems as independent: nothing where each question has one problem that is played once. Its
@@ -18,81 +18,83 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+from pydantic import JsonValue
 
 from nip_core.errors import StoreError
 from nip_core.evaluation.any_of import any_of
 from nip_core.evaluation.baseline_verifiers import believe_the_prover, majority
 from nip_core.evaluation.metrics import evaluate
-from nip_core.evaluation.spread import only_intervals, questions_of, with_intervals
+from nip_core.evaluation.split_metrics import Baselines, RateBound, SplitIntervals, SplitMetrics
+from nip_core.evaluation.spread import find_questions, pick_intervals, replace_intervals
 from nip_core.evaluation.statistics.differences import at_most
 from nip_core.parameters.stored import read_settings
 from nip_core.protocols import make_protocol
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.tables import RolloutTables, read_rollouts
 from nip_core.run_store.manifest import is_committed
-from nip_core.run_store.run import RunStore
+from nip_core.run_store.run import RunStore, read_document
 from nip_core.scenarios import find_scenario, make_scenario
 
-BELIEVED, VOTED, ANY_OF = "believe_the_prover", "majority", "any_of"
-_BREAKDOWNS = ("by_difficulty", "by_mutation")
-_BOUNDED = {"accuracy": None, "completeness": 1, "soundness": 0}
-"""Rates that are shown with a bound where nothing else was seen, with the label they are about."""
 
-
-def shown_metrics(
+def read_shown_metrics(
     run: RunStore,
     iteration: int,
     split: str,
-    metrics: Mapping[str, Any],
+    metrics: SplitMetrics,
     parameters: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The metrics of a split with the intervals by question, and what `combined` adds.
+) -> SplitMetrics:
+    """Give the metrics of a split the intervals by question, and what `combine_metrics` adds.
 
     `parameters` are the run's, which count where an earlier version has played it. Where that
     one's rollouts are gone or damaged the metrics are shown as they are.
     """
-    document = run.read_json_or_none(run.intervals(iteration, split))
+    document = read_document(run, run.intervals(iteration, split), SplitIntervals)
     directory = run.rollouts(iteration, split)
     if document is None or _lacks_baselines(document, split, metrics):
         try:
             if is_committed(run.store, directory):
-                seed, split_by = int(parameters.get("seed") or 0), split_by_of(parameters)
+                seed, split_by = int(parameters.get("seed") or 0), find_split_columns(parameters)
                 rollouts = read_rollouts(run.store, directory)
                 document = document or measure_intervals(rollouts, metrics, seed, split_by)
                 if split == TEST and (game := _claims_and_provers(parameters)) is not None:
                     found = measure_baselines(rollouts, metrics, seed, split_by, *game)
-                    document = {**document, "baselines": found}
+                    document = document.model_copy(update={"baselines": found})
         except StoreError:  # which `nip verify` says; what is known without them is shown
             pass
-    return dict(metrics) if document is None else combined(metrics, document)
+    return metrics if document is None else combine_metrics(metrics, document)
 
 
-def _lacks_baselines(document: Mapping[str, Any], split: str, metrics: Mapping[str, Any]) -> bool:
-    """Return whether a test has baselines which the version that wrote the document did not."""
-    has_some = BELIEVED in metrics or VOTED in metrics
-    return split == TEST and has_some and "baselines" not in document
+def _lacks_baselines(document: SplitIntervals, split: str, metrics: SplitMetrics) -> bool:
+    """Return whether a test has baselines and its document, of an earlier version, has none."""
+    has_some = metrics.believe_the_prover is not None or metrics.majority is not None
+    return split == TEST and has_some and document.baselines is None
 
 
-def combined(metrics: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics with the intervals and the baselines of the document.
+def combine_metrics(metrics: SplitMetrics, document: SplitIntervals) -> SplitMetrics:
+    """Put the intervals and the baselines of the document into the metrics.
 
     ``questions`` is how many there are, and ``bounds`` says by rate, where it is 0 or 1, the
     highest share of exceptions that so many questions without one leave possible.
     """
-    shown = with_intervals(metrics, document["intervals"]) | document.get("baselines", {})
-    return {**shown, "questions": document["questions"], "bounds": document["bounds"]}
+    shown = replace_intervals(metrics.as_json(), document.intervals)
+    baselines = {} if document.baselines is None else document.baselines.as_json()
+    return SplitMetrics.model_validate(
+        {**shown, **baselines, "questions": document.questions, "bounds": document.bounds}
+    )
 
 
-def split_by_of(parameters: Mapping[str, Any]) -> tuple[str, ...]:
-    """The columns by which the scenario of these settings splits problems; () if it is not here."""
+def find_split_columns(parameters: Mapping[str, Any]) -> tuple[str, ...]:
+    """List the columns by which the scenario of these settings splits problems; () if it is not
+    here.
+    """
     try:
         return tuple(find_scenario(parameters["scenario"]).split_by)
     except Exception:  # whatever a user's module raises that has been changed or is gone
         return ()
 
 
-def rate_alone_of(parameters: Mapping[str, Any]) -> float | None:
-    """`Scenario.rate_alone` for a game without provers on problems that the scenario draws.
+def find_rate_alone(parameters: Mapping[str, Any]) -> float | None:
+    """Return `Scenario.rate_alone` for a game without provers on problems drawn by the scenario.
 
     None for other games and datasets, and where nobody knows.
     """
@@ -106,8 +108,10 @@ def rate_alone_of(parameters: Mapping[str, Any]) -> float | None:
         return None
 
 
-def hinted_of(parameters: Mapping[str, Any]) -> set[str]:
-    """The agents that are told why they are asked again, of a run's settings on record."""
+def list_hinted_agents(parameters: Mapping[str, Any]) -> set[str]:
+    """List the agents of a run on record with `retry_hint`: they are told why they are asked
+    again.
+    """
     agents = parameters.get("agents") or {}
     return {name for name, agent in agents.items() if agent.get("retry_hint") is True}
 
@@ -125,48 +129,54 @@ def _claims_and_provers(
 
 def measure_baselines(
     rollouts: RolloutTables,
-    metrics: Mapping[str, Any],
+    metrics: SplitMetrics,
     seed: int,
     split_by: Sequence[str],
     claims: Mapping[str, int],
     provers: Collection[str],
-) -> dict[str, Any]:
-    """By name, the baselines of these metrics as they are shown, without breakdowns."""
+) -> Baselines:
+    """Measure the baselines that these metrics have, as they are shown, without breakdowns."""
     shown: dict[str, Any] = {}
-    questions = questions_of(rollouts.episodes, split_by)
+    questions = find_questions(rollouts.episodes, split_by)
     tables = rollouts.episodes, rollouts.generations
-    if BELIEVED in metrics:
+    if metrics.believe_the_prover is not None:
         believed = believe_the_prover(*tables, claims, provers=provers, questions=questions)
-        shown[BELIEVED] = {key: v for key, v in believed.items() if key not in _BREAKDOWNS}
-    if VOTED in metrics:
-        shown[ANY_OF] = any_of(*tables, seed=seed, questions=questions)
-    return shown
+        shown["believe_the_prover"] = believed.without_breakdowns()
+    if metrics.majority is not None:
+        shown["any_of"] = any_of(*tables, seed=seed, questions=questions)
+    return Baselines(**shown)
 
 
 def measure_intervals(
-    rollouts: RolloutTables, metrics: Mapping[str, Any], seed: int, split_by: Sequence[str]
-) -> dict[str, Any]:
-    questions = questions_of(rollouts.episodes, split_by)
+    rollouts: RolloutTables, metrics: SplitMetrics, seed: int, split_by: Sequence[str]
+) -> SplitIntervals:
+    questions = find_questions(rollouts.episodes, split_by)
     count = len({*questions.values()})
-    intervals: dict[str, Any] = {}
+    intervals: dict[str, JsonValue] = {}
     if count < rollouts.episodes.num_rows:  # else no question was tried twice
         tables = rollouts.episodes, rollouts.generations
         by_question = evaluate(*tables, seed=seed, questions=questions)
-        intervals = only_intervals(by_question, metrics)
+        intervals = pick_intervals(by_question.as_json(), metrics.as_json())
         voted = majority(rollouts.episodes, seed=seed, questions=questions)
-        if voted is not None and VOTED in metrics:
-            intervals[VOTED] = only_intervals(voted, metrics[VOTED])
+        if voted is not None and metrics.majority is not None:
+            intervals["majority"] = pick_intervals(voted.as_json(), metrics.majority.as_json())
     bounds = _bounds(rollouts.episodes, metrics, questions)
-    return {"questions": count, "intervals": intervals, "bounds": bounds}
+    return SplitIntervals(questions=count, intervals=intervals, bounds=bounds)
 
 
 def _bounds(
-    episodes: pa.Table, metrics: Mapping[str, Any], questions: Mapping[str, str]
-) -> dict[str, Any]:
+    episodes: pa.Table, metrics: SplitMetrics, questions: Mapping[str, str]
+) -> dict[str, RateBound]:
     rows = list(zip(episodes["problem"].to_pylist(), episodes["y"].to_pylist(), strict=True))
     bounds = {}
-    for name, label in _BOUNDED.items():
-        if metrics.get(name) in (0.0, 1.0):
+    # Each rate with the label of the problems that it is about.
+    rates = (
+        ("accuracy", metrics.accuracy, None),
+        ("completeness", metrics.completeness, 1),
+        ("soundness", metrics.soundness, 0),
+    )
+    for name, rate, label in rates:
+        if rate in (0.0, 1.0):
             among = len({questions[problem] for problem, y in rows if label in (None, y)})
-            bounds[name] = {"questions": among, "at_most": at_most(0, among)}
+            bounds[name] = RateBound(questions=among, at_most=at_most(0, among))
     return bounds

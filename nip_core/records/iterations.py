@@ -1,7 +1,7 @@
 """What is on record of each iteration of a run, read once where it does not change any more.
 
-IterationRecord   one iteration: what the summary, the report, the artifacts and the state say of it
-Records           those of a run
+IterationRecord  one iteration: what the summary, the report, the artifacts and the state say of it
+Records          those of a run
 
 An iteration is over when its swap is on record and so is its test, where the settings ask for one.
 From then on its files stay as they are, unless the run is done again from an earlier place
@@ -23,15 +23,22 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from nip_core.errors import StoreError
+from nip_core.evaluation.attack_metrics import AttackMetrics
 from nip_core.evaluation.metrics import paired_difference
+from nip_core.evaluation.split_metrics import PairedDifference, SplitMetrics
 from nip_core.jobs.document import count_billed_tokens, read_job
-from nip_core.records.intervals import shown_metrics, split_by_of
+from nip_core.records.intervals import find_split_columns, read_shown_metrics
 from nip_core.records.jobs_shown import NOT_DUE, DatasetShown, JobShown, read_losses
 from nip_core.records.models import Decision, Swap, read_swap
 from nip_core.records.run_shown import RunShown, open_shown
-from nip_core.records.shapes import RATES, checked
-from nip_core.records.spending import Spent, add_up, expected_tokens, spent_by_stage, tree_splits
-from nip_core.records.stage_seconds import StageSeconds, seconds_so_far
+from nip_core.records.spending import (
+    Spent,
+    add_up,
+    add_up_by_stage,
+    count_expected_tokens,
+    find_tree_splits,
+)
+from nip_core.records.stage_seconds import StageSeconds, read_seconds_so_far
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import StoredRollouts
@@ -54,30 +61,49 @@ class IterationRecord:
     def __init__(self, records: "Records", iteration: int) -> None:
         """Reads nothing yet."""
         self._records, self._run, self.iteration = records, records.run, iteration
-        self._stored_metrics: dict[str, dict[str, Any] | None] = {}
-        self._shown_metrics: dict[str, dict[str, Any]] = {}
+        self._stored_metrics: dict[str, SplitMetrics | None] = {}
+        self._shown_metrics: dict[str, SplitMetrics] = {}
+        self._attack_metrics: AttackMetrics | None = None
         self.has_breakdowns = True
         """Whether its metrics are whole, see `Records.whole`."""
         self.derived: dict[str, Any] = {}
         """What others make of it, for as long as it is the same."""
 
-    def metrics(self, split: str) -> dict[str, Any] | None:
-        """The metrics of a split, None where there are none: of what is played for the gate as they
-        are stored, of others with the intervals that are shown."""
+    def metrics(self, split: str) -> SplitMetrics | None:
+        """Return the metrics of a split, None where there are none.
+
+        What is played for the gate has those that are stored, other splits have the intervals that
+        are shown.
+        """
         metrics = self.stored_metrics(split)
         if metrics is not None and split in (TEST, TRAIN) and split not in self._shown_metrics:
             settings = self._records.shown.record.parameters
-            shown = shown_metrics(self._run, self.iteration, split, metrics, settings)
+            shown = read_shown_metrics(self._run, self.iteration, split, metrics, settings)
             self._shown_metrics[split] = shown
         return self._shown_metrics.get(split, metrics)
 
-    def stored_metrics(self, split: str) -> dict[str, Any] | None:
+    def stored_metrics(self, split: str) -> SplitMetrics | None:
         """The metrics of a split as they are on record; of an earlier block, as they are shown."""
         if split not in self._stored_metrics:
             path = self._run.metrics(self.iteration, split)
-            metrics = self._run.read_json_or_none(path)
-            self._stored_metrics[split] = metrics and checked(metrics, RATES, path)
+            self._stored_metrics[split] = read_document(self._run, path, SplitMetrics)
         return self._stored_metrics[split]
+
+    @property
+    def attack(self) -> AttackMetrics | None:
+        """Read what is measured of an attack with this iteration; None where nothing is."""
+        if self._attack_metrics is None:
+            path = self._run.metrics(self.iteration, ATTACK)
+            self._attack_metrics = read_document(self._run, path, AttackMetrics)
+        return self._attack_metrics
+
+    def figures(self, split: str) -> SplitMetrics | AttackMetrics | None:
+        """The figures of a split, an attack or not, as `metrics` has them."""
+        return self.attack if split == ATTACK else self.metrics(split)
+
+    def stored_figures(self, split: str) -> SplitMetrics | AttackMetrics | None:
+        """The figures of a split, an attack or not, as `stored_metrics` has them."""
+        return self.attack if split == ATTACK else self.stored_metrics(split)
 
     @cached_property
     def swap(self) -> Swap | None:
@@ -86,7 +112,7 @@ class IterationRecord:
 
     @cached_property
     def served(self) -> dict[str, str]:
-        """By group, the name of the model that plays the iteration."""
+        """Name by group the model in play."""
         if self.iteration == 0 or (before := self._records.of(self.iteration - 1)).swap is None:
             return dict(self._records.shown.first_models)
         return before.swap.names
@@ -98,7 +124,7 @@ class IterationRecord:
 
     @cached_property
     def jobs(self) -> dict[str, JobShown]:
-        """Jobs by group. One that was not due has a stand-in."""
+        """List the jobs by group. One without its turn has a stand-in."""
         jobs: dict[str, JobShown] = {}
         not_scheduled = [] if self.swap is None else self.swap.not_scheduled
         for group in self._records.shown.first_models:
@@ -113,7 +139,7 @@ class IterationRecord:
                     trained_tokens=job.trained_tokens,
                     loss=read_losses(job),
                     billed_tokens=count_billed_tokens(
-                        job, expected_tokens(self._run.store, directory, job)
+                        job, count_expected_tokens(self._run.store, directory, job)
                     ),
                 )
             elif group in not_scheduled:
@@ -123,9 +149,9 @@ class IterationRecord:
     @cached_property
     def spent(self) -> dict[str, Spent]:
         """What each of its stages has spent, see `nip_core.records.spending`."""
-        trees = tree_splits(self._records.shown.record.parameters)
+        trees = find_tree_splits(self._records.shown.record.parameters)
         billed = {group: job.billed_tokens for group, job in self.jobs.items() if job.is_due}
-        return spent_by_stage(self._run, self.iteration, self.stored_metrics, billed, trees)
+        return add_up_by_stage(self._run, self.iteration, self.stored_figures, billed, trees)
 
     @cached_property
     def all_spent(self) -> Spent:
@@ -149,11 +175,11 @@ class IterationRecord:
         """Seconds by stage."""
         path = f"{self._run.iteration(self.iteration)}/times.json"
         times = read_document(self._run, path, StageSeconds)
-        return seconds_so_far(self._run, self.iteration) if times is None else times.root
+        return read_seconds_so_far(self._run, self.iteration) if times is None else times.root
 
     @cached_property
     def manifests(self) -> dict[str, str]:
-        """By path below the run, the digests of the splits and datasets that are committed."""
+        """Give by path below the run the digests of all committed splits and datasets."""
         run = self._run
         return {
             path.removeprefix(f"{run.root}/"): read_manifest(
@@ -164,14 +190,14 @@ class IterationRecord:
         }
 
     @cached_property
-    def change(self) -> dict[str, Any] | None:
+    def change(self) -> PairedDifference | None:
         """The `paired_difference` of its test and the first one; None where there are not both."""
         first = None if self.metrics(TEST) is None else self._records.first_test
         if first is None or first >= self.iteration:
             return None
         record = self._records.shown.record
         before, after = (self._records.test_episodes(i) for i in (first, self.iteration))
-        split_by = split_by_of(record.parameters)
+        split_by = find_split_columns(record.parameters)
         return paired_difference(before, after, record.seed, split_by=split_by)
 
     @property
@@ -183,6 +209,7 @@ class IterationRecord:
     def to_block(self) -> dict[str, Any]:
         """Give all of it for a block of iterations, but for the breakdowns of its metrics."""
         splits = (TEST, TRAIN, VALIDATION, CANDIDATE, ATTACK)
+        figures = {split: self.figures(split) for split in splits}
         return {
             "swap": None if self.swap is None else self.swap.to_document(),
             "served": self.served,
@@ -192,20 +219,41 @@ class IterationRecord:
             "spent": {stage: asdict(spent) for stage, spent in self.spent.items()},
             "stage_s": self.stage_s,
             "manifests": self.manifests,
-            "change": self.change,
-            "metrics": {split: _without_breakdowns(self.metrics(split)) for split in splits},
+            "change": self.change and self.change.as_json(),
+            "metrics": {s: of and _without_breakdowns(of.as_json()) for s, of in figures.items()},
         }
 
     @classmethod
     def from_block(cls, records: "Records", iteration: int, part: "_BlockPart") -> Self:
-        """Make the record of which `part` was written."""
+        """Make the record of an iteration from its part of a block."""
         record = cls(records, iteration)
         record.has_breakdowns = False
-        record._stored_metrics.update(part.metrics)
-        record._shown_metrics.update({s: metrics for s, metrics in part.metrics.items() if metrics})
+        record._stored_metrics.update(part.metrics.by_split)
+        record._shown_metrics.update({s: of for s, of in part.metrics.by_split.items() if of})
+        record._attack_metrics = part.metrics.attack
         # In the place of what would be read.
         record.__dict__.update({name: getattr(part, name) for name in _PARTS})
         return record
+
+
+class _BlockMetrics(BaseModel):
+    """The figures of an iteration in a block, without breakdowns."""
+
+    test: SplitMetrics | None = None
+    train: SplitMetrics | None = None
+    validation: SplitMetrics | None = None
+    candidate: SplitMetrics | None = None
+    attack: AttackMetrics | None = None
+
+    @property
+    def by_split(self) -> dict[str, SplitMetrics | None]:
+        """Give the figures of all splits but the attack's."""
+        return {
+            TEST: self.test,
+            TRAIN: self.train,
+            VALIDATION: self.validation,
+            CANDIDATE: self.candidate,
+        }
 
 
 class _BlockPart(BaseModel):
@@ -219,8 +267,8 @@ class _BlockPart(BaseModel):
     spent: dict[str, Spent]
     stage_s: dict[str, float]
     manifests: dict[str, str]
-    change: dict[str, Any] | None
-    metrics: dict[str, dict[str, Any] | None]
+    change: PairedDifference | None
+    metrics: _BlockMetrics
 
 
 _PARTS = tuple(name for name in _BlockPart.model_fields if name != "metrics")
@@ -261,13 +309,13 @@ class Records:
 
     @property
     def rewinds(self) -> int:
-        """The number of times that the run was done again from some place."""
+        """Count how often the run was done again from some place."""
         if self._rewinds is None:
             self._rewinds = len(self.run.store.list(f"{self.run.root}/superseded"))
         return self._rewinds
 
     def look_again(self) -> Self:
-        """Keep only what does not change any more, so that the rest is read anew."""
+        """Keep only what does not change any more, so the rest is read anew."""
         before, self._rewinds = self._rewinds, None
         if before is not None and before != self.rewinds:
             self._forget()
@@ -275,7 +323,7 @@ class Records:
         return self
 
     def of(self, iteration: int) -> IterationRecord:
-        """The record of an iteration, on which there may be nothing."""
+        """Return the record of an iteration; it may be empty."""
         if iteration not in self._known:
             self._read_block(iteration // BLOCK)
         if iteration not in self._known:
@@ -286,13 +334,15 @@ class Records:
         return self._known[iteration]
 
     def whole(self, iteration: int) -> IterationRecord:
-        """The record of an iteration with the breakdowns of its metrics, which blocks lack."""
+        """Return the record of an iteration with the breakdowns of its metrics. Blocks lack
+        these.
+        """
         if not self.of(iteration).has_breakdowns:
             self._known[iteration] = IterationRecord(self, iteration)
         return self._known[iteration]
 
     def iterations(self) -> list[int]:
-        """Iterations of which anything is on record."""
+        """List the iterations with anything on record."""
         store, place = self.run.store, f"{self.run.root}/iterations"
         names = (name[:-1] for name in store.list(place) if name.endswith("/"))
         numbers = sorted(int(name) for name in names if name.isdigit())
@@ -317,7 +367,9 @@ class Records:
         return self._count
 
     def swaps(self, count: int) -> list[Swap]:
-        """The swaps of the first `count` iterations. Raises MissingFileError for one that lacks."""
+        """Return the swaps of the first `count` iterations. Raises MissingFileError for a
+        missing one.
+        """
         self.over()  # takes what it finds in blocks
         swaps = []
         for i in range(count):
@@ -348,7 +400,7 @@ class Records:
     # Blocks
 
     def write_blocks(self, lease: Lease) -> None:
-        """Write those whose iterations are all over and that are not there."""
+        """Write the missing blocks whose iterations are all over."""
         for number in range(self.finished() // BLOCK):
             if self._read_block(number):
                 continue
@@ -364,7 +416,7 @@ class Records:
                 self._blocks[number] = True
 
     def _read_block(self, number: int) -> bool:
-        """Take the records of a block that was written; False if there is none that counts."""
+        """Take the records of a written block; False if there is none to go by."""
         if number not in self._blocks:
             self._blocks[number] = self._take_block(number)
         return self._blocks[number]
@@ -393,9 +445,7 @@ class Records:
         return f"{self.run.root}/{BLOCKS}/{number:04d}.json"
 
 
-def _without_breakdowns(metrics: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if metrics is None:
-        return None
+def _without_breakdowns(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: _without_breakdowns(value) if isinstance(value, Mapping) else value
         for name, value in metrics.items()

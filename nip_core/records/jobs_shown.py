@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from nip_core.evaluation.embedding import thinned
+from nip_core.evaluation.embedding import thin_out
 from nip_core.jobs.job import JobRecord
 from nip_core.jobs.steps import read_step_figures
 from nip_core.records.models import NOT_SCHEDULED
@@ -72,4 +72,4 @@ def read_losses(job: JobRecord) -> list[tuple[int, float]]:
     """Give (step, training loss) from the back-end's events; of many some, with the last."""
     told = read_step_figures(job.backend_events)
     points = [(step, of_step.loss) for step, of_step in told.items() if of_step.loss is not None]
-    return thinned(points, _MOST_LOSSES)
+    return thin_out(points, _MOST_LOSSES)

@@ -1,11 +1,12 @@
 """Problems that are too long for a model: left out of the run, and on record.
 
-LeftOut     by split, by problem, what was measured
-settle      what a run leaves out, or why it can not begin
-recorded    what is on record of a run; recorded_of, of the one that settings name
-record      puts it there
-without     problems without those that are left out
-in_words    how many of each split
+LeftOut            by split, by problem, what was measured
+settle_left_out    what a run leaves out, or why it can not begin
+read_left_out      what is on record of a run; read_left_out_by_settings, of the one that settings
+                   name
+record_left_out    puts it there
+drop_left_out      problems without those that are left out
+describe_left_out  how many of each split
 
 How long a prompt is, only the model's server can say, so it is settled when the run begins, with
 its server up. From then on ``left_out.json`` says which problems are left out, so that a run that
@@ -30,29 +31,29 @@ may be) and ``context``."""
 LeftOut = Mapping[str, Mapping[str, Facts]]
 
 
-def recorded_of(parameters: HyperParameters) -> LeftOut | None:
-    """Read the record of a run that may not exist, on this machine's disks; write nothing."""
+def read_left_out_by_settings(parameters: HyperParameters) -> LeftOut | None:
+    """Read the record of a run on this machine's disks, if there is such a run; write nothing."""
     place = parameters.run_store
     if "://" in place or is_missing(place, "run_store"):
         return None
-    return recorded(RunStore(open_store(place, read_only=True), parameters.run_name))
+    return read_left_out(RunStore(open_store(place, read_only=True), parameters.run_name))
 
 
-def recorded(run: RunStore) -> LeftOut | None:
+def read_left_out(run: RunStore) -> LeftOut | None:
     """By split and problem, the facts of those left out; None before the run began."""
     stored = run.read_json_or_none(_path(run))
     return None if stored is None else dict(stored["too_long"])
 
 
-def without(problems: Mapping[str, list[Problem]], out: LeftOut) -> dict[str, list[Problem]]:
-    """The problems of each split that are not left out."""
+def drop_left_out(problems: Mapping[str, list[Problem]], out: LeftOut) -> dict[str, list[Problem]]:
+    """Return the problems of each split without those left out."""
     return {
         split: [problem for problem in all_ if problem.id not in out.get(split, {})]
         for split, all_ in problems.items()
     }
 
 
-def settle(
+def settle_left_out(
     parameters: HyperParameters,
     problems: Mapping[str, Sequence[Problem]],
     known: LeftOut | None,
@@ -99,12 +100,12 @@ def settle(
     return out
 
 
-def record(run: RunStore, out: LeftOut, lease: Lease) -> None:
+def record_left_out(run: RunStore, out: LeftOut, lease: Lease) -> None:
     """Write down what the run leaves out; what stands there stays."""
     run.write_json_once(_path(run), {"too_long": out}, lease=lease)
 
 
-def in_words(out: LeftOut) -> str:
+def describe_left_out(out: LeftOut) -> str:
     """Return how many problems of each split are left out; empty if none are."""
     counts = [f"{len(problems)} {split}" for split, problems in sorted(out.items()) if problems]
     if not counts:

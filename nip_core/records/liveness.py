@@ -18,7 +18,7 @@ class Sighting:
     epoch: int = 0  # 0: there is no lease
 
 
-def look(run: RunStore, machine: Machine | None = None) -> Sighting:
+def watch_lease(run: RunStore, machine: Machine | None = None) -> Sighting:
     """Read the lease. Two looks at least `ttl_s` apart with one heartbeat: its owner is dead."""
     path = f"{run.root}/lease.json"
     try:

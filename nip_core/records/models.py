@@ -1,10 +1,10 @@
 """The models of a run as they stand in its ``models.json``: first models, then trained ones.
 
-ServedModel           the model of a group, with where it comes from
-Decision              the gate's decision about new models
-Swap                  the whole document; read_swap reads one
-read_models           the models that play an iteration
-opponents_on_record   by agent, the names of the earlier models that it may meet
+ServedModel     the model of a group, with where it comes from
+Decision        the gate's decision about new models
+Swap            the whole document; read_swap reads one
+read_models     the models that play an iteration
+name_opponents  by agent, the names of the earlier models that it may meet
 
 ``models.json`` of iteration i says which models serve from iteration i + 1 on, and which groups
 were not trained in i because no agent's update schedule said so. Where the settings ask for a
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.opponents import list_opponents
-from nip_core.rollouts.league import earlier_models
+from nip_core.rollouts.league import find_earlier_models
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.run import RunRecord, RunStore, read_document
 from nip_core.run_store.store import MissingFileError
@@ -71,7 +71,7 @@ class Swap(BaseModel):
 
     @property
     def names(self) -> dict[str, str]:
-        """By group, the name of the model that serves."""
+        """Name the model of each group."""
         return {group: model.model for group, model in self.groups.items()}
 
     def to_document(self) -> dict[str, Any]:
@@ -83,8 +83,8 @@ class Swap(BaseModel):
         }
 
 
-def taken_over(record: RunRecord) -> list[dict[str, ServedModel]]:
-    """List by iteration the models of other runs that the run was created with, by group.
+def list_taken_over(record: RunRecord) -> list[dict[str, ServedModel]]:
+    """List by iteration, and by group, the models of other runs with which the run was created.
 
     Only a run that plays the tests of another one again has more than one entry.
     """
@@ -101,23 +101,23 @@ def read_swap(run: RunStore, iteration: int) -> Swap | None:
 
 
 def read_models(run: RunStore, iteration: int) -> dict[str, ServedModel]:
-    """Read by group the models that play an iteration of the run.
+    """Read by group the models in play in an iteration of the run.
 
     Of iteration 0 only those that come from another run. Raises MissingFileError if the iteration
     before is not over, CorruptionError for a damaged document.
     """
     if iteration == 0:
-        return (taken_over(run.open()) or [{}])[0]
+        return (list_taken_over(run.open()) or [{}])[0]
     swap = read_swap(run, iteration - 1)
     if swap is None:
         raise MissingFileError(f"{run.models(iteration - 1)}: no such file")
     return swap.groups
 
 
-def opponents_on_record(
+def name_opponents(
     parameters: HyperParameters, played: Sequence[Mapping[str, str]]
 ) -> dict[str, dict[int, str]]:
-    """Name by agent the earlier models that it may meet, each by the first iteration it played.
+    """Name by agent the earlier models it may meet, each by the first iteration it played.
 
     `played` are the names of all models by group, up to the iteration itself.
     """
@@ -125,10 +125,10 @@ def opponents_on_record(
     opponents = {}
     for agent in list_opponents(parameters):
         *before, now = [names[group_of[agent]] for names in played]
-        opponents[agent] = earlier_models(before, now, parameters.opponents.last)
+        opponents[agent] = find_earlier_models(before, now, parameters.opponents.last)
     return {agent: models for agent, models in opponents.items() if models}
 
 
 def map_agents_to_groups(parameters: HyperParameters) -> dict[str, str]:
-    """Give by agent the model group that it belongs to."""
+    """Give by agent its model group."""
     return {name: group for group, names in parameters.groups.items() for name in names}

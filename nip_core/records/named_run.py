@@ -1,8 +1,8 @@
 """The run that somebody names, in the store that they name.
 
-find_run   the run called so, or the newest one
-place_of   in which store a name says that its run is
-open_runs  a store, to be read
+find_run    the run called so, or the newest one
+name_place  in which store a name says that its run is
+open_runs   a store, to be read
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ def open_runs(run_store: str, setting: str = "--run-store") -> Store:
     return open_store(run_store, read_only=True, setting=setting)
 
 
-def place_of(name: str, run_store: str) -> tuple[str, str]:
+def name_place(name: str, run_store: str) -> tuple[str, str]:
     """The store and the name of a run called `name` in `run_store`, or STORE/NAME.
 
     STORE is a directory or an address like ``s3://bucket/runs``.
@@ -45,23 +45,23 @@ def find_run(
     Raises SettingsError, which lists the runs that there are, and CorruptionError if none of them
     can be read.
     """
-    from nip_core.records.status import newest_run
+    from nip_core.records.status import find_newest_run
 
-    place, run = (run_store, None) if name is None else place_of(name, run_store)
+    place, run = (run_store, None) if name is None else name_place(name, run_store)
     store = open_runs(place, setting if place == run_store else f"run {name!r}:")
     known = list_runs(store)
-    run = newest_run(store, on_damaged) if run is None else run
+    run = find_newest_run(store, on_damaged) if run is None else run
     if run is None:
         if known:
             raise CorruptionError(f"{setting} {run_store!r}: none of its runs can be read")
         raise SettingsError(f"{setting} {run_store!r}: there are no runs in it")
     if run not in known:
-        raise no_such_run(run, place, known)
+        raise make_unknown_run_error(run, place, known)
     return RunStore(store, run)
 
 
-def no_such_run(name: str, place: str, known: Sequence[str]) -> SettingsError:
-    """The error for a name that none of the runs of a store has, with the name that is nearest."""
+def make_unknown_run_error(name: str, place: str, known: Sequence[str]) -> SettingsError:
+    """Make the error for a name of no run in a store, with the nearest name there is."""
     there = ", ".join(known) or "none"
     hint = did_you_mean(name, known)
     return SettingsError(f"run {name!r} is not in {place!r}; there are {there}{hint}")

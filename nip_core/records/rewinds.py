@@ -1,13 +1,13 @@
 """Doing part of a run again: what comes after a point is set aside, never deleted.
 
-STAGES          the points of an iteration from which it can be done again, in order
-rewind          set aside all that was committed from a stage of an iteration on
-stage_of_split  which of them plays a split
-is_rewound      whether that was asked for before
-unfinished_rewinds   those that were killed half-way
-finish_rewinds  complete what a killed rewind has left half done
-next_attempt    the number of a group's next job, after those that were set aside
-open_jobs, cancel_jobs   jobs that have not ended; ask back-ends to stop them
+STAGES                       the points of an iteration from which it can be done again, in order
+rewind                       set aside all that was committed from a stage of an iteration on
+find_stage_of_split          which of them plays a split
+is_rewound                   whether that was asked for before
+list_unfinished_rewinds      those that were killed half-way
+finish_rewinds               complete what a killed rewind has left half done
+number_next_attempt          the number of a group's next job, after those that were set aside
+list_open_jobs, cancel_jobs  jobs that have not ended; ask back-ends to stop them
 
 ``<run>/superseded/0001/`` keeps the files of the first rewind under their old paths, beside a
 plan.json that names them. The plan is written first and is the moment at which the rewind counts:
@@ -68,7 +68,7 @@ def rewind(
             f"iteration {iteration - 1} yet"
         )
     # 1. The plan names every file: from its writing on the rewind counts.
-    files = paths_from(run, iteration, stage)
+    files = list_paths_from(run, iteration, stage)
     number = max(numbers, default=0) + 1
     plan = {
         "format_version": FORMAT_VERSION,
@@ -90,21 +90,21 @@ def is_rewound(run: RunStore, token: str) -> bool:
     return any(_plan(run, number)["token"] == token for number in _rewinds(run))
 
 
-def unfinished_rewinds(run: RunStore) -> list[str]:
-    """Directories of rewinds that were killed half-way."""
+def list_unfinished_rewinds(run: RunStore) -> list[str]:
+    """List the directories of rewinds killed half-way."""
     directories = (_directory(run, number) for number in _rewinds(run))
     return [path for path in directories if not run.store.exists(f"{path}/done.json")]
 
 
 def finish_rewinds(run: RunStore, lease: Lease) -> None:
-    """Complete every rewind that was begun. Call it with the lease, before reading the run."""
-    for path in unfinished_rewinds(run):
+    """Complete every unfinished rewind. Call it with the lease, before reading the run."""
+    for path in list_unfinished_rewinds(run):
         number = int(path.rpartition("/")[2])
         _complete(run, lease, number, _plan(run, number))
 
 
-def next_attempt(run: RunStore, iteration: int, group: str) -> int:
-    """0, or one more than the newest attempt of the group's job that was set aside."""
+def number_next_attempt(run: RunStore, iteration: int, group: str) -> int:
+    """Number the group's next job: 0, or one more than the newest attempt among those set aside."""
     relative = run.job(iteration, group).removeprefix(f"{run.root}/")
     attempts = [-1]
     for number in _rewinds(run):
@@ -114,38 +114,40 @@ def next_attempt(run: RunStore, iteration: int, group: str) -> int:
     return max(attempts) + 1
 
 
-def paths_from(run: RunStore, iteration: int, stage: Stage) -> list[str]:
-    """Files that `rewind` would set aside, journals included, relative to the run's root."""
+def list_paths_from(run: RunStore, iteration: int, stage: Stage) -> list[str]:
+    """List the files that `rewind` would set aside, journals included, relative to the run's
+    root.
+    """
     paths = []
     for top in ("iterations", "journals"):
         for path in list_files(run.store, f"{run.root}/{top}"):
             relative = path.removeprefix(f"{run.root}/")
             _, number, inner = relative.split("/", 2)
-            of = stage_of(inner, is_journal=top == "journals")
+            of = find_stage(inner, is_journal=top == "journals")
             later = int(number) > iteration
             if later or (int(number) == iteration and STAGES.index(of) >= STAGES.index(stage)):
                 paths.append(relative)
     return paths
 
 
-def stage_of_split(split: str) -> Stage:
-    """The stage that plays a split: those of the gate are played for the swap."""
+def find_stage_of_split(split: str) -> Stage:
+    """Name the stage of a split: the gate's splits are played for the swap."""
     return _STAGE_OF_SPLIT.get(split, "swap")
 
 
-def stage_of(path: str, *, is_journal: bool = False) -> Stage:
-    """The stage that wrote a file of an iteration."""
+def find_stage(path: str, *, is_journal: bool = False) -> Stage:
+    """Name the stage of a file of an iteration."""
     first, _, inner = path.partition("/")
     if is_journal:
-        return stage_of_split(first)
+        return find_stage_of_split(first)
     if first == "rollouts":
-        return stage_of_split(inner.partition("/")[0])
+        return find_stage_of_split(inner.partition("/")[0])
     if first == "datasets":
         return "dataset"
     if first == "jobs":
         return "train"
     kind, _, split = first.partition(".")[0].partition("-")
-    return stage_of_split(split) if kind in ("metrics", "intervals", "transcripts") else "swap"
+    return find_stage_of_split(split) if kind in ("metrics", "intervals", "transcripts") else "swap"
 
 
 def _complete(run: RunStore, lease: Lease, number: int, plan: dict[str, Any]) -> None:
@@ -182,8 +184,8 @@ def _plan(run: RunStore, number: int) -> dict[str, Any]:
     return plan
 
 
-def open_jobs(run: RunStore, among: Collection[str] | None = None) -> list[JobRecord]:
-    """Jobs on record that have been asked for and have not ended.
+def list_open_jobs(run: RunStore, among: Collection[str] | None = None) -> list[JobRecord]:
+    """List the jobs on record without an end, once they were asked for.
 
     `among`: paths of files relative to the run's root; only the jobs in these. None: all.
     """
@@ -207,13 +209,13 @@ async def cancel_jobs(
     """Ask for every submitted job of the run to be stopped; returns their ids.
 
     `control` has by group the address where its jobs are; those of others are left alone. `among`:
-    see `open_jobs`. How a job ended is learned, and recorded, by the next one who polls it. Raises
-    JobError, when all were asked, if a back-end refused (unless the job has ended), or did not
-    answer for long; or if it is not known whether there is a job.
+    see `list_open_jobs`. How a job ended is learned, and recorded, by the next one who polls it.
+    Raises JobError, when all were asked, if a back-end refused (unless the job has ended), or did
+    not answer for long; or if it is not known whether there is a job.
     """
     # All are asked, whatever comes of one, as nobody may look after them later.
     cancelled, troubles = [], []
-    for record in open_jobs(run, among):
+    for record in list_open_jobs(run, among):
         at = control.get(record.group)
         if record.id is None and record.creates_open:
             troubles.append(f"{run.job(record.iteration, record.group)}: perhaps submitted")
@@ -243,8 +245,10 @@ async def _has_ended(backend: Backend, job_id: str) -> bool:
 
 
 def check_submissions_known(run: RunStore, among: Collection[str]) -> None:
-    """Raise RunConflictError if it is open whether a job was submitted, which could get lost."""
-    for record in open_jobs(run, among):
+    """Raise RunConflictError for a job of which nobody knows whether it was submitted. It could
+    get lost.
+    """
+    for record in list_open_jobs(run, among):
         if record.id is None and record.creates_open:
             raise RunConflictError(
                 f"{run.job(record.iteration, record.group)}: its submission was cut short, and it "

@@ -1,9 +1,9 @@
 """What a run has spent, by what is on record of it: tables, journals and jobs.
 
-Spent           tokens by agent and by trained group, and what they cost
-spent_by_stage  of an iteration
-shared_prompts  prompts that stand in several rows and were read once
-tree_splits     the splits whose rows may share prompts
+Spent                 tokens by agent and by trained group, and what they cost
+add_up_by_stage       of an iteration
+count_shared_prompts  prompts that stand in several rows and were read once
+find_tree_splits      the splits whose rows may share prompts
 
 Nothing is counted while it happens, so a kill loses no figure and a resumed run counts nothing
 twice. What a fork has copied was paid by the run that it was copied from. Not in it: answers that a
@@ -17,19 +17,22 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, NamedTuple
 
+from nip_core.evaluation.attack_metrics import AttackMetrics
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.jobs.job import JobRecord
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.prices import price_calls, price_training
+from nip_core.rollouts.journal import Record
 from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
-from nip_core.rollouts.rows import Generation, Timing, read_rows, recorded_calls
+from nip_core.rollouts.table_rows import Generation, Timing, read_rows, recorded_calls
 from nip_core.rollouts.tables import StoredRollouts, committed_shards
 from nip_core.run_store.facts import DatasetFacts, ShardFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
 
-Metrics = Mapping[str, Any]
+Metrics = SplitMetrics | AttackMetrics
 
 STAGE_BY_SPLIT = {
     TEST: "test",
@@ -57,17 +60,17 @@ class Spent:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens that models have read."""
+        """Count the tokens read by models."""
         return sum(prompt for prompt, _ in self.by_agent.values())
 
     @property
     def generated_tokens(self) -> int:
-        """Tokens that models have written."""
+        """Count the tokens written by models."""
         return sum(generated for _, generated in self.by_agent.values())
 
     @property
     def trained_tokens(self) -> int:
-        """Tokens that models were trained on, once for each epoch."""
+        """Count the tokens of all training, once for each epoch."""
         return sum(self.trained.values())
 
     @property
@@ -95,7 +98,9 @@ def add_up(parts: Iterable[Spent]) -> Spent:
     return Spent(calls, agents, dict(groups))
 
 
-def shared_prompts(generations: Sequence[Generation], timings: Sequence[Timing]) -> dict[str, int]:
+def count_shared_prompts(
+    generations: Sequence[Generation], timings: Sequence[Timing]
+) -> dict[str, int]:
     """By agent, the prompt tokens of rows whose answer came by the same call as an earlier row's.
 
     Several answers to one prompt are asked for by one call, and each row has the whole prompt. The
@@ -111,12 +116,12 @@ def shared_prompts(generations: Sequence[Generation], timings: Sequence[Timing])
     return shared
 
 
-def tree_splits(settings: Mapping[str, Any]) -> frozenset[str]:
+def find_tree_splits(settings: Mapping[str, Any]) -> frozenset[str]:
     """The splits of a run whose rows may share prompts, by its settings on record."""
     return frozenset({ATTACK, TRAIN} if settings.get("trainer") == "pure_text_malt" else {ATTACK})
 
 
-def spent_by_stage(
+def add_up_by_stage(
     run: RunStore,
     iteration: int,
     metrics_of: Callable[[str], Metrics | None],
@@ -127,7 +132,7 @@ def spent_by_stage(
 
     Stages with nothing on record are not there; a split in play counts as far as it is on record.
     `metrics_of` gives those of a split, `billed` by group the tokens of its job, `trees` are
-    `tree_splits`.
+    `find_tree_splits`.
     """
     tables = PlayedTables(run.store, run.root, f"{iteration:04d}", trees)
     stages = {}
@@ -142,7 +147,7 @@ def spent_by_stage(
     return stages
 
 
-def expected_tokens(store: Store, directory: str, job: JobRecord) -> int | None:
+def count_expected_tokens(store: Store, directory: str, job: JobRecord) -> int | None:
     """Reckon the tokens of a job from its dataset in `directory`; None: not known."""
     if job.trained_tokens is not None or not is_committed(store, directory):
         return None
@@ -169,7 +174,7 @@ class PlayedTables:
         self.splits = {*list_folders(store, self._rollouts), *list_folders(store, self._journals)}
 
     def player(self, split: str) -> str | None:
-        """The run that has played the split, by its first shard; None: it has none committed."""
+        """Name the run behind the split, by its first shard; None: it has none committed."""
         for manifest in committed_shards(self._store, f"{self._rollouts}/{split}").values():
             rows = StoredRollouts.of_shard(self._store, manifest).episodes(["run"])
             if rows.num_rows:
@@ -180,14 +185,13 @@ class PlayedTables:
         """Return what a split took, by its metrics, or without them by its shards and journals."""
         if metrics is None:
             return self._unmeasured(split)
-        if "generations" not in metrics:
+        if metrics.generations is None:
             return Spent()  # of tests, which are counted where they were played
-        agents = (metrics.get("agents") or {}).items()
         by_agent = {
-            name: (int(of.get("prompt_tokens") or 0), int(of.get("completion_tokens") or 0))
-            for name, of in agents
+            name: (of.prompt_tokens or 0, of.completion_tokens or 0)
+            for name, of in metrics.agents.items()
         }
-        spent = Spent(int(metrics["generations"] or 0), by_agent)
+        spent = Spent(metrics.generations, by_agent)
         # Every shard has a say in it, so they are read only where there may be something to say.
         return self._without_shared(spent, split) if split in self._trees else spent
 
@@ -221,10 +225,10 @@ def _of_shard(store: Store, manifest: Manifest) -> Spent:
     return _less(_of_rows(rows), ShardFacts.from_manifest(manifest).shared_prompts or {})
 
 
-def _of_journal(records: Sequence[Mapping[str, Any]], name: str) -> Spent:
+def _of_journal(records: Sequence[Record], name: str) -> Spent:
     made = recorded_calls(records, name).values()
     rows = [record.generation for record in made]
-    return _less(_of_rows(rows), shared_prompts(rows, [record.timing for record in made]))
+    return _less(_of_rows(rows), count_shared_prompts(rows, [record.timing for record in made]))
 
 
 def _of_rows(rows: Sequence[_Counted | Generation]) -> Spent:

@@ -1,30 +1,33 @@
 """What a run has spent in all, with what was set aside, and without what a fork has copied.
 
-spent_so_far    of a whole run, with what was set aside when a part of it was done again
-set_aside       of that alone
+add_up_spending   of a whole run, with what was set aside when a part of it was done again
+add_up_set_aside  of that alone
 
 What a fork has copied was paid by the run that it was copied from.
 """
 
 from collections.abc import Iterator
 
+from nip_core.evaluation.attack_metrics import AttackMetrics
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.jobs.document import count_billed_tokens, read_job
 from nip_core.records.iterations import Records
 from nip_core.records.spending import (
     STAGE_BY_SPLIT,
+    Metrics,
     PlayedTables,
     Spent,
     add_up,
-    expected_tokens,
+    count_expected_tokens,
+    find_tree_splits,
     list_folders,
-    tree_splits,
 )
-from nip_core.rollouts.plan import TEST, TRAIN
-from nip_core.run_store.run import RunStore
+from nip_core.rollouts.plan import ATTACK, TEST, TRAIN
+from nip_core.run_store.run import RunStore, read_document
 
 
-def spent_so_far(records: Records) -> Spent:
-    """Everything that the run has spent. Raises CorruptionError for what can't be read."""
+def add_up_spending(records: Records) -> Spent:
+    """Add up everything the run has spent. Raises CorruptionError for a file that can't be read."""
     is_fork = records.shown.record.forked_from is not None
     copied = _copied(records)
     stages: list[Spent] = []
@@ -34,11 +37,11 @@ def spent_so_far(records: Records) -> Spent:
             stages += _own_stages(records, record.iteration)
         elif record.iteration >= copied:
             stages.append(record.all_spent)
-    return add_up([*stages, set_aside(records)])
+    return add_up([*stages, add_up_set_aside(records)])
 
 
 def _own_stages(records: Records, iteration: int) -> Iterator[Spent]:
-    """Give what a fork has spent on an iteration of which it may have copied a part."""
+    """Give what a fork has spent on an iteration, without the part it has copied."""
     run, record = records.run, records.of(iteration)
     tables = PlayedTables(run.store, run.root, f"{iteration:04d}", frozenset())
     players = {stage: tables.player(split) for split, stage in STAGE_BY_SPLIT.items()}
@@ -49,12 +52,12 @@ def _own_stages(records: Records, iteration: int) -> Iterator[Spent]:
     yield from (of for stage, of in record.spent.items() if stage in stages)
 
 
-def set_aside(records: Records) -> Spent:
+def add_up_set_aside(records: Records) -> Spent:
     """Add up what was spent on what was done again since, see `nip_core.records.rewinds`."""
     if records.rewinds == 0:
         return Spent()
     if "set aside" not in records.memory:
-        run, trees = records.run, tree_splits(records.shown.record.parameters)
+        run, trees = records.run, find_tree_splits(records.shown.record.parameters)
         place = f"{run.root}/superseded"
         roots = [f"{place}/{name}" for name in list_folders(run.store, place)]
         parts = (part for root in roots for part in _below(run, root, trees))
@@ -71,7 +74,8 @@ def _below(run: RunStore, root: str, trees: frozenset[str]) -> Iterator[Spent]:
         for split in tables.splits:
             if tables.player(split) in (None, run.name):
                 path = f"{root}/iterations/{name}/metrics-{split}.json"
-                yield tables.spent(split, run.read_json_or_none(path))
+                kind: type[Metrics] = AttackMetrics if split == ATTACK else SplitMetrics
+                yield tables.spent(split, read_document(run, path, kind))
         for file in run.store.list(f"{root}/iterations/{name}/jobs"):
             path = f"{root}/iterations/{name}/jobs/{file}"
             job = read_job(run, path)
@@ -79,13 +83,13 @@ def _below(run: RunStore, root: str, trees: frozenset[str]) -> Iterator[Spent]:
                 # The dataset may have stayed where it was, if the job alone was done again.
                 places = (root, run.root)
                 dataset = (f"{at}/iterations/{name}/datasets/{job.group}" for at in places)
-                known = (expected_tokens(run.store, directory, job) for directory in dataset)
+                known = (count_expected_tokens(run.store, directory, job) for directory in dataset)
                 expected = next((tokens for tokens in known if tokens is not None), None)
                 yield Spent(trained={job.group: count_billed_tokens(job, expected)})
 
 
 def _copied(records: Records) -> int:
-    """The number of iterations, from the first on, that a fork has from another run."""
+    """Count the iterations, from the first on, that a fork has from another run."""
     if records.shown.record.forked_from is None:
         return 0
     if "copied" not in records.memory:

@@ -1,7 +1,7 @@
 """The seconds that the stages of an iteration have taken so far, as they are on record.
 
-seconds_so_far  by stage, of an iteration that is not over
-times_path      where they stand
+read_seconds_so_far  by stage, of an iteration that is not over
+name_times_file      where they stand
 """
 
 from pydantic import ConfigDict, RootModel
@@ -16,15 +16,15 @@ class StageSeconds(RootModel[dict[str, float]]):
     model_config = ConfigDict(frozen=True)
 
 
-def seconds_so_far(run: RunStore, iteration: int) -> dict[str, float]:
+def read_seconds_so_far(run: RunStore, iteration: int) -> dict[str, float]:
     """Read by stage the seconds on record; {} where nothing, or damage, is."""
     try:
-        times = read_document(run, times_path(run, iteration), StageSeconds)
+        times = read_document(run, name_times_file(run, iteration), StageSeconds)
         return {} if times is None else dict(times.root)
     except CorruptionError:  # which `nip verify` tells; nothing but estimates goes by them
         return {}
 
 
-def times_path(run: RunStore, iteration: int) -> str:
-    """Name the file in which they stand until the iteration is over."""
+def name_times_file(run: RunStore, iteration: int) -> str:
+    """Name the file of the seconds of an iteration in progress."""
     return f"{run.iteration(iteration)}/times-so-far.json"

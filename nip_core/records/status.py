@@ -1,9 +1,9 @@
 """How far a run is: running, finished or stopped, and the first iteration with something to do.
 
-newest_run         the name of the run that was created last, damaged ones left out
-status_of          running, finished, or stopped
-is_complete        whether nothing is left to do in an iteration
-first_incomplete   the first iteration with something left to do
+find_newest_run        the name of the run that was created last, damaged ones left out
+find_status            running, finished, or stopped
+is_complete            whether nothing is left to do in an iteration
+find_first_incomplete  the first iteration with something left to do
 """
 
 from collections.abc import Callable
@@ -12,15 +12,15 @@ from nip_core.errors import StoreError
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.tested_iterations import is_tested
 from nip_core.records.iterations import Records
-from nip_core.records.liveness import look
+from nip_core.records.liveness import watch_lease
 from nip_core.records.run_shown import open_shown
 from nip_core.rollouts.plan import ATTACK, TEST
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
 
 
-def newest_run(store: Store, on_damaged: Callable[[str], None]) -> str | None:
-    """Name of the run that was created last, or None if there is none that can be read.
+def find_newest_run(store: Store, on_damaged: Callable[[str], None]) -> str | None:
+    """Name the run with the newest creation time, or None if none can be read.
 
     `on_damaged` is told of each run that is left out because its run.json can't be read.
     """
@@ -33,8 +33,8 @@ def newest_run(store: Store, on_damaged: Callable[[str], None]) -> str | None:
     return max(created)[1] if created else None
 
 
-def status_of(run: RunStore, records: Records | None = None) -> str:
-    """running, finished, or stopped (which running again continues)."""
+def find_status(run: RunStore, records: Records | None = None) -> str:
+    """Say whether the run is running, finished or stopped. A stopped run goes on when run again."""
     records = records or Records(run)
     shown = records.shown
     is_tested = shown.last not in shown.tested or run.store.exists(run.metrics(shown.last, TEST))
@@ -46,7 +46,7 @@ def status_of(run: RunStore, records: Records | None = None) -> str:
 
 def is_running(run: RunStore) -> bool:
     """Return whether somebody who may be alive holds the run. Raises CorruptionError."""
-    seen = look(run)
+    seen = watch_lease(run)
     return seen.owner is not None and not seen.is_gone
 
 
@@ -57,7 +57,7 @@ def is_complete(run: RunStore, parameters: HyperParameters, iteration: int) -> b
     )
 
 
-def first_incomplete(records: Records, parameters: HyperParameters) -> int:
+def find_first_incomplete(records: Records, parameters: HyperParameters) -> int:
     """The first iteration with something left to do; `num_iterations` if there is none."""
     last = parameters.rl.num_iterations
     over = min(records.look_again().over(), last)

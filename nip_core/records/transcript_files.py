@@ -6,6 +6,6 @@ CHECKSUM_SUFFIX = ".sha256"
 """Of the file beside it with its SHA-256, in the form of sha256sum."""
 
 
-def transcripts_path(run: RunStore, iteration: int, split: str, form: str) -> str:
+def name_transcripts_file(run: RunStore, iteration: int, split: str, form: str) -> str:
     """Return where all episodes of a split are written for reading."""
     return f"{run.iteration(iteration)}/transcripts-{split}.{form}"

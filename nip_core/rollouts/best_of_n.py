@@ -1,7 +1,7 @@
 """An attack by best-of-n: of several messages, the one is played that the verifier likes best.
 
 BestOfN     plays an episode so, for several n at once
-acceptance  how likely the verifier was to accept, by the log-probabilities of its answer
+estimate_acceptance  how likely the verifier was to accept, by the log-probabilities of its answer
 
 Numbered in order. In every round in which an attacking prover moves:
 
@@ -37,11 +37,11 @@ from nip_core.rollouts.episode import (
     Played,
     ShardContext,
     TurnAnswer,
-    in_episode,
+    assign_episode,
 )
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.rows import AttackChoice, CallRecord, Episode
-from nip_core.rollouts.trees import child_of
+from nip_core.rollouts.table_rows import AttackChoice, CallRecord, Episode
+from nip_core.rollouts.trees import make_child
 
 _BEFORE_WORD = re.compile(r"^[^a-z]+")
 _FAILED = -1.0  # a message that is none is worse than any that is one
@@ -50,7 +50,7 @@ _PLAYED_ON = 0  # the child in a round in which there is nothing to choose
 
 @dataclass(frozen=True)
 class _WeighedMessage:
-    """The message that was chosen last for an n: how good it was, of how many."""
+    """How good the message chosen last for an n was, and of how many it was chosen."""
 
     p_accept: float | None = None
     distinct: int | None = None
@@ -58,7 +58,7 @@ class _WeighedMessage:
 
 @dataclass(frozen=True)
 class BestOfN:
-    """The attack; `play` is a `PlaySpec` of the engine."""
+    """An attack by best-of-n; its `play` is a `PlaySpec` of the engine."""
 
     counts: Sequence[int]  # the n, ascending
     attackers: frozenset[str]
@@ -74,16 +74,17 @@ class BestOfN:
         leaves = {row.key for row in played.episodes}
         first = played.episodes[0].key
         records = [
-            r if r.generation.episode in leaves else in_episode(r, first) for r in played.records
+            r if r.generation.episode in leaves else assign_episode(r, first)
+            for r in played.records
         ]
         return replace(played, records=records)
 
     async def _play_on(self, state: EpisodeState, counts: Mapping[int, _WeighedMessage]) -> Played:
-        """Play everything from here on that is for these n."""
+        """Play everything from here on for these n."""
         records = list(state.records)
         # 1. Go on to the next round in which there is something to choose.
         while state.outcome is None and self.attackers.isdisjoint(state.movers):
-            state = await state.play_round(child_of(state.spec, _PLAYED_ON))
+            state = await state.play_round(make_child(state.spec, _PLAYED_ON))
             records += state.records
         # 2. Choose there, or stop at the end.
         if state.outcome is None:
@@ -93,17 +94,17 @@ class BestOfN:
             parts = [
                 Played([row], [], [_make_choice(state.spec, row, n, counts[n]) for n in counts])
             ]
-        return _joined(parts, records)
+        return _join(parts, records)
 
     async def _choose(
         self, state: EpisodeState, counts: Mapping[int, _WeighedMessage]
     ) -> list[Played]:
-        """Play a round in which attackers move, and what follows from it."""
+        """Play a round in which attackers move, and go on with the messages chosen for each n."""
         # 1. The messages, and which of them say the same.
         most = max(counts)
-        messages = await self._messages(state, most)
+        messages = await self._ask_for_messages(state, most)
         firsts: dict[object, int] = {}
-        same = [firsts.setdefault(self._said(m), i) for i, m in enumerate(messages)]
+        same = [firsts.setdefault(self._identify_message(m), i) for i, m in enumerate(messages)]
         # 2. How likely each different one is to be accepted, where there is a choice.
         judged = sorted(firsts.values()) if len(firsts) > 1 else []
         weighed = await gather_or_cancel(self._estimate(messages[i]) for i in judged)
@@ -125,52 +126,56 @@ class BestOfN:
         for number, message in enumerate(messages):
             judging = estimates[number].played if number in estimates else []
             if number in ways:
-                parts.append(_joined([ways[number], *judging], []))
+                parts.append(_join([ways[number], *judging], []))
             elif message.outcome is not None:
                 parts.append(Played([message.row()], message.records))
             else:
-                parts.append(_joined(judging, message.records))
+                parts.append(_join(judging, message.records))
         return parts
 
-    async def _messages(self, state: EpisodeState, most: int) -> list[EpisodeState]:
-        """The states after each of `most` messages, in which all else is the same."""
-        children = [child_of(state.spec, number) for number in range(most)]
+    async def _ask_for_messages(self, state: EpisodeState, most: int) -> list[EpisodeState]:
+        """Ask for `most` messages, and give the states after each; all else is the same in them."""
+        children = [make_child(state.spec, number) for number in range(most)]
         bystanders = [agent for agent in state.movers if agent not in self.attackers]
         answers = await gather_or_cancel(state.take_turn(children[0], a) for a in bystanders)
         by_agent = dict(zip(bystanders, answers, strict=True))
         copies = [
-            {a: _copied(answer, spec, state.round, a) for a, answer in by_agent.items()}
+            {a: _copy_answer(answer, spec, state.round, a) for a, answer in by_agent.items()}
             for spec in children[1:]
         ]
-        return await state.play_children(children, _itself, [by_agent, *copies])
+        return await state.play_children(children, _keep_state, [by_agent, *copies])
 
-    def _said(self, message: EpisodeState) -> object:
-        """Two messages with an equal value say the same; one that failed is like no other."""
+    def _identify_message(self, message: EpisodeState) -> object:
+        """Give a value equal for messages with the same words; a failed one has a value of its
+        own."""
         turns = [turn for turn in message.turns if turn.round == message.round - 1]
         texts = tuple(turn.text for turn in turns if turn.agent in self.attackers)
         return texts if message.outcome is None else message.spec.key
 
     async def _estimate(self, message: EpisodeState) -> "_Estimate":
-        """Play on a few times without any choice, and take the mean over how it ended."""
+        """Play on a few times without any choice, and take the mean acceptance over the ends."""
         if message.outcome is not None:
             return _Estimate(_FAILED)
         first = self.counts[-1]  # below it stand messages, where the next round has attackers, too
         numbers = range(first, first + self.continuations)
-        children = [child_of(message.spec, number) for number in numbers]
-        ends = await message.play_children(children, _to_end)
-        likely = [self._p_accept(state) for state, _ in ends]
-        played = [_joined([Played([state.row()], [])], records) for state, records in ends]
+        children = [make_child(message.spec, number) for number in numbers]
+        ends = await message.play_children(children, _play_to_end)
+        likely = [self._measure_acceptance(state) for state, _ in ends]
+        played = [_join([Played([state.row()], [])], records) for state, records in ends]
         return _Estimate(sum(likely) / len(likely), played)
 
-    def _p_accept(self, state: EpisodeState) -> float:
-        """Return the probability of acceptance where the game ended; 1 or 0 by the verdict if that
-        is all that is known."""
+    def _measure_acceptance(self, state: EpisodeState) -> float:
+        """Return the probability of acceptance where the game ended.
+
+        It is read from the log-probabilities of the verdict; without them it is 1 or 0, by the
+        verdict.
+        """
         if state.decision == NO_DECISION:
             return 0.0
         protocol = state.context.game.protocol
         for turn in reversed(state.turns):
             if turn.agent == "verifier" and turn.move.decision == state.decision and turn.tokens:
-                likely = acceptance(turn.tokens, protocol.scale, self.temperature)
+                likely = estimate_acceptance(turn.tokens, protocol.scale, self.temperature)
                 if likely is not None:
                     return likely
                 break
@@ -183,10 +188,11 @@ class _Estimate:
     played: list[Played] = field(default_factory=list)
 
 
-def acceptance(
+def estimate_acceptance(
     tokens: Sequence[TokenChoice], scale: DecisionScale, temperature: float | None = None
 ) -> float | None:
-    """The probability of "accept" against "reject" where the answer's deciding word begins.
+    """Estimate the probability of "accept" against "reject" where the answer's deciding word
+    begins.
 
     All that stands before that word is taken as written. `tokens` have the natural logarithms of
     the model's probabilities before `temperature`, with which it samples (None or 0 count as 1,
@@ -221,33 +227,34 @@ def acceptance(
     return 1.0 / (1.0 + math.exp(-max(-700.0, min(700.0, odds))))
 
 
-async def _itself(state: EpisodeState) -> EpisodeState:
+async def _keep_state(state: EpisodeState) -> EpisodeState:
     return state
 
 
-async def _to_end(state: EpisodeState) -> tuple[EpisodeState, list[CallRecord]]:
-    """The end of an episode in which nobody chooses, with the records of its calls."""
+async def _play_to_end(state: EpisodeState) -> tuple[EpisodeState, list[CallRecord]]:
+    """Play an episode to its end without any choice; give the end and the records of its calls."""
     records = list(state.records)
     while state.outcome is None:
-        state = await state.play_round(child_of(state.spec, _PLAYED_ON))
+        state = await state.play_round(make_child(state.spec, _PLAYED_ON))
         records += state.records
     return state, records
 
 
-def _joined(parts: Sequence[Played], records: Sequence[CallRecord]) -> Played:
-    """The parts as one, with records that all of them share, which belong to the first leaf.
+def _join(parts: Sequence[Played], records: Sequence[CallRecord]) -> Played:
+    """Join parts to one, and give the records of calls shared by all of them to the first leaf.
 
     Without a leaf they stay with their node.
     """
     episodes = [row for part in parts for row in part.episodes]
     if episodes:
-        records = [in_episode(record, episodes[0].key) for record in records]
+        records = [assign_episode(record, episodes[0].key) for record in records]
     below = [record for part in parts for record in part.records]
     return Played(episodes, [*records, *below], [row for part in parts for row in part.choices])
 
 
-def _copied(answer: TurnAnswer, spec: EpisodeSpec, round_: int, agent: str) -> TurnAnswer:
-    """The same answer as it stands in the rows of another node: nothing was generated for it."""
+def _copy_answer(answer: TurnAnswer, spec: EpisodeSpec, round_: int, agent: str) -> TurnAnswer:
+    """Copy an answer to the rows of another node, with a count of 0 tokens as nothing was
+    generated."""
     records = []
     for record in answer.records:
         key = spec.generation_key(round_, agent, record.generation.attempt)

@@ -29,11 +29,14 @@ from nip_core.proxies import proxy_for
 from nip_core.redaction import redact
 from nip_core.rollouts.thoughts import (
     MalformedAnswer,
+    read_message,
     read_usage,
-    said_and_thought,
-    thought_to_the_limit,
+    says_thoughts_took_all,
 )
 from nip_lm_server.client import parse_json
+
+ChatBody = Mapping[str, Any]
+"""The JSON of a chat completion's request. Dialects of OpenAI's protocol have further fields."""
 
 _RETRIED = frozenset({408, 409, 425, 429})
 _FATAL = frozenset({401, 402, 403, 404})
@@ -66,8 +69,8 @@ class Endpoint:
     def __repr__(self) -> str:
         return f"Endpoint({self.base_url!r})"
 
-    def names_of(self, model: str) -> tuple[str, ...] | None:
-        """The names that an answer of `model` may have; None: any."""
+    def accepted_names(self, model: str) -> tuple[str, ...] | None:
+        """Name what an answer of `model` may call itself; None: anything."""
         return None if self.served_as is None else (model, *self.served_as)
 
 
@@ -98,9 +101,9 @@ class ChatCompletions(Protocol):
     """What playing needs of a client: answers to a request."""
 
     def answers(
-        self, endpoint: Endpoint, body: Mapping[str, Any]
+        self, endpoint: Endpoint, body: ChatBody
     ) -> contextlib.AbstractAsyncContextManager[list[ChatAnswer]]:
-        """See `ChatClient.answers`."""
+        """Do as `ChatClient.answers` does."""
 
 
 class ChatClient:
@@ -119,8 +122,11 @@ class ChatClient:
         admit: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ):
-        """`admit` is entered for as long as a call is in flight, and may raise instead of letting
-        it begin; `sleep` is how pauses between tries are made."""
+        """Make a client without a connection.
+
+        `admit` is entered for as long as a call is in flight, and may raise instead of letting it
+        begin; `sleep` is how pauses between tries are made.
+        """
         self._concurrency = concurrency
         self._timeout_s = timeout_s
         self._retries = retries
@@ -144,15 +150,13 @@ class ChatClient:
         if self._session is not None:
             await self._session.close()
 
-    async def complete(self, endpoint: Endpoint, body: Mapping[str, Any]) -> ChatAnswer:
-        """The first choice of `answers`, at once."""
+    async def complete(self, endpoint: Endpoint, body: ChatBody) -> ChatAnswer:
+        """Post `body` and give the first choice of `answers`."""
         async with self.answers(endpoint, body) as answers:
             return answers[0]
 
     @contextlib.asynccontextmanager
-    async def answers(
-        self, endpoint: Endpoint, body: Mapping[str, Any]
-    ) -> AsyncIterator[list[ChatAnswer]]:
+    async def answers(self, endpoint: Endpoint, body: ChatBody) -> AsyncIterator[list[ChatAnswer]]:
         """Post `body` to /chat/completions and give its choices by index; there is at least one.
 
         The call counts as in flight until the block is left. Put into it what makes the answers
@@ -189,19 +193,22 @@ class ChatClient:
                         status = response.status
                         retry_after = response.headers.get("Retry-After")
                     if status == 200:
-                        names = endpoint.names_of(body["model"])
+                        names = endpoint.accepted_names(body["model"])
                         answers = read_answers(raw, names, attempt, loop.time() - started)
-                    elif status == 400 and thought_to_the_limit(raw):
-                        answers = [_only_thoughts(body, attempt, loop.time() - started)]
+                    elif status == 400 and says_thoughts_took_all(raw):
+                        # Paid for and no fault of the request: an answer that was cut off.
+                        answers = [_answer_without_text(body, attempt, loop.time() - started)]
                     else:
-                        reason = f"HTTP {status}: {_error_message(raw, endpoint.api_key)}"
+                        reason = f"HTTP {status}: {_describe_error(raw, endpoint.api_key)}"
                         if status not in _RETRIED and status < 500:
                             _refuse(status, raw, endpoint.base_url, reason)
-                        pause_s = _seconds(retry_after)
+                        pause_s = _read_retry_after(retry_after)
                 except (aiohttp.ClientError, TimeoutError, ConnectionError, OSError) as error:
                     reason = redact(f"{type(error).__name__}: {error}", endpoint.api_key)
                 except MalformedAnswer as error:
                     reason = redact(str(error), endpoint.api_key)
+                # Outside of the `except`s: what the caller raises in the block is no error of the
+                # call. Inside of the slot: what is not durable yet may be lost and paid again.
                 if answers:
                     yield answers
                     return
@@ -221,8 +228,9 @@ class ChatClient:
 def read_answers(
     raw: bytes, names: Sequence[str] | None, attempt: int, latency_s: float
 ) -> list[ChatAnswer]:
-    """The choices of a response by index. `names`: the model that was asked for, and its aliases;
-    None: any may answer.
+    """Read the choices of a response, in the order of their indices.
+
+    `names` are the model asked for and its aliases; None: any model may answer.
 
     Raises MalformedAnswer for what is no answer of that model.
     """
@@ -235,23 +243,24 @@ def read_answers(
         if not choices:
             raise MalformedAnswer("malformed answer (no choices)")
         usage = read_usage(answer.get("usage") or {})
-        completion = _shares(usage.completion_tokens, len(choices))
-        thought = _shares(usage.reasoning_tokens, len(choices))
-        contents = [said_and_thought(choice["message"]) for choice in choices]
+        # Servers count all choices together, and each is a row: so that rows sum up to the bill.
+        completion = _split_count(usage.completion_tokens, len(choices))
+        thought = _split_count(usage.reasoning_tokens, len(choices))
+        contents = [read_message(choice["message"]) for choice in choices]
         return [
             ChatAnswer(
-                text=None if text is None else _storable(text),
-                finish_reason=_storable(choice.get("finish_reason") or "unknown"),
+                text=None if text is None else _make_storable(text),
+                finish_reason=_make_storable(choice.get("finish_reason") or "unknown"),
                 model=served,
                 prompt_tokens=usage.prompt_tokens,
                 completion_tokens=completion[number] or 0,
                 transport_retries=attempt,
                 latency_s=latency_s,
-                tokens=_tokens(choice.get("logprobs")),
+                tokens=_read_tokens(choice.get("logprobs")),
                 # OpenAI has no words for these; the names are vLLM's.
-                prompt_token_ids=_ids(answer.get("prompt_token_ids")),
-                token_ids=_ids(choice.get("token_ids")),
-                reasoning=None if reasoning is None else _storable(reasoning),
+                prompt_token_ids=_read_ids(answer.get("prompt_token_ids")),
+                token_ids=_read_ids(choice.get("token_ids")),
+                reasoning=None if reasoning is None else _make_storable(reasoning),
                 reasoning_tokens=thought[number],
             )
             for number, (choice, (text, reasoning)) in enumerate(
@@ -262,8 +271,8 @@ def read_answers(
         raise MalformedAnswer(f"malformed answer ({type(error).__name__}: {error})") from None
 
 
-def _only_thoughts(body: Mapping[str, Any], attempt: int, latency_s: float) -> ChatAnswer:
-    """An answer without a text whose thoughts took all tokens that it might have.
+def _answer_without_text(body: ChatBody, attempt: int, latency_s: float) -> ChatAnswer:
+    """Make an answer without a text, whose thoughts took all the tokens it might have.
 
     OpenAI refuses such a request and counts nothing, but the thoughts are paid: they count as many
     as were asked for at most. Of the prompt nothing is known.
@@ -281,8 +290,8 @@ def _only_thoughts(body: Mapping[str, Any], attempt: int, latency_s: float) -> C
     )
 
 
-def _shares(total: int | None, parts: int) -> Sequence[int | None]:
-    """By choice, its part of what was counted for all; what can't be split is the first's."""
+def _split_count(total: int | None, parts: int) -> Sequence[int | None]:
+    """Split a count over the choices; the first has the remainder."""
     if total is None:
         return [None] * parts
     share = total // parts
@@ -290,7 +299,7 @@ def _shares(total: int | None, parts: int) -> Sequence[int | None]:
 
 
 def _refuse_other_model(names: Sequence[str], served: str) -> None:
-    """Count an answer of another model as none: the call is sent again, as after any bad answer.
+    """Raise MalformedAnswer for an answer of another model: the call is sent again.
 
     A provider may answer an alias with its dated name: gpt-4o-2024-08-06 is gpt-4o, gpt-4o-mini
     is not.
@@ -304,16 +313,16 @@ def _refuse_other_model(names: Sequence[str], served: str) -> None:
         )
 
 
-def _storable(text: Any) -> str:
-    """Replace half a surrogate pair, which JSON may carry and neither UTF-8 nor Parquet can."""
+def _make_storable(text: Any) -> str:
+    """Replace half a surrogate pair: JSON may carry it, UTF-8 and Parquet can't."""
     return str(text).encode("utf-8", "replace").decode()
 
 
-def _ids(given: Any) -> list[int] | None:
+def _read_ids(given: Any) -> list[int] | None:
     return None if given is None else [int(token) for token in given]
 
 
-def _tokens(logprobs: Any) -> list[RecordedToken] | None:
+def _read_tokens(logprobs: Any) -> list[RecordedToken] | None:
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     if content is None:
         return None
@@ -322,12 +331,12 @@ def _tokens(logprobs: Any) -> list[RecordedToken] | None:
         logprob = float(entry["logprob"])
         if not logprob < math.inf:  # JSON as Python writes it has NaN, which would reach rewards
             raise ValueError(f"a log-probability of {logprob}")
-        return {"token": _storable(entry["token"]), "logprob": logprob}
+        return {"token": _make_storable(entry["token"]), "logprob": logprob}
 
     return [{**one(e), "top": [one(t) for t in e.get("top_logprobs") or ()]} for e in content]
 
 
-def _error_of(raw: bytes) -> Mapping[str, Any]:
+def _read_error(raw: bytes) -> Mapping[str, Any]:
     try:
         body = parse_json(raw)
         error = (body[0] if isinstance(body, list) else body)["error"]  # Gemini's is in a list
@@ -336,24 +345,24 @@ def _error_of(raw: bytes) -> Mapping[str, Any]:
     return error if isinstance(error, dict) else {"message": str(error)}
 
 
-def _error_message(raw: bytes, api_key: str) -> str:
-    """The server's words, without the key. Cut only then: half a key is no longer found."""
-    error = _error_of(raw)
+def _describe_error(raw: bytes, api_key: str) -> str:
+    """Give the server's words without the key, and cut them only then: half a key is not found."""
+    error = _read_error(raw)
     message, param = str(error.get("message")), error.get("param")
     if isinstance(param, str) and param not in message:
         message = f"{param}: {message}"
-    return redact(_storable(message), api_key)[: 200 if "is_page" in error else 1000]
+    return redact(_make_storable(message), api_key)[: 200 if "is_page" in error else 1000]
 
 
 def _refuse(status: int, raw: bytes, base_url: str, reason: str) -> None:
     if status in _FATAL:
         raise StageError(f"{base_url} refuses every call ({reason})")
-    if _error_of(raw).get("code") == "context_length_exceeded":
+    if _read_error(raw).get("code") == "context_length_exceeded":
         raise ContextLengthError(reason)
     raise RequestRefusedError(reason)
 
 
-def _seconds(retry_after: str | None) -> float | None:
+def _read_retry_after(retry_after: str | None) -> float | None:
     try:
         seconds = float(retry_after or "")
     except ValueError:

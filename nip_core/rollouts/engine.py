@@ -1,7 +1,7 @@
 """Plays shards: many episodes at once over one client and one journal.
 
 play_episodes many episodes, as many at a time as there are places
-places_for    how many episodes at a time
+make_places    how many episodes at a time
 PlayedShard   what comes of it
 
 Every episode is a coroutine (see `episode`), with no barrier between the turns of different ones.
@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 
 from nip_core.concurrency import gather_or_cancel
 from nip_core.parameters import HyperParameters
-from nip_core.rollouts.episode import Failures, Played, ShardContext, play_episode
+from nip_core.rollouts.episode import Played, ShardContext, play_episode
+from nip_core.rollouts.failures import Failures
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.rows import AttackChoice, Episode, Generation, LabelRow, Timing
+from nip_core.rollouts.table_rows import AttackChoice, Episode, Generation, LabelRow, Timing
 
 _EPISODES_PER_CALL = 2  # in flight
 PlaySpec = Callable[[EpisodeSpec, ShardContext], Awaitable[Played]]
@@ -39,8 +40,8 @@ class PlayedShard:
     """Of an attack."""
 
 
-def places_for(parameters: HyperParameters) -> asyncio.Semaphore:
-    """As many episodes at a time as always have a call to make.
+def make_places(parameters: HyperParameters) -> asyncio.Semaphore:
+    """Make a place for each episode at a time: as many as always have a call to make.
 
     Not more: episodes are begun in the order of the plan, so the shards before are soon committed,
     and neither memory nor a run that goes on after a kill has to do with all of them.
@@ -60,12 +61,13 @@ async def play_episodes(
     """
     parameters, progress = context.game.parameters, context.progress
     failures = context.failures or Failures(len(specs))
-    places = context.places or places_for(parameters)
+    places = context.places or make_places(parameters)
     shard, done = PlayedShard([], [], []), 0
 
     async def play(spec: EpisodeSpec) -> None:
         nonlocal done
-        # 1. Play it as soon as there is a place.
+        # 1. Play it as soon as there is a place. No barrier between rounds: a slow answer would
+        #    keep all others waiting, and the server idle.
         async with places:
             progress.episodes_in_flight += 1
             try:
@@ -80,10 +82,11 @@ async def play_episodes(
         # 3. Count it; one that failed before and has succeeded now is no failure any more.
         done += 1
         progress.episodes_done += 1
-        if _was_recorded(played, context):  # it says nothing of how long episodes take
+        if _was_recorded(played, context):  # so it says nothing of how long episodes take
             progress.episodes_before += 1
         failures.keys.discard(spec.key)
-        # 4. Stop the shard where too many have failed.
+        # 4. Stop the shard where too many have failed. A tree counts once and fails with its last
+        #    leaf only: one that came to its end shows that the problem can be played.
         if all(episode.outcome == "failed" for episode in played.episodes):
             shard.failed.append(spec.key)
             progress.episodes_failed += 1

@@ -1,9 +1,8 @@
-"""One episode, from reset to verdict, with all that it branches into.
+"""One episode, from reset to verdict, with all its branches.
 
 play_episode  its rows, and the records of the calls it took
 EpisodeState  an episode between two rounds
 ShardContext  what all episodes of a shard share
-Failures      how many episodes of a split may fail
 Branch        where episodes branch; `no_branching` is nowhere, for trees see `trees`
 
 A generation whose key is in the journal is taken from there and not asked for again.
@@ -11,9 +10,7 @@ A generation whose key is in the journal is taken from there and not asked for a
 Where an episode branches, the answers of an agent in all children are asked for by one request
 where the server can, with a seed from the node; the i-th is child i's. What is missing in the
 answer or refused together, and what is asked again because it was invalid, is a request of its
-own with the child's key and seed. A child goes on as soon as its own agents have answered. Each
-answer is a record of its own; after a kill those found are kept, and the same request is made for
-the others.
+own with the child's key and seed. Each answer is a record of its own.
 
 A prover without a valid answer ends its episode, unless the settings have a penalty for that:
 then it is paid the penalty and is silent in that round, which leaves no turn behind.
@@ -30,11 +27,10 @@ from functools import cached_property
 from typing import TypeVar
 
 from nip_core.concurrency import gather_or_cancel
-from nip_core.errors import StageError
 from nip_core.game.answer_rows import read_tokens
 from nip_core.game.parsing import AnswerForm
 from nip_core.game.reasons import Kind
-from nip_core.game.render import ChatMessage, Game, columns_json, situation_of
+from nip_core.game.render import ChatMessage, Game, columns_json, make_situation
 from nip_core.parameters import RandomAgentParameters
 from nip_core.progress.board import Progress
 from nip_core.protocols import NO_DECISION, Move, Turn
@@ -43,41 +39,20 @@ from nip_core.rollouts.chat_client import (
     ContextLengthError,
     RequestRefusedError,
 )
+from nip_core.rollouts.failures import Failures
 from nip_core.rollouts.journal import Appends
-from nip_core.rollouts.labels import objection, with_solution
+from nip_core.rollouts.labels import make_objection, take_solution
 from nip_core.rollouts.model_call import Call, Player, ask, read_again
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.rows import AttackChoice, CallRecord, Episode, LabelRow
+from nip_core.rollouts.table_rows import AttackChoice, CallRecord, Episode, LabelRow
 from nip_core.scenarios import NO_LABEL, NoLabel
-from nip_core.tolerance import more_than
-
-
-@dataclass
-class Failures:
-    """Failed episodes of a split. Its shards share one, so that their size decides nothing."""
-
-    episodes: int  # of the whole split
-    keys: set[str] = field(default_factory=set)  # of those that failed; a repetition counts once
-    stop: bool = True  # whether too many stop the shard
-
-    def check(self, threshold: float, what: str) -> None:
-        """Raise StageError if more failed than this share of the episodes.
-
-        `what` ends its message: why they failed, and what to do.
-        """
-        if self.stop and more_than(len(self.keys), threshold * self.episodes):
-            raise StageError(
-                f"{len(self.keys)} of {self.episodes} episodes failed, more than the share of "
-                f"{threshold} that rollouts.failure_threshold allows; {what}"
-            )
-
 
 Branch = Callable[[EpisodeSpec, int, Sequence[str]], Sequence[EpisodeSpec]]
 """(a node, the round that is next, the agents that move in it) -> its children."""
 
 
 def no_branching(node: EpisodeSpec, round_: int, agents: Sequence[str]) -> Sequence[EpisodeSpec]:
-    """The `Branch` of a plain episode, which has none."""
+    """Return the node itself as its only child: a plain episode branches nowhere."""
     return (node,)
 
 
@@ -99,7 +74,7 @@ class ShardContext:
     """By agent and iteration, who plays with an earlier model, see `league`."""
 
     def player(self, spec: EpisodeSpec, agent: str) -> Player:
-        """The agent with the model that it has in this episode."""
+        """Find the player of an agent in this episode, by the model of now or an earlier one."""
         if spec.opponent == agent and spec.opponent_iteration is not None:
             return self.opponents[agent, spec.opponent_iteration]
         return self.players[agent]
@@ -118,7 +93,7 @@ class Played:
 
 
 async def play_episode(spec: EpisodeSpec, context: ShardContext) -> Played:
-    """Play one episode, or all that it branches into.
+    """Play one episode with all its branches.
 
     Raises StageError, ServerError or StoreError for what would stop every episode.
     """
@@ -126,8 +101,8 @@ async def play_episode(spec: EpisodeSpec, context: ShardContext) -> Played:
     return await EpisodeState(spec, context, 0, [], rewards, None).play_on()
 
 
-def in_episode(record: CallRecord, episode: str) -> CallRecord:
-    """The record with the episode that its generation belongs to, which a node can't know."""
+def assign_episode(record: CallRecord, episode: str) -> CallRecord:
+    """Say in a record to which episode its generation belongs; a node can't know it."""
     generation = record.generation
     if generation.episode == episode:
         return record
@@ -175,7 +150,7 @@ class EpisodeState:
         return [agent for agent in protocol.agent_names if agent in movers]
 
     async def play_on(self) -> Played:
-        """Play everything from here on; the calls of the round that led here count with it."""
+        """Play everything from here on, and count the calls of the round before with it."""
         state, records = self, list(self.records)
         children: Sequence[EpisodeSpec] = ()
         # 1. Go from round to round until the episode is over, or branches.
@@ -190,9 +165,10 @@ class EpisodeState:
             parts = await state.play_children(children, EpisodeState.play_on)
         else:
             parts = [Played([state.row()], [])]
-        # 3. What all leaves share belongs to the first of them.
+        # 3. What all leaves share belongs to the first of them: a generation stands in the tables
+        #    once, or its tokens would be counted for each leaf.
         episodes = [row for part in parts for row in part.episodes]
-        shared = [in_episode(record, episodes[0].key) for record in records]
+        shared = [assign_episode(record, episodes[0].key) for record in records]
         return Played(episodes, [*shared, *(record for part in parts for record in part.records)])
 
     async def play_children(
@@ -201,8 +177,10 @@ class EpisodeState:
         go_on: Callable[["EpisodeState"], Awaitable[T]],
         answered: Sequence[Mapping[str, "TurnAnswer"]] = (),
     ) -> list[T]:
-        """Play the round once for each child, all at once, and `go_on` with each as soon as its
-        agents have answered; what that gives, by child.
+        """Play the round once for each child, all at once, and `go_on` with each child by itself.
+
+        A child goes on as soon as its agents have answered. Returned is by child what `go_on`
+        gives.
 
         `answered` are by child the answers of agents that are not asked any more.
         """
@@ -231,7 +209,8 @@ class EpisodeState:
         prefetched: Mapping[str, asyncio.Future[PrefetchedAnswer]] | None = None,
         answered: Mapping[str, "TurnAnswer"] | None = None,
     ) -> "EpisodeState":
-        """Let all movers move at once, and judge: the state after it, which is that of `spec`.
+        """Let all movers move at once, judge the round, and return the state after it, that of
+        `spec`.
 
         `prefetched` has the first answers of agents that were asked for several, `answered` what
         agents have answered that are not asked any more.
@@ -247,7 +226,8 @@ class EpisodeState:
         after = EpisodeState(
             spec, self.context, self.round + 1, list(self.turns), dict(self.rewards), self.parent
         )
-        # 2. Sort what came: turns, silence that is paid for, and what ends the episode.
+        # 2. Sort what came: turns, silence that is paid for, and what ends the episode. Only an
+        #    answer in a wrong form is silence; a refused request is nobody's fault in the game.
         silent = set()
         problems = []
         for agent, answer in zip(self.movers, answers, strict=True):
@@ -262,7 +242,7 @@ class EpisodeState:
         # 3. What the writing prover wrote is the solution from now on.
         if not problems and spec.problem.y == NO_LABEL:
             try:
-                after.spec = await with_solution(self.context, spec, after.turns, after.parent)
+                after.spec = await take_solution(self.context, spec, after.turns, after.parent)
             except NoLabel as error:
                 problems.append(f"round {self.round}: {error}")
         # 4. Pay for the round.
@@ -273,7 +253,7 @@ class EpisodeState:
         return after
 
     def _judge(self, silent: frozenset[str]) -> None:
-        """Pay for the round that was just played, and end the episode if it is over."""
+        """Pay for the round just played, and end the episode if it is over."""
         spec, protocol = self.spec, self.context.game.protocol
         result = self.context.game.judge(
             self.round - 1, spec.seed, spec.problem.y, spec.stance, self.turns, silent
@@ -288,13 +268,14 @@ class EpisodeState:
 
     def _fail(self, error: str) -> None:
         self.outcome, self.error = "failed", error
+        # A game without an end earns nobody anything: what its rounds paid is taken back.
         self.rewards = dict.fromkeys(self.rewards, 0.0)
 
     def row(self) -> Episode:
-        """The row of an episode that is over."""
+        """Make the row of an episode after its end."""
         spec, game = self.spec, self.context.game
         problem = spec.problem
-        drawn = game.drawn(situation_of(problem, spec.stance, spec.seed))
+        drawn = game.drawn(make_situation(problem, spec.stance, spec.seed))
         assert self.outcome is not None  # it is over
         return Episode(
             key=spec.key,
@@ -342,7 +323,8 @@ class EpisodeState:
             if spec.generation_key(self.round, agent, 0) not in context.recorded
         ]
         results: list[PrefetchedAnswer] = [None] * len(children)
-        # 1. Ask for as many as there are children, so that the i-th is always the same one.
+        # 1. Ask for as many as there are children, also where the journal has some of them: after a
+        #    kill the request is the same, so the i-th answer is child i's again.
         if missing and player.gives_several:
             try:
                 async with self._call(self.spec, agent, 0, len(children)) as call:
@@ -366,13 +348,16 @@ class EpisodeState:
         agent: str,
         prefetched: asyncio.Future[PrefetchedAnswer] | None = None,
     ) -> TurnAnswer:
-        """Ask until the answer is valid. The i-th retry is a call of its own key and seed, and may
-        be told what was wrong before."""
+        """Ask an agent until its answer is valid, as often as the settings allow.
+
+        The i-th retry is a call of its own key and seed, and may be told what was wrong before.
+        """
         context = self.context
         records: list[CallRecord] = []
         wrong: Kind | None = None
         for attempt in range(context.players[agent].parameters.num_invalid_generation_retries + 1):
-            # 1. Take it from the journal, from the request for all children, or ask.
+            # 1. Take it from the journal, from the request for all children, or ask. A retry is
+            #    asked alone: the others of the request may have been valid.
             record = context.recorded.get(spec.generation_key(self.round, agent, attempt))
             move: Move | None = None
             if record is not None:
@@ -388,7 +373,8 @@ class EpisodeState:
                     record, move = answer
                 except RequestRefusedError as error:
                     return TurnAnswer(records, problem=str(error))
-            # 2. A valid one is the turn; what the journal has is read again.
+            # 2. A valid one is the turn. The journal has its text and not the messages in it, so
+            #    the move is read again; where it is not valid any more, the run stops.
             records.append(record)
             generation = record.generation
             if generation.invalid_reason is None:
@@ -404,12 +390,13 @@ class EpisodeState:
         return TurnAnswer(records, problem=problem, is_invalid=True)
 
     def _chat(self, agent: str, wrong: Kind | None) -> list[ChatMessage]:
-        """The agent's chat. Made when it is needed, not for what is in the journal."""
+        """Render the agent's chat. Made when it is needed, not for what is in the journal."""
         if isinstance(self.context.players[agent].parameters, RandomAgentParameters):
             return []  # it reads nothing
+        # Children of a node are asked with one chat, and a hint makes it another one.
         if (agent, wrong) not in self.chats:
             problem, spec = self.spec.problem, self.spec
-            situation = situation_of(problem, spec.stance, spec.seed)
+            situation = make_situation(problem, spec.stance, spec.seed)
             chat = self.context.game.render(agent, situation, self.turns, self.round, wrong)
             self.chats[agent, wrong] = chat
         return self.chats[agent, wrong]
@@ -421,8 +408,11 @@ class EpisodeState:
     async def _call(
         self, spec: EpisodeSpec, agent: str, attempt: int, n: int = 1, wrong: Kind | None = None
     ) -> AsyncIterator[Call]:
-        """One request, with the seed of `spec`; keep its answers before the block is left, so that
-        they are durable while it counts as in flight. Raises as ChatClient.answers does."""
+        """Make one request with the seed of `spec`, and give its answers.
+
+        Keep them before the block is left, so that they are durable while the call counts as in
+        flight. Raises as ChatClient.answers does.
+        """
         context, player = self.context, self.context.player(spec, agent)
         seed = spec.generation_seed(context.game.parameters.seed, self.round, agent, attempt)
         chat, form = self._chat(agent, wrong), self._form(agent)
@@ -436,8 +426,8 @@ class EpisodeState:
     async def _keep(
         self, call: Call, number: int, spec: EpisodeSpec, attempt: int
     ) -> tuple[CallRecord, Move]:
-        """Put an answer of a call in the log; its record, and the move if it is valid."""
-        why_not = objection(self.context.game, spec.problem, call.player.agent)
+        """Put an answer of a call in the log; return its record, and the move if it is valid."""
+        why_not = make_objection(self.context.game, spec.problem, call.player.agent)
         record, move = call.record(number, spec, self.round, attempt, self.parent, why_not)
         await self.context.log.append(record.to_json())
         if record.generation.invalid_reason is not None:

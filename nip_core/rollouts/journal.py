@@ -34,6 +34,9 @@ from nip_core.errors import CorruptionError, NipError, StoreError
 from nip_core.run_store.local_store import make_directories, sync_directory, translate_error
 from nip_lm_server.client import parse_json
 
+Record = dict[str, Any]
+"""A JSON object. What stands in it is for who appends it: of play, see `table_rows`."""
+
 FILE_HEADER = b"nip-journal 1\n"
 SYNC_INTERVAL_S = 0.010
 _MAGIC = b"\xf5NJ\n"  # not valid UTF-8, so it stands in no payload
@@ -42,9 +45,9 @@ _HEADER_BODY = struct.Struct("<4sII")
 
 
 class Appends(Protocol):
-    """What playing needs of a journal."""
+    """The part of a journal used by playing."""
 
-    async def append(self, record: dict[str, Any]) -> None:
+    async def append(self, record: Record) -> None:
         """Add a record and return when it is kept."""
 
 
@@ -64,8 +67,8 @@ class GroupCommits:
         self._is_replayed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
 
-    def replay(self) -> list[dict[str, Any]]:
-        """All durable records in the order of their commits. Raises CorruptionError."""
+    def replay(self) -> list[Record]:
+        """Read all durable records in the order of their commits. Raises CorruptionError."""
         raise NotImplementedError
 
     def remove(self) -> None:
@@ -80,7 +83,7 @@ class GroupCommits:
         """Make a group durable, as a whole or not at all. Runs in a thread of its own."""
         raise NotImplementedError
 
-    async def append(self, record: dict[str, Any]) -> None:
+    async def append(self, record: Record) -> None:
         """Add a record and return when it is durable.
 
         A cancelled caller leaves the record in; it is written all the same. Raises StoreError if
@@ -89,13 +92,15 @@ class GroupCommits:
         if not self._is_replayed:
             self.replay()
         if self._failed is not None:
-            raise _again(self._failed)
+            raise _copy_error(self._failed)
         self._pending.append(encode_line(record))
         if self._batch is None:
             self._batch = asyncio.get_running_loop().create_future()
         batch = self._batch
         if self._flusher is None:
             self._flusher = asyncio.create_task(self._flush())
+        # Shielded: the whole group waits for one future, and a caller that is cancelled must not
+        # cancel it for the others.
         await asyncio.shield(batch)
 
     async def aclose(self) -> None:
@@ -117,7 +122,7 @@ class GroupCommits:
         loop = asyncio.get_running_loop()
         try:
             while self._pending:
-                # 1. Wait for company.
+                # 1. Wait for company: a sync costs as much for one record as for a hundred.
                 wait_s = self._last_sync_s + self._sync_interval_s - self._clock()
                 await asyncio.sleep(max(0.0, wait_s))  # even 0 lets others join
                 # 2. Take all that waits; who comes later is in the next group.
@@ -137,7 +142,7 @@ class GroupCommits:
                 if self._failed is None:
                     batch.set_result(None)
                 else:
-                    batch.set_exception(_again(self._failed))
+                    batch.set_exception(_copy_error(self._failed))
                     batch.exception()  # a caller that was cancelled does not fetch it
         finally:
             self._flusher = None
@@ -178,8 +183,8 @@ class Journal(GroupCommits):
         except OSError as error:
             raise translate_error(error, path, "open") from error
 
-    def replay(self) -> list[dict[str, Any]]:
-        """All durable records in the order of their commits. A torn end is cut off.
+    def replay(self) -> list[Record]:
+        """Read all durable records in the order of their commits, and cut off a torn end.
 
         Raises CorruptionError naming file and offset for damage that no crash explains.
         """
@@ -187,12 +192,13 @@ class Journal(GroupCommits):
             # 1. Read what survived.
             data = self.path.read_bytes()
             records, end = _parse(data, self.path)
-            # 2. A file that was only begun gets its header.
+            # 2. A file that was only begun gets its header: a kill may have come in the middle.
             if end < len(FILE_HEADER):
                 os.ftruncate(self._file, 0)
                 _write_all(self._file, FILE_HEADER, 0)
                 end = len(FILE_HEADER)
-            # 3. Cut off a torn end, durably, before anything is appended.
+            # 3. Cut off a torn end, durably, before anything is appended: an intact frame behind a
+            #    torn one is taken for damage.
             os.ftruncate(self._file, end)
             os.fsync(self._file)
         except CorruptionError:
@@ -202,8 +208,8 @@ class Journal(GroupCommits):
         self._end, self._is_replayed = end, True
         return records
 
-    def append_all(self, records: Iterable[dict[str, Any]]) -> None:
-        """Add records at once, for who has no event loop; they are durable on return."""
+    def append_all(self, records: Iterable[Record]) -> None:
+        """Add records at once, without an event loop; they are durable on return."""
         if not self._is_replayed:
             self.replay()
         self._write([encode_line(record) for record in records])
@@ -222,29 +228,30 @@ class Journal(GroupCommits):
         if self._failed is not None:
             raise self._failed
         payload = b"\n".join(lines)
-        frame = _frame(payload)
+        frame = _make_frame(payload)
         try:
             _write_all(self._file, frame, self._end)
             os.fsync(self._file)
         except OSError as error:
+            # Whoever waits is told that it is not durable, so it must not come back either.
             with suppress(OSError):  # else replay will drop it
                 os.ftruncate(self._file, self._end)
             raise translate_error(error, self.path, "append to") from error
         self._end += len(frame)
 
 
-def _again(error: NipError) -> NipError:
-    """The same error for another caller."""
+def _copy_error(error: NipError) -> NipError:
+    """Make the same error for another caller."""
     return type(error)(str(error))
 
 
-def _frame(payload: bytes) -> bytes:
+def _make_frame(payload: bytes) -> bytes:
     body = _HEADER_BODY.pack(_MAGIC, len(payload), zlib.crc32(payload))
     return body + struct.pack("<I", zlib.crc32(body)) + payload
 
 
-def _frame_at(data: bytes, offset: int) -> bytes | None:
-    """The payload of an intact frame that begins at `offset`, else None."""
+def _read_frame(data: bytes, offset: int) -> bytes | None:
+    """Return the payload of the frame at `offset`; None if no intact one begins there."""
     if offset + _HEADER.size > len(data):
         return None
     magic, length, payload_crc, header_crc = _HEADER.unpack_from(data, offset)
@@ -255,23 +262,23 @@ def _frame_at(data: bytes, offset: int) -> bytes | None:
     return payload if len(payload) == length and zlib.crc32(payload) == payload_crc else None
 
 
-def encode_line(record: dict[str, Any]) -> bytes:
-    """A record as a line of a frame."""
+def encode_line(record: Record) -> bytes:
+    """Encode a record as a line of a frame."""
     return json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
-def one_frame(lines: list[bytes]) -> bytes:
-    """A whole journal with these lines in one frame."""
-    return FILE_HEADER + _frame(b"\n".join(lines))
+def make_journal(lines: list[bytes]) -> bytes:
+    """Make a whole journal with these lines in one frame."""
+    return FILE_HEADER + _make_frame(b"\n".join(lines))
 
 
-def parse_begun(data: bytes, path: str) -> list[dict[str, Any]]:
-    """The records of a journal whose last frame may be incomplete. Raises CorruptionError."""
+def parse_begun(data: bytes, path: str) -> list[Record]:
+    """Read the records of a journal whose last frame may be incomplete. Raises CorruptionError."""
     return _parse(data, path)[0]
 
 
-def parse_whole(data: bytes, path: str) -> list[dict[str, Any]]:
-    """The records of a journal that can't be torn. Raises CorruptionError for any damage."""
+def parse_whole(data: bytes, path: str) -> list[Record]:
+    """Read the records of a journal written as a whole. Raises CorruptionError for any damage."""
     records, end = _parse(data, path)
     if end != len(data) or end <= len(FILE_HEADER):
         raise CorruptionError(
@@ -281,16 +288,16 @@ def parse_whole(data: bytes, path: str) -> list[dict[str, Any]]:
     return records
 
 
-def _parse(data: bytes, path: Path | str) -> tuple[list[dict[str, Any]], int]:
-    """Records of `data`, and the offset behind the last intact frame."""
+def _parse(data: bytes, path: Path | str) -> tuple[list[Record], int]:
+    """Read the records of `data`, and find the offset behind the last intact frame."""
     if not data.startswith(FILE_HEADER):
         if FILE_HEADER.startswith(data):
             return [], 0
         raise CorruptionError(f"{path}: damaged at byte 0, not a journal of this version")
-    records: list[dict[str, Any]] = []
+    records: list[Record] = []
     offset = len(FILE_HEADER)
     while offset < len(data):
-        payload = _frame_at(data, offset)
+        payload = _read_frame(data, offset)
         if payload is None:
             _refuse_if_more(data, offset, path)
             break
@@ -304,9 +311,11 @@ def _parse(data: bytes, path: Path | str) -> tuple[list[dict[str, Any]], int]:
 
 def _refuse_if_more(data: bytes, offset: int, path: Path | str) -> None:
     """Raise CorruptionError if an intact frame lies behind the damaged one at `offset`."""
+    # A crash tears the last frame alone, as each is synced before the next is written. What was
+    # paid for stands behind, so cutting here would lose it without a word.
     later = data.find(_MAGIC, offset + 1)
     while later >= 0:
-        if _frame_at(data, later) is not None:
+        if _read_frame(data, later) is not None:
             raise CorruptionError(
                 f"{path}: damaged at byte {offset}, with intact records from byte {later} on; "
                 "nothing is repaired: restore the file, or delete it to play the shard again"

@@ -13,14 +13,14 @@ newest epoch's segments count, so what a replaced runner still sends is read by 
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from nip_core.errors import CorruptionError, StoreError
 from nip_core.rollouts.journal import (
     GroupCommits,
     Journal,
+    Record,
     encode_line,
-    one_frame,
+    make_journal,
     parse_begun,
     parse_whole,
 )
@@ -31,7 +31,8 @@ SEGMENT_INTERVAL_S = 0.5
 
 
 def open_journal(store: Store, path: str, epoch: int) -> GroupCommits:
-    """The journal at `path` in the store, for the runner with this epoch. Raises StoreError."""
+    """Open the journal at `path` in the store, for the runner with this epoch. Raises
+    StoreError."""
     local = store.local_path(path)
     return SegmentJournal(store, path, epoch) if local is None else Journal(local)
 
@@ -45,8 +46,8 @@ def remove_journal(store: Store, path: str) -> None:
         store.delete(f"{path}/{name}")
 
 
-def read_journal(store: Store, path: str) -> list[dict[str, Any]]:
-    """The durable records of a journal to which somebody may be writing; nothing is changed.
+def read_journal(store: Store, path: str) -> list[Record]:
+    """Read the durable records of a journal, and change nothing; somebody may be writing to it.
 
     None, if it is not there, or is removed meanwhile. Raises CorruptionError for a damaged one.
     """
@@ -57,14 +58,14 @@ def read_journal(store: Store, path: str) -> list[dict[str, Any]]:
         return []
 
 
-def _read_journal(store: Store, path: str) -> list[dict[str, Any]]:
+def _read_journal(store: Store, path: str) -> list[Record]:
     if (local := store.local_path(path)) is not None:
         return parse_begun(local.read_bytes(), path)
-    segments = sorted(_numbers(path, name) for name in store.list(path))
-    records: list[dict[str, Any]] = []
+    segments = sorted(_parse_segment(path, name) for name in store.list(path))
+    records: list[Record] = []
     for epoch, number in segments:
         if epoch == segments[-1][0]:
-            segment = _segment(path, epoch, number)
+            segment = _name_segment(path, epoch, number)
             records += parse_whole(store.get(segment), segment)
     return records
 
@@ -81,33 +82,33 @@ class SegmentJournal(GroupCommits):
         sync_interval_s: float = SEGMENT_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Reads and writes nothing yet. `epoch` is that of the lease."""
+        """Prepare the journal, and read and write nothing yet. `epoch` is the lease's."""
         super().__init__(sync_interval_s, clock)
         self.name = f"{store.url}/{path}"
         self._store, self._path, self._epoch = store, path, epoch
         self._next = 1
 
-    def replay(self) -> list[dict[str, Any]]:
-        """All durable records in the order of their commits.
+    def replay(self) -> list[Record]:
+        """Read all durable records in the order of their commits.
 
         Raises CorruptionError naming a segment that is damaged or missing.
         """
-        segments = sorted(_numbers(self._path, name) for name in self._store.list(self._path))
+        segments = sorted(_parse_segment(self._path, name) for name in self._store.list(self._path))
         newest = max((epoch for epoch, _ in segments), default=self._epoch)
         if newest > self._epoch:
             raise StoreError(
                 f"{self.name}: written by a later runner (epoch {newest}, this is {self._epoch}); "
                 "if the run's lease.json was deleted, delete this journal too"
             )
-        records: list[dict[str, Any]] = []
+        records: list[Record] = []
         numbers = [number for epoch, number in segments if epoch == newest]
         for expected, number in enumerate(numbers, 1):
             if number != expected:
                 raise CorruptionError(
-                    f"{self._segment(newest, expected)}: missing, although later segments are "
+                    f"{self._name_segment(newest, expected)}: missing, although later segments are "
                     "there; restore it, or delete the journal to play the shard again"
                 )
-            segment = self._segment(newest, number)
+            segment = self._name_segment(newest, number)
             records += parse_whole(self._store.get(segment), segment)
         self._next = len(numbers) + 1
         if newest < self._epoch:
@@ -115,7 +116,7 @@ class SegmentJournal(GroupCommits):
             if records:
                 self._write([encode_line(record) for record in records])
             for epoch, number in segments:
-                self._store.delete(self._segment(epoch, number))
+                self._store.delete(self._name_segment(epoch, number))
         self._is_replayed = True
         return records
 
@@ -125,23 +126,23 @@ class SegmentJournal(GroupCommits):
     def _write(self, lines: list[bytes]) -> None:
         if self._failed is not None:
             raise self._failed
-        segment = self._segment(self._epoch, self._next)
-        if not self._store.put_if_absent(segment, one_frame(lines)):
+        segment = self._name_segment(self._epoch, self._next)
+        if not self._store.put_if_absent(segment, make_journal(lines)):
             raise StoreError(
                 f"{segment}: there already, so another process is playing this shard; wait for it "
                 "or stop it"
             )
         self._next += 1
 
-    def _segment(self, epoch: int, number: int) -> str:
-        return _segment(self._path, epoch, number)
+    def _name_segment(self, epoch: int, number: int) -> str:
+        return _name_segment(self._path, epoch, number)
 
 
-def _segment(path: str, epoch: int, number: int) -> str:
+def _name_segment(path: str, epoch: int, number: int) -> str:
     return f"{path}/{epoch:06d}-{number:06d}"
 
 
-def _numbers(path: str, name: str) -> tuple[int, int]:
+def _parse_segment(path: str, name: str) -> tuple[int, int]:
     epoch, _, number = name.partition("-")
     if not (epoch.isdigit() and number.isdigit()):
         raise CorruptionError(f"{path}/{name}: not a segment of a journal; move it away")

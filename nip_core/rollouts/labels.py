@@ -1,7 +1,7 @@
 """Solutions that a prover writes in play: taken from its first valid message, and labelled.
 
-objection      why a move can't be the solution, so that the prover is asked again
-with_solution  an episode with what was written and its label in the place of the problem's
+make_objection      why a move can't be the solution, so that the prover is asked again
+take_solution  an episode with what was written and its label in the place of the problem's
 count_labels   what the labels of a shard were, and what they took; add_counts: of several
 
 A label that the journal has is not made again. Only `y` and `mutation` stand in the tables; what
@@ -17,7 +17,7 @@ from nip_core.errors import SettingsError, StageError
 from nip_core.game.render import Game
 from nip_core.protocols import Move, Turn
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.rows import LabelRow
+from nip_core.rollouts.table_rows import LabelRow
 from nip_core.run_store.facts import LabelCounts
 from nip_core.scenarios import NO_LABEL, Problem
 from nip_core.scenarios.checked import find_solution, label_solution
@@ -28,7 +28,7 @@ RIGHT, WRONG = "right", "wrong"
 
 
 class Context(Protocol):
-    """What of a shard's context labelling needs, see `nip_core.rollouts.episode`."""
+    """The part of a shard's context used by labelling, see `nip_core.rollouts.episode`."""
 
     @property
     def game(self) -> Game: ...
@@ -40,14 +40,17 @@ class Context(Protocol):
     def log(self) -> Any: ...
 
 
-def objection(game: Game, problem: Problem, agent: str) -> Callable[[Move], str | None] | None:
-    """Return what says why a move of the agent can't be the solution; None: nothing is awaited."""
+def make_objection(game: Game, problem: Problem, agent: str) -> Callable[[Move], str | None] | None:
+    """Make a function from a move to the reason why it can't be the solution.
+
+    None where no solution is awaited from the agent.
+    """
     if problem.y != NO_LABEL or not game.protocol.is_prover(agent):
         return None
 
     def reason(move: Move) -> str | None:
         try:
-            find_solution(game.scenario, _message(move), problem.texts)
+            find_solution(game.scenario, _join_message(move), problem.texts)
         except SettingsError:
             raise
         except ValueError as error:
@@ -57,10 +60,12 @@ def objection(game: Game, problem: Problem, agent: str) -> Callable[[Move], str 
     return reason
 
 
-async def with_solution(
+async def take_solution(
     context: Context, spec: EpisodeSpec, turns: Sequence[Turn], key: str | None
 ) -> EpisodeSpec:
-    """The episode with the solution that the last of `turns` wrote, in the generation `key`.
+    """Put the solution written by the last of `turns`, and its label, in the episode's problem.
+
+    `key` is the generation's. A label in the journal is taken from there.
 
     Without turns the prover was silent, which is no solution to anything. Raises NoLabel, or
     StageError for what would stop every episode.
@@ -69,7 +74,7 @@ async def with_solution(
     if not turns or key is None:
         return replace(spec, problem=replace(problem, y=0, mutation=NO_ANSWER))
     try:
-        solution = find_solution(scenario, _message(turns[-1].move), problem.texts)
+        solution = find_solution(scenario, _join_message(turns[-1].move), problem.texts)
     except SettingsError:
         raise
     except ValueError as error:
@@ -88,12 +93,12 @@ async def with_solution(
     return replace(spec, problem=labelled)
 
 
-def _message(move: Move) -> str:
+def _join_message(move: Move) -> str:
     return "\n".join(move.messages.values())
 
 
 def count_labels(rows: Iterable[LabelRow]) -> LabelCounts:
-    """Count the solutions that were labelled, those of each kind, and the seconds it took."""
+    """Count the labelled solutions, those of each kind, and the seconds of labelling."""
     # In the order of keys, so that the rounded sum does not depend on who was labelled first.
     ordered = sorted(rows, key=lambda row: str(row.key))
     counted = (

@@ -1,7 +1,7 @@
 """Training episodes in which an agent plays with the model of an earlier iteration.
 
-with_opponents   the episodes, each with whom an earlier model plays in it, and which
-earlier_models   the earlier models of an agent's group, by the first iteration that each has played
+draw_opponents   the episodes, each with whom an earlier model plays in it, and which
+find_earlier_models   the earlier models of a group, by the first iteration that each has played
 
 Learning against the newest opponent alone may go in circles: what beat an earlier one is forgotten
 when that one is gone. Playing a share of the games against earlier selves is how OpenAI Five kept
@@ -24,12 +24,12 @@ from nip_core.rollouts.plan import EpisodeSpec, group_size
 _SEEDS = 2**31  # that `derive_seed` can give
 
 
-def with_opponents(
+def draw_opponents(
     specs: Sequence[EpisodeSpec],
     parameters: HyperParameters,
     earlier: Mapping[str, Sequence[int]],
 ) -> list[EpisodeSpec]:
-    """The episodes with their opponents drawn.
+    """Draw the opponents of the episodes.
 
     `earlier` has by agent the iterations whose models there are to draw from; with none at all, as
     in the first iteration, the episodes stay as they are. Each is drawn with the same probability,
@@ -53,8 +53,8 @@ def with_opponents(
     return [drawn(spec) for spec in specs]
 
 
-def earlier_models(played: Sequence[str], now: str, last: int | None) -> dict[int, str]:
-    """The models of a group other than the one that plays `now`, the newest so many as `last` says.
+def find_earlier_models(played: Sequence[str], now: str, last: int | None) -> dict[int, str]:
+    """Find the models of a group before the one of `now`, the newest `last` of them.
 
     `played` are the names of those that played the iterations before, in order. The keys are the
     first iterations that they have played.

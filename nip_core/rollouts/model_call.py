@@ -28,7 +28,7 @@ from nip_core.parameters.dialects import find_dialect
 from nip_core.protocols import Move
 from nip_core.rollouts.chat_client import ChatAnswer, ChatCompletions, Endpoint
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.rows import CallRecord, Generation, Timing
+from nip_core.rollouts.table_rows import CallRecord, Generation, Timing
 
 RANDOM_MODEL = "random"  # what stands where a model's name would
 _LETTERS = 20
@@ -37,7 +37,7 @@ _DECIDES = 0.4  # of the turns in which a random agent may
 
 @dataclass(frozen=True)
 class Player:
-    """An agent with the model that it plays with; a random agent has none."""
+    """An agent with its model; a random agent has none."""
 
     agent: str
     model: str
@@ -57,7 +57,7 @@ class Player:
 
 @dataclass(frozen=True)
 class Call:
-    """A request that was answered, by one answer or several."""
+    """An answered request, with one answer or several."""
 
     player: Player
     form: AnswerForm
@@ -84,7 +84,7 @@ class Call:
             move = judge_answer(answer, self.form, retries_left, objection)
         except InvalidResponse as response:
             move, invalid = Move(), response.reason
-        tokens = _recorded_tokens(player, answer)
+        tokens = _choose_tokens(player, answer)
         generation = Generation(
             key=spec.generation_key(round_, player.agent, attempt),
             parent_key=parent,
@@ -141,6 +141,7 @@ async def ask(
     limit = game.parameters.max_tokens(player.agent)
     body = request_body(player.model, player.parameters, chat, seed, limit, n)
     top_logprobs = game.top_logprobs(player.agent)
+    # A provider that refuses the field would fail every call; an attack can do without.
     takes_logprobs = find_dialect(player.parameters).takes_logprobs
     if takes_logprobs and (asked := max(top_logprobs, player.top_logprobs)):
         body |= {"logprobs": True, "top_logprobs": asked}
@@ -160,7 +161,7 @@ async def ask(
 
 
 def random_answer(form: AnswerForm, seed: int) -> str:
-    """The valid answer of an agent without a model, which follows from its seed alone.
+    """Make the valid answer of an agent without a model; it follows from the seed alone.
 
     Who may decide does so in two turns of five, with each answer of the scale equally likely.
     """
@@ -184,8 +185,8 @@ class _Tokens(NamedTuple):
     likeliest: list[RecordedToken] | None
 
 
-def _recorded_tokens(player: Player, answer: ChatAnswer) -> _Tokens:
-    """Choose what is recorded of an answer's tokens.
+def _choose_tokens(player: Player, answer: ChatAnswer) -> _Tokens:
+    """Choose the parts of an answer's tokens to record.
 
     Raises StageError where they are to be trained on and the server gives none.
     """
@@ -196,6 +197,7 @@ def _recorded_tokens(player: Player, answer: ChatAnswer) -> _Tokens:
             f"{player.endpoint.base_url}: model {player.model} gives no token ids, which trainer "
             "pure_text_grpo needs; use an lm_server, or another trainer"
         )
+    # All or none: a log-probability at the wrong token would be trained on as if it were right.
     chosen = [token["logprob"] for token in answer.tokens or ()]
     has_all = bool(chosen) and len(chosen) == len(answer.token_ids)
     return _Tokens(
@@ -215,7 +217,7 @@ def request_body(
     max_tokens: int,
     n: int = 1,
 ) -> dict[str, Any]:
-    """The JSON body of a chat completion; settings that are None are left to the provider.
+    """Make the JSON body of a chat completion; settings of None are left to the provider.
 
     It asks for `n` completions. They have one seed: what a server gives as the i-th of them need
     not be what it gives to any seed alone.
@@ -260,7 +262,7 @@ def judge_answer(
 
 
 def read_again(generation: Generation, form: AnswerForm) -> Move:
-    """The move in a recorded answer. Raises StageError if it is not valid any more."""
+    """Read the move in a recorded answer. Raises StageError if it is not valid any more."""
     try:
         return parse_response(generation.text, form)
     except InvalidResponse as invalid:

@@ -1,7 +1,7 @@
 """One table of rollouts as one Parquet file.
 
 parquet_bytes, parquet_table   from a table to a file, and back
-check_version                  refuse a file that nip did not write, or a later one
+has_current_version                  refuse a file that nip did not write, or a later one
 in_current_version             a table of an earlier version with what came later
 """
 
@@ -33,9 +33,9 @@ _DELTA_ENCODED = {
 
 
 def parquet_bytes(table: pa.Table, compression: str = "zstd") -> bytes:
-    """`table` as one Parquet file, with encodings that keep the cost of a row small."""
+    """Write `table` as one Parquet file, with encodings chosen to keep the cost of a row small."""
     plain = _LENGTH_ENCODED | set(_DELTA_ENCODED)
-    columns = list(_leaf_paths(table.schema))
+    columns = list(_list_leaf_paths(table.schema))
     encoding = {c: "DELTA_LENGTH_BYTE_ARRAY" for c in columns if c in _LENGTH_ENCODED}
     encoding |= {c: _DELTA_ENCODED[c] for c in columns if c in _DELTA_ENCODED}
     buffer = io.BytesIO()
@@ -56,7 +56,7 @@ def parquet_bytes(table: pa.Table, compression: str = "zstd") -> bytes:
 def parquet_table(
     data: bytes, schema: pa.Schema, name: str, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """The table in a Parquet file of `schema`, or some of its columns; `name` is for errors.
+    """Read the table in a Parquet file of `schema`, or some of its columns; `name` is for errors.
 
     Raises CorruptionError if it is not such a file, StoreError if another version wrote it.
     """
@@ -64,13 +64,13 @@ def parquet_table(
         file = pq.ParquetFile(io.BytesIO(data))
         written = file.schema_arrow
     except (pa.ArrowException, OSError) as error:
-        raise _damaged(name, error) from error
-    is_current = check_version(written, schema, name)
+        raise _make_damage_error(name, error) from error
+    is_current = has_current_version(written, schema, name)
     try:
         # Of another version everything is read: what it lacks shows in the whole.
         table = file.read(columns=columns if is_current else None)
     except (pa.ArrowException, OSError) as error:
-        raise _damaged(name, error) from error
+        raise _make_damage_error(name, error) from error
     if not is_current:
         table = in_current_version(table, schema)
         if not table.schema.equals(schema):
@@ -78,12 +78,12 @@ def parquet_table(
     return table if columns is None else table.select(columns)
 
 
-def _damaged(name: str, error: Exception) -> CorruptionError:
+def _make_damage_error(name: str, error: Exception) -> CorruptionError:
     return CorruptionError(f"{name}: damaged, not a Parquet file ({error})")
 
 
-def check_version(written: pa.Schema, schema: pa.Schema, name: str) -> bool:
-    """Tell whether a file whose schema was `written` has the current version of `schema`.
+def has_current_version(written: pa.Schema, schema: pa.Schema, name: str) -> bool:
+    """Tell whether a file with the schema `written` has the current version of `schema`.
 
     Raises CorruptionError if it has another schema, StoreError if it has a version that is not
     known. `name` is for errors.
@@ -103,7 +103,7 @@ def check_version(written: pa.Schema, schema: pa.Schema, name: str) -> bool:
 
 
 def in_current_version(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A table of an earlier version with the nullable columns that came later, empty."""
+    """Add to a table of an earlier version the nullable columns of later ones, empty."""
     for index, field in enumerate(schema):
         if field.name not in table.schema.names and field.nullable:
             place = min(index, table.num_columns)  # of a table that lacks others too
@@ -111,17 +111,17 @@ def in_current_version(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return table.replace_schema_metadata(schema.metadata)
 
 
-def _leaf_paths(schema: pa.Schema) -> Iterator[str]:
-    """Parquet column paths, as its encodings and statistics name them."""
+def _list_leaf_paths(schema: pa.Schema) -> Iterator[str]:
+    """List Parquet's column paths, as its encodings and statistics name them."""
     for column in schema:
-        yield from _leaves(column.name, column.type)
+        yield from _walk_leaves(column.name, column.type)
 
 
-def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
+def _walk_leaves(path: str, kind: pa.DataType) -> Iterator[str]:
     if pa.types.is_list(kind):
-        yield from _leaves(f"{path}.list.element", kind.value_type)
+        yield from _walk_leaves(f"{path}.list.element", kind.value_type)
     elif pa.types.is_struct(kind):
         for i in range(kind.num_fields):
-            yield from _leaves(f"{path}.{kind.field(i).name}", kind.field(i).type)
+            yield from _walk_leaves(f"{path}.{kind.field(i).name}", kind.field(i).type)
     else:
         yield path

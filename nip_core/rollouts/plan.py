@@ -52,12 +52,12 @@ class EpisodeSpec:
     opponent_iteration: int | None = None  # the first that this model has played
 
     def generation_key(self, round_: int, agent: str, attempt: int) -> str:
-        """Identity of one model call of this episode."""
+        """Make the identity of one model call of this episode."""
         place = self._place(self.split)
         return derive_key("generation", self.run, *place, round_, agent, attempt)
 
     def generation_seed(self, base_seed: int, round_: int, agent: str, attempt: int) -> int:
-        """Sampling seed of that call."""
+        """Make the sampling seed of one model call of this episode."""
         place = self._place(self.seeds_of or self.split)
         return derive_seed("generation", base_seed, *place, round_, agent, attempt)
 
@@ -68,7 +68,7 @@ class EpisodeSpec:
 def plan_episodes(
     parameters: HyperParameters, problems: Sequence[Problem], split: str, iteration: int
 ) -> list[EpisodeSpec]:
-    """The episodes of a split, in a stable order.
+    """Plan the episodes of a split, in a stable order.
 
     Training takes the next `rollouts_per_iteration` problems of an endless sequence of shuffled
     passes, so each problem is played once before any is played twice. Where episodes are compared
@@ -84,28 +84,30 @@ def plan_episodes(
         count = len(ordered)
         if parameters.rollouts_per_iteration is not None:
             count = parameters.rollouts_per_iteration // size
-        passes = _from_endless_passes(ordered, parameters.seed, iteration * count, count)
+        passes = _take_from_passes(ordered, parameters.seed, iteration * count, count)
         chosen = [
             (problem, pass_ * size + member) for problem, pass_ in passes for member in range(size)
         ]
     else:
         times = parameters.rl.num_test_iterations
         if split == ATTACK or (split == TEST and parameters.attack.run is not None):
-            ordered = _attacked(parameters, ordered)
+            ordered = _choose_attacked(parameters, ordered)
         elif split == "test" and not parameters.text_rl.test_on_whole_dataset:
             count = parameters.rollouts_per_iteration or len(ordered)
-            ordered = _shuffled(ordered, parameters.seed, split)[:count]
+            ordered = _shuffle(ordered, parameters.seed, split)[:count]
         chosen = [(problem, sample) for sample in range(times) for problem in ordered]
     return [
         episode_spec(parameters, split, iteration, problem, sample) for problem, sample in chosen
     ]
 
 
-def _attacked(parameters: HyperParameters, ordered: list[Problem]) -> list[Problem]:
-    """The problems of an attack: wrong ones, all or as many as the settings say, and as many right
-    ones, as far as there are."""
+def _choose_attacked(parameters: HyperParameters, ordered: list[Problem]) -> list[Problem]:
+    """Choose the problems of an attack: wrong ones, and as many right ones as far as there are.
+
+    Of the wrong ones all are taken, or as many as the settings say.
+    """
     by_label = {
-        y: _shuffled([p for p in ordered if p.y == y], parameters.seed, ATTACK) for y in (0, 1)
+        y: _shuffle([p for p in ordered if p.y == y], parameters.seed, ATTACK) for y in (0, 1)
     }
     wrong = by_label[0][: parameters.attack.problems]
     return sorted([*wrong, *by_label[1][: len(wrong)]], key=lambda p: p.id)
@@ -120,27 +122,27 @@ def group_size(parameters: HyperParameters, split: str) -> int:
     return parameters.pure_text_grpo.group_size if compares else 1
 
 
-def _from_endless_passes(
+def _take_from_passes(
     ordered: list[Problem], seed: int, start: int, count: int
 ) -> list[tuple[Problem, int]]:
     chosen: list[tuple[Problem, int]] = []
     pass_ = start // len(ordered)
     while len(chosen) < count:
-        shuffled = _shuffled(ordered, seed, pass_)
+        shuffled = _shuffle(ordered, seed, pass_)
         first = max(0, start - pass_ * len(ordered))
         chosen += [(problem, pass_) for problem in shuffled[first:]]
         pass_ += 1
     return chosen[:count]
 
 
-def _shuffled(problems: list[Problem], seed: int, what: str | int) -> list[Problem]:
+def _shuffle(problems: list[Problem], seed: int, what: str | int) -> list[Problem]:
     return sorted(problems, key=lambda p: derive_key("order", seed, what, p.id))
 
 
 def episode_spec(
     parameters: HyperParameters, split: str, iteration: int, problem: Problem, sample: int
 ) -> EpisodeSpec:
-    """One episode of a split, with its key, seed and stance.
+    """Plan one episode of a split, with its key, seed and stance.
 
     The episodes of a group have one seed, that of their first one, and one stance: the same
     prover is drawn to speak (merlin_arthur), channels are shown in the same order, names are dealt
@@ -168,8 +170,8 @@ def episode_spec(
     )
 
 
-def replayed(specs: Sequence[EpisodeSpec], split: str) -> list[EpisodeSpec]:
-    """The same episodes, seeds included, for a split of another name: other models play them."""
+def replay_episodes(specs: Sequence[EpisodeSpec], split: str) -> list[EpisodeSpec]:
+    """Plan the same episodes, seeds included, for a split of another name and its models."""
     return [
         replace(
             spec,
@@ -184,11 +186,13 @@ def replayed(specs: Sequence[EpisodeSpec], split: str) -> list[EpisodeSpec]:
 
 
 def shuffle_labels(problems: Sequence[Problem], seed: int) -> list[Problem]:
-    """The problems with labels drawn by a stable hash: the control in which nothing is learned."""
+    """Draw the labels of the problems by a stable hash: the control in which nothing is learned."""
     return [replace(p, y=derive_seed("label", seed, p.id) & 1) for p in problems]
 
 
-def cut(specs: Sequence[EpisodeSpec], episodes_per_shard: int) -> list[list[EpisodeSpec]]:
+def cut_into_shards(
+    specs: Sequence[EpisodeSpec], episodes_per_shard: int
+) -> list[list[EpisodeSpec]]:
     """Cut a split into shards of at most `episodes_per_shard` episodes."""
     return [
         list(specs[i : i + episodes_per_shard]) for i in range(0, len(specs), episodes_per_shard)

@@ -27,8 +27,8 @@ import pyarrow as pa
 
 from nip_core.errors import CorruptionError, StageError
 from nip_core.rollouts.parquet import parquet_bytes, parquet_table
-from nip_core.rollouts.rows import AttackChoice, Episode, Generation, Timing, stored_row
 from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS, TIMINGS
+from nip_core.rollouts.table_rows import AttackChoice, Episode, Generation, Timing, stored_row
 from nip_core.run_store.facts import SplitFacts
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import (
@@ -89,8 +89,9 @@ def build_tables(
     or timing that belongs to nothing.
     """
     generations, timings = list(generations), list(timings)
-    # 1. What the order of play follows from.
-    position = _positions(episodes, "episodes")
+    # 1. What the order of play follows from: never when an answer came, so that two runs of the
+    #    same game have their rows in the same order.
+    position = _index_by_key(episodes, "episodes")
     by_key = {row.key: row for row in generations}
     agents = {row.key: agent_order(row.rewards) for row in episodes}
     depths: dict[str, int] = {}
@@ -101,7 +102,7 @@ def build_tables(
         return (
             position[row.episode],
             row.round,
-            _depth(row, by_key, depths),
+            _measure_depth(row, by_key, depths),
             row.branch_path,
             agents[row.episode](row.agent),
             row.attempt,
@@ -109,21 +110,22 @@ def build_tables(
 
     # 2. Generations by it, timings by them.
     generations.sort(key=order)
-    generation_position = _positions(generations, "generations")
+    generation_position = _index_by_key(generations, "generations")
     for row in timings:
         if row.key not in generation_position:
             raise StageError(f"timing {row.key}: its generation is not here")
     timings.sort(key=lambda row: generation_position[row.key])
     return Tables(
-        _table(episodes, "episodes"),
-        _table(generations, "generations"),
-        _table(timings, "timings"),
-        _table(choices, "choices") if choices else None,
+        _make_table(episodes, "episodes"),
+        _make_table(generations, "generations"),
+        _make_table(timings, "timings"),
+        _make_table(choices, "choices") if choices else None,
     )
 
 
 def agent_order(rewards: Mapping[str, float]) -> Callable[[str], tuple[int, str]]:
-    """Return what orders agents in a round: as the rewards list them; strangers last, by name."""
+    """Make a sort key for the agents of a round: as the rewards list them; strangers last, by
+    name."""
     places = {agent: place for place, agent in enumerate(rewards)}
     return lambda agent: (places.get(agent, len(places)), agent)
 
@@ -166,7 +168,7 @@ def shard_is_committed(store: Store, directory: str, shard: str) -> bool:
 
 
 def committed_shards(store: Store, directory: str) -> dict[str, Manifest]:
-    """The manifests of the shards of a split that are committed, by shard."""
+    """Read the manifests of a split's committed shards, by shard."""
     prefix, suffix = shard_manifest("").split(".")
     shards = [
         name.removeprefix(prefix).removesuffix(f".{suffix}")
@@ -177,7 +179,7 @@ def committed_shards(store: Store, directory: str) -> dict[str, Manifest]:
 
 
 def shards_of(split: Manifest) -> tuple[str, ...]:
-    """The shards that a committed split consists of."""
+    """Name the shards of a committed split."""
     return tuple(name.removeprefix(_SHARD_INPUT) for name in split.inputs)
 
 
@@ -195,11 +197,12 @@ def join_shards(
     if missing:
         raise StageError(f"{directory}: shards {missing} are not committed; play them first")
     manifests = {shard: read_manifest(store, directory, shard_manifest(shard)) for shard in shards}
-    # 2. Read them all, for the digest; of a split that is committed already it is known.
+    # 2. Read them all, for the digest; of a split that is committed already it is known. Digests of
+    #    shards can't be added up: the split's must not depend on how it was cut.
     hashes = _RowHashes()
     for manifest in manifests.values() if is_new else ():
         hashes.add(_read_shard(store, manifest))
-    # 3. Name them in one manifest.
+    # 3. Name them in one manifest, by digest: a shard put in another's place is noticed.
     names = sorted({name for manifest in manifests.values() for name in manifest.rows})
     return commit(
         store,
@@ -213,47 +216,47 @@ def join_shards(
 
 
 class StoredRollouts:
-    """Committed splits together; every file that is read is checked.
+    """Committed splits together; every file is checked when it is read.
 
     Reading raises MissingFileError if a split is not committed, CorruptionError naming the first
     damaged file. These are `Rollouts` of `nip_core.trainers.base`, from which examples are chosen.
     """
 
     def __init__(self, store: Store, directories: Sequence[str]) -> None:
-        """Reads nothing yet."""
+        """Name the splits, and read nothing yet."""
         self._store, self._directories = store, tuple(directories)
         self._manifests: list[Manifest] | None = None
 
     @classmethod
     def of_shard(cls, store: Store, manifest: Manifest) -> "StoredRollouts":
-        """One committed shard, whether its split is or not."""
+        """Give the rollouts of one committed shard, whether its split is committed or not."""
         rollouts = cls(store, [manifest.directory])
         rollouts._manifests = [manifest]
         return rollouts
 
     def episodes(self, columns: Sequence[str]) -> pa.Table:
-        """These columns of all episodes."""
+        """Read these columns of all episodes."""
         return self._columns("episodes", columns)
 
     def generations(self, columns: Sequence[str]) -> pa.Table:
-        """These columns of all generations."""
+        """Read these columns of all generations."""
         return self._columns("generations", columns)
 
     def timings(self) -> pa.Table:
-        """Tell when each call was made, and how long it took."""
+        """Read when each call was made, and how long it took."""
         return self._columns("timings", TIMINGS.names)
 
     def choices(self) -> pa.Table:
-        """Return what an attack chose; damaged files, and none, raise CorruptionError."""
+        """Read the choices of an attack; damaged files, and none, raise CorruptionError."""
         return self._columns("choices", CHOICES.names)
 
     def shards(self) -> Iterator[RolloutTables]:
-        """Everything, one shard in memory at a time."""
+        """Yield everything, one shard in memory at a time."""
         for manifest in self._shards():
             yield _read_shard(self._store, manifest)
 
     def parts(self) -> "list[StoredRollouts]":
-        """Each shard as rollouts of its own, which can be sent to another process."""
+        """Give each shard as rollouts of its own, to be sent to other processes."""
         return [StoredRollouts.of_shard(self._store, manifest) for manifest in self._shards()]
 
     def _shards(self) -> list[Manifest]:
@@ -271,7 +274,7 @@ class StoredRollouts:
 
 
 def _shard_manifests(store: Store, directory: str) -> Iterator[Manifest]:
-    """The manifests of a split's shards, which are those that the split was committed with."""
+    """Read the manifests of a split's shards, and check them against the split's own."""
     split = read_manifest(store, directory)
     for shard, digest in zip(shards_of(split), split.inputs.values(), strict=True):
         manifest = read_manifest(store, directory, shard_manifest(shard))
@@ -283,13 +286,13 @@ def _shard_manifests(store: Store, directory: str) -> Iterator[Manifest]:
 
 
 def read_rollouts(store: Store, directory: str) -> RolloutTables:
-    """All committed rollouts of a split, checked as `StoredRollouts` are."""
+    """Read all committed rollouts of a split, checked as `StoredRollouts` are."""
     stored = StoredRollouts(store, [directory])
     return RolloutTables(stored.episodes(EPISODES.names), stored.generations(GENERATIONS.names))
 
 
 def canonical_digest(episodes: pa.Table, generations: pa.Table) -> str:
-    """SHA-256 over all columns of both tables with the rows in the order of their keys.
+    """Compute a SHA-256 over all columns of both tables with the rows in the order of their keys.
 
     Shards, row order, Parquet encodings, timings and what is drawn by seed have no part in it.
     """
@@ -299,7 +302,7 @@ def canonical_digest(episodes: pa.Table, generations: pa.Table) -> str:
 
 
 class _RowHashes:
-    """A canonical digest that grows shard by shard; holds 48 bytes per row."""
+    """A canonical digest, grown shard by shard; it holds 48 bytes per row."""
 
     def __init__(self) -> None:
         self._rows: dict[str, list[bytes]] = {"episodes": [], "generations": []}
@@ -311,7 +314,7 @@ class _RowHashes:
         ):
             for batch in table.to_batches(max_chunksize=10_000):
                 self._rows[name].extend(
-                    row["key"].encode() + hashlib.sha256(_canonical_row(row)).digest()
+                    row["key"].encode() + hashlib.sha256(_encode_row(row)).digest()
                     for row in batch.to_pylist()
                 )
 
@@ -323,7 +326,8 @@ class _RowHashes:
         return total.hexdigest()
 
 
-def _canonical_row(row: Mapping[str, Any]) -> bytes:
+def _encode_row(row: Mapping[str, Any]) -> bytes:
+    # A later column is left out where it is empty, so runs from before it keep their digests.
     row = {
         name: value
         for name, value in row.items()
@@ -334,7 +338,7 @@ def _canonical_row(row: Mapping[str, Any]) -> bytes:
 
 
 def shard_manifest(shard: str) -> str:
-    """The name of a shard's own manifest."""
+    """Name a shard's own manifest."""
     return f"manifest-{shard}.json"
 
 
@@ -357,7 +361,7 @@ def _read_shard(store: Store, manifest: Manifest) -> RolloutTables:
     )
 
 
-def _table(rows: Sequence[_Row], kind: str) -> pa.Table:
+def _make_table(rows: Sequence[_Row], kind: str) -> pa.Table:
     schema = _KNOWN[kind]
     stored = [stored_row(row) for row in rows]
     arrays = []
@@ -374,7 +378,7 @@ def _table(rows: Sequence[_Row], kind: str) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _positions(rows: Sequence[_Row], kind: str) -> dict[str, int]:
+def _index_by_key(rows: Sequence[_Row], kind: str) -> dict[str, int]:
     position = {row.key: index for index, row in enumerate(rows)}
     if len(position) != len(rows):
         seen: set[str] = set()
@@ -383,7 +387,9 @@ def _positions(rows: Sequence[_Row], kind: str) -> dict[str, int]:
     return position
 
 
-def _depth(row: Generation, by_key: Mapping[str, Generation], depths: dict[str, int]) -> int:
+def _measure_depth(
+    row: Generation, by_key: Mapping[str, Generation], depths: dict[str, int]
+) -> int:
     """Tell how many messages come before `row` in its episode."""
     chain = []
     key: str | None = row.key

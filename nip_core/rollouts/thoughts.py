@@ -1,8 +1,8 @@
 """What a model that thinks says and what it thinks, in the shapes that APIs give.
 
-said_and_thought      of a message, the text that is its answer, and its thoughts
+read_message      of a message, the text that is its answer, and its thoughts
 read_usage            how many tokens it took, thoughts included
-thought_to_the_limit  whether a request was refused because its thoughts left no room for a text
+says_thoughts_took_all  whether a request was refused because its thoughts left no room for a text
 
 Thoughts stand in ``reasoning`` (vLLM, some gateways) or ``reasoning_content`` (older vLLM, DeepSeek
 and other gateways), in ``reasoning_details`` alone (a gateway, for some models), or as parts of the
@@ -19,12 +19,12 @@ from nip_lm_server.client import parse_json
 
 
 class MalformedAnswer(Exception):
-    """What came is no answer of the model that was asked; the call is sent again."""
+    """The response is no answer of the model asked; the call is sent again."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a call took, as the API counts it."""
+    """The tokens of a call, as the API counts them."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -33,21 +33,21 @@ class Usage:
     """None: there were none, or they are not counted."""
 
 
-def said_and_thought(message: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The text of an answer and the thoughts beside it; None: there is none.
+def read_message(message: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Read the text of an answer and the thoughts beside it; None: there is none.
 
     Raises ValueError for content of a kind that is not known.
     """
-    content, thought = message.get("content"), _field(message)
+    content, thought = message.get("content"), _read_thoughts(message)
     if isinstance(content, list):
-        content, in_parts = _of_parts(content)
+        content, in_parts = _read_parts(content)
         thought = thought or in_parts
     elif content is not None and not isinstance(content, str):
         raise ValueError(f"content is of type {type(content).__name__}")
     return content, thought or None
 
 
-def _field(message: Mapping[str, Any]) -> str | None:
+def _read_thoughts(message: Mapping[str, Any]) -> str | None:
     for name in ("reasoning", "reasoning_content"):
         thought = message.get(name)
         if isinstance(thought, str) and thought:
@@ -59,8 +59,8 @@ def _field(message: Mapping[str, Any]) -> str | None:
     return "\n".join(text for text in texts if isinstance(text, str)) or None
 
 
-def _of_parts(parts: list[Any]) -> tuple[str | None, str | None]:
-    """The text and the thoughts in content that is a list of parts."""
+def _read_parts(parts: list[Any]) -> tuple[str | None, str | None]:
+    """Read the text and the thoughts in content made of parts."""
     texts: list[str] = []
     thoughts: list[str] = []
     for part in parts:
@@ -81,7 +81,7 @@ def _of_parts(parts: list[Any]) -> tuple[str | None, str | None]:
 
 
 def read_usage(usage: Mapping[str, Any]) -> Usage:
-    """The counts of a response.
+    """Read the counts of a response.
 
     Where the total is more than prompt and completion, the rest was thought and not counted with
     the completion (Gemini): it is paid as completion, so it counts as such.
@@ -99,8 +99,8 @@ def read_usage(usage: Mapping[str, Any]) -> Usage:
     return Usage(prompt, completion, reasoning)
 
 
-def thought_to_the_limit(refusal: bytes) -> bool:
-    """Tell if the body of a 400 says that the limit was reached before the answer began.
+def says_thoughts_took_all(refusal: bytes) -> bool:
+    """Tell if the body of a 400 says the limit was reached before the answer began.
 
     OpenAI answers so for models that think ("Could not finish the message because max_tokens or
     model output limit was reached"), where others give an answer without a text.

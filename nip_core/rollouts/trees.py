@@ -2,10 +2,10 @@
 
 Branching               where the trees of an iteration branch, decided before they are played
 nodes_by_round          how many nodes that makes
-steps, ancestors        a branch path as numbers, and the paths above it
+parse_path, list_ancestors        a branch path as numbers, and the paths above it
 tree_of                 which tree an episode is in
-child_of                a node below another
-children_of             which nodes follow which
+make_child                a node below another
+group_children             which nodes follow which
 generations_by_episode  every episode with its generations, those that it shares included
 generation_numbers      the same by the numbers of rows; for_each_episode: as a table
 leaf_weights            how much each leaf counts, where every answer counts the same
@@ -34,14 +34,14 @@ from nip_core.hashing import derive_key, derive_seed
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Protocol as GameProtocol
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.rows import read_rows, row_columns
+from nip_core.rollouts.table_rows import read_rows, row_columns
 
 Path = tuple[int, ...]
 """A branch path as numbers."""
 
 
 class Branching:
-    """Where the trees of a training iteration branch. An object is a `Branch` of the engine."""
+    """The plan of where the trees of a training iteration branch; a `Branch` of the engine."""
 
     def __init__(self, parameters: HyperParameters, protocol: GameProtocol, iteration: int):
         self._parameters, self._protocol = parameters, protocol
@@ -55,20 +55,21 @@ class Branching:
     def __call__(
         self, node: EpisodeSpec, round_: int, agents: Sequence[str]
     ) -> Sequence[EpisodeSpec]:
-        """The children of `node`, where `agents` move next."""
+        """Make the children of `node`, where `agents` move next."""
         tree = (node.problem.id, node.sample)
         if tree not in self._shapes:
             self._shapes[tree] = self.shape(node)
         count = self._shapes[tree][round_] if self._may_branch(agents, node) else 1
-        return [child_of(node, number) for number in range(count)]
+        return [make_child(node, number) for number in range(count)]
 
     def shape(self, spec: EpisodeSpec) -> tuple[int, ...]:
-        """By round, how many children each node of this tree has where nothing ends early.
+        """Say by round how many children each node of this tree has where nothing ends early.
 
         Rounds are taken in an order that is drawn for each tree, as long as the nodes stay within
         `max_nodes`. A tree that is longer than that has one child everywhere.
         """
-        # 1. Draw the order in which rounds may branch.
+        # 1. Draw the order in which rounds may branch, for each tree anew: where nodes are scarce,
+        #    always the same rounds would be learned from.
         order = sorted(
             self._branching_rounds(spec),
             key=lambda r: derive_seed(
@@ -81,12 +82,13 @@ class Branching:
                 r,
             ),
         )
-        # 2. Let each branch in turn, unless the tree gets too big by it.
+        # 2. Let each branch in turn, unless the tree gets too big by it. Counted as if no episode
+        #    ended early: how far answers reach is not known before they are asked for.
         settings = self._parameters.pure_text_malt
         shape = [1] * self._protocol.max_message_rounds
         for round_ in order:
             shape[round_] = settings.num_responses_per_timestep
-            if settings.max_nodes is not None and _total(shape) > settings.max_nodes:
+            if settings.max_nodes is not None and _count_nodes(shape) > settings.max_nodes:
                 shape[round_] = 1
         return tuple(shape)
 
@@ -110,30 +112,30 @@ def nodes_by_round(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _total(shape: Sequence[int]) -> int:
+def _count_nodes(shape: Sequence[int]) -> int:
     return sum(nodes_by_round(shape))
 
 
-def child_of(node: EpisodeSpec, number: int) -> EpisodeSpec:
-    """The node below `node` with this number."""
+def make_child(node: EpisodeSpec, number: int) -> EpisodeSpec:
+    """Make the node below `node` with this number."""
     path = f"{node.branch_path}.{number}" if node.branch_path else str(number)
     place = (node.split, node.iteration, node.problem.id, node.sample, path)
     return replace(node, branch_path=path, key=derive_key("episode", node.run, *place))
 
 
-def steps(branch_path: str) -> Path:
-    """The numbers in a path: "0.10" is (0, 10); they sort as the tree does."""
+def parse_path(branch_path: str) -> Path:
+    """Read the numbers in a path: "0.10" is (0, 10); they sort as the tree does."""
     return tuple(int(number) for number in branch_path.split(".")) if branch_path else ()
 
 
-def ancestors(branch_path: str) -> list[str]:
-    """The paths of all nodes on the way to this one, which is the last; not of the root."""
+def list_ancestors(branch_path: str) -> list[str]:
+    """List the paths of all nodes on the way to this one, itself last; not the root's."""
     numbers = branch_path.split(".") if branch_path else []
     return [".".join(numbers[:length]) for length in range(1, len(numbers) + 1)]
 
 
 class Tree(NamedTuple):
-    """Which tree an episode is in; all its leaves agree in this, and no others."""
+    """The identity of a tree: all its leaves agree in this, and no others."""
 
     run: str
     split: str
@@ -147,7 +149,7 @@ TREE_COLUMNS = Tree._fields
 
 
 class InTree(Protocol):
-    """A row of an episode that has the columns of its tree."""
+    """A row of an episode with the columns of its tree."""
 
     @property
     def run(self) -> str: ...
@@ -162,7 +164,7 @@ class InTree(Protocol):
 
 
 class IsLeaf(InTree, Protocol):
-    """A row of an episode that says where in its tree it stands."""
+    """A row of an episode with its place in its tree."""
 
     @property
     def key(self) -> str: ...
@@ -171,7 +173,7 @@ class IsLeaf(InTree, Protocol):
 
 
 class Leaf(NamedTuple):
-    """The columns of an episode by which its generations are found."""
+    """The columns of an episode needed to find its generations."""
 
     key: str
     branch_path: str
@@ -183,7 +185,7 @@ class Leaf(NamedTuple):
 
 
 class AtNode(Protocol):
-    """A row of a generation that says at which node of which episode it stands."""
+    """A row of a generation with its node and its episode."""
 
     @property
     def episode(self) -> str: ...
@@ -195,14 +197,14 @@ R = TypeVar("R", bound=AtNode)
 
 
 def tree_of(episode: InTree) -> Tree:
-    """Tell which tree an episode is in; one without branches is alone in its own."""
+    """Name the tree of an episode; one without branches is alone in its own."""
     return Tree(episode.run, episode.split, episode.iteration, episode.problem, episode.sample)
 
 
 def generations_by_episode(
     episodes: Iterable[IsLeaf], generations: Iterable[R]
 ) -> dict[str, list[R]]:
-    """Give by the key of each episode its generations, also those that it shares with other leaves.
+    """Group generations by the key of each episode, shared ones with every leaf below them.
 
     What a leaf shares is found only if all leaves of its tree are among the episodes.
     Generations of other episodes are left out. The rows of an episode have the order in which they
@@ -217,7 +219,8 @@ def generations_by_episode(
         if episode.branch_path:
             trees[episode.key] = tree_of(episode)
             leaves[episode.key] = episode.branch_path
-    # 2. Generations of plain episodes go to them, those of trees to their node.
+    # 2. Generations of plain episodes go to them, those of trees to their node: their `episode` is
+    #    the first leaf below only, so the path says who else has them.
     at_node: dict[tuple[Tree, str], list[R]] = defaultdict(list)
     for row in generations:
         key = row.episode
@@ -227,7 +230,7 @@ def generations_by_episode(
             rows[key].append(row)
     # 3. A leaf has what stands at the nodes on its way.
     for key, path in leaves.items():
-        for node in ancestors(path):
+        for node in list_ancestors(path):
             rows[key] += at_node.get((trees[key], node), ())
     return rows
 
@@ -241,7 +244,7 @@ class _Numbered(NamedTuple):
 def generation_numbers(
     leaves: Iterable[IsLeaf], generations: pa.Table
 ) -> Iterator[tuple[str, int]]:
-    """Yield each episode's key with the number of each row of `generations` that it has.
+    """Yield each episode's key with the numbers of its rows in `generations`.
 
     The same as `generations_by_episode`, for who takes rows out of the table.
     """
@@ -253,7 +256,7 @@ def generation_numbers(
 
 
 def for_each_episode(episodes: pa.Table, generations: pa.Table) -> pa.Table:
-    """Give `generations` a row for every episode that has it, which then stands in `episode`.
+    """Repeat shared rows of `generations` for each of their episodes, named in `episode`.
 
     `episodes` need the columns of `Leaf`, `generations` episode and branch_path, and all leaves of
     their trees must be there. Without trees it is the table that was given.
@@ -268,8 +271,8 @@ def for_each_episode(episodes: pa.Table, generations: pa.Table) -> pa.Table:
     return table.set_column(at, generations.schema.field(at), keys)
 
 
-def children_of(leaves: Iterable[Path]) -> dict[Path, list[Path]]:
-    """By inner node its children in order; the root is ()."""
+def group_children(leaves: Iterable[Path]) -> dict[Path, list[Path]]:
+    """Group the children of each inner node, in order; the root is ()."""
     below: dict[Path, set[Path]] = defaultdict(set)
     for leaf in leaves:
         for length in range(1, len(leaf) + 1):
@@ -278,12 +281,12 @@ def children_of(leaves: Iterable[Path]) -> dict[Path, list[Path]]:
 
 
 def leaf_weights(leaves: Iterable[Path]) -> dict[Path, float]:
-    """By leaf its share of the tree, such that the children of a node share alike; the sum is 1.
+    """Weigh each leaf as a share of its tree: the children of a node share alike; the sum is 1.
 
     So a mean over leaves is the mean over answers: one counts the same however many leaves follow.
     """
     leaves = list(leaves)
-    children = children_of(leaves)
+    children = group_children(leaves)
     weights: dict[Path, float] = {(): 1.0}
     for node in sorted(children, key=len):
         for child in children[node]:
@@ -294,13 +297,15 @@ def leaf_weights(leaves: Iterable[Path]) -> dict[Path, float]:
 def expected_rewards(
     leaves: Mapping[Path, Mapping[str, float] | None],
 ) -> dict[Path, dict[str, float] | None]:
-    """By node, what each agent can expect there: the mean over the node's children.
+    """Compute by node what each agent can expect there: the mean over the node's children.
 
     `leaves` have the rewards of whole episodes, by agent; None for one that failed. Such leaves,
     and nodes above nothing else, are None and in no mean.
     """
     values = {leaf: None if paid is None else dict(paid) for leaf, paid in leaves.items()}
-    children = children_of(leaves)
+    children = group_children(leaves)
+    # From the leaves up. A mean of children, not of leaves: else an answer with a long game after
+    # it would weigh more, for its many leaves.
     for node in sorted(children, key=len, reverse=True):
         below = [value for value in map(values.__getitem__, children[node]) if value is not None]
         values[node] = (

@@ -1,4 +1,4 @@
-"""Small JSON documents that notice damage: the last key of each is the SHA-256 of all others.
+"""Small JSON documents, each with the SHA-256 of all other keys as its last one.
 
 encode             a document as it is written
 decode             what was written, or CorruptionError with the file's name
@@ -29,14 +29,15 @@ _REMEDY = (
 
 
 def encode(value: dict[str, Any]) -> bytes:
-    """JSON for people, with a checksum. Raises ValueError for NaN."""
+    """Write a document as JSON for people, with its checksum. Raises ValueError for NaN."""
+    # As it will be read back, tuples as lists: the checksum is of the same value then.
     plain = json.loads(json.dumps(value, allow_nan=False))
     value = {**plain, CHECKSUM: digest(plain)}
     return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def decode(data: bytes, path: str, remedy: str = _REMEDY) -> dict[str, Any]:
-    """The document without its checksum.
+    """Read a document, without its checksum.
 
     Raises CorruptionError, which tells the `remedy`, if it is damaged.
     """
@@ -48,6 +49,7 @@ def decode(data: bytes, path: str, remedy: str = _REMEDY) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _unreadable(path, "not a JSON object", remedy)
     checksum = value.pop(CHECKSUM, None)
+    # A bit that flips in the key itself would else make it a document of before checksums.
     if checksum is None and any(_is_nearly_the_key(key) for key in value):
         raise _unreadable(path, "the name of its checksum is not what it was", remedy)
     if checksum is not None and not _is_digest_of(checksum, value):
@@ -71,7 +73,7 @@ def validate_document(value: object, kind: type[_Document], place: str) -> _Docu
 
 
 def first_fault(error: ValidationError) -> str:
-    """Say in a few words which key is not as a model asks for, and what it has."""
+    """Name the first key at fault, with what was asked for and what it has."""
     fault = error.errors()[0]
     where = ".".join(map(str, fault["loc"]))
     got = f"{fault['msg']} (got {repr(fault['input'])[:40]})"

@@ -20,16 +20,16 @@ class _Facts(BaseModel):
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> Self:
-        """Read the facts of a manifest. Raises CorruptionError if it lacks one that all have."""
+        """Read the facts of a manifest. Raises CorruptionError if a needed one is missing."""
         return validate_document(manifest.extra, cls, f"{manifest.directory}/{manifest.name}")
 
     def to_extra(self) -> dict[str, Any]:
-        """Give the facts as a manifest has them, those alone that are known."""
+        """Give the known facts as the `extra` of a manifest."""
         return self.model_dump(exclude_unset=True)
 
 
 class SplitFacts(_Facts):
-    """What the manifest of a split of rollouts says."""
+    """The manifest of a split of rollouts says this."""
 
     canonical_digest: str
     """On which two runs of the same game agree."""
@@ -46,7 +46,7 @@ class LabelCounts(_Facts):
 
 
 class ShardFacts(_Facts):
-    """What the manifest of a shard says."""
+    """The manifest of a shard says this."""
 
     failed: list[str] = []
     """Keys of the episodes that could not be played."""
@@ -59,7 +59,7 @@ class ShardFacts(_Facts):
 
 
 class DatasetFacts(_Facts):
-    """What the manifest of a dataset says."""
+    """The manifest of a dataset says this."""
 
     digest: str
     """Of all examples, which the key of the job is made of."""

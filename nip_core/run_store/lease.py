@@ -1,4 +1,4 @@
-"""One runner per run: who holds it, that it is alive, and which epoch its commits carry.
+"""One runner per run: its owner, the sign of its life, and the epoch of its commits.
 
 Owner          who a runner is: host, process with its identity, a random identifier
 LeaseDocument  what ``lease.json`` says; `read_lease` reads it
@@ -40,6 +40,7 @@ from nip_lm_server.client import process_identity
 FORMAT_VERSION = 1
 DEFAULT_TTL_S = 30.0
 _log = logging.getLogger(__name__)
+# Some renewals may fail, for a full disk say, before anybody else may take the run.
 _BEATS_PER_TTL = 10
 
 
@@ -66,7 +67,7 @@ _OWNER = TypeAdapter(Owner)
 
 
 class LeaseDocument(BaseModel):
-    """``lease.json``: who holds the run, since which epoch, and that it is alive."""
+    """``lease.json``: the owner of the run, its epoch, and the count of its heartbeats."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -79,17 +80,17 @@ class LeaseDocument(BaseModel):
 
 
 class Machine(Protocol):
-    """How processes are looked at; tests bring their own."""
+    """A view of processes; tests bring their own."""
 
     def owner(self) -> Owner:
         """This process, with a new identifier."""
 
     def is_gone(self, owner: Owner) -> bool:
-        """Return whether `owner` ran on this machine and certainly no longer does."""
+        """Tell whether `owner` ran on this machine and certainly no longer does."""
 
 
 class ThisMachine:
-    """The real one."""
+    """The processes of this machine, as its operating system shows them."""
 
     def owner(self) -> Owner:
         pid = os.getpid()
@@ -97,17 +98,20 @@ class ThisMachine:
         return Owner(socket.gethostname(), _machine_id(), pid, identity, id=uuid.uuid4().hex)
 
     def is_gone(self, owner: Owner) -> bool:
+        # Processes of another machine can't be seen from here: of those only silence tells.
         if owner.machine != _machine_id():
             return False
         identity = process_identity(owner.pid)
         if identity is None:
             # In a container with hidden processes another user's looks like none.
             return not _is_hidden(owner.pid)
+        # Its number may be another process's by now. Without an identity, as an earlier version
+        # wrote an owner, a process of that number counts as the owner: better to wait than two.
         return owner.process not in ("", identity)
 
 
 def _is_hidden(pid: int) -> bool:
-    """Return whether there is a process of another user's that this one may not look at."""
+    """Tell whether another user has a process of this number, hidden from this one."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -118,7 +122,7 @@ def _is_hidden(pid: int) -> bool:
 
 
 def _machine_id() -> str:
-    """Boot and process namespace on Linux; elsewhere the hardware address."""
+    """Name this boot and process namespace on Linux; elsewhere the hardware address."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
@@ -138,7 +142,7 @@ class Lease:
         *,
         ttl_s: float,
     ) -> None:
-        """Made by `acquire`, which has written `document`."""
+        """`acquire` makes one, after it has written `document` to the store."""
         self._store, self._path = store, f"{directory}/lease.json"
         self._document, self._etag = document, etag
         self._ttl_s = ttl_s
@@ -164,17 +168,21 @@ class Lease:
         """Raise the heartbeat once. Raises LeaseError if the lease was lost."""
         with self._mutex:
             self._raise_if_lost()
+            # A counter and no time of day: clocks of two machines differ, and whoever watches for
+            # silence measures it on its own.
             heartbeat = self._document.heartbeat + 1
             document = self._document.model_copy(update={"heartbeat": heartbeat})
             etag = self._store.put_if_match(self._path, _encode(document), self._etag)
             if etag is None:
+                # Another runner took over, or a renewal of this one was written and its answer
+                # lost; in that case the lease is held, and the next beat goes on from there.
                 self._notice_loss()
                 self._raise_if_lost()
                 return
             self._document, self._etag = document, etag
 
     def lend(self) -> LeaseDocument:
-        """Give processes that commit for this runner what `borrow` takes."""
+        """Give the document for `borrow` to a process of this runner's, for its commits."""
         with self._mutex:
             return self._document
 
@@ -263,6 +271,7 @@ def acquire(
     """
     machine = machine or ThisMachine()
     path = f"{directory}/lease.json"
+    # One time to live is for watching a silent owner, the rest for races with other takers.
     give_up_at_s = clock() + 2 * ttl_s + 60.0
     while clock() < give_up_at_s:
         # 1. Put this runner's name into the document, if nobody alive stands in it.
@@ -278,6 +287,8 @@ def acquire(
         else:
             if current.state == "held":
                 _await_stale(store, path, current, machine, clock, sleep)
+            # Every takeover has an epoch of its own, by which its fence and its commits are told
+            # from those of the runner before.
             document = _document(machine.owner(), epoch=current.epoch + 1, ttl_s=ttl_s)
             # A heartbeat or another taker since the reading makes this fail.
             new_etag = store.put_if_match(path, _encode(document), etag)
@@ -371,7 +382,7 @@ def _encode(document: LeaseDocument) -> bytes:
 
 
 def borrow(store: Store, directory: str, lent: LeaseDocument) -> Lease:
-    """Take the lease that its holder has `lent`: to commit with, not to renew or to release."""
+    """Take a lease on loan from its holder: to commit with, not to renew or to release."""
     return Lease(store, directory, lent, "", ttl_s=DEFAULT_TTL_S)
 
 
@@ -391,6 +402,6 @@ def read_lease(store: Store, path: str) -> tuple[LeaseDocument, str]:
 
 
 def _read_own(store: Store, path: str, document: LeaseDocument) -> str | None:
-    """The tag of the document just written, or None if it was replaced meanwhile."""
+    """Read the tag of the document just written; None if it was replaced meanwhile."""
     found, etag = read_lease(store, path)
     return etag if found == document else None

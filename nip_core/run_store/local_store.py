@@ -35,7 +35,7 @@ _NO_HARD_LINKS = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EPERM}
 
 
 def translate_error(error: OSError, path: str | Path, action: str) -> StoreError:
-    """The StoreError to raise for `error`, met when trying to `action` (a verb) `path`."""
+    """Make the StoreError for `error`, met when trying to `action` (a verb) `path`."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return StoreError(
             f"disk full: can't {action} {path}; free space and run again: what is finished is kept"
@@ -107,7 +107,7 @@ class LocalStore:
     def put_if_absent(self, path: str, data: bytes | Path, *, fence: str | None = None) -> bool:
         target = self._file(path)
         with _translating(target, "write"):
-            if target.exists():
+            if target.exists():  # spares the staging; the link is what decides
                 return False
             with self._staged(target, data, fence) as staged:
                 return _link(staged, target, fence)
@@ -117,6 +117,7 @@ class LocalStore:
     ) -> str | None:
         target = self._file(path)
         with _translating(target, "write"), self._staged(target, data, fence) as staged:
+            # No call of the system renames on a condition: compared and renamed under a lock.
             with self._locked():
                 if not target.exists() or _etag(target.read_bytes()) != etag:
                     return None
@@ -193,6 +194,8 @@ class LocalStore:
         removed = folder.with_name(f"{_HIDDEN}removed-{uuid.uuid4().hex}")
         with _translating(folder, "remove"):
             with suppress(FileNotFoundError):
+                # Renamed first, which is atomic: from here on the files staged in it are gone from
+                # where they were, and linking one fails.
                 folder.rename(removed)
                 sync_directory(folder.parent)
             shutil.rmtree(removed, ignore_errors=True)
@@ -206,9 +209,10 @@ class LocalStore:
 
     @contextmanager
     def _staged(self, target: Path, data: bytes | Path, fence: str | None) -> Iterator[Path]:
-        """`data`, written and synced under a temporary name on the same file system."""
+        """Write and sync `data` under a temporary name on the same file system."""
         self._check_writable(target)
         make_directories(target.parent)
+        # Under a fence in the directory of that: whoever takes it away takes this file with it.
         folder = target.parent if fence is None else self._file(fence)
         staged = folder / f"{_HIDDEN}tmp-{uuid.uuid4().hex}"
         try:
@@ -233,6 +237,8 @@ class LocalStore:
     def _locked(self) -> Iterator[None]:
         descriptor = os.open(self.root / f"{_HIDDEN}lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
+            # Asked for again and again: a blocking wait for a stopped process would never end, and
+            # never say why.
             deadline_s = time.monotonic() + self._lock_timeout_s
             while True:
                 try:
@@ -275,7 +281,7 @@ class LocalStore:
                 self.delete(probe)
 
     def _link_again(self, path: str) -> bool:
-        """Return whether a name that is taken can be linked a second time: it must not."""
+        """Tell whether a taken name can be linked a second time: it must not."""
         target = self._file(path)
         with _translating(target, "write"), self._staged(target, b"3", None) as staged:
             return _link(staged, target, None)
@@ -320,7 +326,7 @@ def _out_of_reach(target: Path, fence: str | None) -> Exception:
 
 
 def sync_directory(folder: Path) -> None:
-    """Make names that were added to or taken from `folder` durable."""
+    """Make names durable, after some were added to `folder` or taken from it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -329,7 +335,7 @@ def sync_directory(folder: Path) -> None:
 
 
 def check_can_be_made(folder: Path, setting: str) -> None:
-    """Raise PlaceError, which names `setting`, where `folder` can't be a run store.
+    """Raise PlaceError with the name of the `setting` where `folder` can't be a run store.
 
     What is missing of it is made under a hidden name, and taken away again.
     """

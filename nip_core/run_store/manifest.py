@@ -1,4 +1,4 @@
-"""Commits: a group of files that is there as a whole, or not at all.
+"""Commits: groups of files, each there as a whole or not at all.
 
 commit               write the files, then publish their manifest in one atomic put
 read_manifest        the manifest of a committed group
@@ -31,7 +31,7 @@ from nip_lm_server.client import parse_json
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
-_HASH_CHARACTERS = 8
+_HASH_CHARACTERS = 8  # keep two contents of a name apart; the manifest has the whole hash
 _WHAT_TO_DO = "nothing is repaired: restore the file from a copy, or do its part of the run again"
 
 
@@ -71,7 +71,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over content and lineage; the epoch, which may differ, is left out."""
+        """SHA-256 over content and lineage; another runner's epoch leaves it as it is."""
         return digest(
             {
                 "files": {name: [entry.sha256, entry.bytes] for name, entry in self.files.items()},
@@ -82,7 +82,7 @@ class Manifest:
         )
 
     def path(self, name: str) -> str:
-        """Return where the file committed as `name` lies. Raises StoreError if it is not in it."""
+        """Give the path of the file committed as `name`. Raises StoreError if there is none."""
         if name not in self.files:
             raise StoreError(
                 f"{self.directory}/{self.name}: has no file {name!r}; it has {sorted(self.files)}"
@@ -110,7 +110,7 @@ def commit(
     StoreError if writing fails (a full disk, say); in all cases nothing half-written is visible.
     """
     inputs, rows, extra = dict(inputs or {}), dict(rows or {}), dict(extra or {})
-    # 1. What is published has won, whoever published it.
+    # 1. What is published has won, whoever published it: it may have been read and built on.
     existing = _published(store, directory, name, inputs)
     if existing is not None:
         return existing
@@ -128,6 +128,8 @@ def commit(
         directory, name, entries, inputs, rows, extra, epoch=lease.epoch if lease else 0
     )
     if lease is not None:
+        # For an early and clear error. What keeps a replaced runner out is the fence, also when it
+        # is stopped right after this line and goes on an hour later.
         lease.check()
     if not store.put_if_absent(f"{directory}/{name}", _encode(manifest), fence=fence):
         existing = _published(store, directory, name, inputs)
@@ -170,12 +172,12 @@ def read_manifest(store: Store, directory: str, name: str = MANIFEST) -> Manifes
 
 
 def is_committed(store: Store, directory: str, name: str = MANIFEST) -> bool:
-    """Return whether a manifest of that name is published in `directory`."""
+    """Tell whether a manifest of this name is published in `directory`."""
     return store.exists(f"{directory}/{name}")
 
 
 def read_committed_file(store: Store, manifest: Manifest, name: str) -> bytes:
-    """A committed file. Raises CorruptionError, naming it, if it is not what was committed."""
+    """Read a committed file. Raises CorruptionError with its name if it has changed or is gone."""
     path, entry = manifest.path(name), manifest.files[name]
     try:
         data = store.get(path)
@@ -191,6 +193,7 @@ def verify(store: Store, directory: str, name: str = MANIFEST) -> Manifest:
     """Check every file of a commit. Raises CorruptionError naming the first damaged file."""
     manifest = read_manifest(store, directory, name)
     for file_name, entry in manifest.files.items():
+        # A file on this disk is hashed piece by piece; one in a bucket comes into memory whole.
         local = store.local_path(manifest.path(file_name))
         if local is None or not local.exists():
             read_committed_file(store, manifest, file_name)
@@ -217,6 +220,7 @@ def _published(
         manifest = read_manifest(store, directory, name)
     except MissingFileError:
         return None
+    # Made from other inputs it is another commit: to hand it out would give it a false lineage.
     if dict(manifest.inputs) != dict(inputs):
         different = {
             key: f"{manifest.inputs.get(key)} -> {inputs.get(key)}"
@@ -240,7 +244,7 @@ def _entry(name: str, content: bytes | Path) -> FileEntry:
 
 
 def measure_file(file: Path) -> tuple[int, str]:
-    """Size in bytes and SHA-256 of a local file."""
+    """Compute size in bytes and SHA-256 of a local file."""
     with file.open("rb") as opened:
         sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
         return opened.tell(), sha256
@@ -260,7 +264,7 @@ def _encode(manifest: Manifest) -> bytes:
 def _remove_leftovers(store: Store, manifest: Manifest) -> None:
     """Delete other versions of the committed files; the published one has won for good."""
     published = {entry.file for entry in manifest.files.values()}
-    if not published:
+    if not published:  # the manifest of a split has no files of its own, and no versions of them
         return
     mine = {(PurePosixPath(name).stem, PurePosixPath(name).suffix) for name in manifest.files}
     for file in store.list(manifest.directory):

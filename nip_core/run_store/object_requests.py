@@ -22,7 +22,7 @@ _METADATA_ADDRESS = "169.254.169.254"  # asked for credentials where the environ
 
 
 class Requests:
-    """What `ObjectStore` is built of."""
+    """Single requests to a bucket, repeated where an answer broke off."""
 
     url: str
 
@@ -76,7 +76,7 @@ class Requests:
         raise AssertionError("the loop ends by itself")
 
     def _look(self, path: str) -> tuple[bytes, str] | None:
-        """Return what is there, tombstones included, with its tag; None if there is nothing."""
+        """Read a path with its tag, tombstones included; None if there is nothing."""
         import obstore
 
         check_path(path)
@@ -91,7 +91,7 @@ class Requests:
             return None
 
     def _ask(self, path: str, action: str, request: Callable[[], T]) -> T:
-        """Return the result of `request`, which is made again where the answer broke off.
+        """Make a `request`, again where its answer broke off, and return the result.
 
         The library repeats requests that got no answer, and goes on with most that got a part of
         one, but not with listings, nor with the beginning and the end of a write in parts.
@@ -116,7 +116,7 @@ class Requests:
         return f"{self.url}/{path}"
 
     def _translated(self, error: Exception, path: str, action: str) -> Exception:
-        """Return what to raise for an error of the library, met trying to `action` (a verb)."""
+        """Make the exception for an error of the library, met trying to `action` (a verb)."""
         from obstore.exceptions import BaseError, NotFoundError
 
         name = self._name(path)
@@ -133,7 +133,7 @@ class Requests:
 
 
 def _broke_off(error: Exception) -> bool:
-    """Return whether an answer began and did not end as it should."""
+    """Tell whether an answer began and did not end as it should."""
     from obstore.exceptions import BaseError
 
     signs = (
@@ -146,7 +146,7 @@ def _broke_off(error: Exception) -> bool:
 
 
 def _is_final(error: Exception) -> bool:
-    """Return whether the credentials, or their absence, are what was refused."""
+    """Tell whether the credentials, or their absence, were refused."""
     from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
     refused = (PermissionDeniedError, UnauthenticatedError, PermissionError)
@@ -154,13 +154,13 @@ def _is_final(error: Exception) -> bool:
 
 
 def short_message(error: Exception) -> str:
-    """The first line of a message, without passwords; what follows are the library's insides."""
+    """Give the first line of a message, without passwords; more tells of the library's insides."""
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     return remove_users(first)[:300]
 
 
 def _tag(meta: Mapping[str, Any]) -> str:
-    """S3 tells versions of an object apart by its etag, Google by its generation."""
+    """Make one tag of both: S3 tells versions of an object apart by etag, Google by generation."""
     return json.dumps([meta.get("e_tag"), meta.get("version")])
 
 
@@ -174,7 +174,7 @@ def _version(tag: str) -> dict[str, str]:
 
 
 def tombstone() -> bytes:
-    """Different from every other, and so its tag is."""
+    """Make a tombstone. It differs from every other, and so does its tag."""
     return _TOMBSTONE + uuid.uuid4().hex.encode()
 
 

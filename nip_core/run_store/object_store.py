@@ -1,4 +1,4 @@
-"""Runs on S3, on servers that speak its protocol, and on Google Cloud Storage.
+"""Runs on S3, on servers with its protocol, and on Google Cloud Storage.
 
 open_object_store  what `open_store` calls for ``s3://`` and ``gs://``
 ObjectStore        a bucket, or a prefix in one
@@ -98,7 +98,9 @@ def open_object_store(
         return S3Store(parts.netloc, prefix=prefix or None, **more)
 
     try:
-        patient, once = connect(6, "60m"), connect(0, "60s")  # large files, small documents
+        # Large files may take long, and are repeated by the library. Conditional writes are not:
+        # a repetition would be refused for what the first try has done, and look like a defeat.
+        patient, once = connect(6, "60m"), connect(0, "60s")
     except Exception as error:
         raise SettingsError(f"run_store: {shown} can't be opened: {short_message(error)}") from None
     place = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
@@ -106,13 +108,13 @@ def open_object_store(
 
 
 def _is_local(environment: Mapping[str, str]) -> bool:
-    """Tell whether the store is on this machine, where access need not be encrypted."""
+    """Tell whether the store is on this machine: access need not be encrypted then."""
     endpoints = [environment.get(name) for names in _ENDPOINTS.values() for name in names]
     return any(is_on_this_machine(endpoint) for endpoint in endpoints if endpoint)
 
 
 class LogEntry(BaseModel):
-    """A conditional write, logged in a fence so that anybody can do it."""
+    """A conditional write, logged in a fence. Anybody can do it, and none does it twice."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -124,7 +126,7 @@ class LogEntry(BaseModel):
 
 
 class FenceDocument(BaseModel):
-    """The object of a fence: whether it stands, and the write that it committed last."""
+    """The object of a fence: its state, and the last write under it."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -136,7 +138,7 @@ class FenceDocument(BaseModel):
 
 @dataclass(frozen=True)
 class _Fence:
-    """The object of a fence, and the tag under which it was read."""
+    """The object of a fence, with the tag at its reading."""
 
     document: FenceDocument
     tag: str
@@ -194,6 +196,8 @@ class ObjectStore(Requests):
 
         self._check_writable(path)
         if fence is not None:
+            # Only looked at: a large file can't go through the fence's log. A manifest has to name
+            # it before anybody reads it, and that is committed through the log.
             self._standing(fence, path)
 
         def put() -> None:
@@ -242,6 +246,7 @@ class ObjectStore(Requests):
         names = [
             entry["path"].rpartition("/")[2]
             for entry in listing["objects"]
+            # Only what has the size of a tombstone is read: one request for each file is too many.
             if entry["size"] != TOMBSTONE_BYTES or self._is_there(entry["path"])
         ]
         names += [f"{prefix.rpartition('/')[2]}/" for prefix in listing["common_prefixes"]]
@@ -252,6 +257,7 @@ class ObjectStore(Requests):
 
         self._check_writable(path)
         if fence is not None:
+            # A bucket has no deletion under a condition, but it has writes: a tombstone is one.
             while (tag := self._tag_of(path)) is not None:
                 # Else it was written meanwhile, which this fence's runner may have done.
                 if self._commit(path, tombstone(), tag, fence) is not None:
@@ -307,6 +313,8 @@ class ObjectStore(Requests):
             if standing is None:
                 return
             if standing.document.state == "up":
+                # Closed first, then what the log asks for, then gone: after the first step nothing
+                # more is committed under this fence, after the second nothing is left to be done.
                 closed = standing.document.model_copy(update={"state": "closed"})
                 if self._swap(fence, _encode(closed), standing.tag) is None:
                     continue  # one more commit came in; it counts, and is done below
@@ -316,16 +324,23 @@ class ObjectStore(Requests):
         raise StoreError(f"{self._name(fence)}: other runners kept changing it; run again")
 
     def _commit(self, path: str, data: bytes, etag: str | None, fence: str) -> str | None:
-        """Write `path` if it is as `etag` says (None: absent) and the fence stands; its tag."""
+        """Write `path`, if its tag is `etag` (None: it is absent) and the fence stands.
+
+        Returns the new tag; None if the condition does not hold.
+        """
+        # One at a time: each swaps the log that the one before it left, and would else lose often.
         with self._committing:
             for _ in range(_SWAPS):
                 standing = self._standing(fence, path)
+                # The log has one entry: the one in it has to be done before it is written over.
                 self._settle(standing.document)
                 condition = etag
                 if etag is None and (found := self._look(path)) is not None:
                     if not is_tombstone(found[0]):
                         return None
-                    condition = found[1]
+                    condition = found[
+                        1
+                    ]  # a tombstone is nothing, but it has a tag to be replaced by
                 content = base64.b64encode(data).decode()
                 document = FenceDocument(commit=LogEntry(path=path, etag=condition, data=content))
                 if self._swap(fence, _encode(document), standing.tag) is None:
@@ -334,7 +349,7 @@ class ObjectStore(Requests):
         raise StoreError(f"{self._name(fence)}: other processes kept changing it; run again")
 
     def _settle(self, document: FenceDocument) -> str | None:
-        """Do what the log asks for, unless it is known to be done; the tag of what was written."""
+        """Do the logged write, unless it is known to be done; returns the new tag."""
         entry = document.commit
         if entry is None or document.id == self._settled:
             return None
@@ -370,6 +385,8 @@ class ObjectStore(Requests):
 
     def _try_out(self) -> None:
         """Raise StoreError unless conditions are heeded."""
+        # Each condition once where it holds and once where it does not: a server that ignores them
+        # answers all four as done, and two runners would both believe that they have won.
         probe = f"{_HIDDEN}probe-{uuid.uuid4().hex}"
         try:
             first = self._swap(probe, b"1", None)

@@ -58,7 +58,7 @@ _SEED = "seed (of the run)"
 
 @dataclass(frozen=True)
 class Identity:
-    """Everything that a run's name stands for: settings, and the content of what they name."""
+    """The settings of a run, and the content of what they name: its name stands for both."""
 
     parameters: Mapping[str, Any]
     code_version: str
@@ -73,13 +73,13 @@ class Identity:
     """Where contents lie, by dotted key, for errors; not on record."""
 
     def settings(self) -> dict[str, Any]:
-        """The parameters as JSON reads them back: tuples are lists."""
+        """Give the parameters as JSON reads them back: tuples are lists."""
         return dict(json.loads(json.dumps(self.parameters, allow_nan=False)))
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What run.json says, with the latest values of the settings that may change."""
+    """A run on record: run.json, with the latest values of the changeable settings."""
 
     run: str
     parameters: Mapping[str, Any]
@@ -93,7 +93,7 @@ class RunRecord:
 
 
 def check_run_name(name: str) -> str:
-    """Return `name`, or raise SettingsError with the rule that it breaks."""
+    """Return `name`, or raise SettingsError with the broken rule."""
     if not RUN_NAME.fullmatch(name):
         raise SettingsError(
             f"run_name: {name!r} can't be used; at most 41 lower-case letters, digits and dashes, "
@@ -107,7 +107,7 @@ class RunStore:
     """The tree of one run in `store`. Making one touches no file."""
 
     def __init__(self, store: Store, run_name: str) -> None:
-        """Raises SettingsError for a name that can't be used."""
+        """Raises SettingsError for an impossible name."""
         self.store = store
         self.name = check_run_name(run_name)
 
@@ -137,7 +137,7 @@ class RunStore:
         return f"{self.iteration(iteration)}/jobs/{_part(group)}.json"
 
     def models(self, iteration: int) -> str:
-        """The document that says which model each group serves from here on."""
+        """The document of the swap: the model of each group from here on."""
         return f"{self.iteration(iteration)}/models.json"
 
     def metrics(self, iteration: int, split: str) -> str:
@@ -306,18 +306,18 @@ class RunStore:
     # Small documents --------------------------------------------------------------------------
 
     def read_json(self, path: str) -> Any:
-        """A JSON document. Raises MissingFileError, or CorruptionError if it is damaged."""
+        """Read a JSON document. Raises MissingFileError, or CorruptionError if it is damaged."""
         return decode(self.store.get(path), path)
 
     def read_json_or_none(self, path: str) -> Any | None:
-        """A JSON document, or None if there is none."""
+        """Read a JSON document; None if there is none."""
         try:
             return self.read_json(path)
         except MissingFileError:
             return None
 
     def write_json_once(self, path: str, value: Any, *, lease: Lease | None = None) -> Any:
-        """Write a JSON document if there is none; return the one that stands there.
+        """Write a JSON document if there is none; return the one on disk.
 
         Whoever wrote first has won: use the returned value, not `value`.
         """
@@ -333,7 +333,7 @@ class RunStore:
     # Iterations and forks ---------------------------------------------------------------------
 
     def finished_iterations(self, known: int = 0) -> int:
-        """Return how many iterations, from the first without a gap, have their models.json.
+        """Count the iterations, from the first without a gap, with a models.json.
 
         Of the first that are `known` to have it nobody is asked again.
         """
@@ -401,6 +401,7 @@ class RunStore:
         for path in list_files(self.store, source):
             relative = path.removeprefix(f"{source}/")
             folder = path.rpartition("/")[0]
+            # Its documents are each written at once; a group of files is there with its manifest.
             is_group = relative.startswith(("rollouts/", "datasets/"))
             if is_group and not self.store.exists(f"{folder}/{MANIFEST}"):
                 continue  # still being played or built
@@ -418,7 +419,7 @@ def read_document(run: RunStore, path: str, kind: type[_Document]) -> _Document 
 
 
 def list_runs(store: Store) -> list[str]:
-    """Names of the runs in the store, sorted; also of those that can't be looked into."""
+    """List the names of the runs in the store, sorted, unreadable ones included."""
     names = [name.rstrip("/") for name in store.list("") if name.endswith("/")]
     return [name for name in names if RUN_NAME.fullmatch(name) and _is_run(store, name)]
 
@@ -431,7 +432,7 @@ def _is_run(store: Store, name: str) -> bool:
 
 
 def _part(name: str) -> str:
-    """`name` as one part of a path."""
+    """Return `name`, checked to be one part of a path."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name):
         raise SettingsError(
             f"{name!r}: can't be a file name; use letters, digits, '_', '.' and '-', at most 100"

@@ -1,4 +1,4 @@
-"""The documents that say what a run is: ``run.json`` and ``openings/``.
+"""The documents of a run's identity: ``run.json`` and ``openings/``.
 
 RunDocument       what the run was created with
 OpeningDocument   a later opening with other harmless settings, or another version of nip
@@ -28,7 +28,7 @@ class RunDocument(BaseModel):
 
 
 class OpeningDocument(BaseModel):
-    """``openings/0001.json``: a later opening that changed something harmless."""
+    """``openings/0001.json``: a later opening with a harmless change."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 

@@ -41,7 +41,7 @@ def settings_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> Differenc
 
 
 def settings_on_record(stored: Mapping[str, Any], given: Mapping[str, Any]) -> Leaves:
-    """Complete the stored leaves with defaults for leaves of `given` that came to be later."""
+    """Complete the stored leaves with defaults for the newer leaves among those of `given`."""
     named = {*flatten(stored), *flatten(given)}
     return {key: value for key, value in flatten(complete_settings(stored)).items() if key in named}
 

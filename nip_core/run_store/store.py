@@ -1,4 +1,4 @@
-"""The bytes under a run: a handful of methods that a POSIX directory and an object store can offer.
+"""The bytes under a run: a handful of methods, for a POSIX directory and an object store alike.
 
 Store        the interface: whole files in, whole files out, two conditional puts, a fence
 open_store   from a directory or a URL to the store there
@@ -28,7 +28,7 @@ _OF_A_WRITER = re.compile(r"\.(tmp|removed|probe)-[0-9a-f]+")
 
 
 def is_leftover(name: str) -> bool:
-    """Return whether a store gives such names to what it is still writing or has taken away."""
+    """Tell whether a store gives such names to files it is still writing or has taken away."""
     return _OF_A_WRITER.fullmatch(name) is not None
 
 
@@ -37,15 +37,15 @@ class MissingFileError(StoreError, FileNotFoundError):
 
 
 class Store(Protocol):
-    """What the rest of the package asks of the place where runs are kept."""
+    """A place for runs, as the rest of the package uses it."""
 
     url: str
 
     def get(self, path: str) -> bytes:
-        """The whole file. Raises MissingFileError."""
+        """Read the whole file. Raises MissingFileError."""
 
     def get_with_etag(self, path: str) -> tuple[bytes, str]:
-        """The whole file and a tag that changes when its content does."""
+        """Read the whole file and its tag. Other content has another tag."""
 
     def download(self, path: str, target: Path) -> None:
         """Copy the file to a local one without holding it in memory. Raises MissingFileError."""
@@ -63,12 +63,12 @@ class Store(Protocol):
     def put_if_match(
         self, path: str, data: bytes, etag: str, *, fence: str | None = None
     ) -> str | None:
-        """Replace the file if its tag is still `etag`; the new tag, or None if it is not."""
+        """Replace the file if its tag is still `etag`; returns the new tag, else None."""
 
     def exists(self, path: str) -> bool: ...
 
     def list(self, directory: str) -> list[str]:
-        """Names directly in `directory`, sorted; those of directories end in "/"."""
+        """List the names directly in `directory`, sorted; those of directories end in "/"."""
 
     def delete(self, path: str, *, fence: str | None = None) -> None:
         """Remove the file; nothing happens if there is none.
@@ -77,10 +77,10 @@ class Store(Protocol):
         """
 
     def size(self, path: str) -> int:
-        """Bytes of the file. Raises MissingFileError."""
+        """Count the bytes of the file. Raises MissingFileError."""
 
     def leftovers(self, directory: str) -> Iterable[tuple[str, int]]:
-        """Return what killed writers have left under `directory`: hidden paths, and their bytes.
+        """List the leftovers of killed writers under `directory`: hidden paths, and their bytes.
 
         Only while nobody writes there: what is being written looks the same.
         """
@@ -89,17 +89,17 @@ class Store(Protocol):
         """Remove one of the `leftovers`."""
 
     def local_path(self, path: str) -> Path | None:
-        """Return where `path` lies on this machine's disk, or None if it does not."""
+        """Give the place of `path` on this machine's disk; None if it has none."""
 
     def raise_fence(self, fence: str) -> None:
-        """Let puts that name `fence` through from now on."""
+        """Let puts under `fence` through from now on."""
 
     def drop_fence(self, fence: str) -> None:
-        """Let no put that names `fence` through any more, those under way included."""
+        """Let no put under `fence` through any more, not even one under way."""
 
 
 def check_location(location: str) -> None:
-    """Say what `open_store` would of a place, as far as nothing is left and nobody is asked.
+    """Check a place as `open_store` would, but leave nothing there and ask no server.
 
     Where directories would be made, they are made under a hidden name and taken away again.
     Raises SettingsError or StoreError.
@@ -113,7 +113,7 @@ def check_location(location: str) -> None:
 
 
 def is_missing(location: str, setting: str) -> bool:
-    """Return whether a place is a directory of this machine that is not there.
+    """Tell whether a place means a directory of this machine and is missing.
 
     Raises SettingsError, which names `setting`, for what means no place.
     """
@@ -123,7 +123,7 @@ def is_missing(location: str, setting: str) -> bool:
 
 
 def local_directory(location: str, setting: str = "run_store") -> Path:
-    """The directory that a path or a file:// URL means. Raises SettingsError for another URL."""
+    """Give the directory of a path or a file:// URL. Raises SettingsError for another URL."""
     scheme, folder = _scheme(location, setting), location
     if scheme == "file" and (parts := urlsplit(location)).netloc in {"", "localhost"}:
         if not parts.path:
@@ -151,7 +151,7 @@ def local_directory(location: str, setting: str = "run_store") -> Path:
 
 
 def _scheme(location: str, setting: str = "run_store") -> str:
-    """Return what a URL begins with, "" for a path. Raises SettingsError if it can't be read."""
+    """Read the scheme of a URL, "" for a path. Raises SettingsError if it can't be read."""
     if "://" not in location:
         return ""
     try:
@@ -190,7 +190,7 @@ def open_store(
 
 
 def check_path(path: str) -> list[str]:
-    """The parts of a path in a store. Raises StoreError if it leads out of it."""
+    """Split a path in a store into its parts. Raises StoreError if it leads out of it."""
     parts = path.split("/")
     if any(part in {"", ".", ".."} for part in parts):
         raise StoreError(f"{path!r}: not a path inside the run store")
@@ -198,7 +198,7 @@ def check_path(path: str) -> list[str]:
 
 
 def list_files(store: Store, directory: str) -> Iterator[str]:
-    """Paths of all files under `directory`, in order."""
+    """List the paths of all files under `directory`, in order."""
     for name in store.list(directory):
         path = f"{directory}/{name}" if directory else name
         if name.endswith("/"):

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from nip_core.distribution import how_to_install
 from nip_core.errors import DatasetError
 from nip_core.nearest import did_you_mean, nearest_first
-from nip_core.proxies import let_find
+from nip_core.proxies import prepare_proxies
 from nip_core.redaction import check_address
 from nip_core.scenarios.rows import SPLITS
 from nip_lm_server.client import parse_json, read_text
@@ -243,7 +243,7 @@ def _read_hub(name: str, names: Sequence[str] = ()) -> Mapping[str, Table]:
         ) from error
     check_address("environment variable HF_ENDPOINT", datasets.config.HF_ENDPOINT)
     try:
-        let_find(datasets.config.HF_ENDPOINT)
+        prepare_proxies(datasets.config.HF_ENDPOINT)
         splits = datasets.load_dataset(name)
     except Exception as error:  # whatever the hub, the network or a parser raises
         raise DatasetError(

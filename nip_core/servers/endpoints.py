@@ -1,8 +1,8 @@
 """The addresses where model groups are asked and trained, and their keys.
 
-remote_endpoints  the addresses of every group that is not on the run's own server
-group_endpoints   those of one group
-key_variables     the environment variables with the keys that these need
+find_remote_endpoints  the addresses of every group that is not on the run's own server
+find_group_endpoints   those of one group
+list_key_variables     the environment variables with the keys that these need
 
 In this order: `use_dummy_api` (the run's own server), `base_url`, the addresses of an lm_server
 among the agent's settings, `lm_server.url`, and for SelfHosted the run's own server. Keys come
@@ -35,20 +35,20 @@ class Endpoints:
     """Files, jobs, models and their proofs."""
 
 
-def remote_endpoints(
+def find_remote_endpoints(
     parameters: HyperParameters, environment: Mapping[str, str] = os.environ
 ) -> dict[str, Endpoints]:
-    """By group, the addresses of all that are not on the run's own server.
+    """Return by group the addresses outside of the run's own server.
 
     Raises SettingsError when a key is not in the environment.
     """
     endpoints = {
-        group: group_endpoints(parameters, group, environment) for group in parameters.groups
+        group: find_group_endpoints(parameters, group, environment) for group in parameters.groups
     }
     return {group: at for group, at in endpoints.items() if at is not None}
 
 
-def group_endpoints(
+def find_group_endpoints(
     parameters: HyperParameters, group: str, environment: Mapping[str, str] = os.environ
 ) -> Endpoints | None:
     """The addresses of one group; None if it is on the run's own server.
@@ -70,8 +70,8 @@ def group_endpoints(
     return Endpoints(Endpoint(play, key, agent.served_as), Endpoint(control, key))
 
 
-def key_variables(parameters: HyperParameters) -> list[str]:
-    """The environment variables that `remote_endpoints` reads keys from."""
+def list_key_variables(parameters: HyperParameters) -> list[str]:
+    """List the environment variables with the keys for `find_remote_endpoints`."""
     agents = (parameters.group_parameters(group) for group in parameters.groups)
     needed = {
         PROVIDERS[a.model_provider].key_variable
@@ -112,6 +112,6 @@ def _server(url: str) -> str:
 
 
 def _with_path(url: str) -> str:
-    """An address as it is given; one that is only a host gets the usual path of the API."""
+    """Return an address as it is given; a bare host gets the usual path of the API."""
     url = url.rstrip("/")
     return url if urlsplit(url).path else f"{url}/v1"

@@ -1,7 +1,8 @@
 """How large the engines of a run's own server have to be, by the run's settings.
 
-vllm_sizes    ranks, adapters and requests of a vLLM engine, where the settings leave them open
-check_ranks   refuses adapters that the run's own engine could not serve, before anything is spent
+choose_vllm_sizes  ranks, adapters and requests of a vLLM engine, where settings leave them open
+check_ranks        refuses adapters that the run's own engine could not serve, before anything is
+                   spent
 
 vLLM computes every adapter at its largest rank, and records its graphs for so many adapters and
 requests as it may have to run at once: what is too small is refused or waits, what is too large
@@ -22,8 +23,8 @@ MOST_LORAS = 8
 """Adapters in one batch, at most: the rest of a league waits for a turn."""
 
 
-def vllm_sizes(parameters: HyperParameters, base: str) -> dict[str, Any]:
-    """Options of the vLLM engine of a base model that `lm_server.options` leaves open."""
+def choose_vllm_sizes(parameters: HyperParameters, base: str) -> dict[str, Any]:
+    """Choose the options of a base model's vLLM engine left open by `lm_server.options`."""
     chosen = parameters.lm_server.options
     groups = _groups_over(parameters, base)
     sizes: dict[str, Any] = {}
@@ -80,7 +81,7 @@ def check_ranks(parameters: HyperParameters) -> None:
 
 
 def _groups_over(parameters: HyperParameters, base: str) -> Sequence[str]:
-    """The groups that play with a base model of the run's own server."""
+    """List the groups with a base model of the run's own server."""
     return [
         group
         for group in parameters.groups
@@ -90,7 +91,7 @@ def _groups_over(parameters: HyperParameters, base: str) -> Sequence[str]:
 
 
 def _final_rank(parameters: HyperParameters, group: str) -> int:
-    """The highest rank that the group's adapter comes to have; 0: it has none."""
+    """Return the highest rank of the group's adapter over the whole run; 0: it has none."""
     agent = parameters.group_parameters(group)
     trainings = sum(
         bool(parameters.training_agents(group, iteration))

@@ -1,8 +1,8 @@
 """Models of a run's own server outlive its machine, when the run lies on an object store.
 
-keep_models   copy fine-tuned models into the run, before anything on record names them
-restore       bring them back to a machine that lacks them, and submit lost jobs anew
-bring_models  take models of a run, this or another, into the state of a server
+keep_models     copy fine-tuned models into the run, before anything on record names them
+restore_models  bring them back to a machine that lacks them, and submit lost jobs anew
+bring_models    take models of a run, this or another, into the state of a server
 
 The server itself keeps its state on a disk of its machine. In the run lies
 ``<run>/adapters/<digest>/`` with the files of each model that was swapped in, its manifest last.
@@ -20,7 +20,7 @@ from nip_core.errors import CorruptionError, StoreError
 from nip_core.jobs.document import JobDocument, read_job
 from nip_core.jobs.job import Clock
 from nip_core.records.iterations import Records
-from nip_core.records.models import taken_over
+from nip_core.records.models import list_taken_over
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, list_files
@@ -45,7 +45,7 @@ def is_kept(run: RunStore, name: str) -> bool:
 
 
 def keep_models(run: RunStore, state_dir: Path, names: Iterable[str], lease: Lease) -> None:
-    """Copy those of the models that are fine-tuned and in `state_dir` into the run.
+    """Copy the fine-tuned ones of the models from `state_dir` into the run.
 
     Base models of the server's own making come with their adapters. Raises StoreError.
     """
@@ -67,7 +67,7 @@ def keep_models(run: RunStore, state_dir: Path, names: Iterable[str], lease: Lea
         run.store.put_if_absent(f"{_directory(run, name)}/{MANIFEST}", content, fence=lease.fence)
 
 
-def restore(run: RunStore, state_dir: Path, groups: Collection[str], lease: Lease) -> None:
+def restore_models(run: RunStore, state_dir: Path, groups: Collection[str], lease: Lease) -> None:
     """Make `state_dir` hold what the run needs to go on. The server must not run yet.
 
     `groups` are those that it trains.
@@ -83,7 +83,7 @@ def restore(run: RunStore, state_dir: Path, groups: Collection[str], lease: Leas
     # 2. Without the models that play now, and those of the iteration under way, nothing goes on.
     # Before its first iteration is over a run in a bucket may have no record of itself yet.
     is_begun = run.store.exists(f"{run.root}/run.json")
-    origin = taken_over(run.open()) if is_begun else []
+    origin = list_taken_over(run.open()) if is_begun else []
     swaps = [swap.groups for swap in Records(run).swaps(iteration)] if iteration else []
     playing = swaps[-1] if swaps else (origin or [{}])[0]
     needed = {model.model: model.digest for model in playing.values()}
@@ -114,7 +114,7 @@ def bring_models(run: RunStore, state_dir: Path, digests: Mapping[str, str | Non
     """Take models of `run` into `state_dir`, from its own server or from what it keeps.
 
     `digests` has by name the content digest that each must have. Of what is kept in a bucket,
-    models that are not there are left out. Raises as `restore`.
+    models that are not there are left out. Raises as `restore_models`.
     """
     source, place = run.store.local_path(f"{run.root}/lm_server"), f"models of run {run.name!r}"
     try:
@@ -127,7 +127,7 @@ def bring_models(run: RunStore, state_dir: Path, digests: Mapping[str, str | Non
             state_dir.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=state_dir, prefix="fetched-") as folder:
                 for name in stored:
-                    fetch(run, name, Path(folder))
+                    fetch_model(run, name, Path(folder))
                 import_models(Path(folder), state_dir, stored)
     except AdapterError as error:
         raise CorruptionError(f"{place}: {error}") from error
@@ -139,8 +139,8 @@ def bring_models(run: RunStore, state_dir: Path, digests: Mapping[str, str | Non
         ) from error
 
 
-def fetch(run: RunStore, name: str, folder: Path) -> None:
-    """Download a kept model, and the base models that it stands on, to ``folder/models``."""
+def fetch_model(run: RunStore, name: str, folder: Path) -> None:
+    """Download a kept model, with the base models under it, to ``folder/models``."""
     manifest = _manifest(run, name)
     if manifest is None:
         return
@@ -150,13 +150,13 @@ def fetch(run: RunStore, name: str, folder: Path) -> None:
         file = target / path.removeprefix(f"{source}/")
         file.parent.mkdir(parents=True, exist_ok=True)
         run.store.download(path, file)
-    fetch(run, str(manifest["base_model"]), folder)
+    fetch_model(run, str(manifest["base_model"]), folder)
 
 
 def _reopen_lost_job(
     run: RunStore, iteration: int, group: str, state_dir: Path, lease: Lease
 ) -> None:
-    """Back to the intent with the group's job, if it was made on a machine that is lost."""
+    """Set the group's job back to the intent, if its machine is lost."""
     path = run.job(iteration, group)
     document = JobDocument(run.store, path, lease=lease, clock=Clock())
     record = document.load()

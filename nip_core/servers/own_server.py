@@ -1,9 +1,9 @@
 """The lm_server of a run: started with the session, watched, started again when it died.
 
-server_spec       its engines, by the settings
-check_server      what of that can't work here
-server_directory  where it keeps its state
-OwnServer         the server itself
+make_server_spec       its engines, by the settings
+check_server           what of that can't work here
+find_server_directory  where it keeps its state
+OwnServer              the server itself
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from nip_core.progress.board import Progress
 from nip_core.proxies import restore_proxies
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.run_store.run import RunStore
-from nip_core.servers.engine_sizes import check_ranks, vllm_sizes
+from nip_core.servers.engine_sizes import check_ranks, choose_vllm_sizes
 from nip_lm_server.client import (
     EngineSpec,
     OwnerError,
@@ -41,7 +41,7 @@ T = TypeVar("T")
 _LOOK_EVERY_S = 0.25
 
 
-def server_spec(parameters: HyperParameters) -> ServerSpec | None:
+def make_server_spec(parameters: HyperParameters) -> ServerSpec | None:
     """The configuration of the run's own server; None if no group uses one.
 
     One engine for each base model, and a deterministic one for each that `use_dummy_api` replaces.
@@ -76,7 +76,7 @@ def _engine(parameters: HyperParameters, agent: PureTextAgentParameters) -> Engi
         served_model_name=name,
         replies=settings.replies,
         options={
-            **(vllm_sizes(parameters, name) if settings.engine == "vllm" else {}),
+            **(choose_vllm_sizes(parameters, name) if settings.engine == "vllm" else {}),
             **settings.options,
             **({"quantization": agent.quantization} if quantized else {}),
         },
@@ -87,7 +87,7 @@ def _engine(parameters: HyperParameters, agent: PureTextAgentParameters) -> Engi
 
 
 def _bases_at_once(parameters: HyperParameters, base: str) -> int:
-    """Count the base models that have to answer beside each other, if every weight is trained."""
+    """Count the base models needed beside each other, if every weight is trained."""
     groups = [parameters.group_parameters(group) for group in parameters.groups]
     playing = [agent for agent in groups if base_name(parameters, agent) == base]
     trained = [agent for agent in playing if not agent.use_lora and not agent.freeze_agent]
@@ -136,7 +136,7 @@ def check_server(parameters: HyperParameters, environment: Mapping[str, str]) ->
             )
 
 
-def server_directory(run: RunStore, environment: Mapping[str, str] = os.environ) -> Path:
+def find_server_directory(run: RunStore, environment: Mapping[str, str] = os.environ) -> Path:
     """The directory of the own server's state: in the run, or in a cache on this machine's disk.
 
     The cache is ``$NIP_CACHE_DIR``, else ``nip`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.

@@ -1,6 +1,6 @@
 """When providers shut down the models of a run, as they say it themselves.
 
-announced    asks for the models' ``shutdown_date``
+ask_shutdown_dates  asks for the models' ``shutdown_date``
 warn_of_shutdowns   tells of those that end, at the start of a run
 """
 
@@ -28,15 +28,15 @@ async def warn_of_shutdowns(
     parameters: HyperParameters, endpoints: Mapping[str, Endpoints], today: date
 ) -> None:
     """Log when the models of the run end, by their provider's word or else by the table."""
-    told = await announced(parameters, endpoints)
+    told = await ask_shutdown_dates(parameters, endpoints)
     for line in list_shutdown_warnings(parameters, today, told):
         _log.warning("run %r: %s", parameters.run_name, line)
 
 
-async def announced(
+async def ask_shutdown_dates(
     parameters: HyperParameters, endpoints: Mapping[str, Endpoints]
 ) -> dict[str, date]:
-    """By model, the day that OpenAI gives as its ``shutdown_date``; one request for each model.
+    """Ask OpenAI by model for its ``shutdown_date``; one request for each model.
 
     A model of which nothing is said, or not in time, is left out: it is no reason to stop.
     """

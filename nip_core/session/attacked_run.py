@@ -1,6 +1,6 @@
 """What an attack is compared with: the attacked run, its test, the words of its provers.
 
-own_test       how the attacked models were tested in their own run
+read_own_test  how the attacked models were tested in their own run
 is_told        whether provers are told otherwise here than there; untold: a warning where not
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from nip_core.errors import SettingsError, StoreError
 from nip_core.evaluation.attack_figures import OwnTest
-from nip_core.game.render import Game, situation_of
+from nip_core.game.render import Game, make_situation
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.stored import read_settings
@@ -22,8 +22,8 @@ from nip_core.scenarios import Problem
 from nip_core.session.problems_of_run import load_all_problems
 
 
-def own_test(source: RunStore, iteration: int) -> OwnTest:
-    """The test of the models that play `iteration` in the attacked run; why not, without one."""
+def read_own_test(source: RunStore, iteration: int) -> OwnTest:
+    """Read how the models of `iteration` were tested in the attacked run; or say why not."""
     place = source.rollouts(iteration, TEST)
     try:
         source.open()
@@ -52,7 +52,7 @@ def is_told(parameters: HyperParameters, source: RunStore, problem: Problem) -> 
     has_sides = len({protocol.stance(agent, None) for agent in protocol.provers}) > 1
     if has_sides or not attacked.protocol_common.shared_reward:
         return None
-    situation, rounds = situation_of(problem, None, 0), range(protocol.max_message_rounds)
+    situation, rounds = make_situation(problem, None, 0), range(protocol.max_message_rounds)
     return any(
         games[0].told(agent, situation, (), round_) != games[1].told(agent, situation, (), round_)
         for agent in find_attackers(parameters)
@@ -60,7 +60,7 @@ def is_told(parameters: HyperParameters, source: RunStore, problem: Problem) -> 
     )
 
 
-def untold(parameters: HyperParameters) -> Iterator[str]:
+def warn_of_untold(parameters: HyperParameters) -> Iterator[str]:
     """Warn of an attack whose provers nothing tells to argue for acceptance."""
     run = parameters.attack.run
     if run is None:

@@ -1,10 +1,10 @@
 """Digests of everything outside the settings that decides a run's data, and the version of nip.
 
-contents_of       of problems, templates, classes, replies, model directories, addresses, models
-places_of         the files and classes that have a digest there
-template_digests  of the prompt templates that are not nip's own
-problems_digest   of a split's problems
-code_version      the version of nip that runs
+digest_contents    of problems, templates, classes, replies, model directories, addresses, models
+name_places        the files and classes that have a digest there
+digest_templates   of the prompt templates that are not nip's own
+digest_problems    of a split's problems
+read_code_version  the version of nip that runs
 """
 
 import hashlib
@@ -28,13 +28,13 @@ from nip_core.session.origin import Origin
 from nip_lm_server.client import ReadError, read_text
 
 
-def contents_of(
+def digest_contents(
     game: Game,
     problems: Mapping[str, list[Problem]],
     endpoints: Mapping[str, Endpoints],
     origin: Origin,
 ) -> dict[str, Any]:
-    """Digests of everything outside the settings that decides the data.
+    """Digest everything outside the settings with a say in the data.
 
     Problems, and templates and protocols that are not nip's own, whole; a replies file whole; of a
     model directory names, sizes and the first megabyte of each file, so that large weights are not
@@ -43,8 +43,8 @@ def contents_of(
     """
     parameters = game.parameters
     contents: dict[str, Any] = {
-        "problems": {split: problems_digest(chosen) for split, chosen in problems.items()},
-        "templates": template_digests(game),
+        "problems": {split: digest_problems(chosen) for split, chosen in problems.items()},
+        "templates": digest_templates(game),
         "addresses": {
             group: sorted({at.play.base_url, at.control.base_url})
             for group, at in sorted(endpoints.items())
@@ -71,8 +71,8 @@ def contents_of(
     return contents
 
 
-def places_of(game: Game) -> dict[str, str]:
-    """By key of `contents_of`, the files and classes of a user's that have a digest there."""
+def name_places(game: Game) -> dict[str, str]:
+    """Name by key of `digest_contents` a user's files and classes with a digest there."""
     parameters = game.parameters
     places = {
         f"templates.{agent}": f"the prompt template {path}, with what is added to it,"
@@ -98,8 +98,8 @@ def _text_of(replies: Path) -> str:
         raise SettingsError(f"lm_server.replies: {replies} {error}; name a file of text") from None
 
 
-def template_digests(game: Game) -> dict[str, str]:
-    """By agent, of the prompt templates that are not nip's own."""
+def digest_templates(game: Game) -> dict[str, str]:
+    """Digest by agent the prompt templates from outside of nip."""
     protocol = find_protocol(game.parameters.interaction_protocol)
     digests = {}
     for name, agent in game.parameters.model_agents.items():
@@ -110,7 +110,7 @@ def template_digests(game: Game) -> dict[str, str]:
     return digests
 
 
-def problems_digest(problems: list[Problem]) -> str:
+def digest_problems(problems: list[Problem]) -> str:
     """The digest of a split's problems, in their order."""
     further = [{**p.columns} for p in problems]
     facts = [[p.id, p.question, p.solution, p.y] for p in problems]
@@ -127,7 +127,7 @@ def _directory_digest(directory: Path) -> str:
 
 
 @lru_cache(maxsize=1)
-def code_version() -> str:
+def read_code_version() -> str:
     """The version of nip, with the commit where it runs from a checkout."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():

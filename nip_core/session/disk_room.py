@@ -1,6 +1,6 @@
 """Whether the disks have room for a run, asked before anything is started.
 
-check_room   the run's files, and what its own server needs, each on the disk where it lies
+check_room  the run's files, and what its own server needs, each on the disk where it lies
 """
 
 import os
@@ -11,7 +11,7 @@ from nip_core.costs.estimate import Estimate
 from nip_core.errors import StoreError
 from nip_core.parameters import HyperParameters
 from nip_core.run_store.run import RunStore
-from nip_core.servers.own_server import server_directory, server_spec
+from nip_core.servers.own_server import find_server_directory, make_server_spec
 from nip_lm_server.client import MIN_FREE_BYTES, want_of_space
 
 
@@ -21,7 +21,7 @@ def check_room(
     estimate: Estimate,
     environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """Raise StoreError for a disk that is too small for what the run writes there.
+    """Raise StoreError for a disk too small for the run's files there.
 
     What lies on one disk is added up. A bucket has no limit that could be asked for.
     """
@@ -29,8 +29,8 @@ def check_room(
     root = run.store.local_path(run.root)
     if root is not None:
         needs.append((root, estimate.disk_bytes, "what the run writes"))
-    if server_spec(parameters) is not None:
-        directory = server_directory(run, environment)
+    if make_server_spec(parameters) is not None:
+        directory = find_server_directory(run, environment)
         needs.append((directory, MIN_FREE_BYTES, "its model server's state"))
     for device in {_device(path) for path, _, _ in needs}:
         here = [need for need in needs if _device(need[0]) == device]
@@ -43,5 +43,5 @@ def check_room(
 
 
 def _device(path: Path) -> int:
-    """The disk of a path that need not exist yet."""
+    """Return the disk of a path; the path need not exist yet."""
     return next(place.stat().st_dev for place in (path, *path.parents) if place.exists())

@@ -1,8 +1,8 @@
 """Opening a run: it is checked, leased, its server is up, and only then is it created.
 
-open_session   a prepared run with its lease, the server and its model, the chat template and the
-               context length
-chat_client    the client of all chats of a run in one process
+open_session      a prepared run with its lease, the server and its model, the chat template and the
+                  context length
+make_chat_client  the client of all chats of a run in one process
 """
 
 import asyncio
@@ -18,14 +18,20 @@ from nip_core.costs.spent_and_estimated import record_estimate
 from nip_core.parameters import HyperParameters
 from nip_core.processes import collect_seldom
 from nip_core.progress.board import Progress
-from nip_core.records.left_out import in_words, record, recorded, settle, without
+from nip_core.records.left_out import (
+    describe_left_out,
+    drop_left_out,
+    read_left_out,
+    record_left_out,
+    settle_left_out,
+)
 from nip_core.records.rewinds import finish_rewinds
 from nip_core.rollouts.chat_client import ChatClient
 from nip_core.run_store.lease import Lease, acquire
-from nip_core.servers.kept_models import keep_models, restore
-from nip_core.servers.own_server import OwnServer, server_directory, server_spec
+from nip_core.servers.kept_models import keep_models, restore_models
+from nip_core.servers.own_server import OwnServer, find_server_directory, make_server_spec
 from nip_core.servers.shutdown_dates import warn_of_shutdowns
-from nip_core.session.origin import bring
+from nip_core.session.origin import bring_adapters
 from nip_core.session.prepare import Prepared, prepare
 from nip_core.session.server_checks import (
     check_engines,
@@ -71,16 +77,16 @@ async def open_session(
         if server is not None:
             stack.callback(server.stop)
             await server.ensure()
-        known = recorded(run)
+        known = read_left_out(run)
         budget = Budget(run, prepared.parameters, progress)
         budget.look()
-        client = chat_client(prepared.parameters, progress, budget)
+        client = make_chat_client(prepared.parameters, progress, budget)
         session = Session(
             parameters=prepared.parameters,
             game=prepared.game,
             run=run,
             lease=lease,
-            problems=without(prepared.problems, known or {}),
+            problems=drop_left_out(prepared.problems, known or {}),
             endpoints=prepared.endpoints,
             client=await stack.enter_async_context(client),
             progress=progress,
@@ -94,43 +100,43 @@ async def open_session(
             await check_version(session)
             await check_engines(session)
             too_long = await check_prompts(session)
-        left_out = settle(prepared.parameters, prepared.problems, known, too_long)
+        left_out = settle_left_out(prepared.parameters, prepared.problems, known, too_long)
         # 4. Only now is the run created.
         opened = run.create_or_open(prepared.identity, now=datetime.now(UTC), lease=lease)
         record_estimate(run, prepared.estimate, opened.created or bool(opened.changed), lease)
-        record(run, left_out, lease)
-        if words := in_words(left_out):
+        record_left_out(run, left_out, lease)
+        if words := describe_left_out(left_out):
             _log.warning("run %r: %s", run.name, words)
         # 5. What shows the run to others ends before the run is let go of.
         feeders = await stack.enter_async_context(Feeders(run, prepared.parameters.tracking))
-        problems = without(prepared.problems, left_out)
+        problems = drop_left_out(prepared.problems, left_out)
         yield replace(session, problems=problems, left_out=left_out, feeders=feeders)
 
 
 async def _own_server(
     prepared: Prepared, lease: Lease, environment: Mapping[str, str], progress: Progress
 ) -> OwnServer | None:
-    """The run's own server with the models that it needs, not started; None if none is used."""
+    """Prepare the run's own server with the models it needs, not started; None if none is used."""
     parameters, run, origin = prepared.parameters, prepared.run, prepared.origin
-    spec = server_spec(parameters)
+    spec = make_server_spec(parameters)
     if spec is None:
         return None
-    directory = server_directory(run, environment)
+    directory = find_server_directory(run, environment)
     # 1. Models of other runs, which this one then keeps, as those may go.
-    await asyncio.to_thread(bring, origin, run.store, directory)
+    await asyncio.to_thread(bring_adapters, origin, run.store, directory)
     names = [model for models in origin.adapters.values() for model in models]
     names += origin.published
     await asyncio.to_thread(keep_models, run, directory, names, lease)
     # 2. Models of this run that another machine has made.
     trained = [group for group in parameters.groups if group not in prepared.endpoints]
-    await asyncio.to_thread(restore, run, directory, trained, lease)
+    await asyncio.to_thread(restore_models, run, directory, trained, lease)
     timeout_s = parameters.lm_server.start_timeout_s
     return OwnServer(
         spec, directory, timeout_s=timeout_s, environment=environment, progress=progress
     )
 
 
-def chat_client(
+def make_chat_client(
     parameters: HyperParameters, progress: Progress, budget: Budget | None = None
 ) -> ChatClient:
     """The client of all chats of a run in one process."""

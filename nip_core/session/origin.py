@@ -1,12 +1,12 @@
 """Taking over from another run: models to begin with, and the settings of agents.
 
-takes_over   whether the settings ask for any of that; names_run: of another run
-resolved     the settings with those that are taken over
-find_origin  which models of another run play, by iteration
-check_attacked   refuses an attack on what is not there, or on another game
-check_game       refuses an attack that plays another game than the run with these settings
-attacked_groups  whose models of the attacked run play
-bring        makes adapters of that run's own server known to this run's own server
+takes_over            whether the settings ask for any of that; names_run: of another run
+resolve_settings      the settings with those that are taken over
+find_origin           which models of another run play, by iteration
+check_attacked        refuses an attack on what is not there, or on another game
+check_game            refuses an attack that plays another game than the run with these settings
+list_attacked_groups  whose models of the attacked run play
+bring_adapters        makes adapters of that run's own server known to this run's own server
 
 Four settings ask for it. ``base_run.base_run_type: parameters``: iteration 0 plays with the
 final models of the base run. ``rerun_tests``: each iteration plays with the models that played
@@ -57,11 +57,11 @@ class Origin:
 
     @classmethod
     def of(cls, facts: Sequence[Mapping[str, Any]]) -> "Origin":
-        """The models that `facts` names; they were brought to the run before."""
+        """Rebuild the origin from its `facts`; its models were brought to the run before."""
         return cls(tuple({g: ServedModel(**m) for g, m in models.items()} for models in facts))
 
     def facts(self) -> list[dict[str, Any]]:
-        """The part of it that run.json has."""
+        """Return its part of run.json."""
         return [{group: asdict(m) for group, m in models.items()} for models in self.models]
 
 
@@ -79,10 +79,11 @@ def names_run(parameters: HyperParameters) -> bool:
     )
 
 
-def resolved(
+def resolve_settings(
     parameters: HyperParameters, store: Store, record: RunRecord | None
 ) -> HyperParameters:
-    """The settings with which the run is played; `record` is what it is on record with, if it is.
+    """Return the settings of the run with those it takes over; `record` is the run on record, if
+    any.
 
     Raises SettingsError when another run that the settings name, or its agent, is not there.
     """
@@ -119,7 +120,7 @@ def _rerun_iterations(
 def find_origin(
     parameters: HyperParameters, store: Store | None, record: RunRecord | None
 ) -> Origin:
-    """The models of other runs that play here, by the resolved settings, and adapters of the Hub.
+    """Find the models of other runs, and the adapters of the Hub, by the resolved settings.
 
     `store` may be missing where the settings name no run. Raises SettingsError when one is not
     there, or can't play here.
@@ -140,7 +141,7 @@ def find_origin(
 
 
 def check_attacked(parameters: HyperParameters, source: RunStore) -> None:
-    """Compare an attack with the run `source` that it attacks. Raises SettingsError.
+    """Compare an attack with the attacked run `source`. Raises SettingsError.
 
     The models must be there, the verifier's must have been trained, unless iteration 0 is asked
     for, and the game and its problems must be the same.
@@ -171,7 +172,7 @@ def check_attacked(parameters: HyperParameters, source: RunStore) -> None:
 
 
 def check_game(parameters: HyperParameters, stored: Mapping[str, Any]) -> None:
-    """Compare the game of an attack with that of settings on record. Raises SettingsError."""
+    """Compare the game of an attack with the settings on record. Raises SettingsError."""
     name = parameters.attack.run
     if (of := stored["attack"]["run"]) is not None:
         raise SettingsError(
@@ -186,7 +187,7 @@ def check_game(parameters: HyperParameters, stored: Mapping[str, Any]) -> None:
             )
 
 
-def attacked_groups(parameters: HyperParameters, source: RunStore) -> dict[str, str]:
+def list_attacked_groups(parameters: HyperParameters, source: RunStore) -> dict[str, str]:
     """By group of an attack, the group of the attacked run whose model it plays with."""
     agents = complete_settings(source.open().parameters)["agents"]
     return {
@@ -195,8 +196,8 @@ def attacked_groups(parameters: HyperParameters, source: RunStore) -> dict[str, 
     }
 
 
-def bring(origin: Origin, store: Store, state_dir: Path) -> None:
-    """Copy the adapters into the state of the run's own server, which must not run yet.
+def bring_adapters(origin: Origin, store: Store, state_dir: Path) -> None:
+    """Copy the adapters into the state of the run's own server. The server must not run yet.
 
     Raises CorruptionError for a damaged one, StoreError if the disk refuses.
     """
@@ -206,7 +207,7 @@ def bring(origin: Origin, store: Store, state_dir: Path) -> None:
 
 
 def _run(store: Store, setting: str, name: str) -> RunStore:
-    """The run that a setting names. Raises SettingsError if it has nothing to take over."""
+    """Open the run named by a setting. Raises SettingsError if it has nothing to take over."""
     run = RunStore(store, name)
     try:
         run.open()
@@ -255,7 +256,7 @@ class _Search:
         return self._there
 
     def base_run(self) -> list[dict[str, ServedModel]]:
-        """The models that play, by iteration, where there is a base run."""
+        """Find the models of a base run by iteration, where there is one."""
         base = self._parameters.base_run
         if base.base_run_type == "none":
             return []
@@ -272,7 +273,7 @@ class _Search:
         ]
 
     def attacked(self) -> list[dict[str, ServedModel]]:
-        """The models of the run whose verifier is attacked, and that of the verifier with them."""
+        """Find the models of the attacked run, the verifier's included."""
         attack = self._parameters.attack
         if attack.run is None:
             return []
@@ -281,14 +282,14 @@ class _Search:
         return [
             {
                 group: self._model("attack.run", source, attack.iteration, of, group)
-                for group, of in attacked_groups(self._parameters, source).items()
+                for group, of in list_attacked_groups(self._parameters, source).items()
                 # Who is trained to attack begins with the base model.
                 if group not in self._parameters.trainable_groups
             }
         ]
 
     def checkpoint(self, group: str) -> ServedModel | None:
-        """The model that the group's agents ask to begin with."""
+        """Find the model with which the group's agents ask to begin."""
         # All agents of a group ask for the same one: `check_groups`.
         name = self._parameters.groups[group][0]
         agent = self._parameters.model_agents[name]
@@ -308,7 +309,7 @@ class _Search:
         return self._model(setting, run, iteration + 1, source_group, group)
 
     def from_hub(self, group: str) -> ServedModel | None:
-        """The adapter of the Hub that the group's agents ask to begin with."""
+        """Find the adapter of the Hub with which the group's agents ask to begin."""
         name = self._parameters.groups[group][0]
         if self._parameters.model_agents[name].published_adapter is None:
             return None

@@ -1,9 +1,9 @@
 """A game whose models another program asks: its settings, and the episodes that are played.
 
-game_parameters  what that program was told -> settings
-plan_of          settings and split -> the game and its episodes
-Plan             these
-problem_text     the texts of a problem, for reading
+make_game_parameters  what that program was told -> settings
+list_plan             settings and split -> the game and its episodes
+Plan                  these
+join_problem_text     the texts of a problem, for reading
 
 `nip_inspect` and `nip_verifiers` play so. Seeds and keys are those of `nip play`.
 """
@@ -27,7 +27,7 @@ from nip_core.session.problems_of_run import load_all_problems
 _CHAT_FORMAT = "alternating"
 
 
-def game_parameters(
+def make_game_parameters(
     program: str,
     config: str | None = None,
     protocol: str | None = None,
@@ -72,7 +72,7 @@ def _first_dataset(scenario: str) -> str:
 
 
 def _with_chat_format(agents: Any) -> Any:
-    """The agents with a chat format that needs no names, unless their default has one."""
+    """Give the agents a chat format without names, unless their default has one."""
     if agents is not None and not isinstance(agents, Mapping):
         return agents  # which is refused with the other settings
     default = (agents or {}).get("_default")
@@ -106,7 +106,7 @@ class Plan:
     """The episodes of the split in iteration 0, in the order of play."""
 
 
-def plan_of(settings: Mapping[str, Any], split: str) -> Plan:
+def list_plan(settings: Mapping[str, Any], split: str) -> Plan:
     """The game and the episodes of a split with the settings of `HyperParameters.to_dict`.
 
     Raises SettingsError or DatasetError.
@@ -126,8 +126,8 @@ def _plan(settings: str, split: str) -> Plan:
     return Plan(game, split, tuple(plan_episodes(parameters, problems[split], split, 0)))
 
 
-def problem_text(game: Game | None, texts: Mapping[str, str]) -> str:
-    """All texts of a problem that an agent may see, under the scenario's headings."""
+def join_problem_text(game: Game | None, texts: Mapping[str, str]) -> str:
+    """Join all visible texts of a problem under the scenario's headings."""
     if game is None:
         return "\n\n".join(f"## {name.capitalize()}\n\n{text}" for name, text in texts.items())
     parts = []

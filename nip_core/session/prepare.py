@@ -1,9 +1,9 @@
 """Everything that is known and checked of a run before anything is started.
 
-prepare       everything that takes no server: what comes from other runs, problems, prompts, keys,
-              the model's path, the run on record, disk space
-plan_run      what a run would take
-fork_run      start a run from what another one has finished
+prepare   everything that takes no server: what comes from other runs, problems, prompts, keys, the
+          model's path, the run on record, disk space
+plan_run  what a run would take
+fork_run  start a run from what another one has finished
 """
 
 import os
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from nip_core.costs.caps import check_budget
 from nip_core.costs.estimate import Estimate, estimate_run
-from nip_core.costs.taken import known
+from nip_core.costs.taken import find_experience
 from nip_core.errors import SettingsError
-from nip_core.game.render import Game, situation_of
+from nip_core.game.render import Game, make_situation
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters
 from nip_core.parameters.providers import check_named
-from nip_core.records.left_out import recorded_of, without
+from nip_core.records.left_out import drop_left_out, read_left_out_by_settings
 from nip_core.records.rewinds import finish_rewinds
 from nip_core.rollouts.plan import SPLITS
 from nip_core.run_store.lease import acquire
@@ -25,12 +25,12 @@ from nip_core.run_store.run import Identity, RunRecord, RunStore
 from nip_core.run_store.store import MissingFileError, is_missing, list_files, open_store
 from nip_core.scenarios import Problem, Scenario, find_scenario
 from nip_core.scenarios.checked import call_for_text, describe_raised, draw_columns, find_solution
-from nip_core.servers.endpoints import Endpoints, remote_endpoints
+from nip_core.servers.endpoints import Endpoints, find_remote_endpoints
 from nip_core.servers.kept_models import ADAPTERS
 from nip_core.servers.own_server import check_server
-from nip_core.session.contents import code_version, contents_of, places_of
+from nip_core.session.contents import digest_contents, name_places, read_code_version
 from nip_core.session.disk_room import check_room
-from nip_core.session.origin import Origin, find_origin, names_run, resolved, takes_over
+from nip_core.session.origin import Origin, find_origin, names_run, resolve_settings, takes_over
 from nip_core.session.problems_of_run import load_all_problems
 from nip_core.tracking.places import check_trackers
 
@@ -66,7 +66,7 @@ def prepare(
     *,
     forked_from: RunStore | None = None,
 ) -> Prepared:
-    """Check everything that takes no server: prompts, store, problems, keys, disk space, model.
+    """Check everything without a server: prompts, store, problems, keys, disk space, model.
 
     A run that is on record takes over from other runs what it did when it was created, and one
     that is `forked_from` another what that one did. Raises SettingsError, DatasetError, StoreError
@@ -78,25 +78,25 @@ def prepare(
     record = _record(run if forked_from is None else forked_from)
     check_named(parameters)
     check_trackers(parameters.tracking, environment)
-    parameters = resolved(parameters, store, record)
+    parameters = resolve_settings(parameters, store, record)
     # 2. What they name: prompts, problems, keys, the model's path, other runs' models.
     game = Game(parameters)
     check_system(game)
     problems = load_all_problems(parameters)
     check_functions(game, problems)
-    endpoints = remote_endpoints(parameters, environment)
+    endpoints = find_remote_endpoints(parameters, environment)
     check_server(parameters, environment)
     origin = find_origin(parameters, store, record)
     # 3. A name means one run: all this must be what it was.
-    contents = contents_of(game, problems, endpoints, origin)
-    settings, version = parameters.to_dict(), code_version()
+    contents = digest_contents(game, problems, endpoints, origin)
+    settings, version = parameters.to_dict(), read_code_version()
     kind = find_scenario(parameters.scenario)
     neutral = DATA_NEUTRAL | {f"{kind.settings_block}.{name}" for name in kind.data_neutral}
-    places = places_of(game)
+    places = name_places(game)
     identity = Identity(settings, version, parameters.seed, contents, neutral, places)
     check_budget(run, parameters, run.check_same(identity))
     # 4. It must not end for want of disk space.
-    estimate = estimate_run(game, problems, known(parameters))
+    estimate = estimate_run(game, problems, find_experience(parameters))
     check_room(parameters, run, estimate, environment)
     return Prepared(parameters, game, run, problems, endpoints, estimate, identity, origin)
 
@@ -122,7 +122,7 @@ def check_functions(game: Game, problems: Mapping[str, list[Problem]]) -> None:
         for split in SPLITS:
             for problem in problems[split][:: max(1, len(problems[split]) // _TRIED)]:
                 for agent in game.parameters.model_agents:
-                    game.told(agent, situation_of(problem, stance, 0))
+                    game.told(agent, make_situation(problem, stance, 0))
                 texts = {**problem.texts, **_drawn_twice(scenario, problem)}
                 for function in ("as_read", "remark"):
                     call_for_text(scenario, function, _MESSAGE, texts)
@@ -152,30 +152,29 @@ def _try_written(scenario: Scenario, problem: Problem) -> None:
 
 
 def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate, Origin]:
-    """The settings with which a run would be played, what it would take, and which models of
-    elsewhere it begins with; nothing is written."""
+    """Return the settings of a run, its estimate, and the models of elsewhere; write nothing."""
     origin = Origin()
     check_named(parameters)
     check_trackers(parameters.tracking)
     if takes_over(parameters):
         where = parameters.run_store
         if not names_run(parameters) and is_missing(where, "run_store"):
-            return parameters, estimate_of(parameters), find_origin(parameters, None, None)
+            return parameters, estimate_settings(parameters), find_origin(parameters, None, None)
         store = open_store(where, read_only=True)
         record = _record(RunStore(store, parameters.run_name))
-        parameters = resolved(parameters, store, record)
+        parameters = resolve_settings(parameters, store, record)
         origin = find_origin(parameters, store, record)  # refuses models that are not there
-    return parameters, estimate_of(parameters), origin
+    return parameters, estimate_settings(parameters), origin
 
 
-def estimate_of(parameters: HyperParameters) -> Estimate:
+def estimate_settings(parameters: HyperParameters) -> Estimate:
     """Estimate what a run with these settings takes, by runs of the same game; writes nothing."""
     check_server(parameters, os.environ)
     problems = load_all_problems(parameters)
     game = Game(parameters)
     check_functions(game, problems)
-    left = without(problems, recorded_of(parameters) or {})
-    return estimate_run(game, left, known(parameters))
+    left = drop_left_out(problems, read_left_out_by_settings(parameters) or {})
+    return estimate_run(game, left, find_experience(parameters))
 
 
 def _record(run: RunStore) -> RunRecord | None:

@@ -20,8 +20,8 @@ import aiohttp
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import ServerError, SettingsError
 from nip_core.game.reasons import Kind
-from nip_core.game.render import Game, Turn, situation_of
-from nip_core.jobs.server_calls import LmServer, version_problem
+from nip_core.game.render import Game, Turn, make_situation
+from nip_core.jobs.server_calls import LmServer, TemplateFacts, version_problem
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.providers import speaks_nip
 from nip_core.progress.board import Progress
@@ -50,7 +50,7 @@ Conversation = list[tuple[int, int, list[Turn]]]
 async def check_reachable(
     parameters: HyperParameters, endpoints: Mapping[str, Endpoints], progress: Progress
 ) -> None:
-    """Connect to every server that the settings name, a few times; `progress` says why again.
+    """Connect to every server of the settings, a few times; `progress` says why again.
 
     No request is sent. Raises ServerError if one can't be reached, or the proxy before it, and
     SettingsError for a proxy that can't be used.
@@ -119,7 +119,7 @@ def _size(problem: Problem, scenario: Scenario) -> int:
 
 
 async def check_version(session: Session) -> None:
-    """Compare versions with every lm_server that the settings name.
+    """Compare versions with every lm_server of the settings.
 
     Raises SettingsError if a major version (below 1.0: a minor one) differs. A server that
     has no /version isn't ours and is not checked.
@@ -151,24 +151,23 @@ async def check_engines(session: Session) -> None:
             continue
         model = session.base_model(group)
         told = await LmServer(session.at(group).control, timeout_s=60).engine_status(model)
-        most = told.get("max_lora_rank")
+        most = None if told is None else told.max_lora_rank
         is_trained = not agent.freeze_agent and agent.use_lora
-        if is_trained and isinstance(most, int) and agent.lora_rank > most:
+        if is_trained and most is not None and agent.lora_rank > most:
             raise SettingsError(
                 f"agents.{agents[0]}.lora_rank is {agent.lora_rank}, but the engine of {model!r} "
                 f"takes {most} at most; lower it, or start the engine with a higher max_lora_rank"
             )
-        template = told.get("template_facts") or {}
-        unset = template.get("unset") or []
-        if template.get("writes_date"):
-            dates = [name for name in unset if "date" in name]
+        template = (told and told.template_facts) or TemplateFacts()
+        if template.writes_date:
+            dates = [name for name in template.unset if "date" in name]
             raise SettingsError(
                 f"agents.{agents[0]}.model_name: the chat template of {model!r} writes today's "
                 "date, so that the model would be trained on other prompts than it was asked; "
                 + (_pinned(dates[0], "26 Jul 2024") if dates else "take strftime_now out of it")
             )
         _check_thoughts(session.parameters, agents, model, template)
-        if "enable_thinking" in unset:
+        if "enable_thinking" in template.unset:
             _log.warning(
                 "agents.%s: %s thinks before it answers, within the tokens of a message; %s",
                 agents[0], model, _pinned("enable_thinking", False),
@@ -176,10 +175,12 @@ async def check_engines(session: Session) -> None:
 
 
 def _check_thoughts(
-    parameters: HyperParameters, agents: Sequence[str], model: str, template: Mapping[str, Any]
+    parameters: HyperParameters, agents: Sequence[str], model: str, template: TemplateFacts
 ) -> None:
-    """Refuse training on thoughts that the template leaves out; older servers say nothing of it."""
-    if template.get("thoughts", "") is not None:
+    """Refuse training on thoughts where the template leaves them out; older servers say nothing
+    of it.
+    """
+    if template.thoughts is not None:
         return
     for name in agents:
         agent = parameters.model_agents[name]
@@ -193,7 +194,7 @@ def _check_thoughts(
 
 
 def _pinned(name: str, value: Any) -> str:
-    """Words that tell how a variable of the chat template is set."""
+    """Say in words how a variable of the chat template is set."""
     return (
         f"set lm_server.options.chat_template_kwargs: {{{name}: {json.dumps(value)}}} (for `nip "
         f"serve`: --option 'chat_template_kwargs={json.dumps({name: value})}')"
@@ -225,7 +226,7 @@ class _AgentCheck:
         self._conversation = _sample_conversation(session.game, agent)
 
     async def run(self) -> None:
-        """Raises SettingsError for the first chat that can't be asked."""
+        """Ask for every chat of the agent. Raises SettingsError for the first one refused."""
         for number, chat in enumerate(self._chats(self._session.game)):
             try:
                 answer = await self._tokenize(chat)
@@ -254,8 +255,10 @@ class _AgentCheck:
         server = LmServer(self._session.at(self._group).control, timeout_s=60)
         told = await server.engine_status(self._model)
         # Our own engines know, if they have a template; others are tried.
-        if told and (told.get("template_facts") or {}).get("shows_names") is not False:
-            return
+        if told is not None:
+            template = told.template_facts or TemplateFacts()
+            if template.shows_names is not False:
+                return
         for chat in self._chats(self._session.game):
             speakers = sorted({m["name"] for m in chat if m["role"] == "user" and "name" in m})
             if len(speakers) < 2:
@@ -323,7 +326,7 @@ class _AgentCheck:
         }
 
     def _chats(self, game: Game, problem: Problem | None = None) -> list[list[dict[str, str]]]:
-        """The chats that the agent is asked in its turns, and in which it is asked again."""
+        """List the chats of the agent's turns, and those in which it is asked again."""
         problem = problem or self._problem
         stance = 1 if game.parameters.protocol_common.randomize_prover_stance else None
         again: tuple[Kind, ...] = (
@@ -332,7 +335,7 @@ class _AgentCheck:
         return [
             game.render(
                 self._agent,
-                situation_of(problem, stance, seed),
+                make_situation(problem, stance, seed),
                 turns,
                 round_,
                 wrong,
@@ -364,7 +367,7 @@ class _AgentCheck:
         )
 
     async def _is_read(self, chat: list[dict[str, str]]) -> bool:
-        """Return whether the prompt depends on the first message, in which the problem stands.
+        """Return whether the prompt depends on the first message: the problem stands there.
 
         Some templates leave system messages out without a word.
         """
@@ -375,7 +378,7 @@ class _AgentCheck:
     async def _advice(
         self, forms: Sequence[str] = ("alternating", "alternating_no_system", "named")
     ) -> str:
-        """Return which chat format the model would take, tried out."""
+        """Try the chat formats, and return one the model would take."""
         for form in forms:
             chats = self._chats(_with_format(self._session.game, self._agent, form))
             try:
@@ -426,7 +429,7 @@ class _AgentCheck:
 
 
 def _sample_conversation(game: Game, agent: str) -> Conversation:
-    """The turns of `agent` in an episode in which it has some; every message a placeholder."""
+    """Make the turns of an episode with some of `agent`; every message is a placeholder."""
     protocol = game.protocol
     for seed in range(_SEEDS):
         conversation: Conversation = []

@@ -18,7 +18,7 @@ from nip_core.records.iterations import Records
 from nip_core.records.left_out import LeftOut
 from nip_core.records.models import ServedModel
 from nip_core.rollouts.chat_client import ChatClient
-from nip_core.rollouts.engine import places_for
+from nip_core.rollouts.engine import make_places
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.scenarios import Problem
@@ -62,8 +62,8 @@ class Session:
 
     @cached_property
     def places(self) -> asyncio.Semaphore:
-        """For the episodes that are played at a time, of whatever shard."""
-        return places_for(self.parameters)
+        """Limit the episodes at play at a time, over all shards."""
+        return make_places(self.parameters)
 
     @cached_property
     def records(self) -> Records:
@@ -71,12 +71,12 @@ class Session:
         return Records(self.run)
 
     def tell(self, kind: str, words: str, **facts: Any) -> None:
-        """Say what has happened, to whoever views the run and in the log that people read."""
+        """Announce an event, to every view of the run and in the log for people."""
         self.progress.tell(kind, words, **facts)
         self.log.info("%s", words)
 
     def at(self, group: str) -> Endpoints:
-        """The addresses at which the group's model is asked, and trained and described."""
+        """Return the addresses of a group, for playing and for training."""
         if (remote := self.endpoints.get(group)) is not None:
             return remote
         assert self.server is not None  # there is one if a group needs it
@@ -90,5 +90,5 @@ class Session:
         return await (work() if self.server is None else self.server.during(work))
 
     def base_model(self, group: str) -> str:
-        """The name under which the group's base model is served."""
+        """Return the name of the group's base model at its server."""
         return base_name(self.parameters, self.parameters.group_parameters(group))

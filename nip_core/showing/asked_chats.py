@@ -1,8 +1,8 @@
 """The chat with which an agent is asked, before anything is played or of an episode on record.
 
-chat_to_come    of a configuration; what others would have said is marked as not yet said
-chat_on_record  of a run, with what was said, and the answer that came
-Place           which turn of which episode
+render_chat_to_come    of a configuration; what others would have said is marked as not yet said
+render_chat_on_record  of a run, with what was said, and the answer that came
+Place                  which turn of which episode
 
 Both are rendered by `nip_core.game.render`, as the calls of a run and its training data are.
 """
@@ -12,19 +12,19 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nip_core.errors import SettingsError
-from nip_core.game.render import ChatMessage, Game, Situation, columns_of, situation_of
+from nip_core.game.render import ChatMessage, Game, Situation, make_situation, parse_columns
 from nip_core.nearest import nearest_first
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move, Turn
 from nip_core.rollouts.model_call import request_body
 from nip_core.rollouts.plan import SPLITS, TEST, EpisodeSpec, plan_episodes
-from nip_core.rollouts.rows import Episode, Generation, read_rows
+from nip_core.rollouts.table_rows import Episode, Generation, read_rows
 from nip_core.rollouts.trees import generations_by_episode
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
 from nip_core.session.prepare import plan_run
 from nip_core.session.problems_of_run import load_all_problems
-from nip_core.showing.transcripts import committed_rollouts, game_of
+from nip_core.showing.transcripts import read_committed_rollouts, rebuild_game
 
 _SHOWN = 8
 """Identifiers in an error."""
@@ -66,7 +66,7 @@ class AskedChat:
         return asdict(self)
 
 
-def chat_to_come(parameters: HyperParameters, place: Place) -> AskedChat:
+def render_chat_to_come(parameters: HyperParameters, place: Place) -> AskedChat:
     """The chat of a turn of a run with these settings. Raises SettingsError for what is not there.
 
     In the place of each earlier message stands in angle brackets whose it would be.
@@ -83,7 +83,7 @@ def chat_to_come(parameters: HyperParameters, place: Place) -> AskedChat:
     # 2. The turn, with turns before it that nobody has taken.
     turns, asked = _turns_to_come(game, spec, place)
     agent, round_ = asked
-    situation = situation_of(spec.problem, spec.stance, spec.seed)
+    situation = make_situation(spec.problem, spec.stance, spec.seed)
     if game.scenario.labels_in_play and turns:
         solution = f"<the {game.scenario.words.thing} that was written>"
         situation = Situation(
@@ -112,7 +112,7 @@ def chat_to_come(parameters: HyperParameters, place: Place) -> AskedChat:
 def _planned(
     parameters: HyperParameters, specs: Sequence[EpisodeSpec], place: Place
 ) -> EpisodeSpec:
-    """The episode that `place` names. Raises SettingsError."""
+    """Find the episode at `place`. Raises SettingsError for a place without one."""
     last = parameters.rl.num_iterations - (place.split != TEST)
     if not 0 <= place.iteration <= max(last, 0):
         raise SettingsError(
@@ -123,7 +123,7 @@ def _planned(
 
 
 def _number_of(place: Place, names: Sequence[str], what: str) -> int:
-    """The first episode of a problem, or the one of that number."""
+    """Number the first episode of a problem, or take the number given."""
     wished = place.problem
     if wished is None and names:
         return 0
@@ -141,7 +141,7 @@ def _number_of(place: Place, names: Sequence[str], what: str) -> int:
 def _turns_to_come(
     game: Game, spec: EpisodeSpec, place: Place
 ) -> tuple[list[Turn], tuple[str, int]]:
-    """The turns before the one that `place` names, and its agent and round."""
+    """Return the turns before the one at `place`, and its agent and round."""
     protocol = game.protocol
     turns: list[Turn] = []
     moves: list[tuple[str, int]] = []
@@ -174,16 +174,16 @@ def _no_such_turn(game: Game, place: Place, moves: Sequence[tuple[str, int]]) ->
     return SettingsError(f"--round {place.round}: {who} in it; rounds are: {speaks}")
 
 
-def chat_on_record(run: RunStore, place: Place) -> AskedChat:
-    """The chat of a turn that was played. Raises SettingsError for what is not there."""
+def render_chat_on_record(run: RunStore, place: Place) -> AskedChat:
+    """Render the chat of a turn on record. Raises SettingsError if it is not there."""
     # 1. The game as it was, and what was played.
-    game = game_of(run.open())
+    game = rebuild_game(run.open())
     if game is None:
         raise SettingsError(
             f"run {run.name!r}: its protocol, scenario or prompt templates are not what they were, "
             "so what agents were asked can't be shown; put them back"
         )
-    rollouts = committed_rollouts(run, place.iteration, place.split)
+    rollouts = read_committed_rollouts(run, place.iteration, place.split)
     if rollouts is None:
         raise SettingsError(
             f"run {run.name!r}: iteration {place.iteration} has no rollouts of {place.split!r}; "
@@ -219,7 +219,7 @@ def chat_on_record(run: RunStore, place: Place) -> AskedChat:
         solution,
         episode.prover_stance,
         episode.seed,
-        columns_of(episode.columns),
+        parse_columns(episode.columns),
     )
     calls = [row for row in rows if (row.agent, row.round) == (agent, round_)]
     calls.sort(key=lambda row: row.attempt)
@@ -246,7 +246,7 @@ def chat_on_record(run: RunStore, place: Place) -> AskedChat:
 
 
 def _committed(run: RunStore) -> str:
-    """The splits that are committed, in words."""
+    """Name the committed splits, in words."""
     splits = []
     for name in run.store.list(f"{run.root}/iterations"):
         iteration = name.rstrip("/")

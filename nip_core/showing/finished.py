@@ -1,26 +1,28 @@
 """Whether a run, or its newest test, is finished as its settings are now.
 
-finished_run    the summary of a run in which nothing is left to do
-finished_test   the newest test, if it was held before
+find_finished_run   the summary of a run in which nothing is left to do
+find_finished_test  the newest test, if it was held before
 
 Both check the files first.
 """
 
 from typing import Any
 
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters.tested_iterations import is_tested
-from nip_core.records.intervals import shown_metrics
+from nip_core.records.intervals import read_shown_metrics
 from nip_core.records.iterations import Records
-from nip_core.records.status import first_incomplete
-from nip_core.records.transcript_files import transcripts_path
+from nip_core.records.status import find_first_incomplete
+from nip_core.records.transcript_files import name_transcripts_file
 from nip_core.rollouts.plan import ATTACK, TEST
+from nip_core.run_store.run import read_document
 from nip_core.session.prepare import Prepared
-from nip_core.showing.summary import summary, write_report
+from nip_core.showing.summary import summarise_run, write_report
 from nip_core.upkeep.verify import check_run
 
 
-def finished_run(prepared: Prepared) -> dict[str, Any] | None:
-    """The summary of a run that is finished as its settings are now, its report brought up to date.
+def find_finished_run(prepared: Prepared) -> dict[str, Any] | None:
+    """Return the summary of a run with nothing left to do, and bring its report up to date.
 
     None if anything is left to do. Raises CorruptionError for a file that is damaged or missing.
     """
@@ -28,7 +30,7 @@ def finished_run(prepared: Prepared) -> dict[str, Any] | None:
     last = parameters.rl.num_iterations
     if not run.store.exists(f"{run.root}/run.json"):
         return None  # even one that has nothing to play begins
-    if first_incomplete(Records(run), parameters) < last:
+    if find_first_incomplete(Records(run), parameters) < last:
         return None
     if is_tested(parameters, last) and not _is_tested(prepared, last):
         return None
@@ -38,10 +40,10 @@ def finished_run(prepared: Prepared) -> dict[str, Any] | None:
         return None  # the record is brought up to date when the run is opened
     check_run(run)
     write_report(run, "finished")  # whoever finished it may have been killed before that
-    return summary(run)
+    return summarise_run(run)
 
 
-def finished_test(prepared: Prepared) -> dict[str, Any] | None:
+def find_finished_test(prepared: Prepared) -> dict[str, Any] | None:
     """Return what `nip evaluate` returns, if the newest models were tested before; otherwise None.
 
     Raises CorruptionError for a file of the run that is damaged or missing.
@@ -51,17 +53,10 @@ def finished_test(prepared: Prepared) -> dict[str, Any] | None:
     if not _is_tested(prepared, newest):
         return None
     check_run(run)
-    return {
-        "run": run.name,
-        "iteration": newest,
-        "test": shown_metrics(
-            run,
-            newest,
-            TEST,
-            run.read_json(run.metrics(newest, TEST)),
-            prepared.parameters.to_dict(),
-        ),
-    }
+    tested = read_document(run, run.metrics(newest, TEST), SplitMetrics)
+    assert tested is not None  # it was there a moment ago
+    shown = read_shown_metrics(run, newest, TEST, tested, prepared.parameters.to_dict())
+    return {"run": run.name, "iteration": newest, "test": shown.as_json()}
 
 
 def _is_tested(prepared: Prepared, iteration: int) -> bool:
@@ -69,5 +64,5 @@ def _is_tested(prepared: Prepared, iteration: int) -> bool:
     run, text_rl = prepared.run, prepared.parameters.text_rl
     if not run.store.exists(run.metrics(iteration, TEST)):
         return False
-    path = transcripts_path(run, iteration, TEST, text_rl.transcript_format)
+    path = name_transcripts_file(run, iteration, TEST, text_rl.transcript_format)
     return not text_rl.save_transcripts or run.store.exists(path)

@@ -13,7 +13,7 @@ from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import read_document
 
 
-def how_far(records: Records) -> dict[str, Any]:
+def describe_progress(records: Records) -> dict[str, Any]:
     """``finished`` and planned ``iterations``, and in ``doing`` what was going on, in words."""
     finished, last = records.finished(), records.shown.last
     return {"finished": finished, "iterations": last, "doing": _doing(records, finished)}

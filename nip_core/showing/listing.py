@@ -4,10 +4,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from nip_core.costs.spent_and_estimated import costs_of
+from nip_core.costs.spent_and_estimated import read_costs
 from nip_core.errors import StoreError
 from nip_core.records.iterations import Records
-from nip_core.records.status import status_of
+from nip_core.records.status import find_status
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
@@ -17,7 +17,7 @@ DAMAGED = "damaged"
 
 
 def list_summaries(store: Store, on_damaged: Callable[[str], None]) -> list[dict[str, Any]]:
-    """A summary of each run, the newest first; of those that can't be read name and status alone.
+    """Summarise each run, the newest first; give a damaged one with name and status alone.
 
     ``accuracy`` and ``accuracy_ci95`` are those of the newest test, which was held by the models
     that play iteration ``tested``; ``usd`` and ``tokens`` what the run has spent, ``usd`` null
@@ -40,25 +40,25 @@ def _summary(run: RunStore) -> dict[str, Any]:
     tested = next(
         (i for i in reversed(records.iterations()) if records.of(i).stored_metrics(TEST)), None
     )
-    test = (records.of(tested).metrics(TEST) if tested is not None else None) or {}
+    test = records.of(tested).metrics(TEST) if tested is not None else None
     # 2. What is spent.
-    costs = costs_of(records)
+    costs = read_costs(records)
     return {
         "run": run.name,
-        "status": status_of(run, records),
+        "status": find_status(run, records),
         "finished": records.finished(),
         "iterations": shown.last,
         "tested": tested,
-        "accuracy": test.get("accuracy"),
-        "accuracy_ci95": test.get("accuracy_ci95"),
-        "problems": test.get("distinct_problems"),
+        "accuracy": test and test.accuracy,
+        "accuracy_ci95": test and test.accuracy_ci95 and list(test.accuracy_ci95),
+        "problems": test and test.distinct_problems,
         "usd": costs["usd"]["spent"],
         "tokens": costs["tokens"]["spent"],
         "created_at": shown.record.created_at,
     }
 
 
-def age(created_at: str, now: datetime) -> str:
+def describe_age(created_at: str, now: datetime) -> str:
     """Time since then in its largest unit: "40 s", "12 min", "5 h", "3 d"."""
     passed_s = (now - datetime.fromisoformat(created_at).astimezone(UTC)).total_seconds()
     for unit, length_s in (("d", 86_400), ("h", 3_600), ("min", 60)):

@@ -15,6 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from nip_core.errors import SettingsError
+from nip_core.evaluation.attack_metrics import AttackMetrics
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.records.iterations import IterationRecord, Records
 from nip_core.records.jobs_shown import DatasetShown, JobShown
 from nip_core.records.named_run import find_run, open_runs
@@ -24,7 +26,7 @@ from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
 from nip_core.showing.listing import list_summaries
-from nip_core.showing.summary import report_location, summary
+from nip_core.showing.summary import find_report, summarise_run
 from nip_core.trainers.dataset import open_dataset
 
 _SPLITS = (TRAIN, VALIDATION, TEST, CANDIDATE, ATTACK)
@@ -125,12 +127,12 @@ class RunTables:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """As ``nip show --json`` has it: status, iterations, costs."""
-        return summary(self._tree, self._records)
+        return summarise_run(self._tree, self._records)
 
     @property
     def report(self) -> str | None:
         """The place of its report, None if there is none yet."""
-        return report_location(self._tree)
+        return find_report(self._tree)
 
     @cached_property
     def episodes(self) -> pa.Table:
@@ -140,7 +142,7 @@ class RunTables:
 
     @cached_property
     def generations(self) -> pa.Table:
-        """One row per model call, with the iteration and the split in which it was made."""
+        """One row per model call, with its iteration and split."""
         return self._with_place("generations", GENERATIONS)
 
     @cached_property
@@ -171,7 +173,7 @@ class RunTables:
         rows = []
         for record in self._chosen():
             for split in _SPLITS if self._split is None else (self._split,):
-                if (measured := record.metrics(split)) is not None:
+                if (measured := record.figures(split)) is not None:
                     rows.append({"iteration": record.iteration, "split": split, **_rates(measured)})
         return pa.Table.from_pylist(rows, _METRICS)
 
@@ -182,7 +184,7 @@ class RunTables:
 
     @cached_property
     def models(self) -> pa.Table:
-        """One row per iteration and group: which model plays, and what became of its training."""
+        """One row per iteration and group: its model, and the end of its training."""
         rows = [row for record in self._chosen() for row in _models(record)]
         return pa.Table.from_pylist(rows, _MODELS)
 
@@ -201,11 +203,11 @@ class RunTables:
 
     def _iteration(self, record: IterationRecord) -> dict[str, Any]:
         is_last = record.iteration == self._records.shown.last  # which is nothing but a test
-        spent = record.all_spent
+        spent, test = record.all_spent, record.metrics(TEST)
         return {
             "iteration": record.iteration,
-            "finished": record.is_over or (is_last and record.metrics(TEST) is not None),
-            "accuracy": (record.metrics(TEST) or {}).get("accuracy"),
+            "finished": record.is_over or (is_last and test is not None),
+            "accuracy": test and test.accuracy,
             "calls": spent.calls,
             "prompt_tokens": spent.prompt_tokens,
             "completion_tokens": spent.generated_tokens,
@@ -242,10 +244,11 @@ def _with_columns(table: pa.Table, values: dict[str, Any]) -> pa.Table:
     return table
 
 
-def _rates(measured: dict[str, Any]) -> dict[str, Any]:
-    row = {name: measured.get(name) for name in (*_COUNTS, *_RATES)}
+def _rates(measured: SplitMetrics | AttackMetrics) -> dict[str, Any]:
+    figures = measured.as_json()
+    row = {name: figures.get(name) for name in (*_COUNTS, *_RATES)}
     for rate in _RATES:
-        low, high = measured.get(f"{rate}_ci95") or (None, None)
+        low, high = figures.get(f"{rate}_ci95") or (None, None)
         row |= {f"{rate}_low": low, f"{rate}_high": high}
     return row
 

@@ -1,8 +1,8 @@
 """Showing a run: its summary and its report.
 
-summary         a run as a JSON document: status, accuracy by iteration, models, jobs
-write_report    the HTML page of a run
-report_data     what it shows, for the viewer as well
+summarise_run     a run as a JSON document: status, accuracy by iteration, models, jobs
+write_report      the HTML page of a run
+read_report_data  what it shows, for the viewer as well
 
 A run is shown whatever version wrote it: of its settings only those are read that are needed here,
 with the defaults of today where they are missing.
@@ -12,20 +12,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from nip_core.costs.spent_and_estimated import cost_rows, costs_of, expected_by
+from nip_core.costs.spent_and_estimated import make_cost_rows, read_costs, read_expected_by
 from nip_core.evaluation.attack_figures import attack_shown
+from nip_core.evaluation.attack_metrics import AttackMetrics
 from nip_core.evaluation.attack_words import causes, caution
 from nip_core.evaluation.baseline_verifiers import left_out_words, remarks
-from nip_core.evaluation.league_figures import league_rows
-from nip_core.evaluation.report import GroupReport, IterationReport, ReportData, build_report
+from nip_core.evaluation.report import (
+    Comparison,
+    GroupReport,
+    IterationReport,
+    ReportData,
+    build_report,
+)
 from nip_core.evaluation.report_checksum import add_checksum
+from nip_core.evaluation.split_metrics import Measures, SplitMetrics
 from nip_core.evaluation.statistics.differences import holm
-from nip_core.records.attack_on_record import shown_attack, training_of
-from nip_core.records.intervals import hinted_of, rate_alone_of
+from nip_core.records.attack_on_record import (
+    count_attack_training,
+    read_shown_attack,
+    with_training,
+)
+from nip_core.records.intervals import find_rate_alone, list_hinted_agents
 from nip_core.records.iterations import IterationRecord, Records
-from nip_core.records.left_out import in_words, recorded
-from nip_core.records.status import status_of
-from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.records.left_out import describe_left_out, read_left_out
+from nip_core.records.status import find_status
+from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore
 from nip_core.showing.transcripts import RunTranscripts
 
@@ -33,13 +44,17 @@ _IN_SUMMARY = (
     *("accuracy", "accuracy_ci95", "completeness", "completeness_ci95"),
     *("soundness", "soundness_ci95", "episodes", "distinct_problems", "questions"),
 )
+_IN_LEAGUE = (
+    *("opponent", "opponent_iteration", "model", "episodes", "accuracy", "accuracy_ci95"),
+    *("completeness", "completeness_ci95", "soundness", "soundness_ci95"),
+)
 _OF_BELIEVED = (
     *("accuracy", "accuracy_ci95", "completeness", "soundness"),
     *("episodes", "without_prover"),
 )
 
 
-def summary(run: RunStore, records: Records | None = None) -> dict[str, Any]:
+def summarise_run(run: RunStore, records: Records | None = None) -> dict[str, Any]:
     """A run as JSON: ``run``, ``status``, ``iterations``, and ``remarks`` on the last test.
 
     Entry k of ``iterations`` tests the models that play iteration k; entry 0 is untrained, and a
@@ -47,34 +62,41 @@ def summary(run: RunStore, records: Records | None = None) -> dict[str, Any]:
     """
     records = (records or Records(run)).look_again()
     shown = records.shown
-    attack = run.read_json_or_none(run.metrics(shown.last, ATTACK)) if shown.attacks else None
+    attack = records.of(shown.last).attack if shown.attacks else None
     iterations = records.all()
     tests = [test for record in iterations if (test := record.metrics(TEST)) is not None]
     parameters = shown.record.parameters
-    rate_alone, hinted = rate_alone_of(parameters), hinted_of(parameters)
+    rate_alone, hinted = find_rate_alone(parameters), list_hinted_agents(parameters)
     return {
         "run": run.name,
-        "status": status_of(run, records),
+        "status": find_status(run, records),
         "created_at": shown.record.created_at,
         "code_version": shown.record.code_version,
-        "report": report_location(run),
-        "costs": costs_of(records),
-        "expected_by": expected_by(records),
-        "left_out": {split: len(problems) for split, problems in (recorded(run) or {}).items()},
+        "report": find_report(run),
+        "costs": read_costs(records),
+        "expected_by": read_expected_by(records),
+        "left_out": {
+            split: len(problems) for split, problems in (read_left_out(run) or {}).items()
+        },
         "iterations": [_entry(record) for record in iterations],
         "remarks": remarks(tests[-1], rate_alone, hinted) if tests else [],
         **({} if attack is None else {"attack": _attack(attack, records)}),
     }
 
 
-def _attack(metrics: Mapping[str, Any], records: Records) -> dict[str, Any]:
-    """The figures of an attack, first of all whether they say anything of the verifier."""
-    shown = attack_shown(metrics, _IN_SUMMARY) | training_of(records)
-    return {"caution": caution(shown), "causes": causes(shown), **shown}
+def _attack(metrics: AttackMetrics, records: Records) -> dict[str, Any]:
+    """Encode the figures of an attack, first of all whether they say anything of the verifier."""
+    trained = count_attack_training(records)
+    attack = with_training(metrics, trained)
+    counted = {} if trained is None else trained.as_json()
+    beside = {"caution": caution(attack), "causes": causes(attack)}
+    return {**beside, **attack_shown(metrics, _IN_SUMMARY), **counted}
 
 
 def _entry(record: IterationRecord) -> dict[str, Any]:
-    test, league = record.metrics(TEST), league_rows(record.stored_metrics(TRAIN))
+    test, train = record.metrics(TEST), record.stored_metrics(TRAIN)
+    rows = [row.as_json() for row in train.by_opponent] if train else []
+    league = [{key: row[key] for key in _IN_LEAGUE} for row in rows]
     return {
         "iteration": record.iteration,
         "test": None if test is None else _test(test),
@@ -88,7 +110,8 @@ def _entry(record: IterationRecord) -> dict[str, Any]:
     }
 
 
-def _test(test: Mapping[str, Any]) -> dict[str, Any]:
+def _test(metrics: SplitMetrics) -> dict[str, Any]:
+    test = metrics.as_json()
     believed = test.get("believe_the_prover")
     baselines = (
         {}
@@ -102,7 +125,7 @@ def _test(test: Mapping[str, Any]) -> dict[str, Any]:
     return {key: test.get(key) for key in _IN_SUMMARY} | baselines | counted
 
 
-def report_location(run: RunStore) -> str | None:
+def find_report(run: RunStore) -> str | None:
     """Return where the report lies, or None if there is none yet."""
     path = f"{run.root}/report.html"
     if not run.store.exists(path):
@@ -114,7 +137,7 @@ def report_location(run: RunStore) -> str | None:
 def write_report(run: RunStore, status: str | None = None, records: Records | None = None) -> None:
     """(Re)write the run's report from what is committed; `records` may know some of it."""
     records = (records or Records(run)).look_again()
-    report = report_data(records, status)
+    report = read_report_data(records, status)
     # Episodes worth reading, which takes the tables of some splits.
     transcripts = RunTranscripts(records).chosen()
     page = build_report(
@@ -129,7 +152,7 @@ def write_report(run: RunStore, status: str | None = None, records: Records | No
     run.store.put(f"{run.root}/report.html", add_checksum(page.encode()))
 
 
-def report_data(records: Records, status: str | None = None) -> ReportData:
+def read_report_data(records: Records, status: str | None = None) -> ReportData:
     """Read what a run's report shows but for the transcripts, from its small documents alone."""
     run, record = records.run, records.shown.record
     tested = [entry.iteration for entry in records.all() if entry.metrics(TEST)]
@@ -140,31 +163,31 @@ def report_data(records: Records, status: str | None = None) -> ReportData:
     tests = [entry.test for entry in iterations if entry.test]
     return ReportData(
         run=run.name,
-        status=status or status_of(run, records),
+        status=status or find_status(run, records),
         iterations=iterations,
         parameters=parameters,
         baselines=_baselines(tests),
-        remarks=remarks(tests[-1], rate_alone_of(parameters), hinted_of(parameters))
+        remarks=remarks(tests[-1], find_rate_alone(parameters), list_hinted_agents(parameters))
         if tests
         else (),
-        attack=shown_attack(records),
+        attack=read_shown_attack(records),
         comparisons=_comparisons(records),
         created_at=record.created_at,
         code_version=record.code_version,
-        left_out=in_words(recorded(run) or {}) or None,
-        costs=cost_rows(costs_of(records)),
-        expected_by=expected_by(records),
+        left_out=describe_left_out(read_left_out(run) or {}) or None,
+        costs=make_cost_rows(read_costs(records)),
+        expected_by=read_expected_by(records),
     )
 
 
-def _baselines(tests: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+def _baselines(tests: Sequence[SplitMetrics]) -> dict[str, Measures]:
     """By what a row of the report calls them, the metrics of those who know no verifier."""
-    rows: dict[str, Mapping[str, Any]] = {}
-    believed = [found for test in tests if (found := test.get("believe_the_prover")) is not None]
+    rows: dict[str, Measures] = {}
+    believed = [found for test in tests if (found := test.believe_the_prover) is not None]
     for when, at in (("last iteration", -1), ("untrained", 0)) if believed else ():
         words = left_out_words(believed[at])
         rows[f"believe the prover ({when}{'; ' if words else ''}{words})"] = believed[at]
-    voted = [found for test in tests if (found := test.get("majority")) is not None]
+    voted = [test.majority for test in tests if test.majority is not None]
     if voted:
         rows["majority of its plays (last iteration)"] = voted[-1]
     return rows
@@ -178,7 +201,7 @@ def _iteration_report(record: IterationRecord) -> IterationReport:
             test=record.metrics(TEST),
             train=record.metrics(TRAIN),
             groups=_group_reports(record),
-            promotion=None if record.promotion is None else asdict(record.promotion),
+            promotion=record.promotion,
             gate=[gate for split in (VALIDATION, CANDIDATE) if (gate := record.metrics(split))],
             stage_s=record.stage_s,
         )
@@ -225,12 +248,12 @@ def _describe_proof(proof: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _comparisons(records: Records) -> list[tuple[int, dict[str, Any]]]:
-    """Each later test against the first: iteration, `paired_difference`, and its p after Holm."""
+def _comparisons(records: Records) -> list[Comparison]:
+    """Compare each later test with the first."""
     pairs = [(record.iteration, record.change) for record in records.all()]
     known = [(iteration, pair) for iteration, pair in pairs if pair is not None]
-    adjusted = iter(holm([pair["p"] for _, pair in known if pair["p"] is not None]))
+    adjusted = iter(holm([pair.p for _, pair in known if pair.p is not None]))
     return [
-        (iteration, {**pair, "p_holm": None if pair["p"] is None else next(adjusted)})
+        Comparison(iteration, pair, None if pair.p is None else next(adjusted))
         for iteration, pair in known
     ]

@@ -1,11 +1,11 @@
 """The transcripts of a run's committed splits.
 
-RunTranscripts     those in the report: what went wrong first, then a sample; of an attack, those
-                   that count with the most messages to choose from
-ShownTranscripts   these, and what is left out
+RunTranscripts    those in the report: what went wrong first, then a sample; of an attack, those
+                  that count with the most messages to choose from
+ShownTranscripts  these, and what is left out
 committed_rollouts the tables of a split; game_of, the game of settings on record
-shown_iterations   of a long run, the iterations that the report has any of
-newest_sample      a few of what was played last
+choose_shown_iterations  of a long run, the iterations that the report has any of
+choose_newest_sample     a few of what was played last
 
 Of a long run the report has transcripts of a bounded number of iterations, and all of them
 together take a bounded part of it. An iteration that is shown was shown ever since it was played,
@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nip_core.evaluation.attack_figures import counted
-from nip_core.evaluation.embedding import Embedded, embedded, fair_share
+from nip_core.evaluation.attack_figures import plain_rollouts
+from nip_core.evaluation.embedding import Embedded, embed_transcript, fair_share
 from nip_core.evaluation.episode_transcripts import (
     SAMPLE,
     Transcript,
@@ -34,7 +34,7 @@ from nip_core.rollouts.plan import ATTACK, TEST, TRAIN
 from nip_core.rollouts.tables import RolloutTables, StoredRollouts, read_rollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunRecord, RunStore
-from nip_core.session.contents import template_digests
+from nip_core.session.contents import digest_templates
 
 _SAMPLED = 40  # of each iteration and split
 _MOST = 300  # of each, of those that are worth reading
@@ -70,7 +70,7 @@ class _Choice:
         return sum(len(transcript.text) for transcript in self.transcripts)
 
     def within(self, room: int) -> list[Embedded]:
-        """The first of them by rank that take no more than `room`, in the order of the page."""
+        """Take the first of them by rank as far as `room` reaches, in the order of the page."""
         taken, used = set(), 0
         for place in sorted(range(len(self.ranks)), key=self.ranks.__getitem__):
             used += len(self.transcripts[place].text)
@@ -80,8 +80,8 @@ class _Choice:
         return [transcript for k, transcript in enumerate(self.transcripts) if k in taken]
 
 
-def shown_iterations(newest: int) -> set[int]:
-    """The iterations up to `newest` that a report has transcripts of.
+def choose_shown_iterations(newest: int) -> set[int]:
+    """Choose the iterations up to `newest` whose transcripts the report shows.
 
     The last ones, and such before them as are multiples of the smallest power of two that leaves
     few enough. So each is in the set of the iteration before, but for the newest.
@@ -105,7 +105,7 @@ class RunTranscripts:
     def chosen(self) -> ShownTranscripts:
         """Choose from what is committed."""
         iterations = self._records.iterations()
-        shown = shown_iterations(max(iterations, default=0))
+        shown = choose_shown_iterations(max(iterations, default=0))
         # 1. Of each split that has a part: what could be shown.
         choices = {
             (i, split): choice
@@ -137,22 +137,20 @@ class RunTranscripts:
         metrics = (
             self._records.of(i).metrics(split) for i in iterations for split in (TEST, TRAIN)
         )
-        return len(iterations), sum(
-            measured.get("episodes") or 0 for measured in metrics if measured
-        )
+        return len(iterations), sum(measured.episodes or 0 for measured in metrics if measured)
 
     def _choice(self, iteration: int, split: str) -> _Choice | None:
         """Choose from a split, if it is committed."""
         if (iteration, split) in self._choices:
             return self._choices[iteration, split]
-        rollouts = committed_rollouts(self._run, iteration, split)
+        rollouts = read_committed_rollouts(self._run, iteration, split)
         if rollouts is None:
             return None
         why = reasons(rollouts.episodes, rollouts.generations, self._before(iteration, split))
         self._verdicts[iteration, split] = _verdicts(rollouts.episodes)
         transcripts = _chosen(rollouts, why, _SAMPLED, _MOST, self._game())
         choice = _Choice(
-            tuple(embedded(transcript) for transcript in transcripts),
+            tuple(embed_transcript(transcript) for transcript in transcripts),
             _ranks(transcripts),
             Counter(why),
         )
@@ -166,7 +164,7 @@ class RunTranscripts:
         )
 
     def _before(self, iteration: int, split: str) -> _Verdicts:
-        """The verdicts of the newest iteration before that has played the split."""
+        """Return the verdicts of the split in the newest iteration before."""
         for earlier in range(iteration - 1, -1, -1):
             if (earlier, split) in self._verdicts:
                 return self._verdicts[earlier, split]
@@ -179,25 +177,27 @@ class RunTranscripts:
     def _game(self) -> Game | None:
         memory = self._records.memory
         if "game" not in memory:
-            memory["game"] = game_of(self._records.shown.record)
+            memory["game"] = rebuild_game(self._records.shown.record)
         game: Game | None = memory["game"]
         return game
 
 
-def newest_sample(run: RunStore, limit: int, records: Records | None = None) -> list[Transcript]:
-    """At most `limit` transcripts of the split that was played last, what went wrong first."""
+def choose_newest_sample(
+    run: RunStore, limit: int, records: Records | None = None
+) -> list[Transcript]:
+    """Choose at most `limit` transcripts of the newest split, wrong verdicts first."""
     records = records or Records(run)
     for iteration in reversed(records.iterations()):
         for split in (TEST, ATTACK, TRAIN):
-            rollouts = committed_rollouts(run, iteration, split)
+            rollouts = read_committed_rollouts(run, iteration, split)
             if rollouts is not None:
                 why = reasons(rollouts.episodes, rollouts.generations, {})
-                return _chosen(rollouts, why, limit, limit, game_of(records.shown.record))
+                return _chosen(rollouts, why, limit, limit, rebuild_game(records.shown.record))
     return []
 
 
 def _ranks(transcripts: Sequence[Transcript]) -> tuple[int, ...]:
-    """The place of each where there is no room for all: some that are worth reading, a sample, …"""
+    """Rank the episodes for a page without room for all: some worth reading, then a sample, …"""
     special = [k for k, transcript in enumerate(transcripts) if transcript.chosen != SAMPLE]
     sample = [k for k, transcript in enumerate(transcripts) if transcript.chosen == SAMPLE]
     order = []
@@ -222,9 +222,12 @@ def _chosen(
     )
 
 
-def committed_rollouts(run: RunStore, iteration: int, split: str) -> RolloutTables | None:
-    """The tables of a split, None where it is not committed; of an attack, the episodes that count
-    with the most messages to choose from."""
+def read_committed_rollouts(run: RunStore, iteration: int, split: str) -> RolloutTables | None:
+    """Read the tables of a split, None where it is not committed.
+
+    Of an attack these are the
+    episodes that count with the most messages to choose from.
+    """
     directory = run.rollouts(iteration, split)
     if not is_committed(run.store, directory):
         return None
@@ -232,15 +235,15 @@ def committed_rollouts(run: RunStore, iteration: int, split: str) -> RolloutTabl
     if split != ATTACK:
         return rollouts
     choices = StoredRollouts(run.store, [directory]).choices()
-    return counted(rollouts, choices, pc.max(choices["n"]).as_py())
+    return plain_rollouts(rollouts, choices, pc.max(choices["n"]).as_py())
 
 
-def game_of(record: RunRecord) -> Game | None:
+def rebuild_game(record: RunRecord) -> Game | None:
     """The game of settings on record; None where its protocol or its templates are not here, or
     are others by now, and then neither channels nor prompts are shown."""
     try:
         game = Game(read_settings(record.parameters))
         recorded = record.contents.get("templates", {})
-        return game if template_digests(game) == recorded else None
+        return game if digest_templates(game) == recorded else None
     except (OSError, ValueError):
         return None

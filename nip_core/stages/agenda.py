@@ -1,9 +1,9 @@
 """What a run has to do, said at its start, and what of it is on record.
 
-expect          tell the progress the stages of the run, and what those on record took
-opening_words   what the run will do
-resuming_words  what of it is there already, where it goes on
-ending_words    what came of it
+expect               tell the progress the stages of the run, and what those on record took
+describe_opening     what the run will do
+describe_resumption  what of it is there already, where it goes on
+describe_ending      what came of it
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,19 +15,19 @@ from nip_core.jobs.document import read_job
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
 from nip_core.progress.board import Stage
-from nip_core.records.stage_seconds import seconds_so_far
-from nip_core.records.status import first_incomplete
+from nip_core.records.stage_seconds import read_seconds_so_far
+from nip_core.records.status import find_first_incomplete
 from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN, group_size
 from nip_core.rollouts.tables import committed_shards
 from nip_core.run_store.run import RunStore
 from nip_core.session.session import Session
-from nip_core.stages.training import scheduled
+from nip_core.stages.training import list_scheduled_groups
 
 _MEASURED_BY = 10  # iterations on record, the newest ones
 
 
-def stages_of_run(parameters: HyperParameters, estimate: Estimate) -> tuple[Stage, ...]:
+def list_stages(parameters: HyperParameters, estimate: Estimate) -> tuple[Stage, ...]:
     """All stages of the run, in order."""
     last = parameters.rl.num_iterations
     tests = max(sum(is_tested(parameters, i) for i in range(last + 1)), 1)
@@ -38,7 +38,7 @@ def stages_of_run(parameters: HyperParameters, estimate: Estimate) -> tuple[Stag
         if i == last or parameters.base_run.base_run_type == "rerun_tests":
             continue
         stages.append(Stage(i, "play", estimate.train_episodes // last))
-        trains = bool(scheduled(parameters, i))
+        trains = bool(list_scheduled_groups(parameters, i))
         stages += [Stage(i, "dataset"), *([Stage(i, "train")] if trains else [])]
         if trains and parameters.promotion.enabled:
             stages.append(Stage(i, "gate", estimate.gate_episodes // last))
@@ -52,13 +52,13 @@ def expect(session: Session) -> None:
     """Tell the progress what the run has to do, and what the stages on record took."""
     if session.estimate is None:
         return
-    plan = stages_of_run(session.parameters, session.estimate)
+    plan = list_stages(session.parameters, session.estimate)
     finished = session.records.finished()
     took_s: dict[Stage, float] = {}
     paces: dict[str, list[float]] = {}
     for i in range(max(0, finished - _MEASURED_BY), finished + 1):
         is_over = i < finished
-        seconds = session.records.of(i).stage_s if is_over else seconds_so_far(session.run, i)
+        seconds = session.records.of(i).stage_s if is_over else read_seconds_so_far(session.run, i)
         over = [stage for stage in plan if stage.iteration == i and stage.name in seconds]
         # In the iteration that goes on, the last stage that was begun may have been cut short.
         for stage in over if is_over else over[:-1]:
@@ -67,7 +67,7 @@ def expect(session: Session) -> None:
     session.progress.expect(plan, took_s, paces)
 
 
-def opening_words(session: Session) -> str:
+def describe_opening(session: Session) -> str:
     """Return what the run will do, as "plays 3 iterations of 400 episodes, trains ..."."""
     parameters, estimate = session.parameters, session.estimate
     last = parameters.rl.num_iterations
@@ -86,7 +86,7 @@ def opening_words(session: Session) -> str:
 
 
 def _trains(parameters: HyperParameters, group: str, last: int) -> bool:
-    return any(group in scheduled(parameters, i) for i in range(last))
+    return any(group in list_scheduled_groups(parameters, i) for i in range(last))
 
 
 def _tests_words(tested: Sequence[int], last: int, size: int) -> str:
@@ -99,7 +99,7 @@ def _tests_words(tested: Sequence[int], last: int, size: int) -> str:
     return f"{count}, {first}" if first else count
 
 
-def ending_words(result: Mapping[str, Any]) -> str:
+def describe_ending(result: Mapping[str, Any]) -> str:
     """Return what the tests of a run came to, by its summary: ", accuracy 52.5 % at first, ..."."""
     tests = [entry["test"] for entry in result["iterations"] if entry["test"]]
     if not tests:
@@ -113,8 +113,9 @@ def ending_words(result: Mapping[str, Any]) -> str:
 
 
 def _answers_in_journals(run: RunStore, iteration: int) -> int:
-    """Count the answers to episodes of shards that are not committed; 0 where there is no disk, as
-    reading a bucket's journals twice takes too many requests."""
+    """Count the answers to episodes of shards not committed yet; 0 in a bucket.  Reading a bucket's
+    journals twice takes too many requests.
+    """
     answers, root = 0, f"{run.root}/journals/{iteration:04d}"
     for split in (name.rstrip("/") for name in run.store.list(root)):
         done = committed_shards(run.store, run.rollouts(iteration, split))
@@ -125,10 +126,10 @@ def _answers_in_journals(run: RunStore, iteration: int) -> int:
     return answers
 
 
-def resuming_words(session: Session) -> str:
-    """Return what is on record of the run and is not done again; "" for one that begins."""
+def describe_resumption(session: Session) -> str:
+    """Say what is on record of the run and stays; "" for a new one."""
     run, parameters, last = session.run, session.parameters, session.parameters.rl.num_iterations
-    i = first_incomplete(session.records, parameters)
+    i = find_first_incomplete(session.records, parameters)
     parts = []
     if i:
         parts.append(f"{i} of {last} iterations are finished")

@@ -1,7 +1,7 @@
 """Choosing: from the rollouts of a run to the dataset of a group's job.
 
-build_dataset  choose examples and commit them, with what they will cost
-describe       a dataset in a few words, for the job's record
+build_dataset     choose examples and commit them, with what they will cost
+describe_dataset  a dataset in a few words, for the job's record
 """
 
 import tempfile
@@ -18,11 +18,11 @@ from nip_core.session.session import Session
 from nip_core.trainers import chooser
 from nip_core.trainers.base import OfProblems, Rollouts
 from nip_core.trainers.dataset import FILES, Dataset, write_examples
-from nip_core.trainers.lines import held_out, questions_of
+from nip_core.trainers.lines import list_questions, read_held_out
 
 
 def build_dataset(session: Session, iteration: int, group: str) -> DatasetFacts:
-    """Choose and commit the group's examples; a dataset that is committed is left as it is.
+    """Choose and commit the group's examples; leave a committed dataset as it is.
 
     They come from the sides of those of its agents that are trained in this iteration. Returns
     what the dataset's manifest says of it and of its cost.
@@ -77,7 +77,7 @@ def build_dataset(session: Session, iteration: int, group: str) -> DatasetFacts:
 
 
 def _announce(session: Session, iteration: int, group: str, dataset: Manifest) -> DatasetFacts:
-    """Say that the dataset is there, and return what its manifest says."""
+    """Announce a committed dataset, and return the facts of its manifest."""
     facts = DatasetFacts.from_manifest(dataset)
     examples, episodes = facts.examples, facts.episodes
     session.tell(
@@ -93,8 +93,8 @@ def _announce(session: Session, iteration: int, group: str, dataset: Manifest) -
 
 def _cost(parameters: HyperParameters, group: str, dataset: Dataset) -> dict[str, Any]:
     """Return how much of the dataset is held out, and what training on the rest takes."""
-    tokens, questions = dataset.column("tokens"), questions_of(dataset)
-    out = held_out(parameters, dataset)
+    tokens, questions = dataset.column("tokens"), list_questions(dataset)
+    out = read_held_out(parameters, dataset)
     trained = [n for n, question in zip(tokens, questions, strict=True) if question not in out]
     known = None if None in trained else sum(trained)
     agent = parameters.group_parameters(group)
@@ -107,7 +107,7 @@ def _cost(parameters: HyperParameters, group: str, dataset: Dataset) -> dict[str
     }
 
 
-def describe(facts: DatasetFacts, epochs: int) -> str:
+def describe_dataset(facts: DatasetFacts, epochs: int) -> str:
     """Return what a dataset's manifest says of it and its cost, in a few words."""
     count, out = facts.examples, facts.validation_examples
     words = [f"{count - out} examples", *([f"{out} for validation"] if out else [])]

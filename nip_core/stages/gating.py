@@ -24,7 +24,7 @@ from nip_core.records.models import Decision
 from nip_core.rollouts.plan import CANDIDATE, VALIDATION
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.session.session import Session
-from nip_core.stages.served import candidates
+from nip_core.stages.served import find_candidates
 from nip_core.tolerance import at_least
 
 
@@ -38,7 +38,7 @@ def is_due(session: Session, iteration: int) -> bool:
     if not session.parameters.promotion.enabled:
         return False
     is_swapped = session.run.store.exists(session.run.models(iteration))
-    return not is_swapped and bool(candidates(session, iteration))
+    return not is_swapped and bool(find_candidates(session, iteration))
 
 
 def takes_turns_in(session: Session) -> bool:
@@ -56,10 +56,12 @@ def decide(session: Session, iteration: int) -> Decision:
         for split in (VALIDATION, CANDIDATE)
     )
     split_by = session.game.scenario.split_by
-    return compare(old, new, settings.metric, settings.margin, session.parameters.seed, split_by)
+    return compare_sides(
+        old, new, settings.metric, settings.margin, session.parameters.seed, split_by
+    )
 
 
-def compare(
+def compare_sides(
     old: pa.Table,
     new: pa.Table,
     metric: str,
@@ -67,7 +69,7 @@ def compare(
     seed: int,
     split_by: Sequence[str] = (),
 ) -> Decision:
-    """The decision from the episodes of both sides, which cover the same problems.
+    """Decide by the episodes of both sides on the same problems.
 
     The new models are taken if their metric is at least the old ones' less `margin`; the interval
     is for the reader, and by question (see `paired_difference`). A failed
@@ -77,13 +79,14 @@ def compare(
     paired = paired_difference(old, new, seed, reward_of=reward_of, split_by=split_by)
     before, after = (mean_by_problem(side, reward_of) for side in (old, new))
     assert before is not None and after is not None  # there are problems, or no gate
+    assert paired.difference is not None
     return Decision(
-        promoted=at_least(paired["difference"], -margin),
+        promoted=at_least(paired.difference, -margin),
         metric=metric,
         validation=before,
         candidate=after,
-        difference=paired["difference"],
-        ci95=None if paired["ci95"] is None else tuple(paired["ci95"]),
-        problems=paired["problems"],
+        difference=paired.difference,
+        ci95=paired.ci95,
+        problems=paired.problems,
         margin=margin,
     )

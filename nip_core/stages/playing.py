@@ -21,15 +21,16 @@ from nip_core.errors import RunConflictError
 from nip_core.hashing import digest
 from nip_core.parameters import RandomAgentParameters
 from nip_core.parameters.checks import find_attackers, is_deterministic
-from nip_core.records.rewinds import stage_of_split
-from nip_core.records.spending import shared_prompts
+from nip_core.records.rewinds import find_stage_of_split
+from nip_core.records.spending import count_shared_prompts
 from nip_core.rollouts.best_of_n import BestOfN
 from nip_core.rollouts.engine import PlayedShard, PlaySpec, play_episodes
-from nip_core.rollouts.episode import Branch, Failures, ShardContext, no_branching, play_episode
+from nip_core.rollouts.episode import Branch, ShardContext, no_branching, play_episode
+from nip_core.rollouts.failures import Failures
 from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.journal_segments import open_journal, remove_journal
 from nip_core.rollouts.labels import count_labels
-from nip_core.rollouts.league import with_opponents
+from nip_core.rollouts.league import draw_opponents
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import (
     ATTACK,
@@ -39,11 +40,11 @@ from nip_core.rollouts.plan import (
     VALIDATION,
     EpisodeSpec,
     SplitPlan,
-    cut,
+    cut_into_shards,
     plan_episodes,
-    replayed,
+    replay_episodes,
 )
-from nip_core.rollouts.rows import CallRecord, recorded_calls, recorded_labels
+from nip_core.rollouts.table_rows import CallRecord, recorded_calls, recorded_labels
 from nip_core.rollouts.tables import (
     SHARED_PROMPTS,
     build_tables,
@@ -52,13 +53,13 @@ from nip_core.rollouts.tables import (
     shard_is_committed,
     shard_manifest,
 )
-from nip_core.rollouts.trees import Branching, steps
+from nip_core.rollouts.trees import Branching, parse_path
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.facts import ShardFacts, SplitFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.run_store.run import read_document
 from nip_core.session.session import Session
-from nip_core.stages.served import candidates, models_for, opponents_for
+from nip_core.stages.served import find_candidates, find_models, find_opponents
 
 _LIKELIEST = 5  # tokens at each place: both verdicts are among them
 _EPISODES_READY = 4  # under way or waiting for a place, for each call in flight
@@ -101,11 +102,11 @@ class SplitPlay:
 
     @cached_property
     def failures(self) -> Failures:
-        """Failed episodes over all shards, begun with those that stand in committed ones."""
+        """Count failed episodes over all shards, begun with those of committed ones."""
         return self.committed_failures()
 
     def committed_failures(self) -> Failures:
-        """Failed episodes that stand in committed shards, whichever process has played these."""
+        """Count the failed episodes of committed shards, of all processes."""
         # Candidates that can't play are not taken; they don't stop the run.
         failures = Failures(self.plan.episodes, stop=self.split != CANDIDATE)
         for shard in self.plan.shards:
@@ -116,19 +117,19 @@ class SplitPlay:
 
     @cached_property
     def models(self) -> dict[str, str]:
-        """By group, the name of the model that plays."""
-        models = models_for(self.session, self.iteration)
+        """Name the model of each group."""
+        models = find_models(self.session, self.iteration)
         if self.split == CANDIDATE:  # of all groups together
-            models |= candidates(self.session, self.iteration)
+            models |= find_candidates(self.session, self.iteration)
         return {group: model.model for group, model in models.items()}
 
     @cached_property
     def opponents(self) -> dict[str, dict[int, str]]:
-        """By agent and iteration, the names of earlier models that play it in some episodes."""
+        """Name by agent and iteration the earlier models in some episodes."""
         return _opponents(self.session, self.iteration, self.split)
 
     def is_done(self, shard: str) -> bool:
-        """Say whether a shard is committed; the journal that a kill just then has left goes."""
+        """Say whether a shard is committed. A journal left behind by a kill just then goes."""
         if not shard_is_committed(self.store, self.directory, shard):
             return False
         remove_journal(self.store, self.journal(shard))
@@ -142,7 +143,11 @@ class SplitPlay:
     def specs_by_shard(self) -> dict[str, list[EpisodeSpec]]:
         """The episodes of each shard."""
         return dict(
-            zip(self.plan.shards, cut(self.specs, self.plan.episodes_per_shard), strict=True)
+            zip(
+                self.plan.shards,
+                cut_into_shards(self.specs, self.plan.episodes_per_shard),
+                strict=True,
+            )
         )
 
     async def play(self, specs: Sequence[EpisodeSpec], journal: GroupCommits) -> PlayedShard:
@@ -176,11 +181,11 @@ class SplitPlay:
         """Publish what was played, in the order of the plan."""
         order = {(spec.problem.id, spec.sample): i for i, spec in enumerate(specs)}
         played.episodes.sort(
-            key=lambda row: (order[row.problem, row.sample], steps(row.branch_path))
+            key=lambda row: (order[row.problem, row.sample], parse_path(row.branch_path))
         )
         played.choices.sort(key=lambda row: (order[row.problem, row.sample], row.n))
         failed = set(played.failed)
-        shared = shared_prompts(played.generations, played.timings)
+        shared = count_shared_prompts(played.generations, played.timings)
         return commit_shard(
             self.store,
             self.directory,
@@ -243,7 +248,9 @@ class SplitPlay:
         return players
 
     def _earlier_players(self) -> dict[tuple[str, int], Player]:
-        """The agents that earlier models play in some episodes; sampled as the present ones are."""
+        """List the agents with an earlier model in some episodes; sampled as the present ones
+        are.
+        """
         players = self._players() if self.opponents else {}
         return {
             (agent, iteration): replace(players[agent], model=model)
@@ -260,7 +267,7 @@ class SplitPlay:
         return () if is_scripted else ("verifier",)
 
     def _check_models(self, recorded: Mapping[str, CallRecord], path: str) -> None:
-        """The journal must hold answers of the models that play now."""
+        """Raise RunConflictError for a journal with answers of other models than those of now."""
         groups = self.session.parameters.groups
         plays = {agent: self.models[group] for group in groups for agent in groups[group]}
         for record in recorded.values():
@@ -276,21 +283,21 @@ class SplitPlay:
 
 def _specs(session: Session, iteration: int, split: str) -> list[EpisodeSpec]:
     if split == CANDIDATE:
-        return replayed(_specs(session, iteration, VALIDATION), CANDIDATE)
+        return replay_episodes(_specs(session, iteration, VALIDATION), CANDIDATE)
     problems = session.problems[TEST if split == ATTACK else split]
     specs = plan_episodes(session.parameters, problems, split, iteration)
     opponents = _opponents(session, iteration, split)
     earlier = {agent: [*models] for agent, models in opponents.items()}
-    return with_opponents(specs, session.parameters, earlier)
+    return draw_opponents(specs, session.parameters, earlier)
 
 
 def _opponents(session: Session, iteration: int, split: str) -> dict[str, dict[int, str]]:
-    """By agent and iteration, the earlier models that play it in some episodes of the split."""
+    """Give by agent and iteration the earlier models in some episodes of the split."""
     if split != TRAIN:
         return {}
     return {
         agent: {first: model.model for first, model in models.items()}
-        for agent, models in opponents_for(session, iteration).items()
+        for agent, models in find_opponents(session, iteration).items()
     }
 
 
@@ -305,7 +312,7 @@ def split_play(session: Session, iteration: int, split: str) -> SplitPlay:
 
 
 def plan_split(session: Session, iteration: int, split: str) -> list[str]:
-    """Plan a split, and show it as begun. Returns the shards that are still to be played."""
+    """Plan a split, and show it as begun. Returns the shards still to be played."""
     play = split_play(session, iteration, split)
     plan = play.plan
     left = [shard for shard in plan.shards if not play.is_done(shard)]
@@ -411,7 +418,7 @@ def commit_split(session: Session, iteration: int, split: str) -> CommittedSplit
             session.parameters.rollouts.failure_threshold,
             f"their errors stand in {play.directory}, whose shards are committed and not played "
             "again by themselves: mend the cause and give "
-            f"--rerun-from {iteration}:{stage_of_split(split)}, or raise the threshold",
+            f"--rerun-from {iteration}:{find_stage_of_split(split)}, or raise the threshold",
         )
     manifest = join_shards(play.store, play.directory, play.plan.shards, lease=session.lease)
     session.budget.tell(session.log)

@@ -22,14 +22,17 @@ from nip_core.records.models import ServedModel
 from nip_core.rollouts.chat_client import ChatClient, Endpoint, RequestRefusedError
 from nip_core.servers.endpoints import Endpoints
 from nip_core.session.session import Session
-from nip_core.stages.served import candidates, models_for, opponents_for
+from nip_core.stages.served import find_candidates, find_models, find_opponents
 
 
 async def prove_serving(session: Session, iteration: int) -> None:
-    """Prove the trained models that are to play `iteration`: those of a run that is opened again,
-    those of another run, those that newer base models have taken the place of, and those of
-    earlier iterations that agents meet in training. Nothing is asked where there is none."""
-    models = models_for(session, iteration)
+    """Prove the trained models of `iteration` before they play. Without any, nothing is asked.
+
+    These are the models of a run that is opened again, those of another run, those that newer
+    base models have taken the place of, and those of earlier iterations that agents meet in
+    training.
+    """
+    models = find_models(session, iteration)
     trained = {g: model for g, model in models.items() if model.trained_in is not None}
     await return_places(session, {g: m for g, m in models.items() if m.trained_in is None})
     if trained:
@@ -40,7 +43,7 @@ async def prove_serving(session: Session, iteration: int) -> None:
 async def _prove_opponents(session: Session, iteration: int) -> None:
     parameters = session.parameters
     is_played = iteration < parameters.rl.num_iterations  # the last has nothing but a test
-    opponents = opponents_for(session, iteration) if is_played else {}
+    opponents = find_opponents(session, iteration) if is_played else {}
     group_of = {name: group for group, names in parameters.groups.items() for name in names}
     by_name = {
         model.model: (group_of[agent], model)
@@ -52,8 +55,8 @@ async def _prove_opponents(session: Session, iteration: int) -> None:
 
 
 async def prove_candidates(session: Session, iteration: int) -> dict[str, str]:
-    """Prove that the new models of all groups answer; returns their names by group."""
-    proved = await prove_all(session, candidates(session, iteration))
+    """Prove that the new models of all groups answer; return their names by group."""
+    proved = await prove_all(session, find_candidates(session, iteration))
     return {group: model.model for group, model in proved.items()}
 
 
@@ -86,7 +89,7 @@ async def prove(
     client: ChatClient,
     model: ServedModel,
 ) -> ServedModel:
-    """The model with the proof that it answers with the weights that it should.
+    """Ask the model's server for a proof of its weights, and return the model with it.
 
     It counts only if it answers under its own name; on a server of nip it also needs the server's
     proof that the saved weights are the ones that answer. Raises StageError if it does not, or is
@@ -133,7 +136,7 @@ async def prove(
 
 
 async def _described(backend: OpenAIBackend, control: Endpoint, model: str) -> dict[str, Any]:
-    """The part of a model's description that servers of nip add; empty for others.
+    """Return what servers of nip add to a model's description; empty for others.
 
     A base model that has lost its place to another one is started first.
     """
@@ -158,7 +161,7 @@ async def _extension_of(backend: OpenAIBackend, endpoint: Endpoint, model: str) 
 
 
 async def return_places(session: Session, models: Mapping[str, ServedModel]) -> None:
-    """Let base models answer again that others have taken the place of, see `takes_turns`."""
+    """Let base models answer again in the place of others, see `takes_turns`."""
     parameters = session.parameters
 
     async def bring_back(group: str, model: ServedModel) -> None:

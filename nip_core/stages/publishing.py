@@ -1,9 +1,9 @@
 """Publishing the state of a run where others can read it, and comparing its store with that.
 
-publish       bring the report up to date, and tell the trackers
-state_of      the run's state as a document: its manifests, models and where they are
-spent         tokens and money so far by stage
-check_store   refuse a store that lacks what was published: going on would play and pay it again
+publish         bring the report up to date, and tell the trackers
+describe_state  the run's state as a document: its manifests, models and where they are
+list_spending   tokens and money so far by stage
+check_store     refuse a store that lacks what was published: going on would play and pay it again
 """
 
 import re
@@ -15,12 +15,12 @@ from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters
 from nip_core.records.iterations import BLOCK, IterationRecord, Records
 from nip_core.records.spending import Spent, add_up
-from nip_core.records.spent_in_all import set_aside
+from nip_core.records.spent_in_all import add_up_set_aside
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError
-from nip_core.session.contents import code_version
+from nip_core.session.contents import read_code_version
 from nip_core.session.session import Session
-from nip_core.showing.summary import report_location, write_report
+from nip_core.showing.summary import find_report, write_report
 
 _SHOWN = 5
 _NEWEST = 20  # iterations whose stages a table of costs names one by one
@@ -29,7 +29,7 @@ _NEWEST = 20  # iterations whose stages a table of costs names one by one
 def publish(
     session: Session, after: str, iterations_done: float, report: bool, samples: bool
 ) -> None:
-    """Tell the trackers that there is something new, and write the report where `report`.
+    """Tell the trackers of what is new, and write the report where `report`.
 
     Trackers are not waited for; the report takes its time. `iterations_done` counts the last test
     as one. The other two are for whoever shows more, as Prefect's artifacts do: `after` is the
@@ -46,8 +46,8 @@ def publish(
             session.records.write_blocks(session.lease)
 
 
-def state_of(run: RunStore, after: str, records: Records | None = None) -> dict[str, Any]:
-    """JSON-encodable. `after` is the stage that was done last.
+def describe_state(run: RunStore, after: str, records: Records | None = None) -> dict[str, Any]:
+    """Describe the run's state as JSON. `after` is the newest finished stage.
 
     It names the manifests and swaps of the newest iterations, and of each `BLOCK` of them before,
     under the first of these, a digest over theirs.
@@ -68,8 +68,8 @@ def state_of(run: RunStore, after: str, records: Records | None = None) -> dict[
         "manifests": manifests,
         "models": known[-1].served if blocks or manifests else {},
         "swaps": _swaps(newest),
-        "report": report_location(run),
-        "code_version": code_version(),
+        "report": find_report(run),
+        "code_version": read_code_version(),
     }
 
 
@@ -113,7 +113,7 @@ def check_store(run: RunStore, state: Mapping[str, Any]) -> None:
 
 
 def _iteration(path: str) -> int:
-    """Return the iteration that a path below the run belongs to; -1 for one of none."""
+    """Return the iteration of a path below the run; -1 for a path of none."""
     match = re.search(r"(?:^|/)iterations/(\d+)/", path)
     return int(match[1]) if match else -1
 
@@ -146,7 +146,7 @@ def _manifests(records: Iterable[IterationRecord]) -> dict[str, str]:
 
 
 def _swaps(records: Iterable[IterationRecord]) -> dict[str, dict[str, str]]:
-    """By iteration, the model that each group serves from there on."""
+    """Name by iteration and group the model from there on."""
     return {
         str(record.iteration): record.swap.names for record in records if record.swap is not None
     }
@@ -155,10 +155,10 @@ def _swaps(records: Iterable[IterationRecord]) -> dict[str, dict[str, str]]:
 _COUNTED = ("calls", "prompt tokens", "generated tokens", "trained tokens")
 
 
-def spent(
+def list_spending(
     run: RunStore, parameters: HyperParameters, records: Records | None = None
 ) -> list[dict[str, Any]]:
-    """One row per stage that has begun, and a last one with the sums.
+    """Give one row per stage that has begun, and a last one with the sums.
 
     Of a long run the stages of all but the newest iterations are one row together, and so is what
     was set aside to be done again. Tokens are counts, ``USD`` a text: "0.00" on hardware of one's
@@ -175,7 +175,7 @@ def spent(
     ]
     if len(known) > _NEWEST:
         rows.insert(0, _row("earlier", "sum", earlier, parameters))
-    aside = set_aside(records)
+    aside = add_up_set_aside(records)
     if aside != Spent():
         rows.append(_row("set aside", "sum", aside, parameters))
     everything = add_up([aside, *(record.all_spent for record in known)])

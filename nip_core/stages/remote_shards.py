@@ -1,9 +1,9 @@
 """Playing shards of a run in other processes, and on other machines, under the lease of its runner.
 
 Ticket       what such a process has to be told: plain JSON without keys
-ticket_of    the ticket of an open session
+make_ticket  the ticket of an open session
 open_apart   the session that a process opens with it
-counting     shows how much they have played
+count_while  shows how much they have played
 
 A process apart reads and writes the run store by itself, so that must be one that it reaches: a
 bucket, or a disk that all share. Its commits carry the runner's fence; when the runner is
@@ -23,15 +23,15 @@ from nip_core.errors import RunConflictError, ServerError
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.progress.board import Progress
-from nip_core.records.left_out import recorded, without
+from nip_core.records.left_out import drop_left_out, read_left_out
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.rollouts.tables import shard_is_committed
 from nip_core.run_store.lease import LeaseDocument, borrow
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.servers.endpoints import Endpoints, remote_endpoints
-from nip_core.session.contents import problems_digest
-from nip_core.session.opening import chat_client
+from nip_core.servers.endpoints import Endpoints, find_remote_endpoints
+from nip_core.session.contents import digest_problems
+from nip_core.session.opening import make_chat_client
 from nip_core.session.origin import Origin
 from nip_core.session.problems_of_run import load_all_problems
 from nip_core.session.session import Session
@@ -45,7 +45,7 @@ Ticket = dict[str, Any]
 models of another run, and `own_server`: its url and the file with its key, or None."""
 
 
-def ticket_of(session: Session) -> Ticket:
+def make_ticket(session: Session) -> Ticket:
     """Return what another process needs to play shards of this run."""
     server = session.server
     return {
@@ -76,22 +76,22 @@ async def open_apart(ticket: Ticket) -> AsyncIterator[Session]:
     lease.check()
     # 2. The same problems, or the episodes would be others.
     problems = load_all_problems(parameters)
-    digests = {split: problems_digest(chosen) for split, chosen in problems.items()}
+    digests = {split: digest_problems(chosen) for split, chosen in problems.items()}
     if digests != ticket["contents"]["problems"]:
         raise RunConflictError(
             f"run {run.name!r}: the dataset {parameters.dataset} has other problems here than when "
             "the run was started; give every process the same files and the same version of nip"
         )
-    left_out, progress = recorded(run) or {}, Progress()
+    left_out, progress = read_left_out(run) or {}, Progress()
     budget = Budget(run, parameters, progress)
     budget.look()
-    async with chat_client(parameters, progress, budget) as client:
+    async with make_chat_client(parameters, progress, budget) as client:
         yield Session(
             parameters=parameters,
             game=Game(parameters),
             run=run,
             lease=lease,
-            problems=without(problems, left_out),
+            problems=drop_left_out(problems, left_out),
             left_out=left_out,
             endpoints=_endpoints(parameters, ticket),
             client=client,
@@ -101,14 +101,14 @@ async def open_apart(ticket: Ticket) -> AsyncIterator[Session]:
         )
 
 
-async def counting(
+async def count_while(
     session: Session,
     iteration: int,
     split: str,
     work: Callable[[], Awaitable[T]],
     every_s: float = _COUNT_EVERY_S,
 ) -> T:
-    """Do `work`, in which other processes play a split; count the episodes of committed shards."""
+    """Do `work` while other processes play a split; count the episodes of committed shards."""
     play = split_play(session, iteration, split)
 
     def committed() -> int:
@@ -130,7 +130,7 @@ async def counting(
 
 def _endpoints(parameters: HyperParameters, ticket: Ticket) -> Mapping[str, Endpoints]:
     """Those of other servers, and for the other groups the run's own."""
-    endpoints = dict(remote_endpoints(parameters))
+    endpoints = dict(find_remote_endpoints(parameters))
     server = ticket["own_server"]
     if server is None:
         return endpoints

@@ -1,8 +1,8 @@
 """Which models play an iteration: first models, then those that iterations have trained.
 
-models_for     the models that play an iteration
-candidates     the models that an iteration has trained, by group
-opponents_for  the models of earlier iterations that agents meet in one
+find_models      the models that play an iteration
+find_candidates  the models that an iteration has trained, by group
+find_opponents   the models of earlier iterations that agents meet in one
 """
 
 from nip_core.jobs.document import read_job
@@ -10,14 +10,14 @@ from nip_core.parameters.opponents import list_opponents
 from nip_core.records.models import (
     ServedModel,
     map_agents_to_groups,
-    opponents_on_record,
+    name_opponents,
     read_models,
 )
 from nip_core.session.session import Session
 
 
-def models_for(session: Session, iteration: int) -> dict[str, ServedModel]:
-    """The models that play `iteration`, by group."""
+def find_models(session: Session, iteration: int) -> dict[str, ServedModel]:
+    """Return by group the models of `iteration`."""
     if iteration == 0:
         base = {group: session.base_model(group) for group in session.parameters.groups}
         first = session.origin[0] if session.origin else {}
@@ -25,7 +25,7 @@ def models_for(session: Session, iteration: int) -> dict[str, ServedModel]:
     return read_models(session.run, iteration)
 
 
-def candidates(session: Session, iteration: int) -> dict[str, ServedModel]:
+def find_candidates(session: Session, iteration: int) -> dict[str, ServedModel]:
     """By group, the models of the iteration's succeeded jobs; not yet proved."""
     trained = {}
     for group in session.parameters.trainable_groups:
@@ -41,8 +41,8 @@ def candidates(session: Session, iteration: int) -> dict[str, ServedModel]:
     return trained
 
 
-def opponents_for(session: Session, iteration: int) -> dict[str, dict[int, ServedModel]]:
-    """By agent, the earlier models that may play it in the training episodes of `iteration`.
+def find_opponents(session: Session, iteration: int) -> dict[str, dict[int, ServedModel]]:
+    """Return by agent the earlier models it may meet in the training episodes of `iteration`.
 
     Each by the first iteration that it has played. Agents without any, as in the first iteration,
     are left out.
@@ -50,11 +50,11 @@ def opponents_for(session: Session, iteration: int) -> dict[str, dict[int, Serve
     parameters = session.parameters
     if not list_opponents(parameters):
         return {}
-    played = [models_for(session, 0)]
+    played = [find_models(session, 0)]
     played += [swap.groups for swap in session.records.swaps(iteration)]
     names = [{group: model.model for group, model in groups.items()} for groups in played]
     group_of = map_agents_to_groups(parameters)
     return {
         agent: {first: played[first][group_of[agent]] for first in models}
-        for agent, models in opponents_on_record(parameters, names).items()
+        for agent, models in name_opponents(parameters, names).items()
     }

@@ -1,6 +1,6 @@
 """Seconds that the stages of an iteration take, over all processes that have worked on them.
 
-StageTimes      the stages of one iteration, timed and shown while they go on
+StageTimes  the stages of one iteration, timed and shown while they go on
 
 A process that is killed takes its clocks along. So what a stage has taken is put on record while it
 goes on, as a sum and not as something to add: whoever writes it, however often, nothing counts
@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from nip_core.errors import LeaseError, StoreError
-from nip_core.records.stage_seconds import seconds_so_far, times_path
+from nip_core.records.stage_seconds import name_times_file, read_seconds_so_far
 from nip_core.run_store.documents import encode
 from nip_core.session.session import Session
 
@@ -29,14 +29,14 @@ class StageTimes:
     def __init__(self, session: Session, iteration: int) -> None:
         """Reads what earlier processes have put on record."""
         self._session, self._iteration = session, iteration
-        self.seconds = seconds_so_far(session.run, iteration)
+        self.seconds = read_seconds_so_far(session.run, iteration)
         """By stage."""
         self._is_on_record = bool(self.seconds)
         self._recorded_s = sum(self.seconds.values())
 
     @contextlib.asynccontextmanager
     async def during(self, stage: str) -> AsyncIterator[None]:
-        """Show the stage while the block goes on, and add the seconds that it takes."""
+        """Show the stage while the block goes on, and add its seconds to the record."""
         clock = self._session.progress.clock
         before_s, began_s = self.seconds.get(stage, 0.0), clock()
 
@@ -68,12 +68,12 @@ class StageTimes:
         path = f"{run.iteration(self._iteration)}/times.json"
         run.write_json_once(path, self.seconds, lease=session.lease)
         if self._is_on_record:
-            run.store.delete(times_path(run, self._iteration), fence=session.lease.fence)
+            run.store.delete(name_times_file(run, self._iteration), fence=session.lease.fence)
 
     def _record(self) -> None:
         session, run = self._session, self._session.run
         with contextlib.suppress(LeaseError, StoreError):
             session.lease.check()
-            path, content = times_path(run, self._iteration), encode(self.seconds)
+            path, content = name_times_file(run, self._iteration), encode(self.seconds)
             run.store.put(path, content, fence=session.lease.fence)
             self._is_on_record, self._recorded_s = True, sum(self.seconds.values())

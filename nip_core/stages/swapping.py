@@ -14,8 +14,8 @@ from nip_core.servers.kept_models import keep_models
 from nip_core.session.session import Session
 from nip_core.stages.gating import decide, is_due
 from nip_core.stages.proving import prove_all, prove_serving, return_places
-from nip_core.stages.served import candidates, models_for
-from nip_core.stages.training import scheduled
+from nip_core.stages.served import find_candidates, find_models
+from nip_core.stages.training import list_scheduled_groups
 
 
 async def swap_models(session: Session, iteration: int) -> dict[str, str]:
@@ -27,22 +27,22 @@ async def swap_models(session: Session, iteration: int) -> dict[str, str]:
     # 1. A swap that is on record stays as it is.
     if session.run.store.exists(session.run.models(iteration)):
         await prove_serving(session, iteration + 1)
-        return {g: model.model for g, model in models_for(session, iteration + 1).items()}
+        return {g: model.model for g, model in find_models(session, iteration + 1).items()}
     # 2. No model serves that is not proved.
-    proved = await prove_all(session, candidates(session, iteration))
+    proved = await prove_all(session, find_candidates(session, iteration))
     # 3. The gate takes all new models or none.
-    after, promotion = models_for(session, iteration), None
+    after, promotion = find_models(session, iteration), None
     if is_due(session, iteration):
         # Those that are not taken can be found again, too.
         promotion = replace(decide(session, iteration), candidates=proved)
     if promotion is None or promotion.promoted:
         after |= proved
     # 4. From here on they serve, whatever happens to this process.
-    due = scheduled(session.parameters, iteration)
+    due = list_scheduled_groups(session.parameters, iteration)
     waiting = [group for group in session.parameters.trainable_groups if group not in due]
     stored = _record_swap(session, iteration, after, waiting, promotion)
     if promotion is not None:
-        gate = f"iteration {iteration}: {gate_line(asdict(promotion))}"
+        gate = f"iteration {iteration}: {gate_line(promotion)}"
         figures = {name: x for name, x in asdict(promotion).items() if name != "candidates"}
         session.tell("gate", gate, iteration=iteration, **figures)
         if not promotion.promoted:
@@ -55,7 +55,7 @@ async def swap_models(session: Session, iteration: int) -> dict[str, str]:
 
 
 def pass_on(session: Session, iteration: int) -> dict[str, str]:
-    """Record the models of another run as those that serve from the next iteration on.
+    """Record the models of another run as the ones to serve from the next iteration on.
 
     For a run that plays the tests of another one again, where nothing is trained. None follow the
     last iteration.
@@ -73,7 +73,7 @@ def _record_swap(
     not_scheduled: Sequence[str] = (),
     promotion: Decision | None = None,
 ) -> dict[str, ServedModel]:
-    """Record the swap of `iteration`, once; return by group the models that stand on record.
+    """Record the swap of `iteration` once; return by group the models on record.
 
     `promotion` is the decision of the gate, where there was one.
     """

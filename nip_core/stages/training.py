@@ -1,8 +1,8 @@
 """Training: one job per group, submitted and waited for.
 
-scheduled          the groups that are trained in an iteration
-submit_job         the job of a group, through the ledger
-wait_for_job       until it has ended; the settings decide what follows
+list_scheduled_groups  the groups that are trained in an iteration
+submit_job             the job of a group, through the ledger
+wait_for_job           until it has ended; the settings decide what follows
 """
 
 import asyncio
@@ -25,22 +25,24 @@ from nip_core.parameters import HyperParameters
 from nip_core.parameters.providers import speaks_nip
 from nip_core.progress.board import Activity, Progress
 from nip_core.progress.outlook import STEPS
-from nip_core.records.rewinds import next_attempt
+from nip_core.records.rewinds import number_next_attempt
 from nip_core.run_store.facts import DatasetFacts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.session.session import Session
-from nip_core.stages.choosing import describe
-from nip_core.stages.served import models_for
+from nip_core.stages.choosing import describe_dataset
+from nip_core.stages.served import find_models
 from nip_core.trainers.dataset import open_dataset
 from nip_core.trainers.group_job import Parent, group_job
-from nip_core.trainers.lines import held_out, write_payloads
+from nip_core.trainers.lines import read_held_out, write_payloads
 from nip_lm_server.client import MIN_EXAMPLES
 
 Step = Literal["go_on", "keep_model", "try_again", "stop"]
 
 
-def scheduled(parameters: HyperParameters, iteration: int) -> tuple[str, ...]:
-    """The groups that are trained in the iteration: not frozen, and it is an agent's turn."""
+def list_scheduled_groups(parameters: HyperParameters, iteration: int) -> tuple[str, ...]:
+    """Return the groups whose training is due in the iteration: not frozen, and it is an agent's
+    turn.
+    """
     groups = parameters.trainable_groups
     return tuple(group for group in groups if parameters.training_agents(group, iteration))
 
@@ -80,14 +82,14 @@ async def submit_job(session: Session, iteration: int, group: str) -> JobReferen
     directory = session.run.dataset(iteration, group)
     facts = DatasetFacts.from_manifest(read_manifest(session.run.store, directory))
     dataset = open_dataset(session.run.store, directory)
-    out = held_out(session.parameters, dataset)
-    spec = job_spec(session, iteration, group, facts, out)
+    out = read_held_out(session.parameters, dataset)
+    spec = make_job_spec(session, iteration, group, facts, out)
     # 2. One that is on record as submitted is not asked for again.
     stored = _stored(session, iteration, group)
     if stored is not None and stored.key == spec.key and stored.id is not None:
         return _announce(session, stored)
     epochs, tokens = spec.hyper_parameters["n_epochs"], facts.tokens
-    note = describe(facts, epochs)
+    note = describe_dataset(facts, epochs)
     is_new = stored is None or stored.key != spec.key or not stored.creates_open
     if is_new and spec.examples >= MIN_EXAMPLES:  # with fewer the ledger skips it, for nothing
         what = f"the job of group {group}, iteration {iteration},"
@@ -112,7 +114,7 @@ async def submit_job(session: Session, iteration: int, group: str) -> JobReferen
 
 
 def _announce(session: Session, record: JobRecord) -> JobReference:
-    """Say that the job is submitted."""
+    """Announce the submitted job."""
     reference = _reference(record)
     what = f"trains as job {record.id}" if record.id else f"has no job, {reference.status}"
     words = f"iteration {record.iteration}: {record.group} {what}"
@@ -168,9 +170,9 @@ async def wait_for_job(session: Session, iteration: int, group: str) -> JobEnd:
             session.tell("parked", words, iteration=iteration, group=group, job=record.id)
             return JobEnd(_reference(record), parked=str(parked))
     # 2. A job without a model: the settings say what follows.
-    step = next_step(session.parameters, record)
+    step = choose_next_step(session.parameters, record)
     if step == "stop":
-        raise stopped(record, session.run.job(iteration, group))
+        raise make_stop_error(record, session.run.job(iteration, group))
     end = JobEnd(_reference(record), again=step == "try_again")
     if record.id:
         status, model = end.job.status, record.model or "none"
@@ -217,7 +219,7 @@ async def _watch(
 
 
 def _tokens_of(session: Session, record: JobRecord) -> int | None:
-    """The tokens that the job is trained on in all; None where they are not known."""
+    """Count the tokens of the whole job; None where they are not known."""
     directory = session.run.dataset(record.iteration, record.group)
     facts = DatasetFacts.from_manifest(read_manifest(session.run.store, directory))
     tokens, epochs = facts.tokens, record.settings.get("n_epochs")
@@ -246,7 +248,7 @@ def _figures(record: JobRecord) -> _Figures:
     return _Figures(words, facts)
 
 
-def job_spec(
+def make_job_spec(
     session: Session, iteration: int, group: str, dataset: DatasetFacts, out: frozenset[str]
 ) -> JobSpec:
     """The group's job of this iteration: equal settings and data, equal job.
@@ -254,7 +256,7 @@ def job_spec(
     `dataset` is what its manifest says of it, `out` the questions that are not trained on.
     """
     parameters = session.parameters
-    current = models_for(session, iteration)[group]
+    current = find_models(session, iteration)[group]
     agent = parameters.group_parameters(group)
     from_base = agent.fine_tune_from_scratch or current.trained_in is None
     parent = Parent(
@@ -284,10 +286,10 @@ def _attempt(session: Session, iteration: int, group: str) -> int:
     """The attempt on record, or the next one where a failed job is to be tried again."""
     record = _stored(session, iteration, group)
     if record is None:
-        return next_attempt(session.run, iteration, group)
+        return number_next_attempt(session.run, iteration, group)
     if record.state != "terminal" or record.outcome in ("succeeded", "skipped"):
         return record.attempt
-    again = session.retry_failed_jobs or next_step(session.parameters, record) == "try_again"
+    again = session.retry_failed_jobs or choose_next_step(session.parameters, record) == "try_again"
     return record.attempt + 1 if again else record.attempt
 
 
@@ -324,7 +326,7 @@ def _ledger(
     )
 
 
-def next_step(parameters: HyperParameters, record: JobRecord) -> Step:
+def choose_next_step(parameters: HyperParameters, record: JobRecord) -> Step:
     """Decide what follows from a job on record as terminal.
 
     A job is tried again until it has had `fine_tuning.max_attempts`, those on record before it
@@ -345,8 +347,8 @@ def next_step(parameters: HyperParameters, record: JobRecord) -> Step:
     return "stop" if step == "try_again" and has_had_all else step
 
 
-def stopped(record: JobRecord, path: str) -> JobError:
-    """The error for a run that stops because of the job whose record is at `path`."""
+def make_stop_error(record: JobRecord, path: str) -> JobError:
+    """Make the error of a run stopped by the job on record at `path`."""
     attempts = len(record.previous) + 1
     tried = "" if attempts == 1 else f", after {attempts} attempts"
     return JobError(

@@ -17,12 +17,13 @@ from nip_core.evaluation.confidence_intervals import wilson_of_rate
 from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import make_protocol
-from nip_core.records.intervals import rate_alone_of
+from nip_core.records.intervals import find_rate_alone
 from nip_core.rollouts.plan import TEST
+from nip_core.rollouts.table_rows import read_rows
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
-from nip_core.sweep.counted import Counted, Counts, Figure, LastTest, average_runs, is_right, tally
+from nip_core.sweep.counted import Counted, Counts, Figure, LastTest, Play, average_runs, tally
 from nip_core.sweep.declaration import Hypothesis
 from nip_core.sweep.outcomes import judge_hypotheses
 from nip_core.sweep.results_document import (
@@ -80,15 +81,15 @@ class ByMajority(Counted):
         if name not in self.runs or figure != "accuracy":
             return super()._read(name, figure)
         place = RunStore(self._store, name).rollouts(self._tests[name].iteration, TEST)
-        columns = ["problem", "question_id", "y", "decision", "outcome"]
-        episodes = StoredRollouts(self._store, [place]).episodes(columns)
+        episodes = StoredRollouts(self._store, [place]).episodes(Play._fields)
         decided = majority_decisions(episodes)
-        labels = {row["problem"]: row for row in episodes.to_pylist()}
+        by_problem = {play.problem: play for play in read_rows(episodes, Play)}
         # The majority is a verdict even where some of its plays failed.
-        return tally(
-            (row["question_id"], is_right(row["y"], "finished", decided[problem]))
-            for problem, row in labels.items()
-        )
+        voted = [
+            play._replace(outcome="finished", decision=decided[problem])
+            for problem, play in by_problem.items()
+        ]
+        return tally((vote.question_id, vote.is_right) for vote in voted)
 
 
 def compare_with_baselines(
@@ -174,7 +175,7 @@ def _is_for(kind: Kind, baseline: HyperParameters, arm: HyperParameters) -> bool
 def _find_alone(counted: Counted, sweep: Sweep) -> Iterator[VerifierAlone]:
     """Put each verifier without provers beside how often it could be right by itself."""
     for arm, runs in sweep.arms.items():
-        rate_alone = rate_alone_of(runs[0].parameters.to_dict())
+        rate_alone = find_rate_alone(runs[0].parameters.to_dict())
         counts = [counted.count(run.name, "accuracy") for run in runs]
         plays = [of_run for of_run in counts if of_run is not None]
         # By the name of the table's interval, so that it is the same one.
@@ -208,20 +209,20 @@ def _find_believed(sweep: Sweep, last_tests: Mapping[str, SweptTest]) -> Iterato
             )
 
 
-def baseline_lines(found: BaselineFindings) -> list[str]:
+def baseline_lines(findings: BaselineFindings) -> list[str]:
     """Say what the baselines hold against the arms, a sentence each; [] for nothing."""
     lines = [
         f"`{row.arm}`: {alone_words(row.accuracy, row.ci95, row.rate_alone)}"
-        for row in found.alone
+        for row in findings.alone
         if row.is_above
     ]
-    lines += [_comparison_line(row) for row in found.compared if _is_not_better(row)]
+    lines += [_comparison_line(row) for row in findings.compared if _is_not_better(row)]
     return lines + [
         f"`{row.arm}`: in {row.runs - row.more_often} of {row.runs} runs the verifier "
         "is not shown to be right more often than one that believes the prover "
         f"({plain_percent(row.believed)}{_left_out_words(row)}): its accuracy does not show that "
         "it checks."
-        for row in found.believed
+        for row in findings.believed
         if row.more_often < row.runs
     ]
 

@@ -9,7 +9,7 @@ it is for.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from nip_core.evaluation.any_of import shares
+from nip_core.evaluation.any_of import count_right_choices
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.run import RunStore
@@ -84,7 +84,7 @@ def _count_right(store: Store, run: str, iteration: int) -> dict[tuple[str, int]
     """Count by rate and k the right problems of each question, and its problems."""
     place = RunStore(store, run).rollouts(iteration, TEST)
     columns = ["problem", "question_id", "y", "decision", "outcome"]
-    by_problem = shares(StoredRollouts(store, [place]).episodes(columns)).values()
+    by_problem = count_right_choices(StoredRollouts(store, [place]).episodes(columns)).values()
     counts: dict[tuple[str, int], dict[str, tuple[float, int]]] = {}
     for of in by_problem:
         for rate in (rate for rate, labels in _LABELS.items() if of.y in labels):

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nip_core.errors import StoreError
-from nip_core.evaluation.attack_figures import episodes_of
+from nip_core.evaluation.attack_figures import choose_episodes
 from nip_core.protocols import NO_DECISION
 from nip_core.rollouts.plan import ATTACK, TEST
 from nip_core.rollouts.tables import StoredRollouts
@@ -102,7 +102,7 @@ def _tests(run: RunStore) -> Iterator[tuple[int, int | None, pa.Table]]:
                 continue
             choices = stored.choices()
             for n in sorted(set(choices["n"].to_pylist())):
-                yield iteration, n, episodes_of(episodes, choices, n)
+                yield iteration, n, choose_episodes(episodes, choices, n)
 
 
 def _cells(

@@ -15,15 +15,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from pydantic import Field, JsonValue
 
-from nip_core.costs.spent_and_estimated import costs_of
+from nip_core.costs.spent_and_estimated import read_costs
 from nip_core.errors import SettingsError, StoreError
-from nip_core.evaluation.figures_in_words import p_value
-from nip_core.evaluation.plots import arms_svg
+from nip_core.evaluation.figures_in_words import p_value, percent_cell, points_cell
+from nip_core.evaluation.plots import Mark, arms_svg
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.evaluation.statistics.differences import holm
 from nip_core.parameters.stored import complete_settings
 from nip_core.run_store.settings_difference import flatten, settings_difference
 from nip_core.sweep.page import markdown_table
-from nip_core.sweep.played import PairedDifference, PlayedRun, check_alike, compare_tests
+from nip_core.sweep.played import PlayedRun, TestDifference, check_alike, compare_tests
 from nip_core.sweep.results_document import FINISHED, Interval95, Part
 from nip_lm_server.client import parse_json
 
@@ -34,14 +35,14 @@ _OWN = ("run_name", "run_store")
 _SHORT = 60  # characters of a setting in the page
 
 
-class AgainstFirst(PairedDifference):
+class AgainstFirst(TestDifference):
     """How much more accurate a run is than the first of the table, paired by problem."""
 
     p_holm: float | None = Field(default=None, exclude_if=lambda value: value is None)
     """Adjusted for all comparisons of the table; no key where there is no p-value."""
 
 
-class Spent(Part):
+class AmountsSpent(Part):
     """What a run has spent."""
 
     prompt_tokens: int
@@ -65,7 +66,7 @@ class ComparedRun(Part):
     episodes: int | None = None
     gain: float | None = None
     """Of accuracy, since the first test."""
-    spent: Spent | None = None
+    spent: AmountsSpent | None = None
     accuracy: float | None = None
     accuracy_ci95: Interval95 | None = None
     completeness: float | None = None
@@ -92,7 +93,7 @@ class ComparedRun(Part):
         }
 
 
-class Comparison(Part):
+class RunComparison(Part):
     """The document ``results.json`` of runs side by side."""
 
     runs: tuple[ComparedRun, ...]
@@ -100,7 +101,7 @@ class Comparison(Part):
     """By dotted key, where they differ, the values of all runs."""
 
 
-def compare_runs(runs: Sequence[PlayedRun]) -> Comparison:
+def compare_runs(runs: Sequence[PlayedRun]) -> RunComparison:
     """Compare the last tests of the runs: their figures, and how far each is from the first run.
 
     Raises SettingsError for less than two runs, or the same one twice; DatasetError for runs that
@@ -114,7 +115,7 @@ def compare_runs(runs: Sequence[PlayedRun]) -> Comparison:
         _describe_run(label, run, difference)
         for label, run, difference in zip(_labels(runs), runs, against, strict=True)
     ]
-    return Comparison(runs=tuple(rows), settings=_differing_settings(runs))
+    return RunComparison(runs=tuple(rows), settings=_differing_settings(runs))
 
 
 def _check_several(runs: Sequence[PlayedRun]) -> None:
@@ -134,50 +135,52 @@ def _labels(runs: Sequence[PlayedRun]) -> list[str]:
 
 def _describe_run(label: str, run: PlayedRun, against: AgainstFirst | None) -> ComparedRun:
     """Take what a comparison shows of a run from its last test."""
-    test = run.test(run.tests[-1]) if run.tests else {}
-    before = run.test(run.tests[0]) if len(run.tests) > 1 else {}
-    first, last = before.get("accuracy"), test.get("accuracy")
-    believed = test.get("believe_the_prover") or {}
-    costs = costs_of(run.records)
+    test = run.test(run.tests[-1]) if run.tests else SplitMetrics()
+    before = run.test(run.tests[0]) if len(run.tests) > 1 else SplitMetrics()
+    first, last = before.accuracy, test.accuracy
+    believed = test.believe_the_prover
+    costs = read_costs(run.records)
     return ComparedRun(
         label=label,
         place=run.place,
         status=run.status,
         code_version=run.record.code_version,
         iteration=run.tests[-1] if run.tests else None,
-        episodes=test.get("episodes"),
+        episodes=test.episodes,
         gain=None if first is None or last is None else last - first,
-        spent=Spent.model_validate({name: amounts["spent"] for name, amounts in costs.items()}),
+        spent=AmountsSpent.model_validate(
+            {name: amounts["spent"] for name, amounts in costs.items()}
+        ),
         accuracy=last,
-        accuracy_ci95=test.get("accuracy_ci95"),
-        completeness=test.get("completeness"),
-        completeness_ci95=test.get("completeness_ci95"),
-        soundness=test.get("soundness"),
-        soundness_ci95=test.get("soundness_ci95"),
-        always_fail_rate=test.get("always_fail_rate"),
-        always_fail_rate_ci95=test.get("always_fail_rate_ci95"),
-        believed_accuracy=believed.get("accuracy"),
-        without_prover=believed.get("without_prover"),
+        accuracy_ci95=test.accuracy_ci95,
+        completeness=test.completeness,
+        completeness_ci95=test.completeness_ci95,
+        soundness=test.soundness,
+        soundness_ci95=test.soundness_ci95,
+        always_fail_rate=test.always_fail_rate,
+        always_fail_rate_ci95=test.always_fail_rate_ci95,
+        believed_accuracy=test.believed_accuracy,
+        without_prover=believed and believed.without_prover,
         against=against,
     )
 
 
 def _compare_with_first(runs: Sequence[PlayedRun]) -> list[AgainstFirst | None]:
     """Compare the last test of each run with the first run's; None for the first, and untested."""
-    first, *others = runs
-    found: list[AgainstFirst | None] = [None]
-    for run in others:
+    first, *later = runs
+    rows: list[AgainstFirst | None] = [None]
+    for run in later:
         if not run.tests or not first.tests:
-            found.append(None)
+            rows.append(None)
             continue
         paired = compare_tests((first, first.tests[-1]), (run, run.tests[-1]), ["accuracy"])
-        found.append(AgainstFirst.model_validate(paired["accuracy"].as_json()))
+        rows.append(AgainstFirst.model_validate(paired["accuracy"].as_json()))
     # All rows are looked at together, so the chance that one of them misleads is theirs together.
-    known = [row.p for row in found if row is not None and row.p is not None]
+    known = [row.p for row in rows if row is not None and row.p is not None]
     adjusted = iter(holm(known))
     return [
         row if row is None or row.p is None else row.model_copy(update={"p_holm": next(adjusted)})
-        for row in found
+        for row in rows
     ]
 
 
@@ -193,12 +196,12 @@ def _differing_settings(runs: Sequence[PlayedRun]) -> dict[str, list[JsonValue]]
     }
 
 
-def comparison_table(results: Comparison) -> str:
+def comparison_table(results: RunComparison) -> str:
     """Write the runs as a Markdown table."""
     return markdown_table(*heads_and_rows(results))
 
 
-def heads_and_rows(results: Comparison) -> tuple[list[str], list[list[str]]]:
+def heads_and_rows(results: RunComparison) -> tuple[list[str], list[list[str]]]:
     """Write the cells of the table, a row for each run, rates in percent with their intervals."""
     heads = ["run", "iteration"]
     heads += ["always wrong" if rate == "always_fail_rate" else rate for rate in RATES]
@@ -208,11 +211,11 @@ def heads_and_rows(results: Comparison) -> tuple[list[str], list[list[str]]]:
     for row in results.runs:
         status = "" if row.status == FINISHED else f" ({row.status})"
         cells = [row.label + status, _or_dash(row.iteration)]
-        cells += [_rate(value, interval) for value, interval in row.rates.values()]
-        cells += [_rate(row.believed_accuracy, None)] if has_believed else []
-        cells.append(_points(row.gain))
+        cells += [percent_cell(value, interval) for value, interval in row.rates.values()]
+        cells += [percent_cell(row.believed_accuracy)] if has_believed else []
+        cells.append(points_cell(row.gain))
         against = row.against
-        cells.append("–" if against is None else _points(against.difference, against.ci95))
+        cells.append("–" if against is None else points_cell(against.difference, against.ci95))
         cells.append(p_value(None if against is None else against.p_holm))
         rows.append(cells)
     return heads, rows
@@ -222,40 +225,24 @@ def _or_dash(value: Any) -> str:
     return "–" if value is None else str(value)
 
 
-def _rate(value: float | None, interval: Sequence[float] | None) -> str:
-    if value is None:
-        return "–"
-    return f"{100 * value:.1f}" + (
-        f" [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]" if interval else ""
-    )
-
-
-def _points(value: float | None, interval: Sequence[float] | None = None) -> str:
-    if value is None:
-        return "–"
-    return f"{100 * value:+.1f}" + (
-        f" [{100 * interval[0]:+.1f}, {100 * interval[1]:+.1f}]" if interval else ""
-    )
-
-
-def comparison_figure(results: Comparison) -> str:
+def comparison_figure(results: RunComparison) -> str:
     """Draw the runs below each other, each rate a mark with its 95 % interval, as SVG."""
     return arms_svg([(row.label, _marks(row)) for row in results.runs], "runs")
 
 
-def _marks(row: ComparedRun) -> dict[str, dict[str, float] | None]:
+def _marks(row: ComparedRun) -> dict[str, Mark | None]:
     """Return by rate what the figure shows: the value, and the ends of its interval."""
-    marks: dict[str, dict[str, float] | None] = {}
+    marks: dict[str, Mark | None] = {}
     for rate, (value, interval) in row.rates.items():
         if value is None:
             marks[rate] = None
         else:
             low, high = interval or (value, value)
-            marks[rate] = {"mean": value, "lowest": low, "highest": high}
+            marks[rate] = Mark(value, low, high)
     return marks
 
 
-def render_comparison(results: Comparison) -> str:
+def render_comparison(results: RunComparison) -> str:
     """Write the whole comparison as one HTML page. It needs no other file."""
     heads, rows = heads_and_rows(results)
     style = resources.files("nip_core.evaluation").joinpath("report.css").read_text("utf-8")
@@ -289,7 +276,7 @@ def _template() -> Template:
     return environment.get_template("comparison.html.jinja")
 
 
-def write_comparison(results: Comparison, directory: Path) -> Path:
+def write_comparison(results: RunComparison, directory: Path) -> Path:
     """Write results.json, table.md, figure.svg and index.html; return the page's path.
 
     Those of an earlier comparison of the same runs are replaced. Raises SettingsError if something
@@ -311,7 +298,7 @@ def write_comparison(results: Comparison, directory: Path) -> Path:
     return directory / "index.html"
 
 
-def _check_free(directory: Path, results: Comparison) -> None:
+def _check_free(directory: Path, results: RunComparison) -> None:
     """Raise SettingsError for a directory whose files are not a comparison of the same runs."""
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return
@@ -328,11 +315,11 @@ def _check_free(directory: Path, results: Comparison) -> None:
         )
 
 
-def _read_comparison(directory: Path) -> Comparison | None:
+def _read_comparison(directory: Path) -> RunComparison | None:
     """Read the comparison in a directory; None if something else lies there."""
     try:
         text = (directory / "results.json").read_text(encoding="utf-8")
-        return Comparison.model_validate(parse_json(text))
+        return RunComparison.model_validate(parse_json(text))
     except (OSError, ValueError):
         # Damaged or a stranger's: neither is this function's to say, and neither is written over.
         return None

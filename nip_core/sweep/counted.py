@@ -4,21 +4,22 @@ Counted       by run and figure, from the episodes of its last test
 share_right   over runs
 average_runs  the same as a mean over seeds and questions, with its interval
 tally         of plays, by question
-is_right      of one play
+Play          one of them
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from nip_core.evaluation.attack_figures import episodes_of
+from nip_core.evaluation.attack_figures import choose_episodes
 from nip_core.evaluation.statistics.two_way import TwoWay, two_way
 from nip_core.hashing import derive_seed
 from nip_core.protocols import ACCEPT, REJECT
 from nip_core.rollouts.plan import ATTACK, TEST
+from nip_core.rollouts.table_rows import read_rows
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
@@ -43,6 +44,22 @@ class LastTest:
     """Of an attack by best-of-n, the number of messages that counts; None: a test as usual."""
 
 
+class Play(NamedTuple):
+    """What is counted of an episode."""
+
+    problem: str
+    question_id: str
+    y: int
+    decision: int
+    outcome: str
+
+    @property
+    def is_right(self) -> bool:
+        """Return whether the episode ended with the right verdict."""
+        # A failed episode has no verdict, and nobody is right without one.
+        return self.outcome != "failed" and self.decision == (ACCEPT if self.y else REJECT)
+
+
 class Counted:
     """Counts right verdicts by question in the last test of each run, and keeps what it counted."""
 
@@ -64,24 +81,18 @@ class Counted:
     def _read(self, name: str, figure: Figure) -> Counts:
         """Count the plays of the last test of a run, of problems with the labels of a rate."""
         return tally(
-            (row["question_id"], is_right(row["y"], row["outcome"], row["decision"]))
-            for row in self._episodes(name).to_pylist()
-            if row["y"] in _LABELS[figure]
+            (play.question_id, play.is_right)
+            for play in read_rows(self._episodes(name), Play)
+            if play.y in _LABELS[figure]
         )
 
     def _episodes(self, name: str) -> pa.Table:
-        columns = ["key", "branch_path", "question_id", "y", "decision", "outcome"]
+        columns = ["key", "branch_path", *Play._fields]
         tree, test = RunStore(self._store, name), self._tests[name]
         split = TEST if test.n is None else ATTACK
         stored = StoredRollouts(self._store, [tree.rollouts(test.iteration, split)])
         episodes = stored.episodes(columns)
-        return episodes if test.n is None else episodes_of(episodes, stored.choices(), test.n)
-
-
-def is_right(y: int, outcome: str, decision: int) -> bool:
-    """Return whether a play ended with the right verdict."""
-    # A failed episode has no verdict, and nobody is right without one.
-    return outcome != "failed" and decision == (ACCEPT if y else REJECT)
+        return episodes if test.n is None else choose_episodes(episodes, stored.choices(), test.n)
 
 
 def tally(plays: Iterable[tuple[str, bool]]) -> Counts:

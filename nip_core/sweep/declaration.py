@@ -38,7 +38,7 @@ from nip_core.hashing import digest
 from nip_core.parameters.plain import PlainMapping
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
-from nip_core.session.contents import code_version
+from nip_core.session.contents import read_code_version
 from nip_core.sweep.counted import Figure
 from nip_core.sweep.results_document import DAMAGED, FINISHED, NOT_BEGUN
 from nip_core.sweep.swept_runs import Sweep, SweptRun, as_text, read_sweep, read_yaml_as
@@ -112,7 +112,7 @@ class DeclaredPlan(BaseModel):
     """By the names of runs and of attacks, the digests of their settings."""
 
 
-class Declaration(BaseModel):
+class StudyDeclaration(BaseModel):
     """The document ``declaration.json`` of a sweep."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -141,7 +141,7 @@ class StudyPlan:
 
     @property
     def contents(self) -> DeclaredPlan:
-        """Return all that is to be declared."""
+        """Return the plan as it is declared."""
         return DeclaredPlan(
             sweep=self.sweep.name,
             stopping=self.file.stopping,
@@ -246,7 +246,7 @@ def _runs_with(sweep: Sweep, arm: Arm) -> list[SweptRun]:
     return [run for run in sweep.runs if texts.items() <= run.values.items()]
 
 
-def declare(store: Store, plan: StudyPlan) -> tuple[Declaration, bool]:
+def declare(store: Store, plan: StudyPlan) -> tuple[StudyDeclaration, bool]:
     """Put the declaration of a plan into the store; return it, and whether it is new.
 
     One that is there already and says the same stays.
@@ -266,15 +266,17 @@ def declare(store: Store, plan: StudyPlan) -> tuple[Declaration, bool]:
         "plan": in_full,
         "plan_sha256": plan_sha256,
         "analysis_sha256": analysis_digest(),
-        "code_version": code_version(),
+        "code_version": read_code_version(),
         "declared_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     document["sha256"] = digest(document)
     store.put(_path(plan.sweep.name), json.dumps(document, indent=2).encode())
-    return Declaration.model_validate(document), True
+    return StudyDeclaration.model_validate(document), True
 
 
-def _check_undeclared(store: Store, sweep: str, runs: set[str], before: Declaration | None) -> None:
+def _check_undeclared(
+    store: Store, sweep: str, runs: set[str], before: StudyDeclaration | None
+) -> None:
     """Raise RunConflictError if anything is known of the sweep already."""
     # Results can be had of runs that were deleted since, so they count beside the runs.
     if store.exists(f"sweeps/{sweep}/results.json"):
@@ -293,7 +295,7 @@ def _check_undeclared(store: Store, sweep: str, runs: set[str], before: Declarat
         )
 
 
-def read_declaration(store: Store, sweep: str) -> Declaration | None:
+def read_declaration(store: Store, sweep: str) -> StudyDeclaration | None:
     """Read the declaration of a sweep; None where nothing was declared.
 
     Raises CorruptionError for one that was changed, or that this version can't read.
@@ -310,7 +312,7 @@ def read_declaration(store: Store, sweep: str) -> Declaration | None:
     if not is_whole:
         raise CorruptionError(f"{path}: damaged, or changed by hand after it was declared")
     try:
-        return Declaration.model_validate({**document, "sha256": sha256})
+        return StudyDeclaration.model_validate({**document, "sha256": sha256})
     except ValidationError as error:
         [first, *_] = error.errors()
         where = ".".join(map(str, first["loc"]))
@@ -324,7 +326,7 @@ def _path(sweep: str) -> str:
 
 
 def list_departures(
-    store: Store, sweep: Sweep, declaration: Declaration, status: Mapping[str, str]
+    store: Store, sweep: Sweep, declaration: StudyDeclaration, status: Mapping[str, str]
 ) -> tuple[str, ...]:
     """List what is not as declared: runs, their settings, when they began, and code.
 

@@ -189,8 +189,8 @@ def _pair_tests(a: PlayedRun, b: PlayedRun) -> Iterator[PairedTest]:
             (of_a, of_b),
             {
                 rate: RatePair(
-                    tests[0].get(rate),
-                    tests[1].get(rate),
+                    tests[0].rates[rate],
+                    tests[1].rates[rate],
                     found.difference,
                     found.ci95,
                     found.problems,

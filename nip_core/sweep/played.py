@@ -9,22 +9,22 @@ compare_tests    how much better one test is than another, problem by problem
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import pyarrow.compute as pc
 
 from nip_core.errors import DatasetError
 from nip_core.evaluation.metrics import paired_difference
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.records import named_run
-from nip_core.records.intervals import split_by_of
+from nip_core.records.intervals import find_split_columns
 from nip_core.records.iterations import Records
-from nip_core.records.status import status_of
+from nip_core.records.status import find_status
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunRecord, RunStore
 from nip_core.sweep.results_document import Interval95, Part
 
 
-class PairedDifference(Part):
+class TestDifference(Part):
     """How much better the second of two tests is on the same problems."""
 
     difference: float | None
@@ -68,7 +68,7 @@ class PlayedRun:
     @cached_property
     def status(self) -> str:
         """Say whether it is running, finished or stopped."""
-        return status_of(self.tree, self.records)
+        return find_status(self.tree, self.records)
 
     @cached_property
     def tests(self) -> tuple[int, ...]:
@@ -76,9 +76,9 @@ class PlayedRun:
         known = self.records.all()
         return tuple(r.iteration for r in known if r.stored_metrics(TEST) is not None)
 
-    def test(self, iteration: int) -> dict[str, Any]:
+    def test(self, iteration: int) -> SplitMetrics:
         """Return the metrics of the test of one of `tests`."""
-        return dict(self.records.of(iteration).metrics(TEST) or {})
+        return self.records.of(iteration).metrics(TEST) or SplitMetrics()
 
 
 def find_played_run(name: str, run_store: str) -> PlayedRun:
@@ -102,7 +102,7 @@ def check_alike(a: PlayedRun, b: PlayedRun) -> None:
 
 def compare_tests(
     a: tuple[PlayedRun, int], b: tuple[PlayedRun, int], rates: Sequence[str] = tuple(LABELS)
-) -> dict[str, PairedDifference]:
+) -> dict[str, TestDifference]:
     """Compare a test of `b` with one of `a`, problem by problem: by rate, how much higher it is.
 
     Each is a run and an iteration. Raises DatasetError for different problems.
@@ -110,7 +110,7 @@ def compare_tests(
     check_alike(a[0], b[0])
     tables = [run.records.test_episodes(iteration) for run, iteration in (a, b)]
     settings = a[0].record.parameters
-    split_by = split_by_of(settings)
+    split_by = find_split_columns(settings)
     differences = {}
     for rate in rates:
         label = LABELS[rate]
@@ -119,5 +119,5 @@ def compare_tests(
             parts = [table.filter(pc.equal(table["y"], label)) for table in tables]
         # The seed of the first run for both, so that a comparison says the same each time.
         found = paired_difference(parts[0], parts[1], a[0].record.seed, split_by=split_by)
-        differences[rate] = PairedDifference.model_validate(found)
+        differences[rate] = TestDifference.model_validate(found.as_json())
     return differences

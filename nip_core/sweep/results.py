@@ -6,17 +6,19 @@ write_results    them, every verdict, a page and a figure into the store, under 
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from nip_core.errors import StoreError
-from nip_core.evaluation.attack_figures import LOST_TO_LYING, LOST_TO_TRAINING, attack_rows
+from nip_core.evaluation.attack_words import caution
 from nip_core.evaluation.baseline_verifiers import shows_checking
-from nip_core.evaluation.plots import arms_svg
-from nip_core.records.intervals import shown_metrics
+from nip_core.evaluation.plots import Mark, arms_svg
+from nip_core.evaluation.split_metrics import SplitMetrics
+from nip_core.records.attack_on_record import read_shown_attack
+from nip_core.records.iterations import Records
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
-from nip_core.showing.summary import summary
+from nip_core.showing.summary import summarise_run
 from nip_core.sweep.arm_baselines import (
     ByMajority,
     asked_again_pairs,
@@ -27,7 +29,7 @@ from nip_core.sweep.asked_again import compare_at_equal_tokens, summarize_asked_
 from nip_core.sweep.attacks import SweptAttack
 from nip_core.sweep.cells import encode_parquet, read_verdicts
 from nip_core.sweep.counted import Counted, Figure, LastTest, average_runs
-from nip_core.sweep.declaration import Declaration, list_departures, read_declaration
+from nip_core.sweep.declaration import StudyDeclaration, list_departures, read_declaration
 from nip_core.sweep.outcomes import judge_hypotheses
 from nip_core.sweep.page import render_results
 from nip_core.sweep.results_document import (
@@ -109,7 +111,7 @@ def _judge_declaration(
     store: Store,
     sweep: Sweep,
     counted: Counted,
-    declaration: Declaration,
+    declaration: StudyDeclaration,
     results: SweepResults,
 ) -> DeclaredResults:
     """Compare what was declared with what came, and list what was done otherwise."""
@@ -137,17 +139,28 @@ def _locate_last_tests(
                 yield attack.name, LastTest(attack.parameters.rl.num_iterations, attack.n)
 
 
+@dataclass(frozen=True)
+class _Read:
+    """What is known of a run, or of an attack."""
+
+    status: str
+    failure: str | None
+    """Why it did not end, or can't be read."""
+    records: Records | None = None
+    """None for a run that has not begun, or can't be read."""
+
+
 def _read_run(
     store: Store, run: SweptRun, begun: set[str], failures: Mapping[str, str]
 ) -> RunResult:
     """Read what became of a run: its status, its tests, and the attacks on it."""
-    status, failure, shown = _read_summary(store, run.name, begun, failures)
+    read = _read_records(store, run.name, begun, failures)
     return RunResult(
         run=run.name,
         values=run.values,
-        status=status,
-        failure=failure,
-        tests=None if shown is None else tuple(_read_tests(RunStore(store, run.name), shown)),
+        status=read.status,
+        failure=read.failure,
+        tests=None if read.records is None else tuple(_read_tests(read.records)),
         attacks={
             attack.label: _read_attack(store, attack, begun, failures) for attack in run.attacks
         },
@@ -158,70 +171,70 @@ def _read_attack(
     store: Store, attack: SweptAttack, begun: set[str], failures: Mapping[str, str]
 ) -> AttackResult:
     """Read what became of an attack: its status, and figures of its largest n, or last step."""
-    status, failure, found = _read_summary(store, attack.name, begun, failures)
-    if found is None or status != FINISHED:
-        return AttackResult(run=attack.name, status=status, failure=failure)
-    shown = found["attack"]
-    _, rows = attack_rows(shown)
-    last = rows[-1]
+    read = _read_records(store, attack.name, begun, failures)
+    shown = None
+    if read.records is not None and read.status == FINISHED:
+        shown = read_shown_attack(read.records)
+    if shown is None:
+        return AttackResult(run=attack.name, status=read.status, failure=read.failure)
+    last = shown.rows[-1]
     return AttackResult(
         run=attack.name,
-        status=status,
-        failure=failure,
-        soundness=last["soundness"],
-        completeness=last["completeness"],
-        fooled=last["fooled"],
+        status=read.status,
+        failure=read.failure,
+        soundness=last.soundness,
+        completeness=last.completeness,
+        fooled=last.fooled,
         # What an earlier version has played knows of no loss to lying.
-        lost_to_lying=(shown.get(LOST_TO_LYING) or {}).get("difference"),
-        lost_to_training=(shown.get(LOST_TO_TRAINING) or {}).get("difference"),
-        caution=shown["caution"],
+        lost_to_lying=shown.lost_to_lying and shown.lost_to_lying.difference,
+        lost_to_training=shown.lost_to_training and shown.lost_to_training.difference,
+        caution=caution(shown),
     )
 
 
-def _read_summary(
-    store: Store, name: str, begun: set[str], failures: Mapping[str, str]
-) -> tuple[str, str | None, dict[str, Any] | None]:
-    """Return a run's status, why it did not end, and its summary if it has begun and is whole."""
+def _read_records(store: Store, name: str, begun: set[str], failures: Mapping[str, str]) -> _Read:
+    """Read the status of a run, and open its records. Without a whole summary it is damaged."""
     failure = failures.get(name)
     if name not in begun:
-        return NOT_BEGUN, failure, None
+        return _Read(NOT_BEGUN, failure)
+    run = RunStore(store, name)
+    records = Records(run)
     try:
-        shown = summary(RunStore(store, name))
+        # All that a user would be shown: what is damaged anywhere is better said than averaged.
+        status = str(summarise_run(run, records)["status"])
     except StoreError as error:
         # One damaged run keeps nobody from the results of the others.
-        return DAMAGED, str(error), None
-    status = str(shown["status"])
+        return _Read(DAMAGED, str(error))
     # Another process may have finished a run that failed here.
-    return status, None if status == FINISHED else failure, shown
+    return _Read(status, None if status == FINISHED else failure, records)
 
 
-def _read_tests(run: RunStore, shown: Mapping[str, Any]) -> Iterator[SweptTest]:
-    """Read the tests of a run, by its summary."""
-    parameters = run.open().parameters
-    for iteration in [entry["iteration"] for entry in shown["iterations"]]:
-        metrics = run.read_json_or_none(run.metrics(iteration, TEST))
+def _read_tests(records: Records) -> Iterator[SweptTest]:
+    """Read the tests of a run in order, with the intervals and baselines of this version."""
+    for record in records.all():
+        metrics = record.metrics(TEST)
         if metrics:
-            yield _read_test(iteration, shown_metrics(run, iteration, TEST, metrics, parameters))
+            yield _read_test(record.iteration, metrics)
 
 
-def _read_test(iteration: int, metrics: Mapping[str, Any]) -> SweptTest:
+def _read_test(iteration: int, metrics: SplitMetrics) -> SweptTest:
     """Take from the metrics of a test what a sweep compares."""
-    voted, believed = metrics.get("majority") or {}, metrics.get("believe_the_prover") or {}
+    voted, believed = metrics.majority, metrics.believe_the_prover
     return SweptTest(
         iteration=iteration,
-        accuracy=metrics.get("accuracy"),
-        completeness=metrics.get("completeness"),
-        soundness=metrics.get("soundness"),
-        always_fail_rate=metrics.get("always_fail_rate"),
-        majority_accuracy=voted.get("accuracy"),
-        any_of=metrics.get("any_of"),
-        believed_accuracy=believed.get("accuracy"),
-        without_prover=believed.get("without_prover"),
+        accuracy=metrics.accuracy,
+        completeness=metrics.completeness,
+        soundness=metrics.soundness,
+        always_fail_rate=metrics.always_fail_rate,
+        majority_accuracy=voted and voted.accuracy,
+        any_of=metrics.any_of,
+        believed_accuracy=metrics.believed_accuracy,
+        without_prover=believed and believed.without_prover,
         shows_checking=shows_checking(metrics),
-        episodes=metrics.get("episodes"),
-        distinct_problems=metrics.get("distinct_problems"),
-        generated_tokens=_divide(metrics.get("completion_tokens"), metrics.get("episodes")),
-        prompt_tokens=_divide(metrics.get("prompt_tokens"), metrics.get("episodes")),
+        episodes=metrics.episodes,
+        distinct_problems=metrics.distinct_problems,
+        generated_tokens=_divide(metrics.completion_tokens, metrics.episodes),
+        prompt_tokens=_divide(metrics.prompt_tokens, metrics.episodes),
     )
 
 
@@ -320,17 +333,19 @@ def write_results(
     return str(local) if local is not None else f"{to.url}/{root}README.md"
 
 
-def _marks(results: SweepResults) -> list[tuple[str, dict[str, dict[str, float] | None]]]:
+def _marks(results: SweepResults) -> list[tuple[str, dict[str, Mark | None]]]:
     """Return what the figure shows: by arm the mean, the lowest and the highest of each rate."""
     return [
         (
             " · ".join(arm.values.values()) or results.sweep,
             {
-                name: None
-                if figure is None
-                else {"mean": figure.mean, "lowest": figure.lowest, "highest": figure.highest}
+                name: None if figure is None else Mark(figure.mean, figure.lowest, figure.highest)
                 for name, figure in arm.figures.items()
             },
         )
         for arm in results.arms
     ]
+
+
+def _mark(figure: Mapping[str, float] | None) -> Mark | None:
+    return None if figure is None else Mark(figure["mean"], figure["lowest"], figure["highest"])

@@ -70,7 +70,7 @@ class Feeder:
         tell: Tell,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`directory`: of the tracker's cursor in the run store, over which `lease` is held.
+        """Keep the cursor in `directory` of the run store, under `lease`.
 
         `place`: where the tracker is, for people.
         """
@@ -83,7 +83,7 @@ class Feeder:
         self._sent_at_s = clock()
 
     def look(self, is_last: bool) -> None:
-        """Send what was committed since. `is_last`: also what may wait to be sent together."""
+        """Send all points committed since. `is_last`: also those that may still wait for others."""
         count = self._log.extend()
         if count == 0 or not (is_last or self._is_due()):
             self._tell(Report(state="idle", received=self._received, batches=count))
@@ -184,7 +184,7 @@ def _feed(task: FeederTask, commands: "queue.SimpleQueue[str]", tell: Tell) -> N
 
 
 def _read_commands(stream: TextIO) -> "queue.SimpleQueue[str]":
-    """The lines of a stream, from a thread."""
+    """Read the lines of a stream in a thread. The process ends if the stream does without END."""
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read() -> None:
@@ -209,7 +209,8 @@ def _describe_error(error: Exception) -> str:
 
 
 def _remove_secrets(text: str) -> str:
-    """An address of the environment may have a password, and a tracker may repeat what it was
-    sent."""
+    """Take passwords and keys out of a text.
+
+    An address of the environment may have a password, and a tracker may repeat what it was sent."""
     text = _PASSWORD.sub("//", text)
     return redact(text, *(os.environ.get(name, "").strip() for name in _KEYS))

@@ -87,16 +87,16 @@ class _Process:
 
     @property
     def was_in_trouble(self) -> bool:
-        """Tell whether it was, also where it has been started again since."""
+        """Tell whether it was in trouble, also before it was started again."""
         return self._warned is not None
 
     @property
     def in_state_s(self) -> float:
-        """Seconds since it has last said anything."""
+        """The seconds since its last report."""
         return time.monotonic() - self.since_s
 
     def look(self, in_background: bool = True) -> None:
-        """Tell it that something was committed; start it if it is not there and not in trouble.
+        """Ask it to look for commits; start it if it is not there and not in trouble.
 
         `in_background`: it takes the processor only while nobody else needs it.
         """
@@ -165,7 +165,7 @@ class _Process:
                 os.write(self._process.stdin.fileno(), line)
 
     def _read(self, process: "subprocess.Popen[bytes]") -> None:
-        """Note what it says, until it ends."""
+        """Note its reports, until it ends."""
         assert process.stdout is not None
         with contextlib.suppress(ValueError):  # closed by `kill`
             for line in process.stdout:
@@ -208,7 +208,7 @@ class Feeders:
         self._warn = tell
 
     def look(self) -> None:
-        """Say that something was committed. Takes no time but that of starting a process."""
+        """Tell all feeders of a commit. Takes no longer than starting a process."""
         for process in self._processes:
             process.look()
 
@@ -219,7 +219,7 @@ class Feeders:
         await self.close(hurried=kind is not None)
 
     async def close(self, hurried: bool = False) -> None:
-        """Let the feeders send what is left, as long as that is to be expected; then end them.
+        """Let the feeders send the rest, each as long as its tracker may answer; then end them.
 
         A tracker of this machine, or one that answers, has `ANSWERING_S` seconds. One that has
         been asked for `SILENT_S` and does not answer has none. One that has never answered has
@@ -241,7 +241,7 @@ class Feeders:
                 self._end(process)
 
     def _limit_s(self, process: _Process) -> float:
-        """The wait for a feeder as it is now, in seconds since the end of the run."""
+        """Choose how long to wait for a feeder, in seconds since the end of the run."""
         if not process.is_remote:
             return ANSWERING_S
         silent_s = SILENT_S if process.has_answered else SILENT_AT_FIRST_S
@@ -265,7 +265,7 @@ class Feeders:
             )
 
     def finish(self, patience_s: float) -> list[Feeding]:
-        """Send everything; how far that came. A feeder that says nothing for so long is ended."""
+        """Send everything, and say how far each came. One silent for `patience_s` is ended."""
         for process in self._processes:
             process.look(in_background=False)
             process.end()

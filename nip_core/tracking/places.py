@@ -69,13 +69,13 @@ def _is_installed(distribution: str) -> bool:
 def tracker_directory(
     run: RunStore, tracker: TrackerParameters, environment: Mapping[str, str] = os.environ
 ) -> str:
-    """The directory in the store with the tracker's cursor and lease."""
+    """Return the directory in the store with the tracker's cursor and lease."""
     name = f"{tracker.kind}-{digest(address(tracker, environment))[:8]}"
     return f"{run.root}/tracking/{name}"
 
 
 def address(tracker: TrackerParameters, environment: Mapping[str, str] = os.environ) -> str:
-    """The place of the tracker and its project; no secrets."""
+    """Name the place of the tracker and its project, without secrets."""
     match tracker.kind:
         case "mlflow":
             uri = tracker.uri or environment.get("MLFLOW_TRACKING_URI") or str(Path.cwd())
@@ -102,7 +102,7 @@ def _remove_user(address: str) -> str:
 
 
 def is_remote(tracker: TrackerParameters, environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the points leave this machine, so that nobody may answer."""
+    """Tell whether the points leave this machine: then nobody may answer."""
     match tracker.kind:
         case "mlflow":
             uri = tracker.uri or environment.get("MLFLOW_TRACKING_URI") or ""
@@ -122,20 +122,20 @@ def wandb_mode(tracker: TrackerParameters, environment: Mapping[str, str] = os.e
 
 
 def wandb_files(tracker: TrackerParameters, environment: Mapping[str, str] = os.environ) -> Path:
-    """The directory that has, or gets, the directory wandb."""
+    """Return the directory around W&B's directory ``wandb``."""
     place = tracker.directory or environment.get("WANDB_DIR") or "."
     return Path(place).expanduser().absolute()
 
 
 def tensorboard_files(tracker: TrackerParameters) -> Path:
-    """The directory with a directory for each run."""
+    """Return the directory with a directory for each run."""
     return Path(tracker.directory or "tensorboard").expanduser().absolute()
 
 
 def trackio_server(
     tracker: TrackerParameters, environment: Mapping[str, str] = os.environ
 ) -> str | None:
-    """The address of trackio's server without its token, None if it is files of this machine."""
+    """Return the address of trackio's server without its token; None for files of this machine."""
     if tracker.directory is not None:
         return None
     server = tracker.uri or environment.get("TRACKIO_SERVER_URL")

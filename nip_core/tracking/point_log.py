@@ -74,7 +74,7 @@ class Batch:
         return self.first_row + len(self.rows)
 
     def time_of(self, row: PointRow) -> float:
-        """Seconds since the epoch."""
+        """Return the time of a row, in seconds since the epoch."""
         return self.at if row.at is None else row.at
 
 
@@ -92,7 +92,7 @@ class PointLog:
 
     @property
     def rewinds(self) -> int:
-        """The number of times that the run was done again from some place."""
+        """How many times the run was done again from some place."""
         return self._records.rewinds
 
     @property
@@ -104,7 +104,7 @@ class PointLog:
 
     @property
     def run_name(self) -> str:
-        """The name that trackers show."""
+        """The name of the run in trackers."""
         return self._run.name + (f"-again-{self.rewinds}" if self.rewinds else "")
 
     @property
@@ -125,7 +125,7 @@ class PointLog:
         }
 
     def extend(self) -> int:
-        """Write what was committed since as a new batch; how many batches there are then."""
+        """Write all points committed since as a new batch, and return the count of batches."""
         while True:
             self._records.look_again()
             if self._rewinds != self.rewinds:
@@ -140,7 +140,7 @@ class PointLog:
                 self._last = batch
 
     def read(self, number: int) -> Batch:
-        """A batch. Raises MissingFileError or CorruptionError."""
+        """Read a batch. Raises MissingFileError or CorruptionError."""
         path = self._path(number)
         try:
             points = PointsDocument.model_validate(self._run.read_json(path))
@@ -163,7 +163,7 @@ class PointLog:
             self._last = self.read(self._count())
 
     def _next(self) -> Batch | None:
-        """The batch of what is not logged yet, None if all is."""
+        """Make the batch of all points not logged yet; None if there are none."""
         spans = {} if self._last is None else self._last.spans
         steps = {} if self._last is None else self._last.steps
         rows: list[PointRow] = []

@@ -40,7 +40,7 @@ _NO_FIGURE = ("step", "total_steps", "time_left_s")  # of a step of a job
 
 @dataclass(frozen=True)
 class PointRow:
-    """Numbers that belong to one place of one axis."""
+    """The numbers of one place of one axis."""
 
     axis: str
     """`ITERATION` or `STEP`."""
@@ -52,11 +52,11 @@ class PointRow:
 
 
 def list_parts(record: IterationRecord) -> list[Part]:
-    """The parts of an iteration that are committed and stay, in the order of an iteration.
+    """List the final parts of an iteration, in its order.
 
     A job that has ended without a model may be tried again, until the iteration is over.
     """
-    parts = [split for split in _SPLITS if record.stored_metrics(split) is not None]
+    parts = [split for split in _SPLITS if record.stored_figures(split) is not None]
     for group, job in record.jobs.items():
         if job.is_due and (job.outcome == "succeeded" or record.swap is not None):
             parts.append(f"{_JOB}{group}")
@@ -66,14 +66,15 @@ def list_parts(record: IterationRecord) -> list[Part]:
 def read_rows(
     run: RunStore, records: Records, iteration: int, part: Part, steps: Steps
 ) -> tuple[list[PointRow], Steps]:
-    """The rows of a part, in order, [] where it has no numbers; and `steps` after it."""
+    """Read the rows of a part, [] where it has no numbers; with them, `steps` after it."""
     if part.startswith(_JOB):
         return _read_job_rows(run, iteration, part.removeprefix(_JOB), steps)
     record = records.whole(iteration)
     if part == _TIMES:
         values = {f"seconds/{name}": float(s) for name, s in record.stage_s.items()}
     else:
-        values = dict(_list_numbers(record.metrics(part) or {}, part))
+        figures = record.figures(part)
+        values = dict(_list_numbers(figures.as_json() if figures else {}, part))
     return ([PointRow(ITERATION, iteration, None, values)] if values else []), steps
 
 
@@ -103,7 +104,7 @@ def _read_job_rows(
 
 
 def _list_numbers(values: Mapping[str, JsonValue], place: str) -> Iterator[tuple[str, float]]:
-    """The numbers in a document, by path; of intervals those of the figures that are told most."""
+    """List the numbers in a document, by path; of intervals only those in `_WITH_INTERVAL`."""
     for name, value in values.items():
         if isinstance(value, bool) or name in _BREAKDOWNS:
             continue
@@ -122,12 +123,12 @@ Spans = dict[Part, list[list[int]]]
 
 
 def is_logged(spans: Spans, part: Part, iteration: int) -> bool:
-    """Return whether the part of the iteration is among those logged."""
+    """Tell whether the part of the iteration is logged."""
     return any(first <= iteration <= last for first, last in spans.get(part, ()))
 
 
 def add_part(spans: Spans, part: Part, iteration: int) -> Spans:
-    """`spans` and one more part."""
+    """Add a part of an iteration to `spans`."""
     numbers = sorted([*spans.get(part, ()), [iteration, iteration]])
     merged = numbers[:1]
     for first, last in numbers[1:]:

@@ -29,21 +29,20 @@ class MlflowTracker:
     waits_s = 0.0
 
     def __init__(self, uri: str | None, experiment: str) -> None:
-        """`uri`: None is that of the environment, or MLflow's default."""
+        """Connect to `uri`; None stands for that of the environment, or MLflow's default."""
         self._uri, self._experiment = uri, experiment
         self._client: Any = None
         self._run_id = ""
         self._in_doubt = True  # the next batch may be there, or a part of it
 
     def load(self) -> None:
-        """Import MLflow, which waits for a server without an answer for minutes if nobody says
-        otherwise."""
+        """Import MLflow, with limits on its waits: by default it waits minutes for an answer."""
         for name, value in _PATIENCE.items():
             os.environ.setdefault(name, value)
         import mlflow  # noqa: F401
 
     def open(self, run: RunToTrack, cursor: Cursor) -> int:
-        """The first batch that may be lacking: 0 where the store has no run of this one's tag."""
+        """Find or create the run, and return the first batch it may lack."""
         from mlflow import MlflowClient
 
         self._client = MlflowClient(self._uri)
@@ -57,11 +56,11 @@ class MlflowTracker:
         return cursor.received if self._run_id == cursor.mlflow_run_id else 0
 
     def cursor(self) -> dict[str, str]:
-        """The run's name in MLflow."""
+        """Return the run's name in MLflow."""
         return {"mlflow_run_id": self._run_id}
 
     def send(self, batches: list[Batch]) -> None:
-        """Send what is not there, at most 1000 numbers a call.
+        """Send the missing numbers, at most 1000 a call.
 
         After the first batch of which nothing is there, nothing of later ones is.
         """
@@ -83,10 +82,10 @@ class MlflowTracker:
             self._in_doubt = len(lacking) < len(metrics) or not metrics
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: all was sent."""
 
     def _known(self, run: RunToTrack, cursor: Cursor) -> Any:
-        """The run, None if there is none. Raises TrackerError if somebody has deleted it."""
+        """Look for the run; None without one. Raises TrackerError if it was deleted."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -137,7 +136,7 @@ class MlflowTracker:
         return str(created.info.run_id)
 
     def _log_parameters(self, run: RunToTrack, known: Mapping[str, str]) -> None:
-        """Tell the settings that MLflow does not have; it lets nobody change one."""
+        """Log the settings MLflow lacks. It lets nobody change one."""
         from mlflow.entities import Param
 
         lacking = [
@@ -158,7 +157,7 @@ def _split(items: list[Any], size: int) -> Iterator[list[Any]]:
 
 
 def _flatten(settings: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Settings by dotted name, without their classes and those that are not set."""
+    """Give settings by dotted name, without their classes and without unset ones."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{prefix}{name}.")

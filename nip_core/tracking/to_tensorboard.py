@@ -21,7 +21,7 @@ class TensorboardTracker:
     waits_s = 0.0
 
     def __init__(self, directory: Path) -> None:
-        """Below `directory` each run has its own."""
+        """Keep a directory for each run below `directory`."""
         self._directory = directory
         self._run_directory = directory
 
@@ -30,7 +30,7 @@ class TensorboardTracker:
         import tensorboardX  # noqa: F401
 
     def open(self, run: RunToTrack, cursor: Cursor) -> int:
-        """The first batch of which there is no file."""
+        """Make the run's directory, and return the first batch without a file."""
         self._run_directory = self._directory / f"{run.name}-{run.id[:6]}"
         self._run_directory.mkdir(parents=True, exist_ok=True)
         for leftover in self._run_directory.glob(f"{_UNFINISHED}*"):
@@ -41,17 +41,17 @@ class TensorboardTracker:
         return first
 
     def cursor(self) -> dict[str, str]:
-        """Nothing: the files say it."""
+        """Return nothing: the files say which batches are there."""
         return {}
 
     def send(self, batches: list[Batch]) -> None:
-        """Write the file of each batch that has none."""
+        """Write the missing files of batches."""
         for batch in batches:
             if not self._file(batch.number).exists():
                 self._write(batch)
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: all was written."""
 
     def _file(self, number: int) -> Path:
         return self._run_directory / f"events.out.tfevents.{number:010d}.nip"

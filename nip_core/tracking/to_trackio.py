@@ -27,13 +27,13 @@ class TrackioTracker:
         self._client: Any = None
 
     def load(self) -> None:
-        """Import trackio, which reads where its files are when it is imported."""
+        """Set the place of trackio's files, then import it: the import reads the place."""
         if self._directory is not None:
             os.environ["TRACKIO_DIR"] = self._directory
         import trackio  # noqa: F401
 
     def open(self, run: RunToTrack, cursor: Cursor) -> int:
-        """The first batch that may be lacking: of files, 0 where they have nothing of the run."""
+        """Return the first batch trackio may lack: 0 if its files have too few rows."""
         self._run = run
         if self._server is not None:
             from trackio.remote_client import RemoteClient
@@ -54,7 +54,7 @@ class TrackioTracker:
         return cursor.received if rows >= cursor.rows else 0
 
     def cursor(self) -> dict[str, str]:
-        """Nothing but what is counted for every tracker."""
+        """Return nothing: counting batches and rows is enough."""
         return {}
 
     def send(self, batches: list[Batch]) -> None:
@@ -63,7 +63,7 @@ class TrackioTracker:
             self._send(batch)
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: all was sent."""
 
     def _send(self, batch: Batch) -> None:
         assert self._run is not None  # it was opened

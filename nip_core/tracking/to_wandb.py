@@ -57,7 +57,7 @@ class _WandbRun:
 
     @property
     def first_step(self) -> int:
-        """The step with which the run goes on."""
+        """The next step of the run, as W&B counts."""
         return int(self._run.starting_step)
 
     def log(self, number: int, row: PointRow) -> None:
@@ -92,17 +92,17 @@ class WandbOnline:
         import wandb  # noqa: F401
 
     def open(self, run: RunToTrack, cursor: Cursor) -> int:
-        """The first batch that W&B may lack: what was sent need not have arrived."""
+        """Open the run, and return the first batch W&B may lack, as sent rows may be lost."""
         where = {"project": self._project, "entity": self._entity}
         self._run = _WandbRun(run, "online", self._directory, **where)
         return cursor.received if self._run.first_step >= cursor.rows else 0
 
     def cursor(self) -> dict[str, str]:
-        """Nothing: W&B says it."""
+        """Return nothing: W&B says what it has."""
         return {}
 
     def send(self, batches: list[Batch]) -> None:
-        """Log the rows that W&B does not have; they are sent in the background."""
+        """Log the rows W&B lacks; they are sent in the background."""
         assert self._run is not None  # it was opened
         for batch in batches:
             for number, row in enumerate(batch.rows, batch.first_row):
@@ -121,7 +121,7 @@ class WandbOffline:
     waits_s = _TOGETHER_S
 
     def __init__(self, project: str, entity: str | None, directory: Path) -> None:
-        """`directory`: that in which ``wandb`` is."""
+        """Write into the folder ``wandb`` of `directory`."""
         self._project, self._entity = project, entity
         self._directory = directory / "wandb"
         self._run: RunToTrack | None = None
@@ -131,17 +131,17 @@ class WandbOffline:
         import wandb  # noqa: F401
 
     def open(self, run: RunToTrack, cursor: Cursor) -> int:
-        """The first batch that is in none of the directories."""
+        """Return the first batch without a directory."""
         self._run = run
         shutil.rmtree(self._aside, ignore_errors=True)  # of a process that was killed
         return self._next()
 
     def cursor(self) -> dict[str, str]:
-        """Nothing: the directories say it."""
+        """Return nothing: the names of directories say it."""
         return {}
 
     def send(self, batches: list[Batch]) -> None:
-        """Write one offline run of all that are not there."""
+        """Write one offline run of all missing batches."""
         assert self._run is not None  # it was opened
         lacking = [batch for batch in batches if batch.number >= self._next()]
         if not lacking:
@@ -160,7 +160,7 @@ class WandbOffline:
         shutil.rmtree(self._aside, ignore_errors=True)
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: all was written."""
 
     @property
     def _aside(self) -> Path:
@@ -168,7 +168,7 @@ class WandbOffline:
         return self._directory / f".unfinished-{self._run.id}"
 
     def _next(self) -> int:
-        """The first batch that is in none, as they follow one another."""
+        """Find the first missing batch: up to it directories follow one another."""
         assert self._run is not None  # it was opened
         names = self._directory.iterdir() if self._directory.is_dir() else ()
         matches = (_OFFLINE.fullmatch(path.name) for path in names)

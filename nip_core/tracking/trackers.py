@@ -69,14 +69,14 @@ class Tracker(Protocol):
         """Return what `open` needs of a `Cursor` besides to find the run again."""
 
     def send(self, batches: list[Batch]) -> None:
-        """Send batches, in their order. What is there already is not sent twice."""
+        """Send batches, in their order, and none of their rows twice."""
 
     def close(self) -> None:
-        """Wait until everything has arrived that `send` has taken."""
+        """Wait until everything has arrived."""
 
 
 def make_tracker(tracker: TrackerParameters) -> Tracker:
-    """The tracker of these settings. Nothing is imported or asked before `load` and `open`."""
+    """Make the tracker of these settings; `load` and `open` import its package and ask it."""
     from nip_core.tracking.to_mlflow import MlflowTracker
     from nip_core.tracking.to_tensorboard import TensorboardTracker
     from nip_core.tracking.to_trackio import TrackioTracker

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def chooser(method: "Method") -> "Chooser":
-    """The trainer that makes the examples of a method."""
+    """Return the trainer of a method."""
     # Imported here: the modules that some of them need would be loaded for nothing.
     match method:
         case "supervised":

@@ -31,54 +31,58 @@ class Rollouts(Protocol):
     """Committed training rollouts, in the order of play (see `nip_core.rollouts.schema`)."""
 
     def episodes(self, columns: Sequence[str]) -> pa.Table:
-        """These columns of all episodes."""
+        """Read these columns of all episodes."""
 
     def generations(self, columns: Sequence[str]) -> pa.Table:
-        """These columns of all generations."""
+        """Read these columns of all generations."""
 
     def shards(self) -> Iterator[RolloutTables]:
-        """Everything, one shard in memory at a time. An episode and its generations, and all
-        branches of a tree, are in one shard."""
+        """Yield everything, one shard in memory at a time.
+
+        An episode and its generations, and all branches of a tree, are in one shard.
+        """
 
     def parts(self) -> Sequence["Rollouts"]:
-        """Each shard as rollouts of its own, in order; they are picklable."""
+        """Give each shard as rollouts of its own, in order; they are picklable."""
 
 
 class OfProblems:
-    """The part of some rollouts that is of certain problems."""
+    """The part of some rollouts with certain problems alone."""
 
     def __init__(self, rollouts: Rollouts, problems: Collection[str]):
         self._rollouts, self._problems = rollouts, pa.array(sorted(problems), pa.string())
 
     def episodes(self, columns: Sequence[str]) -> pa.Table:
         """See `Rollouts`."""
-        return self._admitted(self._rollouts.episodes(_with(columns, "problem"))).select(columns)
+        return self._keep_admitted(self._rollouts.episodes(_add_column(columns, "problem"))).select(
+            columns
+        )
 
     def generations(self, columns: Sequence[str]) -> pa.Table:
         """See `Rollouts`."""
-        table = self._rollouts.generations(_with(columns, "episode"))
-        return _of_episodes(table, self.episodes(["key"])).select(columns)
+        table = self._rollouts.generations(_add_column(columns, "episode"))
+        return _keep_of_episodes(table, self.episodes(["key"])).select(columns)
 
     def shards(self) -> Iterator[RolloutTables]:
         """See `Rollouts`."""
         for shard in self._rollouts.shards():
-            episodes = self._admitted(shard.episodes)
-            yield RolloutTables(episodes, _of_episodes(shard.generations, episodes))
+            episodes = self._keep_admitted(shard.episodes)
+            yield RolloutTables(episodes, _keep_of_episodes(shard.generations, episodes))
 
     def parts(self) -> "list[OfProblems]":
         """See `Rollouts`."""
         problems = self._problems.to_pylist()
         return [OfProblems(part, problems) for part in self._rollouts.parts()]
 
-    def _admitted(self, episodes: pa.Table) -> pa.Table:
+    def _keep_admitted(self, episodes: pa.Table) -> pa.Table:
         return episodes.filter(pc.is_in(episodes["problem"], value_set=self._problems))
 
 
-def _of_episodes(generations: pa.Table, episodes: pa.Table) -> pa.Table:
+def _keep_of_episodes(generations: pa.Table, episodes: pa.Table) -> pa.Table:
     return generations.filter(pc.is_in(generations["episode"], value_set=episodes["key"]))
 
 
-def _with(columns: Sequence[str], column: str) -> list[str]:
+def _add_column(columns: Sequence[str], column: str) -> list[str]:
     return [*columns] if column in columns else [*columns, column]
 
 
@@ -143,7 +147,7 @@ AnyExample = Example | Pair | Trajectory
 
 @dataclass(frozen=True)
 class InParts:
-    """Examples that are made part by part. `make` and the parts are picklable."""
+    """Examples made part by part. `make` and the parts are picklable."""
 
     make: Callable[[Any], Iterable[AnyExample]]
     parts: Sequence[Any]
@@ -171,7 +175,7 @@ class Choice:
 
 
 class Chooser(Protocol):
-    """A trainer. `agents` are those of the group that are trained in `iteration`.
+    """A trainer. `agents` are the group's trained agents in `iteration`.
 
     Raises StageError for rollouts that this version of nip reads otherwise than the one that
     played them.

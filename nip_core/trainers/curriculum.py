@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from nip_core.hashing import derive_key
 from nip_core.parameters import CurriculumParameters, HyperParameters
-from nip_core.rollouts.rows import read_rows
-from nip_core.rollouts.trees import Path, expected_rewards, steps
+from nip_core.rollouts.table_rows import read_rows
+from nip_core.rollouts.trees import Path, expected_rewards, parse_path
 from nip_core.tolerance import at_least
 from nip_core.trainers.base import Rollouts
 
@@ -43,7 +43,7 @@ class _PaidEpisode(NamedTuple):
 
 @dataclass(frozen=True)
 class Admission:
-    """Which problems are used, and why not the others."""
+    """The admitted problems, and why the others are left out."""
 
     problems: frozenset[str]
     state: dict[str, Any] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Admission:
 def admit(
     parameters: HyperParameters, agents: Sequence[str], iteration: int, rollouts: Rollouts
 ) -> Admission:
-    """The problems whose rollouts are used to train `agents` in `iteration`.
+    """Choose the problems whose rollouts are used to train `agents` in `iteration`.
 
     A problem's rewards are those of its episodes, each the mean over `agents`; a tree of responses
     is one episode, worth what can be expected at its root. Failed episodes have none, and a problem
@@ -64,7 +64,7 @@ def admit(
     not measured by `min_reward_diff`. A single problem is taken as it is.
     """
     settings = parameters.curriculum
-    rewards = _rewards(agents, rollouts)
+    rewards = _read_rewards(agents, rollouts)
     if not settings.enabled:
         return Admission(frozenset(rewards))
     share, last = percentile(settings, iteration)
@@ -73,7 +73,7 @@ def admit(
     problems = sorted(rewards)
     if len(problems) > 1:
         # 1. Leave out those whose rewards hardly differ.
-        problems = [p for p in problems if not _too_equal(rewards[p], settings.min_reward_diff)]
+        problems = [p for p in problems if not _is_too_equal(rewards[p], settings.min_reward_diff)]
         left_out["too_equal"] = len(rewards) - len(problems)
         # 2. Rank the others by their mean reward, and admit the share of this iteration.
         sign = 1 if settings.sort_ascending else -1
@@ -81,10 +81,10 @@ def admit(
         # To nine decimals: equal rewards must not be ranked by their rounding errors.
         rank = {p: (sign * round(means[p], 9), derive_key("curriculum", seed, p)) for p in problems}
         problems.sort(key=rank.__getitem__)
-        early = problems[: max(1, _ceil(len(problems) * share))]
+        early = problems[: max(1, _round_up(len(problems) * share))]
         left_out["too_early"] = len(problems) - len(early)
         # 3. Draw from these, if the settings say so.
-        drawn = _drawn(early, settings.random_subsample, seed, iteration)
+        drawn = _draw(early, settings.random_subsample, seed, iteration)
         left_out["not_drawn"] = len(early) - len(drawn)
         problems = drawn
     state = {
@@ -98,7 +98,7 @@ def admit(
 
 
 def percentile(settings: CurriculumParameters, iteration: int) -> tuple[float, int]:
-    """The share of the problems in `iteration`, above 0 to 1, and when it was last increased."""
+    """Compute the share of the problems in `iteration`, above 0 to 1, and when it last grew."""
     share, last = settings.initial_percentile, -1
     for now in range(iteration + 1):
         if now - last >= settings.expansion_interval and share < 1:
@@ -106,9 +106,11 @@ def percentile(settings: CurriculumParameters, iteration: int) -> tuple[float, i
     return share, last
 
 
-def _rewards(agents: Sequence[str], rollouts: Rollouts) -> Mapping[str, list[float]]:
-    """By problem, the rewards of its episodes; of a tree, what is expected at its root. Who played
-    with an earlier model has none there."""
+def _read_rewards(agents: Sequence[str], rollouts: Rollouts) -> Mapping[str, list[float]]:
+    """Read by problem the rewards of its episodes; of a tree, the expected one at its root.
+
+    An agent has no reward where an earlier model played for it.
+    """
     trees: dict[tuple[str, int, int], dict[Path, dict[str, float] | None]] = defaultdict(dict)
     learning: dict[tuple[str, int, int], list[str]] = {}
     for episode in read_rows(rollouts.episodes(_PaidEpisode._fields), _PaidEpisode):
@@ -116,7 +118,7 @@ def _rewards(agents: Sequence[str], rollouts: Rollouts) -> Mapping[str, list[flo
         tree = trees[place]
         learning[place] = [agent for agent in agents if agent != episode.opponent]
         failed = episode.outcome == "failed"
-        tree[steps(episode.branch_path)] = None if failed else episode.rewards
+        tree[parse_path(episode.branch_path)] = None if failed else episode.rewards
     rewards: dict[str, list[float]] = defaultdict(list)
     for place, leaves in sorted(trees.items()):
         expected, those = expected_rewards(leaves)[()], learning[place]
@@ -126,18 +128,18 @@ def _rewards(agents: Sequence[str], rollouts: Rollouts) -> Mapping[str, list[flo
     return dict(rewards)
 
 
-def _too_equal(rewards: Sequence[float], least: float) -> bool:
+def _is_too_equal(rewards: Sequence[float], least: float) -> bool:
     return len(rewards) > 1 and not at_least(max(rewards) - min(rewards), least)
 
 
-def _drawn(problems: Sequence[str], fraction: float | None, seed: int, iteration: int) -> list[str]:
+def _draw(problems: Sequence[str], fraction: float | None, seed: int, iteration: int) -> list[str]:
     if fraction is None:
         return list(problems)
     shuffled = sorted(
         problems, key=lambda p: derive_key("curriculum subsample", seed, iteration, p)
     )
-    return shuffled[: _ceil(len(problems) * fraction)]
+    return shuffled[: _round_up(len(problems) * fraction)]
 
 
-def _ceil(number: float) -> int:
+def _round_up(number: float) -> int:
     return math.ceil(number - _ROUNDING)

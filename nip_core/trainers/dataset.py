@@ -5,7 +5,7 @@ WITH_REASONING    the schemas of examples that have thoughts; schema_of: which a
 write_examples    examples -> a file, a row group at a time, made by several processes
 Dataset           such a file: its rows in batches, its columns
 open_dataset      the committed one of a directory, checked
-validation_side   the questions whose examples are held out
+choose_held_out   the questions whose examples are held out
 to_table          a few examples as a table
 
 Each row names the rollouts it came from. What a back-end wants is derived from the rows by
@@ -30,7 +30,7 @@ from nip_core.errors import CorruptionError
 from nip_core.hashing import derive_seed
 from nip_core.parameters import Method
 from nip_core.processes import count_processes, map_in_processes
-from nip_core.rollouts.parquet import check_version, in_current_version
+from nip_core.rollouts.parquet import has_current_version, in_current_version
 from nip_core.run_store.facts import DatasetFacts
 from nip_core.run_store.manifest import read_committed_file, read_manifest, verify
 from nip_core.run_store.store import Store
@@ -120,7 +120,7 @@ FILES: Mapping[Method, str] = {
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenDataset:
     """The number and digest of the examples in a file."""
 
     examples: int
@@ -134,7 +134,7 @@ def write_examples(
     processes: int | None = None,
     *,
     has_reasoning: bool = False,
-) -> Written:
+) -> WrittenDataset:
     """Write `examples` to a new Parquet file, in their order.
 
     Equal examples give equal bytes and an equal digest, however many processes make them. A few
@@ -156,10 +156,10 @@ def write_examples(
     # 2. Write them in row groups of one size, and hash every row on its way.
     hashes: list[bytes] = []
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        for table in _row_groups(made, hashes):
+        for table in _regroup_rows(made, hashes):
             writer.write_table(table)
     version = REASONING_VERSION if has_reasoning else SCHEMA_VERSION
-    return Written(len(hashes), _digest_of(hashes, method, version))
+    return WrittenDataset(len(hashes), _digest_rows(hashes, method, version))
 
 
 _Made = tuple[pa.Table, list[bytes]]  # examples and the hashes of their rows
@@ -168,8 +168,8 @@ _Made = tuple[pa.Table, list[bytes]]  # examples and the hashes of their rows
 def _make(schema: pa.Schema, examples: Iterable[AnyExample]) -> Iterator[_Made]:
     examples = iter(examples)
     while batch := list(islice(examples, _ROWS_PER_GROUP)):
-        table = _table_of(batch, schema)
-        yield table, _row_hashes(table)
+        table = _make_table(batch, schema)
+        yield table, _hash_rows(table)
 
 
 def _make_part(schema: pa.Schema, make: Callable[[Any], Iterable[AnyExample]], part: Any) -> _Made:
@@ -179,8 +179,8 @@ def _make_part(schema: pa.Schema, make: Callable[[Any], Iterable[AnyExample]], p
     return pa.concat_tables(tables), [one for _, hashes in made for one in hashes]
 
 
-def _row_groups(made: Iterable[_Made], hashes: list[bytes]) -> Iterator[pa.Table]:
-    """The tables cut anew, so that no row group depends on how they came; collects `hashes`."""
+def _regroup_rows(made: Iterable[_Made], hashes: list[bytes]) -> Iterator[pa.Table]:
+    """Cut the tables anew, so no row group depends on how they came; collect `hashes`."""
     waiting: pa.Table | None = None
     for table, of_rows in made:
         hashes += of_rows
@@ -193,24 +193,24 @@ def _row_groups(made: Iterable[_Made], hashes: list[bytes]) -> Iterator[pa.Table
 
 
 def to_table(examples: Sequence[AnyExample], method: Method = "supervised") -> pa.Table:
-    """The examples as a table with the schema of the method, in the order given."""
-    return _table_of(examples, SCHEMAS[method])
+    """Make a table of the examples with the schema of the method, in the order given."""
+    return _make_table(examples, SCHEMAS[method])
 
 
-def _table_of(examples: Sequence[AnyExample], schema: pa.Schema) -> pa.Table:
+def _make_table(examples: Sequence[AnyExample], schema: pa.Schema) -> pa.Table:
     columns = []
     for field in schema:
         values = [getattr(example, field.name) for example in examples]
         if field.name == "messages":
-            columns.append(_message_lists(values))
+            columns.append(_make_message_lists(values))
         elif field.name == "turns":
-            columns.append(_turn_lists(values))
+            columns.append(_make_turn_lists(values))
         else:
             columns.append(pa.array(values, field.type))
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _message_lists(chats: Sequence[Sequence[Mapping[str, str]]]) -> pa.Array:
+def _make_message_lists(chats: Sequence[Sequence[Mapping[str, str]]]) -> pa.Array:
     flat = [message for chat in chats for message in chat]
     columns: list[list[str | None]] = [
         [message["role"] for message in flat],
@@ -219,10 +219,10 @@ def _message_lists(chats: Sequence[Sequence[Mapping[str, str]]]) -> pa.Array:
     ]
     parts = [pa.array(c, field.type) for c, field in zip(columns, _MESSAGE, strict=True)]
     messages = pa.StructArray.from_arrays(parts, fields=list(_MESSAGE))
-    return _lists(chats, messages, _MESSAGES.type)
+    return _make_lists(chats, messages, _MESSAGES.type)
 
 
-def _turn_lists(trajectories: Sequence[Sequence[Any]]) -> pa.Array:
+def _make_turn_lists(trajectories: Sequence[Sequence[Any]]) -> pa.Array:
     flat = [turn for turns in trajectories for turn in turns]
     parts = []
     for field in _TURN:
@@ -230,12 +230,14 @@ def _turn_lists(trajectories: Sequence[Sequence[Any]]) -> pa.Array:
         kind = field.type.value_type.to_pandas_dtype()
         arrays = [np.asarray(values, kind) for values in lists if values is not None]
         values = np.concatenate(arrays) if arrays else np.empty(0, kind)
-        parts.append(_lists(lists, pa.array(values, field.type.value_type), field.type))
+        parts.append(_make_lists(lists, pa.array(values, field.type.value_type), field.type))
     turns = pa.StructArray.from_arrays(parts, fields=list(_TURN))
-    return _lists(trajectories, turns, TRAJECTORIES.field("turns").type)
+    return _make_lists(trajectories, turns, TRAJECTORIES.field("turns").type)
 
 
-def _lists(lengths_of: Sequence[Sequence[Any] | None], values: pa.Array, kind: Any) -> pa.Array:
+def _make_lists(
+    lengths_of: Sequence[Sequence[Any] | None], values: pa.Array, kind: Any
+) -> pa.Array:
     ends = accumulate(len(part) if part is not None else 0 for part in lengths_of)
     offsets = pa.array([0, *ends], pa.int32())
     missing = [part is None for part in lengths_of]
@@ -246,8 +248,8 @@ def _lists(lengths_of: Sequence[Sequence[Any] | None], values: pa.Array, kind: A
 # The digest ---------------------------------------------------------------------------------------
 
 
-def _digest_of(hashes: list[bytes], method: Method, version: int) -> str:
-    """SHA-256 over all columns of all rows, sorted by key.
+def _digest_rows(hashes: list[bytes], method: Method, version: int) -> str:
+    """Compute a SHA-256 over all columns of all rows, sorted by key.
 
     Equal rows give an equal digest, in whatever order, shards, row groups and chunks they are.
     """
@@ -257,8 +259,8 @@ def _digest_of(hashes: list[bytes], method: Method, version: int) -> str:
     return total.hexdigest()
 
 
-def _row_hashes(table: pa.Table) -> list[bytes]:
-    """For each row its key and a SHA-256 of all its columns; 48 bytes.
+def _hash_rows(table: pa.Table) -> list[bytes]:
+    """Make for each row its key and a SHA-256 of all its columns; 48 bytes.
 
     Hashed are, column by column, numbers in little-endian bytes, a text's or a list's length in
     four bytes (-1: null) and then what is in it. Of other columns that may be null, a byte each
@@ -271,7 +273,7 @@ def _row_hashes(table: pa.Table) -> list[bytes]:
     pieces = [
         piece
         for field, column in zip(table.schema, table.columns, strict=True)
-        for piece in _pieces(column.chunk(0), here, is_nullable=field.nullable)
+        for piece in _lay_out(column.chunk(0), here, is_nullable=field.nullable)
     ]
     # 2. Put together the pieces of each row, and hash them.
     rows = zip(*(_cut(*piece) for piece in pieces), strict=True)
@@ -285,40 +287,41 @@ def _row_hashes(table: pa.Table) -> list[bytes]:
 _Piece = tuple[memoryview, np.ndarray[Any, Any]]  # bytes, and where each row of the table begins
 
 
-def _pieces(array: pa.Array, ends: np.ndarray[Any, Any], *, is_nullable: bool) -> Iterator[_Piece]:
-    """An array as bytes. `ends`: where in it the rows of the table begin, and its length."""
+def _lay_out(array: pa.Array, ends: np.ndarray[Any, Any], *, is_nullable: bool) -> Iterator[_Piece]:
+    """Lay out an array as bytes. `ends`: where in it the rows of the table begin, and its
+    length."""
     kind = array.type
     if pa.types.is_struct(kind):
         for field, child in zip(kind, array.flatten(), strict=True):
-            yield from _pieces(child, ends, is_nullable=field.nullable)
+            yield from _lay_out(child, ends, is_nullable=field.nullable)
         return
     if pa.types.is_list(kind) or pa.types.is_string(kind):
         is_list = pa.types.is_list(kind)
         lengths = pc.list_value_length(array) if is_list else pc.binary_length(array)
-        yield _numbers(lengths.fill_null(-1), "<i4"), ends * 4
+        yield _encode_numbers(lengths.fill_null(-1), "<i4"), ends * 4
         offsets = np.concatenate(([0], np.cumsum(lengths.fill_null(0).to_numpy(), dtype=np.int64)))
         if is_list:
             items = kind.value_field.nullable
-            yield from _pieces(array.flatten(), offsets[ends], is_nullable=items)
+            yield from _lay_out(array.flatten(), offsets[ends], is_nullable=items)
         else:
-            yield _text(array), offsets[ends]
+            yield _join_texts(array), offsets[ends]
         return
     if is_nullable:
-        yield _numbers(array.is_valid().cast(pa.int8()), "<i1"), ends
+        yield _encode_numbers(array.is_valid().cast(pa.int8()), "<i1"), ends
         array = array.fill_null(0)
     dtype = np.dtype(kind.to_pandas_dtype()).newbyteorder("<")
-    yield _numbers(array, dtype), ends * dtype.itemsize
+    yield _encode_numbers(array, dtype), ends * dtype.itemsize
 
 
-def _numbers(array: pa.Array, dtype: Any) -> memoryview:
+def _encode_numbers(array: pa.Array, dtype: Any) -> memoryview:
     values = array.to_numpy(zero_copy_only=False).astype(dtype)
     if values.dtype.kind == "f":
         values[np.isnan(values)] = np.nan  # of which there are many kinds
     return memoryview(values.tobytes())
 
 
-def _text(array: pa.Array) -> memoryview:
-    """All texts of a string array, one after the other."""
+def _join_texts(array: pa.Array) -> memoryview:
+    """Join all texts of a string array, one after the other."""
     array = array.fill_null("")
     _, offsets, data = array.buffers()
     if data is None:
@@ -338,7 +341,7 @@ class Dataset:
     """A file of examples."""
 
     def __init__(self, source: Path | bytes, method: Method, name: str) -> None:
-        """`source` is the file or its content, `name` is for errors.
+        """Open a file or its content, `source`; `name` is for errors.
 
         Raises CorruptionError if it is no such file, StoreError if another version wrote it.
         """
@@ -346,25 +349,25 @@ class Dataset:
         self._source = source
         with self._open() as file:
             self.examples: int = file.metadata.num_rows
-            self._schema = schema_of(file.schema_arrow, method)
-            self._is_current = check_version(file.schema_arrow, self._schema, name)
+            self._schema = choose_schema(file.schema_arrow, method)
+            self._is_current = has_current_version(file.schema_arrow, self._schema, name)
 
     def rows(self) -> Iterator[Row]:
-        """The rows in order; a few hundred are in memory at a time."""
+        """Yield the rows in order; a few hundred are in memory at a time."""
         with self._open() as file:
             for batch in file.iter_batches(_ROWS_PER_GROUP):
                 table = self._current(pa.Table.from_batches([batch]))
-                columns = [_values(column) for column in table.columns]
+                columns = [_read_values(column) for column in table.columns]
                 for values in zip(*columns, strict=True):
                     yield dict(zip(table.column_names, values, strict=True))
 
     def table(self) -> pa.Table:
-        """All rows, in the current version's columns."""
+        """Read all rows, in the current version's columns."""
         with self._open() as file:
             return self._current(file.read())
 
     def column(self, name: str) -> list[Any]:
-        """A column as a list, null everywhere if the file's version did not have it."""
+        """Read a column as a list, null everywhere if the file's version did not have it."""
         with self._open() as file:
             if name not in file.schema_arrow.names:
                 return [None] * self.examples
@@ -390,7 +393,7 @@ class Dataset:
 
 
 def open_dataset(store: Store, directory: str) -> Dataset:
-    """The committed dataset of a directory, checked against its manifest.
+    """Open the committed dataset of a directory, checked against its manifest.
 
     Raises MissingFileError if there is none, CorruptionError if it is damaged, and as `Dataset`.
     """
@@ -405,8 +408,8 @@ def open_dataset(store: Store, directory: str) -> Dataset:
     return Dataset(local, method, place)
 
 
-def schema_of(written: pa.Schema, method: Method) -> pa.Schema:
-    """The schema that a file of the method should have: with thoughts, if its version says so."""
+def choose_schema(written: pa.Schema, method: Method) -> pa.Schema:
+    """Choose the schema of a file of the method: with thoughts, if its version says so."""
     with_thoughts = WITH_REASONING.get(method)
     key = b"nip.schema_version"
     version = (written.metadata or {}).get(key, b"")
@@ -416,8 +419,8 @@ def schema_of(written: pa.Schema, method: Method) -> pa.Schema:
     return SCHEMAS[method]
 
 
-def _values(column: pa.ChunkedArray) -> list[Any]:
-    """As `to_pylist`, but much faster for conversations."""
+def _read_values(column: pa.ChunkedArray) -> list[Any]:
+    """Read a column as `to_pylist` does, but much faster for conversations."""
     if column.type != _MESSAGES.type:
         values: list[Any] = column.to_pylist()
         return values
@@ -435,8 +438,8 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
 # What is held out ---------------------------------------------------------------------------------
 
 
-def validation_side(questions: Iterable[str], fraction: float, seed: int) -> frozenset[str]:
-    """The questions, about this share of them, whose examples are not trained on.
+def choose_held_out(questions: Iterable[str], fraction: float, seed: int) -> frozenset[str]:
+    """Draw about this share of the questions; their examples are not trained on.
 
     A question is on the same side whatever others there are, except for the last one, which is
     trained on.

@@ -1,8 +1,8 @@
 """Rollouts as trainers look at them: small columns of everything, then whole episodes one by one.
 
 Sides    who earned what in which episode, and whether the agent spoke
-played   chosen episodes of a shard with their turns, in the order of play
-Episode, AgentAnswers   one of them, and what an agent did in it
+read_played   chosen episodes of a shard with their turns, in the order of play
+PlayedEpisode, AgentAnswers   one of them, and what an agent did in it
 """
 
 from collections import defaultdict
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.errors import StageError
-from nip_core.game.render import Game, InvalidResponse, Situation, Turn, columns_of
+from nip_core.game.render import Game, InvalidResponse, Situation, Turn, parse_columns
 from nip_core.hashing import derive_key
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
@@ -55,24 +55,24 @@ class Sides:
         episodes = pa.concat_tables([EPISODES.empty_table().select(_FACTS), *read])
         self._places = episodes.select(_PLACE)
         self.keys: list[str] = episodes["key"].to_pylist()
-        self.y = _numbers(episodes["y"])
-        self.decision = _numbers(episodes["decision"])
-        self.failed = _numbers(pc.equal(episodes["outcome"], "failed"))
-        self.rewards = {a: _rewards(episodes["rewards"], a) for a in agents}
+        self.y = _make_array(episodes["y"])
+        self.decision = _make_array(episodes["decision"])
+        self.failed = _make_array(pc.equal(episodes["outcome"], "failed"))
+        self.rewards = {a: _read_rewards(episodes["rewards"], a) for a in agents}
         opponent = pc.fill_null(episodes["opponent"], "")
         # By agent, where it played with an earlier model: what that said is not its own.
-        self.was_opponent = {a: _numbers(pc.equal(opponent, a)) for a in agents}
+        self.was_opponent = {a: _make_array(pc.equal(opponent, a)) for a in agents}
         valid = rollouts.generations(("episode", "branch_path", "agent", "invalid_reason"))
         valid = for_each_episode(episodes, valid)
         valid = valid.filter(pc.is_null(valid["invalid_reason"]))
         self.spoke = {}
         for agent in agents:
             spoken = valid.filter(pc.equal(valid["agent"], agent))["episode"]
-            self.spoke[agent] = _numbers(pc.is_in(episodes["key"], value_set=spoken))
+            self.spoke[agent] = _make_array(pc.is_in(episodes["key"], value_set=spoken))
 
     @cached_property
     def places(self) -> list[str]:
-        """By episode, a hash of which one it is, without the run's name."""
+        """Make by episode a hash of its place in the plan, without the run's name."""
         columns = [column.to_pylist() for column in self._places.columns]
         return [derive_key(*place) for place in zip(*columns, strict=True)]
 
@@ -87,7 +87,7 @@ class AgentAnswers(NamedTuple):
 
 
 @dataclass(slots=True)
-class Episode:
+class PlayedEpisode:
     """A played episode."""
 
     key: str
@@ -100,8 +100,8 @@ class Episode:
     turns: Sequence[Turn]
     answers: Sequence[_Answer]
 
-    def answers_of(self, agent: str) -> AgentAnswers:
-        """Return the agent's answers."""
+    def collect_answers(self, agent: str) -> AgentAnswers:
+        """Collect the agent's answers."""
         answers = [answer for answer in self.answers if answer.agent == agent]
         answers.sort(key=attrgetter("round", "key"))
         tokens = [
@@ -119,10 +119,10 @@ class Episode:
         )
 
 
-def played(
+def read_played(
     game: Game, part: Rollouts, keys: Collection[str], *, thoughts: bool = False
-) -> Iterator[Episode]:
-    """The episodes with these keys in one of the `Sides.parts`, in the order of play.
+) -> Iterator[PlayedEpisode]:
+    """Read the episodes with these keys in one of the `Sides.parts`, in the order of play.
 
     The agents' `thoughts` are read if they are asked for.
     Raises StageError for an answer that this version of nip reads otherwise.
@@ -140,35 +140,37 @@ def played(
         episodes = episodes.take(chosen)
         valid = pc.and_(valid, pc.is_in(generations["episode"], value_set=episodes["key"]))
     by_episode: dict[str, list[_Answer]] = defaultdict(list)
-    for answer in _rows(generations.filter(valid).select(fields)):
+    for answer in _iterate_rows(generations.filter(valid).select(fields)):
         by_episode[answer[0]].append(_Answer(*answer))
-    for row in _rows(episodes):
+    for row in _iterate_rows(episodes):
         key, iteration, problem, question_id, y, rounds, *facts = row
         question, solution, columns, stance, seed = facts
         answers = by_episode[key]
         try:
-            turns = game.turns_of([(a.round, a.agent, a.text, None) for a in answers], seed)
+            turns = game.parse_turns([(a.round, a.agent, a.text, None) for a in answers], seed)
         except InvalidResponse as invalid:
             raise StageError(
                 f"episode {key}: an answer that counted as valid when it was played is not "
                 f"({invalid.reason}); another version of nip has played it: train with that one"
             ) from None
-        situation = Situation(question, solution, stance, seed, columns_of(columns))
-        yield Episode(key, iteration, problem, question_id, y, rounds, situation, turns, answers)
+        situation = Situation(question, solution, stance, seed, parse_columns(columns))
+        yield PlayedEpisode(
+            key, iteration, problem, question_id, y, rounds, situation, turns, answers
+        )
 
 
-def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
-    """The rows, made column by column, which is much faster than `to_pylist`."""
+def _iterate_rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows, made column by column: much faster than `to_pylist`."""
     return zip(*(column.to_pylist() for column in table.columns), strict=True)
 
 
-def _numbers(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+def _make_array(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
     numbers: np.ndarray[Any, Any] = column.to_numpy()
     return numbers
 
 
-def _rewards(rewards: pa.ChunkedArray, agent: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The agent's reward in each episode; NaN where it is not there."""
+def _read_rewards(rewards: pa.ChunkedArray, agent: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Read the agent's reward in each episode; NaN where it is not there."""
     earned = np.full(len(rewards), np.nan)
     at = 0
     for chunk in rewards.chunks:

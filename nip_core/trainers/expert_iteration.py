@@ -3,9 +3,9 @@
 choose_examples        the trainer, see `nip_core.trainers.base`
 select                 by threshold or by weighted sampling
 replacement_proportion how many of the verifier's answers become the true label
-own_side               an agent's conversation, up to its last answer
-thoughts_in            what the agent thought before each of its answers in it
-never_chosen           agents that can't earn the threshold
+render_own_side               an agent's conversation, up to its last answer
+align_thoughts            what the agent thought before each of its answers in it
+find_never_chosen           agents that can't earn the threshold
 
 What is chosen is decided from small columns of all rollouts. In this order: the verifier's answers
 that become the true label; selection from the others; one of equal conversations, if the setting
@@ -31,7 +31,7 @@ from nip_core.parameters import HyperParameters, PureTextEiParameters, TextRlPar
 from nip_core.protocols import make_protocol
 from nip_core.tolerance import at_least, more_than
 from nip_core.trainers.base import Choice, Example, InParts, Rollouts
-from nip_core.trainers.episodes import Episode, Sides, played
+from nip_core.trainers.episodes import PlayedEpisode, Sides, read_played
 
 TRUE_LABEL = "true_label"
 
@@ -48,7 +48,7 @@ class _Pick(NamedTuple):
 def choose_examples(
     game: Game, group: str, iteration: int, rollouts: Rollouts, agents: Sequence[str]
 ) -> Choice:
-    """The conversations to imitate: see `nip_core.trainers.base.Chooser`.
+    """Choose the conversations to imitate: see `nip_core.trainers.base.Chooser`.
 
     Counts: ``candidates``, episodes times agents; and of these ``failed``, ``silent`` (the agent
     never spoke), ``earlier_model`` (it played with one), ``below_threshold`` or ``not_drawn``,
@@ -59,25 +59,25 @@ def choose_examples(
     settings = game.parameters.pure_text_ei
     sides = Sides(rollouts, agents)
     counts: Counter[str] = Counter(candidates=len(sides.keys) * len(agents))
-    picks = [p for agent in agents for p in _pick(game, agent, iteration, sides, counts)]
+    picks = [p for agent in agents for p in _pick_sides(game, agent, iteration, sides, counts)]
     # 2. Keep one of equal conversations.
     if settings.deduplicate:
-        unique = _without_duplicates(game, sides, picks)
+        unique = _drop_duplicates(game, sides, picks)
         counts["duplicates"] = len(picks) - len(unique)
         picks = unique
     # 3. Leave out the surplus.
-    balanced = [p for agent in agents for p in _balanced(settings, agent, sides, picks)]
+    balanced = [p for agent in agents for p in _balance(settings, agent, sides, picks)]
     counts["surplus"] = len(picks) - len(balanced)
     # 4. Make the examples shard by shard, when they are gone through.
     return Choice(
         "supervised",
-        InParts(partial(_examples, game), _by_part(sides, balanced), len(balanced)),
+        InParts(partial(_make_examples, game), _group_by_part(sides, balanced), len(balanced)),
         {name: count for name, count in counts.items() if count or name == "candidates"},
         has_reasoning=any(_keeps_reasoning(game, agent) for agent in agents),
     )
 
 
-def _pick(
+def _pick_sides(
     game: Game, agent: str, iteration: int, sides: Sides, counts: Counter[str]
 ) -> list[_Pick]:
     """Choose from the agent's sides, without a look at texts or at other agents."""
@@ -119,7 +119,8 @@ def _pick(
 
 
 def replacement_proportion(parameters: TextRlParameters, iteration: int) -> float:
-    """Share of rollouts whose last verifier message becomes the true label, in [0, 1]."""
+    """Compute the share of rollouts whose last verifier message becomes the true label, in [0,
+    1]."""
     start = parameters.verifier_guess_replacement_proportion
     rate = parameters.verifier_guess_replacement_annealing_rate
     match parameters.verifier_guess_replacement_annealing:
@@ -130,8 +131,8 @@ def replacement_proportion(parameters: TextRlParameters, iteration: int) -> floa
     return start
 
 
-def never_chosen(parameters: HyperParameters) -> dict[str, float]:
-    """The agents that are to be trained but can't earn the threshold, with the most they can."""
+def find_never_chosen(parameters: HyperParameters) -> dict[str, float]:
+    """Find the trained agents unable to earn the threshold, with the most they can."""
     settings = parameters.pure_text_ei
     if settings.rollout_selection_method != "threshold":
         return {}
@@ -147,7 +148,7 @@ def never_chosen(parameters: HyperParameters) -> dict[str, float]:
 def select(
     rewards: Sequence[float], keys: Sequence[str], parameters: PureTextEiParameters, seed: int
 ) -> list[tuple[int, int]]:
-    """Indices of the chosen rollouts, each with the number of the draw (0 without repeats).
+    """Select rollouts: their indices, each with the number of the draw (0 without repeats).
 
     Threshold: every reward that reaches it. Weighted: round(n * factor) draws with probability
     growing linearly with the reward above the minimum; equal rewards give equal probability.
@@ -179,13 +180,13 @@ def select(
     return result
 
 
-def _without_duplicates(game: Game, sides: Sides, picks: Sequence[_Pick]) -> list[_Pick]:
-    """One of several picks of an agent with the same conversation, in the order given."""
+def _drop_duplicates(game: Game, sides: Sides, picks: Sequence[_Pick]) -> list[_Pick]:
+    """Keep one of several picks of an agent with the same conversation, in the order given."""
     first: dict[tuple[str, bytes], tuple[Any, _Pick]] = {}
-    for part in _by_part(sides, picks):
-        for episode, (_, pick, _) in _played(game, part):
-            messages = _conversation(game, episode, pick)
-            thoughts = _thoughts(game, episode, pick, messages)
+    for part in _group_by_part(sides, picks):
+        for episode, (_, pick, _) in _read_picked(game, part):
+            messages = _render_conversation(game, episode, pick)
+            thoughts = _read_thoughts(game, episode, pick, messages)
             conversation = [*messages, *([] if thoughts is None else thoughts)]
             text = hashlib.sha256(canonical_json(conversation)).digest()
             order = (sides.places[pick.at], pick.reason, pick.draw)
@@ -196,10 +197,10 @@ def _without_duplicates(game: Game, sides: Sides, picks: Sequence[_Pick]) -> lis
     return [pick for pick in picks if pick in kept]
 
 
-def _balanced(
+def _balance(
     settings: PureTextEiParameters, agent: str, sides: Sides, picks: Sequence[_Pick]
 ) -> list[_Pick]:
-    """The agent's picks without the surplus of verdicts, or of labels.
+    """Leave out the surplus of verdicts, or of labels, among the agent's picks.
 
     What became the true label counts as no verdict of the agent. With both settings, as many right
     verdicts of the one kind stay as of the other, and as many wrong ones, so that both are even.
@@ -218,20 +219,20 @@ def _balanced(
         return int(sides.decision[pick.at])
 
     if not settings.balance_decisions or agent != "verifier":
-        return _even(of_agent, label, order) if settings.balance_labels else of_agent
+        return _even_out(of_agent, label, order) if settings.balance_labels else of_agent
     if not settings.balance_labels:
-        return _even(chosen, verdict, order) + replaced
+        return _even_out(chosen, verdict, order) + replaced
     right = [pick for pick in chosen if verdict(pick) == label(pick)]
     wrong = [pick for pick in chosen if verdict(pick) == 1 - label(pick)]
-    return [pick for part in (right, wrong, replaced) for pick in _even(part, label, order)]
+    return [pick for part in (right, wrong, replaced) for pick in _even_out(part, label, order)]
 
 
-def _even(
+def _even_out(
     picks: Sequence[_Pick],
     kind: Callable[[_Pick], int],
     order: Callable[[_Pick], tuple[str, int]],
 ) -> list[_Pick]:
-    """As many of kind 0 as of kind 1, and none of any other."""
+    """Keep as many picks of kind 0 as of kind 1, and none of any other."""
     by_kind: dict[int, list[_Pick]] = defaultdict(list)
     for pick in picks:
         by_kind[kind(pick)].append(pick)
@@ -240,7 +241,7 @@ def _even(
     return [pick for k in (0, 1) for pick in sorted(by_kind[k], key=order)[:size]]
 
 
-def own_side(
+def render_own_side(
     game: Game,
     agent: str,
     situation: Situation,
@@ -248,7 +249,7 @@ def own_side(
     round_: int,
     label: int | None = None,
 ) -> list[ChatMessage]:
-    """The chat of `agent` until its last answer, to be trained on; empty if it never spoke.
+    """Render the chat of `agent` until its last answer, to be trained on; empty if it never spoke.
 
     With a true `label` (1 correct, 0 buggy) that answer becomes the right decision, as sure as the
     scale allows and without the reasoning before it, which may have argued for the other one.
@@ -262,16 +263,16 @@ def own_side(
     return messages
 
 
-def _conversation(game: Game, episode: Episode, pick: _Pick) -> list[ChatMessage]:
+def _render_conversation(game: Game, episode: PlayedEpisode, pick: _Pick) -> list[ChatMessage]:
     label = episode.y if pick.reason == TRUE_LABEL else None
     situation, turns = episode.situation, episode.turns
-    return own_side(game, pick.agent, situation, turns, episode.rounds - 1, label)
+    return render_own_side(game, pick.agent, situation, turns, episode.rounds - 1, label)
 
 
-def thoughts_in(
+def align_thoughts(
     messages: Sequence[ChatMessage], thoughts: Sequence[str | None], *, is_replaced: bool = False
 ) -> tuple[str | None, ...]:
-    """By message of an `own_side`, what the agent thought before it; None for others' messages.
+    """Give what the agent thought before each message of its side; None for messages of others.
 
     `thoughts` are those before each of its answers, in order. Where the last answer `is_replaced`
     by the true label, what was thought before it may have argued for the other one.
@@ -287,16 +288,16 @@ def _keeps_reasoning(game: Game, agent: str) -> bool:
     return game.parameters.model_agents[agent].train_reasoning == "keep"
 
 
-def _thoughts(
-    game: Game, episode: Episode, pick: _Pick, messages: Sequence[ChatMessage]
+def _read_thoughts(
+    game: Game, episode: PlayedEpisode, pick: _Pick, messages: Sequence[ChatMessage]
 ) -> tuple[str | None, ...] | None:
     if not _keeps_reasoning(game, pick.agent):
         return None
-    thoughts = episode.answers_of(pick.agent).thoughts
-    return thoughts_in(messages, thoughts, is_replaced=pick.reason == TRUE_LABEL)
+    thoughts = episode.collect_answers(pick.agent).thoughts
+    return align_thoughts(messages, thoughts, is_replaced=pick.reason == TRUE_LABEL)
 
 
-class _Chosen(NamedTuple):
+class _PickedSide(NamedTuple):
     """A pick with what is known of it."""
 
     episode: str  # its key
@@ -304,18 +305,18 @@ class _Chosen(NamedTuple):
     reward: float
 
 
-_Part = tuple[Rollouts, list[_Chosen]]
+_Part = tuple[Rollouts, list[_PickedSide]]
 
 
-def _by_part(sides: Sides, picks: Sequence[_Pick]) -> list[_Part]:
-    """The shards in the order of play, each with the picks from it; those without are left out."""
+def _group_by_part(sides: Sides, picks: Sequence[_Pick]) -> list[_Part]:
+    """Group the picks by shard, in the order of play; shards without picks are left out."""
     ordered = sorted(picks, key=lambda pick: pick.at)
     parts, begin, start = [], 0, 0
     for part, size in zip(sides.parts, sides.sizes, strict=True):
         start += size
         end = bisect_left(ordered, start, begin, key=lambda pick: pick.at)
         chosen = [
-            _Chosen(sides.keys[pick.at], pick, float(sides.rewards[pick.agent][pick.at]))
+            _PickedSide(sides.keys[pick.at], pick, float(sides.rewards[pick.agent][pick.at]))
             for pick in ordered[begin:end]
         ]
         if chosen:
@@ -324,26 +325,26 @@ def _by_part(sides: Sides, picks: Sequence[_Pick]) -> list[_Part]:
     return parts
 
 
-def _played(game: Game, part: _Part) -> Iterator[tuple[Episode, _Chosen]]:
-    """Yield what was chosen from a shard with its episodes, in the order of play."""
+def _read_picked(game: Game, part: _Part) -> Iterator[tuple[PlayedEpisode, _PickedSide]]:
+    """Yield the picks from a shard with their episodes, in the order of play."""
     rollouts, chosen = part
-    by_episode: dict[str, list[_Chosen]] = defaultdict(list)
+    by_episode: dict[str, list[_PickedSide]] = defaultdict(list)
     for choice in chosen:
         by_episode[choice.episode].append(choice)
     agents = {agent: i for i, agent in enumerate(game.protocol.agent_names)}
     thoughts = any(_keeps_reasoning(game, choice.pick.agent) for choice in chosen)
-    for episode in played(game, rollouts, by_episode.keys(), thoughts=thoughts):
+    for episode in read_played(game, rollouts, by_episode.keys(), thoughts=thoughts):
         choices = by_episode[episode.key]
         choices.sort(key=lambda c: (agents[c.pick.agent], c.pick.reason, c.pick.draw))
         for choice in choices:
             yield episode, choice
 
 
-def _examples(game: Game, part: _Part) -> Iterator[Example]:
-    for episode, (_, pick, reward) in _played(game, part):
-        answers = episode.answers_of(pick.agent)
-        messages = tuple(_conversation(game, episode, pick))
-        thoughts = _thoughts(game, episode, pick, messages)
+def _make_examples(game: Game, part: _Part) -> Iterator[Example]:
+    for episode, (_, pick, reward) in _read_picked(game, part):
+        answers = episode.collect_answers(pick.agent)
+        messages = tuple(_render_conversation(game, episode, pick))
+        thoughts = _read_thoughts(game, episode, pick, messages)
         # Thoughts stand in no later prompt, so each answer that has some is trained by itself.
         is_apart = thoughts is not None and any(thoughts)
         yield Example(

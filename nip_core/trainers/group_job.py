@@ -22,7 +22,7 @@ from nip_lm_server.client import NipSettings
 
 @dataclass(frozen=True)
 class Parent:
-    """The model that a job starts from."""
+    """The model at the start of a job."""
 
     model: str  # as its server names it
     digest: str | None  # of its weights, where the server has said it
@@ -45,7 +45,8 @@ def group_job(
     validation_examples: int = 0,
     validation_digest: str | None = None,
 ) -> JobSpec:
-    """The job of a group on this data, trained as the settings say, in the loop or by hand."""
+    """Describe the job of a group on this data, trained as the settings say, in the loop or by
+    hand."""
     hyper_parameters, nip = training_settings(
         parameters, group, from_base=parent.is_base, can_stack=parent.can_stack, method=method
     )
@@ -87,7 +88,7 @@ def training_settings(
     can_stack: bool = True,
     method: str = "supervised",
 ) -> tuple[dict[str, Any], NipSettings]:
-    """The settings with which a group is trained: those that its API has words for, and the rest.
+    """Split the settings of a group's training: the words of its API, and the rest.
 
     The first are the hyper-parameters of the method. Only what the method and the server take is
     in it. `from_base`: not from the model that plays; `can_stack`: that one is an adapter, so that

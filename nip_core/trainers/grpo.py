@@ -1,7 +1,7 @@
 """Policy gradient: the tokens of an agent, and how much better than others its episode went.
 
 choose_trajectories   rollouts -> trajectories with their advantages (method ``trajectories``)
-advantages            rewards of episodes that are compared -> an advantage each
+compute_advantages            rewards of episodes that are compared -> an advantage each
 
 An episode is compared with the others of its group: episodes of one problem, of one iteration, by
 one agent (GRPO: Shao et al., 2024). With ``baseline: role`` it is compared with all episodes of the
@@ -31,7 +31,7 @@ from nip_core.game.render import Game
 from nip_core.hashing import derive_key
 from nip_core.parameters import HyperParameters, PureTextGrpoParameters
 from nip_core.rollouts.plan import group_size
-from nip_core.rollouts.rows import read_rows
+from nip_core.rollouts.table_rows import read_rows
 from nip_core.rollouts.tables import RolloutTables
 from nip_core.trainers.base import Choice, Rollouts, TokenTurn, Trajectory
 from nip_lm_server.client import group_advantages
@@ -54,7 +54,7 @@ class _ComparedEpisode(NamedTuple):
 
 
 class _SpokenTurn(NamedTuple):
-    """Whose turn of which episode a generation is, and whether it is valid."""
+    """The turn of a generation in its episode, and whether it is valid."""
 
     episode: str
     agent: str
@@ -82,7 +82,7 @@ class _Side:
 
 @dataclass(frozen=True)
 class _TrainedSide:
-    """A side that is trained."""
+    """A side to be trained."""
 
     side: _Side
     group_id: str
@@ -92,7 +92,7 @@ class _TrainedSide:
 def choose_trajectories(
     game: Game, group: str, iteration: int, rollouts: Rollouts, agents: Sequence[str]
 ) -> Choice:
-    """One trajectory for each episode and agent of `agents`, with the agent's turns in order.
+    """Choose one trajectory for each episode and agent of `agents`, with its turns in order.
 
     The counts are of ``candidates`` (groups, for each agent), and of what is left out:
     ``failed_episodes``; ``not_acted``, sides of agents that had no turn; ``earlier_model``, those
@@ -105,7 +105,7 @@ def choose_trajectories(
     # 1. Group the sides that are compared with each other.
     counts: Counter[str] = Counter()
     chosen: dict[tuple[str, str], _TrainedSide] = {}
-    groups = _groups(parameters, rollouts, agents, counts)
+    groups = _group_sides(parameters, rollouts, agents, counts)
     counts["candidates"] = len(groups)
     # 2. Give each an advantage; a group in which all earned the same teaches nothing, unless a
     #    shift makes it hold on to what was played.
@@ -113,7 +113,7 @@ def choose_trajectories(
         if len(sides) < 2 and settings.baseline != "role":
             counts["small_groups"] += 1
             continue
-        above = advantages([side.reward for side in sides], settings)
+        above = compute_advantages([side.reward for side in sides], settings)
         if above is None and not settings.advantage_shift:
             counts["zero_variance_groups"] += 1
             counts["zero_variance_episodes"] += len(sides)
@@ -124,12 +124,14 @@ def choose_trajectories(
     # 3. Take the tokens from the shards, when the examples are gone through.
     return Choice(
         method="trajectories",
-        examples=_trajectories(rollouts, agents, chosen, settings.baseline),
+        examples=_make_trajectories(rollouts, agents, chosen, settings.baseline),
         counts=dict(counts),
     )
 
 
-def advantages(rewards: Sequence[float], settings: PureTextGrpoParameters) -> list[float] | None:
+def compute_advantages(
+    rewards: Sequence[float], settings: PureTextGrpoParameters
+) -> list[float] | None:
     """Tell how far each reward is above the baseline of the others; None if all are equal.
 
     They sum to zero. The standard deviation is that of a sample (n - 1).
@@ -142,11 +144,11 @@ def advantages(rewards: Sequence[float], settings: PureTextGrpoParameters) -> li
     return above
 
 
-def _groups(
+def _group_sides(
     parameters: HyperParameters, rollouts: Rollouts, agents: Sequence[str], counts: Counter[str]
 ) -> dict[str, list[_Side]]:
-    """The sides that are compared with each other, by the id of their group."""
-    acted = _acted(rollouts)
+    """Group the sides by what they are compared with, under the id of the group."""
+    acted = _find_acted(rollouts)
     groups: dict[str, list[_Side]] = defaultdict(list)
     for episode in read_rows(rollouts.episodes(_ComparedEpisode._fields), _ComparedEpisode):
         if episode.outcome == "failed":
@@ -162,19 +164,19 @@ def _groups(
                 counts["earlier_model"] += 1
                 continue
             side = _Side(episode, agent, episode.rewards[agent])
-            groups[_group_id(parameters, side)].append(side)
+            groups[_name_group(parameters, side)].append(side)
     return groups
 
 
-def _acted(rollouts: Rollouts) -> set[tuple[str, str]]:
-    """(episode, agent) of every valid answer."""
+def _find_acted(rollouts: Rollouts) -> set[tuple[str, str]]:
+    """Find the (episode, agent) of every valid answer."""
     rows = rollouts.generations(["episode", "agent", "invalid_reason"])
     rows = rows.filter(pc.is_null(rows["invalid_reason"]))
     return set(zip(rows["episode"].to_pylist(), rows["agent"].to_pylist(), strict=True))
 
 
-def _group_id(parameters: HyperParameters, side: _Side) -> str:
-    """Equal for sides that are compared; the same for two runs of the same game."""
+def _name_group(parameters: HyperParameters, side: _Side) -> str:
+    """Make the id of a side's group; two runs of the same game make the same."""
     episode = side.episode
     if parameters.pure_text_grpo.baseline == "role":
         role = (episode.iteration, side.agent, episode.prover_stance)
@@ -184,23 +186,25 @@ def _group_id(parameters: HyperParameters, side: _Side) -> str:
     return derive_key("group", episode.iteration, episode.problem, number, side.agent)
 
 
-def _trajectories(
+def _make_trajectories(
     rollouts: Rollouts,
     agents: Sequence[str],
     chosen: Mapping[tuple[str, str], _TrainedSide],
     baseline: str,
 ) -> Iterator[Trajectory]:
     for shard in rollouts.shards():
-        rows = _valid_rows(shard)
+        rows = _find_valid_rows(shard)
         for episode in shard.episodes["key"].to_pylist():
             for agent in agents:
                 trained = chosen.get((episode, agent))
                 if trained is not None:
-                    yield _trajectory(trained, shard.generations, rows[episode, agent], baseline)
+                    yield _make_trajectory(
+                        trained, shard.generations, rows[episode, agent], baseline
+                    )
 
 
-def _valid_rows(shard: RolloutTables) -> dict[tuple[str, str], list[int]]:
-    """The places of the valid answers of an agent in an episode, in the order of its turns."""
+def _find_valid_rows(shard: RolloutTables) -> dict[tuple[str, str], list[int]]:
+    """Find the places of an agent's valid answers in an episode, in the order of its turns."""
     answers = read_rows(shard.generations.select(_SpokenTurn._fields), _SpokenTurn)
     found: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for index, row in enumerate(answers):
@@ -209,7 +213,7 @@ def _valid_rows(shard: RolloutTables) -> dict[tuple[str, str], list[int]]:
     return {key: [index for _, index in sorted(places)] for key, places in found.items()}
 
 
-def _trajectory(
+def _make_trajectory(
     trained: _TrainedSide, generations: pa.Table, rows: Sequence[int], baseline: str
 ) -> Trajectory:
     episode, agent = trained.side.episode, trained.side.agent

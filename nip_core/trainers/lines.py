@@ -1,6 +1,6 @@
 """From rows of a dataset to the lines of the files that are trained on.
 
-held_out         the questions of a dataset whose examples are not trained on
+read_held_out         the questions of a dataset whose examples are not trained on
 write_payloads   a dataset as the files of a job: what is trained on, and what is held out
 write_jsonl      rows -> a file, every line checked by the rules of whoever receives it
 JSONL            by method, a row as the line that OpenAI's API and lm_server take
@@ -15,26 +15,28 @@ from typing import Any
 
 from nip_core.errors import StageError
 from nip_core.parameters import HyperParameters, Method
-from nip_core.trainers.dataset import Dataset, Row, validation_side
+from nip_core.trainers.dataset import Dataset, Row, choose_held_out
 from nip_lm_server.client import AdvantageMode, JsonlError, describe_problems, validate
 
 ADVANTAGE: AdvantageMode = "given"
 """The setting `advantage` of a job of trajectories: every line has its own."""
 
 
-def held_out(parameters: HyperParameters, dataset: Dataset) -> frozenset[str]:
-    """The questions whose examples go into the validation file; empty: there is none."""
+def read_held_out(parameters: HyperParameters, dataset: Dataset) -> frozenset[str]:
+    """Find the questions whose examples go into the validation file; empty: there is none."""
     fraction = parameters.fine_tuning.validation_fraction
-    return validation_side(questions_of(dataset), fraction, parameters.seed)
+    return choose_held_out(list_questions(dataset), fraction, parameters.seed)
 
 
-def questions_of(dataset: Dataset) -> list[str]:
-    """By row, the question that its example is about."""
+def list_questions(dataset: Dataset) -> list[str]:
+    """List by row the question of its example."""
     ids = zip(dataset.column("question_id"), dataset.column("problem"), strict=True)
-    return [_question({"question_id": question, "problem": problem}) for question, problem in ids]
+    return [
+        _name_question({"question_id": question, "problem": problem}) for question, problem in ids
+    ]
 
 
-def _question(row: Row) -> str:
+def _name_question(row: Row) -> str:
     # A dataset of an earlier version names no questions, so each problem is one.
     return str(row["problem"] if row["question_id"] is None else row["question_id"])
 
@@ -42,35 +44,35 @@ def _question(row: Row) -> str:
 def write_payloads(
     dataset: Dataset, out: frozenset[str], folder: Path, what: str
 ) -> tuple[Path, Path | None]:
-    """The training file of a job and, unless `out` is empty, its validation file.
+    """Write the training file of a job and, unless `out` is empty, its validation file.
 
     Raises StageError, which names `what`, the file and the line, for what the receiver would
     refuse.
     """
     training = folder / "training.jsonl"
-    rows = (row for row in dataset.rows() if _question(row) not in out)
+    rows = (row for row in dataset.rows() if _name_question(row) not in out)
     write_jsonl(rows, dataset.method, training, f"{what}, training file")
     if not out:
         return training, None
     validation = folder / "validation.jsonl"
-    rows = (row for row in dataset.rows() if _question(row) in out)
+    rows = (row for row in dataset.rows() if _name_question(row) in out)
     write_jsonl(rows, dataset.method, validation, f"{what}, validation file")
     return training, validation
 
 
-def _supervised(row: Row) -> dict[str, Any]:
-    return {"messages": _chat(row["messages"], row.get("reasoning"))}
+def _make_supervised(row: Row) -> dict[str, Any]:
+    return {"messages": _make_chat(row["messages"], row.get("reasoning"))}
 
 
-def _preference(row: Row) -> dict[str, Any]:
+def _make_preference(row: Row) -> dict[str, Any]:
     return {
-        "input": {"messages": _chat(row["messages"])},
-        "preferred_output": _answer(row["chosen"], row.get("chosen_reasoning")),
-        "non_preferred_output": _answer(row["rejected"], row.get("rejected_reasoning")),
+        "input": {"messages": _make_chat(row["messages"])},
+        "preferred_output": _make_answer(row["chosen"], row.get("chosen_reasoning")),
+        "non_preferred_output": _make_answer(row["rejected"], row.get("rejected_reasoning")),
     }
 
 
-def _trajectory(row: Row) -> dict[str, Any]:
+def _make_trajectory(row: Row) -> dict[str, Any]:
     turns = [
         {name: value for name, value in turn.items() if value is not None} for turn in row["turns"]
     ]
@@ -83,16 +85,16 @@ def _trajectory(row: Row) -> dict[str, Any]:
 
 
 JSONL: Mapping[Method, Callable[[Row], dict[str, Any]]] = {
-    "supervised": _supervised,
-    "dpo": _preference,
-    "trajectories": _trajectory,
+    "supervised": _make_supervised,
+    "dpo": _make_preference,
+    "trajectories": _make_trajectory,
 }
 
 
-def _chat(
+def _make_chat(
     messages: Sequence[Mapping[str, str | None]], thoughts: Sequence[str | None] | None = None
 ) -> list[dict[str, str]]:
-    """Messages as the wire has them, each with the thoughts before it, if there are any."""
+    """Make messages as the wire has them, each with the thoughts before it, if there are any."""
     return [
         {
             name: value
@@ -103,8 +105,8 @@ def _chat(
     ]
 
 
-def _answer(text: str, thought: str | None) -> list[dict[str, str]]:
-    return _chat([{"role": "assistant", "content": text}], [thought])
+def _make_answer(text: str, thought: str | None) -> list[dict[str, str]]:
+    return _make_chat([{"role": "assistant", "content": text}], [thought])
 
 
 def write_jsonl(rows: Iterable[Row], method: Method, file: Path, what: str) -> int:

@@ -23,16 +23,16 @@ from typing import NamedTuple
 import pyarrow.compute as pc
 
 from nip_core.errors import StageError
-from nip_core.game.render import Game, InvalidResponse, Situation, columns_of
+from nip_core.game.render import Game, InvalidResponse, Situation, parse_columns
 from nip_core.hashing import derive_key, derive_seed
-from nip_core.rollouts.rows import read_rows
+from nip_core.rollouts.table_rows import read_rows
 from nip_core.rollouts.tables import RolloutTables
 from nip_core.rollouts.trees import (
     Path,
     Tree,
-    children_of,
     expected_rewards,
-    steps,
+    group_children,
+    parse_path,
     tree_of,
 )
 from nip_core.tolerance import at_least, more_than
@@ -82,7 +82,7 @@ class _TreeAnswer(NamedTuple):
 def choose_pairs(
     game: Game, group: str, iteration: int, rollouts: Rollouts, agents: Sequence[str]
 ) -> Choice:
-    """The pairs to prefer by: see `nip_core.trainers.base.Chooser`.
+    """Choose the pairs to prefer by: see `nip_core.trainers.base.Chooser`.
 
     Counts: ``candidates`` are trees, ``nodes`` those of their nodes that branch, ``turns`` the
     times that one of `agents` was asked at one of these. Of the turns each gave one of the
@@ -93,7 +93,7 @@ def choose_pairs(
     """
     names = ("candidates", "nodes", "turns", "pairs")
     counts = dict.fromkeys((*names, "unanswered", "too_close", "identical", "failed"), 0)
-    pairs = _pairs(game, iteration, rollouts, agents, counts)
+    pairs = _make_pairs(game, iteration, rollouts, agents, counts)
     keeps = any(_keeps_reasoning(game, agent) for agent in agents)
     return Choice("dpo", pairs, counts, has_reasoning=keeps)
 
@@ -104,7 +104,7 @@ def _keeps_reasoning(game: Game, agent: str) -> bool:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A valid answer of an agent, with the node that it led to."""
+    """A valid answer of an agent, and the node after it."""
 
     node: Path
     generation: _TreeAnswer
@@ -112,13 +112,13 @@ class _Candidate:
 
 
 class _Tree:
-    """The leaves of a tree and the generations that led to its nodes."""
+    """The leaves of a tree, and the generations at its nodes."""
 
     def __init__(self, leaves: Sequence[_Leaf], generations: Mapping[str, Sequence[_TreeAnswer]]):
-        self.leaves = {steps(row.branch_path): row for row in leaves}
+        self.leaves = {parse_path(row.branch_path): row for row in leaves}
         self.facts = leaves[0]  # what all of them agree in
-        self.generations = {steps(path): rows for path, rows in generations.items()}
-        self.children = children_of(self.leaves)
+        self.generations = {parse_path(path): rows for path, rows in generations.items()}
+        self.children = group_children(self.leaves)
         self.values = expected_rewards(
             {
                 path: None if row.outcome == "failed" else row.rewards
@@ -126,8 +126,8 @@ class _Tree:
             }
         )
 
-    def asked(self, node: Path, agent: str) -> bool:
-        """True if the agent moved after `node`, validly or not."""
+    def was_asked(self, node: Path, agent: str) -> bool:
+        """Say whether the agent moved after `node`, validly or not."""
         return any(
             row.agent == agent
             for child in self.children[node]
@@ -135,7 +135,7 @@ class _Tree:
         )
 
     def candidates(self, node: Path, agent: str) -> list[_Candidate]:
-        """The agent's valid answers after `node` that are worth something known."""
+        """Find the agent's valid answers after `node` with a known value."""
         answers = []
         for child in self.children[node]:
             value = self.values[child]
@@ -146,7 +146,7 @@ class _Tree:
         return answers
 
     def leaf_below(self, node: Path) -> _Leaf:
-        """The first episode below that did not fail."""
+        """Find the first episode below `node` with an end other than failure."""
         return next(
             self.leaves[path]
             for path in sorted(self.leaves)
@@ -154,18 +154,18 @@ class _Tree:
         )
 
     def before(self, node: Path) -> list[_TreeAnswer]:
-        """The generations on the way to `node`."""
+        """List the generations on the way to `node`."""
         lengths = range(1, len(node) + 1)
         return [row for length in lengths for row in self.generations.get(node[:length], ())]
 
 
-def _pairs(
+def _make_pairs(
     game: Game, iteration: int, rollouts: Rollouts, agents: Sequence[str], counts: dict[str, int]
 ) -> Iterator[Pair]:
     seed = (game.parameters.seed, iteration)
-    rules = {agent: _rule(game, agent) for agent in agents}
+    rules = {agent: _make_rule(game, agent) for agent in agents}
     for shard in rollouts.shards():
-        for tree in _trees(shard):
+        for tree in _read_trees(shard):
             counts["candidates"] += 1
             counts["failed"] += sum(row.outcome == "failed" for row in tree.leaves.values())
             for node in sorted(tree.children):
@@ -173,7 +173,7 @@ def _pairs(
                     continue
                 counts["nodes"] += 1
                 for agent in agents:
-                    if not tree.asked(node, agent):
+                    if not tree.was_asked(node, agent):
                         continue
                     counts["turns"] += 1
                     if tree.facts.opponent == agent:
@@ -185,11 +185,11 @@ def _pairs(
                         counts[found] += 1
                         continue
                     counts["pairs"] += 1
-                    yield _pair(game, tree, node, agent, *found)
+                    yield _make_pair(game, tree, node, agent, *found)
 
 
-def _trees(shard: RolloutTables) -> Iterator[_Tree]:
-    """The trees of a shard in the order of their first leaves."""
+def _read_trees(shard: RolloutTables) -> Iterator[_Tree]:
+    """Read the trees of a shard in the order of their first leaves."""
     is_leaf = pc.not_equal(shard.episodes["branch_path"], "")
     episodes = shard.episodes.select(_Leaf._fields).filter(is_leaf)
     leaves: dict[Tree, list[_Leaf]] = defaultdict(list)
@@ -215,7 +215,7 @@ def _choose(
     *,
     keeps_reasoning: bool,
 ) -> tuple[_Candidate, _Candidate] | str:
-    """A better and a worse answer of the agent after `node`, or why there are none."""
+    """Choose a better and a worse answer of the agent after `node`, or say why there are none."""
     # 1. Two valid answers are needed, after which an episode came to its end.
     candidates = tree.candidates(node, agent)
     if len(candidates) < 2:
@@ -243,7 +243,7 @@ def _choose(
     return possible[drawn % len(possible)]
 
 
-def _rule(game: Game, agent: str) -> _Rule:
+def _make_rule(game: Game, agent: str) -> _Rule:
     settings = game.parameters.pure_text_malt
     if settings.pair_selection_method == "positive_negative":
         # Not the middle of the least and the most: a high price of no verdict, or of an invalid
@@ -255,15 +255,15 @@ def _rule(game: Game, agent: str) -> _Rule:
     return lambda better, worse: more_than(better - worse, apart)
 
 
-def _pair(
+def _make_pair(
     game: Game, tree: _Tree, node: Path, agent: str, better: _Candidate, worse: _Candidate
 ) -> Pair:
     # Leaves differ in the solution and its label where it was written on the way.
     facts, chosen, rejected = tree.leaf_below(better.node), better.generation, worse.generation
-    columns = columns_of(facts.columns)
+    columns = parse_columns(facts.columns)
     situation = Situation(facts.question, facts.solution, facts.prover_stance, facts.seed, columns)
     try:
-        turns = game.turns_of(
+        turns = game.parse_turns(
             [
                 (answer.round, answer.agent, answer.text, None)
                 for answer in tree.before(node)

@@ -54,7 +54,8 @@ class Unused:
 
 
 def find_unused(run: RunStore, state_dir: Path) -> list[Unused]:
-    """Return what `remove_unused` would delete; `state_dir` is that of the run's own server.
+    """List everything `remove_unused` would delete; `state_dir` is the directory of the run's own
+    server.
 
     Raises CorruptionError where a file that says what is needed is damaged.
     """
@@ -97,7 +98,7 @@ def _leftovers(run: RunStore) -> Iterator[Unused]:
 
 
 def _uncommitted_data(run: RunStore) -> Iterator[Unused]:
-    """Versions of a committed file that its manifest, which is beside them, does not have."""
+    """List versions of a committed file beside it, unknown to its manifest."""
     folders: dict[str, list[str]] = {}
     for path in list_files(run.store, f"{run.root}/iterations"):
         folder, _, name = path.rpartition("/")
@@ -143,7 +144,7 @@ def _journals(run: RunStore) -> Iterator[Unused]:
 
 
 def _of_the_server(run: RunStore, state_dir: Path) -> Iterator[Unused]:
-    """Models and uploads of the run's jobs that none of its documents names."""
+    """List models and uploads of the run's jobs without a mention in its documents."""
     # 1. Needed is what documents name, what their jobs have made, and what that stands on.
     named = _named_in_documents(run)
     try:
@@ -174,7 +175,7 @@ def _of_the_server(run: RunStore, state_dir: Path) -> Iterator[Unused]:
 
 
 def _named_in_documents(run: RunStore) -> frozenset[str]:
-    """Models and files that JSON documents of the run name, those set aside included."""
+    """Collect the models and files named in JSON documents of the run, those set aside included."""
     names: set[str] = set()
     for top in ("iterations", "superseded", "openings"):
         for path in list_files(run.store, f"{run.root}/{top}"):

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nip_core.errors import CorruptionError, StoreError
-from nip_core.records.rewinds import stage_of
+from nip_core.records.rewinds import find_stage
 from nip_core.run_store.manifest import MANIFEST, Manifest, measure_file, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, Store
@@ -88,7 +88,7 @@ class Check:
     def lacks(
         self, path: str, expected: str, remedy: str | None = None, *, derived: bool = False
     ) -> None:
-        """Note that a file is not there, of which `expected` says what names it."""
+        """Note a missing file; `expected` says what names it."""
         self.add(path, "missing", expected, "none", remedy, derived=derived)
 
     # What is read
@@ -125,7 +125,7 @@ class Check:
     def document(
         self, path: str, *, demanded_by: str | None = None, derived: bool = False
     ) -> Any | None:
-        """As `read`, a document, which something speaks of if it is `demanded_by` that."""
+        """Read a document as `read` does; `demanded_by` names the file that speaks of it."""
         demanded = demanded_by and f"the file that {demanded_by} speaks of"
         return self.read(path, lambda: self.run.read_json(path), demanded, derived=derived)
 
@@ -216,6 +216,6 @@ def _remedy(path: str) -> str:
     _, *parts = path.split("/")
     if parts[:1] == ["iterations"]:
         # As ``--rerun-from`` takes it.
-        place = f"{int(parts[1])}:{stage_of('/'.join(parts[2:]))}"
+        place = f"{int(parts[1])}:{find_stage('/'.join(parts[2:]))}"
         return f"{copy}, or do its part of the run again (nip train CONFIG --rerun-from {place})"
     return copy

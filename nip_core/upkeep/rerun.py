@@ -1,6 +1,6 @@
 """Doing part of an open run again.
 
-rerun   set aside, once, all from a point on, and cancel its jobs
+rerun  set aside, once, all from a point on, and cancel its jobs
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from nip_core.records.rewinds import (
     cancel_jobs,
     check_submissions_known,
     is_rewound,
-    paths_from,
+    list_paths_from,
     rewind,
 )
 from nip_core.session.session import Session
@@ -32,7 +32,7 @@ async def rerun(session: Session, iteration: int, stage: Stage, *, token: str) -
             f"the last is {last - 1}, and the last test {last}:test"
         )
     # 1. No job may go on unseen: who asked for it is about to be set aside.
-    set_aside = paths_from(run, iteration, stage)
+    set_aside = list_paths_from(run, iteration, stage)
     check_submissions_known(run, set_aside)
     control = {group: session.at(group).control for group in session.parameters.groups}
     await cancel_jobs(run, session.parameters, control, set_aside)

@@ -1,10 +1,10 @@
 """Verifying a run: every file against its manifest, every manifest against its inputs.
 
-verify_all       the problems of a whole run, what was not checked, and the files nobody knows
-has_begun        whether there is a run to verify
-verify_run       the same without the servers that have trained its models
-check_run        raise for what a run lacks or has damaged, before it is taken for finished
-check_presence   the same for the newest iterations, without reading the tables
+verify_all      the problems of a whole run, what was not checked, and the files nobody knows
+has_begun       whether there is a run to verify
+verify_run      the same without the servers that have trained its models
+check_run       raise for what a run lacks or has damaged, before it is taken for finished
+check_presence  the same for the newest iterations, without reading the tables
 
 What is covered: all files that a manifest names (there, size, SHA-256, rows), all documents with
 a checksum, and that each says of the others what these say of themselves: shards and their split,
@@ -22,7 +22,7 @@ from typing import Any
 
 from nip_core.errors import CorruptionError
 from nip_core.records.iterations import BLOCK
-from nip_core.records.rewinds import unfinished_rewinds
+from nip_core.records.rewinds import list_unfinished_rewinds
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import list_files
 from nip_core.upkeep.file_checks import Check
@@ -35,7 +35,7 @@ _SINCE_BEGUN = ("run.json", "left_out.json", "iterations/", "journals/", "openin
 
 
 def verify_run(run: RunStore, *, deep: bool = True, since: int = 0) -> Check:
-    """Everything that the run's files say of each other; without the state of its server.
+    """Compare all statements of the run's files about each other, without the state of its server.
 
     `deep` reads every file; otherwise only documents are read, and of the rest the size is looked
     at. `since` is the first iteration that is checked: if not all are, neither is what was set
@@ -65,7 +65,7 @@ def has_begun(run: RunStore) -> bool:
 
 
 async def verify_all(run: RunStore) -> Check:
-    """`verify_run`, and the models and jobs at the servers that have trained them."""
+    """Do `verify_run`, and check the models and jobs at their servers."""
 
     check = verify_run(run)
     await check_servers(check)
@@ -87,7 +87,7 @@ def check_presence(run: RunStore) -> None:
 
 def _raise_for(run: RunStore, *, deep: bool, since: int = 0) -> None:
     """Raise CorruptionError with the first of the problems, if there are any."""
-    if unfinished_rewinds(run):
+    if list_unfinished_rewinds(run):
         return  # half of it is moved, and whoever opens the run completes that first
     check = verify_run(run, deep=deep, since=since)
     problems = [problem for problem in check.problems.values() if not problem.derived]
@@ -98,7 +98,7 @@ def _raise_for(run: RunStore, *, deep: bool, since: int = 0) -> None:
         raise CorruptionError(f"{listed}{rest}\nnip verify {run.name} lists all")
 
 
-def summarise(check: Check) -> Mapping[str, Any]:
+def summarise_check(check: Check) -> Mapping[str, Any]:
     """Return what is found as a JSON document."""
     return {
         "run": check.run.name,

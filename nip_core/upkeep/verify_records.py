@@ -1,6 +1,6 @@
 """The records of a run compared with each other: what each was made from is what the others say.
 
-check_records   all of a run: its root, its iterations, what was set aside, and who knows a file
+check_records  all of a run: its root, its iterations, what was set aside, and who knows a file
 """
 
 import re
@@ -16,9 +16,9 @@ from nip_core.jobs.document import read_job
 from nip_core.jobs.job import JobRecord
 from nip_core.parameters.stored import read_settings
 from nip_core.records.iterations import BLOCKS
-from nip_core.records.models import opponents_on_record
+from nip_core.records.models import name_opponents
 from nip_core.records.run_shown import open_shown
-from nip_core.records.status import status_of
+from nip_core.records.status import find_status
 from nip_core.records.transcript_files import CHECKSUM_SUFFIX
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN
 from nip_core.rollouts.tables import shard_manifest, shards_of
@@ -32,7 +32,7 @@ _READ_ANEW = "running nip train once more writes it anew"
 
 
 def check_records(check: Check) -> None:
-    """All records of the run. What remains that nothing knows is listed as unknown."""
+    """Check all records of the run, and list the files nobody knows."""
     root = check.run.root
     # 1. What holds for the run as a whole.
     forked_from = _root(check)
@@ -52,7 +52,7 @@ def check_records(check: Check) -> None:
 
 
 def _root(check: Check) -> Any:
-    """run.json, openings, what was left out, the report. Returns the run that this is a fork of."""
+    """Check run.json, openings, problems left out, the report. Returns the run it is a fork of."""
     root = check.run.root
     record = check.document(f"{root}/run.json", demanded_by="every file of the run")
     if isinstance(record, dict):
@@ -86,7 +86,7 @@ def _root(check: Check) -> Any:
 
 def _is_finished(check: Check) -> bool:
     try:
-        return status_of(check.run) == "finished"
+        return find_status(check.run) == "finished"
     except StoreError:
         return False
 
@@ -140,7 +140,7 @@ class _Iteration:
                 self._transcripts(path)
 
     def _measured(self) -> set[str]:
-        """Splits of which there are metrics."""
+        """List the splits with metrics."""
         names = self.check_.names(self.directory)
         return {n[len("metrics-") : -len(".json")] for n in names if n.startswith("metrics-")}
 
@@ -217,7 +217,7 @@ class _Iteration:
             check.compare(place, what, players, manifest.inputs.get("models"))
 
     def _opponents(self, manifest: Manifest, split: str) -> None:
-        """Compare the earlier models that a shard was played with, too, with those on record."""
+        """Compare the earlier models of a shard with those on record, too."""
         check, place = self.check_, f"{manifest.directory}/{manifest.name}"
         before = [self.run.models(number) for number in range(self.number)]
         if split != TRAIN or check.since or any(path in check.problems for path in before):
@@ -225,7 +225,7 @@ class _Iteration:
         try:
             shown = open_shown(self.run)
             served = [shown.first_models, *(_models(check.document(path)) for path in before)]
-            expected = opponents_on_record(read_settings(shown.record.parameters), served)
+            expected = name_opponents(read_settings(shown.record.parameters), served)
         except (StoreError, ValueError, KeyError):
             return  # run.json is damaged, which is said, or of a version with other settings
         if shown.record.forked_from is not None:
@@ -234,7 +234,7 @@ class _Iteration:
         check.compare(place, what, digest(expected) if expected else None, made_from)
 
     def _players(self, split: str) -> str | None:
-        """Digest of the names of the models that play the split; None where they are not known."""
+        """Digest the names of the models of a split; None where they are not known."""
         if self._before is None or self._before in self.check_.problems:
             return None
         stored = self.check_.document(self._before)
@@ -249,7 +249,7 @@ class _Iteration:
         return digest(models)
 
     def _stage(self, stage: Manifest, shards: Mapping[str, Manifest | None], plan: Any) -> None:
-        """The shards that a split names, and that they are as many as were planned."""
+        """Compare the shards named by a split with its plan."""
         check, place = self.check_, f"{stage.directory}/{stage.name}"
         self.epoch = max(self.epoch, stage.epoch)
         names = shards_of(stage)
@@ -281,7 +281,7 @@ class _Iteration:
             check.document(f"{self.run.root}/left_out.json", demanded_by=path)
 
     def _attack(self) -> None:
-        """Compare the figures of an attack by training with the tests that they are made of."""
+        """Compare the figures of an attack by training with its tests."""
         check, path = self.check_, self.run.metrics(self.number, ATTACK)
         metrics = check.document(path)
         made_of = metrics.get("tests") if isinstance(metrics, dict) else None
@@ -319,7 +319,7 @@ class _Iteration:
     # Training
 
     def _read_jobs(self) -> dict[str, JobRecord | None]:
-        """By group, the jobs of the iteration; None for one that can't be read."""
+        """Read the jobs of the iteration by group; None for one in damage."""
         check, folder = self.check_, f"{self.directory}/jobs"
         paths = [f"{folder}/{name}" for name in check.names(folder) if name.endswith(".json")]
 
@@ -347,7 +347,7 @@ class _Iteration:
             check.compare(path, "the job of another dataset", committed, job.dataset_digest)
 
     def _made_from(self, manifest: Manifest, name: str, made_from: str) -> None:
-        """One of the rollouts that a dataset was made from."""
+        """Compare one of the rollouts behind a dataset with its digest there."""
         kind, _, number = name.partition("/")
         if kind != "rollouts" or not number.isdigit():
             return
@@ -362,7 +362,7 @@ class _Iteration:
             self.check_.compare(place, what, committed, made_from)
 
     def _swap(self) -> None:
-        """Compare the models on record with those that jobs have made, or that played before."""
+        """Compare the models on record with the models of jobs, and with those before."""
         check, path = self.check_, self.run.models(self.number)
         if self.models is None:
             return
@@ -398,7 +398,7 @@ class _Iteration:
 
 
 def _tracking(check: Check) -> None:
-    """Look at the points that trackers were sent, and at what each has received."""
+    """Check the points sent to trackers, and the notes of what each has received."""
     place = f"{check.run.root}/tracking"
     files = set(check.under(place))
     for path in sorted(files):
@@ -408,7 +408,7 @@ def _tracking(check: Check) -> None:
 
 
 def _superseded(check: Check, directory: str) -> None:
-    """Check that all a rewind has set aside is there, and is as its manifests name it."""
+    """Check the files set aside by a rewind: all are there, and as their manifests say."""
     plan = check.document(f"{directory}/plan.json", demanded_by=directory)
     is_done = f"{directory}/done.json" in check.present
     check.document(f"{directory}/done.json")
@@ -432,7 +432,7 @@ def _superseded(check: Check, directory: str) -> None:
 
 
 def _unknown(check: Check) -> None:
-    """Files that nothing knows; an error where whoever reads by pattern would read them."""
+    """List files nobody knows; one that a reader by pattern would read is an error."""
     root = check.run.root
     journals = check.under(f"{root}/journals")
     if journals:

@@ -1,7 +1,7 @@
 """The models and jobs of a run, compared with what the servers have that trained them.
 
-check_servers   files: the state of the run's own server, or in a bucket what the run keeps of it;
-                and over the API: jobs and models at the servers that the settings name
+check_servers  files: the state of the run's own server, or in a bucket what the run keeps of it;
+               and over the API: jobs and models at the servers that the settings name
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,9 +14,9 @@ from nip_core.jobs.openai_backend import open_backend
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.providers import speaks_nip
 from nip_core.parameters.stored import read_settings
-from nip_core.servers.endpoints import group_endpoints
+from nip_core.servers.endpoints import find_group_endpoints
 from nip_core.servers.kept_models import ADAPTERS
-from nip_core.servers.own_server import server_directory
+from nip_core.servers.own_server import find_server_directory
 from nip_core.upkeep.file_checks import Check
 from nip_lm_server.client import (
     CHECKSUM,
@@ -53,8 +53,8 @@ async def check_servers(check: Check) -> None:
 
 
 def _check_own_server(check: Check, parameters: HyperParameters, jobs: Jobs) -> None:
-    """The state directory, the kept models, and that they have what the run names."""
-    run, directory = check.run, server_directory(check.run)
+    """Check the state directory and the kept models against the names in the run."""
+    run, directory = check.run, find_server_directory(check.run)
     in_run = run.store.local_path(run.root) is not None
     state = examine(directory)
     shown = f"{run.root}/lm_server" if in_run else str(directory)
@@ -88,7 +88,7 @@ def _check_own_server(check: Check, parameters: HyperParameters, jobs: Jobs) -> 
 def uses_own(parameters: HyperParameters, group: str) -> bool:
     """Return whether a group is trained by the run's own server."""
     try:
-        return group_endpoints(parameters, group) is None
+        return find_group_endpoints(parameters, group) is None
     except SettingsError:  # a key that is not set
         return False
 
@@ -105,7 +105,7 @@ def _compare_job(check: Check, state: Examined, path: str, job: JobRecord, place
 
 
 def _kept_models(check: Check) -> dict[str, str]:
-    """By name, the content digest of each model that a run in a bucket keeps; compare its files."""
+    """Compare the files of a bucket's kept models, and return their content digests by name."""
     digests: dict[str, str] = {}
     root = f"{check.run.root}/{ADAPTERS}"
     for digest in check.names(root):
@@ -133,7 +133,7 @@ def _kept_models(check: Check) -> dict[str, str]:
 
 
 def _models_on_record(check: Check) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield path, group and record of each model that the run has trained."""
+    """Yield path, group and record of each model trained by the run."""
     for path in check.under(f"{check.run.root}/iterations"):
         if path.endswith("/models.json") and path not in check.problems:
             for group, model in check.run.read_json(path)["groups"].items():
@@ -150,10 +150,10 @@ def _jobs_on_record(check: Check) -> Iterator[tuple[str, JobRecord]]:
 
 
 async def _check_remote(check: Check, parameters: HyperParameters, jobs: Jobs) -> None:
-    """Jobs and models at the servers that the settings name, where these can be reached."""
+    """Check jobs and models at the servers of the settings, where these can be reached."""
     for group in parameters.groups:
         try:
-            endpoints = group_endpoints(parameters, group)
+            endpoints = find_group_endpoints(parameters, group)
         except SettingsError as error:
             check.notes.append(f"jobs and models of {group}: not checked, as {error}")
             continue
@@ -170,7 +170,7 @@ async def _check_remote(check: Check, parameters: HyperParameters, jobs: Jobs) -
 
 
 async def _ask(check: Check, backend: Any, path: str, job: JobRecord) -> None:
-    """One job, and the model that it made."""
+    """Ask for one job and its model."""
     if job.id is None or job.outcome not in ENDED_STATUSES:
         return
     # How it ended, and whether its model is still to be had.

@@ -8,6 +8,8 @@ charts        curves as points of an SVG
 episode_page  one episode with the chats that its agents saw
 runs          the runs that are shown, each with its index and its records
 pages         what each page shows
+overview      what the page of a run shows
+side_by_side  what pages show of two places, or two episodes
 security      who may ask: host names, a token, headers
 app           routes
 

@@ -24,6 +24,7 @@ from nip_core.viewer.overview import run_page
 from nip_core.viewer.queries import QueryError
 from nip_core.viewer.runs import ShownRun, ShownRuns
 from nip_core.viewer.security import Guard
+from nip_core.viewer.side_by_side import compare_page, pair_page
 
 _STATIC = {
     "report.css": "text/css",
@@ -40,9 +41,10 @@ def _read_static(name: str) -> str:
 
 @cache
 def templates() -> Environment:
-    """The viewer's templates and the report's, with the same ways to show values."""
+    """Load the viewer's templates and the report's, with the same ways to show values."""
     environment = report_environment(PackageLoader("nip_core.viewer", "templates"))
     environment.filters["decided"] = pages.describe_verdict
+    environment.filters["decision_words"] = pages.describe_decision
     environment.globals["nip_version"] = __version__
     environment.globals["loss_chart"] = _draw_losses
     environment.trim_blocks = environment.lstrip_blocks = True
@@ -57,7 +59,7 @@ def _draw_losses(points: Any) -> Any:
 def make_app(
     runs: ShownRuns, token: str | None, hosts: Collection[str] = (), cookie: str = "nip_view"
 ) -> ASGIApp:
-    """The viewer of these runs, behind its guard. It reads, and writes nothing."""
+    """Make the viewer of these runs, behind its guard. It reads, and writes nothing."""
     views = _Views(runs)
     routes = [
         Route("/", views.runs),
@@ -138,7 +140,7 @@ class _Views:
         unknown = {*asked} - {"split", "iteration"}
         if unknown:
             raise QueryError(f"{', '.join(sorted(unknown))}: a run has split and iteration")
-        values = run_page(run, asked.get("split", ""), asked.get("iteration", ""))
+        values = run_page(run, **asked)  # no other names, see above
         return _render_page(request, "run", **self._live(run), **values)
 
     def state(self, request: Request) -> Response:
@@ -171,11 +173,11 @@ class _Views:
         return _render_page(request, "settings", run=run, overview=overview, **overview.values)
 
     def compare(self, request: Request) -> Response:
-        values = pages.compare_page(self._runs, request.query_params)
+        values = compare_page(self._runs, request.query_params)
         return _render_page(request, "compare", **values)
 
     def pair(self, request: Request) -> Response:
-        return _render_page(request, "pair", **pages.pair_page(self._runs, request.query_params))
+        return _render_page(request, "pair", **pair_page(self._runs, request.query_params))
 
     def icon(self, request: Request) -> Response:
         return Response(_read_static("icon.svg"), media_type="image/svg+xml", headers=_CACHED)

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from nip_core.evaluation.figures_in_words import axis_tick
+
 WIDE, NARROW = (1160, 300), (358, 220)
 SMALL = (358, 170)
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 12, 26
@@ -159,7 +161,7 @@ def _lay_out_panel(
     x_steps = _choose_ticks(*x_range, _MOST_TICKS.get(size, 5), whole=not diagonal)
     x_ticks = [(across(x), f"{100 * x:.0f} %" if diagonal else f"{x:g}") for x in x_steps]
     y_steps = [0, 0.25, 0.5, 0.75, 1] if is_rate else _choose_ticks(*y_range, 5, whole=False)
-    y_ticks = [(down(y), f"{100 * y:.0f} %" if is_rate else _format_tick(y)) for y in y_steps]
+    y_ticks = [(down(y), f"{100 * y:.0f} %" if is_rate else axis_tick(y)) for y in y_steps]
     slope = f"{across(0):.1f},{down(0):.1f} {across(1):.1f},{down(1):.1f}" if diagonal else ""
     return Panel(
         name,
@@ -197,7 +199,7 @@ def _draw(
 
 
 def _choose_ticks(low: float, high: float, most: int, *, whole: bool) -> list[float]:
-    """Round numbers between `low` and `high`, at most so many."""
+    """Choose round numbers between `low` and `high`, at most `most`."""
     span = high - low
     if span <= 0:
         return [low]
@@ -211,10 +213,3 @@ def _choose_ticks(low: float, high: float, most: int, *, whole: bool) -> list[fl
     first = math.ceil(low / step - 1e-9)
     count = math.floor(high / step + 1e-9) - first + 1
     return [(first + k) * step for k in range(count)]
-
-
-def _format_tick(value: float) -> str:
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:g} {unit}"
-    return f"{value:.4g}"

@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,11 +17,12 @@ from numpy.typing import NDArray
 
 from nip_core.errors import CorruptionError, NipError
 from nip_core.evaluation.episode_transcripts import Message, Transcript, transcript_of
-from nip_core.game.render import ChatMessage, Game, InvalidResponse, Situation, columns_of
-from nip_core.rollouts.rows import Episode, Generation, Timing, read_rows
+from nip_core.game.render import ChatMessage, Game, InvalidResponse, Situation, parse_columns
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
+from nip_core.rollouts.table_rows import Episode, Generation, Timing, read_rows
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
+from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
 from nip_core.viewer.index import Episodes, Shard
 
@@ -103,7 +103,9 @@ def _find_readers(message: Message, game: Game | None) -> tuple[str, ...]:
 def _render_chats(
     episode: Episode, rows: Sequence[Generation], game: Game | None
 ) -> tuple[dict[str, tuple[tuple[ChatMessage, ...], int]], str]:
-    """By generation, the chat that was sent and how long it is without a hint; why there are none.
+    """Make again the chat of each generation, with its length without a hint.
+
+    Where that can't be done there is none, and a sentence says why.
 
     An answer without a valid form is asked for again with the same chat, or with a hint behind it.
     """
@@ -119,7 +121,7 @@ def _render_chats(
         episode.solution,
         episode.prover_stance,
         episode.seed,
-        columns_of(episode.columns),
+        parse_columns(episode.columns),
     )
     chats: dict[str, tuple[tuple[ChatMessage, ...], int]] = {}
     plain: dict[tuple[int, str], tuple[ChatMessage, ...]] = {}
@@ -143,7 +145,7 @@ def _render_chats(
 
 
 class TextSearch:
-    """Finds episodes by what was written in them. Remembers the last few searches."""
+    """Finds episodes by texts in them. Remembers the last few searches."""
 
     def __init__(self, store: Store) -> None:
         """Reads nothing yet."""
@@ -152,7 +154,7 @@ class TextSearch:
         self._known: OrderedDict[str, dict[tuple[str, str], pa.Array]] = OrderedDict()
 
     def keys(self, episodes: Episodes, rows: NDArray[np.int64], text: str) -> pa.Array:
-        """The keys of episodes with the text in a message or a thought, in the shards of `rows`.
+        """Find the keys of episodes with a text in a message or a thought, in the shards of `rows`.
 
         Upper and lower case are the same. Raises CorruptionError.
         """
@@ -184,8 +186,18 @@ class TextSearch:
         return pc.unique(keys).cast(pa.string())
 
 
-def read_examples(store: Store, directory: str, key: str) -> list[dict[str, Any]]:
-    """The examples of a dataset that were made of an episode: agent, reason and reward."""
+@dataclass(frozen=True)
+class UsedExample:
+    """A training example that was made of an episode."""
+
+    group: str
+    agent: str
+    reason: str
+    reward: float
+
+
+def read_examples(run: RunStore, iteration: int, group: str, key: str) -> list[UsedExample]:
+    """Read what of a group's dataset was made of an episode. Raises CorruptionError."""
     from nip_core.run_store.manifest import (
         MANIFEST,
         is_committed,
@@ -193,6 +205,7 @@ def read_examples(store: Store, directory: str, key: str) -> list[dict[str, Any]
         read_manifest,
     )
 
+    store, directory = run.store, run.dataset(iteration, group)
     if not is_committed(store, directory, MANIFEST):
         return []
     manifest = read_manifest(store, directory)
@@ -203,12 +216,11 @@ def read_examples(store: Store, directory: str, key: str) -> list[dict[str, Any]
 
     import pyarrow.parquet as pq
 
-    columns = ["agent", "episode", "reason", "reward"]
+    columns = ["agent", "reason", "reward"]
     try:
-        table = pq.read_table(
-            io.BytesIO(read_committed_file(store, manifest, names[0])), columns=columns
-        )
+        content = io.BytesIO(read_committed_file(store, manifest, names[0]))
+        table = pq.read_table(content, columns=["episode", *columns])
     except (pa.ArrowException, OSError, KeyError) as error:
         raise CorruptionError(f"{manifest.path(names[0])}: can't be read ({error})") from error
-    examples: list[dict[str, Any]] = table.filter(pc.equal(table["episode"], key)).to_pylist()
-    return examples
+    examples = table.filter(pc.equal(table["episode"], key)).select(columns).to_pylist()
+    return [UsedExample(group, **example) for example in examples]

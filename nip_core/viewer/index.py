@@ -9,7 +9,7 @@ while one looks. What is long (questions, solutions, what models wrote) stays in
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import RLock
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from nip_core.errors import NipError
 from nip_core.rollouts.tables import StoredRollouts, committed_shards, shards_of
@@ -36,6 +37,14 @@ _OF_GENERATIONS = (
     *("episode", "branch_path", "model_served", "invalid_reason"),
     *("prompt_tokens", "completion_tokens"),
 )
+_SUMMED = {
+    "episode": "episode",
+    "count_all_sum": "calls",
+    "is_invalid_sum_sum": "invalid",
+    "prompt_tokens_sum_sum": "prompt_tokens",
+    "completion_tokens_sum_sum": "completion_tokens",
+}
+"""Names that Arrow gives to sums of sums, and ours."""
 _COUNTED = {
     "calls": pa.int32(),
     "invalid": pa.int32(),
@@ -44,8 +53,6 @@ _COUNTED = {
     "models": pa.string(),
 }
 COLUMNS = (*_PLAIN, "verdict", "reward", *_COUNTED, "shard", "place")
-"""`reward` is that of all agents together, `models` the names of those that answered, one a line,
-`shard` the number of the shard, `place` the row in it."""
 _WHOLE_LOOK_S = 30.0
 _AT_ONCE = 2  # shards, each of which is in memory while it is read
 
@@ -60,8 +67,44 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class IndexedEpisode:
+    """A row of the index: one episode, with a field for each of `COLUMNS`."""
+
+    key: str
+    split: str
+    iteration: int
+    problem: str
+    question_id: str
+    sample: int
+    branch_path: str
+    protocol: str
+    y: int
+    difficulty: str | None
+    mutation: str | None
+    prover_stance: int | None
+    opponent: str | None
+    rounds: int
+    decision: int
+    decision_value: float | None
+    outcome: str
+    verdict: str
+    reward: float
+    """Of all agents together."""
+    calls: int
+    invalid: int
+    prompt_tokens: int
+    completion_tokens: int
+    models: str | None
+    """The names of those that answered, one a line."""
+    shard: int
+    """The number of the shard among those that were read."""
+    place: int
+    """The row in the shard."""
+
+
+@dataclass(frozen=True)
 class Episodes:
-    """All that was read so far. Never changed, so that a page sees one state."""
+    """All episodes read so far. Never changed: a page sees one state."""
 
     table: pa.Table
     shards: tuple[Shard, ...]
@@ -70,6 +113,10 @@ class Episodes:
     """In words, the parts of the run that can't be read."""
     unfinished: frozenset[tuple[int, str]]
     """Iterations and splits of which more is to come."""
+
+    def take(self, rows: Sequence[int] | NDArray[np.int64]) -> list[IndexedEpisode]:
+        """Read some rows, in this order."""
+        return read_episodes(self.table.take(pa.array(rows, pa.int64())))
 
 
 class RunIndex:
@@ -90,7 +137,7 @@ class RunIndex:
         self.now = Episodes(_no_episodes(), (), 0, (), frozenset())
 
     def refresh(self) -> Episodes:
-        """Read what is new. Never raises for damage, which it names."""
+        """Read new shards. Damage is named in the result, and never raised."""
         with self._lock:
             try:
                 self._start_again_if_rewound()
@@ -108,7 +155,7 @@ class RunIndex:
     # What is there
 
     def _start_again_if_rewound(self) -> None:
-        """A part of the run that was set aside, to be done again, is not shown any more."""
+        """Forget all episodes if a part of the run was set aside, to be done again."""
         rewinds = len(self._run.store.list(f"{self._run.root}/superseded"))
         if self._rewinds is not None and self._rewinds != rewinds:
             version = self.now.version
@@ -121,8 +168,8 @@ class RunIndex:
         return {shard.name for shard in self.now.shards} | self._damage.keys()
 
     def _directories(self) -> dict[tuple[int, str], str]:
-        """By iteration and split, where its shards lie: those of the last two iterations, and at
-        times all, as an earlier one may be tested later."""
+        """List by iteration and split where shards lie: of the last two iterations, and at times of
+        all, as an earlier one may be tested later."""
         store, root = self._run.store, f"{self._run.root}/iterations"
         names = sorted(n[:-1] for n in store.list(root) if n[:-1].isdigit() and n.endswith("/"))
         if self._clock() - self._looked_s < _WHOLE_LOOK_S:
@@ -142,7 +189,7 @@ class RunIndex:
         return directories
 
     def _look(self, directory: str) -> bool:
-        """Take the shards that are there; True if more are to come."""
+        """Take the committed shards of a split; return whether more are to come."""
         if directory in self._joined:
             return False
         try:
@@ -196,6 +243,11 @@ class RunIndex:
         self.now = Episodes(whole, tuple(shards), before.version + 1, damage, unfinished)
 
 
+def read_episodes(table: pa.Table) -> list[IndexedEpisode]:
+    """Read all rows of a part of the index. Only for few: the whole stays as columns."""
+    return [IndexedEpisode(**row) for row in table.to_pylist()]
+
+
 def _no_episodes() -> pa.Table:
     from nip_core.rollouts.schema import EPISODES
 
@@ -206,7 +258,7 @@ def _no_episodes() -> pa.Table:
 
 
 def read_columns(rollouts: StoredRollouts) -> pa.Table:
-    """The columns of the index, without `shard`, of a shard's episodes in their order."""
+    """Read the columns of the index, without `shard`, of a shard's episodes in their order."""
     # 1. What stands in the table of episodes.
     episodes = rollouts.episodes(tuple(dict.fromkeys((*_PLAIN, "rewards", *TREE_COLUMNS))))
     table = episodes.select(_PLAIN)
@@ -228,14 +280,14 @@ def read_columns(rollouts: StoredRollouts) -> pa.Table:
 
 
 def _sum_rewards(rewards: Any) -> pa.Array:
-    """By row, the sum of a list's rewards."""
+    """Sum the rewards of all agents, by row."""
     parents = pc.list_parent_indices(rewards).to_numpy(zero_copy_only=False)
     values = pc.struct_field(pc.list_flatten(rewards), "reward").to_numpy(zero_copy_only=False)
     return pa.array(np.bincount(parents, weights=values, minlength=len(rewards)))
 
 
 def _count_generations(generations: pa.Table) -> pa.Table:
-    """By episode, how many calls, invalid answers and tokens, and which models."""
+    """Count calls, invalid answers and tokens by episode, and list its models."""
     marked = generations.append_column(
         "is_invalid", pc.is_valid(generations["invalid_reason"]).cast(pa.int32())
     )
@@ -254,13 +306,7 @@ def _count_generations(generations: pa.Table) -> pa.Table:
             ]
         )
     )
-    return pa.table(
-        {
-            "episode": whole["episode"],
-            "calls": whole["count_all_sum"],
-            "invalid": whole["is_invalid_sum_sum"],
-            "prompt_tokens": whole["prompt_tokens_sum_sum"],
-            "completion_tokens": whole["completion_tokens_sum_sum"],
-            "models": pc.binary_join(whole["model_served_list"], "\n"),
-        }
+    models = pc.binary_join(whole["model_served_list"], "\n")
+    return (
+        whole.select([*_SUMMED]).rename_columns([*_SUMMED.values()]).append_column("models", models)
     )

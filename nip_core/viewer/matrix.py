@@ -5,8 +5,8 @@ pair_episodes  episodes of one problem and sample in two places, changed verdict
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +41,7 @@ class Cell:
 
     @property
     def kind(self) -> str:
-        """The worst that happened: failed, wrong, mixed, right."""
+        """The worst end of an episode here: failed, wrong, mixed, right."""
         if self.failed:
             return FAILED
         if self.wrong:
@@ -72,10 +72,20 @@ class Matrix:
     ]  # by iteration, how many of all episodes are right, of how many
 
 
+@dataclass(frozen=True)
+class _CellEpisode:
+    """Columns of an episode that a row of the matrix needs."""
+
+    key: str
+    y: int
+    difficulty: str | None
+    mutation: str | None
+
+
 def count_matrix(
     table: pa.Table, iterations: Sequence[int], first: int, count: int, sort: str
 ) -> Matrix:
-    """`count` problems from the `first` on, in these iterations. `table` is of one split."""
+    """Count how episodes of one split ended, for `count` problems from the `first` on."""
     # 1. Number problems, iterations and ends, and count in one pass.
     names = pc.dictionary_encode(table["problem"].combine_chunks())
     problem = names.indices.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -101,7 +111,7 @@ def count_matrix(
 
 
 def _order_problems(counts: NDArray[np.int64], ids: pa.Array, sort: str) -> NDArray[np.int64]:
-    """The numbers of the problems, those to look at before others first."""
+    """Order the numbers of problems: the ones to look at first come first."""
     by_name = np.argsort(np.array(pc.rank(ids).to_pylist(), dtype=np.int64), kind="stable")
     if sort == "problem" or not counts.shape[1]:
         return by_name
@@ -121,7 +131,7 @@ def _order_problems(counts: NDArray[np.int64], ids: pa.Array, sort: str) -> NDAr
 
 
 def _carry_forward(shares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Shares by problem and iteration; a problem that was not played stays as it was before."""
+    """Fill the gaps of shares: a problem not played in an iteration keeps its share before."""
     at = np.where(np.isnan(shares), 0, np.arange(shares.shape[1]))
     return np.take_along_axis(shares, np.maximum.accumulate(at, axis=1), axis=1)
 
@@ -136,21 +146,24 @@ def _read_rows(
     counts: NDArray[np.int64],
 ) -> Iterable[ProblemRow]:
     wanted = np.flatnonzero(np.isin(problem, order) & (column >= 0))
-    facts = table.take(pa.array(wanted)).select(["key", "y", "difficulty", "mutation"]).to_pylist()
+    # Of these columns alone, as thousands of episodes stand behind a page.
+    columns = [field.name for field in fields(_CellEpisode)]
+    shown = table.take(pa.array(wanted)).select(columns).to_pylist()
     first: dict[tuple[int, int], tuple[int, str]] = {}  # by cell, the worst end with its key
-    about: dict[int, dict[str, Any]] = {}
-    for row, fact in zip(wanted, facts, strict=True):
+    about: dict[int, _CellEpisode] = {}
+    for row, values in zip(wanted, shown, strict=True):
+        fact = _CellEpisode(**values)
         about.setdefault(int(problem[row]), fact)
         place, end = (int(problem[row]), int(column[row])), int(ends[row])
         if place not in first or end > first[place][0]:
-            first[place] = (end, fact["key"])
+            first[place] = (end, fact.key)
     for number in map(int, order):
-        fact = about.get(number, {})
+        of = about.get(number)
         yield ProblemRow(
             ids[number].as_py(),
-            fact.get("y", -1),
-            fact.get("difficulty"),
-            fact.get("mutation"),
+            -1 if of is None else of.y,
+            None if of is None else of.difficulty,
+            None if of is None else of.mutation,
             tuple(
                 _make_cell(counts[number, k], first[number, k][1]) if (number, k) in first else None
                 for k in range(counts.shape[1])
@@ -164,26 +177,40 @@ def _make_cell(counts: NDArray[np.int64], key: str) -> Cell:
 
 
 @dataclass(frozen=True)
+class PairedEpisode:
+    """An episode of a pair, with the columns of the index that a comparison shows."""
+
+    key: str
+    verdict: str
+    decision: int
+    decision_value: float | None
+    reward: float
+    outcome: str
+    rounds: int
+
+
+@dataclass(frozen=True)
 class EpisodePair:
     """One problem and sample in two places."""
 
     problem: str
     sample: int
     y: int
-    a: dict[str, Any]
-    b: dict[str, Any]
+    a: PairedEpisode
+    b: PairedEpisode
 
     @property
     def kind(self) -> str:
         """The change: mended, broken, other (another verdict, as right as before), same."""
-        rights = self.a["verdict"] == RIGHT, self.b["verdict"] == RIGHT
+        rights = self.a.verdict == RIGHT, self.b.verdict == RIGHT
         if rights[0] != rights[1]:
             return "mended" if rights[1] else "broken"
-        return "same" if self.a["decision"] == self.b["decision"] else "other"
+        return "same" if self.a.decision == self.b.decision else "other"
 
 
 KINDS = ("broken", "mended", "other", "same")
-_OF_A_PAIR = ("key", "verdict", "decision", "decision_value", "reward", "outcome", "rounds")
+_OF_BOTH = ("problem", "sample", "y")
+_OF_EACH = tuple(field.name for field in fields(PairedEpisode))
 
 
 @dataclass(frozen=True)
@@ -204,9 +231,9 @@ def pair_episodes(
     """
     # 1. Join on what names an episode in its place.
     names = ["problem", "sample", "branch_path"]
-    columns = [*names, "y", *_OF_A_PAIR]
+    columns = [*names, "y", *_OF_EACH]
     joined = a.select(columns).join(
-        b.select([*names, *_OF_A_PAIR]),
+        b.select([*names, *_OF_EACH]),
         names,
         join_type="inner",
         left_suffix=" a",
@@ -232,10 +259,9 @@ def pair_episodes(
     chosen = joined.take(pa.array(rows[first : first + per_page])).to_pylist()
     pairs = tuple(
         EpisodePair(
-            row["problem"],
-            row["sample"],
-            row["y"],
-            *({name: row[f"{name} {side}"] for name in _OF_A_PAIR} for side in "ab"),
+            **{name: row[name] for name in _OF_BOTH},
+            a=PairedEpisode(**{name: row[f"{name} a"] for name in _OF_EACH}),
+            b=PairedEpisode(**{name: row[f"{name} b"] for name in _OF_EACH}),
         )
         for row in chosen
     )

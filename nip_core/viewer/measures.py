@@ -34,10 +34,9 @@ class Confusion:
 
 def count_verdicts(table: pa.Table) -> Confusion:
     """Count the episodes of a part of the index."""
-    failed = pc.equal(table["outcome"], "failed")
     y = np.asarray(table["y"].to_numpy()).astype(np.int64)
     decision = np.asarray(table["decision"].to_numpy()).astype(np.int64)
-    is_failed = np.asarray(failed.to_numpy())
+    is_failed = np.asarray(pc.equal(table["outcome"], "failed").to_numpy())
     counts = {
         (label, verdict): int(np.sum((y == label) & (decision == verdict) & ~is_failed))
         for label in LABELS
@@ -73,13 +72,15 @@ def measure_calibration(table: pa.Table) -> Calibration | None:
 
     A value v from -1 to 1 says that the solution is right with probability (v + 1) / 2.
     """
-    decided = pc.and_(pc.is_valid(table["decision_value"]), pc.equal(table["outcome"], "finished"))
-    table = table.filter(pc.and_(decided, pc.greater_equal(table["y"], 0)))
-    values = np.asarray(table["decision_value"].to_numpy(), dtype=np.float64)
+    said, label = table["decision_value"], table["y"]
+    decided = pc.and_(pc.is_valid(said), pc.equal(table["outcome"], "finished"))
+    # An episode of a problem without a label can't be compared with one.
+    counted = pc.and_(decided, pc.greater_equal(label, 0))
+    values = np.asarray(said.filter(counted).to_numpy(), dtype=np.float64)
     if not len(values) or np.all(np.abs(values) == 1):
         return None
     claims = (values + 1) / 2
-    y = np.asarray(table["y"].to_numpy(), dtype=np.float64)
+    y = np.asarray(label.filter(counted).to_numpy(), dtype=np.float64)
     distinct = np.unique(claims)
     if len(distinct) <= _MOST_VALUES:
         number = np.searchsorted(distinct, claims)

@@ -3,25 +3,32 @@
 run_page  values of the template
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow.compute as pc
 
 from nip_core.errors import NipError
-from nip_core.evaluation.embedding import thinned
+from nip_core.evaluation.embedding import thin_out
+from nip_core.evaluation.report import IterationSpending
+from nip_core.evaluation.split_metrics import AgentMeasures, Interval95, SplitMetrics
 from nip_core.parameters.stored import read_costing_settings
 from nip_core.viewer.charts import SMALL, Chart, Line, lay_out_chart
 from nip_core.viewer.measures import count_verdicts, measure_calibration
-from nip_core.viewer.pages import list_iterations, list_splits
+from nip_core.viewer.pages import Values, list_iterations, list_splits
 from nip_core.viewer.queries import QueryError
 from nip_core.viewer.runs import Overview, ShownRun
 
 _MOST_POINTS = 200
-_KINDS = ("accuracy", "completeness", "soundness")
+_RATES: dict[str, Callable[[SplitMetrics], tuple[float | None, Interval95 | None]]] = {
+    "accuracy": lambda of: (of.accuracy, of.accuracy_ci95),
+    "completeness": lambda of: (of.completeness, of.completeness_ci95),
+    "soundness": lambda of: (of.soundness, of.soundness_ci95),
+}
 
 
-def run_page(run: ShownRun, split: str, iteration: str) -> dict[str, Any]:
-    """All of the page. `split` and `iteration` say which verdicts are counted, "": the newest."""
+def run_page(run: ShownRun, split: str = "", iteration: str = "") -> Values:
+    """Show a run. The verdicts of `split` and `iteration` are counted, "": of the newest."""
     overview, episodes = run.overview(), run.episodes()
     splits = list_splits(episodes.table)
     if split and split not in splits:
@@ -52,20 +59,14 @@ def run_page(run: ShownRun, split: str, iteration: str) -> dict[str, Any]:
 
 
 def _draw_curve(overview: Overview) -> Chart | None:
-    """The rates of tests by iteration."""
-    tested = thinned(overview.values.get("tested", []), _MOST_POINTS)
-    lines = [
-        Line(
-            name,
-            name,
-            [(e.iteration, e.test.get(name), e.test.get(f"{name}_ci95")) for e in tested],
-        )
-        for name in _KINDS
-    ]
+    """Draw the rates of tests by iteration."""
+    tested = thin_out(overview.values.get("tested", []), _MOST_POINTS)
+    tests: list[tuple[int, SplitMetrics]] = [(e.iteration, e.test) for e in tested]
+    lines = [Line(name, name, [(i, *rate(of)) for i, of in tests]) for name, rate in _RATES.items()]
     # What an obedient verifier would reach stands beside what this one did.
-    believed = [(e.iteration, (e.test.get("believe_the_prover") or {})) for e in tested]
-    if any(found.get("accuracy") is not None for _, found in believed):
-        points = [(i, found.get("accuracy"), None) for i, found in believed]
+    believed = [(i, of.believed_accuracy) for i, of in tests]
+    if any(accuracy is not None for _, accuracy in believed):
+        points = [(i, accuracy, None) for i, accuracy in believed]
         lines.append(Line("believing the prover", "believed", points))
     return lay_out_chart("Test problems", lines, is_rate=True, chance=0.5)
 
@@ -85,48 +86,46 @@ def _draw_calibration(scaled: Any) -> Chart | None:
 
 
 def _draw_charts(overview: Overview, run: ShownRun) -> list[Chart]:
-    """Small curves: rewards, losses, invalid answers, tokens, costs."""
+    """Draw small curves: rewards, losses, invalid answers, tokens, costs."""
     report = overview.report
     if report is None:
         return []
-    entries = thinned(list(report.iterations), _MOST_POINTS)
-    agents = sorted({a for e in entries if e.test for a in (e.test.get("agents") or {})})
+    entries = thin_out(list(report.iterations), _MOST_POINTS)
+    agents = sorted({agent for e in entries if e.test for agent in e.test.agents})
     groups = sorted({group for e in entries for group in e.groups})
 
-    def of_agents(name: str) -> list[Line]:
-        return [
-            Line(
-                agent,
-                f"s{k}",
-                [
-                    (e.iteration, of.get(name), of.get(f"{name}_ci95"))
-                    for e in entries
-                    if e.test and (of := (e.test.get("agents") or {}).get(agent))
-                ],
-            )
-            for k, agent in enumerate(agents)
-        ]
+    def measures(agent: str) -> list[tuple[int, AgentMeasures]]:
+        tests = [(e.iteration, e.test.agents) for e in entries if e.test]
+        return [(i, of[agent]) for i, of in tests if agent in of]
+
+    rewards, retries = [], []
+    for k, agent in enumerate(agents):
+        known = measures(agent)
+        earned = [(i, of.mean_reward, of.mean_reward_ci95) for i, of in known]
+        rewards.append(Line(agent, f"s{k}", earned))
+        retried = [(i, of.retry_rate, of.retry_rate_ci95) for i, of in known]
+        retries.append(Line(agent, f"s{k}", retried))
 
     def losses(group: str) -> list[tuple[float, float | None, None]]:
         known = [(e.iteration, e.groups[group].loss) for e in entries if group in e.groups]
         return [(i, loss[-1][1] if loss else None, None) for i, loss in known]
 
+    spent = _list_spent(overview)
     usd = [(i, value, None) for i, value in _cost_by_iteration(run).items() if value]
     made = [
-        lay_out_chart("Reward of a test episode", of_agents("mean_reward"), sizes=(SMALL, SMALL)),
+        lay_out_chart("Reward of a test episode", rewards, sizes=(SMALL, SMALL)),
         lay_out_chart(
             "Loss at the end of training",
             [Line(group, f"s{k}", losses(group)) for k, group in enumerate(groups)],
             sizes=(SMALL, SMALL),
         ),
-        lay_out_chart(
-            "Invalid answers in tests", of_agents("retry_rate"), is_rate=True, sizes=(SMALL, SMALL)
-        ),
+        lay_out_chart("Invalid answers in tests", retries, is_rate=True, sizes=(SMALL, SMALL)),
         lay_out_chart(
             "Tokens",
             [
-                Line(name.replace("_", " "), f"s{k}", _token_points(overview, name))
-                for k, name in enumerate(("prompt_tokens", "generated_tokens", "trained_tokens"))
+                Line("prompt tokens", "s0", [(i, of.prompt_tokens, None) for i, of in spent]),
+                Line("generated tokens", "s1", [(i, of.generated_tokens, None) for i, of in spent]),
+                Line("trained tokens", "s2", [(i, of.trained_tokens, None) for i, of in spent]),
             ],
             sizes=(SMALL, SMALL),
         ),
@@ -135,13 +134,13 @@ def _draw_charts(overview: Overview, run: ShownRun) -> list[Chart]:
     return [of for of in made if of is not None]
 
 
-def _token_points(overview: Overview, name: str) -> list[tuple[float, float | None, None]]:
+def _list_spent(overview: Overview) -> list[tuple[float, IterationSpending]]:
     rows = overview.values.get("spending", [])
-    return [(i, spent[name], None) for i, spent, entry in rows if entry is not None]
+    return [(i, spent) for i, spent, entry in rows if entry is not None]
 
 
 def _cost_by_iteration(run: ShownRun) -> dict[int, float | None]:
-    """By iteration, the US dollars of all its stages; None where a price is missing."""
+    """Add up the US dollars of each iteration's stages; None where a price is missing."""
     with run.lock:
         try:
             parameters = read_costing_settings(run.records.shown.record.parameters)

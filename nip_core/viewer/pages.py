@@ -6,7 +6,7 @@ Each takes a run and what its address asks for, and gives the values of the temp
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
@@ -15,12 +15,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.errors import NipError
-from nip_core.evaluation.embedding import thinned
-from nip_core.evaluation.episode_transcripts import DECISION_WORDS
+from nip_core.evaluation.episode_transcripts import DECISION_WORDS, Message
+from nip_core.evaluation.report import GroupReport, IterationReport
+from nip_core.jobs.job import JobRecord
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
-from nip_core.viewer.episode_page import EpisodePage, read_episode, read_examples
-from nip_core.viewer.index import Episodes
-from nip_core.viewer.matrix import KINDS, MATRIX_SORTS, MOST_COLUMNS, count_matrix, pair_episodes
+from nip_core.viewer.episode_page import EpisodePage, UsedExample, read_episode, read_examples
+from nip_core.viewer.index import Episodes, IndexedEpisode, read_episodes
+from nip_core.viewer.matrix import (
+    MATRIX_SORTS,
+    MOST_COLUMNS,
+    PairedEpisode,
+    count_matrix,
+)
 from nip_core.viewer.queries import (
     CHOICES,
     PER_PAGE,
@@ -29,13 +35,13 @@ from nip_core.viewer.queries import (
     QueryError,
     find_rows,
     list_models,
+    read_number,
 )
-from nip_core.viewer.runs import ShownRun, ShownRuns
+from nip_core.viewer.runs import Overview, ShownRun, ShownRuns
 
 Values = dict[str, Any]
 SPLITS = (TEST, TRAIN, VALIDATION, CANDIDATE, ATTACK)
 _MOST_CHOICES = 200  # entries of a menu
-_MOST_PLACES, _FEWEST_PLACES = 400, 10  # of all runs, and of one
 
 
 class NotThereError(LookupError):
@@ -43,40 +49,48 @@ class NotThereError(LookupError):
 
 
 def list_splits(table: pa.Table) -> list[str]:
-    """The splits that were played, tests first."""
+    """List the splits in the index, tests first."""
     known = pc.unique(table["split"]).to_pylist()
     return sorted(known, key=lambda name: SPLITS.index(name) if name in SPLITS else len(SPLITS))
 
 
 def list_iterations(table: pa.Table) -> list[int]:
-    """The iterations of which anything was played."""
+    """List the iterations in the index."""
     return sorted(pc.unique(table["iteration"]).to_pylist())
 
 
 def find_asked_rows(run: ShownRun, episodes: Episodes, query: Query) -> Any:
-    """The rows of the index that a query asks for, texts looked for in the files."""
+    """Find the rows of a query; texts are looked for in the files."""
     if not query.text:
         return find_rows(episodes.table, query)
     without = find_rows(episodes.table, query)
     return find_rows(episodes.table, query, run.search.keys(episodes, without, query.text))
 
 
-def paginate(total: int, page: int, per_page: int = PER_PAGE) -> Values:
-    """Say which of `total` a page shows; a page behind the last is the last."""
+@dataclass(frozen=True)
+class Paging:
+    """Which part of a list a page shows."""
+
+    total: int
+    pages: int
+    page: int
+    """Counted from 1."""
+    first: int
+    """The first entry shown, counted from 0."""
+    last: int
+    """The entry behind the last one."""
+
+
+def paginate(total: int, page: int, per_page: int = PER_PAGE) -> Paging:
+    """Say which of `total` entries a page shows; a page behind the last is the last."""
     pages = max(1, -(-total // per_page))
     page = min(page, pages)
     first = (page - 1) * per_page
-    return {
-        "total": total,
-        "pages": pages,
-        "page": page,
-        "first": first,
-        "last": min(first + per_page, total),
-    }
+    return Paging(total, pages, page, first, min(first + per_page, total))
 
 
 def list_choices(run: ShownRun, episodes: Episodes) -> Values:
-    """The values that filters can have, by filter."""
+    """List the values of each filter, for its menu."""
     table = episodes.table
     wrong, right = run.words
 
@@ -96,29 +110,35 @@ def list_choices(run: ShownRun, episodes: Episodes) -> Values:
     }
 
 
+@dataclass(frozen=True)
+class RunRow:
+    """A run in the list of all."""
+
+    run: ShownRun
+    overview: Overview
+    last: IterationReport | None
+    """The last iteration that was tested."""
+    curve: list[tuple[int, float]]
+    """Accuracies by iteration."""
+    place: str
+
+
 def runs_page(runs: ShownRuns) -> Values:
-    """All runs, the newest first."""
+    """Show all runs, the newest first."""
     shown = [(run, run.overview()) for run in runs.all()]
     shown.sort(key=lambda of: str(of[1].report.created_at if of[1].report else ""), reverse=True)
     rows = []
     for run, overview in shown:
         tested = overview.values.get("tested", [])
         last = tested[-1] if tested else None
-        accuracies = [(e.iteration, e.test.get("accuracy")) for e in tested]
-        rows.append(
-            {
-                "run": run,
-                "overview": overview,
-                "last": last,
-                "curve": [(i, value) for i, value in accuracies if value is not None],
-                "place": run.tree.store.url,
-            }
-        )
+        accuracies = [(e.iteration, e.test.accuracy) for e in tested]
+        curve = [(i, value) for i, value in accuracies if value is not None]
+        rows.append(RunRow(run, overview, last, curve, run.tree.store.url))
     return {"rows": rows}
 
 
 def matrix_page(run: ShownRun, asked: Mapping[str, str], pairs: list[tuple[str, str]]) -> Values:
-    """Problems by iterations."""
+    """Show problems by iterations."""
     episodes = run.episodes()
     query = Query.parse(pairs, ("sort", "until"))
     if query.iteration or query.text:
@@ -133,11 +153,11 @@ def matrix_page(run: ShownRun, asked: Mapping[str, str], pairs: list[tuple[str, 
     rows = find_rows(episodes.table, Query(**{**vars(plain), "split": split, "sort": "played"}))
     table = episodes.table.take(pa.array(rows))
     every = list_iterations(table)
-    until = _read_number(asked.get("until"), every[-1] if every else 0)
+    until = read_number(asked.get("until"), every[-1] if every else 0)
     columns = [i for i in every if i <= until][-MOST_COLUMNS:]
     count = pc.count_distinct(table["problem"]).as_py() if table.num_rows else 0
     paged = paginate(count, query.page)
-    shown = count_matrix(table, columns, paged["first"], PER_PAGE, sort) if columns else None
+    shown = count_matrix(table, columns, paged.first, PER_PAGE, sort) if columns else None
     earlier = [i for i in every if columns and i < columns[0]]
     later = [i for i in every if columns and i > columns[-1]]
     kept = {**query.filters, **({"sort": sort} if sort != "failures" else {})}
@@ -162,35 +182,19 @@ def matrix_page(run: ShownRun, asked: Mapping[str, str], pairs: list[tuple[str, 
     }
 
 
-def _read_number(text: str | None, default: int) -> int:
-    if not text:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise QueryError(f"{text}: a number was expected")
-    return int(text)
-
-
-_LISTED = (
-    *("key", "iteration", "split", "problem", "sample", "y", "difficulty", "mutation"),
-    *("decision", "decision_value", "outcome", "verdict", "reward", "rounds", "invalid"),
-    *("completion_tokens", "models", "branch_path"),
-)
-
-
 def episodes_page(run: ShownRun, pairs: list[tuple[str, str]]) -> Values:
-    """Episodes that an address asks for."""
+    """Show the episodes of a query."""
     episodes, query = run.episodes(), Query.parse(pairs)
     rows = find_asked_rows(run, episodes, query)
     paged = paginate(len(rows), query.page)
-    chosen = rows[paged["first"] : paged["last"]]
-    table = episodes.table.select(_LISTED).take(pa.array(chosen, pa.int64()))
+    chosen = rows[paged.first : paged.last]
     verdicts = _count_verdicts(episodes.table, rows)
     return {
         "query": query,
         "episodes": episodes,
         "menus": list_choices(run, episodes),
         "sorts": SORTS,
-        "rows": table.to_pylist(),
+        "rows": episodes.take(chosen),
         "paging": paged,
         "verdicts": verdicts,
     }
@@ -198,11 +202,11 @@ def episodes_page(run: ShownRun, pairs: list[tuple[str, str]]) -> Values:
 
 def _count_verdicts(table: pa.Table, rows: Any) -> dict[str, int]:
     counted = pc.value_counts(table["verdict"].take(pa.array(rows, pa.int64())))
-    return {of["values"]: of["counts"] for of in counted.to_pylist()}
+    return dict(zip(*(column.to_pylist() for column in counted.flatten()), strict=True))
 
 
 def find_episode(episodes: Episodes, key: str) -> int:
-    """The row of an episode. Raises NotThereError."""
+    """Find the row of an episode. Raises NotThereError."""
     row = pc.index(episodes.table["key"], key).as_py()
     if row < 0:
         raise NotThereError(f"there is no episode {key[:40]!r} in the run")
@@ -211,13 +215,12 @@ def find_episode(episodes: Episodes, key: str) -> int:
 
 def open_episode(run: ShownRun, episodes: Episodes, row: int) -> EpisodePage:
     """Read an episode. Raises CorruptionError."""
-    shard = episodes.shards[episodes.table["shard"][row].as_py()]
-    key = episodes.table["key"][row].as_py()
-    return read_episode(run.tree.store, shard, key, run.game)
+    about = episodes.take([row])[0]
+    return read_episode(run.tree.store, episodes.shards[about.shard], about.key, run.game)
 
 
 def episode_page(run: ShownRun, key: str, tab: str, pairs: list[tuple[str, str]]) -> Values:
-    """One episode, its neighbours among those that the address asks for, and its lineage."""
+    """Show one episode, with its neighbours in the query of the address, and its lineage."""
     if tab not in ("", "asked", "facts"):
         raise QueryError(f"tab={tab}: use asked or facts")
     episodes, query = run.episodes(), Query.parse(pairs, ("tab",))
@@ -225,12 +228,11 @@ def episode_page(run: ShownRun, key: str, tab: str, pairs: list[tuple[str, str]]
     rows = find_asked_rows(run, episodes, query)
     places = np.flatnonzero(rows == at)
     place = int(places[0]) if len(places) else None
-    keys = episodes.table["key"]
 
     def neighbour(step: int) -> str | None:
         if place is None or not 0 <= place + step < len(rows):
             return None
-        return str(keys[int(rows[place + step])].as_py())
+        return episodes.take([rows[place + step]])[0].key
 
     values: Values = {
         "query": query,
@@ -240,8 +242,8 @@ def episode_page(run: ShownRun, key: str, tab: str, pairs: list[tuple[str, str]]
         "of": len(rows),
         "before": neighbour(-1),
         "after": neighbour(1),
-        "same": _find_same_problem(episodes.table, at),
-        "about": episodes.table.slice(at, 1).to_pylist()[0],
+        "same": _find_same_problem(episodes, at),
+        "about": episodes.take([at])[0],
         "page": None,
         "damage": "",
     }
@@ -253,44 +255,70 @@ def episode_page(run: ShownRun, key: str, tab: str, pairs: list[tuple[str, str]]
     return values
 
 
-def _find_same_problem(table: pa.Table, at: int) -> list[Values]:
-    """The same problem and sample of this split in all iterations, with trees by branch."""
-    here = table.slice(at, 1).to_pylist()[0]
-    mask = pc.equal(table["problem"], here["problem"])
-    for name in ("split", "sample", "branch_path"):
-        mask = pc.and_(mask, pc.equal(table[name], here[name]))
-    columns = ["key", "iteration", "verdict", "decision", "decision_value", "outcome"]
-    same: list[Values] = table.filter(mask).select(columns).sort_by("iteration").to_pylist()
-    return same[-_MOST_CHOICES:]
+def _find_same_problem(episodes: Episodes, at: int) -> list[IndexedEpisode]:
+    """Find the plays of the same problem and sample in all iterations, with trees by branch."""
+    table, mask = episodes.table, None
+    for name in ("problem", "split", "sample", "branch_path"):
+        equal = pc.equal(table[name], table[name][at])
+        mask = equal if mask is None else pc.and_(mask, equal)
+    return read_episodes(table.filter(mask).sort_by("iteration"))[-_MOST_CHOICES:]
 
 
-def _trace_lineage(run: ShownRun, page: EpisodePage) -> Values:
-    """The models that answered with the jobs that made them, and what was learned from it."""
-    models: dict[str, Values] = {}
-    agents = {(turn.row.model_served, turn.row.agent) for turn in page.turns}
+@dataclass(frozen=True)
+class MadeModel:
+    """A model that an iteration gave to a group."""
+
+    group: str
+    job_id: str | None
+    trained_in: int | None
+
+
+@dataclass(frozen=True)
+class EpisodeLineage:
+    """Which models answered in an episode, and what was learned from it."""
+
+    agents: list[tuple[str, str]]
+    """Names of models, each with the agent that it answered for."""
+    models: dict[str, MadeModel]
+    """By name, those that the run has made."""
+    used: list[UsedExample]
+
+
+def _trace_lineage(run: ShownRun, page: EpisodePage) -> EpisodeLineage:
+    """Find the jobs that made the models of an episode, and the examples made of it."""
+    agents = {(turn.message.model, turn.message.agent) for turn in page.turns}
     served = {name for name, _ in agents}
+    models: dict[str, MadeModel] = {}
     with run.lock:
         for record in run.records.all():
             for group, model in ({} if record.swap is None else record.swap.groups).items():
                 if model.model in served:
-                    models.setdefault(model.model, {"group": group, **asdict(model)})
-        iteration = page.row.iteration
+                    made = MadeModel(group, model.job_id, model.trained_in)
+                    models.setdefault(model.model, made)
         groups = list(run.records.shown.first_models)
     used = [
-        {"group": group, **example}
+        example
         for group in groups
-        for example in read_examples(
-            run.tree.store, run.tree.dataset(iteration, group), page.row.key
-        )
+        for example in read_examples(run.tree, page.row.iteration, group, page.row.key)
     ]
-    return {"agents": sorted(agents), "models": models, "used": used}
+    return EpisodeLineage(sorted(agents), models, used)
+
+
+@dataclass(frozen=True)
+class ShownJob:
+    """A fine-tune job; `record` is None where it can't be read."""
+
+    iteration: int
+    group: str
+    report: GroupReport
+    record: JobRecord | None
 
 
 def jobs_page(run: ShownRun) -> Values:
-    """Fine-tune jobs with their losses, settings and proofs."""
+    """Show fine-tune jobs with their losses, settings and proofs."""
     from nip_core.jobs.document import read_job
 
-    jobs: list[Values] = []
+    jobs: list[ShownJob] = []
     damage: list[str] = []
     with run.lock:
         try:
@@ -300,116 +328,23 @@ def jobs_page(run: ShownRun) -> Values:
                 for group, report in entry.groups.items():
                     if report.job_id is None and report.status in (None, "not scheduled"):
                         continue
-                    path = run.tree.job(entry.iteration, group)
-                    job: Values = {"iteration": entry.iteration, "group": group, "report": report}
+                    record = None
                     try:
-                        job["record"] = read_job(run.tree, path)
+                        record = read_job(run.tree, run.tree.job(entry.iteration, group))
                     except NipError as error:
-                        job["record"] = None
                         damage.append(str(error))
-                    jobs.append(job)
+                    jobs.append(ShownJob(entry.iteration, group, report, record))
         except NipError as error:
             damage.append(str(error))
     return {"jobs": jobs, "job_damage": damage}
 
 
-def list_places(tables: Mapping[str, pa.Table], split: str) -> list[str]:
-    """Of every run iterations with this split, as RUN@ITERATION; of long runs some of them.
-
-    `tables` are those of the indices, by run.
-    """
-    places = []
-    most = max(_FEWEST_PLACES, _MOST_PLACES // max(1, len(tables)))
-    for run, table in tables.items():
-        played = table.filter(pc.equal(table["split"], split)) if split else table
-        places += [f"{run}@{i}" for i in thinned(list_iterations(played), most)]
-    return places
+def describe_verdict(episode: IndexedEpisode | PairedEpisode) -> str:
+    """Say in words how an episode was decided, or that it failed."""
+    return "failed" if episode.outcome == "failed" else describe_decision(episode)
 
 
-def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
-    """The episodes of two places in pairs, changed verdicts first."""
-    unknown = {*asked} - {"a", "b", "split", "kind", "page"}
-    if unknown:
-        raise QueryError(
-            f"{', '.join(sorted(unknown))}: a comparison has a, b, split, kind and page"
-        )
-    kind = asked.get("kind", "")
-    if kind and kind not in KINDS:
-        raise QueryError(f"kind={kind}: use one of {', '.join(KINDS)}")
-    tables = {run.name: run.episodes().table for run in runs.all()}
-    splits = sorted({split for table in tables.values() for split in list_splits(table)})
-    split = asked.get("split") or (TEST if TEST in splits else (splits[0] if splits else ""))
-    places = list_places(tables, split)
-    a, b = asked.get("a", ""), asked.get("b", "")
-    values: Values = {
-        "a": a,
-        "b": b,
-        "split": split,
-        "splits": splits,
-        "places": places,
-        "kind": kind,
-        "kinds": KINDS,
-        "pairs": None,
-    }
-    if not (a and b):
-        return values
-    parts = [_read_episodes_at(runs, place, split) for place in (a, b)]
-    page = max(1, _read_number(asked.get("page"), 1))
-    names = [place.rpartition("@")[0] for place in (a, b)]
-    shown = pair_episodes(parts[0], parts[1], page, PER_PAGE, kind)
-    total = shown.counts[kind] if kind else sum(shown.counts.values())
-    base = {"a": a, "b": b, "split": split}
-
-    def address(**changes: Any) -> str:
-        named = {**base, "kind": kind, **changes}
-        return f"?{urlencode({name: v for name, v in named.items() if v not in ('', None)})}"
-
-    rates = [
-        (pc.sum(pc.equal(part["verdict"], "right")).as_py() or 0, part.num_rows) for part in parts
-    ]
-    return {
-        **values,
-        "pairs": shown,
-        "paging": paginate(total, page),
-        "address": address,
-        "names": names,
-        "rates": rates,
-    }
-
-
-def _read_episodes_at(runs: ShownRuns, place: str, split: str) -> pa.Table:
-    name, _, iteration = place.rpartition("@")
-    run = runs.get(name)
-    if run is None:
-        raise NotThereError(f"there is no run {name[:60]!r} among those that are shown")
-    query = Query(iteration=str(_read_number(iteration, 0)), split=split, sort="played")
-    table = run.episodes().table
-    return table.take(pa.array(find_rows(table, query), pa.int64()))
-
-
-def pair_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
-    """Two episodes side by side: `a` and `b` are RUN/KEY."""
-    sides = []
-    for side in ("a", "b"):
-        name, _, key = asked.get(side, "").rpartition("/")
-        run = runs.get(name)
-        if run is None:
-            raise NotThereError(f"{side}: there is no run {name[:60]!r} among those that are shown")
-        episodes = run.episodes()
-        at = find_episode(episodes, key)
-        of: Values = {"run": run, "key": key, "page": None, "damage": ""}
-        of["about"] = episodes.table.slice(at, 1).to_pylist()[0]
-        try:
-            of["page"] = open_episode(run, episodes, at)
-        except (NipError, OSError) as error:
-            of["damage"] = str(error)
-        sides.append(of)
-    return {"sides": sides}
-
-
-def describe_verdict(row: Mapping[str, Any]) -> str:
-    """The verdict of a row in words, with its value where that says more."""
-    if row.get("outcome") == "failed":
-        return "failed"
-    value, words = row.get("decision_value"), DECISION_WORDS[row["decision"]]
+def describe_decision(decided: IndexedEpisode | PairedEpisode | Message) -> str:
+    """Say a decision in words, with its value if that is between the ends of the scale."""
+    value, words = decided.decision_value, DECISION_WORDS[decided.decision]
     return words if value is None or abs(value) in (0, 1) else f"{words}, {value:+g}"

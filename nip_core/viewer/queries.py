@@ -9,7 +9,7 @@ The address is the state: what a page shows follows from it alone, so that it ca
 back to.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import urlencode
@@ -39,13 +39,20 @@ SORTS: Mapping[str, str] = {
     "reward": "lowest reward",
     "rounds": "most rounds",
 }
-_EQUAL = {"split": "split", "difficulty": "difficulty", "mutation": "mutation"}
+_EQUAL = {
+    "split": "split",
+    "difficulty": "difficulty",
+    "mutation": "mutation",
+    "outcome": "outcome",
+}
+_EQUAL_NUMBER = {"iteration": "iteration", "decision": "decision", "label": "y"}
+"""Filters that a row passes if its column, beside them, has their value."""
 _NONE = "none"  # stands for a value that is not there
 _WORST_FIRST = pa.array([FAILED, WRONG, RIGHT])
 
 
 class QueryError(ValueError):
-    """An address asks for something that no page has; the message says what it may."""
+    """An address asks for something no page has; the message says what it may ask for."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,7 @@ class Query:
 
     @property
     def filters(self) -> dict[str, str]:
-        """Those that are set."""
+        """The filters in use, by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {n: str(v) for n, v in values.items() if v != "" and n not in ("sort", "page")}
 
@@ -113,10 +120,44 @@ class Query:
         return f"?{urlencode(named)}" if named else ""
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """What the address of a comparison asks for: two places, RUN@ITERATION, and which pairs."""
+
+    a: str = ""
+    b: str = ""
+    split: str = ""
+    kind: str = ""
+    page: int = 1
+
+    @classmethod
+    def parse(cls, asked: Mapping[str, str], kinds: Collection[str]) -> "Comparison":
+        """Read an address; `kinds` are those that pairs have. Raises QueryError."""
+        unknown = {*asked} - {field.name for field in fields(cls)}
+        if unknown:
+            raise QueryError(
+                f"{', '.join(sorted(unknown))}: a comparison has a, b, split, kind and page"
+            )
+        values: dict[str, Any] = {**asked}
+        compared = cls(**{**values, "page": max(1, read_number(values.get("page"), 1))})
+        if compared.kind and compared.kind not in kinds:
+            raise QueryError(f"kind={compared.kind}: use one of {', '.join(kinds)}")
+        return compared
+
+
+def read_number(text: str | None, default: int) -> int:
+    """Read a number of an address; without one, `default`. Raises QueryError."""
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise QueryError(f"{text}: a number was expected")
+    return int(text)
+
+
 def find_rows(
     table: pa.Table, query: Query, with_text: pa.Array | None = None
 ) -> NDArray[np.int64]:
-    """The rows of the index that the query asks for, in its order.
+    """Find the rows of the index a query asks for, in its order.
 
     `with_text` has the keys of the episodes in which the text of the query stands.
     """
@@ -131,52 +172,47 @@ def find_rows(
 
 
 def _build_conditions(table: pa.Table, query: Query, with_text: pa.Array | None) -> Iterable[Any]:
-    if query.iteration:
-        yield pc.equal(table["iteration"], int(query.iteration))
+    for name, column in _EQUAL_NUMBER.items():
+        if value := getattr(query, name):
+            yield pc.equal(table[column], int(value))
     for name, column in _EQUAL.items():
         if value := getattr(query, name):
-            is_none = value == _NONE and name != "split"
+            is_none = value == _NONE and name in ("difficulty", "mutation")
             yield pc.is_null(table[column]) if is_none else pc.equal(table[column], value)
-    if query.verdict == "not-right":
-        yield pc.not_equal(table["verdict"], RIGHT)
-    elif query.verdict:
-        yield pc.equal(table["verdict"], query.verdict)
-    if query.outcome:
-        yield pc.equal(table["outcome"], query.outcome)
-    if query.decision:
-        yield pc.equal(table["decision"], int(query.decision))
-    if query.label:
-        yield pc.equal(table["y"], int(query.label))
+    if query.verdict:
+        verdicts, is_other = table["verdict"], query.verdict == "not-right"
+        yield pc.not_equal(verdicts, RIGHT) if is_other else pc.equal(verdicts, query.verdict)
     if query.invalid:
         compare = pc.greater if query.invalid == "1" else pc.equal
         yield compare(table["invalid"], 0)
     if query.model:
         yield _has_model(table["models"], query.model)
     if query.problem:
+        names = table["problem"]
         exact = len(query.problem) > 1 and query.problem[0] == query.problem[-1] == '"'
         if exact:
-            yield pc.equal(table["problem"], query.problem[1:-1])
+            yield pc.equal(names, query.problem[1:-1])
         else:
-            yield pc.match_substring(table["problem"], query.problem, ignore_case=True)
+            yield pc.match_substring(names, query.problem, ignore_case=True)
     if with_text is not None:
         yield pc.is_in(table["key"], value_set=with_text)
 
 
 def _has_model(models: Any, name: str) -> Any:
-    """Return which of these sets of names have this one: few differ."""
+    """Tell for each set of names whether it has this one. There are few different sets."""
     encoded = pc.dictionary_encode(models).combine_chunks()
     having = [name in (of or "").split("\n") for of in encoded.dictionary.to_pylist()]
     return pc.take(pa.array(having, pa.bool_()), encoded.indices)
 
 
 def list_models(table: pa.Table) -> list[str]:
-    """The names of all models that have answered."""
+    """List the names of all models in the index."""
     sets = pc.unique(table["models"]).to_pylist()
     return sorted({name for of in sets if of for name in of.split("\n")})
 
 
 def _sort(table: pa.Table, rows: NDArray[np.int64], sort: str) -> NDArray[np.int64]:
-    """The rows in an order; those that are equal in it as they were played, the newest first."""
+    """Sort rows; equal ones stay as they were played, the newest iteration first."""
 
     def numbers(name: str) -> NDArray[Any]:
         column = table[name].combine_chunks()

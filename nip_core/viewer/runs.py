@@ -16,11 +16,11 @@ from nip_core.errors import NipError
 from nip_core.evaluation.report import ReportData, page_values
 from nip_core.game.render import Game
 from nip_core.records.iterations import Records
-from nip_core.records.status import status_of
+from nip_core.records.status import find_status
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store
-from nip_core.showing.summary import report_data
-from nip_core.showing.transcripts import game_of
+from nip_core.showing.summary import read_report_data
+from nip_core.showing.transcripts import rebuild_game
 from nip_core.viewer.episode_page import TextSearch
 from nip_core.viewer.index import Episodes, RunIndex
 
@@ -44,7 +44,7 @@ class Overview:
 
 
 class ShownRun:
-    """A run. Everything that it reads of what does not change any more it reads once."""
+    """A run, its index and its records. Files of finished parts are read once."""
 
     def __init__(
         self, tree: RunStore, name: str, clock: Callable[[], float] = time.monotonic
@@ -66,7 +66,7 @@ class ShownRun:
         self.__dict__.pop("game", None)
 
     def _forget_if_made_anew(self) -> None:
-        """A run that was deleted and made anew under its name is another: run.json says when."""
+        """Forget everything if run.json is another: the run was deleted and made anew."""
         try:
             run_json = self._digest(f"{self.tree.root}/run.json")
         except (NipError, OSError):
@@ -76,7 +76,7 @@ class ShownRun:
         self._run_json = run_json
 
     def episodes(self) -> Episodes:
-        """The episodes that are there by now."""
+        """Read new shards, at most once a second, and return all episodes."""
         with self.lock:
             if self._clock() - self._looked_s >= _AT_MOST_EVERY_S:
                 self._forget_if_made_anew()
@@ -85,7 +85,7 @@ class ShownRun:
             return self.index.now
 
     def state(self) -> str:
-        """A short text that changes when anything of the run does that pages show."""
+        """Make a short digest of the run as pages show it: if it is the same, so are they."""
         with self.lock:
             # Several tabs ask, and in a bucket each look is a dozen requests.
             if self._clock() - self._state_s >= _AT_MOST_EVERY_S:
@@ -97,7 +97,7 @@ class ShownRun:
             return self._state
 
     def _list_marks(self) -> Iterable[str]:
-        """Give what changes with the run; of what can't be read, why."""
+        """List all marks of change; of unreadable files, the error."""
         for part in (self._list_status, self._list_watched):
             try:
                 yield from part()
@@ -105,10 +105,10 @@ class ShownRun:
                 yield _describe_error(error)
 
     def _list_status(self) -> Iterable[str]:
-        yield status_of(self.tree, self.records.look_again())
+        yield find_status(self.tree, self.records.look_again())
 
     def _list_watched(self) -> Iterable[str]:
-        """The files of the last two iterations, and what the documents of their jobs say."""
+        """List the files of the last two iterations, and digests of the documents of their jobs."""
         store, root = self.tree.store, f"{self.tree.root}/iterations"
         yield from store.list(f"{self.tree.root}/superseded")
         names = store.list(root)
@@ -139,7 +139,7 @@ class ShownRun:
 
     def _read_overview(self, state: str) -> Overview:
         try:
-            report = report_data(self.records.look_again())
+            report = read_report_data(self.records.look_again())
             values = page_values(report)
         except _DAMAGE as error:
             return Overview(state, "damaged", None, {}, (_describe_error(error),))
@@ -147,9 +147,9 @@ class ShownRun:
 
     @cached_property
     def game(self) -> Game | None:
-        """The game that the run plays; None where it can't be made here."""
+        """The game of the run; None where it can't be made here."""
         try:
-            return game_of(self.records.shown.record)
+            return rebuild_game(self.records.shown.record)
         except NipError:
             return None
 
@@ -168,7 +168,7 @@ def _describe_error(error: Exception) -> str:
 
 
 class ShownRuns:
-    """All runs of a store, those that come later as well, or those that were named."""
+    """All runs of a store, also later ones, or some named runs."""
 
     def __init__(self, store: Store | None, named: Sequence[RunStore] = ()) -> None:
         """Reads nothing yet. With `named` runs no other is ever shown."""
@@ -186,7 +186,7 @@ class ShownRuns:
         self._shown[name] = ShownRun(tree, name)
 
     def all(self) -> list[ShownRun]:
-        """The runs that are there by now, by name."""
+        """List the runs by name, new ones too."""
         with self._lock:
             if not self._named and self._store is not None:
                 names = list_runs(self._store)
@@ -198,5 +198,5 @@ class ShownRuns:
             return [self._shown[name] for name in sorted(self._shown)]
 
     def get(self, name: str) -> ShownRun | None:
-        """The run that addresses call so; a name that is not there is looked for nowhere."""
+        """Look a run up by its name in addresses, among the runs shown and nowhere else."""
         return next((run for run in self.all() if run.name == name), None)

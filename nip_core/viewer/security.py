@@ -16,10 +16,10 @@ the same browser goes: browsers send it the cookie, too.
 import hmac
 import html
 import ipaddress
-from collections.abc import Collection, MutableMapping
-from urllib.parse import parse_qsl, quote, urlencode
+from collections.abc import Collection
+from urllib.parse import quote, urlencode
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.requests import cookie_parser
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -39,7 +39,7 @@ _HEADERS = {
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a name or address is this machine's alone, whatever name servers say."""
+    """Tell whether a name or address is this machine's alone. No name server is asked."""
     if host.lower() == "localhost":
         return True
     try:
@@ -77,7 +77,7 @@ class Guard:
         answer = self._refuse(scope)
         await (self._app if answer is None else answer)(scope, receive, with_headers)
 
-    def _refuse(self, scope: MutableMapping[str, object]) -> Response | None:
+    def _refuse(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         if not self._is_known(headers.get("host", "")):
             return PlainTextResponse(
@@ -89,7 +89,7 @@ class Guard:
         if self._token is None:
             return None
         # 1. The token in the address: it becomes a cookie, and the address is left at once.
-        query = parse_qsl(bytes(scope["query_string"]).decode("latin-1"), keep_blank_values=True)  # type: ignore[call-overload]
+        query = QueryParams(scope["query_string"]).multi_items()
         offered = [value for name, value in query if name == "token"]
         if offered and self._is_token(offered[-1]):
             return self._set_cookie(str(scope["path"]), [p for p in query if p[0] != "token"])
@@ -104,7 +104,9 @@ class Guard:
         )
 
     def _is_known(self, host: str) -> bool:
-        """Numbers can't be pointed at another machine by a name server; names can."""
+        """Tell whether a host is a number or a known name.
+
+        A name server can point a name at this machine, and no number."""
         name = host.lower()
         name = name.partition("]")[0][1:] if name.startswith("[") else name.partition(":")[0]
         if name in self._hosts:

@@ -104,11 +104,13 @@ class Metrics:
         # 2. The jobs.
         counts = {
             row["status"]: row["count"]
-            for row in database.all("SELECT status, COUNT(*) AS count FROM jobs GROUP BY status")
+            for row in database.fetch_all(
+                "SELECT status, COUNT(*) AS count FROM jobs GROUP BY status"
+            )
         }
         for status in JOB_STATUSES:
             self._jobs.labels(status).set(counts.get(status, 0))
-        running = database.all("SELECT progress FROM jobs WHERE status = 'running'")
+        running = database.fetch_all("SELECT progress FROM jobs WHERE status = 'running'")
         self._steps.set(sum(_steps(load(row["progress"])) for row in running))
         # 3. The engines.
         for gauge in (self._state, self._epoch, self._restarts, self._waiting, self._adapters):

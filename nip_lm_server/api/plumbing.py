@@ -308,7 +308,7 @@ def error_answer(request: web.Request, error: Exception) -> tuple[int, dict[str,
     The object names no place on this machine; the log does.
     """
     status, body = _answer_of(request, error)
-    return status, request.app[SERVICES].places.hidden(body)
+    return status, request.app[SERVICES].places.hide(body)
 
 
 def _answer_of(request: web.Request, error: Exception) -> tuple[int, dict[str, Any]]:

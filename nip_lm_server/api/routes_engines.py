@@ -55,7 +55,7 @@ async def show_status(request: web.Request) -> web.StreamResponse:
             "max_model_len": services.pool.base(first).max_model_len,
             "engine": _engine(services, first)["status"],
             "engines": [_engine(services, name) for name in services.pool.base_models()],
-            "problems": services.places.hidden(services.models.problems()),
+            "problems": services.places.hide(services.models.problems()),
             "running_jobs": services.supervisor.running_jobs(),
         }
     )
@@ -158,7 +158,7 @@ def _engine(services: Services, name: str) -> dict[str, Any]:
         "adapters": list(engine.loaded_adapters()),
         "status": {"name": engine.name, **engine.status()},
     }
-    shown: dict[str, Any] = services.places.hidden(facts)
+    shown: dict[str, Any] = services.places.hide(facts)
     return shown
 
 

@@ -119,12 +119,12 @@ async def list_events(request: web.Request) -> web.StreamResponse:
     refuse_unknown_query(request, {"limit", "after"})
     services, id = request.app[SERVICES], request.match_info["id"]
     services.jobs.get_row(id)
-    page = services.jobs.events.page(
+    page = services.jobs.events.list_page(
         id,
         limit=query_int(request, "limit", 20, 1, 1000),
         after=request.query.get("after"),
     )
-    return json_response(services.places.hidden(page))
+    return json_response(services.places.hide(page))
 
 
 async def list_checkpoints(request: web.Request) -> web.StreamResponse:
@@ -140,4 +140,4 @@ async def list_checkpoints(request: web.Request) -> web.StreamResponse:
 
 def _shown(services: Services, job: dict[str, Any]) -> dict[str, Any]:
     """A job's object as clients see it: what went wrong names no place on this machine."""
-    return {**job, "error": services.places.hidden(job["error"])}
+    return {**job, "error": services.places.hide(job["error"])}

@@ -69,7 +69,7 @@ def write_call_grammar(
         name, parameters = tool["function"]["name"], read_parameters(tool)
         write_json_grammar(parameters, f"tools[{index}].function.parameters")
         if not forced or name in forced:
-            opening, closing = form.around(name)
+            opening, closing = form.surround(name)
             bodies.append((opening, _set_style(parameters), closing))
     # 1. Free text with calls in it: a call is followed from its marker on.
     if not forced and schema is None:
@@ -138,11 +138,11 @@ def _set_style(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {**close_objects(schema), "x-guidance": _STYLE}
 
 
-def begin_matching(make_vocabulary: Any, grammar: str, param: str) -> Any:
+def begin_matching(vocabulary: Any, grammar: str, param: str) -> Any:
     """llguidance's matcher at the beginning of a text. Raises EngineRequestError."""
     library = import_llguidance()
     limits = library.LLParserLimits(initial_lexer_fuel=_LEXER_FUEL)
-    matcher = library.LLMatcher(make_vocabulary, grammar, log_level=0, limits=limits)
+    matcher = library.LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
     if matcher.is_error():
         raise wrong_schema(matcher.get_error(), param)
     return matcher

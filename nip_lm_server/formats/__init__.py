@@ -9,7 +9,7 @@ advantages      what its rewards say of an episode: group_advantages
 
 validate        the content rules of a method -> problems, each with its line
 read_examples   a whole file, checked -> [(line, example), ...]
-parsed          a file that was checked before, line by line
+parse_checked   a file that was checked before, line by line
 
 Nothing here counts the tokens of a text or knows a vocabulary: that needs a tokenizer, so the
 trainer does it.
@@ -88,7 +88,7 @@ def validate(
     that decides whether rows need advantages or groups of at least two; None: either will do.
     Raises JsonlError where `read_jsonl` does, KeyError for an unknown method.
     """
-    method_rules = _RULES[method].problems
+    method_rules = _RULES[method].find_problems
     across = trajectories.AcrossLines(advantage)
     problems: list[Problem] = []
     count = 0
@@ -101,14 +101,14 @@ def validate(
             broken.extend(method_rules(value))
             # Lines are compared with each other only where they are right by themselves.
             if method == "trajectories" and not broken:
-                broken.extend(across.problems(number, value))
+                broken.extend(across.find_problems(number, value))
         problems.extend(Problem(number, code, message) for code, message in broken)
         if len(problems) >= MAX_PROBLEMS:
             return problems[:MAX_PROBLEMS]
     if count < min_examples:
         message = f"the file has {count} example(s), but at least {min_examples} are needed"
         problems.append(Problem(0, "too_few_examples", message))
-    problems.extend(across.problems_at_end())
+    problems.extend(across.find_problems_at_end())
     return problems[:MAX_PROBLEMS]
 
 
@@ -130,7 +130,7 @@ def read_examples(
     return [(number, _RULES[method].parse(value)) for number, value in lines]
 
 
-def parsed(method: str, source: bytes | str | Path) -> Iterator[tuple[int, Any]]:
+def parse_checked(method: str, source: bytes | str | Path) -> Iterator[tuple[int, Any]]:
     """Yield line and example of a file checked before by `read_examples`, without checking again.
 
     Raises JsonlError, KeyError for an unknown method.

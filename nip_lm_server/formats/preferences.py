@@ -59,7 +59,7 @@ def parse(value: Mapping[str, Any]) -> PreferenceExample:
     )
 
 
-def problems(value: Mapping[str, Any]) -> Iterator[Broken]:
+def find_problems(value: Mapping[str, Any]) -> Iterator[Broken]:
     """The rules of one line."""
     # 1. The parts by themselves.
     broken = [

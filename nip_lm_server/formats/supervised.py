@@ -33,7 +33,7 @@ def parse(value: Mapping[str, Any]) -> SupervisedExample:
     return SupervisedExample(tuple(map(parse_message, value["messages"])))
 
 
-def problems(value: Mapping[str, Any]) -> Iterator[Broken]:
+def find_problems(value: Mapping[str, Any]) -> Iterator[Broken]:
     """The rules of one line."""
     # 1. The conversation.
     broken = list(find_conversation_problems(value, extra_keys=("weight",)))

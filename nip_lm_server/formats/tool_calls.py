@@ -63,7 +63,7 @@ class ToolForm:
         """By what a call begins; empty: it is the whole answer."""
         return self.opening.strip()
 
-    def around(self, name: str) -> tuple[str, str]:
+    def surround(self, name: str) -> tuple[str, str]:
         """Return the text before and after the arguments of a call of `name`."""
         head = f'{self.opening}{{"name": {json.dumps(name)}, "{self.key}": '
         return head, "}" + self.closing

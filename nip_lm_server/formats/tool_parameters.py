@@ -1,7 +1,7 @@
 """Checks what a client says about the form of an answer: `response_format`, tools, their calls.
 
 parse_response_format   -> the JSON schema of the answer, None for text
-parse_tools, tool_choice -> see `settle_tools`
+parse_tools, parse_tool_choice -> see `settle_tools`
 tool_message      a message that calls tools, or answers a call
 """
 

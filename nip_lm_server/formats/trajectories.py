@@ -99,7 +99,7 @@ class AcrossLines:
         self._told_mixed = False
         self._groups: dict[str, list[int]] = {}  # group -> first line, number of lines
 
-    def problems(self, line: int, value: Mapping[str, Any]) -> Iterator[Broken]:
+    def find_problems(self, line: int, value: Mapping[str, Any]) -> Iterator[Broken]:
         """Compare a line with the earlier ones: have they advantages, and has it?"""
         # Settled at the end of the file: groups may stand scattered over it.
         self._groups.setdefault(value["group_id"], [line, 0])[1] += 1
@@ -116,7 +116,7 @@ class AcrossLines:
             why = f"line {first} has {there} 'advantage' and this line has {here}"
             yield "mixed_advantages", f"{why}: give it in every line or in none"
 
-    def problems_at_end(self) -> Iterator[Problem]:
+    def find_problems_at_end(self) -> Iterator[Problem]:
         """Groups with nothing to compare, where advantages come from groups."""
         from_lines = self._first is not None and self._first[1]
         if self._mode == "given" or (self._mode is None and from_lines):
@@ -128,7 +128,7 @@ class AcrossLines:
                 yield Problem(line, "group_of_one", f"{why} its reward with: {remedy}")
 
 
-def problems(value: Mapping[str, Any]) -> Iterator[Broken]:
+def find_problems(value: Mapping[str, Any]) -> Iterator[Broken]:
     """The rules of one line."""
     # 1. The episode, in one of two forms.
     if ("messages" in value) == ("turns" in value):

@@ -3,9 +3,9 @@
 JobEvents.add            append an event
 JobEvents.add_new        ... unless it is the newest already
 JobEvents.add_training   append what a trainer reported; progress becomes events of type `metrics`
-JobEvents.page           what the events endpoint shows
-JobEvents.metrics        the progress by step
-step_data                what a trainer reported of a step, as it is told
+JobEvents.list_page      what the events endpoint shows
+JobEvents.read_metrics   the progress by step
+step_data                what a trainer reported of a step, as it is told: StepFigures
 JobEvents.log            one JSON line in ``<job>/log.jsonl``, for whoever runs the server
 """
 
@@ -22,6 +22,9 @@ from nip_lm_server import wire
 from nip_lm_server.errors import not_found
 from nip_lm_server.state.database import Database, dump, load
 from nip_lm_server.state.rows import EventRow, read_row
+
+StepFigures = dict[str, float | None]
+"""The figures of a step by their names: `step`, `total_steps`, and what its method reports."""
 
 _log = logging.getLogger("nip.lm_server.jobs")
 _RENAMED = {
@@ -85,7 +88,7 @@ class JobEvents:
 
     def add_new(self, id: str, message: str, *, level: str = "info") -> None:
         """`add`, unless the newest event says this already."""
-        newest = self._database.one(
+        newest = self._database.fetch_one(
             "SELECT message FROM events WHERE job_id = ? ORDER BY seq DESC LIMIT 1", id
         )
         if newest is None or newest["message"] != message:
@@ -114,7 +117,7 @@ class JobEvents:
     def _add_progress(self, id: str, event: Mapping[str, Any]) -> None:
         now = self._clock()
         data = step_data(event)
-        step, total = data["step"], data["total_steps"]
+        step, total = step_number(data), int(data["total_steps"] or 0)
         if "time_left_s" not in data:
             data["time_left_s"] = self._time_left_s(id, step, total, now)
         loss = data["train_loss"]
@@ -135,17 +138,17 @@ class JobEvents:
             return None
         return round((now - first_at) / (step - first_step) * (total - step), 1)
 
-    def page(self, id: str, *, limit: int, after: str | None) -> dict[str, Any]:
+    def list_page(self, id: str, *, limit: int, after: str | None) -> dict[str, Any]:
         """One page of a job's events, newest first. Raises ApiError 404 for an unknown `after`."""
         before = None
         if after is not None:
-            last = self._database.one(
+            last = self._database.fetch_one(
                 "SELECT seq FROM events WHERE id = ? AND job_id = ?", after, id
             )
             if last is None:
                 raise not_found("event", after, "after")
             before = last["seq"]
-        rows = self._database.all(
+        rows = self._database.fetch_all(
             "SELECT * FROM events WHERE job_id = ? AND (? IS NULL OR seq < ?) "
             "ORDER BY seq DESC LIMIT ?",
             id,
@@ -167,20 +170,21 @@ class JobEvents:
         ]
         return wire.list_object(data, len(rows) > limit)
 
-    def metrics(self, id: str) -> list[dict[str, Any]]:
+    def read_metrics(self, id: str) -> list[StepFigures]:
         """Return the reported figures by step. Steps may be missing; of a step in several attempts,
         the last counts.
         """
-        rows = self._database.all(
+        rows = self._database.fetch_all(
             "SELECT data FROM events WHERE job_id = ? AND type = 'metrics' ORDER BY seq", id
         )
-        by_step = {data["step"]: data for data in (load(row["data"]) for row in rows)}
+        told: list[StepFigures] = [load(row["data"]) for row in rows]
+        by_step = {step_number(figures): figures for figures in told}
         return [by_step[step] for step in sorted(by_step)]
 
 
-def step_data(event: Mapping[str, Any]) -> dict[str, Any]:
+def step_data(event: Mapping[str, Any]) -> StepFigures:
     """The figures of one step, as events and the result file tell them."""
-    data: dict[str, Any] = {
+    data: StepFigures = {
         "step": int(event.get("step") or 0),
         "total_steps": int(event.get("total_steps") or 0),
         "train_loss": None,
@@ -193,3 +197,8 @@ def step_data(event: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, int | float) and name not in ("step", "total_steps"):
             data[_RENAMED.get(name, name)] = value
     return data
+
+
+def step_number(figures: StepFigures) -> int:
+    """Return the number of the step, from 1."""
+    return int(figures["step"] or 0)

@@ -30,7 +30,7 @@ from typing import Any
 
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.errors import ApiError
-from nip_lm_server.jobs.events import step_data
+from nip_lm_server.jobs.events import StepFigures, step_data, step_number
 from nip_lm_server.jobs.settings import name_param, sum_ranks
 from nip_lm_server.jobs.table import JobTable
 from nip_lm_server.proof import Proof
@@ -177,7 +177,9 @@ class JobRunner:
     def _succeed(self, row: JobRow, manifest: ModelManifest, proof: Proof, swap_s: float) -> bool:
         """Enter the proved model and end the job. False if it was cancelled or paused meanwhile."""
         id, training = row.id, manifest.training
-        metrics = _join_steps(self._jobs.events.metrics(id), self._directory / id / METRICS_FILE)
+        metrics = _join_steps(
+            self._jobs.events.read_metrics(id), self._directory / id / METRICS_FILE
+        )
         # Its id follows from the job's: after a kill between here and the transaction, the next
         # attempt finds this file and makes no second one.
         result_file = self._jobs.files.store_result(
@@ -296,16 +298,16 @@ class JobRunner:
         return parent
 
 
-def _join_steps(told: Sequence[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
+def _join_steps(told: Sequence[StepFigures], path: Path) -> list[StepFigures]:
     """The figures by step: those in the trainer's own file, else what it told of."""
-    by_step = {row["step"]: row for row in told}
+    by_step = {step_number(row): row for row in told}
     if path.exists():
         rows = map(step_data, map(json.loads, path.read_text().splitlines()))
-        by_step.update({row["step"]: row for row in rows})
+        by_step.update({step_number(row): row for row in rows})
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _write_metrics_csv(metrics: Sequence[dict[str, Any]]) -> bytes:
+def _write_metrics_csv(metrics: Sequence[StepFigures]) -> bytes:
     """Write the result file: the columns of every method, then those of this method."""
     of_method = sorted({name for row in metrics for name in row} - {*_RESULT_COLUMNS})
     columns = [*_RESULT_COLUMNS, *(name for name in of_method if name not in _NOT_RESULTS)]

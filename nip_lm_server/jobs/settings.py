@@ -36,7 +36,7 @@ _EIGHT_BIT = ("adamw_8bit", "paged_adamw_8bit")
 
 
 @dataclass(frozen=True)
-class Plan:
+class JobPlan:
     """A job as it is to be trained."""
 
     method: str
@@ -54,7 +54,7 @@ class _Start:
     parent: ModelRow | None  # the adapter or the base model that was trained here
 
 
-def resolve_request(request: CreateJobRequest, pool: "EnginePool", models: ModelStore) -> Plan:
+def resolve_request(request: CreateJobRequest, pool: "EnginePool", models: ModelStore) -> JobPlan:
     """Fill in every default. Raises ApiError 400 for an impossible training, 503 if the engine of
     the base model has not run yet: its limits aren't known.
     """
@@ -83,7 +83,7 @@ def resolve_request(request: CreateJobRequest, pool: "EnginePool", models: Model
         start_from=start.start_from,
         result=result,
     )
-    return Plan(
+    return JobPlan(
         method=method,
         base_model=start.base_model,
         named_after=_find_configured_base(start.base_model, models),

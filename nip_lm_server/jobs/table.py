@@ -107,7 +107,7 @@ class JobTable:
         """Find the job made under this key before. Raises ApiError 409 if it was for another
         payload.
         """
-        stored = self.database.one("SELECT * FROM jobs WHERE idempotency_key = ?", key)
+        stored = self.database.fetch_one("SELECT * FROM jobs WHERE idempotency_key = ?", key)
         if stored is None:
             return None
         first = read_row(JobRow, stored)
@@ -126,7 +126,9 @@ class JobTable:
         """Put the SHA-256 of each known file in the place of its id."""
         contents = dict(payload)
         for field in ("training_file", "validation_file"):
-            row = self.database.one("SELECT sha256 FROM files WHERE id = ?", payload.get(field))
+            row = self.database.fetch_one(
+                "SELECT sha256 FROM files WHERE id = ?", payload.get(field)
+            )
             if row is not None:
                 contents[field] = row["sha256"]
         return contents
@@ -137,7 +139,7 @@ class JobTable:
             if id is None:
                 continue
             try:
-                purpose = self.files.purpose(id)
+                purpose = self.files.get_purpose(id)
             except ApiError:
                 raise ApiError(
                     400, f"invalid {param}: {id}", code="invalid_file", param=param
@@ -154,14 +156,14 @@ class JobTable:
 
     def get_row(self, id: str) -> JobRow:
         """Return the table's row of a job. Raises ApiError 404."""
-        row = self.database.one("SELECT * FROM jobs WHERE id = ?", id)
+        row = self.database.fetch_one("SELECT * FROM jobs WHERE id = ?", id)
         if row is None:
             raise not_found("fine-tuning job", id, "fine_tuning_job_id")
         return read_row(JobRow, row)
 
     def refuse_broken_rows(self) -> None:
         """Raise StateError if a job can't be read any more: it could be neither shown nor run."""
-        for row in self.database.all("SELECT * FROM jobs"):
+        for row in self.database.fetch_all("SELECT * FROM jobs"):
             try:
                 build_job_object(read_row(JobRow, row))
             except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -171,7 +173,7 @@ class JobTable:
     def list_rows_in(self, statuses: Sequence[str]) -> list[JobRow]:
         """Jobs in any of these statuses, oldest first."""
         marks = ", ".join("?" * len(statuses))
-        rows = self.database.all(
+        rows = self.database.fetch_all(
             f"SELECT * FROM jobs WHERE status IN ({marks}) ORDER BY seq",  # noqa: S608
             *statuses,
         )
@@ -191,7 +193,7 @@ class JobTable:
         where, values = ["1"], []
         if after is not None:
             where.append("seq < ?")
-            found = self.database.one("SELECT seq FROM jobs WHERE id = ?", after)
+            found = self.database.fetch_one("SELECT seq FROM jobs WHERE id = ?", after)
             if found is None:
                 raise not_found("fine-tuning job", after, "after")
             values.append(found["seq"])
@@ -200,7 +202,7 @@ class JobTable:
         for key, value in (metadata or {}).items():
             where.append("seq IN (SELECT job_seq FROM job_metadata WHERE key = ? AND value = ?)")
             values += [key, value]
-        rows = self.database.all(
+        rows = self.database.fetch_all(
             f"SELECT * FROM jobs WHERE {' AND '.join(where)} ORDER BY seq DESC LIMIT ?",  # noqa: S608
             *values,
             limit + 1,
@@ -240,7 +242,7 @@ class JobTable:
         before: Sequence[str],
         after: str,
         message: str,
-        failure: Mapping[str, Any] | None = None,
+        failure: Mapping[str, str | None] | None = None,
         **columns: Any,
     ) -> bool:
         """Do a `transition`, with an event for the API and a line of the job's log."""

@@ -310,7 +310,7 @@ class EnginePool:
     def _list_formerly_active(self, slot: Slot) -> list[ServedBase]:
         """List the slot's base models from the server's last run."""
         key = f"active {slot.base_model}"
-        row = self._database.one("SELECT value FROM meta WHERE key = ?", key)
+        row = self._database.fetch_one("SELECT value FROM meta WHERE key = ?", key)
         names = [name for name in (json.loads(row["value"]) if row else []) if name in slot.bases]
         return [slot.bases[name] for name in names or [slot.base_model]]
 

@@ -10,7 +10,8 @@ nowhere else (a file's name, the message of an event) and that is still a text.
 import math
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nip_lm_server import wire
@@ -19,12 +20,11 @@ from nip_lm_server.state.database import JSON_COLUMNS, TABLES
 from nip_lm_server.state.files import PURPOSES
 from nip_lm_server.state.manifest import ModelManifest
 from nip_lm_server.state.models import adapter_name
+from nip_lm_server.state.rows import FileRow, JobRow, ModelRow, read_row
 from nip_lm_server.wire import EffectiveSettings
 
 Row = Mapping[str, Any]
-"""By column; those of an older format lack some."""
-Rows = Mapping[str, list[Row]]
-"""All rows, by table."""
+"""By column, of any kind of value; those of an older format lack some."""
 Cell = tuple[str, str]
 """Where it is ("row 3 of jobs, status"), and what is wrong there."""
 
@@ -32,8 +32,20 @@ _KINDS = {"TEXT": "text", "INTEGER": "integer", "REAL": "real"}
 _LATEST_S = 2.0**33
 """No time is later: in the year 2242."""
 _RESULTS = "fine-tune-results"
+_ROWID = "rowid "
+"""SQLite's number of a row; no column of ours is called so."""
 
 Holds = Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """The rows of all tables, each cell of the right kind. Those of a job are numbered by `seq`."""
+
+    jobs: Sequence[JobRow]
+    models: Mapping[int, ModelRow]  # by the number of the row
+    files: Sequence[FileRow]
+    meta: Mapping[int, tuple[str, str]]  # by the number of the row: key and value
 
 
 def _one_of(*words: str) -> Holds:
@@ -83,7 +95,7 @@ def find_broken_cells(
     """
     connection.row_factory = sqlite3.Row
     rows: dict[str, list[Row]] = {
-        table: [*map(dict, connection.execute(f"SELECT rowid AS 'rowid ', * FROM {table}"))]  # noqa: S608
+        table: [*map(dict, connection.execute(f"SELECT rowid AS '{_ROWID}', * FROM {table}"))]  # noqa: S608
         for table in TABLES
     }
     # 1. Each cell by itself. What is wrong there is not compared with others.
@@ -92,16 +104,22 @@ def find_broken_cells(
     if alone:
         return
     # 2. What two of them say of the same thing.
-    yield from _check_references(connection, rows)
-    yield from _check_jobs(rows)
+    tables = _Tables(
+        jobs=[read_row(JobRow, row) for row in rows["jobs"]],
+        models={row[_ROWID]: read_row(ModelRow, row) for row in rows["models"]},
+        files=[read_row(FileRow, row) for row in rows["files"]],
+        meta={row[_ROWID]: (row["key"], row["value"]) for row in rows["meta"]},
+    )
+    yield from _check_references(connection, tables)
+    yield from _check_jobs(tables)
     metadata = connection.execute("SELECT job_seq, key, value FROM job_metadata").fetchall()
-    yield from _check_metadata(rows, metadata)
+    yield from _check_metadata(tables, metadata)
     # 3. What a model's manifest says too.
-    yield from _check_manifests(rows, manifest_of)
+    yield from _check_manifests(tables, manifest_of)
 
 
-def _name_cell(table: str, row: Row, column: str) -> str:
-    return f"row {row['rowid ']} of {table}, {column}"
+def _name_cell(table: str, rowid: int, column: str) -> str:
+    return f"row {rowid} of {table}, {column}"
 
 
 def _check_alone(connection: sqlite3.Connection, table: str, rows: list[Row]) -> Iterator[Cell]:
@@ -115,11 +133,14 @@ def _check_alone(connection: sqlite3.Connection, table: str, rows: list[Row]) ->
             value = row[column]
             if value is None:
                 if is_needed:
-                    yield _name_cell(table, row, column), "it is empty"
+                    yield _name_cell(table, row[_ROWID], column), "it is empty"
             elif not isinstance(value, python[kind]):
-                yield _name_cell(table, row, column), f"it is no {kind} but {str(value)[:60]!r}"
+                yield (
+                    _name_cell(table, row[_ROWID], column),
+                    f"it is no {kind} but {str(value)[:60]!r}",
+                )
             elif problem := _find_problem(table, column, value):
-                yield _name_cell(table, row, column), problem
+                yield _name_cell(table, row[_ROWID], column), problem
 
 
 def _find_problem(table: str, column: str, value: Any) -> str | None:
@@ -138,106 +159,126 @@ def _find_problem(table: str, column: str, value: Any) -> str | None:
     return None
 
 
-def _check_references(connection: sqlite3.Connection, rows: Rows) -> Iterator[Cell]:
+def _check_references(connection: sqlite3.Connection, tables: _Tables) -> Iterator[Cell]:
     """Yield references to missing rows. No row is ever removed: a deletion is only a mark."""
     for table, rowid, parent, _ in connection.execute("PRAGMA foreign_key_check"):
         yield f"row {rowid} of {table}", f"it names a row of {parent} that is not there"
-    files = {row["id"] for row in rows["files"]}
-    models = {row["name"] for row in rows["models"]}
-    for row in rows["jobs"]:
-        for column in ("training_file", "validation_file", "result_file"):
-            if row[column] and row[column] not in files:  # a job that was imported has no file
-                yield _name_cell("jobs", row, column), f"there is no file {row[column]!r}"
-    for row in rows["meta"]:
-        kind = list if row["key"].startswith("active ") else int
-        if type(parse_json(row["value"])) is not kind:
-            yield (
-                _name_cell("meta", row, "value"),
-                f"{row['key']} is no {kind.__name__}: {row['value']!r}",
-            )
+    files = {row.id for row in tables.files}
+    models = {row.name for row in tables.models.values()}
+    for job in tables.jobs:
+        for column, id in (
+            ("training_file", job.training_file),
+            ("validation_file", job.validation_file),
+            ("result_file", job.result_file),
+        ):
+            if id and id not in files:  # a job that was imported has no file
+                yield _name_cell("jobs", job.seq, column), f"there is no file {id!r}"
+    for rowid, (key, value) in tables.meta.items():
+        kind = list if key.startswith("active ") else int
+        if type(parse_json(value)) is not kind:
+            yield _name_cell("meta", rowid, "value"), f"{key} is no {kind.__name__}: {value!r}"
     # What was imported came without its parent.
-    own = {row["id"] for row in rows["jobs"] if row["payload_digest"]}
-    for table, id in (("jobs", "id"), ("models", "job_id")):
-        for row in rows[table]:
-            if row[id] in own and row["parent"] is not None and row["parent"] not in models:
-                yield _name_cell(table, row, "parent"), f"there is no model {row['parent']!r}"
+    own = {job.id for job in tables.jobs if job.payload_digest}
+    children = [("jobs", job.seq, job.id, job.parent) for job in tables.jobs]
+    children += [("models", n, row.job_id, row.parent) for n, row in tables.models.items()]
+    for table, rowid, job_id, parent in children:
+        if job_id in own and parent is not None and parent not in models:
+            yield _name_cell(table, rowid, "parent"), f"there is no model {parent!r}"
 
 
-def _check_jobs(rows: Rows) -> Iterator[Cell]:
+def _check_jobs(tables: _Tables) -> Iterator[Cell]:
     """Compare a job's status with its other cells, and with its model."""
-    models = {row["job_id"]: row for row in rows["models"]}
-    for row in rows["jobs"]:
-        status, model = row["status"], models.get(row["id"])
+    models = {row.job_id: row for row in tables.models.values()}
+    for job in tables.jobs:
+        status, model = job.status, models.get(job.id)
         facts = {
-            "finished_at": (status in wire.ENDED_STATUSES, row["finished_at"]),
-            "error": (status == "failed", row["error"]),
-            "result": (status == "succeeded", row["result"]),
+            "finished_at": (status in wire.ENDED_STATUSES, job.finished_at),
+            "error": (status == "failed", job.error),
+            "result": (status == "succeeded", job.result),
         }
         for column, (is_expected, value) in facts.items():
             if is_expected != (value is not None):
                 there = "is empty" if value is None else "is not"
-                yield _name_cell("jobs", row, "status"), f"it is {status!r}, but {column} {there}"
+                yield (
+                    _name_cell("jobs", job.seq, "status"),
+                    f"it is {status!r}, but {column} {there}",
+                )
         if (status == "succeeded") != (model is not None):
-            there = "no model" if model is None else f"the model {model['name']}"
-            yield _name_cell("jobs", row, "status"), f"it is {status!r}, but the job has {there}"
-        name = adapter_name("", row["suffix"], row["adapter_digest"]).removeprefix("ft::")
-        if not row["payload_digest"]:  # imported, without its suffix
-            name = row["adapter_digest"]
-        if not row["adapter_name"].endswith(f":{name}"):
+            there = "no model" if model is None else f"the model {model.name}"
+            yield (
+                _name_cell("jobs", job.seq, "status"),
+                f"it is {status!r}, but the job has {there}",
+            )
+        name = adapter_name("", job.suffix, job.adapter_digest).removeprefix("ft::")
+        if not job.payload_digest:  # imported, without its suffix
+            name = job.adapter_digest
+        if not job.adapter_name.endswith(f":{name}"):
             expected = f"suffix and digest make a name on {name!r}"
             yield (
-                _name_cell("jobs", row, "adapter_name"),
-                f"{row['adapter_name']!r}, but {expected}",
+                _name_cell("jobs", job.seq, "adapter_name"),
+                f"{job.adapter_name!r}, but {expected}",
             )
         if model is not None:
-            pairs = (("adapter_name", "name"), ("adapter_digest", "digest"))
-            for column, same in (*pairs, ("base_model", "base_model"), ("parent", "parent")):
-                if row[column] != model[same]:
-                    got = f"{row[column]!r}, but its model has {model[same]!r}"
-                    yield _name_cell("jobs", row, column), got
+            for column, got, made in (
+                ("adapter_name", job.adapter_name, model.name),
+                ("adapter_digest", job.adapter_digest, model.digest),
+                ("base_model", job.base_model, model.base_model),
+                ("parent", job.parent, model.parent),
+            ):
+                if got != made:
+                    yield (
+                        _name_cell("jobs", job.seq, column),
+                        f"{got!r}, but its model has {made!r}",
+                    )
 
 
-def _check_metadata(rows: Rows, stored: list[sqlite3.Row]) -> Iterator[Cell]:
+def _check_metadata(tables: _Tables, stored: list[sqlite3.Row]) -> Iterator[Cell]:
     by_job: dict[int, dict[str, str]] = {}
-    for pair in stored:
-        by_job.setdefault(pair["job_seq"], {})[pair["key"]] = pair["value"]
-    for row in rows["jobs"]:
-        told = parse_json(row["metadata"]) if row["metadata"] else {}
-        if told != by_job.get(row["seq"], {}):
-            yield _name_cell("jobs", row, "metadata"), "job_metadata has other pairs of this job"
+    for seq, key, value in stored:
+        by_job.setdefault(seq, {})[key] = value
+    for job in tables.jobs:
+        told = parse_json(job.metadata) if job.metadata else {}
+        if told != by_job.get(job.seq, {}):
+            yield (
+                _name_cell("jobs", job.seq, "metadata"),
+                "job_metadata has other pairs of this job",
+            )
 
 
 def _check_manifests(
-    rows: Rows, manifest_of: Callable[[str], ModelManifest | None]
+    tables: _Tables, manifest_of: Callable[[str], ModelManifest | None]
 ) -> Iterator[Cell]:
     """Compare each job with its model's manifest, where there is one."""
-    jobs = {row["id"]: row for row in rows["jobs"]}
-    for model in rows["models"]:
-        manifest = None if model["deleted_at"] is not None else manifest_of(model["digest"])
-        row = jobs.get(model["job_id"])
-        if manifest is None or row is None:
+    jobs = {job.id: job for job in tables.jobs}
+    for rowid, model in tables.models.items():
+        manifest = None if model.deleted_at is not None else manifest_of(model.digest)
+        job = jobs.get(model.job_id)
+        if manifest is None or job is None:
             continue
-        if model.get("kind", "adapter") != manifest.kind:
-            yield _name_cell("models", model, "kind"), f"its manifest says {manifest.kind!r}"
-        told = {
-            "method": (row["method"], manifest.method),
-            "seed": (row["seed"], manifest.seed),
-            "parent": (row["parent"], manifest.parent),
+        if model.kind != manifest.kind:
+            yield _name_cell("models", rowid, "kind"), f"its manifest says {manifest.kind!r}"
+        told: dict[str, tuple[Any, Any]] = {
+            "method": (job.method, manifest.method),
+            "seed": (job.seed, manifest.seed),
+            "parent": (job.parent, manifest.parent),
         }
-        if row["payload_digest"]:  # imported ones left their key behind
-            told["idempotency_key"] = (row["idempotency_key"] or row["id"], manifest.job_key)
+        if job.payload_digest:  # imported ones left their key behind
+            told["idempotency_key"] = (job.idempotency_key or job.id, manifest.job_key)
         for column, (got, stated) in told.items():
             if stated is not None and got != stated:
                 yield (
-                    _name_cell("jobs", row, column),
+                    _name_cell("jobs", job.seq, column),
                     f"{got!r}, but its model's manifest {stated!r}",
                 )
         # Later versions may have written more of either.
-        for column, expected in (("settings", manifest.settings), ("result", manifest.training)):
-            got = parse_json(row[column] or "{}")
-            other = [key for key in got.keys() & expected.keys() if got[key] != expected[key]]
+        for column, text, expected in (
+            ("settings", job.settings, manifest.settings),
+            ("result", job.result, manifest.training),
+        ):
+            figures = parse_json(text or "{}")
+            other = [k for k in figures.keys() & expected.keys() if figures[k] != expected[k]]
             if other:
                 yield (
-                    _name_cell("jobs", row, column),
+                    _name_cell("jobs", job.seq, column),
                     f"its model's manifest has another {min(other)}",
                 )

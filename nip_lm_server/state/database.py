@@ -190,7 +190,7 @@ class Database:
     def _refuse_broken_rows(self) -> None:
         for table, columns in JSON_COLUMNS.items():
             for column in columns:
-                row = self.one(
+                row = self.fetch_one(
                     f"SELECT rowid FROM {table} WHERE {column} IS NOT NULL "  # noqa: S608
                     f"AND NOT json_valid({column}) LIMIT 1"
                 )
@@ -228,18 +228,18 @@ class Database:
         )
         return int(cursor.lastrowid or 0)
 
-    def one(self, sql: str, *values: Any) -> sqlite3.Row | None:
+    def fetch_one(self, sql: str, *values: Any) -> sqlite3.Row | None:
         """The first row, or None."""
         row: sqlite3.Row | None = self._connection.execute(sql, values).fetchone()
         return row
 
-    def all(self, sql: str, *values: Any) -> list[sqlite3.Row]:
+    def fetch_all(self, sql: str, *values: Any) -> list[sqlite3.Row]:
         """All rows."""
         return self._connection.execute(sql, values).fetchall()
 
     def get_meta(self, key: str, default: int = 0) -> int:
         """A counter."""
-        row = self.one("SELECT value FROM meta WHERE key = ?", key)
+        row = self.fetch_one("SELECT value FROM meta WHERE key = ?", key)
         try:
             return int(row["value"]) if row else default
         except ValueError:

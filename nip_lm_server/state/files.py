@@ -71,7 +71,9 @@ class FileStore:
         self.max_bytes = max_bytes
         self.max_rows = max_rows
         directory.mkdir(exist_ok=True)
-        known = {row["id"] for row in database.all("SELECT id FROM files WHERE deleted_at IS NULL")}
+        known = {
+            row["id"] for row in database.fetch_all("SELECT id FROM files WHERE deleted_at IS NULL")
+        }
         there = {path.name for path in directory.iterdir()}
         for name in sorted(there - known):
             # The table may be the older of the two, put back from a copy, so content without a row
@@ -153,7 +155,7 @@ class FileStore:
     def store_result(self, job_id: str, content: bytes, filename: str) -> str:
         """Store a job's result file and return its id; a present one is kept."""
         id = "file-" + hashlib.sha256(f"result of {job_id}".encode()).hexdigest()[:24]
-        if self._database.one("SELECT id FROM files WHERE id = ?", id) is not None:
+        if self._database.fetch_one("SELECT id FROM files WHERE id = ?", id) is not None:
             return id
         part = self._directory / f"{id}.part"
         with part.open("wb") as file:
@@ -168,14 +170,14 @@ class FileStore:
         """The object of a file. Raises ApiError 404."""
         return _build_object(self._get_row(id))
 
-    def content(self, id: str) -> Path:
+    def find_content(self, id: str) -> Path:
         """Return where the content lies, unread. Raises ApiError 404."""
         self._get_row(id)
         return self._directory / id
 
     async def find_intact(self, id: str) -> Path:
-        """`content`, once it has been read and is what was stored. Raises ApiError 404, 500."""
-        path, expected = self.content(id), self._get_row(id).sha256
+        """Return `find_content` once it was read and is as stored. Raises ApiError 404, 500."""
+        path, expected = self.find_content(id), self._get_row(id).sha256
         try:
             if await asyncio.to_thread(hash_file, path) == expected:
                 return path
@@ -189,7 +191,7 @@ class FileStore:
             code="file_damaged",
         )
 
-    def purpose(self, id: str) -> str:
+    def get_purpose(self, id: str) -> str:
         """Return what the file was uploaded for. Raises ApiError 404."""
         return self._get_row(id).purpose
 
@@ -205,13 +207,13 @@ class FileStore:
             where.append("purpose = ?")
             values.append(purpose)
         if after is not None:
-            row = self._database.one("SELECT seq FROM files WHERE id = ?", after)
+            row = self._database.fetch_one("SELECT seq FROM files WHERE id = ?", after)
             if row is None:
                 raise not_found("file", after, "after")
             where.append("seq < ?" if descending else "seq > ?")
             values.append(row["seq"])
         order = "DESC" if descending else "ASC"
-        rows = self._database.all(
+        rows = self._database.fetch_all(
             f"SELECT * FROM files WHERE {' AND '.join(where)} ORDER BY seq {order} LIMIT ?",  # noqa: S608
             *values,
             limit + 1 + len(self._unmarked | self._lost),
@@ -226,7 +228,7 @@ class FileStore:
     def delete(self, id: str) -> dict[str, Any]:
         """Delete a file. Raises ApiError 404, or 409 while an unfinished job needs it."""
         self._get_row(id)
-        job = self._database.one(_IS_NEEDED, id)
+        job = self._database.fetch_one(_IS_NEEDED, id)
         if job is not None:
             raise ApiError(
                 409,
@@ -271,16 +273,18 @@ class FileStore:
 
     def _expire(self) -> None:
         self._mark_deleted()
-        for row in self._database.all(
+        for row in self._database.fetch_all(
             "SELECT id FROM files WHERE deleted_at IS NULL AND expires_at <= ?", self._clock()
         ):
             id = row["id"]
-            if not self._is_gone(id) and self._database.one(_IS_NEEDED, id) is None:
+            if not self._is_gone(id) and self._database.fetch_one(_IS_NEEDED, id) is None:
                 self._remove(id)
 
     def _get_row(self, id: str) -> FileRow:
         self._expire()
-        row = self._database.one("SELECT * FROM files WHERE id = ? AND deleted_at IS NULL", id)
+        row = self._database.fetch_one(
+            "SELECT * FROM files WHERE id = ? AND deleted_at IS NULL", id
+        )
         if row is None or self._is_gone(id):
             raise not_found("File object", id)
         return read_row(FileRow, row)

@@ -135,7 +135,9 @@ class ModelStore:
             if manifest.digest_of_files() != manifest.content_digest:
                 raise AdapterError(f"{path / MANIFEST} contradicts itself")
             # The directory of another model, whole, is as wrong as a file of it.
-            row = self._database.one("SELECT content_digest FROM models WHERE digest = ?", digest)
+            row = self._database.fetch_one(
+                "SELECT content_digest FROM models WHERE digest = ?", digest
+            )
             on_record = manifest.content_digest if row is None else row["content_digest"]
             if manifest.digest != digest or manifest.content_digest != on_record:
                 raise AdapterError(
@@ -197,26 +199,28 @@ class ModelStore:
 
     def problems(self) -> list[str]:
         """List the models unable to answer, with the reason."""
-        rows = self._database.all(
+        rows = self._database.fetch_all(
             "SELECT name, problem FROM models WHERE deleted_at IS NULL AND problem IS NOT NULL"
         )
         return [f"{row['name']}: {row['problem']}" for row in rows]
 
     def get_row(self, name: str) -> ModelRow | None:
         """Return the table's row of a model, None if it is unknown or deleted."""
-        row = self._database.one("SELECT * FROM models WHERE name = ? AND deleted_at IS NULL", name)
+        row = self._database.fetch_one(
+            "SELECT * FROM models WHERE name = ? AND deleted_at IS NULL", name
+        )
         return None if row is None else read_row(ModelRow, row)
 
     def list_rows(self) -> list[ModelRow]:
         """List all models but deleted ones, oldest first."""
-        rows = self._database.all(
+        rows = self._database.fetch_all(
             "SELECT * FROM models WHERE deleted_at IS NULL ORDER BY created_at, name"
         )
         return [read_row(ModelRow, row) for row in rows]
 
     def list_adapters(self, base_model: str) -> list[ModelRow]:
         """The adapters over a base model, newest first."""
-        rows = self._database.all(
+        rows = self._database.fetch_all(
             "SELECT * FROM models WHERE deleted_at IS NULL AND kind = 'adapter' "
             "AND base_model = ? ORDER BY created_at DESC, name",
             base_model,
@@ -225,14 +229,14 @@ class ModelStore:
 
     def find_user(self, name: str) -> str | None:
         """Name what still needs a model: a fine-tune, an adapter over it, or an unfinished job."""
-        child = self._database.one(
+        child = self._database.fetch_one(
             "SELECT name FROM models WHERE (parent = ?1 OR base_model = ?1) "
             "AND name != ?1 AND deleted_at IS NULL",
             name,
         )
         if child is not None:
             return f"the model {child['name']}"
-        job = self._database.one(
+        job = self._database.fetch_one(
             f"SELECT id FROM jobs WHERE ?1 IN (model, base_model) AND {UNFINISHED}",  # noqa: S608
             name,
         )

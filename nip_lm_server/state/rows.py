@@ -8,7 +8,7 @@ A column of a later format has its default here, so that a row of an older one c
 
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
 from nip_lm_server.wire import EffectiveSettings
@@ -103,5 +103,6 @@ _Row = TypeVar("_Row", JobRow, EventRow, ModelRow, FileRow)
 
 
 def read_row(kind: type[_Row], row: sqlite3.Row | Mapping[str, Any]) -> _Row:
-    """Make a typed row of one that was selected with all its columns."""
-    return kind(**{name: row[name] for name in row.keys()})  # noqa: SIM118 (of values, sqlite3's)
+    """Make a typed row of one that was selected with all its columns; others are left out."""
+    there = {*row.keys()}
+    return kind(**{field.name: row[field.name] for field in fields(kind) if field.name in there})

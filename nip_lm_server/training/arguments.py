@@ -17,11 +17,11 @@ from nip_lm_server.training.device import (
     require_bitsandbytes,
 )
 from nip_lm_server.training.job import TrainingJob
-from nip_lm_server.training.memory import Plan
+from nip_lm_server.training.memory import PassPlan
 from nip_lm_server.wire import EffectiveSettings
 
 
-def common_arguments(job: TrainingJob, plan: Plan) -> dict[str, Any]:
+def common_arguments(job: TrainingJob, plan: PassPlan) -> dict[str, Any]:
     """Keyword arguments for any subclass of transformers' TrainingArguments.
 
     Covers batch, schedule, seed, precision, optimizer, gradient checkpointing and logging.

@@ -23,7 +23,7 @@ from nip_lm_server.engines.scripted.deterministic_engine import (
     BASE_FILE,
     hash_fraction,
 )
-from nip_lm_server.engines.scripted.pseudo_tokens import count_tokens
+from nip_lm_server.engines.scripted.pseudo_tokens import count_pseudo_tokens
 from nip_lm_server.engines.scripted.reply_rules import ReplyFile
 from nip_lm_server.state.disk import find_damage, seal_directory
 from nip_lm_server.training.job import (
@@ -145,7 +145,7 @@ def _count_learned(example: Any) -> int:
     else:
         messages = [m for m in example.messages if m.role == "assistant" and m.weight]
     texts = [text for m in messages for text in (m.reasoning_content, m.content) if text]
-    return sum(map(count_tokens, texts))
+    return sum(map(count_pseudo_tokens, texts))
 
 
 def _has_no_signal(job: TrainingJob, examples: Sequence[Any]) -> bool:

@@ -104,7 +104,7 @@ def build_trainer(
 
     from nip_lm_server.training.arguments import common_arguments
     from nip_lm_server.training.checkpoints import CheckpointedTrainer
-    from nip_lm_server.training.memory import plan
+    from nip_lm_server.training.memory import plan_passes
 
     class Trainer(PairPasses, CheckpointedTrainer, DPOTrainer):  # type: ignore[misc]
         def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
@@ -114,7 +114,7 @@ def build_trainer(
     reference = reference_model(job)
     preference = "robust" if settings.dpo_label_smoothing else "sigmoid"
     lengths, validated = ([pair.longest for pair in part] for part in (training, validation))
-    passes = plan(job, model, lengths, validated, rows_per_example=2)
+    passes = plan_passes(job, model, lengths, validated, rows_per_example=2)
     trainer = Trainer(
         model=model,
         ref_model=reference,

@@ -45,7 +45,7 @@ class ExampleError(ValueError):
 
 
 @dataclass(frozen=True)
-class Turn:
+class EncodedTurn:
     """Token ids of a prompt, and of what is learned after it up to its stop token."""
 
     prompt: Sequence[int]
@@ -129,7 +129,7 @@ def encode_example(
     return sequences
 
 
-def join(turns: Sequence[Turn]) -> list[EncodedSequence]:
+def join(turns: Sequence[EncodedTurn]) -> list[EncodedSequence]:
     """Join turns into one sequence, as long as each continues the one before."""
     sequences: list[EncodedSequence] = []
     for turn in turns:
@@ -157,7 +157,7 @@ def check_length(size: int, most: int, line: int, what: str) -> None:
 
 def encode_turn(
     tokenizer: Any, messages: Sequence[Mapping[str, Any]], stop_tokens: frozenset[int], line: int
-) -> Turn:
+) -> EncodedTurn:
     """Encode the last of `messages`, an assistant's, after the prompt of those before it.
 
     Raises ExampleError with the code ``chat_template_not_prefix`` or ``chat_template_refused``.
@@ -178,4 +178,4 @@ def encode_turn(
     answer = chat_template.encode(tokenizer, whole[len(prompt) :])
     stop = next((i for i, token in enumerate(answer) if token in stop_tokens), None)
     answer = [*answer, tokenizer.eos_token_id] if stop is None else answer[: stop + 1]
-    return Turn(chat_template.encode(tokenizer, prompt), answer)
+    return EncodedTurn(chat_template.encode(tokenizer, prompt), answer)

@@ -1,7 +1,7 @@
 """How much goes through the model at a time, by the device's memory.
 
-plan                 tokens of a pass, and whether activations are computed again
-Plan                 both
+plan_passes          tokens of a pass, and whether activations are computed again
+PassPlan             both
 divide               the arithmetic of it
 measure_kept_bytes   what a model keeps of each token for its backward pass, asked of the model
 check_full_training  refuses to train every weight where that can't fit
@@ -38,7 +38,7 @@ _OPTIMIZER_BYTES = {"adamw_8bit": 2, "paged_adamw_8bit": 2, "sgd": 0}
 
 
 @dataclass(frozen=True)
-class Plan:
+class PassPlan:
     """`tokens_per_pass` counts padding. `gradient_checkpointing`: activations come twice."""
 
     tokens_per_pass: int
@@ -46,13 +46,13 @@ class Plan:
     evaluated_at_once: int = 1  # examples of the validation file
 
 
-def plan(
+def plan_passes(
     job: TrainingJob,
     model: Any,
     lengths: Sequence[int],
     validation: Sequence[int] = (),
     rows_per_example: int = 1,
-) -> Plan:
+) -> PassPlan:
     """Plan what suits the device's free memory, unless the job's settings say it.
 
     `lengths` and `validation` are the tokens of each example's longest row; `model` is ready to be
@@ -65,12 +65,12 @@ def plan(
 
 def _plan_training(
     job: TrainingJob, model: Any, lengths: Sequence[int], rows_per_example: int
-) -> Plan:
+) -> PassPlan:
     settings = job.settings
     longest = rows_per_example * max(lengths, default=1)
     asked, checkpointing = settings.tokens_per_pass, settings.gradient_checkpointing
     if choose_device(job) == "cpu":
-        return Plan(max(longest, asked or MOST_TOKENS), bool(checkpointing))
+        return PassPlan(max(longest, asked or MOST_TOKENS), bool(checkpointing))
     per_process = settings.batch_size // processes_of_this_run(job)
     per_token = measure_kept_bytes(model, _autocast(job))
     return divide(
@@ -93,7 +93,7 @@ def divide(
     longest: int,
     asked: int | None = None,
     checkpointing: bool | None = None,
-) -> Plan:
+) -> PassPlan:
     """Decide from bytes per token: `kept_bytes` of all layers, `layer_bytes` of one of them.
 
     With checkpointing a token costs its inputs to the layers, at most an eighth of what they keep,
@@ -105,7 +105,7 @@ def divide(
         checkpointing = usable < need * kept_bytes
     cost = kept_bytes / 8 + layer_bytes if checkpointing else kept_bytes
     fits = int(usable / max(cost, 1.0))
-    return Plan(max(longest, asked or min(fits, MOST_TOKENS)), checkpointing)
+    return PassPlan(max(longest, asked or min(fits, MOST_TOKENS)), checkpointing)
 
 
 def measure_kept_bytes(model: Any, autocast: Callable[[], Any]) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 from nip_lm_server import formats
 from nip_lm_server.training import loading
-from nip_lm_server.training.encoding import EncodedSequence, Turn, join
+from nip_lm_server.training.encoding import EncodedSequence, EncodedTurn, join
 from nip_lm_server.training.job import TrainingJob
 
 EXAMPLES = 64
@@ -43,7 +43,7 @@ def probe_text(job: TrainingJob, text: loading.Text) -> list[int]:
 
 def _sequences(job: TrainingJob, text: loading.Text) -> Iterator[EncodedSequence]:
     """The sequences of the first lines, as the job's method trains them."""
-    for line, example in islice(formats.parsed(job.method, job.training_file), EXAMPLES):
+    for line, example in islice(formats.parse_checked(job.method, job.training_file), EXAMPLES):
         yield from _encode(job.method, line, example, text)
 
 
@@ -52,7 +52,7 @@ def _encode(method: str, line: int, example: Any, text: loading.Text) -> list[En
 
     if method == "dpo":
         pair = dpo.encode_pair(example, text, line)
-        return join([Turn(pair.prompt, pair.preferred)])
+        return join([EncodedTurn(pair.prompt, pair.preferred)])
     if method == "trajectories":
         return list(rl.encode_episode(line, example, text).sequences)
     return encoding.encode_example(

@@ -31,8 +31,8 @@ from nip_lm_server.formats.advantages import Deviation, group_advantages
 from nip_lm_server.training import loading
 from nip_lm_server.training.encoding import (
     EncodedSequence,
+    EncodedTurn,
     ExampleError,
-    Turn,
     check_length,
     encode_file,
     encode_turn,
@@ -74,10 +74,10 @@ def prepare(job: TrainingJob, text: loading.Text, events: Events) -> loading.Pre
     from transformers import TrainingArguments
 
     from nip_lm_server.training.arguments import common_arguments
-    from nip_lm_server.training.memory import plan
+    from nip_lm_server.training.memory import plan_passes
     from nip_lm_server.training.policy_trainer import PolicyTrainer
 
-    passes = plan(job, model, _lengths(training), _lengths(validation))
+    passes = plan_passes(job, model, _lengths(training), _lengths(validation))
     trainer = PolicyTrainer(
         settings.model_dump(include={"clip_low", "clip_high", "kl_penalty"}),
         text.tokenizer.pad_token_id,
@@ -189,7 +189,7 @@ def encode_episode(line: int, example: formats.Trajectory, text: loading.Text) -
     """Encode one line. Raises ExampleError."""
     if example.turns:
         turns = [
-            Turn(turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
+            EncodedTurn(turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
             for turn in example.turns
         ]
     else:
@@ -203,7 +203,7 @@ def encode_episode(line: int, example: formats.Trajectory, text: loading.Text) -
 
 def _message_turns(
     line: int, messages: Sequence[formats.Message], text: loading.Text
-) -> list[Turn]:
+) -> list[EncodedTurn]:
     plain = [message.to_dict() for message in messages]
     turns = []
     for index, message in enumerate(messages):
@@ -224,7 +224,7 @@ def _message_turns(
                 f"messages[{index}] has {len(message.logprobs)} logprobs, but its text is "
                 f"{len(answer)} tokens with the stop token: give the generated 'token_ids' too",
             )
-        turns.append(Turn(prompt, answer, message.logprobs))
+        turns.append(EncodedTurn(prompt, answer, message.logprobs))
     return turns
 
 

@@ -60,7 +60,7 @@ def build_trainer(
 
     from nip_lm_server.training.arguments import common_arguments
     from nip_lm_server.training.checkpoints import CheckpointedTrainer
-    from nip_lm_server.training.memory import plan
+    from nip_lm_server.training.memory import plan_passes
 
     class Trainer(MicroBatched, CheckpointedTrainer, SFTTrainer):  # type: ignore[misc]
         pass
@@ -76,7 +76,7 @@ def build_trainer(
             "packing",
         )
     lengths, validated = ([len(e.input_ids) for e in part] for part in (training, validation))
-    passes = plan(job, model, lengths, validated)
+    passes = plan_passes(job, model, lengths, validated)
     trainer = Trainer(
         model=model,
         args=SFTConfig(

@@ -17,7 +17,7 @@ from nip_core.agents import (
 )
 from nip_core.models import resolve_model
 from nip_core.parameters import load_parameters
-from nip_core.servers.own_server import server_spec
+from nip_core.servers.own_server import make_server_spec
 from nip_lm_server import placement as slots
 
 
@@ -102,7 +102,7 @@ def test_a_run_gives_its_server_a_place_for_each_base_model_that_plays(
     agents = {**agents, "_default": hosted | agents.get("_default", {})}
     values = {"run_name": "a", "dataset": "families", "promotion": {"enabled": promotion}}
     values["lm_server"] = {"engine": engine}
-    spec = server_spec(load_parameters({**values, "agents": agents}))
+    spec = make_server_spec(load_parameters({**values, "agents": agents}))
     assert spec.bases_at_once == places
 
 
@@ -130,7 +130,7 @@ async def test_a_new_base_model_is_proved_plays_and_is_trained_on(tmp_path, monk
         # The first one, which the second has replaced, is brought back where it is to play.
         async with here.http.get(f"/v1/models/{names[0]}") as answer:
             assert not (await answer.json())["nip"]["served"]
-        brought = await group._jobs.proved(names[0], "tiny", "its-job")
+        brought = await group._jobs.prove_model(names[0], "tiny", "its-job")
         assert brought.kind == "base" and brought.proof["matches"]
     original = load_file(f"{resolve_model('tiny')}/model.safetensors")
     for before, after in ((original, weights[0]), (weights[0], weights[1])):

@@ -24,7 +24,7 @@ from nip_core.protocols.nip import NipProtocol
 from nip_core.protocols.scales import ACCEPT, NO_DECISION, REJECT, SCALES, round_value
 from nip_core.scenarios import make_scenario
 from nip_core.scenarios.prompts import PLACEHOLDERS, SystemPrompts
-from nip_core.session.contents import template_digests
+from nip_core.session.contents import digest_templates
 
 PLAIN = ("nip", "adp", "solo_verifier", "debate", "mnip", "merlin_arthur", "multi_channel_test")
 WRAPPED = ("nip", "adp", "debate", "mnip", "merlin_arthur")
@@ -135,7 +135,7 @@ def test_a_template_of_a_pipe_is_read_once(tmp_path):
     writer.start()
     game = Game(with_template(tmp_path / "pipe"))
     assert filled(game.prompts, "prover", None, 0, "q", "s") == "q s"
-    assert template_digests(game) == {"prover": digest(text)}
+    assert digest_templates(game) == {"prover": digest(text)}
 
 
 @pytest.mark.parametrize("version", VERSIONS)

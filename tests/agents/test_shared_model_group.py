@@ -434,9 +434,9 @@ async def test_the_engine_leaves_a_shared_device_for_training_and_comes_back(
         )
         await group.train()
         client = group.language_model_client
-        assert (await client.engine("sim"))["state"] == state
+        assert (await client.engine("sim")).state == state
         await group.eval()
-        assert (await client.engine("sim"))["state"] == "running"
+        assert (await client.engine("sim")).state == "running"
         assert (await play(group, 1))["agents", "raw_message"][0, 0, 1]
 
 

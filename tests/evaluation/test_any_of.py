@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from nip_core.evaluation.any_of import any_of, shares
+from nip_core.evaluation.any_of import any_of, count_right_choices
 
 REJECT, ACCEPT, NONE = 0, 1, 2
 PLAYS = {
@@ -33,7 +33,7 @@ def by_hand(decisions, y, k):
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_each_k_is_the_mean_over_all_choices_of_k_plays(episodes_of, k):
-    row = any_of(episodes_of(*rows()))[k - 1]
+    row = any_of(episodes_of(*rows()))[k - 1].as_json()
     means = {key: by_hand(decisions, key[1], k) for key, decisions in PLAYS.items()}
     assert row["k"] == k
     for rate, labels in {"soundness": (0,), "completeness": (1,), "accuracy": (0, 1)}.items():
@@ -50,7 +50,7 @@ def test_the_order_of_plays_changes_nothing(episodes_of):
 
 def test_a_failed_play_rejects_nothing(episodes_of):
     failed = [row | {"outcome": "failed"} for row in rows({("p", 0): [REJECT, REJECT]})]
-    assert shares(episodes_of(*failed))["p"].right.tolist() == [0.0, 0.0]
+    assert count_right_choices(episodes_of(*failed))["p"].right.tolist() == [0.0, 0.0]
 
 
 def test_tokens_grow_with_k_and_problems_count_for_the_fewest_plays(episodes_of, generations_of):
@@ -58,10 +58,10 @@ def test_tokens_grow_with_k_and_problems_count_for_the_fewest_plays(episodes_of,
     episodes = episodes_of(*rows(plays))
     spoken = generations_of(*({"episode": key} for key in episodes["key"].to_pylist()))
     found = any_of(episodes, spoken)
-    assert [row["k"] for row in found] == [1, 2]
-    assert [row["soundness"] for row in found] == [pytest.approx(1 / 3), pytest.approx(2 / 3)]
-    assert [row["generated_tokens"] for row in found] == [3, 6]
-    assert [row["prompt_tokens"] for row in found] == [10, 20]
+    assert [row.k for row in found] == [1, 2]
+    assert [row.soundness for row in found] == [pytest.approx(1 / 3), pytest.approx(2 / 3)]
+    assert [row.generated_tokens for row in found] == [3, 6]
+    assert [row.prompt_tokens for row in found] == [10, 20]
 
 
 def test_of_problems_that_are_played_once_nothing_is_said(episodes_of):

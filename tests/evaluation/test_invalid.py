@@ -5,6 +5,7 @@ import re
 
 from nip_core.evaluation.baseline_verifiers import remarks
 from nip_core.evaluation.invalid import invalid_answers, invalid_line, invalid_warning
+from nip_core.evaluation.split_metrics import InvalidAnswers, SplitMetrics
 from nip_core.game.reasons import KINDS
 from nip_prefect.flows.printing import show_run
 
@@ -32,24 +33,25 @@ def test_invalid_answers_are_counted_by_agent_and_reason(generations_of):
         "by_reason": {"unclear": 2, "cut_off": 1},
         "invalid_in_all": 4,
     }
-    assert counted == {**verifier, "first_answers": 13, "agents": {"verifier": verifier}}
-    assert json.loads(json.dumps(counted)) == counted
+    plain = counted.as_json()
+    assert plain == {**verifier, "first_answers": 13, "agents": {"verifier": verifier}}
+    assert json.loads(json.dumps(plain)) == plain
     assert set(verifier["by_reason"]) < set(KINDS)
 
 
 def test_a_batch_without_invalid_answers_says_nothing(generations_of):
     assert invalid_answers(generations_of({"agent": "verifier"})) is None
-    assert invalid_line({}) is None and invalid_warning({}) is None
-    assert remarks({"accuracy": 0.5, "accuracy_ci95": None}) == []
+    assert invalid_line(None) is None and invalid_warning(None) is None
+    assert remarks(SplitMetrics(accuracy=0.5, accuracy_ci95=None)) == []
 
 
 def test_the_line_names_each_agent_with_its_share_and_reasons(generations_of):
-    metrics = {"invalid_answers": invalid_answers(played(generations_of))}
-    assert invalid_line(metrics) == (
+    counts = invalid_answers(played(generations_of))
+    assert invalid_line(counts) == (
         "invalid first answers: verifier 3 of 12 (25.0 %: no clear verdict 2, cut off by the token "
         "limit 1); 4 invalid answers with retries"
     )
-    assert invalid_warning(metrics) is None
+    assert invalid_warning(counts) is None
 
 
 def counted(kind, invalid=4, of=12):
@@ -59,7 +61,7 @@ def counted(kind, invalid=4, of=12):
         "by_reason": {kind: invalid},
         "invalid_in_all": 9,
     }
-    return {"invalid_answers": {**entry, "agents": {"verifier": entry}}}
+    return InvalidAnswers.model_validate({**entry, "agents": {"verifier": entry}})
 
 
 def test_from_a_third_of_the_first_answers_on_a_warning_names_what_helps():
@@ -76,24 +78,27 @@ def test_where_the_hint_is_on_the_warning_names_what_else_helps():
         words = invalid_warning(counted(kind), hinted=["verifier"])
         assert "retry_hint: true" not in words
         assert re.search(r"agents\.verifier\.(model_name|max_tokens_per_message)", words)
-        assert remarks(counted(kind), hinted={"verifier"})[1] == f"Warning: {words}"
+        assert (
+            remarks(SplitMetrics(invalid_answers=counted(kind)), hinted={"verifier"})[1]
+            == f"Warning: {words}"
+        )
     assert "retry_hint: true" in invalid_warning(counted("unclear"), hinted=["prover"])
 
 
 def test_report_and_viewer_have_them_among_their_remarks(generations_of):
-    metrics = {"invalid_answers": invalid_answers(played(generations_of))}
+    metrics = SplitMetrics(invalid_answers=invalid_answers(played(generations_of)))
     assert remarks(metrics)[0].startswith("Invalid first answers: verifier 3 of 12")
-    assert remarks(counted("cut_off"))[1].startswith("Warning: 33.3")
+    assert remarks(SplitMetrics(invalid_answers=counted("cut_off")))[1].startswith("Warning: 33.3")
 
 
 def test_show_prints_them_below_the_table(capsys):
     test = {
         **dict.fromkeys(("accuracy", "completeness", "soundness"), 0.5),
         **{"accuracy_ci95": [0.4, 0.6], "distinct_problems": 4, "questions": 4},
-        **counted("no_decision"),
+        "invalid_answers": counted("no_decision").as_json(),
     }
     entry = {"iteration": 0, "test": test, "jobs": {}, "promotion": None}
-    said = {"remarks": remarks(test), "costs": {}}
+    said = {"remarks": remarks(SplitMetrics.model_validate(test)), "costs": {}}
     show_run({"run": "a", "status": "finished", "iterations": [entry], **said})
     out = " ".join(capsys.readouterr().out.split())
     assert out.count("nvalid first answers: verifier 4 of 12") == 1

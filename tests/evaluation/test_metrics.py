@@ -17,6 +17,7 @@ from nip_core.evaluation.baseline_verifiers import (
 )
 from nip_core.evaluation.confidence_intervals import wilson
 from nip_core.evaluation.metrics import evaluate, mean_by_problem, paired_difference
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
 
 
@@ -48,31 +49,31 @@ def dozen(episodes_of) -> pa.Table:
 
 def test_verdicts_are_counted_as_by_hand(dozen) -> None:
     found = evaluate(dozen, None)
-    assert found["episodes"] == found["distinct_problems"] == 12
-    assert found["accuracy"] == 7 / 12
-    assert found["accuracy_ci95"] == list(wilson(7, 12))
-    assert found["completeness"] == 4 / 6
-    assert found["completeness_ci95"] == list(wilson(4, 6))
-    assert found["soundness"] == 3 / 6
-    assert found["soundness_ci95"] == list(wilson(3, 6))
-    assert found["precision"] == 4 / 6
-    assert found["acceptance_rate"] == 6 / 12
-    assert found["no_decision_rate"] == 2 / 12  # one terminated, one failed
-    assert found["terminated_rate"] == 1 / 12
-    assert found["failed_rate"] == 1 / 12
-    assert found["always_fail_rate"] == 5 / 12
-    assert found["neither_rate"] == 0
-    assert found["agreement"] is None
-    assert found["mean_rounds"] == (10 * 4 + 9) / 11
-    assert found["agents"]["verifier"]["mean_reward"] == pytest.approx((7 - 4) / 11)
-    assert found["agents"]["prover"]["mean_reward"] == pytest.approx((7 - 4) / 22)
+    assert found.episodes == found.distinct_problems == 12
+    assert found.accuracy == 7 / 12
+    assert found.accuracy_ci95 == wilson(7, 12)
+    assert found.completeness == 4 / 6
+    assert found.completeness_ci95 == wilson(4, 6)
+    assert found.soundness == 3 / 6
+    assert found.soundness_ci95 == wilson(3, 6)
+    assert found.precision == 4 / 6
+    assert found.acceptance_rate == 6 / 12
+    assert found.no_decision_rate == 2 / 12  # one terminated, one failed
+    assert found.terminated_rate == 1 / 12
+    assert found.failed_rate == 1 / 12
+    assert found.always_fail_rate == 5 / 12
+    assert found.neither_rate == 0
+    assert found.agreement is None
+    assert found.mean_rounds == (10 * 4 + 9) / 11
+    assert found.agents["verifier"].mean_reward == pytest.approx((7 - 4) / 11)
+    assert found.agents["prover"].mean_reward == pytest.approx((7 - 4) / 22)
     # Mean of squares 1, so the variance is 1 - mean squared.
-    assert found["agents"]["verifier"]["std_reward"] == pytest.approx((1 - (3 / 11) ** 2) ** 0.5)
+    assert found.agents["verifier"].std_reward == pytest.approx((1 - (3 / 11) ** 2) ** 0.5)
 
 
 def test_a_failed_episode_counts_as_wrong_though_its_decision_equals_the_label(episodes_of) -> None:
     found = evaluate(episodes_of({"y": 0, "decision": 0, "outcome": "failed"}), None)
-    assert (found["accuracy"], found["soundness"], found["no_decision_rate"]) == (0.0, 0.0, 1.0)
+    assert (found.accuracy, found.soundness, found.no_decision_rate) == (0.0, 0.0, 1.0)
 
 
 def test_neither_is_wrong_and_is_no_missing_decision(episodes_of) -> None:
@@ -86,31 +87,31 @@ def test_neither_is_wrong_and_is_no_missing_decision(episodes_of) -> None:
         {"problem": "d", "y": 0, "decision": 3, "decision_value": 0.0, "outcome": "failed"},
     )
     found = evaluate(table, None)
-    assert (found["accuracy"], found["completeness"], found["soundness"]) == (2 / 7, 1 / 2, 1 / 5)
-    assert found["precision"] == 1.0
-    assert (found["acceptance_rate"], found["neither_rate"]) == (1 / 7, 3 / 7)
-    assert found["no_decision_rate"] == 2 / 7  # one terminated, one failed
-    assert found["always_fail_rate"] == 2 / 4
-    assert found["mean_decision_value"] == (0.5 - 0.75) / 5
+    assert (found.accuracy, found.completeness, found.soundness) == (2 / 7, 1 / 2, 1 / 5)
+    assert found.precision == 1.0
+    assert (found.acceptance_rate, found.neither_rate) == (1 / 7, 3 / 7)
+    assert found.no_decision_rate == 2 / 7  # one terminated, one failed
+    assert found.always_fail_rate == 2 / 4
+    assert found.mean_decision_value == (0.5 - 0.75) / 5
     # Neither twice is agreement; of the others, none.
-    assert found["agreement"] == 1 / 3
+    assert found.agreement == 1 / 3
 
 
 def test_breakdowns_are_counted_as_by_hand(dozen) -> None:
     found = evaluate(dozen, None)
-    assert set(found["by_difficulty"]) == {"easy", "hard", "unknown"}
-    easy = found["by_difficulty"]["easy"]
-    assert (easy["episodes"], easy["distinct_problems"], easy["accuracy"]) == (4, 4, 1.0)
-    assert easy["accuracy_ci95"] == list(wilson(4, 4))
-    assert (easy["completeness"], easy["soundness"], easy["precision"]) == (1.0, 1.0, 1.0)
-    assert easy["completeness_ci95"] == list(wilson(2, 2))
-    assert found["by_difficulty"]["hard"]["accuracy"] == 3 / 7
-    assert found["by_difficulty"]["unknown"]["completeness"] is None
-    mutations = {name: value["episodes"] for name, value in found["by_mutation"].items()}
+    assert set(found.by_difficulty) == {"easy", "hard", "unknown"}
+    easy = found.by_difficulty["easy"]
+    assert (easy.episodes, easy.distinct_problems, easy.accuracy) == (4, 4, 1.0)
+    assert easy.accuracy_ci95 == wilson(4, 4)
+    assert (easy.completeness, easy.soundness, easy.precision) == (1.0, 1.0, 1.0)
+    assert easy.completeness_ci95 == wilson(2, 2)
+    assert found.by_difficulty["hard"].accuracy == 3 / 7
+    assert found.by_difficulty["unknown"].completeness is None
+    mutations = {name: value.episodes for name, value in found.by_mutation.items()}
     assert mutations == {"boundary": 3, "constant": 3, "none": 5, "unknown": 1}
-    assert found["by_mutation"]["boundary"]["soundness"] == 2 / 3
-    assert found["by_mutation"]["none"]["accuracy"] == 3 / 5
-    assert found["by_mutation"]["constant"]["completeness"] == 1.0
+    assert found.by_mutation["boundary"].soundness == 2 / 3
+    assert found.by_mutation["none"].accuracy == 3 / 5
+    assert found.by_mutation["constant"].completeness == 1.0
 
 
 def test_repeated_plays_give_agreement_always_fail_and_a_bootstrap(episodes_of) -> None:
@@ -127,11 +128,11 @@ def test_repeated_plays_give_agreement_always_fail_and_a_bootstrap(episodes_of) 
         *plays("d", 1, 1),  # played once: no pair
     )
     found = evaluate(table, None, seed=3)
-    assert found["distinct_problems"] == 4
-    assert found["accuracy"] == 5 / 8
-    assert found["agreement"] == pytest.approx((1 / 3 + 1 + 0) / 3)
-    assert found["always_fail_rate"] == 1 / 4
-    assert found["accuracy_ci95"] != list(wilson(5, 8))
+    assert found.distinct_problems == 4
+    assert found.accuracy == 5 / 8
+    assert found.agreement == pytest.approx((1 / 3 + 1 + 0) / 3)
+    assert found.always_fail_rate == 1 / 4
+    assert found.accuracy_ci95 != wilson(5, 8)
     assert evaluate(table, None, seed=3) == found
 
 
@@ -144,12 +145,12 @@ def test_generations_are_counted_by_agent(episodes_of, generations_of) -> None:
          "finish_reason": "length"},
     )  # fmt: skip
     found = evaluate(episodes_of({"rewards": {"verifier": 1.0}}), generations)
-    assert found["generations"] == 4
-    assert (found["retry_rate"], found["token_limit_rate"]) == (1 / 4, 1 / 4)
-    assert (found["prompt_tokens"], found["completion_tokens"]) == (490, 77)
+    assert found.generations == 4
+    assert (found.retry_rate, found.token_limit_rate) == (1 / 4, 1 / 4)
+    assert (found.prompt_tokens, found.completion_tokens) == (490, 77)
     # All of one problem: as sure as one trial is.
     half, none = list(wilson(0.5, 1)), list(wilson(0, 1))
-    assert found["agents"] == {
+    assert found.as_json()["agents"] == {
         "prover": {
             "mean_reward": None, "mean_reward_ci95": None, "std_reward": None,
             "generations": 2, "retry_rate": 0.5, "retry_rate_ci95": half,
@@ -190,32 +191,33 @@ def test_plays_of_one_problem_count_as_one_in_every_interval(ten_problems) -> No
     """All these are the share k/10 of problems: percentiles of Binomial(10, 0.5) / 10, where
     twenty independent plays would have given 6 and 14 of 20."""
     found = evaluate(*ten_problems)
-    of_problems = [0.2, 0.8]
+    of_problems = (0.2, 0.8)
+    plain = found.as_json()
     for name in ("accuracy", "acceptance_rate", "retry_rate", "token_limit_rate"):
-        assert (found[name], found[f"{name}_ci95"]) == (0.5, of_problems), name
-    assert found["agents"]["verifier"]["mean_reward_ci95"] == of_problems
-    assert found["mean_rounds"] == 3.5
-    assert found["mean_rounds_ci95"] == pytest.approx([3.2, 3.8])
-    assert (found["always_fail_rate"], found["agreement"]) == (0.5, 1.0)
-    assert found["always_fail_rate_ci95"] == list(wilson(5, 10))
-    assert found["agreement_ci95"] == list(wilson(10, 10))
+        assert (plain[name], plain[f"{name}_ci95"]) == (0.5, [*of_problems]), name
+    assert found.agents["verifier"].mean_reward_ci95 == of_problems
+    assert found.mean_rounds == 3.5
+    assert found.mean_rounds_ci95 == pytest.approx((3.2, 3.8))
+    assert (found.always_fail_rate, found.agreement) == (0.5, 1.0)
+    assert found.always_fail_rate_ci95 == wilson(5, 10)
+    assert found.agreement_ci95 == wilson(10, 10)
 
 
 def test_every_metric_is_also_given_by_difficulty_and_by_mutation(ten_problems) -> None:
     found = evaluate(*ten_problems)
     nested = {"by_difficulty", "by_mutation"}
-    for part in (*found["by_difficulty"].values(), *found["by_mutation"].values()):
-        assert set(part) == set(found) - nested
-    easy, hard = found["by_difficulty"]["easy"], found["by_difficulty"]["hard"]
-    assert (easy["accuracy"], hard["accuracy"]) == (1.0, 0.0)
-    assert (easy["retry_rate"], hard["retry_rate"]) == (1.0, 0.0)
-    assert (easy["agents"]["prover"]["generations"], easy["generations"]) == (10, 10)
-    assert (easy["agents"]["verifier"]["mean_reward"], hard["mean_rounds"]) == (1.0, 3.0)
+    for part in (*found.by_difficulty.values(), *found.by_mutation.values()):
+        assert set(part.as_json()) == set(found.as_json()) - nested
+    easy, hard = found.by_difficulty["easy"], found.by_difficulty["hard"]
+    assert (easy.accuracy, hard.accuracy) == (1.0, 0.0)
+    assert (easy.retry_rate, hard.retry_rate) == (1.0, 0.0)
+    assert (easy.agents["prover"].generations, easy.generations) == (10, 10)
+    assert (easy.agents["verifier"].mean_reward, hard.mean_rounds) == (1.0, 3.0)
 
 
 def test_every_rate_and_mean_has_an_interval_around_it(ten_problems) -> None:
     found = evaluate(*ten_problems)
-    for part in (found, *found["agents"].values()):
+    for part in (of.as_json() for of in (found, *found.agents.values())):
         named = {"accuracy", "completeness", "soundness", "precision", "agreement"} & set(part)
         named |= {name for name in part if name.endswith("_rate")}
         named |= {"mean_reward", "mean_rounds", "mean_decision_value"} & set(part)
@@ -239,7 +241,9 @@ def test_a_mean_by_problem_is_what_a_paired_difference_compares(episodes_of) -> 
 
 def test_nothing_divided_by_nothing_is_null() -> None:
     found = json.loads(
-        json.dumps(evaluate(EPISODES.empty_table(), GENERATIONS.empty_table()), allow_nan=False)
+        json.dumps(
+            evaluate(EPISODES.empty_table(), GENERATIONS.empty_table()).as_json(), allow_nan=False
+        )
     )
     assert found.pop("by_difficulty") == found.pop("by_mutation") == found.pop("agents") == {}
     counts = ("episodes", "distinct_problems", "generations", "prompt_tokens", "completion_tokens")
@@ -249,7 +253,7 @@ def test_nothing_divided_by_nothing_is_null() -> None:
 
 def test_precision_without_an_acceptance_is_null(episodes_of) -> None:
     found = evaluate(episodes_of({"y": 0, "decision": 0}), None)
-    assert found["precision"] is found["precision_ci95"] is found["completeness"] is None
+    assert found.precision is found.precision_ci95 is found.completeness is None
 
 
 _rows = st.lists(
@@ -285,9 +289,10 @@ def test_rates_are_within_0_and_1_and_the_order_of_rows_does_not_matter(
     assert evaluate(table.take(pa.array(order, pa.int64())), None, seed=1) == found
     pieces = pa.concat_tables([table.slice(i, 1) for i in range(len(rows))] or [table])
     assert evaluate(pieces, None, seed=1) == found
-    for name, value in found.items():
+    plain = found.as_json()
+    for name, value in plain.items():
         if name.endswith("_ci95") and value is not None:
-            rate = found[name.removesuffix("_ci95")]
+            rate = plain[name.removesuffix("_ci95")]
             assert value[0] <= value[1]
             if not name.startswith("mean_"):
                 assert 0 <= value[0] <= value[1] <= 1
@@ -296,8 +301,8 @@ def test_rates_are_within_0_and_1_and_the_order_of_rows_does_not_matter(
             assert 0 <= value <= 1
     if rows:
         decided = sum(r["decision"] == 0 and r["outcome"] != "failed" for r in rows) / len(rows)
-        parts = found["acceptance_rate"] + found["no_decision_rate"] + decided
-        parts += found["neither_rate"]
+        parts = found.acceptance_rate + found.no_decision_rate + decided
+        parts += found.neither_rate
         assert parts == pytest.approx(1)
 
 
@@ -311,25 +316,25 @@ def test_a_paired_difference_is_the_mean_over_problems(episodes_of) -> None:
           for i in reversed(range(10))]
     )  # fmt: skip
     found = paired_difference(before, after, 0)
-    assert found["difference"] == 0.5
-    assert found["problems"] == 10
+    assert found.difference == 0.5
+    assert found.problems == 10
     # Five problems of ten changed: the 2.5th and 97.5th percentile of Binomial(10, 0.5) / 10.
-    assert found["ci95"] == [0.2, 0.8]
-    assert paired_difference(after, before, 0)["difference"] == -0.5
-    assert paired_difference(before, before, 0) == {
+    assert found.ci95 == (0.2, 0.8)
+    assert paired_difference(after, before, 0).difference == -0.5
+    assert paired_difference(before, before, 0).as_json() == {
         "difference": 0.0,
         "ci95": [0.0, 0.0],
         "problems": 10,
         "questions": 10,
         "p": 1.0,
     }
-    assert paired_difference(before, after, 0, reward_of="prover")["difference"] == 0.5
+    assert paired_difference(before, after, 0, reward_of="prover").difference == 0.5
 
 
 def test_a_paired_difference_averages_repeated_plays_first(episodes_of) -> None:
     before = episodes_of({"problem": "a", "decision": 0}, {"problem": "b", "decision": 0})
     plays = [{"problem": "a", "decision": d} for d in (1, 1, 1)] + [{"problem": "b", "decision": 0}]
-    assert paired_difference(before, episodes_of(*plays), 0)["difference"] == 0.5
+    assert paired_difference(before, episodes_of(*plays), 0).difference == 0.5
 
 
 def test_a_paired_difference_of_rewards_does_not_depend_on_the_order_of_rows(episodes_of) -> None:
@@ -370,10 +375,10 @@ def test_the_prover_is_believed_to_the_letter(episodes_of, generations_of, text,
         {"round": 0, "text": "they differ", "episode": "e1"},
     )
     found = believe_the_prover(episodes, generations, CLAIMS)
-    assert found["completeness"] == (1.0 if decision == 1 else 0.0)
-    assert found["no_decision_rate"] == (0.5 if decision == 2 else 0.0)
-    assert found["soundness"] == 1.0
-    assert found["agents"] == {}
+    assert found.completeness == (1.0 if decision == 1 else 0.0)
+    assert found.no_decision_rate == (0.5 if decision == 2 else 0.0)
+    assert found.soundness == 1.0
+    assert found.agents == {}
 
 
 def test_where_no_prover_spoke_there_is_nobody_to_believe(episodes_of, generations_of) -> None:
@@ -386,19 +391,19 @@ def test_where_no_prover_spoke_there_is_nobody_to_believe(episodes_of, generatio
         {"episode": "e3", "text": "", "invalid_reason": "empty answer"},
     )
     found = believe_the_prover(episodes, spoken, CLAIMS)
-    assert (found["episodes"], found["without_prover"]) == (2, 2)
-    assert (found["accuracy"], found["soundness"], found["no_decision_rate"]) == (1.0, 1.0, 0.0)
+    assert (found.episodes, found.without_prover) == (2, 2)
+    assert (found.accuracy, found.soundness, found.no_decision_rate) == (1.0, 1.0, 0.0)
     assert left_out_words(found) == "2 episodes in which no prover spoke left out"
     # What is on record in metrics-<split>.json keeps its count.
     before = believe_the_prover(episodes, spoken, CLAIMS, counts_silence=True)
-    assert (before["episodes"], before["accuracy"]) == (4, 0.5) and "without_prover" not in before
+    assert (before.episodes, before.accuracy) == (4, 0.5) and before.without_prover is None
     assert "counted as wrong" in left_out_words(before)
 
 
 def test_of_provers_that_never_spoke_nothing_is_known(episodes_of, generations_of) -> None:
     found = believe_the_prover(episodes_of({"decision": 1}), generations_of(), CLAIMS)
-    assert (found["accuracy"], found["without_prover"]) == (None, 1)
-    assert believed_line({"believe_the_prover": found}) is None
+    assert (found.accuracy, found.without_prover) == (None, 1)
+    assert believed_line(SplitMetrics(believe_the_prover=found)) is None
 
 
 @pytest.mark.parametrize(
@@ -423,10 +428,10 @@ def test_two_provers_are_believed_unless_they_contradict_each_other(
     earlier = [{"round": 0, "agent": "prover1", "text": "they match"}] if len(said) == 2 else []
     both = ("prover0", "prover1")
     found = believe_the_prover(episodes, generations_of(*said, *earlier), CLAIMS, provers=both)
-    assert found["acceptance_rate"] == (decision == 1)
-    assert found["no_decision_rate"] == (decision == 2)
-    assert found["accuracy"] == (decision == 0)
-    assert found["mean_decision_value"] is None  # that of the real verdict is not theirs
+    assert found.acceptance_rate == (decision == 1)
+    assert found.no_decision_rate == (decision == 2)
+    assert found.accuracy == (decision == 0)
+    assert found.mean_decision_value is None  # that of the real verdict is not theirs
 
 
 @pytest.mark.parametrize("claims", [{"x": 2}, {"(": 1}])
@@ -469,12 +474,12 @@ def one_answer_of_three():
 def test_in_a_tree_every_answer_counts_the_same_however_many_leaves_it_has(episodes_of) -> None:
     found = evaluate(episodes_of(*one_answer_of_three()), None)
     third = pytest.approx(1 / 3)
-    assert (found["episodes"], found["distinct_problems"]) == (9, 1)
-    assert (found["accuracy"], found["completeness"], found["acceptance_rate"]) == (third,) * 3
-    assert found["mean_decision_value"] == pytest.approx(-1 / 3)
-    assert found["agents"]["verifier"]["mean_reward"] == pytest.approx(-1 / 3)
-    assert found["agents"]["verifier"]["std_reward"] == pytest.approx((1 - 1 / 9) ** 0.5)
-    assert found["precision"] == 1.0 and found["soundness"] is None
+    assert (found.episodes, found.distinct_problems) == (9, 1)
+    assert (found.accuracy, found.completeness, found.acceptance_rate) == (third,) * 3
+    assert found.mean_decision_value == pytest.approx(-1 / 3)
+    assert found.agents["verifier"].mean_reward == pytest.approx(-1 / 3)
+    assert found.agents["verifier"].std_reward == pytest.approx((1 - 1 / 9) ** 0.5)
+    assert found.precision == 1.0 and found.soundness is None
     assert mean_by_problem(episodes_of(*one_answer_of_three())) == third
 
 
@@ -485,24 +490,24 @@ def test_a_tree_counts_as_much_as_an_episode_and_its_depth_for_nothing(episodes_
         {"problem": "v", "y": 1, "decision": 1, "rounds": 1},
     )
     found = evaluate(table, None)
-    assert found["accuracy"] == pytest.approx((1 / 3 + 1 / 2 + 1) / 3)
-    assert found["completeness"] == pytest.approx((1 / 3 + 1) / 2)
-    assert found["soundness"] == pytest.approx(1 / 2)
-    assert found["precision"] == pytest.approx((1 / 3 + 1) / (1 / 3 + 3 / 8 + 1))
-    assert found["failed_rate"] == pytest.approx(1 / 8 / 3)
-    assert found["mean_rounds"] == pytest.approx((2 + (1 / 2 + 2 / 4 + 3 / 8) + 1) / (3 - 1 / 8))
-    low, high = found["accuracy_ci95"]
-    assert 0 <= low < found["accuracy"] < high <= 1
+    assert found.accuracy == pytest.approx((1 / 3 + 1 / 2 + 1) / 3)
+    assert found.completeness == pytest.approx((1 / 3 + 1) / 2)
+    assert found.soundness == pytest.approx(1 / 2)
+    assert found.precision == pytest.approx((1 / 3 + 1) / (1 / 3 + 3 / 8 + 1))
+    assert found.failed_rate == pytest.approx(1 / 8 / 3)
+    assert found.mean_rounds == pytest.approx((2 + (1 / 2 + 2 / 4 + 3 / 8) + 1) / (3 - 1 / 8))
+    low, high = found.accuracy_ci95
+    assert 0 <= low < found.accuracy < high <= 1
 
 
 def test_trees_that_are_right_throughout_have_wilson_s_interval(episodes_of) -> None:
     right = [row for p in "abc" for row in tree(p, r0_0=1, r0_1=1, r0_2=1, r1=1, r2_0=1, r2_1=1)]
     found = evaluate(episodes_of(*right), None)
-    assert (found["accuracy"], found["agreement"]) == (1.0, 1.0)
-    assert found["accuracy_ci95"] == list(wilson(3, 3))
+    assert (found.accuracy, found.agreement) == (1.0, 1.0)
+    assert found.accuracy_ci95 == wilson(3, 3)
     half = evaluate(episodes_of(*tree("a", r0=1, r1_0=0, r1_1=0)), None)
     # Of all pairs of leaves those of "1" agree: 1/4 * 1/4 of 1/4 * 1/4 + 2 * 1/2 * 1/4.
-    assert half["agreement"] == pytest.approx((1 / 16) / (1 / 16 + 1 / 4))
+    assert half.agreement == pytest.approx((1 / 16) / (1 / 16 + 1 / 4))
 
 
 def test_the_figures_of_trees_do_not_depend_on_the_order_of_the_rows(episodes_of) -> None:
@@ -521,7 +526,7 @@ def test_believing_the_prover_follows_every_leaf_of_a_tree(episodes_of, generati
     ]
     claims = {"they match": 1, "they differ": 0}
     found = believe_the_prover(episodes_of(*keyed), generations_of(*spoken), claims)
-    assert (found["accuracy"], found["no_decision_rate"]) == (0.5, 0.0)
+    assert (found.accuracy, found.no_decision_rate) == (0.5, 0.0)
 
 
 # Repeated tests
@@ -534,12 +539,12 @@ def test_the_worst_problem_is_the_one_with_the_lowest_accuracy_of_those_played_a
         return [{"problem": problem, "decision": d, "sample": i} for i, d in enumerate(decisions)]
 
     table = episodes_of(*plays("a", 1, 1, 0, 1), *plays("b", 1, 0, 2, 1), *plays("c", 0))
-    assert evaluate(table, None)["worst_problem_accuracy"] == 0.5  # c was played once
+    assert evaluate(table, None).worst_problem_accuracy == 0.5  # c was played once
     once = episodes_of(*plays("a", 1), *plays("b", 0))
-    assert evaluate(once, None)["worst_problem_accuracy"] is None
+    assert evaluate(once, None).worst_problem_accuracy is None
     failed = {"problem": "d", "decision": 1, "outcome": "failed"}
     never = episodes_of({**failed, "sample": 0}, {**failed, "sample": 1}, *plays("a", 1, 1))
-    assert evaluate(never, None)["worst_problem_accuracy"] == 0.0
+    assert evaluate(never, None).worst_problem_accuracy == 0.0
 
 
 def test_the_majority_of_the_plays_of_a_problem_decides(episodes_of) -> None:
@@ -558,9 +563,9 @@ def test_the_majority_of_the_plays_of_a_problem_decides(episodes_of) -> None:
         *plays("undecided", 0, 2, 2, 0),
     ]
     voted = majority(episodes_of(*rows))
-    assert voted["episodes"] == voted["distinct_problems"] == 6
-    assert voted["accuracy"] == 3 / 6  # right, once, undecided
-    assert voted["completeness"] == 1 / 3 and voted["soundness"] == 2 / 3
-    assert voted["no_decision_rate"] == 2 / 6 and voted["failed_rate"] == 0
-    assert voted["mean_decision_value"] is None and voted["agents"] == {}
+    assert voted.episodes == voted.distinct_problems == 6
+    assert voted.accuracy == 3 / 6  # right, once, undecided
+    assert voted.completeness == 1 / 3 and voted.soundness == 2 / 3
+    assert voted.no_decision_rate == 2 / 6 and voted.failed_rate == 0
+    assert voted.mean_decision_value is None and voted.agents == {}
     assert majority(episodes_of(*plays("a", 1, 1), *plays("b", 0, 1))) is None

@@ -5,10 +5,18 @@ import sys
 import xml.etree.ElementTree as ET
 
 from nip_core.evaluation.plots import learning_curve_svg
+from nip_core.evaluation.split_metrics import SplitMetrics
+
+
+def measured(accuracy, interval, completeness, soundness):
+    return SplitMetrics(
+        accuracy=accuracy, accuracy_ci95=interval, completeness=completeness, soundness=soundness
+    )
+
 
 POINTS = [
-    (0, {"accuracy": 0.5, "accuracy_ci95": [0.45, 0.55], "completeness": 0.6, "soundness": 0.4}),
-    (1, {"accuracy": 0.8, "accuracy_ci95": [0.76, 0.84], "completeness": 0.8, "soundness": 0.8}),
+    (0, measured(0.5, (0.45, 0.55), 0.6, 0.4)),
+    (1, measured(0.8, (0.76, 0.84), 0.8, 0.8)),
 ]
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -39,7 +47,7 @@ def test_the_svg_s_rules_stay_inside_it() -> None:
 
 def test_nothing_measured_still_draws() -> None:
     ET.fromstring(learning_curve_svg([]))
-    empty = {"accuracy": None, "accuracy_ci95": None, "completeness": None, "soundness": None}
+    empty = measured(None, None, None, None)
     assert "without measurements" in learning_curve_svg([(0, empty)])
     ET.fromstring(learning_curve_svg([(k, POINTS[1][1]) for k in range(40)]))
 

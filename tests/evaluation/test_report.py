@@ -9,17 +9,26 @@ from html.parser import HTMLParser
 
 import pytest
 
+from nip_core.evaluation import metrics
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS, Message, Text, Transcript
-from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.report import (
+    Comparison,
     GroupReport,
     IterationReport,
     ReportData,
     build_report,
     metrics_table,
 )
-from nip_core.evaluation.spread import questions_of
+from nip_core.evaluation.split_metrics import PairedDifference, RateBound, SplitMetrics
+from nip_core.evaluation.spread import find_questions
 from nip_core.evaluation.statistics.differences import at_most
+from nip_core.records.models import Decision, ServedModel
+
+
+def evaluate(*tables, **more) -> SplitMetrics:
+    """The metrics of a split that has nothing else to say."""
+    return SplitMetrics(**dict(metrics.evaluate(*tables, **more)))
+
 
 HOSTILE = [
     "</script><script>alert(1)</script>",
@@ -122,7 +131,9 @@ def report(episodes_of) -> ReportData:
         transcripts=[_transcript("plain")],
         transcripts_left_out=[(0, "test", {"wrong": 1, "sample": 2}), (1, "test", {})],
         baselines={"believe the prover": test_of(70)},
-        comparisons=[(1, {"difference": 0.31, "ci95": [0.22, 0.4], "problems": 100})],
+        comparisons=[
+            Comparison(1, PairedDifference(difference=0.31, ci95=(0.22, 0.4), problems=100))
+        ],
         created_at="2026-01-02T03:04:05Z",
         code_version="0.1.0",
     )
@@ -232,12 +243,12 @@ def test_metrics_without_values_show_dashes(episodes_of, report) -> None:
     assert (row["completeness"], row["precision"], row["accuracy"]) == ("–", "–", "0.0\u202f%")
 
 
-def _decision(promoted: bool, metric: str = "accuracy") -> dict:
-    return {
-        "promoted": promoted, "metric": metric, "validation": 0.65, "candidate": 0.61,
-        "difference": -0.04, "ci95": [-0.1, 0.02], "problems": 60, "margin": 0.05 * promoted,
-        "candidates": {"verifier": {"model": "ft:tiny:a-0000-verifier"}},
-    }  # fmt: skip
+def _decision(promoted: bool, metric: str = "accuracy") -> Decision:
+    return Decision(
+        promoted=promoted, metric=metric, validation=0.65, candidate=0.61,
+        difference=-0.04, ci95=(-0.1, 0.02), problems=60, margin=0.05 * promoted,
+        candidates={"verifier": ServedModel("ft:tiny:a-0000-verifier", "tiny")},
+    )  # fmt: skip
 
 
 def test_the_decision_of_the_gate_is_shown(report) -> None:
@@ -301,13 +312,14 @@ def test_a_skipped_job_has_trained_on_no_tokens_and_cost_nothing(report) -> None
 
 def test_metrics_of_an_older_version_are_shown_without_their_intervals(report) -> None:
     """They had intervals of four rates only, and few numbers in the breakdowns."""
-    old = dict(report.iterations[0].test)
+    old = report.iterations[0].test.as_json()
     kept = {f"{name}_ci95" for name in ("accuracy", "completeness", "soundness", "precision")}
     old = {key: value for key, value in old.items() if not key.endswith("_ci95") or key in kept}
     old["agents"] = {"verifier": {"mean_reward": 0.5, "std_reward": 0.1}}
     few = ("episodes", "distinct_problems", "accuracy", "accuracy_ci95", "completeness")
     for name in ("by_difficulty", "by_mutation"):
         old[name] = {key: {k: part[k] for k in few} for key, part in old[name].items()}
+    old = SplitMetrics.model_validate(old)
     text = Page(build_report(replace(report, iterations=[IterationReport(0, old)]))).text
     assert "verifier +0.50 – –" in text and "50.0" in text
     assert metrics_table([(0, old)])[0]["reward verifier"] == "+0.50"
@@ -343,16 +355,15 @@ def test_what_nothing_shows_the_spread_of_is_said_in_words(episodes_of, report) 
     rows = [{"problem": f"p{k}", "question_id": f"q{k // 8}", "y": k % 2, "decision": k % 2}
             for k in range(264)]  # fmt: skip
     table = episodes_of(*rows)
-    sure = evaluate(table, None, questions=questions_of(table))
-    bounds = {"soundness": {"questions": 33, "at_most": at_most(0, 33)}}
-    test = {**sure, "questions": 33, "bounds": bounds}
-    pairs = [
-        {"difference": 0.0, "ci95": [0.0, 0.0], "problems": 264, "questions": 33, "p": 1.0, "p_holm": 1.0},
-        {"difference": 0.1, "ci95": [0.05, 0.15], "problems": 264, "questions": 33, "p": 1e-6,
-         "p_holm": 2e-6},
-    ]  # fmt: skip
+    sure = evaluate(table, None, questions=find_questions(table))
+    bounds = {"soundness": RateBound(questions=33, at_most=at_most(0, 33))}
+    test = sure.model_copy(update={"questions": 33, "bounds": bounds})
+    asked = {"problems": 264, "questions": 33}
+    same = PairedDifference(difference=0.0, ci95=(0.0, 0.0), p=1.0, **asked)
+    better = PairedDifference(difference=0.1, ci95=(0.05, 0.15), p=1e-6, **asked)
+    pairs = [Comparison(1, same, 1.0), Comparison(2, better, 2e-6)]
     iterations = [IterationReport(k, test) for k in range(3)]
-    data = replace(report, iterations=iterations, comparisons=[*enumerate(pairs, 1)])
+    data = replace(report, iterations=iterations, comparisons=pairs)
     text = Page(build_report(data)).text.replace("\u202f", " ")
     for expected in (
         "no error in 33 questions: at most 8.7 % (95 %, one-sided)",
@@ -363,8 +374,11 @@ def test_what_nothing_shows_the_spread_of_is_said_in_words(episodes_of, report) 
     ):
         assert expected in text
     for pair, words in (
-        (pairs[0], "+0.0 points (the same on each of 264 problems of 33 questions; McNemar"),
-        ({**pairs[0], "ci95": None, "p": None}, "(no interval, as there are 264 problems of 33"),
+        (same, "+0.0 points (the same on each of 264 problems of 33 questions; McNemar"),
+        (
+            same.model_copy(update={"ci95": None, "p": None}),
+            "(no interval, as there are 264 problems of 33",
+        ),
     ):
-        once = replace(data, comparisons=[(2, pair)])
+        once = replace(data, comparisons=[Comparison(2, pair)])
         assert words in Page(build_report(once)).text.replace("\u202f", " ")

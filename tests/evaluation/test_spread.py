@@ -7,7 +7,7 @@ import pytest
 
 from nip_core.evaluation.confidence_intervals import wilson
 from nip_core.evaluation.metrics import evaluate, paired_difference
-from nip_core.evaluation.spread import only_intervals, questions_of, with_intervals
+from nip_core.evaluation.spread import find_questions, pick_intervals, replace_intervals
 from nip_core.evaluation.statistics.clustered import clustered_mean, clustered_rate
 
 
@@ -28,62 +28,62 @@ def test_without_variants_both_say_the_same(episodes_of) -> None:
         *[{"decision": int(k % 3 > 0), "rewards": {"verifier": k / 7}} for k in range(30)]
     )
     by_problem = evaluate(table, None, seed=3)
-    assert evaluate(table, None, seed=3, questions=questions_of(table)) == by_problem
+    assert evaluate(table, None, seed=3, questions=find_questions(table)) == by_problem
     trees = episodes_of(
         *[{"problem": f"p{k // 2}", "question_id": f"q{k // 2}", "branch_path": f"0.{k % 2}",
            "decision": int(k % 3 > 0)} for k in range(12)]
     )  # fmt: skip
-    assert evaluate(trees, None, questions=questions_of(trees)) == evaluate(trees, None)
+    assert evaluate(trees, None, questions=find_questions(trees)) == evaluate(trees, None)
 
 
 def test_variants_of_a_question_count_as_one_another(episodes_of) -> None:
     right = [8, 8, 0, 8, 0, 8, 8, 8, 0, 8]
     table = episodes_of(*variants(right))
     by_problem = evaluate(table, None)
-    by_question = evaluate(table, None, questions=questions_of(table))
-    assert by_problem["accuracy_ci95"] == list(wilson(56, 80))
+    by_question = evaluate(table, None, questions=find_questions(table))
+    assert by_problem.accuracy_ci95 == wilson(56, 80)
     clusters = np.repeat(np.arange(10), 8)
     hits = np.repeat(np.array(right) == 8, 8)
-    assert by_question["accuracy_ci95"] == list(clustered_rate(hits, clusters))
-    low, high = by_question["accuracy_ci95"]
-    assert high - low > 2 * (by_problem["accuracy_ci95"][1] - by_problem["accuracy_ci95"][0])
+    assert by_question.accuracy_ci95 == clustered_rate(hits, clusters)
+    low, high = by_question.accuracy_ci95
+    assert high - low > 2 * (by_problem.accuracy_ci95[1] - by_problem.accuracy_ci95[0])
     mean = clustered_mean(hits.astype(float), clusters)
-    assert by_question["agents"]["verifier"]["mean_reward_ci95"] == list(mean.interval())
+    assert by_question.agents["verifier"].mean_reward_ci95 == mean.interval()
     # In the breakdowns and for other shares of the rows, too.
-    assert by_question["by_mutation"]["none"]["accuracy_ci95"] != wilson(28, 40)
-    assert by_question["soundness_ci95"] == list(clustered_rate(hits[::2], clusters[::2]))
-    assert {k: v for k, v in by_question.items() if k == "accuracy"} == {"accuracy": 0.7}
+    assert by_question.by_mutation["none"].accuracy_ci95 != wilson(28, 40)
+    assert by_question.soundness_ci95 == clustered_rate(hits[::2], clusters[::2])
+    assert by_question.accuracy == 0.7
 
 
 def test_plays_of_a_problem_count_as_variants(episodes_of) -> None:
     table = episodes_of(*variants([8, 0, 4, 8, 6], plays=3))
-    by_question = evaluate(table, None, questions=questions_of(table))
-    assert by_question["agreement_ci95"] == list(wilson(5, 5))
-    low, high = by_question["always_fail_rate_ci95"]
-    assert low < by_question["always_fail_rate"] < high
+    by_question = evaluate(table, None, questions=find_questions(table))
+    assert by_question.agreement_ci95 == wilson(5, 5)
+    low, high = by_question.always_fail_rate_ci95
+    assert low < by_question.always_fail_rate < high
 
 
 def test_problems_about_one_text_count_as_one_where_the_scenario_splits_by_it(episodes_of) -> None:
     passages = [{"columns": json.dumps({"passage": f"text {k // 3}"})} for k in range(6)]
     table = episodes_of(*passages)
-    assert len({*questions_of(table).values()}) == 6
-    assert len({*questions_of(table, ("article_id", "passage")).values()}) == 2
-    assert questions_of(table, ("question",)) == questions_of(table)
+    assert len({*find_questions(table).values()}) == 6
+    assert len({*find_questions(table, ("article_id", "passage")).values()}) == 2
+    assert find_questions(table, ("question",)) == find_questions(table)
     with_null = episodes_of({"columns": None})
-    assert questions_of(with_null, ("passage",)) == {"p0": "id q0"}
+    assert find_questions(with_null, ("passage",)) == {"p0": "id q0"}
 
 
 def test_intervals_apart_from_metrics_make_them_whole_again(episodes_of) -> None:
     table = episodes_of(*variants([8, 8, 0, 8, 1, 7]))
-    by_problem = evaluate(table, None)
-    by_question = evaluate(table, None, questions=questions_of(table))
-    apart = only_intervals(by_question, by_problem)
-    assert with_intervals(by_problem, apart) == by_question
+    by_problem = evaluate(table, None).as_json()
+    by_question = evaluate(table, None, questions=find_questions(table)).as_json()
+    apart = pick_intervals(by_question, by_problem)
+    assert replace_intervals(by_problem, apart) == by_question
     assert "accuracy" not in apart and "verifier" in apart["agents"]
-    assert only_intervals(by_problem, by_problem) == {}
+    assert pick_intervals(by_problem, by_problem) == {}
     # Metrics of an earlier version have fewer numbers.
     older = {"accuracy": 0.5, "accuracy_ci95": [0.4, 0.6]}
-    assert [*with_intervals(older, apart)] == [*older]
+    assert [*replace_intervals(older, apart)] == [*older]
 
 
 def test_a_paired_difference_of_variants_is_by_question(episodes_of) -> None:
@@ -92,18 +92,18 @@ def test_a_paired_difference_of_variants_is_by_question(episodes_of) -> None:
     paired = paired_difference(before, after, 0)
     changes = np.array([0, 8, 4, 0, 2, 8])
     mean = clustered_mean(changes / 8, np.arange(6))
-    assert paired["difference"] == pytest.approx(22 / 48)
-    assert paired["ci95"] == pytest.approx(list(mean.interval()))
-    assert (paired["problems"], paired["questions"]) == (48, 6)
+    assert paired.difference == pytest.approx(22 / 48)
+    assert paired.ci95 == pytest.approx(mean.interval())
+    assert (paired.problems, paired.questions) == (48, 6)
     # Four questions changed, all for the better: two of sixteen ways to flip them are as extreme.
-    assert paired["p"] == pytest.approx(2 / 16)
-    assert paired_difference(after, before, 0)["p"] == paired["p"]
-    assert paired_difference(before, after, 0, reward_of="verifier")["p"] is None
+    assert paired.p == pytest.approx(2 / 16)
+    assert paired_difference(after, before, 0).p == paired.p
+    assert paired_difference(before, after, 0, reward_of="verifier").p is None
 
 
 def test_a_paired_difference_of_one_question_has_no_interval(episodes_of) -> None:
     before, after = (episodes_of(*variants([hits])) for hits in (3, 6))
     paired = paired_difference(before, after, 0)
-    assert paired["ci95"] is None and paired["p"] == 1.0
+    assert paired.ci95 is None and paired.p == 1.0
     twice = episodes_of(*variants([6], plays=2))
-    assert paired_difference(before, twice, 0)["p"] is None
+    assert paired_difference(before, twice, 0).p is None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from factory.tiny.build import RECIPES, load, make_model
-from factory.tiny.sizes import count_parameters, parse_parameters, resized
+from factory.tiny.sizes import count_parameters, parse_parameters, resize
 from nip_core.models import BUNDLED
 
 
@@ -17,21 +17,21 @@ from nip_core.models import BUNDLED
 @pytest.mark.parametrize("size", ["1M", "4M", "16M", "64M", "250M"])
 def test_a_size_is_met_within_an_eighth(recipe, size):
     asked = parse_parameters(size)
-    shaped = resized(RECIPES[recipe], asked)
+    shaped = resize(RECIPES[recipe], asked)
     assert math.isclose(count_parameters(shaped), asked, rel_tol=0.125)
     assert shaped.hidden % shaped.heads == 0 and shaped.heads > shaped.look_back
     assert shaped.matrix_lr < RECIPES[recipe].matrix_lr or shaped.hidden == 128
 
 
 def test_the_bundled_model_is_the_recipe_at_a_million():
-    assert resized(RECIPES["code_validation"], 10**6) == RECIPES["code_validation"]
+    assert resize(RECIPES["code_validation"], 10**6) == RECIPES["code_validation"]
 
 
 @pytest.mark.parametrize(
     ("recipe", "bundled"), [("code_validation", "tiny"), ("reading", "tiny-reading")]
 )
 def test_parameters_are_counted_as_the_model_has_them(recipe, bundled):
-    shaped = resized(RECIPES[recipe], 4 * 10**6)
+    shaped = resize(RECIPES[recipe], 4 * 10**6)
     model = make_model(shaped, load(BUNDLED[bundled])[1])
     assert count_parameters(shaped) == sum(p.numel() for p in model.parameters())
 

@@ -20,7 +20,7 @@ from nip_core.parameters import load_parameters
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.opening import open_session
-from nip_core.showing.asked_chats import Place, chat_on_record, chat_to_come
+from nip_core.showing.asked_chats import Place, render_chat_on_record, render_chat_to_come
 from nip_prefect.flows.command_table import PANELS, load_command
 
 NIP = [sys.executable, "-m", "nip_prefect"]
@@ -248,15 +248,15 @@ async def test_prompts_are_what_a_server_was_sent_before_and_after(tmp_path):
     shown = []
     for number in range(6):
         for agent, round_ in (("verifier", 0), ("prover", 1), ("verifier", 2)):
-            asked = chat_on_record(run, Place(agent, round_, str(number)))
+            asked = render_chat_on_record(run, Place(agent, round_, str(number)))
             assert asked.answers[-1]["text"] and asked.answers[-1]["invalid"] is None
             shown.append(asked.messages)
     assert sorted(map(repr, shown)) == sorted(map(repr, sent))
     # Before anything is played, the first call is known to the last field of its request.
     for number in range(6):
-        first = chat_to_come(parameters, Place(problem=str(number)))
+        first = render_chat_to_come(parameters, Place(problem=str(number)))
         assert {**first.request, "messages": first.messages} in server.bodies
-        later = chat_to_come(parameters, Place("verifier", 2, str(number)))
+        later = render_chat_to_come(parameters, Place("verifier", 2, str(number)))
         roles = [message["role"] for message in later.messages]
         assert any(roles == [m["role"] for m in chat] for chat in sent)
         contents = [message["content"] for message in later.messages]

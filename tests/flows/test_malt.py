@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from small_game import train_here, write_config
 
-from nip_core.rollouts.rows import read_rows
+from nip_core.rollouts.table_rows import read_rows
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.rollouts.trees import Leaf, tree_of
 from nip_core.run_store.manifest import read_manifest

@@ -11,7 +11,7 @@ from nip_core.run_store.lease import ThisMachine, acquire
 from nip_core.run_store.store import open_store
 from nip_prefect.flows.train import train
 from nip_prefect.tasks.flow_run_marks import ATTEMPT, EPOCH, OWNER, RUN, STORE
-from nip_prefect.tasks.reconcile import active_runs, bury, dead_among, restartable
+from nip_prefect.tasks.reconcile import bury, dead_among, list_active, list_restartable
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ async def test_a_store_that_cannot_be_read_is_no_proof(flow_runs, tmp_path):
 async def test_what_is_dead_is_buried_with_what_it_was_asked_for(client, flow_runs):
     running = await flow_runs.make(Running())
     cancelling = await flow_runs.make(Running(), Cancelling())
-    assert {running.id, cancelling.id} <= {r.id for r in await active_runs(client)}
+    assert {running.id, cancelling.id} <= {r.id for r in await list_active(client)}
     for flow_run in (running, cancelling):
         await bury(client, flow_run)
     states = [(await client.read_flow_run(r.id)).state for r in (running, cancelling)]
@@ -117,7 +117,7 @@ async def test_what_is_dead_is_buried_with_what_it_was_asked_for(client, flow_ru
 
 async def again(client, **changes):
     limits = {"older_than_s": 0, "not_older_than_s": 3600, "max_attempts": 3} | changes
-    return {flow_run.id for flow_run in await restartable(client, **limits)}
+    return {flow_run.id for flow_run in await list_restartable(client, **limits)}
 
 
 async def test_a_crashed_flow_run_goes_on_a_few_times(client, flow_runs):

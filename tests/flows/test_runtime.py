@@ -7,7 +7,7 @@ from nip_core.errors import SettingsError, StageError
 from nip_core.rollouts.chat_client import TransportError
 from nip_core.stages.playing import play_shard
 from nip_prefect.tasks.calls import TASKS
-from nip_prefect.tasks.runtime import limited, session_of, stage
+from nip_prefect.tasks.runtime import limit_by_tag, session_of, stage
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ def test_a_run_that_is_not_open_is_named():
 
 async def test_a_tag_is_put_on_a_task_only_where_somebody_has_limited_it(prefect_server):
     task = TASKS[play_shard]
-    assert (await limited(task, "nobody-limits-this")) is task
+    assert (await limit_by_tag(task, "nobody-limits-this")) is task
     async with get_client() as client:
         await client.create_concurrency_limit("somebody-limits-this", 1)
-    tagged = await limited(task, "somebody-limits-this")
+    tagged = await limit_by_tag(task, "somebody-limits-this")
     assert tagged.tags == {"somebody-limits-this"}
     assert (tagged.retries, tagged.fn) == (task.retries, task.fn)

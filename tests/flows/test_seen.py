@@ -22,7 +22,7 @@ from nip_core.rollouts.plan import TRAIN
 from nip_core.session.opening import open_session
 from nip_core.stages import agenda
 from nip_core.stages.playing import plan_split, play_shards
-from nip_core.stages.remote_shards import counting
+from nip_core.stages.remote_shards import count_while
 from nip_prefect.tasks.progress import show_progress
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -125,19 +125,19 @@ async def test_a_run_that_goes_on_says_what_is_there(tmp_path):
             await loop.play_and_measure(session, 0, "test")
             [first, *_] = plan_split(session, 0, TRAIN)
             await play_shards(session, 0, TRAIN, [first], loop.directly)
-            assert agenda.resuming_words(session) == (
+            assert agenda.describe_resumption(session) == (
                 "of iteration 0 its test is held, 20 training episodes are played"
             )
             second = open_journal(session.run.store, session.run.journal(0, TRAIN, "0001"), 1)
             await second.append({"generation": {"key": "a"}, "timing": {}})
             await second.aclose()
-            assert agenda.resuming_words(session).endswith(
+            assert agenda.describe_resumption(session).endswith(
                 "episodes are played, 1 answers are in journals and not asked for again"
             )
             second.remove()
         await loop.train(load_parameters(str(config)))
         async with open_session(load_parameters(str(config), ["rl.num_iterations=3"])) as session:
-            assert agenda.resuming_words(session).startswith(
+            assert agenda.describe_resumption(session).startswith(
                 "1 of 3 iterations are finished; of iteration 1 its test is held"
             )
             agenda.expect(session)
@@ -155,4 +155,4 @@ async def test_episodes_that_other_processes_play_are_counted_by_what_they_commi
                 await asyncio.sleep(0.2)
                 return session.progress.episodes_done
 
-            assert await counting(session, 0, TRAIN, elsewhere, every_s=0.02) == 20
+            assert await count_while(session, 0, TRAIN, elsewhere, every_s=0.02) == 20

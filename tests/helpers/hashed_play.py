@@ -91,7 +91,7 @@ def check(played: Any, bodies: list[dict[str, Any]]) -> None:
             *prompt, answer = example.messages
             assert prompt == asked[last["agent"], seed], shown
             assert answer == {"role": "assistant", "content": last["text"]}, shown
-    assert evaluate(tables.episodes, tables.generations)["failed_rate"] == 0
+    assert evaluate(tables.episodes, tables.generations).failed_rate == 0
     found = transcripts_from_tables(tables.episodes, tables.generations, 2, 0, game.protocol)
     for transcript in found:
         for message in transcript.messages:

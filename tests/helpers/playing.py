@@ -20,8 +20,8 @@ from nip_core.rollouts.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.episode import ShardContext, no_branching
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
-from nip_core.rollouts.plan import cut, plan_episodes
-from nip_core.rollouts.rows import Generation, recorded_calls, recorded_labels
+from nip_core.rollouts.plan import cut_into_shards, plan_episodes
+from nip_core.rollouts.table_rows import Generation, recorded_calls, recorded_labels
 from nip_core.rollouts.tables import build_tables
 from nip_core.scenarios import Problem
 
@@ -125,7 +125,7 @@ async def play_at(url, parameters, specs, num_shards=1, log=None, **more: Any) -
         context = make_context(game, url, client, log, progress=progress, **more)
         parts = [
             await asyncio.wait_for(play_episodes(part, context), 30)
-            for part in cut(specs, -(-len(specs) // num_shards))
+            for part in cut_into_shards(specs, -(-len(specs) // num_shards))
         ]
     whole = parts[0]
     for part in parts[1:]:

@@ -46,7 +46,7 @@ def test_400_episodes_take_less_than_20_s(exported):
 def test_inspects_own_reader_has_the_runs_figures(run, exported):
     [info] = list_eval_logs(str(exported[0][0].parent))
     log = read_eval_log(info)
-    metrics = Records(run).of(0).metrics(TEST)
+    metrics = Records(run).of(0).metrics(TEST).as_json()
     assert log.status == "success" and log.samples and len(log.samples) == 2 * EPISODES
     assert log.eval.task == "both-test-0000" == info.task
     assert log.eval.config.epochs == 2
@@ -101,7 +101,7 @@ def test_the_leaves_of_trees_are_samples_that_count_their_share(server, tmp_path
     short = {"max_message_rounds": 3, "min_message_rounds": 3}
     trees = {"trainer": "pure_text_malt", "nip_protocol": short}
     run = play_here(write_config(tmp_path, server, rl=rl, **trees), TRAIN)
-    metrics = Records(run).of(0).metrics(TRAIN)
+    metrics = Records(run).of(0).metrics(TRAIN).as_json()
     [file] = export_run(run, tmp_path / "logs", [TRAIN])
     log = read_eval_log(str(file))
     assert len(log.samples) == metrics["episodes"] > 4

@@ -13,7 +13,7 @@ from played_elsewhere import SCENARIOS, scenario_settings
 from stored_rows import typed_generations
 
 from nip_core.evaluation.metrics import evaluate
-from nip_core.game.render import Game, situation_of
+from nip_core.game.render import Game, make_situation
 from nip_core.parameters import load_parameters
 from nip_core.protocols import protocol_names
 from nip_core.rollouts.model_call import request_body
@@ -44,7 +44,7 @@ def check_same(log: EvalLog, run: RunStore, episodes: int) -> None:
     assert len(asked) == len(generations)
     for row in asked:
         assert row == {**generations[row["key"]], "model_asked": MODEL}
-    check_figures(log, evaluate(tables.episodes, tables.generations))
+    check_figures(log, evaluate(tables.episodes, tables.generations).as_json())
 
 
 def check_figures(log: EvalLog, metrics: dict) -> None:
@@ -104,7 +104,7 @@ def test_the_request_is_that_of_nip_play(server, tmp_path):
         agent, round_ = row["agent"], row["round"]
         before = game.turns(typed_generations(r for r in rows if r["round"] < round_), spec.seed)
         chat = game.render(
-            agent, situation_of(spec.problem, spec.stance, spec.seed), before, round_
+            agent, make_situation(spec.problem, spec.stance, spec.seed), before, round_
         )
         body = request_body(
             "deterministic",

@@ -37,11 +37,11 @@ def test_the_state_of_an_older_server_has_no_damage(tmp_path: Path) -> None:
 
 
 def columns(database: Database) -> dict[str, set[tuple[str, str, int]]]:
-    tables = [row["name"] for row in database.all("SELECT name FROM sqlite_master")]
+    tables = [row["name"] for row in database.fetch_all("SELECT name FROM sqlite_master")]
     return {
         table: {
             (column["name"], column["type"], column["notnull"])
-            for column in database.all("SELECT * FROM pragma_table_info(?)", table)
+            for column in database.fetch_all("SELECT * FROM pragma_table_info(?)", table)
         }
         for table in tables
     }
@@ -53,16 +53,16 @@ def test_a_migrated_database_is_as_a_new_one_and_keeps_every_row(tmp_path: Path)
     new = Database(tmp_path / "new.sqlite3")
     assert columns(old) == columns(new)
     for database in (old, new):
-        version = database.one("PRAGMA user_version")
+        version = database.fetch_one("PRAGMA user_version")
         assert version is not None and version[0] == STATE_FORMAT
-    rows = {table: old.one(f"SELECT COUNT(*) FROM {table}") for table in
+    rows = {table: old.fetch_one(f"SELECT COUNT(*) FROM {table}") for table in
             ("files", "jobs", "job_metadata", "models")}  # fmt: skip
     assert {table: row[0] for table, row in rows.items() if row} == {
         "files": 2, "jobs": 3, "job_metadata": 1, "models": 1
     }  # fmt: skip
-    assert {row["paused"] for row in old.all("SELECT paused FROM jobs")} == {0}
-    assert [row["kind"] for row in old.all("SELECT kind FROM models")] == ["adapter"]
-    assert {row["expires_at"] for row in old.all("SELECT expires_at FROM files")} == {None}
+    assert {row["paused"] for row in old.fetch_all("SELECT paused FROM jobs")} == {0}
+    assert [row["kind"] for row in old.fetch_all("SELECT kind FROM models")] == ["adapter"]
+    assert {row["expires_at"] for row in old.fetch_all("SELECT expires_at FROM files")} == {None}
     old.close()
     Database(path).close()  # and again, now that there is nothing to do
     new.close()

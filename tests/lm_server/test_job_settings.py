@@ -72,11 +72,11 @@ class Workshop:
         return resolve_request(self.request(model, **fields), self, self.models).settings
 
     def refusal(self, model: str = "sim", **fields: Any) -> ApiError:
-        before = len(self.database.all("SELECT id FROM jobs"))
+        before = len(self.database.fetch_all("SELECT id FROM jobs"))
         with pytest.raises(ApiError) as caught:
             request = self.request(model, **fields)
             self.jobs.create(request, request.model_dump(), None)
-        assert len(self.database.all("SELECT id FROM jobs")) == before
+        assert len(self.database.fetch_all("SELECT id FROM jobs")) == before
         assert caught.value.status == 400
         return caught.value
 
@@ -237,7 +237,7 @@ def test_a_job_tells_that_it_will_start_an_engine_that_is_not_wanted(workshop: W
     workshop.wanted = "stopped"
     request = workshop.request()
     job, _ = workshop.jobs.create(request, request.model_dump(), None)
-    events = workshop.jobs.events.page(job["id"], limit=9, after=None)["data"]
+    events = workshop.jobs.events.list_page(job["id"], limit=9, after=None)["data"]
     (warning,) = [event["message"] for event in events if event["level"] == "warn"]
     assert "engine of 'sim' is stopped" in warning and "is stopped" in warning
     workshop.wanted = "running"
@@ -309,7 +309,7 @@ def test_a_stack_that_gets_too_high_is_merged_or_refused(workshop: Workshop) -> 
     assert plan.settings.result == "base" and "merged" in (plan.note or "")
     row = workshop.jobs.create(request, request.model_dump(), None)[0]
     assert row["nip"]["result_kind"] == "base" and row["nip"]["result"] is None
-    events = workshop.jobs.events.page(row["id"], limit=9, after=None)["data"]
+    events = workshop.jobs.events.list_page(row["id"], limit=9, after=None)["data"]
     assert [event["message"] for event in events if event["level"] == "warn"] == [plan.note]
     refusal = workshop.refusal(second, nip={**stack, "stack_overflow": "refuse"})
     assert refusal.param == "nip.stack_overflow"
@@ -349,7 +349,7 @@ class Device(Workshop):
     @asynccontextmanager
     async def training_on_device(self, base_model: str) -> AsyncIterator[None]:
         yield
-        (row,) = self.database.all("SELECT * FROM jobs")
+        (row,) = self.database.fetch_all("SELECT * FROM jobs")
         self.committed = self.models.is_committed(row["adapter_digest"])
 
     async def wait_until_back(self, base_model: str) -> None: ...

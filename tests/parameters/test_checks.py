@@ -9,7 +9,7 @@ from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters, load_parameters
 from nip_core.parameters.checks import GROUP_SETTINGS
 from nip_core.parameters.stored import read_settings
-from nip_core.servers.endpoints import group_endpoints
+from nip_core.servers.endpoints import find_group_endpoints
 
 MINIMAL = {"run_name": "a", "dataset": "families"}
 HOSTED = {"model_provider": "SelfHosted", "model_name": "m"}
@@ -206,7 +206,7 @@ def test_an_address_that_is_set_is_used_though_it_is_the_default(names, engine):
             HyperParameters.from_dict(parameters.to_dict()),
             read_settings(json.loads(json.dumps(parameters.to_dict()))),
         ):
-            endpoints = group_endpoints(read, "g", {"NIP_API_KEY": "k"})
+            endpoints = find_group_endpoints(read, "g", {"NIP_API_KEY": "k"})
             assert endpoints.control.base_url == "http://localhost:5000/v1"
             assert endpoints.play.base_url == engine
     for setting, value in (
@@ -235,7 +235,7 @@ def test_defaults_that_were_written_out_name_no_server_and_are_no_contradiction(
     written = load_parameters({**MINIMAL, "agents": {"_default": HOSTED}}).to_dict()
     assert written["agents"]["prover"]["language_model_server_port"] == 5000
     again = HyperParameters.from_dict(written)
-    assert group_endpoints(again, "prover", {}) is None and again.to_dict() == written
+    assert find_group_endpoints(again, "prover", {}) is None and again.to_dict() == written
     agent = PureTextAgentParameters(**HOSTED, language_model_server_port=5000)
     agent.load_from_wandb_config(written["agents"]["prover"])
     assert agent.control_url is None

@@ -9,7 +9,7 @@ from nip_core.parameters import load_parameters
 from nip_core.parameters.dialects import DIALECTS
 from nip_core.parameters.shutdowns import LAST_JOBS, SHUTDOWNS, list_shutdown_warnings
 from nip_core.rollouts.model_call import request_body
-from nip_core.servers.endpoints import group_endpoints
+from nip_core.servers.endpoints import find_group_endpoints
 
 CHAT = [{"role": "user", "content": "Why?"}]
 HOSTS = [
@@ -17,6 +17,7 @@ HOSTS = [
     ("https://openrouter.ai/api/v1", "openrouter"),
     ("https://generativelanguage.googleapis.com/v1beta/openai/", "gemini"),
     ("https://api.anthropic.com/v1/", "anthropic"),
+    ("https://api.together.xyz/v1", "together"),
     ("https://api.mistral.ai/v1", "mistral"),
 ]
 # By dialect, what an agent with a seed, a limit and an effort asks for.
@@ -24,6 +25,7 @@ BODIES = {
     "openai": {"max_completion_tokens": 9, "seed": 5, "reasoning_effort": "low", "n": 2},
     "self_hosted": {"max_tokens": 9, "seed": 5, "n": 2},
     "openrouter": {"max_tokens": 9, "seed": 5, "reasoning": {"effort": "low"}},
+    "together": {"max_tokens": 9, "seed": 5, "n": 2},
     "gemini": {"max_tokens": 9, "reasoning_effort": "low", "n": 2},
     "anthropic": {"max_tokens": 9},
     "mistral": {"max_tokens": 9, "random_seed": 5, "reasoning_effort": "low", "n": 2},
@@ -92,7 +94,9 @@ def test_what_an_api_would_refuse_or_drop_is_refused_first(settings, said):
 
 
 def test_aliases_reach_whoever_asks():
-    endpoints = group_endpoints(run(served_as=["vendor/m"]), "verifier", {"OPENAI_API_KEY": "key"})
+    endpoints = find_group_endpoints(
+        run(served_as=["vendor/m"]), "verifier", {"OPENAI_API_KEY": "key"}
+    )
     assert endpoints is not None and endpoints.play.served_as == ("vendor/m",)
 
 

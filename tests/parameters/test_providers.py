@@ -10,7 +10,7 @@ from nip_core.errors import SettingsError
 from nip_core.parameters import load_parameters
 from nip_core.parameters.dialects import DIALECTS, ApiDialect
 from nip_core.parameters.provider_table import PROVIDERS, ProviderName
-from nip_core.servers.endpoints import group_endpoints, key_variables
+from nip_core.servers.endpoints import find_group_endpoints, list_key_variables
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "providers.md").read_text(encoding="utf-8")
@@ -19,6 +19,7 @@ REMOTE = [name for name, row in PROVIDERS.items() if row.address is not None]
 
 def run(provider, *changes):
     settings = ["model_name=some/model", f"model_provider={provider}", "freeze_agent=true"]
+    settings.append("chat_format=alternating")  # which all take
     agents = [f"agents._default.{setting}" for setting in settings]
     return load_parameters(
         "deterministic", ["agents._default.use_dummy_api=false", *agents, *changes]
@@ -52,15 +53,15 @@ def test_the_page_has_each_provider_with_its_address_and_key():
 @pytest.mark.parametrize("provider", REMOTE)
 def test_a_provider_is_asked_at_its_address_with_its_key(provider):
     row, parameters = PROVIDERS[provider], run(provider)
-    assert key_variables(parameters) == [row.key_variable]
-    at = group_endpoints(parameters, "verifier", {row.key_variable: "a key"})
+    assert list_key_variables(parameters) == [row.key_variable]
+    at = find_group_endpoints(parameters, "verifier", {row.key_variable: "a key"})
     assert at is not None
     assert (at.play.base_url, at.play.api_key) == (row.address, "a key")
     moved = {row.key_variable: "a key", row.address_variable: "https://elsewhere.example/v1/"}
-    there = group_endpoints(parameters, "verifier", moved)
+    there = find_group_endpoints(parameters, "verifier", moved)
     assert there is not None and there.play.base_url == "https://elsewhere.example/v1"
     with pytest.raises(SettingsError, match=row.key_variable):
-        group_endpoints(parameters, "verifier", {})
+        find_group_endpoints(parameters, "verifier", {})
 
 
 @pytest.mark.parametrize("provider", [name for name, row in PROVIDERS.items() if not row.trains])
@@ -73,5 +74,9 @@ def test_a_model_of_a_provider_that_only_plays_is_frozen_or_refused(provider):
 def test_a_provider_is_named_in_two_files_of_code_at_most():
     code = [p for house in ("nip_core", "flows", "tasks") for p in (ROOT / house).rglob("*.py")]
     for name in set(REMOTE) - {"OpenAI"}:  # whose protocol all speak
-        found = [p for p in code if re.search(rf"\b{name}\b", p.read_text("utf-8"), re.IGNORECASE)]
+        # In quotes or as its variables and hosts are spelt, as "together" is a word.
+        spelt = re.compile(
+            rf"[\"'`]{name}[\"'`]|{name.upper()}_(API|BASE)|{name.lower()}\.(ai|xyz)"
+        )
+        found = [p for p in code if spelt.search(p.read_text("utf-8"))]
         assert len(found) <= 2, found

@@ -24,9 +24,9 @@ from nip_core.game.render import Game
 from nip_core.hashing import derive_seed, digest
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.chat_client import ChatClient
-from nip_core.rollouts.engine import places_for, play_episodes
-from nip_core.rollouts.episode import Failures
-from nip_core.rollouts.plan import cut, plan_episodes
+from nip_core.rollouts.engine import make_places, play_episodes
+from nip_core.rollouts.failures import Failures
+from nip_core.rollouts.plan import cut_into_shards, plan_episodes
 
 SAMPLING = {"max_tokens": 40, "temperature": 0.5}
 
@@ -773,13 +773,13 @@ async def test_shards_that_share_their_places_end_one_after_another():
         ChatClient(concurrency=2, timeout_s=10, retries=2) as client,
     ):
         context = make_context(game, server.url, client, MemoryLog())
-        context = replace(context, places=places_for(parameters))
+        context = replace(context, places=make_places(parameters))
 
         async def shard(name, specs):
             await play_episodes(specs, context)
             ended.append(name)
 
-        parts = cut(plan_episodes(parameters, problems(24), "train", 0), 8)
+        parts = cut_into_shards(plan_episodes(parameters, problems(24), "train", 0), 8)
         await gather_or_cancel(shard(str(i), part) for i, part in enumerate(parts))
         assert ended == ["0", "1", "2"]
         assert server.most_in_flight == 2

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nip_core.parameters import load_parameters
 from nip_core.protocols import make_protocol
-from nip_core.rollouts.plan import cut, plan_episodes, shuffle_labels
+from nip_core.rollouts.plan import cut_into_shards, plan_episodes, shuffle_labels
 from nip_core.scenarios import Problem
 
 LAWS = settings(max_examples=60, deadline=None)
@@ -277,7 +277,7 @@ def test_shuffled_labels_say_nothing_about_the_truth():
 @given(st.integers(0, 60), st.integers(1, 25))
 def test_shards_hold_every_episode_once_and_only_the_last_is_smaller(size, most):
     specs = plan_episodes(per_iteration(size), problems(7), "train", 0) if size else []
-    parts = cut(specs, most)
+    parts = cut_into_shards(specs, most)
     assert [spec for shard in parts for spec in shard] == specs
     assert all(len(shard) == most for shard in parts[:-1])
     assert all(1 <= len(shard) <= most for shard in parts)

@@ -11,7 +11,7 @@ from stored_rows import typed_generations
 from nip_core.evaluation.episode_transcripts import transcript_of
 from nip_core.game import reasons
 from nip_core.game.reasons import KINDS, sort_reason
-from nip_core.game.render import Game, situation_of
+from nip_core.game.render import Game, make_situation
 from nip_core.parameters import load_parameters
 from nip_core.parameters.stored import read_settings
 from nip_core.viewer.episode_page import _render_chats
@@ -94,7 +94,7 @@ async def test_no_later_chat_and_no_training_example_has_the_hint_or_the_invalid
     assert chats(hinted)[-1] == chats(plain)[-1]
     spec, game = hinted.specs[0], hinted.game
     turns = game.turns(hinted.answers(), spec.seed)
-    situation = situation_of(spec.problem, spec.stance, spec.seed)
+    situation = make_situation(spec.problem, spec.stance, spec.seed)
     # What trainers render: the chats without `wrong`.
     assert game.render("verifier", situation, turns[:2], 2) == chats(plain)[-1]
     assert game.render("verifier", situation, [], 0) == chats(plain)[0]
@@ -118,7 +118,7 @@ async def test_the_hint_of_every_call_follows_from_the_tables():
     rows, spec, game = played.generations(), played.specs[0], played.game
     hints = game.find_mistakes(typed_generations(json.loads(json.dumps(rows))))
     turns = game.turns(played.answers(), spec.seed)
-    situation = situation_of(spec.problem, spec.stance, spec.seed)
+    situation = make_situation(spec.problem, spec.stance, spec.seed)
     for row, body in zip(rows, played.server.bodies, strict=True):
         before = [turn for turn in turns if turn.round < row["round"]]
         wrong = hints.get((row["round"], row["agent"], row["attempt"]))

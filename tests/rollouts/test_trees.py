@@ -28,16 +28,16 @@ from nip_core.evaluation.episode_transcripts import transcripts_from_tables
 from nip_core.game.render import Game
 from nip_core.hashing import derive_key
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.episode import Failures
+from nip_core.rollouts.failures import Failures
 from nip_core.rollouts.journal import Journal
 from nip_core.rollouts.plan import episode_spec, plan_episodes
 from nip_core.rollouts.tables import canonical_digest
 from nip_core.rollouts.trees import (
     Branching,
-    ancestors,
     expected_rewards,
+    list_ancestors,
     nodes_by_round,
-    steps,
+    parse_path,
 )
 from nip_lm_server.spec import ServerSpec
 
@@ -220,9 +220,9 @@ async def test_the_solo_verifier_grows_a_tree_of_one_round():
     assert list(leaves(played)) == [str(i) for i in range(11)]
     assert len(played.server.bodies) == 1
     # Paths are numbers: 10 comes after 9, not after 1.
-    ordered = sorted(leaves(played), key=steps)
+    ordered = sorted(leaves(played), key=parse_path)
     assert ordered == [str(i) for i in range(11)]
-    assert ancestors("0.10.2") == ["0", "0.10", "0.10.2"] and ancestors("") == []
+    assert list_ancestors("0.10.2") == ["0", "0.10", "0.10.2"] and list_ancestors("") == []
 
 
 async def test_an_agent_without_a_model_answers_in_each_child_by_a_seed_of_its_own():
@@ -645,7 +645,7 @@ async def test_a_leaf_has_the_generations_of_its_path_and_no_others(whole):
             row["round"] for row in found[leaf["key"]]
         )
         rounds = {row["round"] for row in found[leaf["key"]]}
-        assert max(rounds) < leaf["rounds"] == len(steps(leaf["branch_path"]))
+        assert max(rounds) < leaf["rounds"] == len(parse_path(leaf["branch_path"]))
     assert set(itertools.chain.from_iterable(
         [row["key"] for row in rows] for rows in found.values()
     )) == set(tables.generations["key"].to_pylist())  # fmt: skip

@@ -10,8 +10,8 @@ from nip_core.run_store.lease import acquire
 from nip_core.run_store.manifest import commit
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import list_files, open_store
-from nip_core.servers.kept_models import bring_models, is_kept, keep_models, restore
-from nip_core.servers.own_server import server_directory
+from nip_core.servers.kept_models import bring_models, is_kept, keep_models, restore_models
+from nip_core.servers.own_server import find_server_directory
 from nip_core.upkeep.clean import find_unused, remove_unused
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.import_models import find_model
@@ -68,8 +68,8 @@ def test_a_kept_model_is_the_same_on_another_machine(
     run.write_json_once(run.models(0), {"groups": {"a": {"model": ONE, "digest": None}}})
     empty = tmp_path / "second machine"
     with acquire(run.store, run.root, renew=False) as lease:
-        restore(run, empty, ["a"], lease)
-        restore(run, empty, ["a"], lease)
+        restore_models(run, empty, ["a"], lease)
+        restore_models(run, empty, ["a"], lease)
     assert find_model(empty, TWO) is None
     there, here = find_model(empty, ONE), find_model(state_dir, ONE)
     assert there is not None and here is not None
@@ -101,12 +101,12 @@ def test_a_damaged_model_of_an_earlier_iteration_stops_nothing(
         run.write_json_once(run.models(iteration), {"groups": {"a": group}})
     run.store.put(f"small/adapters/{'a' * 12}/weights", b"changed")
     with acquire(run.store, run.root, renew=False) as lease:
-        restore(run, tmp_path / "earlier", ["a"], lease)
+        restore_models(run, tmp_path / "earlier", ["a"], lease)
         assert find_model(tmp_path / "earlier", ONE) is None
         assert find_model(tmp_path / "earlier", TWO) is not None
         run.store.put(f"small/adapters/{'b' * 12}/weights", b"changed")
         with pytest.raises(CorruptionError, match="weights has SHA-256"):
-            restore(run, tmp_path / "playing", ["a"], lease)
+            restore_models(run, tmp_path / "playing", ["a"], lease)
 
 
 def test_what_was_kept_in_part_or_is_named_nowhere_is_cleaned_away(
@@ -140,8 +140,10 @@ def test_the_state_of_a_server_has_a_place_of_its_own_for_each_run(
     run: RunStore, tmp_path: Path
 ) -> None:
     environment = {"NIP_CACHE_DIR": str(tmp_path)}
-    here = server_directory(run, environment)
+    here = find_server_directory(run, environment)
     assert here.is_relative_to(tmp_path)
-    assert here == server_directory(RunStore(run.store, "small"), environment)
-    assert here != server_directory(RunStore(run.store, "other"), environment)
-    assert server_directory(run, {"XDG_CACHE_HOME": "/cache"}).is_relative_to("/cache/nip/runs")
+    assert here == find_server_directory(RunStore(run.store, "small"), environment)
+    assert here != find_server_directory(RunStore(run.store, "other"), environment)
+    assert find_server_directory(run, {"XDG_CACHE_HOME": "/cache"}).is_relative_to(
+        "/cache/nip/runs"
+    )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from small_game import FEW, train_here, write_config
 
 from nip_core.errors import DatasetError, SettingsError
-from nip_core.game.render import Game, Situation, situation_of
+from nip_core.game.render import Game, Situation, make_situation
 from nip_core.parameters import load_parameters
 from nip_core.scenarios import find_scenario, make_scenario
 from nip_core.scenarios.arithmetic.chains import (
@@ -213,7 +213,7 @@ def test_every_agent_is_told_of_calculations_and_of_no_code(protocol, version):
     )
     problem = load_problems(make_scenario(game.parameters), "chains", "test")[0]
     for agent in game.protocol.agent_names:
-        told, _ = game.told(agent, situation_of(problem, None, 1))
+        told, _ = game.told(agent, make_situation(problem, None, 1))
         assert problem.question in told and problem.solution in told
         for word in ("Python", "code", "bug", "match"):
             assert word not in told

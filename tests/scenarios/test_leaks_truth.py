@@ -59,7 +59,7 @@ def accuracy(verifier, prover=None, leaks=False):
         return rate
     tables = result.tables()
     believed = believe_the_prover(tables.episodes, tables.generations, Arithmetic.claims)
-    return rate, (believed["completeness"] + believed["soundness"]) / 2
+    return rate, (believed.completeness + believed.soundness) / 2
 
 
 @pytest.mark.parametrize(

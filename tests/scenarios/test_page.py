@@ -9,7 +9,7 @@ import pytest
 from small_game import train_here
 
 from nip_core.errors import SettingsError
-from nip_core.game.render import Game, situation_of
+from nip_core.game.render import Game, make_situation
 from nip_core.parameters import load_parameters
 from nip_core.scenarios import scenario_names
 from nip_core.scenarios.datasets import check_splits, load_problems
@@ -40,7 +40,7 @@ def test_it_takes_80_lines_and_its_problems_are_as_documented(config):
         assert sum(p.y for p in problems) * 2 == len(problems) > 60
     problem = next(p for p in splits["train"] if p.question == "494" and p.y == 0)
     prompts = {
-        agent: game.told(agent, situation_of(problem, None, 0))[0]
+        agent: game.told(agent, make_situation(problem, None, 0))[0]
         for agent in game.protocol.agent_names
     }
     for prompt in prompts.values():

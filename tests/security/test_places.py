@@ -131,5 +131,5 @@ async def test_of_a_training_that_ended_with_a_traceback(seen: Seen) -> None:
 
 def test_a_place_is_known_by_whole_names() -> None:
     places = Places(["/srv/nip", "/srv/nip/state", "relative", "/"])
-    told = places.hidden({"message": "/srv/nip/state/a, /srv/nip: /srv/nips, relative/b, /v1"})
+    told = places.hide({"message": "/srv/nip/state/a, /srv/nip: /srv/nips, relative/b, /v1"})
     assert told == {"message": "state/a, nip: /srv/nips, relative/b, /v1"}

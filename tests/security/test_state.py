@@ -85,7 +85,7 @@ async def test_an_altered_upload_is_neither_served_nor_trained_on(
         late_content.unlink()
         async with here.http.get(f"/v1/files/{late}/content") as answer:
             assert answer.status == 500
-        assert here.services.database.all("SELECT * FROM models") == []
+        assert here.services.database.fetch_all("SELECT * FROM models") == []
 
 
 async def test_health_without_a_state_directory_is_a_503_that_floods_no_log(

@@ -24,16 +24,16 @@ from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.protocols import TokenChoice
 from nip_core.protocols.scales import SCALES
-from nip_core.rollouts.best_of_n import acceptance
+from nip_core.rollouts.best_of_n import estimate_acceptance
 from nip_core.rollouts.tables import StoredRollouts, read_rollouts
-from nip_core.rollouts.trees import steps
+from nip_core.rollouts.trees import parse_path
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.servers.kept_models import has_model
-from nip_core.servers.own_server import server_directory
-from nip_core.session.prepare import estimate_of
+from nip_core.servers.own_server import find_server_directory
+from nip_core.session.prepare import estimate_settings
 from nip_core.session.problems_of_run import load_all_problems
-from nip_core.showing.summary import summary, write_report
+from nip_core.showing.summary import summarise_run, write_report
 from nip_core.sweep.attack_run import attack_settings
 from nip_core.upkeep.clean import find_unused
 from nip_core.upkeep.verify import verify_run
@@ -152,7 +152,7 @@ async def test_an_attack_takes_what_is_expected_by_how_often_provers_repeat_them
         once = ("rl.num_test_iterations=1",)
         chosen = {"by": "best-of-n", "iteration": 0, "n": [1, 4, 32]}
         attack = attack_settings(str(tmp_path), "scripted", chosen, overrides=once)
-        plan = estimate_of(attack)
+        plan = estimate_settings(attack)
         assert plan.is_rough and "run scripted, which did not do all" in plan.expected_by
         costs = (await loop.train(attack))["costs"]
         again = attack_settings(str(tmp_path), "scripted", chosen, name="again", overrides=once)
@@ -160,7 +160,7 @@ async def test_an_attack_takes_what_is_expected_by_how_often_provers_repeat_them
         spent = costs[kind]["spent"]
         assert spent / 1.5 < costs[kind]["expected"] < 1.5 * spent < costs[kind]["at_most"]
     # 2. The next one goes by what this one took.
-    plan = estimate_of(again)
+    plan = estimate_settings(again)
     assert not plan.is_rough and plan.expected_by == "by run scripted-best-of-n-0"
     assert plan.expected_prompt_tokens == costs["prompt_tokens"]["spent"]
 
@@ -218,7 +218,7 @@ async def test_what_lying_took_is_counted_from_the_attacked_runs_own_test(tmp_pa
     for later in ("trained", "lost_to_lying"):
         del old[later]
     run.store.put(run.metrics(0, "attack"), json.dumps(old).encode())
-    seen = summary(run)["attack"]
+    seen = summarise_run(run)["attack"]
     assert seen["lost_to_training"] == result["lost_to_training"]
     assert "lost_to_lying" not in seen
     write_report(run)
@@ -384,7 +384,7 @@ async def test_with_several_turns_every_number_has_its_way_through_one_tree(
         assert [t.agent for t in turns if t.agent != "verifier"] == list(names[:-1]) * 2
     by_key = {leaf["key"]: leaf for leaf in leaves}
     for row in choices.to_pylist():
-        path = steps(by_key[row["episode"]]["branch_path"])
+        path = parse_path(by_key[row["episode"]]["branch_path"])
         # A message that is chosen is one of the first n, and what follows is no continuation.
         asking = (0, 3, 6) if in_turns else (0, 2, 4)
         assert [path[round_] for round_ in asking] == [0, 0, 0]
@@ -407,16 +407,16 @@ def test_acceptance_is_read_where_the_deciding_word_begins():
     scale = SCALES["accept_reject"]
     before = [TokenChoice("I would accept. Decision:", 0.0, {})]
     choice = token(" reject", accept=math.log(0.2), reject=math.log(0.6), maybe=math.log(0.2))
-    assert acceptance([*before, choice], scale) == pytest.approx(0.25)
-    assert acceptance([*before, choice], scale, 0.5) == pytest.approx(0.1)
-    assert acceptance([*before, choice], scale, 0.0) == pytest.approx(0.25)
+    assert estimate_acceptance([*before, choice], scale) == pytest.approx(0.25)
+    assert estimate_acceptance([*before, choice], scale, 0.5) == pytest.approx(0.1)
+    assert estimate_acceptance([*before, choice], scale, 0.0) == pytest.approx(0.25)
     # Words of several tokens, and one that is not among the likeliest.
     halves = [TokenChoice(" Acc", math.log(0.9), {" Acc": math.log(0.9), " no": math.log(0.1)})]
     halves.append(TokenChoice("ept", 0.0, {"ept": 0.0}))
-    assert acceptance(halves, scale) == pytest.approx(0.9)
+    assert estimate_acceptance(halves, scale) == pytest.approx(0.9)
     # No word of the scale, or another scale.
-    assert acceptance([TokenChoice("why?", 0.0, {})], scale) is None
-    assert acceptance([choice], SCALES["out_of_10"]) is None
+    assert estimate_acceptance([TokenChoice("why?", 0.0, {})], scale) is None
+    assert estimate_acceptance([choice], SCALES["out_of_10"]) is None
 
 
 @pytest.mark.parametrize("text", ["0", "4,1", "1,1", "1.5", "x", "", "1,,4", "-1"])
@@ -444,7 +444,7 @@ async def test_an_attack_names_the_model_that_it_attacked_and_its_run_may_go(
     assert model["model"] in served.to_pylist()
     assert [entry["distinct_problems"] for entry in result["attack"]["by_n"]] == [6, 6]
     assert verify_run(run).problems == {}
-    assert result == summary(run)
+    assert result == summarise_run(run)
 
 
 @pytest.fixture(scope="module")
@@ -571,7 +571,7 @@ async def test_a_sneaky_prover_is_trained_on_wrong_problems_against_a_verifier_t
     expected = "deterministic" if before < 0 else provers[before]["model"]
     assert worst["models"] == {"attacker" if shared else "prover": expected}
     assert all(has_model(run, prover["model"]) for prover in provers)
-    assert find_unused(run, server_directory(run)) == []
+    assert find_unused(run, find_server_directory(run)) == []
     assert verify_run(run).problems == {}
     run.store.delete(f"{run.rollouts(1, 'test')}/manifest.json")
     assert list(verify_run(run).problems) == [f"{run.rollouts(1, 'test')}/manifest.json"]

@@ -23,13 +23,13 @@ from nip_core.jobs.document import count_billed_tokens
 from nip_core.parameters import load_parameters
 from nip_core.progress.board import Progress
 from nip_core.records.iterations import Records
-from nip_core.records.spending import shared_prompts
-from nip_core.records.spent_in_all import spent_so_far
+from nip_core.records.spending import count_shared_prompts
+from nip_core.records.spent_in_all import add_up_spending
 from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.episode import no_branching
 from nip_core.rollouts.plan import plan_episodes
-from nip_core.rollouts.rows import recorded_calls
+from nip_core.rollouts.table_rows import recorded_calls
 from nip_core.rollouts.trees import Branching
 from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.run import RunStore
@@ -106,7 +106,7 @@ async def test_calls_stop_at_a_cap_and_overshoot_it_by_what_was_in_flight(
     # 1. All that the server has answered is on record, and counted as it was billed.
     calls = recorded_calls(log.records, "log").values()
     rows = [call.generation for call in calls]
-    shared = shared_prompts(rows, [call.timing for call in calls])
+    shared = count_shared_prompts(rows, [call.timing for call in calls])
     billed = [(PROMPT, ANSWER * body.get("n", 1)) for body in server.bodies]
     assert sum(row.prompt_tokens for row in rows) - sum(shared.values()) == sum(
         prompt for prompt, _ in billed
@@ -171,7 +171,7 @@ async def test_a_run_that_is_stopped_by_its_budget_goes_on_and_pays_nothing_agai
     run = RunStore(open_store(tmp_path / "runs"), "small")
 
     def spent():
-        return spent_so_far(Records(run))
+        return add_up_spending(Records(run))
 
     # 1. It stops in the middle of a shard, over the cap by what was in flight.
     first = await go(config, "budget.tokens=30000")
@@ -220,17 +220,17 @@ async def test_a_fork_that_does_again_what_it_copied_pays_for_that_alone(stage, 
     with servers_here():
         await loop.train(load_parameters(str(config)))
     source, fork = (RunStore(open_store(tmp_path / "runs"), name) for name in ("small", "again"))
-    paid = spent_so_far(Records(source))
+    paid = add_up_spending(Records(source))
     parameters = load_parameters(str(config), ["run_name=again"])
     fork_run(load_parameters(str(config)), parameters)
-    assert spent_so_far(Records(fork)).tokens == 0
+    assert add_up_spending(Records(fork)).tokens == 0
     with servers_here():
         async with open_session(parameters) as session:
             # 1. What is set aside was paid by the source.
             await rerun(session, 0, stage, token="t")
-            assert spent_so_far(Records(fork)).tokens == 0
+            assert add_up_spending(Records(fork)).tokens == 0
             await loop.go_on(session)
-        spent = spent_so_far(Records(fork))
+        spent = add_up_spending(Records(fork))
         # 2. What is done again is paid once more: the jobs in any case, and the test after them.
         assert spent.trained == paid.trained
         of_stages = Records(source).of(0).spent
@@ -246,7 +246,7 @@ async def test_a_fork_that_does_again_what_it_copied_pays_for_that_alone(stage, 
         expected = {group: facts.tokens for group, facts in Records(fork).of(0).datasets.items()}
         async with open_session(parameters) as session:
             await rerun(session, 0, stage, token="u")
-        again = spent_so_far(Records(fork))
+        again = add_up_spending(Records(fork))
         assert again.calls == spent.calls and again.trained == expected
         assert all(expected.values())
 

@@ -13,12 +13,13 @@ from small_game import write_config
 
 from nip_core.errors import SettingsError
 from nip_core.game.render import Game, Situation
+from nip_core.jobs.server_calls import EngineStatus
 from nip_core.models import BUNDLED
 from nip_core.parameters import load_parameters
-from nip_core.records.left_out import settle
+from nip_core.records.left_out import settle_left_out
 from nip_core.session.opening import open_session
 from nip_core.session.server_checks import _sample_conversation
-from nip_core.showing.summary import summary, write_report
+from nip_core.showing.summary import summarise_run, write_report
 from nip_core.stages.playing import split_play
 from nip_lm_server.client import ServerHandle
 from nip_lm_server.spec import EngineSpec, ServerSpec
@@ -173,7 +174,7 @@ async def test_training_on_thoughts_that_a_template_leaves_out_is_refused(there,
 
 async def test_a_rank_that_a_running_server_does_not_take_is_refused(there, tmp_path, monkeypatch):
     async def status(server, model):
-        return {"max_lora_rank": 16}
+        return EngineStatus(max_lora_rank=16)
 
     monkeypatch.setattr("nip_core.jobs.server_calls.LmServer.engine_status", status)
     told = await opening(tmp_path, there, "tiny")
@@ -294,7 +295,7 @@ async def test_problems_too_long_for_the_model_are_left_out_counted_and_on_recor
         facts = record["train"]["train-1-0"]
         assert facts["context"] == 700 and facts["prompt"] + facts["answer"] > 700
     assert "2 test and 4 train problems left out" in caplog.text
-    assert summary(session.run)["left_out"] == {"train": 4, "validation": 0, "test": 2}
+    assert summarise_run(session.run)["left_out"] == {"train": 4, "validation": 0, "test": 2}
     write_report(session.run)
     page = session.run.store.get("small/report.html").decode()
     assert "2 test and 4 train problems left out" in page
@@ -318,7 +319,7 @@ def test_what_has_become_too_long_since_the_run_began_is_refused(tmp_path):
     facts = {"agent": "prover", "prompt": 690, "answer": 32, "context": 700}
     parameters = load_parameters(too_long(tmp_path))
     with pytest.raises(SettingsError, match="was not so when the run began"):
-        settle(parameters, {"train": []}, {"train": {"b": facts}}, {"a": facts})
+        settle_left_out(parameters, {"train": []}, {"train": {"b": facts}}, {"a": facts})
 
 
 async def test_that_all_problems_are_too_long_is_said_as_such(tmp_path):

@@ -5,10 +5,10 @@ from small_game import write_config
 
 from nip_core.parameters import load_parameters
 from nip_core.session.opening import open_session
-from nip_core.stages.choosing import build_dataset, describe
+from nip_core.stages.choosing import build_dataset, describe_dataset
 from nip_core.stages.playing import commit_split, play_shard, split_play
 from nip_core.trainers.dataset import open_dataset
-from nip_core.trainers.lines import held_out
+from nip_core.trainers.lines import read_held_out
 
 
 async def test_tokens_and_cost_are_those_of_what_is_trained_on(tmp_path):
@@ -24,7 +24,7 @@ async def test_tokens_and_cost_are_those_of_what_is_trained_on(tmp_path):
         commit_split(session, 0, "train")
         facts = build_dataset(session, 0, "verifier")
         dataset = open_dataset(session.run.store, session.run.dataset(0, "verifier"))
-        out = held_out(session.parameters, dataset)
+        out = read_held_out(session.parameters, dataset)
         rows = list(dataset.rows())
     trained = [row for row in rows if row["question_id"] not in out]
     tokens = sum(row["tokens"] for row in trained)
@@ -35,6 +35,6 @@ async def test_tokens_and_cost_are_those_of_what_is_trained_on(tmp_path):
     )
     assert facts.tokens == tokens
     assert facts.training_usd == pytest.approx(2 * tokens * 3.0 / 1e6)
-    assert describe(facts, 2).startswith(
+    assert describe_dataset(facts, 2).startswith(
         f"{len(trained)} examples, {len(rows) - len(trained)} for validation, {tokens} tokens, "
     )

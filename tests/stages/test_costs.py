@@ -7,7 +7,7 @@ from small_game import write_config
 from nip_core.parameters import load_parameters
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
-from nip_core.stages.publishing import spent
+from nip_core.stages.publishing import list_spending
 
 PAID = {"_default": {"model_provider": "OpenAI", "model_name": "gpt-4o-mini"}}
 PRICES = {"gpt-4o-mini": {"prompt_usd": 1.0, "completion_usd": 2.0, "training_usd": 3.0}}
@@ -28,7 +28,7 @@ def played(folder, **changes):
     run.write_json_once(run.metrics(0, "train"), metrics)
     facts = {"id": "j", "outcome": "succeeded", "status": "succeeded", "trained_tokens": 100_000}
     run.write_json_once(run.job(0, "prover"), job_document(run="small", group="prover", **facts))
-    return spent(run, parameters)
+    return list_spending(run, parameters)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import load_parameters
-from nip_core.servers.own_server import check_server, server_spec
+from nip_core.servers.own_server import check_server, make_server_spec
 
 HOSTED = {"model_provider": "SelfHosted", "model_name": "tiny"}
 STACKED = {"stack_lora_adapters": True, "fine_tune_from_scratch": False}
@@ -43,16 +43,16 @@ def parameters(*, options=None, engine="vllm", agents=None, **settings):
     ],
 )
 def test_ranks_adapters_and_requests_are_those_of_the_run(agents, settings, rank, adapters):
-    spec = server_spec(parameters(agents=agents, rollouts={"concurrency": 200}, **settings))
+    spec = make_server_spec(parameters(agents=agents, rollouts={"concurrency": 200}, **settings))
     assert spec.options == {"max_lora_rank": rank, "max_loras": adapters, "max_num_seqs": 200}
 
 
 def test_what_the_options_say_stays():
     chosen = {"max_lora_rank": 256, "max_loras": 1, "max_num_seqs": 16}
-    assert server_spec(parameters(options=chosen)).options == chosen
-    spec = server_spec(parameters(options={"max_cpu_loras": 1}))
+    assert make_server_spec(parameters(options=chosen)).options == chosen
+    spec = make_server_spec(parameters(options={"max_cpu_loras": 1}))
     assert spec.options["max_loras"] == 1
-    assert server_spec(parameters(engine="embedded")).options == {}
+    assert make_server_spec(parameters(engine="embedded")).options == {}
 
 
 @pytest.mark.parametrize("engine", ["vllm", "embedded"])

@@ -10,10 +10,10 @@ from nip_core.errors import DatasetError, SettingsError
 from nip_core.evaluation.figures_in_words import gate_line
 from nip_core.parameters import load_parameters
 from nip_core.records.models import ServedModel
-from nip_core.rollouts.plan import plan_episodes, replayed
+from nip_core.rollouts.plan import plan_episodes, replay_episodes
 from nip_core.rollouts.schema import EPISODES
 from nip_core.session.problems_of_run import load_all_problems
-from nip_core.stages.gating import compare
+from nip_core.stages.gating import compare_sides
 
 BLANK = {
     "run": "a", "split": "validation", "iteration": 0, "sample": 0, "branch_path": "",
@@ -48,7 +48,7 @@ def side(right: int, of: int = 10, reward: float = 1.0, outcome: str = "finished
     ],
 )
 def test_new_models_may_be_worse_by_the_margin_and_no_more(old, new, margin, promoted):
-    found = compare(side(old), side(new), "accuracy", margin, 3)
+    found = compare_sides(side(old), side(new), "accuracy", margin, 3)
     assert found.promoted is promoted
     assert (found.validation, found.candidate) == (old / 10, new / 10)
     assert found.difference == pytest.approx((new - old) / 10)
@@ -57,30 +57,30 @@ def test_new_models_may_be_worse_by_the_margin_and_no_more(old, new, margin, pro
 
 def test_the_difference_is_paired_and_has_its_interval():
     """Five of ten problems went better: percentiles of Binomial(10, 0.5) / 10."""
-    found = compare(side(4), side(9), "accuracy", 0.0, 0)
+    found = compare_sides(side(4), side(9), "accuracy", 0.0, 0)
     assert (found.difference, found.ci95) == (0.5, (0.2, 0.8))
-    same = compare(side(4), side(4), "accuracy", 0.0, 0)
+    same = compare_sides(side(4), side(4), "accuracy", 0.0, 0)
     assert (same.difference, same.ci95) == (0.0, (0.0, 0.0))
 
 
 def test_the_verifiers_reward_can_be_what_counts():
-    found = compare(side(6, reward=1.0), side(5, reward=2.0), "verifier_reward", 0.0, 0)
+    found = compare_sides(side(6, reward=1.0), side(5, reward=2.0), "verifier_reward", 0.0, 0)
     assert (found.promoted, found.validation, found.candidate) == (True, 0.6, 1.0)
 
 
 def test_candidates_whose_episodes_fail_are_wrong_in_them():
-    found = compare(side(5), side(10, outcome="failed"), "accuracy", 0.4, 0)
+    found = compare_sides(side(5), side(10, outcome="failed"), "accuracy", 0.4, 0)
     assert (found.promoted, found.candidate) == (False, 0.0)
 
 
 def test_other_problems_on_the_two_sides_are_refused():
     with pytest.raises(DatasetError, match="needs the same problems"):
-        compare(side(5), side(5, of=9), "accuracy", 0.0, 0)
+        compare_sides(side(5), side(5, of=9), "accuracy", 0.0, 0)
 
 
 def test_the_record_names_the_models_that_were_not_taken():
     model = ServedModel("ft:a", "a", trained_in=3, job_id="j", digest="d")
-    decision = compare(side(5), side(4), "accuracy", 0.0, 0)
+    decision = compare_sides(side(5), side(4), "accuracy", 0.0, 0)
     found = asdict(replace(decision, candidates={"verifier": model}))
     assert found["promoted"] is False and found["ci95"] == (-0.3, 0.0)
     candidate = found["candidates"]["verifier"]
@@ -94,7 +94,7 @@ def test_both_sides_play_the_same_problems_with_the_same_seeds(tmp_path):
     parameters = load_parameters(write_config(tmp_path, promotion=GATE))
     problems = load_all_problems(parameters)["validation"]
     old = plan_episodes(parameters, problems, "validation", 2)
-    new = replayed(old, "candidate")
+    new = replay_episodes(old, "candidate")
     assert [s.problem for s in new] == [s.problem for s in old] and len(new) == 8
     assert [(s.seed, s.stance) for s in new] == [(s.seed, s.stance) for s in old]
     call = (1, "verifier", 0)
@@ -177,9 +177,9 @@ def test_variants_of_one_question_are_told_apart_from_questions():
             )
             for rows in (old, new)
         ]
-        decision = compare(*tables, "accuracy", 0.0, 0)
+        decision = compare_sides(*tables, "accuracy", 0.0, 0)
         assert decision.promoted and decision.difference == pytest.approx(0.1)
-        shown = gate_line(asdict(decision))
+        shown = gate_line(decision)
         if question == 1:
             assert decision.ci95 is None and "no interval: one question" in shown
         else:

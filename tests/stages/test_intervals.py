@@ -11,9 +11,10 @@ from nip_core.errors import CorruptionError
 from nip_core.evaluation.baseline_verifiers import believe_the_prover, majority
 from nip_core.evaluation.confidence_intervals import wilson
 from nip_core.evaluation.metrics import evaluate
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters import load_parameters
 from nip_core.records import intervals
-from nip_core.records.intervals import BELIEVED, VOTED, shown_metrics, split_by_of
+from nip_core.records.intervals import find_split_columns, read_shown_metrics
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import RolloutTables, commit_shard, join_shards
@@ -41,38 +42,36 @@ def rollouts():
 
 def test_a_run_of_an_earlier_version_is_shown_by_question(tmp_path, monkeypatch, rollouts):
     run = RunStore(open_store(tmp_path), "a")
-    metrics = evaluate(rollouts.episodes, None, seed=3)
-    assert metrics["completeness_ci95"] == list(wilson(28, 40))
-    assert shown_metrics(run, 0, TEST, metrics, SETTINGS) == metrics  # its rollouts are gone
+    metrics = SplitMetrics(**dict(evaluate(rollouts.episodes, None, seed=3)))
+    assert metrics.completeness_ci95 == wilson(28, 40)
+    assert read_shown_metrics(run, 0, TEST, metrics, SETTINGS) == metrics  # its rollouts are gone
     monkeypatch.setattr(intervals, "is_committed", lambda *_: True)
     monkeypatch.setattr(intervals, "read_rollouts", lambda *_: rollouts)
-    shown = shown_metrics(run, 0, TEST, metrics, SETTINGS)
-    low, high = shown["completeness_ci95"]
-    assert high - low > 1.5 * (metrics["completeness_ci95"][1] - metrics["completeness_ci95"][0])
-    assert shown["soundness_ci95"] == list(wilson(10, 10))
-    assert shown["questions"] == 10
-    assert [*shown["bounds"]] == ["soundness"]
-    assert shown["bounds"]["soundness"] == {
-        "questions": 10,
-        "at_most": pytest.approx(0.2589, abs=1e-4),
-    }
+    shown = read_shown_metrics(run, 0, TEST, metrics, SETTINGS)
+    low, high = shown.completeness_ci95
+    assert high - low > 1.5 * (metrics.completeness_ci95[1] - metrics.completeness_ci95[0])
+    assert shown.soundness_ci95 == wilson(10, 10)
+    assert shown.questions == 10
+    assert [*shown.bounds] == ["soundness"]
+    assert shown.bounds["soundness"].questions == 10
+    assert shown.bounds["soundness"].at_most == pytest.approx(0.2589, abs=1e-4)
     # What is not an interval is the metrics'.
-    assert {k: v for k, v in shown.items() if not k.endswith("_ci95")}.items() >= {
-        k: metrics[k] for k in ("accuracy", "episodes", "retry_rate")
-    }.items()
+    assert (shown.accuracy, shown.episodes) == (metrics.accuracy, metrics.episodes)
+    assert shown.retry_rate == metrics.retry_rate
 
 
 def test_a_document_is_what_is_shown_and_a_damaged_one_is_named(tmp_path):
     run = RunStore(open_store(tmp_path), "a")
-    metrics = {"accuracy": 0.5, "accuracy_ci95": [0.4, 0.6]}
+    metrics = SplitMetrics(accuracy=0.5, accuracy_ci95=(0.4, 0.6))
     document = {"questions": 3, "bounds": {}, "intervals": {"accuracy_ci95": [0.1, 0.9]}}
     path = run.intervals(0, TEST)
     run.store.put(path, json.dumps(document).encode())
-    shown = shown_metrics(run, 0, TEST, metrics, SETTINGS)
-    assert shown == {"accuracy": 0.5, "accuracy_ci95": [0.1, 0.9], "questions": 3, "bounds": {}}
+    shown = read_shown_metrics(run, 0, TEST, metrics, SETTINGS)
+    known = {"accuracy": 0.5, "accuracy_ci95": [0.1, 0.9], "questions": 3, "bounds": {}}
+    assert shown.as_json() == known
     run.store.put(path, b"{")
     with pytest.raises(CorruptionError, match=r"0000/intervals-test\.json"):
-        shown_metrics(run, 0, TEST, metrics, SETTINGS)
+        read_shown_metrics(run, 0, TEST, metrics, SETTINGS)
 
 
 @pytest.fixture
@@ -98,19 +97,21 @@ def test_baselines_that_an_earlier_version_did_not_write_are_made_anew(answered,
     both = tables.episodes, tables.generations
     claims = find_scenario("code_validation").claims
     old = believe_the_prover(*both, claims, counts_silence=True)
-    metrics = {**evaluate(*both), BELIEVED: old, VOTED: majority(tables.episodes)}
+    beside = {"believe_the_prover": old, "majority": majority(tables.episodes)}
+    metrics = SplitMetrics(**dict(evaluate(*both)), **beside)
     document = {"questions": 4, "bounds": {}, "intervals": {}}
     if has_document:
         run.store.put(run.intervals(0, TEST), json.dumps(document).encode())
-    assert old["accuracy"] == 0.5
-    shown = shown_metrics(run, 0, TEST, metrics, settings)
-    assert shown[BELIEVED]["accuracy"] == 0.75 and shown[BELIEVED]["without_prover"] == 2
-    assert [row["k"] for row in shown["any_of"]] == [1] and shown[VOTED] == metrics[VOTED]
+    assert old.accuracy == 0.5
+    shown = read_shown_metrics(run, 0, TEST, metrics, settings)
+    believed = shown.believe_the_prover
+    assert believed.accuracy == 0.75 and believed.without_prover == 2
+    assert [row.k for row in shown.any_of] == [1] and shown.majority == metrics.majority
     # Without the rollouts it is what is on record.
     gone = RunStore(run.store, "b")
-    assert shown_metrics(gone, 0, TEST, metrics, settings)[BELIEVED] == old
+    assert read_shown_metrics(gone, 0, TEST, metrics, settings).believe_the_prover == old
 
 
 def test_a_scenario_that_is_not_here_splits_by_questions_alone():
-    assert split_by_of({"scenario": "reading"}) == ("article_id", "article", "passage")
-    assert split_by_of({"scenario": "chess"}) == split_by_of({}) == ()
+    assert find_split_columns({"scenario": "reading"}) == ("article_id", "article", "passage")
+    assert find_split_columns({"scenario": "chess"}) == find_split_columns({}) == ()

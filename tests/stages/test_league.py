@@ -12,7 +12,7 @@ from nip_core.errors import SettingsError
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.parameters.opponents import list_opponents
-from nip_core.rollouts.league import earlier_models, with_opponents
+from nip_core.rollouts.league import draw_opponents, find_earlier_models
 from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.manifest import read_manifest
@@ -149,7 +149,7 @@ def test_opponents_are_drawn_by_seed_and_problem_and_alike_in_a_group():
 
     def drawn(parameters, iteration=3):
         specs = plan_episodes(parameters, problems, "train", iteration)
-        return with_opponents(specs, parameters, earlier)
+        return draw_opponents(specs, parameters, earlier)
 
     specs = drawn(parameters)
     by_problem = defaultdict(set)
@@ -166,16 +166,16 @@ def test_opponents_are_drawn_by_seed_and_problem_and_alike_in_a_group():
     assert opponents(drawn(settings(**{**grpo, "run_name": "b"}))) == opponents(specs)
     assert opponents(drawn(settings(**grpo, seed=1))) != opponents(specs)
     plain = plan_episodes(parameters, problems, "train", 3)
-    assert with_opponents(plain, parameters, {}) == plain
-    assert with_opponents(plain, parameters, {"prover": []}) == plain
+    assert draw_opponents(plain, parameters, {}) == plain
+    assert draw_opponents(plain, parameters, {"prover": []}) == plain
 
 
 def test_earlier_models_are_the_newest_others_each_by_the_first_iteration_that_it_played():
     played_ = ["base", "a", "a", "b", "base"]
-    assert earlier_models(played_, "c", None) == {0: "base", 1: "a", 3: "b"}
-    assert earlier_models(played_, "c", 2) == {1: "a", 3: "b"}
-    assert earlier_models(played_, "a", 2) == {0: "base", 3: "b"}  # the gate went back to it
-    assert earlier_models(["base"], "base", None) == {}
+    assert find_earlier_models(played_, "c", None) == {0: "base", 1: "a", 3: "b"}
+    assert find_earlier_models(played_, "c", 2) == {1: "a", 3: "b"}
+    assert find_earlier_models(played_, "a", 2) == {0: "base", 3: "b"}  # the gate went back to it
+    assert find_earlier_models(["base"], "base", None) == {}
 
 
 FROZEN = {"freeze_agent": True}

@@ -14,7 +14,7 @@ from nip_core.parameters import load_parameters
 from nip_core.records.iterations import Records
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.showing.summary import summary
+from nip_core.showing.summary import summarise_run
 from nip_prefect.flows.printing import show_run
 from nip_prefect.tasks.publish import learning_curve_markdown
 
@@ -49,7 +49,7 @@ def run(tmp_path_factory):
 
 
 def test_a_summary_and_its_table_say_what_obeying_gives(run, capsys):
-    shown = summary(run)
+    shown = summarise_run(run)
     [entry] = shown["iterations"]
     assert entry["test"]["accuracy"] == 1.0
     assert entry["test"]["believe_the_prover"]["accuracy"] == 1.0

@@ -12,7 +12,7 @@ from nip_core.errors import StageError
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.tables import read_rollouts, shard_manifest
-from nip_core.rollouts.trees import steps
+from nip_core.rollouts.trees import parse_path
 from nip_core.run_store.manifest import read_manifest
 from nip_core.session.opening import open_session
 from nip_core.stages.choosing import build_dataset
@@ -81,7 +81,9 @@ def stage(tmp_path_factory):
 def test_leaves_are_committed_tree_by_tree_in_the_order_of_the_plan(stage):
     rows = stage.rollouts.episodes.to_pylist()
     order = {(spec.problem.id, spec.sample): i for i, spec in enumerate(stage.specs)}
-    places = [(order[row["problem"], row["sample"]], steps(row["branch_path"])) for row in rows]
+    places = [
+        (order[row["problem"], row["sample"]], parse_path(row["branch_path"])) for row in rows
+    ]
     assert places == sorted(places) and len({tree for tree, _ in places}) == 30
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
-from nip_core.session.contents import contents_of
+from nip_core.session.contents import digest_contents
 from nip_core.session.origin import Origin
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "two_questions"
@@ -32,7 +32,7 @@ def contents():
             "interaction_protocol": "own_protocol.protocol:TwoQuestions",
         }
     )
-    return contents_of(Game(parameters), {}, {}, Origin())
+    return digest_contents(Game(parameters), {}, {}, Origin())
 
 
 @pytest.mark.parametrize("name", ["prover.txt", "verifier.txt", "protocol.py"])

@@ -16,7 +16,7 @@ from nip_core.proxies import (
     blocking_http_client,
     hide_unusable,
     is_on_this_machine,
-    let_find,
+    prepare_proxies,
     proxy_for,
     restore_proxies,
     spare_this_machine,
@@ -208,7 +208,7 @@ def test_a_store_on_this_machine_is_asked_directly(proxy, monkeypatch):
 
 
 def test_a_hub_on_this_machine_is_asked_directly(proxy):
-    let_find("http://127.0.0.1:1")
+    prepare_proxies("http://127.0.0.1:1")
     assert "127.0.0.1" in os.environ["NO_PROXY"]
 
 

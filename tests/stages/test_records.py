@@ -10,7 +10,7 @@ import pytest
 from job_documents import job_document
 
 from nip_core.errors import CorruptionError
-from nip_core.evaluation.embedding import fair_share, thinned
+from nip_core.evaluation.embedding import fair_share, thin_out
 from nip_core.loop import directly
 from nip_core.parameters import load_parameters
 from nip_core.records.iterations import BLOCK, Records
@@ -19,9 +19,9 @@ from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
 from nip_core.showing import transcripts
-from nip_core.showing.summary import summary
+from nip_core.showing.summary import summarise_run
 from nip_core.stages import playing
-from nip_core.stages.publishing import check_store, state_of
+from nip_core.stages.publishing import check_store, describe_state
 from nip_core.upkeep.verify import check_presence, verify_run
 
 MODEL = {"model": "ft:m", "base_model": "m"}
@@ -76,10 +76,10 @@ def with_blocks(run: RunStore) -> Records:
 
 def test_what_is_over_is_not_read_again(run, asked):
     records = Records(run)
-    summary(run, records), state_of(run, "play", records)
+    summarise_run(run, records), describe_state(run, "play", records)
     add_iteration(run, LAST)
     asked.clear()
-    assert len(summary(run, records)["iterations"]) == LAST + 1
+    assert len(summarise_run(run, records)["iterations"]) == LAST + 1
     of_iterations = {path for path in asked if "/iterations/" in path}
     newest = run.iteration(LAST)
     assert all(path.startswith(newest) for path in of_iterations if "models" not in path)
@@ -96,13 +96,13 @@ def test_what_was_read_before_an_iteration_was_over_is_read_again(run):
 
 
 def test_a_block_says_what_the_documents_say(run, asked):
-    expected, state = summary(run), state_of(run, "play")
+    expected, state = summarise_run(run), describe_state(run, "play")
     with_blocks(run)
     asked.clear()
-    assert summary(run) == expected
+    assert summarise_run(run) == expected
     of_iterations = [path for path in asked if path.startswith("a/iterations/")]
     assert min(of_iterations) > run.iteration(BLOCK)
-    assert state_of(run, "play") == state
+    assert describe_state(run, "play") == state
     assert verify_run(run).unknown == []
 
 
@@ -112,7 +112,7 @@ def test_a_block_that_does_not_count_costs_nothing(run, damage):
     path = "a/shown/0000.json"
     content = run.store.get(path)
     document(run, run.metrics(1, "train"), {"accuracy": 0.75, "episodes": 2})
-    assert Records(run).of(1).metrics("train")["accuracy"] == 0.5
+    assert Records(run).of(1).metrics("train").accuracy == 0.5
     if damage == "cut":
         run.store.put(path, content[:-40])
     elif damage == "version":
@@ -121,23 +121,23 @@ def test_a_block_that_does_not_count_costs_nothing(run, damage):
         document(run, "a/superseded/0001/plan.json", {})
     else:
         run.store.delete(path)
-    assert Records(run).of(1).metrics("train")["accuracy"] == 0.75
+    assert Records(run).of(1).metrics("train").accuracy == 0.75
     assert Records(run).finished() == LAST
     with_blocks(run)
     document(run, run.metrics(1, "train"), {"accuracy": 1.0, "episodes": 2})
-    assert Records(run).of(1).metrics("train")["accuracy"] == 0.75
+    assert Records(run).of(1).metrics("train").accuracy == 0.75
 
 
 def test_a_run_that_is_done_again_meanwhile_is_read_anew(run):
     records = with_blocks(run)
     document(run, run.metrics(1, "train"), {"accuracy": 0.75, "episodes": 2})
-    assert records.look_again().of(1).metrics("train")["accuracy"] == 0.5
+    assert records.look_again().of(1).metrics("train").accuracy == 0.5
     document(run, "a/superseded/0001/plan.json", {})
-    assert records.look_again().of(1).metrics("train")["accuracy"] == 0.75
+    assert records.look_again().of(1).metrics("train").accuracy == 0.75
 
 
 def test_a_store_that_lacks_an_early_iteration_is_refused(run):
-    state = state_of(run, "play")
+    state = describe_state(run, "play")
     assert [*state["blocks"]] == ["0"] and len(state["swaps"]) == LAST - BLOCK
     check_store(run, state)
     of_an_earlier_version = {**state, "swaps": {"0": {g: "ft:m" for g in ("verifier", "prover")}}}
@@ -150,7 +150,7 @@ def test_a_store_that_lacks_an_early_iteration_is_refused(run):
 
 
 def test_fewer_iterations_than_were_played_leave_no_store_behind(run):
-    state = state_of(run, "play")
+    state = describe_state(run, "play")
     opened = run.open()
     opening = {"code_version": "1", "parameters": deepcopy(opened.parameters)}
     opening["parameters"]["rl"]["num_iterations"] = 3
@@ -179,9 +179,9 @@ def test_showing_looks_at_the_newest_iterations(run):
 
 
 def test_an_iteration_that_is_shown_was_shown_ever_since():
-    before = transcripts.shown_iterations(0)
+    before = transcripts.choose_shown_iterations(0)
     for newest in range(1, 3000):
-        now = transcripts.shown_iterations(newest)
+        now = transcripts.choose_shown_iterations(newest)
         assert now <= {*before, newest} and {0, newest} <= now and len(now) <= 16
         before = now
 
@@ -194,8 +194,8 @@ def test_what_little_needs_is_left_to_the_others():
 
 
 def test_a_long_list_keeps_its_ends():
-    assert thinned(range(5), 9) == [0, 1, 2, 3, 4]
-    assert thinned(range(100), 4) == [0, 33, 66, 99]
+    assert thin_out(range(5), 9) == [0, 1, 2, 3, 4]
+    assert thin_out(range(100), 4) == [0, 33, 66, 99]
 
 
 async def test_no_more_shards_are_under_way_than_fill_the_places(monkeypatch):

@@ -8,12 +8,12 @@ from job_documents import job_document
 
 from nip_core.errors import CorruptionError
 from nip_core.parameters import load_parameters
-from nip_core.records.status import newest_run
+from nip_core.records.status import find_newest_run
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.prepare import prepare
-from nip_core.showing.finished import finished_run
-from nip_core.showing.summary import summary
+from nip_core.showing.finished import find_finished_run
+from nip_core.showing.summary import summarise_run
 
 JOB = job_document(outcome="skipped", status="validating_files", reason="3 examples")
 
@@ -35,12 +35,12 @@ def test_a_run_with_nothing_to_play_is_not_finished_before_it_begins(tmp_path):
         "deterministic",
         [f"run_store={tmp_path}", "rl.num_iterations=0", "text_rl.test_scheme=none"],
     )
-    assert finished_run(prepare(parameters)) is None
+    assert find_finished_run(prepare(parameters)) is None
 
 
 def test_a_skipped_job_is_shown_with_its_reason(tmp_path):
     make_run(tmp_path)
-    assert summary(reread(tmp_path))["iterations"][0]["jobs"] == {
+    assert summarise_run(reread(tmp_path))["iterations"][0]["jobs"] == {
         "verifier": {"id": None, "status": "skipped", "reason": "3 examples"}
     }
 
@@ -54,7 +54,7 @@ def test_a_run_of_a_version_with_other_settings_is_shown(tmp_path):
         scenario="chess",
         dataset=None,
     )
-    shown = summary(reread(tmp_path))
+    shown = summarise_run(reread(tmp_path))
     assert shown["status"] == "stopped"
     assert shown["iterations"][0]["models"] == {"verifier": "m", "judge": "gpt-4o-mini-2024-07-18"}
 
@@ -79,7 +79,7 @@ def test_a_damaged_file_is_named(tmp_path, path, content):
     run.store.put("a/iterations/0001/metrics-test.json", b"{}")
     run.store.put(f"a/{path}", content.encode())
     with pytest.raises(CorruptionError, match=f"a/{path}"):
-        summary(reread(tmp_path))
+        summarise_run(reread(tmp_path))
 
 
 def test_the_newest_run_that_can_be_read_is_chosen(tmp_path):
@@ -87,5 +87,5 @@ def test_the_newest_run_that_can_be_read_is_chosen(tmp_path):
     for name, content in (("bad", b"{"), ("future", b'{"format_version": 99}')):
         make_run(tmp_path, name).store.put(f"{name}/run.json", content)
     left_out: list[str] = []
-    assert newest_run(open_store(tmp_path, read_only=True), left_out.append) == "good"
+    assert find_newest_run(open_store(tmp_path, read_only=True), left_out.append) == "good"
     assert [reason.partition(":")[0] for reason in left_out] == ["bad/run.json", "future/run.json"]

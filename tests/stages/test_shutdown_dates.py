@@ -9,8 +9,8 @@ from aiohttp import web
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import load_parameters
-from nip_core.servers.endpoints import remote_endpoints
-from nip_core.servers.shutdown_dates import announced, warn_of_shutdowns
+from nip_core.servers.endpoints import find_remote_endpoints
+from nip_core.servers.shutdown_dates import ask_shutdown_dates, warn_of_shutdowns
 
 TODAY = date(2026, 11, 24)
 MODELS = {
@@ -70,7 +70,7 @@ def test_an_address_of_the_environment_with_a_secret_in_it_is_refused_and_not_pr
     with pytest.raises(
         SettingsError, match="environment variable OPENAI_BASE_URL: an address"
     ) as no:
-        remote_endpoints(parameters, at(url))
+        find_remote_endpoints(parameters, at(url))
     assert "a-word" not in str(no.value)
 
 
@@ -81,7 +81,7 @@ def test_an_address_of_the_environment_with_a_secret_in_it_is_refused_and_not_pr
 async def test_the_day_that_the_provider_says_counts(model, day, caplog):
     parameters = settings(prover={"model_name": model}, verifier={"model_name": "unknown"})
     async with openai() as (url, asked):
-        endpoints = remote_endpoints(parameters, at(url))
+        endpoints = find_remote_endpoints(parameters, at(url))
         with caplog.at_level(logging.WARNING):
             await warn_of_shutdowns(parameters, endpoints, TODAY)
     assert sorted(asked) == [(model, "Bearer key"), ("unknown", "Bearer key")]
@@ -95,9 +95,11 @@ async def test_nobody_else_is_asked_and_silence_stops_nobody():
     hosted = {"model_name": "tiny", "model_provider": "SelfHosted"}
     async with openai() as (url, asked):
         parameters = settings(prover=elsewhere, verifier=hosted)
-        assert await announced(parameters, remote_endpoints(parameters, at(url))) == {}
+        assert (
+            await ask_shutdown_dates(parameters, find_remote_endpoints(parameters, at(url))) == {}
+        )
         assert asked == []
         odd = settings(prover={"model_name": "odd"}, verifier={"model_name": "odd"})
-        assert await announced(odd, remote_endpoints(odd, at(url))) == {}
+        assert await ask_shutdown_dates(odd, find_remote_endpoints(odd, at(url))) == {}
     # Nobody listens there any more.
-    assert await announced(odd, remote_endpoints(odd, at(url))) == {}
+    assert await ask_shutdown_dates(odd, find_remote_endpoints(odd, at(url))) == {}

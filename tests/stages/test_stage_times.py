@@ -11,7 +11,7 @@ from nip_core import loop
 from nip_core.parameters import load_parameters
 from nip_core.progress.board import Stage
 from nip_core.progress.outlook import observe_run
-from nip_core.records.stage_seconds import seconds_so_far
+from nip_core.records.stage_seconds import read_seconds_so_far
 from nip_core.session.opening import open_session
 from nip_core.stages import agenda, choosing, measuring, stage_times
 from nip_core.stages.stage_times import StageTimes
@@ -40,7 +40,7 @@ async def test_a_stage_took_what_all_processes_took_for_it_and_nothing_counts_tw
             with pytest.raises(Stopped):
                 async with open_session(parameters, progress=time.progress()) as session:
                     await loop.go_on(session, call)
-        so_far = seconds_so_far(session.run, 0)
+        so_far = read_seconds_so_far(session.run, 0)
         assert verify_run(session.run).unknown == []
         assert so_far == {"test": 60.0, "play": 60.0, "dataset": 28.0}  # of two groups
         stops = False
@@ -53,7 +53,7 @@ async def test_a_stage_took_what_all_processes_took_for_it_and_nothing_counts_tw
             assert whole is not None and whole.share == 1.0
     times = session.run.read_json("small/iterations/0000/times.json")
     assert times == {"test": 60.0, "play": 60.0, "dataset": 34.0, "train": 0.0, "swap": 0.0}
-    assert seconds_so_far(session.run, 0) == {}
+    assert read_seconds_so_far(session.run, 0) == {}
 
 
 async def test_a_kill_loses_no_more_than_what_is_not_yet_on_record(tmp_path, monkeypatch):
@@ -64,13 +64,15 @@ async def test_a_kill_loses_no_more_than_what_is_not_yet_on_record(tmp_path, mon
         async with open_session(parameters) as session:
             times = StageTimes(session, 0)
             async with times.during("play"):
-                while seconds_so_far(session.run, 0).get("play", 0.0) < 0.2:  # as a kill leaves it
+                while (
+                    read_seconds_so_far(session.run, 0).get("play", 0.0) < 0.2
+                ):  # as a kill leaves it
                     await asyncio.sleep(0.01)
             again = StageTimes(session, 0)
             before = again.seconds["play"]
             path = tmp_path / "runs/small/iterations/0000/times-so-far.json"
             path.write_text(path.read_text()[:-3])
-            assert seconds_so_far(session.run, 0) == {}  # damage stops no run
+            assert read_seconds_so_far(session.run, 0) == {}  # damage stops no run
             async with again.during("play"):
                 await asyncio.sleep(0.1)
             assert 0.2 + 0.1 <= before + 0.1 <= again.seconds["play"]

@@ -11,6 +11,7 @@ from stored_rows import typed_tables
 
 from nip_core import loop
 from nip_core.evaluation.baseline_verifiers import remarks
+from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.rollouts.tables import commit_shard, join_shards
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
@@ -106,7 +107,8 @@ def test_nothing_is_said_of_problems_that_tell_nothing(tmp_path, monkeypatch):
     [line] = baseline_lines(results.baselines)
     assert line.startswith("`adp`: in 2 of 2 runs the verifier is not shown to be right more often")
     tree = RunStore(store, "leak-alone-1")
-    assert remarks(tree.read_json(tree.metrics(0, "test")), 0.625) == []  # nor in its report
+    test = SplitMetrics.model_validate(tree.read_json(tree.metrics(0, "test")))
+    assert remarks(test, 0.625) == []  # nor in its report
     run = RunStore(store, "leak-adp-1")
     assert run.read_json(run.metrics(0, "test"))["believe_the_prover"]["accuracy"] == 1.0
 
@@ -172,4 +174,4 @@ def test_a_remark_follows_from_intervals(interval, rate_alone, believed, count):
     test = {"accuracy": 0.8, "accuracy_ci95": interval}
     if believed is not None:
         test["believe_the_prover"] = {"accuracy": 0.5, "accuracy_ci95": believed}
-    assert len(remarks(test, rate_alone)) == count
+    assert len(remarks(SplitMetrics.model_validate(test), rate_alone)) == count

@@ -14,7 +14,12 @@ from nip_core.rollouts.tables import commit_shard, join_shards
 from nip_core.run_store.documents import encode
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
-from nip_core.sweep.comparison import Comparison, compare_runs, comparison_table, write_comparison
+from nip_core.sweep.comparison import (
+    RunComparison,
+    compare_runs,
+    comparison_table,
+    write_comparison,
+)
 from nip_core.sweep.diff import find_differences
 from nip_core.sweep.played import find_played_run
 from nip_prefect.flows.cli import app
@@ -39,7 +44,7 @@ def played(folder, name, right, problems="the same", **changes):
         commit_shard(run.store, directory, "0000", tables, inputs={})
         join_shards(run.store, directory, ["0000"])
         metrics = evaluate(tables.episodes, tables.generations, seed=parameters.seed)
-        run.write_json_once(run.metrics(iteration, "test"), metrics)
+        run.write_json_once(run.metrics(iteration, "test"), metrics.as_json())
         episodes.append(tables.episodes)
     return episodes
 
@@ -65,7 +70,7 @@ def test_a_difference_has_settings_code_data_models_and_paired_results(runs):
     first, last = found.results
     assert first.iterations == (0, 0) and last.iterations == (2, 2)
     assert first.rates["accuracy"].difference == 0
-    paired = paired_difference(a, b, 11)
+    paired = paired_difference(a, b, 11).as_json()
     assert asdict(last.rates["accuracy"]) == {
         "a": 4 / 12,
         "b": 9 / 12,
@@ -114,11 +119,12 @@ def test_runs_side_by_side_are_a_table_a_figure_and_a_page(runs, tmp_path, capsy
     results = compare_runs([find_played_run("a", str(place)), find_played_run("b", str(place))])
     of_a, of_b = results.runs
     assert (of_a.accuracy, of_b.accuracy) == (4 / 12, 9 / 12)
-    assert of_b.against.p_holm == paired_difference(a, b, 11)["p"]
+    assert of_b.against.p_holm == paired_difference(a, b, 11).p
     assert results.settings["rl.lr"][1] == 0.5
     page = write_comparison(results, tmp_path / "out").read_text()
     assert (
-        Comparison.model_validate_json((tmp_path / "out" / "results.json").read_text()) == results
+        RunComparison.model_validate_json((tmp_path / "out" / "results.json").read_text())
+        == results
     )
     assert "| b (stopped) | 2 | 75.0 [" in comparison_table(results)
     figure = (tmp_path / "out" / "figure.svg").read_text()

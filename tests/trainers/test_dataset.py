@@ -20,10 +20,10 @@ from nip_core.trainers.dataset import (
     FILES,
     SCHEMAS,
     Dataset,
-    _row_hashes,
+    _hash_rows,
+    choose_held_out,
     open_dataset,
     to_table,
-    validation_side,
     write_examples,
 )
 from nip_core.trainers.lines import JSONL, write_jsonl
@@ -134,8 +134,8 @@ def test_a_rows_part_in_the_digest_is_the_same_next_to_any_others(method, data):
     whole = to_table(examples, method)
     ends = sorted(data.draw(st.sets(st.integers(0, 6))) | {0, 6})
     pieces = [whole.slice(a, b - a) for a, b in pairwise(ends)]
-    assert [h for piece in pieces for h in _row_hashes(piece)] == _row_hashes(whole)
-    assert _row_hashes(pa.concat_tables(pieces)) == _row_hashes(whole)
+    assert [h for piece in pieces for h in _hash_rows(piece)] == _hash_rows(whole)
+    assert _hash_rows(pa.concat_tables(pieces)) == _hash_rows(whole)
 
 
 CHANGES = {
@@ -215,7 +215,8 @@ def test_a_committed_dataset_is_read_back_and_a_damaged_one_is_not(tmp_path):
     store = LocalStore(tmp_path / "store")
     file = tmp_path / FILES["dpo"]
     write_examples(file, "dpo", made("dpo", 3))
-    manifest = commit(store, "d", {file.name: file}, extra={"method": "dpo"})
+    facts = {"method": "dpo", "digest": "0", "examples": 3, "episodes": 3}
+    manifest = commit(store, "d", {file.name: file}, extra=facts)
     dataset = open_dataset(store, "d")
     assert dataset.method == "dpo" and dataset.column("chosen") == ["Decision: accept"] * 3
     place = tmp_path / "store" / manifest.path(file.name)
@@ -311,12 +312,12 @@ def test_every_method_has_its_lines():
 
 def test_a_share_of_the_questions_is_held_out_and_each_keeps_its_side():
     questions = [f"q{i}" for i in range(1000)]
-    out = validation_side(questions, 0.2, seed=7)
+    out = choose_held_out(questions, 0.2, seed=7)
     assert 150 < len(out) < 250
-    assert validation_side(reversed(questions), 0.2, seed=7) == out
-    assert validation_side(questions[:400], 0.2, seed=7) == out & set(questions[:400])
-    assert validation_side(questions, 0.2, seed=8) != out
-    assert out < validation_side(questions, 0.5, seed=7)
+    assert choose_held_out(reversed(questions), 0.2, seed=7) == out
+    assert choose_held_out(questions[:400], 0.2, seed=7) == out & set(questions[:400])
+    assert choose_held_out(questions, 0.2, seed=8) != out
+    assert out < choose_held_out(questions, 0.5, seed=7)
 
 
 @settings(max_examples=60)
@@ -326,7 +327,7 @@ def test_a_share_of_the_questions_is_held_out_and_each_keeps_its_side():
     seed=st.integers(0, 9),
 )
 def test_training_is_never_left_without_a_question(questions, fraction, seed):
-    out = validation_side(questions, fraction, seed)
+    out = choose_held_out(questions, fraction, seed)
     assert out <= set(questions)
     assert not questions or out != set(questions)
     assert fraction > 0 or not out

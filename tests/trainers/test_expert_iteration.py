@@ -12,7 +12,7 @@ from playing import agent_of, play, problems
 from nip_core.errors import StageError
 from nip_core.hashing import derive_seed
 from nip_core.parameters import PureTextEiParameters, TextRlParameters, load_parameters
-from nip_core.trainers.expert_iteration import never_chosen, replacement_proportion, select
+from nip_core.trainers.expert_iteration import find_never_chosen, replacement_proportion, select
 
 
 def six_episodes():
@@ -246,7 +246,7 @@ def test_an_agent_that_can_just_earn_the_threshold_is_trained_and_not_warned_of(
             "protocol_common": common,
         }
     )
-    assert never_chosen(parameters) == {"prover": 0.3}
+    assert find_never_chosen(parameters) == {"prover": 0.3}
 
 
 def test_rewards_that_differ_by_rounding_are_drawn_evenly():

@@ -15,7 +15,7 @@ from nip_core.game.render import Game
 from nip_core.parameters import PureTextGrpoParameters, load_parameters
 from nip_core.rollouts.tables import RolloutTables
 from nip_core.trainers.base import OfProblems
-from nip_core.trainers.grpo import advantages, choose_trajectories
+from nip_core.trainers.grpo import choose_trajectories, compute_advantages
 
 LAWS = settings(max_examples=40, deadline=None)
 AGENTS = ("prover", "verifier")
@@ -333,7 +333,7 @@ def settings_of(baseline, scale):
 @LAWS
 @given(reward_lists, baselines, st.booleans())
 def test_advantages_sum_to_zero_and_keep_the_order_of_the_rewards(rewards, baseline, scale):
-    found = advantages(rewards, settings_of(baseline, scale))
+    found = compute_advantages(rewards, settings_of(baseline, scale))
     if found is None:
         assert max(rewards) - min(rewards) <= 1e-9 * max(1.0, *map(abs, rewards))
         return
@@ -346,19 +346,19 @@ def test_advantages_sum_to_zero_and_keep_the_order_of_the_rewards(rewards, basel
 def test_rewards_that_differ_by_rounding_teach_nothing(scale):
     """0.1 + 0.2 - 0.3 is not quite 0, which dividing by the deviation would make a whole one."""
     for rewards in ([0.0, 0.1 + 0.2 - 0.3], [0.9, 0.1 + 0.1 + 0.7, 0.9]):
-        assert advantages(rewards, settings_of("group", scale)) is None
+        assert compute_advantages(rewards, settings_of("group", scale)) is None
 
 
 def test_rewards_whose_squares_are_too_big_for_numbers_are_scaled_like_others():
     for size in (1e-8, 1.0, 1e300):
-        found = advantages([0.0, size], settings_of("group", True))
+        found = compute_advantages([0.0, size], settings_of("group", True))
         assert found == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)])
 
 
 @LAWS
 @given(reward_lists)
 def test_leave_one_out_takes_away_the_mean_of_the_others(rewards):
-    found = advantages(rewards, settings_of("leave_one_out", False))
+    found = compute_advantages(rewards, settings_of("leave_one_out", False))
     for i, advantage in enumerate(found or ()):
         others = rewards[:i] + rewards[i + 1 :]
         assert advantage == pytest.approx(

@@ -18,7 +18,7 @@ from nip_core.parameters import load_parameters
 from nip_core.protocols import Move, Turn
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
 from nip_core.rollouts.tables import RolloutTables
-from nip_core.rollouts.trees import Branching, ancestors, steps
+from nip_core.rollouts.trees import Branching, list_ancestors, parse_path
 from nip_core.trainers.expert_iteration import choose_examples
 from nip_core.trainers.malt import choose_pairs
 
@@ -54,10 +54,10 @@ class Trees:
     def leaf(self, path, failed=False, problem=0, iteration=0, sample=0, **rewards):
         """An episode that ended; before the answers on its way."""
         key = f"{self.run}-e{iteration}-{problem}-{sample}-{path}"
-        for node in ancestors(path):
+        for node in list_ancestors(path):
             place = (iteration, problem, sample, node)
             known = self._first.get(place)
-            if known is None or steps(path) < steps(known[1]):
+            if known is None or parse_path(path) < parse_path(known[1]):
                 self._first[place] = (key, path)
         self.episodes.append(
             {
@@ -77,7 +77,7 @@ class Trees:
                 "mutation": None,
                 "seed": 7,
                 "prover_stance": None,
-                "rounds": max(len(steps(path)), 1),
+                "rounds": max(len(parse_path(path)), 1),
                 "decision": 1,
                 "decision_value": 1.0,
                 "outcome": "failed" if failed else "finished",
@@ -95,7 +95,7 @@ class Trees:
                 "parent_key": None,
                 "episode": (iteration, problem, sample, path),
                 "branch_path": path,
-                "round": max(len(steps(path)) - 1, 0),
+                "round": max(len(parse_path(path)) - 1, 0),
                 "agent": agent,
                 "attempt": attempt,
                 "model_asked": "m",
@@ -400,8 +400,8 @@ def forests(draw):
         for child in range(draw(st.integers(1, 3))):
             here = f"{path}.{child}" if path else str(child)
             place = {"problem": problem, "iteration": iteration}
-            agent = "verifier" if len(steps(here)) % 2 else "prover"
-            ends = len(steps(here)) == 3 or draw(st.booleans())
+            agent = "verifier" if len(parse_path(here)) % 2 else "prover"
+            ends = len(parse_path(here)) == 3 or draw(st.booleans())
             if draw(st.integers(0, 5)) == 0:
                 trees.said(here, agent, "", invalid="empty", **place)
                 trees.leaf(here, failed=True, prover=0, verifier=0, **place)
@@ -425,8 +425,8 @@ def naive_value(leaves, path, agent):
         row = leaves[path]
         paid = {entry["agent"]: entry["reward"] for entry in row["rewards"]}
         return None if row["outcome"] == "failed" else paid[agent]
-    depth = len(steps(path)) + 1
-    below = {steps(leaf)[:depth] for leaf in leaves if f"{leaf}.".startswith(f"{path}.")}
+    depth = len(parse_path(path)) + 1
+    below = {parse_path(leaf)[:depth] for leaf in leaves if f"{leaf}.".startswith(f"{path}.")}
     values = [naive_value(leaves, ".".join(map(str, node)), agent) for node in sorted(below)]
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
@@ -543,7 +543,7 @@ async def test_expert_iteration_over_earlier_trees_learns_whole_conversations():
         for example in examples:
             found = [rows[key] for key in example.generations]
             assert [row["round"] for row in found] == own
-            leaf = ancestors(paths[example.episode])
+            leaf = list_ancestors(paths[example.episode])
             assert [row["branch_path"] for row in found] == [leaf[r] for r in own]
             said = [m["content"] for m in example.messages if m["role"] == "assistant"]
             assert said == [row["text"] for row in found]

@@ -10,7 +10,7 @@ from there import EPISODES, episodes_of, evaluate, write_config
 from verifiers.v1.cli.eval.main import main as command
 
 from nip_core.evaluation.metrics import evaluate as measured
-from nip_core.game.render import Game, situation_of
+from nip_core.game.render import Game, make_situation
 from nip_core.parameters import load_parameters
 from nip_core.protocols import protocol_names
 from nip_core.rollouts.plan import TEST, plan_episodes
@@ -43,7 +43,7 @@ def check_same(episodes: Sequence[vf.WireEpisode], run: RunStore, count: int) ->
     asked = [row for trace in traces for row in trace.info["nip"]["generations"]]
     generations = {row["key"]: row for row in tables.generations.to_pylist()}
     assert {row["key"]: row for row in asked} == generations and len(asked) == len(generations)
-    check_figures(traces, measured(tables.episodes, tables.generations))
+    check_figures(traces, measured(tables.episodes, tables.generations).as_json())
 
 
 def check_figures(traces: Sequence[vf.WireTrace], metrics: dict) -> None:
@@ -121,7 +121,7 @@ def test_a_trace_is_the_chat_of_nip(server, tmp_path):
                 before = game.turns(
                     typed_generations(r for r in rows if r["round"] < round_), spec.seed
                 )
-                situation = situation_of(spec.problem, spec.stance, spec.seed)
+                situation = make_situation(spec.problem, spec.stance, spec.seed)
                 chat = game.render(trace.agent.name, situation, before, round_)
                 path, number = [], call.node
                 while number is not None:

@@ -10,11 +10,12 @@ import pytest
 from viewing import HOSTILE, client_of, everything, rows_on, text_of
 
 from nip_core.evaluation.invalid import invalid_line
+from nip_core.evaluation.split_metrics import InvalidAnswers
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.showing.asked_chats import Place, chat_on_record
-from nip_core.viewer.pages import list_places
+from nip_core.showing.asked_chats import Place, render_chat_on_record
+from nip_core.viewer.side_by_side import list_places
 
 LINK = re.compile(r'(?:href|action)="(/[^"]*|\?[^"]*)"')
 
@@ -210,7 +211,7 @@ def test_invalid_answers_are_counted_by_reason_in_metrics_report_and_overview(sc
     counted = run.read_json(run.metrics(0, "test"))["invalid_answers"]
     assert counted["invalid"] == len(first) > 0
     assert sum(counted["by_reason"].values()) == len(first)
-    line = invalid_line({"invalid_answers": counted})
+    line = invalid_line(InvalidAnswers.model_validate(counted))
     said = f"{line[0].upper()}{line[1:]}."
     assert said in text_of(client_of(store).get("/runs/scripted").text)
     assert html.escape(said) in run.store.get(f"{run.root}/report.html").decode()
@@ -220,7 +221,7 @@ def test_invalid_answers_are_counted_by_reason_in_metrics_report_and_overview(sc
     episodes = read_rollouts(run.store, run.rollouts(0, "test")).episodes["key"].to_pylist()
     number = episodes.index(first[0]["episode"])
     place = Place(first[0]["agent"], first[0]["round"], str(number), split="test")
-    asked = chat_on_record(run, place)
+    asked = render_chat_on_record(run, place)
     again = [answer["asked_again"] for answer in asked.answers]
     assert again[0].startswith("Your answer to this") and again[-1] is None
 

@@ -28,7 +28,7 @@ _RATES, _LIKENESSES = 96, 32  # points of the grids; more change no interval by 
 def clustered_rate(
     hits: NDArray[np.bool_], clusters: Ints, weights: Floats | None = None
 ) -> Interval | None:
-    """95 % interval of the share of `hits`, whose rows are of the questions `clusters`.
+    """Compute the 95 % interval of the share of `hits`, with rows by question in `clusters`.
 
     All arrays have one entry per row, `weights` above 0 (1 where left out). None without rows. One
     question alone counts as one trial, whatever its rows.
@@ -46,7 +46,7 @@ def clustered_rate(
 
 
 def effective_trials(successes: Floats, trials: Floats) -> float:
-    """The number of independent trials that give a rate as surely as `trials` by question.
+    """Estimate how many independent trials would show a rate as surely as `trials` by question.
 
     Both arrays have one entry per question, trials above 0. The smaller of two estimates:
 
@@ -77,7 +77,7 @@ def effective_trials(successes: Floats, trials: Floats) -> float:
 
 
 def _likeness(successes: Floats, trials: Floats) -> float:
-    """The posterior mean of the correlation within questions, in (0, 1)."""
+    """Estimate the correlation within questions, in (0, 1), by its posterior mean."""
     pairs, counts = np.unique(np.stack([successes, trials], axis=1), axis=0, return_counts=True)
     likelihood = np.zeros((_RATES, _LIKENESSES))
     for (hit, tried), count in zip(pairs.tolist(), counts.tolist(), strict=True):
@@ -87,13 +87,14 @@ def _likeness(successes: Floats, trials: Floats) -> float:
 
 
 def _grid(points: int) -> Floats:
-    """Proportions between 0 and 1 that are equally likely under Jeffreys' prior."""
+    """List proportions between 0 and 1, equally likely under Jeffreys' prior."""
     return np.asarray(np.sin((np.arange(points) + 0.5) / points * math.pi / 2) ** 2)
 
 
 @lru_cache(maxsize=512)
 def _beta_binomial(hit: float, tried: float) -> Floats:
-    """The log-likelihood of so many hits in a question, by rate (rows) and likeness (columns)."""
+    """Compute the log-likelihood of so many hits in a question, by rate (rows) and likeness
+    (columns)."""
     rate, likeness = _grid(_RATES)[:, None], _grid(_LIKENESSES)[None, :]
     a, b = rate * (1 - likeness) / likeness, (1 - rate) * (1 - likeness) / likeness
     risen = log_gamma(a + hit) - log_gamma(a) + log_gamma(b + max(0.0, tried - hit)) - log_gamma(b)
@@ -112,7 +113,7 @@ class Mean:
     questions: int
 
     def interval(self, level: float = 0.95) -> Interval | None:
-        """The value, plus and minus so many errors by Student's t; None without an error.
+        """Compute the value, plus and minus so many errors by Student's t; None without an error.
 
         Where every question has the same mean its width is 0, and nothing is known of the spread.
         """
@@ -123,7 +124,7 @@ class Mean:
 
 
 def clustered_mean(values: Floats, clusters: Ints, weights: Floats | None = None) -> Mean | None:
-    """The mean of `values`, whose rows are of the questions `clusters`; None without rows.
+    """Average `values` with rows by question in `clusters`; None without rows.
 
     All arrays have one entry per row, `weights` above 0 (1 where left out). The error is the
     cluster-robust one with the correction, and the degrees of freedom, of Bell and McCaffrey, "Bias
@@ -159,7 +160,7 @@ def _mean_of(sums: Floats, sizes: Floats) -> Mean:
 def totals_by(
     clusters: Ints, values: NDArray[np.float64] | NDArray[np.bool_], weights: Floats | None = None
 ) -> tuple[Floats, Floats]:
-    """The weighted sum of the values, and the sum of the weights, of each question that has rows.
+    """Add up the weighted values, and the weights, of each question with rows.
 
     Raises ValueError for a value or weight that is not a number, or arrays of several lengths.
     """

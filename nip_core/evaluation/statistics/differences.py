@@ -20,7 +20,7 @@ from nip_core.evaluation.statistics.distributions import beta_quantile, log_gamm
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Exact two-sided p-value of `gained` verdicts that became right and `lost` that became wrong.
+    """Compute the exact two-sided p-value of `gained` right verdicts against `lost` ones.
 
     After McNemar, "Note on the sampling error of the difference between correlated proportions or
     percentages", Psychometrika 12 (1947), by the binomial distribution. 1 where none changed.
@@ -31,7 +31,7 @@ def mcnemar(gained: int, lost: int) -> float:
 
 
 def sign_flips(changes: Sequence[int] | NDArray[np.int64] | NDArray[np.float64]) -> float:
-    """Exact two-sided p-value of `changes`, one whole number per question.
+    """Compute the exact two-sided p-value of `changes`, one whole number per question.
 
     A question's change is how many of its verdicts became right, less how many became wrong. If
     nothing changed but by chance, each question's change is as likely with the other sign
@@ -60,7 +60,7 @@ def sign_flips(changes: Sequence[int] | NDArray[np.int64] | NDArray[np.float64])
 
 
 def _binomial(tosses: int) -> NDArray[np.float64]:
-    """The probability of 0 to `tosses` heads of fair coins."""
+    """Compute the probability of 0 to `tosses` heads of fair coins."""
     heads = np.arange(tosses + 1.0)
     logs = (
         log_gamma(np.array([tosses + 1.0])) - log_gamma(heads + 1) - log_gamma(tosses - heads + 1)
@@ -69,7 +69,7 @@ def _binomial(tosses: int) -> NDArray[np.float64]:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The p-values, adjusted so that all that are below α hold together with probability 1 - α.
+    """Adjust p-values so as to keep all below α true together with probability 1 - α.
 
     Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of
     Statistics 6 (1979). In the order given. Raises ValueError for one outside of [0, 1].
@@ -98,7 +98,7 @@ class Equivalence:
 
 
 def equivalence(difference: Mean, margin: float, alpha: float = 0.05) -> Equivalence | None:
-    """Test whether a difference lies within `margin` of 0, which must be declared beforehand.
+    """Test whether a difference lies within `margin` of 0, declared beforehand.
 
     By two one-sided tests: Schuirmann, "A comparison of the two one-sided tests procedure and the
     power approach for assessing the equivalence of average bioavailability", Journal of
@@ -119,7 +119,7 @@ def equivalence(difference: Mean, margin: float, alpha: float = 0.05) -> Equival
 
 
 def at_most(events: int, trials: int, level: float = 0.95) -> float | None:
-    """The highest rate, in [0, 1], that is not ruled out by `events` in independent `trials`.
+    """Bound a rate, in [0, 1], from above by `events` in independent `trials`, one-sided.
 
     The one-sided bound of Clopper and Pearson, "The use of confidence or fiducial limits",
     Biometrika 26 (1934). Without events it is 1 - (1 - level)^(1/n), about 3/n: the rule of three,

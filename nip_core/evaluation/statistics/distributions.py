@@ -23,12 +23,12 @@ _MANY = 1e7  # degrees of freedom from which Student's t is the normal distribut
 
 
 def normal_quantile(probability: float) -> float:
-    """The z below which a standard normal number stays with this probability, in (0, 1)."""
+    """Find z with this probability, in (0, 1), of a standard normal number below it."""
     return NormalDist().inv_cdf(probability)
 
 
 def beta_cdf(x: float, a: float, b: float) -> float:
-    """P(X <= x) for a beta distribution with the shapes a and b, both above 0.
+    """Compute P(X <= x) for a beta distribution with the shapes a and b, both above 0.
 
     By the continued fraction of Press et al., "Numerical Recipes" (third edition, 2007), section
     6.4, evaluated after Lentz.
@@ -62,14 +62,14 @@ def _not_zero(value: float) -> float:
 
 
 def beta_quantile(probability: float, a: float, b: float) -> float:
-    """The x in [0, 1] with `beta_cdf(x, a, b)` = `probability`."""
+    """Find x in [0, 1] with `beta_cdf(x, a, b)` = `probability`."""
     if probability <= 0 or probability >= 1:
         return 0.0 if probability <= 0 else 1.0
     return _root(lambda x: beta_cdf(x, a, b) - probability, 0.0, 1.0)
 
 
 def t_cdf(t: float, df: float) -> float:
-    """P(T <= t) for Student's t with `df` degrees of freedom, above 0."""
+    """Compute P(T <= t) for Student's t with `df` degrees of freedom, above 0."""
     if df > _MANY:
         return NormalDist().cdf(t)
     if t == 0:
@@ -80,7 +80,7 @@ def t_cdf(t: float, df: float) -> float:
 
 @lru_cache(maxsize=4096)
 def t_quantile(probability: float, df: float) -> float:
-    """The t below which Student's t with `df` degrees of freedom stays with this probability."""
+    """Find t with this probability, in (0, 1), of Student's t below it; `df` is above 0."""
     if probability < 0.5:
         return -t_quantile(1 - probability, df)
     if df > _MANY:
@@ -94,7 +94,7 @@ def t_quantile(probability: float, df: float) -> float:
 
 
 def _root(rising: Callable[[float], float], low: float, high: float) -> float:
-    """The place at which a rising function is 0, by halving as often as a float allows."""
+    """Find where a rising function is 0, by halving as often as a float allows."""
     for _ in range(200):
         middle = (low + high) / 2
         if middle in (low, high):
@@ -107,7 +107,7 @@ def _root(rising: Callable[[float], float], low: float, high: float) -> float:
 
 
 def log_gamma(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """ln Γ(x) for x above 0, any shape.
+    """Compute ln Γ(x) for x above 0, any shape.
 
     Stirling's series at x + 8 (Abramowitz and Stegun, 1964, 6.1.41), brought back by the
     recurrence of Γ.

@@ -23,7 +23,7 @@ LIKENESS = 0.2
 def detectable_change(
     sizes: Sequence[int], *, changed: float = CHANGED, likeness: float = LIKENESS
 ) -> float | None:
-    """The smallest change of a rate, in (0, 1), that the same problems show when played again.
+    """Compute the smallest change of a rate, in (0, 1), to be seen on the same problems again.
 
     `sizes` has the number of problems of each question. With n rows, the design effect
     D = 1 + (m - 1) ρ of Kish (see `nip_core.evaluation.statistics.clustered`) and quantiles k of
@@ -41,7 +41,7 @@ def detectable_change(
 def detectable_difference(
     sizes: Sequence[int], rate: float, *, likeness: float = LIKENESS
 ) -> float | None:
-    """The smallest difference that two batches show which share no question.
+    """Compute the smallest difference to be seen between two batches without a shared question.
 
     `sizes` are those of each batch, `rate` in [0, 1] is that of one; the other one's lies so much
     nearer to 1/2 or, from 1/2, further from it. None with fewer than two questions, and where no
@@ -67,7 +67,7 @@ def detectable_difference(
 
 
 def _scaled(sizes: Sequence[int], likeness: float) -> float | None:
-    """The square of the quantiles, times the variance of a mean of numbers of variance 1."""
+    """Multiply the square of the quantiles by the variance of a mean of unit variances."""
     sizes = [size for size in sizes if size > 0]
     if len(sizes) < 2:
         return None

@@ -34,7 +34,7 @@ class TwoWay:
 
 
 def two_way(sums: Floats, counts: Floats, seed: int) -> TwoWay | None:
-    """The mean of values that come by training seed and question, and its 95 % interval.
+    """Average values by training seed and question, with the 95 % interval of the mean.
 
     Args:
         sums: seeds x questions, the sum of the values of each cell. For a comparison the values are
@@ -79,7 +79,7 @@ def two_way(sums: Floats, counts: Floats, seed: int) -> TwoWay | None:
 
 
 def _error(residuals: Floats, whole: float) -> tuple[float, float]:
-    """The two-way standard error of a ratio, and its degrees of freedom."""
+    """Compute the two-way standard error of a ratio, and its degrees of freedom."""
     seeds, questions = residuals.shape
     by_seed = float((residuals.sum(axis=1) ** 2).sum()) / whole**2 * seeds / (seeds - 1)
     by_question = float((residuals.sum(axis=0) ** 2).sum()) / whole**2

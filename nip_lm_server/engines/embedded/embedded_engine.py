@@ -38,7 +38,7 @@ from nip_lm_server.engines.embedded.requests import (
     RowReader,
     abandon,
     check_counts,
-    encode_prompt,
+    encode_request,
     make_guide,
     make_rows,
     refuse_unguided,
@@ -109,7 +109,7 @@ class EmbeddedEngine(Engine):
         worker, read = self._serving(), []
         for request in requests:
             check_counts(request, self._options.max_batch)
-            prompt = await encode_prompt(worker, request)
+            prompt = await encode_request(worker, request)
             room_for_answer(request, len(prompt), worker.loaded.max_model_len)
             read.append(replace(request, prompt=tuple(prompt)))
             await asyncio.sleep(0)
@@ -160,7 +160,7 @@ class EmbeddedEngine(Engine):
 
     async def tokenize(self, request: GenerationRequest) -> tuple[int, ...]:
         worker, _ = self._find(request.model)
-        return tuple(await encode_prompt(worker, request, contexts=COUNTED_CONTEXTS))
+        return tuple(await encode_request(worker, request, contexts=COUNTED_CONTEXTS))
 
     @property
     def max_model_len(self) -> int:
@@ -289,5 +289,5 @@ class EmbeddedEngine(Engine):
         guide = None
         if request.schema is not None or request.tools:
             guide = await aside.follow_form(make_guide, worker, request)  # the first takes seconds
-        prompt = await encode_prompt(worker, request)
+        prompt = await encode_request(worker, request)
         return worker, Pending(make_rows(worker, request, prompt, adapter, guide), streamed)

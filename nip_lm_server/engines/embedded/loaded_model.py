@@ -1,10 +1,10 @@
 """Loading a model to be served in batches.
 
-EmbeddedOptions   settings of the embedded engine
-LoadedModel       the model, its tokenizer and what was found out about them
-load_model        loads it
-check_batching    refuses a model that can't be batched; learns the size of its cache
-is_fatal          whether an error ends what a model can do
+EmbeddedOptions    settings of the embedded engine
+LoadedModel        the model, its tokenizer and what was found out about them
+load_engine_model  loads it
+check_batching     refuses a model that can't be batched; learns the size of its cache
+is_fatal           whether an error ends what a model can do
 """
 
 import gc
@@ -65,7 +65,7 @@ class LoadedModel:
     template_facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def load_model(path: str, options: EmbeddedOptions) -> LoadedModel:
+def load_engine_model(path: str, options: EmbeddedOptions) -> LoadedModel:
     """Load a model and its tokenizer. Raises EngineError with the reason if it can't be served."""
     from transformers.utils import logging
 

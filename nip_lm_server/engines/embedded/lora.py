@@ -174,6 +174,8 @@ class RowwiseLora:
                 halves[0].to(weight.device).contiguous(),
                 halves[1].to(weight.device).contiguous(),
             )
+        # One hook for each layer and all adapters: which rows go through which one is the plan of a
+        # pass.
         for module_name in matrices.keys() - self._hooked:
             self._modules[module_name].register_forward_hook(self._hook(module_name))
             self._hooked.add(module_name)

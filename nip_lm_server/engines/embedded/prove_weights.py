@@ -273,8 +273,8 @@ def _change(left: LoraAdapter, right: LoraAdapter) -> float:
     squares = inner(left, left), inner(right, right)
     if max(squares) == 0.0:
         return 0.0
-    mean_difference = max(0.0, sum(squares) - 2 * inner(left, right))
-    return float((mean_difference / max(squares)) ** 0.5)
+    distance = max(0.0, sum(squares) - 2 * inner(left, right))
+    return float((distance / max(squares)) ** 0.5)
 
 
 def weights_equal(adapter: LoraAdapter, files: LoraFiles) -> bool:

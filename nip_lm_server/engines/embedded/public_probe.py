@@ -1,6 +1,6 @@
 """A probe without any training data, for an adapter about to be published.
 
-public_probe   log-probabilities of an adapter and of its base on a fixed text
+compute_public_probe   log-probabilities of an adapter and of its base on a fixed text
 
 It is what `probes.Probe` reads. A training writes a better one, with text that its model has
 learned; but that text is somebody's data.
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 
-def public_probe(base_model: str, adapter: Path) -> dict[str, Any]:
+def compute_public_probe(base_model: str, adapter: Path) -> dict[str, Any]:
     """Compute the probe from the files of both, in the precision of the base model's.
 
     `base_model` is a directory or a name on the Hub. Raises OSError,

@@ -3,7 +3,7 @@
 check_counts      refuses more choices than there can be
 refuse_tools      refuses tools that the model can't be told of
 make_guide        the grammar of an answer, where it has one
-encode_prompt     a request -> the token ids of its prompt
+encode_request    a request -> the token ids of its prompt
 make_rows         a request and these -> one row for each of its choices
 RowReader         what has been added to a row since the last look, as a `Delta`
 with_calls        what a reader told of a whole row, calls of tools apart from its text
@@ -33,7 +33,7 @@ MAX_TOP_LOGPROBS = 20
 _TOOL_KEYS = {"tool_calls", "tool_call_id"}
 
 
-async def encode_prompt(
+async def encode_request(
     worker: ModelWorker, request: GenerationRequest, *, contexts: int = 1
 ) -> list[int]:
     """The token ids of a request's prompt. Raises EngineRequestError.

@@ -31,7 +31,7 @@ from nip_lm_server.engines.embedded.loaded_model import (
     check_batching,
     is_fatal,
     is_out_of_memory,
-    load_model,
+    load_engine_model,
 )
 from nip_lm_server.engines.embedded.lora import LoraAdapter, RowwiseLora
 from nip_lm_server.engines.embedded.prompt_tokens import PromptEncoder
@@ -241,7 +241,7 @@ class ModelWorker:
 
     def _load(self) -> None:
         # 1. The model, and what runs it.
-        loaded = self.loaded = load_model(self._model_path, self._options)
+        loaded = self.loaded = load_engine_model(self._model_path, self._options)
         self.prompts = PromptEncoder(loaded.tokenizer, self._tokenizer_lock, loaded.max_model_len)
         self.lora = RowwiseLora(loaded.model)
         self.decoder = Decoder(loaded.model, self.lora, loaded.stop_tokens)

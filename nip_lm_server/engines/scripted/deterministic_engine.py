@@ -37,7 +37,7 @@ from nip_lm_server.engines.scripted.drawn_answers import draw, draw_call, follow
 from nip_lm_server.engines.scripted.pseudo_tokens import (
     MESSAGE_OVERHEAD,
     TOKEN_BYTES,
-    count_tokens,
+    count_pseudo_tokens,
     decode_ids,
     prompt_ids,
     token_ids,
@@ -312,7 +312,7 @@ class DeterministicEngine(Engine):
         cut = min((text.find(stop) for stop in request.stop if stop in text), default=-1)
         if cut >= 0:
             text, finish_reason = text[:cut], "stop"
-        if count_tokens(text) > asked.limit:
+        if count_pseudo_tokens(text) > asked.limit:
             # A character that is cut in two is left out, so that there may be a token less.
             text = text.encode()[: asked.limit * TOKEN_BYTES].decode("utf-8", "ignore")
             finish_reason = "length"
@@ -320,7 +320,7 @@ class DeterministicEngine(Engine):
             index,
             text,
             finish_reason=finish_reason,
-            completion_tokens=count_tokens(text),
+            completion_tokens=count_pseudo_tokens(text),
             token_ids=token_ids(text) if request.return_token_ids else (),
         )
 
@@ -361,7 +361,9 @@ class DeterministicEngine(Engine):
 
 
 def _token_count(messages: Sequence[Mapping[str, Any]]) -> int:
-    return sum(count_tokens(m["content"]) for m in messages) + MESSAGE_OVERHEAD * len(messages)
+    return sum(count_pseudo_tokens(m["content"]) for m in messages) + MESSAGE_OVERHEAD * len(
+        messages
+    )
 
 
 def _read_prompt(

@@ -21,7 +21,7 @@ from nip_lm_server.engines.guided import (
 )
 from nip_lm_server.engines.scripted.pseudo_tokens import (
     TOKEN_BYTES,
-    count_tokens,
+    count_pseudo_tokens,
     split_pieces,
     token_ids,
 )
@@ -96,12 +96,12 @@ def draw_call(index: int, request: GenerationRequest, random: Random, limit: int
     place = [tool["function"]["name"] for tool in request.tools].index(name)
     param = f"tools[{place}].function.parameters"
     arguments = draw(read_parameters(request.tools[place]), random, limit, param)
-    is_whole = count_tokens(arguments) <= limit
+    is_whole = count_pseudo_tokens(arguments) <= limit
     return Delta(
         index,
         text="",
         finish_reason="tool_calls" if is_whole else "length",
-        completion_tokens=min(count_tokens(arguments), limit),
+        completion_tokens=min(count_pseudo_tokens(arguments), limit),
         token_ids=token_ids(arguments)[:limit] if request.return_token_ids else (),
         tool_calls=(ToolCall(name, arguments[: limit * TOKEN_BYTES]),),
     )

@@ -1,10 +1,10 @@
 """The tokens of an engine without a model: pieces of three UTF-8 bytes, stable and reversible.
 
-count_tokens  how many a text has
-token_ids     text -> ids; the number of bytes is in the id, so that ids can be turned back
-prompt_ids    a conversation -> ids, with overhead as a chat template has it
-decode_ids    ids -> text; raises ValueError for an id that is no token
-split_pieces  text -> what a stream says of it token by token
+count_pseudo_tokens  how many a text has
+token_ids            text -> ids; the number of bytes is in the id, so that ids can be turned back
+prompt_ids           a conversation -> ids, with overhead as a chat template has it
+decode_ids           ids -> text; raises ValueError for an id that is no token
+split_pieces         text -> what a stream says of it token by token
 """
 
 import codecs
@@ -17,7 +17,7 @@ MESSAGE_OVERHEAD = 3  # tokens that a chat template would add to a message
 _BEGIN, _END, _ROLES = 1, 2, 256  # a role is _ROLES plus a byte
 
 
-def count_tokens(text: str) -> int:
+def count_pseudo_tokens(text: str) -> int:
     """Number of tokens of a text."""
     size = len(text) if text.isascii() else len(_encode(text))
     return -(-size // TOKEN_BYTES)

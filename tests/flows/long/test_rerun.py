@@ -16,15 +16,15 @@ from small_game import FEW, rerun_here, train_here, write_config
 
 from nip_core.errors import CorruptionError, LeaseError, SettingsError, StoreError
 from nip_core.parameters import load_parameters
-from nip_core.records.rewinds import STAGES, cancel_jobs, finish_rewinds, paths_from, rewind
+from nip_core.records.rewinds import STAGES, cancel_jobs, finish_rewinds, list_paths_from, rewind
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import list_files, open_store
 from nip_core.session.opening import open_session
 from nip_core.session.prepare import fork_run, prepare
-from nip_core.showing.finished import finished_run, finished_test
-from nip_core.stages.publishing import check_store, state_of
+from nip_core.showing.finished import find_finished_run, find_finished_test
+from nip_core.stages.publishing import check_store, describe_state
 from nip_core.upkeep.verify import verify_all
 from nip_prefect.flows.commands.show import show
 from nip_prefect.flows.train import continue_run, train
@@ -159,7 +159,7 @@ async def test_a_scheduled_flow_run_adds_its_iterations_once_however_often_it_is
 )
 async def test_a_rewind_that_was_killed_is_completed_before_anything_else(moved, config, tmp_path):
     run = run_in(tmp_path)
-    files = paths_from(run, 1, "train")
+    files = list_paths_from(run, 1, "train")
     assert len(files) > 3
     plan = {"token": "t", "iteration": 1, "stage": "train", "files": files}
     run.write_json_once(f"{run.root}/superseded/0001/plan.json", plan)
@@ -191,7 +191,7 @@ async def test_a_replaced_runner_sets_nothing_aside(tmp_path):
 @pytest.mark.usefixtures("config")
 async def test_stages_follow_each_other_and_take_along_what_comes_later(tmp_path):
     run = run_in(tmp_path)
-    sets = [set(paths_from(run, 1, stage)) for stage in STAGES]
+    sets = [set(list_paths_from(run, 1, stage)) for stage in STAGES]
     assert all(later < earlier for earlier, later in itertools.pairwise(sets))
     everything = {
         p.removeprefix(f"{run.root}/") for p in list_files(run.store, f"{run.root}/iterations")
@@ -292,7 +292,7 @@ async def test_a_store_that_is_behind_what_was_published_is_refused_and_nothing_
     # Another run of the name may begin, and what is ahead of the artifact is right.
     check_store(run, {**state, "created_at": "2001-01-01"})
     newer = RunStore(open_store(tmp_path / "newer"), "by-name")
-    check_store(newer, state_of(run, "play"))
+    check_store(newer, describe_state(run, "play"))
     with pytest.raises(CorruptionError, match="models after iteration 0 is another"):
         check_store(newer, {**state, "swaps": {"0": {"prover": "m"}}})
 
@@ -411,7 +411,7 @@ def test_a_finished_run_is_not_taken_for_whole_without_a_look(config, tmp_path, 
     run, prepared = run_in(tmp_path), prepare(load_parameters(str(config)))
     (file,) = (tmp_path / "runs" / run.root / "iterations" / "0001").glob(f"**/{pattern}")
     change(file)
-    for command in (finished_run, finished_test):
+    for command in (find_finished_run, find_finished_test):
         with pytest.raises(CorruptionError, match=file.name):
             command(prepared)
     if change is not flip or file.suffix == ".json":  # to show it nobody reads the tables

@@ -25,7 +25,7 @@ from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import RunStore
 from nip_core.trainers.dataset import FILES, Dataset, write_examples
 from nip_core.trainers.group_job import training_settings
-from nip_core.trainers.lines import held_out, write_payloads
+from nip_core.trainers.lines import read_held_out, write_payloads
 from nip_lm_server import placement as slots
 from nip_lm_server.devices import has_cuda
 
@@ -78,7 +78,7 @@ async def test_the_configured_hyper_parameters_are_those_of_the_trainer(
     file = tmp_path / FILES[method]
     digest = write_examples(file, method, made(method, 20)).digest
     dataset = Dataset(file, method, "it")
-    out = held_out(parameters, dataset)
+    out = read_held_out(parameters, dataset)
     training, validation = write_payloads(dataset, out, tmp_path, "it")
     examples = len(training.read_bytes().splitlines())
     assert validation is not None and 10 <= examples < 20

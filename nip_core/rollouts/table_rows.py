@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from nip_core.errors import CorruptionError
 from nip_core.game.answer_rows import RecordedToken
+from nip_core.rollouts.journal import Record
 
 R = TypeVar("R")
 
@@ -101,7 +102,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttackChoice:
-    """The episode that counts for one n of an attack on a problem."""
+    """The episode chosen for one n of an attack on a problem."""
 
     key: str
     problem: str
@@ -119,7 +120,9 @@ def row_columns(kind: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def read_rows(table: pa.Table, kind: Callable[..., R]) -> Iterator[R]:
-    """Make a row of this kind from each row of a table, which may have further columns.
+    """Make a row of this kind from each row of a table.
+
+    The table may have further columns.
 
     A column that was not read has its default in the rows. Column by column, which is much faster
     than `to_pylist`. Raises TypeError for a column that is missing and has no default.
@@ -156,7 +159,7 @@ class CallRecord:
     generation: Generation
     timing: Timing
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Record:
         """Return the record as a line of the journal."""
         timing = {**stored_row(self.timing), "started_at": self.timing.started_at.isoformat()}
         return {"generation": stored_row(self.generation), "timing": timing}
@@ -164,7 +167,7 @@ class CallRecord:
 
 @dataclass(frozen=True, slots=True)
 class LabelRow:
-    """The label of a solution that was written in play, as the journal has it."""
+    """The label of a solution written in play, as the journal has it."""
 
     key: str
     """Of the generation that wrote it."""
@@ -173,12 +176,12 @@ class LabelRow:
     seconds: float
     """That labelling took."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Record:
         """Return the label as a line of the journal."""
         return {"label": {name: getattr(self, name) for name in row_columns(LabelRow)}}
 
 
-def recorded_calls(records: Iterable[Mapping[str, Any]], name: str) -> dict[str, CallRecord]:
+def recorded_calls(records: Iterable[Record], name: str) -> dict[str, CallRecord]:
     """Read the answers in a journal's records, by the key of the generation.
 
     `name` is that of the journal. Raises CorruptionError for a record of other columns.
@@ -202,8 +205,8 @@ def recorded_calls(records: Iterable[Mapping[str, Any]], name: str) -> dict[str,
     return calls
 
 
-def recorded_labels(records: Iterable[Mapping[str, Any]], name: str) -> dict[str, LabelRow]:
-    """Read the labels in a journal's records, by the key of the generation that wrote the solution.
+def recorded_labels(records: Iterable[Record], name: str) -> dict[str, LabelRow]:
+    """Read the labels in a journal's records, by the key of the generation with the solution.
 
     `name` is that of the journal. Raises CorruptionError for a record of other columns.
     """

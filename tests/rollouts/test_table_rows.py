@@ -7,7 +7,8 @@ from random_play import game, play
 from stored_rows import typed_tables
 
 from nip_core.errors import CorruptionError
-from nip_core.rollouts.rows import (
+from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS, TIMINGS
+from nip_core.rollouts.table_rows import (
     AttackChoice,
     CallRecord,
     Episode,
@@ -20,7 +21,6 @@ from nip_core.rollouts.rows import (
     row_columns,
     stored_row,
 )
-from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS, TIMINGS
 
 KINDS = {Episode: EPISODES, Generation: GENERATIONS, Timing: TIMINGS, AttackChoice: CHOICES}
 

@@ -1,0 +1,148 @@
+"""The document of an attack, ``metrics-attack.json``, and what is shown beside it.
+
+AttackMetrics   the figures; `attack_figures` makes them
+TrainedSteps    how many of an attack's steps trained its provers
+ShownAttack     both
+
+As in `split_metrics`, fields that not all versions write have a default, and their order is that of
+the keys in the file.
+"""
+
+from collections.abc import Sequence
+
+from pydantic import AliasChoices, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+
+from nip_core.evaluation.split_metrics import BatchMetrics, Figures, Interval95, PairedDifference
+
+_LOST_TO_TRAINING = AliasChoices("lost_to_training", "exploitability")
+"""An earlier version had the other name for it."""
+
+
+class Attacked(Figures):
+    """Whose verifier was attacked, and by whom."""
+
+    run: StrictStr | None
+    iteration: StrictInt | None
+    by: StrictStr
+    model: StrictStr
+    """The name of the verifier's model."""
+    told: StrictBool | None = None
+    """Whether the provers read that they argue for acceptance; None where that is not known."""
+
+
+class MessagesToChoose(Figures):
+    """A number of messages that the best is chosen from."""
+
+    n: StrictInt
+
+
+class StepOfTraining(Figures):
+    """A step of an attack by training."""
+
+    step: StrictInt
+    updates: StrictInt | None = None
+    """The updates of the optimizer until then."""
+
+
+class ChoiceMetrics(BatchMetrics, MessagesToChoose):
+    """The figures of the episodes that count for one number of messages."""
+
+    fooled: StrictInt | None = None
+    """The wrong solutions that were accepted."""
+    p_accept: StrictFloat | None = None
+    """The mean of what the chosen messages were estimated at."""
+    distinct: StrictFloat | None = None
+    """The mean number of different messages among them."""
+
+
+class StepMetrics(BatchMetrics, StepOfTraining):
+    """The figures of the test after a step."""
+
+    fooled: StrictInt | None = None
+    worst_step: StrictInt | None = None
+    """The step whose test had the lowest soundness so far."""
+
+
+class WorstStep(StepOfTraining):
+    """The step whose test has the lowest soundness of all."""
+
+    fooled: StrictInt | None = None
+    soundness: StrictFloat | None = None
+    soundness_ci95: Interval95 | None = None
+    completeness: StrictFloat | None = None
+    completeness_ci95: Interval95 | None = None
+    lost_to_training: PairedDifference | None = Field(None, validation_alias=_LOST_TO_TRAINING)
+    models: dict[str, str] = Field(default_factory=dict)
+    """By group, the provers of this step: they can be played again."""
+
+
+class OwnRates(Figures):
+    """The rates of the attacked verifier in its own run's test."""
+
+    soundness: StrictFloat | None
+    soundness_ci95: Interval95 | None
+    completeness: StrictFloat | None
+    completeness_ci95: Interval95 | None
+    problems: StrictInt
+    """Those in common with the attack's first test, on which alone they are counted."""
+
+
+class Spent(Figures):
+    """What an agent generated."""
+
+    generations: StrictInt
+    prompt_tokens: StrictInt
+    completion_tokens: StrictInt
+
+
+class AttackMetrics(Figures):
+    """``metrics-attack.json``: `attack_figures` says what each figure is."""
+
+    attack: Attacked | None = None
+    by_n: tuple[ChoiceMetrics, ...] | None = None
+    by_step: tuple[StepMetrics, ...] | None = None
+    steps_to_exploit: StrictInt | None = None
+    exploited_below: StrictFloat | None = None
+    worst: WorstStep | None = None
+    trained: OwnRates | None = None
+    lost_to_lying: PairedDifference | None = None
+    lost_to_training: PairedDifference | None = Field(None, validation_alias=_LOST_TO_TRAINING)
+    completeness_change: PairedDifference | None = None
+    episodes: StrictInt | None = None
+    distinct_problems: StrictInt | None = None
+    generations: StrictInt | None = None
+    prompt_tokens: StrictInt | None = None
+    completion_tokens: StrictInt | None = None
+    agents: dict[str, Spent] = Field(default_factory=dict)
+    rollouts: StrictStr | None = None
+    """The canonical digest of the rollouts that were measured."""
+    tests: dict[str, str] = Field(default_factory=dict)
+    """The same of an attack by training: by step, the digest of its test."""
+    problems_left_out: StrictInt | None = None
+
+    @property
+    def rows(self) -> Sequence[ChoiceMetrics | StepMetrics]:
+        """Give the figures in the order of what the attack varies."""
+        return self.by_n or self.by_step or ()
+
+    @property
+    def varies(self) -> str:
+        """Name what the attack varies, "n" or "step"."""
+        return "step" if self.by_n is None else "n"
+
+
+class TrainedSteps(Figures):
+    """How many of an attack's steps trained its provers, and why the others did not."""
+
+    steps: StrictInt | None = None
+    trained_steps: StrictInt | None = None
+    skipped: dict[str, int] = Field(default_factory=dict)
+    """By reason, in how many steps nobody was trained."""
+    groups: StrictInt | None = None
+    """The groups of episodes that were played, where the trainer counts them."""
+    groups_alike: StrictInt | None = None
+    """Of these, the ones whose episodes ended alike, which teaches nothing."""
+
+
+class ShownAttack(AttackMetrics, TrainedSteps):
+    """An attack as it is shown."""

@@ -1,0 +1,153 @@
+"""Each file has one room, each document a type, each name one thing: counted over the sources."""
+
+import ast
+import collections
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STAGES = ROOT / "nip_core" / "stages"
+SHARED_NAMES = {"base.py", "errors.py", "__init__.py", "__main__.py"}
+"""Names of files that every room may have."""
+UNTYPED = re.compile(r"\b(dict|Mapping|MutableMapping)\[str, (Any|object)\]")
+RELATIVE = re.compile(r"\b(that|which|whoever|whatever)\b", re.IGNORECASE)
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@cache
+def trees(house):
+    return {
+        path: ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted((ROOT / house).rglob("*.py"))
+    }
+
+
+def functions(house):
+    return [n for tree in trees(house).values() for n in ast.walk(tree) if isinstance(n, Function)]
+
+
+def per_thousand_lines(count, house):
+    lines = sum(path.read_text(encoding="utf-8").count("\n") for path in trees(house))
+    return 1000 * count / lines
+
+
+def public_names(path):
+    definitions = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    body = trees("nip_core")[path].body
+    return [n.name for n in body if isinstance(n, definitions) and not n.name.startswith("_")]
+
+
+def test_stages_are_the_verbs_of_the_loop_and_little_else():
+    files = sorted(STAGES.glob("*.py"))
+    assert len(files) <= 14
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 2600
+
+
+def test_each_function_of_a_stage_is_used_by_the_loop_or_another_room():
+    everywhere = {
+        path: path.read_text(encoding="utf-8")
+        for house in ("nip_core", "flows", "tasks")
+        for path in (ROOT / house).rglob("*.py")
+    }
+    unused = [
+        f"{file.name}: {name}"
+        for file in STAGES.glob("*.py")
+        for name in public_names(file)
+        if not any(
+            re.search(rf"\b{name}\b", text) for path, text in everywhere.items() if path != file
+        )
+        and len(re.findall(rf"\b{name}\b", everywhere[file])) < 2
+    ]
+    assert not unused
+
+
+def test_links_are_those_that_the_installed_names_need():
+    links = {
+        str(path.relative_to(ROOT))
+        for house in ("nip_core", "nip_lm_server", "nip_prefect", "flows", "tasks", "factory")
+        for path in (ROOT / house, *(ROOT / house).rglob("*"))
+        if path.is_symlink()
+    }
+    assert links == {
+        "nip_core/configs",
+        "nip_prefect/flows",
+        "nip_prefect/tasks",
+        "nip_prefect/prefect.yaml",
+    }
+
+
+@pytest.mark.parametrize("house", ["nip_core", "nip_lm_server"])
+def test_no_file_name_stands_in_two_rooms(house):
+    rooms = collections.defaultdict(set)
+    for path in trees(house):
+        rooms[path.name].add(path.parent)
+    assert not [n for n, at in rooms.items() if len(at) > 1 and n not in SHARED_NAMES]
+
+
+def test_a_public_name_is_one_thing():
+    places = collections.defaultdict(set)
+    for path in trees("nip_core"):
+        for name in public_names(path):
+            places[name].add(path)
+    doubled = {name for name, files in places.items() if len(files) > 1}
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## Words")[2]
+    words = {
+        word.strip().lower()
+        for row in re.findall(r"^\| ([^|]+) \|", page, re.M)
+        for word in row.split(",")
+    }
+    assert len(doubled) <= 10, sorted(doubled)
+    assert not {name for name in doubled if name.lower() in words}
+
+
+def test_documents_have_types():
+    annotations = [
+        note
+        for function in functions("nip_core")
+        for note in (
+            *(
+                a.annotation
+                for a in (
+                    *function.args.posonlyargs,
+                    *function.args.args,
+                    *function.args.kwonlyargs,
+                )
+            ),
+            function.returns,
+        )
+        if note is not None
+    ]
+    untyped = sum(len(UNTYPED.findall(ast.unparse(note))) for note in annotations)
+    assert per_thousand_lines(untyped, "nip_core") <= 4
+    assert per_thousand_lines(sum(map(_reads_key, _nodes("nip_core"))), "nip_core") <= 22
+
+
+def _nodes(house):
+    return (node for tree in trees(house).values() for node in ast.walk(tree))
+
+
+def _reads_key(node):
+    if isinstance(node, ast.Subscript):
+        key = node.slice
+        reads = isinstance(node.ctx, ast.Load)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+        key, reads = node.args[0], node.func.attr == "get"
+    else:
+        return False
+    return reads and isinstance(key, ast.Constant) and isinstance(key.value, str)
+
+
+def test_the_loop_reads_no_keys():
+    tree = trees("nip_core")[ROOT / "nip_core" / "loop.py"]
+    reads = [ast.unparse(node) for node in ast.walk(tree) if _reads_key(node)]
+    assert all(read.startswith("result[") for read in reads), reads  # the summary, as JSON
+
+
+@pytest.mark.parametrize("house", ["nip_core", "nip_lm_server"])
+def test_first_sentences_stand_on_their_own(house):
+    docstrings = [doc for f in functions(house) if (doc := ast.get_docstring(f))]
+    hanging = [doc for doc in docstrings if RELATIVE.search(doc.split("\n\n")[0])]
+    assert len(hanging) / len(docstrings) <= 0.15
