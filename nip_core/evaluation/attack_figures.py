@@ -333,6 +333,7 @@ def _in_common(own_test: OwnTest, test: pa.Table) -> tuple[pa.Table, pa.Table] |
     """Filter both tests by the problems they have in common; None without an own test."""
     if own_test.episodes is None:
         return None
+    # By their texts as well as their ids: a dataset may have been changed under its name since.
     rows = [
         {tuple(row.values()) for row in table.select(_OF_PROBLEM).to_pylist()}
         for table in (own_test.episodes, test)

@@ -118,6 +118,7 @@ def _percentiles(rows: NDArray[np.float64], seed: int) -> Interval:
     if len(kinds) == 1:  # every resample is the same
         sums, weights = len(rows) * kinds[0]
         return float(sums / weights), float(sums / weights)
+    # Of so many the bootstrap is the normal interval but for noise, and takes seconds.
     if len(kinds) > _MANY:
         return _normal(kinds, counts)
     generator = np.random.Generator(np.random.PCG64(seed))

@@ -1,11 +1,11 @@
 """Transcripts as they stand in the report, as JSON in a script element, and how much fits in.
 
-Embedded         one of them, ready to be put into a page
-embed_transcript         a transcript -> Embedded
-embedded_json    several, with the system prompts that they share, as one document
-script_json      any value as JSON that can stand there
-fair_share       how much each of several may take of what there is room for
-thin_out          so many of a longer list
+Embedded           one of them, ready to be put into a page
+embed_transcript   a transcript -> Embedded
+embedded_json      several, with the system prompts that they share, as one document
+script_json        any value as JSON that can stand there
+fair_share         how much each of several may take of what there is room for
+thin_out           so many of a longer list
 """
 
 import hashlib

@@ -3,7 +3,7 @@
 evaluate            every metric of one batch, with intervals and breakdowns
 paired_difference   how much better one batch is than another on the same problems
 mean_by_problem     accuracy or a reward, every problem counting the same
-weigh_episodes          how much each episode counts
+weigh_episodes      how much each episode counts
 
 Conventions
 - An episode is right when the verifier decided and its decision equals `y`. No decision counts
@@ -58,12 +58,8 @@ _Figures = dict[str, float | Interval | None]
 """Figures by the names that the models have for them."""
 _DECISIONS = 4  # different decisions, see `nip_core.protocols.scales`
 _GENERATION_COLUMNS = (
-    "episode",
-    "agent",
-    "invalid_reason",
-    "finish_reason",
-    "prompt_tokens",
-    "completion_tokens",
+    *("episode", "agent", "invalid_reason", "finish_reason"),
+    *("prompt_tokens", "completion_tokens"),
 )
 _GENERATION_METRICS = (
     "generations",
@@ -250,6 +246,7 @@ def _columns(episodes: pa.Table) -> _Columns:
     ids = sorted(pc.unique(episodes["problem"]).to_pylist())
     problem = pc.index_in(episodes["problem"], value_set=pa.array(ids, pa.string()))
     failed = _equals(episodes["outcome"], "failed")
+    # A failed episode may have decided before it failed; that verdict stands for nothing.
     decision = np.where(failed, NO_DECISION, _integers(episodes["decision"]))
     y = _integers(episodes["y"])
     weight = weigh_episodes(episodes)

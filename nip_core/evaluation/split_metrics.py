@@ -20,6 +20,8 @@ Interval95 = tuple[StrictFloat, StrictFloat]
 class Figures(BaseModel):
     """A document of figures, or a part of one."""
 
+    # What a later version has added stays where a document is read and written again, as in the
+    # blocks of finished iterations.
     model_config = ConfigDict(frozen=True, extra="allow")
 
     def as_json(self) -> dict[str, Any]:
@@ -189,7 +191,7 @@ class Baselines(Figures):
 
 
 class SplitMetrics(BatchMetrics):
-    """``metrics-<split>.json``; `combine` adds the last three fields for showing."""
+    """``metrics-<split>.json``; the last three fields are added for showing."""
 
     believe_the_prover: BelievedMetrics | None = None
     majority: BatchMetrics | None = None

@@ -1,11 +1,11 @@
 """How sure the numbers of a batch are: which rows count as independent of each other.
 
-ByProblem         those of different problems
-ByQuestion        those of different questions: variants of one question are alike
-Asked             which of both is asked for
+ByProblem           those of different problems
+ByQuestion          those of different questions: variants of one question are alike
+Asked               which of both is asked for
 find_questions      which question, or text, each problem is of; shared_text, of one problem
-pick_intervals    the intervals among metrics, where they differ from others
-replace_intervals    metrics with those in their place
+pick_intervals      the intervals among metrics, where they differ from others
+replace_intervals   metrics with those in their place
 
 Where each question has one problem that is played once, both say the same.
 """
@@ -70,6 +70,7 @@ class ByQuestion(ByProblem):
 
     def rate(self, problem: Ints, hit: Bools, weight: Floats) -> Interval | None:
         """Compute the interval of the share of `hit`; the others are by entry."""
+        # As by problem where nothing is alike, so that both kinds of interval are the same there.
         if self._is_each_tried_once(problem, weight):
             return super().rate(problem, hit, weight)
         return clustered_rate(hit, self.question[problem], weight)

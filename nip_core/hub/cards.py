@@ -294,6 +294,8 @@ def _describe_licence(licence: str | None, others: str) -> str:
 
 
 def _write_page(head: Mapping[str, JsonValue], text: Sequence[str]) -> str:
+    # By hand, and not by `huggingface_hub.ModelCardData`: that package is an extra, and `nip export
+    # --to peft` writes this page without it.
     front = yaml.safe_dump(dict(head), sort_keys=False, allow_unicode=True, width=10_000)
     return f"---\n{front}---\n\n" + "\n\n".join(text) + "\n"
 

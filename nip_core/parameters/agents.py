@@ -8,9 +8,9 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from nip_core.parameters.addresses import Address, SchemeAndHost
 from nip_core.parameters.base import Parameters, group_for
 from nip_core.parameters.base_run import RunName
-from nip_core.parameters.dialects import ApiDialect, ReasoningEffort
+from nip_core.parameters.dialects import ApiDialect, ReasoningEffort, describe_dialects
 from nip_core.parameters.plain import Plain, PlainDict, PlainMapping
-from nip_core.parameters.provider_table import ProviderName
+from nip_core.parameters.provider_table import ProviderName, describe_providers
 from nip_core.parameters.published import PublishedAdapter
 from nip_core.parameters.update_schedule import ConstantUpdateSchedule, UpdateSchedule
 
@@ -135,9 +135,7 @@ class PureTextAgentParameters(AgentParameters):
     """Keeps its default: of networks trained from nothing."""
     orthogonal_initialisation_gain: float = 1.0
     """Keeps its default: of networks trained from nothing."""
-    model_provider: ProviderName = "OpenAI"
-    """Who serves the model: SelfHosted, an lm_server; OpenAI; or another API on the web, which
-    only plays (freeze_agent: true). Their names stand in providers.md."""
+    model_provider: Annotated[ProviderName, Field(description=describe_providers())] = "OpenAI"
     model_name: Annotated[str, Field(min_length=1)] = "gpt-4o-mini-2024-07-18"
     """The base model; a run's settings name it, none is played by default. SelfHosted: "tiny",
     "tiny-arithmetic", "tiny-arithmetic-turns" or "tiny-reading" (bundled), a path, or a Hugging
@@ -237,9 +235,7 @@ class PureTextAgentParameters(AgentParameters):
     """How a history becomes a chat. "named": one message each, others with their name. For strict
     chat templates "alternating": user and assistant in turn after one system message, names in the
     text; "alternating_no_system": the same, with the system prompt in the first user message."""
-    api_dialect: ApiDialect = "auto"
-    """What the API takes otherwise than OpenAI's, by a name of the table of providers, see
-    providers.md. "auto": by the host of base_url, where it is known, else by model_provider."""
+    api_dialect: Annotated[ApiDialect, Field(description=describe_dialects())] = "auto"
     reasoning_effort: ReasoningEffort | None = None
     """How much a model that thinks is to think: "none", "minimal", "low", "medium", "high" or
     "xhigh"; models know some of them. None: the provider's default. Thoughts are recorded, never

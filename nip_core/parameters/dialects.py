@@ -93,6 +93,17 @@ DIALECTS: dict[str, Dialect] = {
 }
 
 
+def describe_dialects() -> str:
+    """Say what the setting `api_dialect` means, for the page of settings."""
+    names = [
+        f'"{name}" (an lm_server)' if name == "self_hosted" else f'"{name}"' for name in DIALECTS
+    ]
+    return (
+        f"What the API takes otherwise than OpenAI's: {', '.join(names[:-1])} or {names[-1]}. "
+        '"auto": by the host of base_url, where it is known, else by model_provider.'
+    )
+
+
 def dialect_name(agent: "PureTextAgentParameters") -> str:
     """The name of the row: by the setting, the host of `base_url`, or the provider."""
     if agent.use_dummy_api:

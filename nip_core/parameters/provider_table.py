@@ -1,7 +1,8 @@
 """Who serves models: one row for each provider, with all that differs between them.
 
-Provider    a row
-PROVIDERS   the table, by the names that the setting `model_provider` takes
+Provider            a row
+PROVIDERS           the table, by the names that the setting `model_provider` takes
+describe_providers  what that setting means, with all names
 
 A further provider is a row here and its name in `ProviderName`; where its API takes something
 otherwise than OpenAI's, it also has a row of its own in `nip_core.parameters.dialects`. Prices are
@@ -69,3 +70,17 @@ PROVIDERS: dict[ProviderName, Provider] = {
         sends_bills=False,
     ),
 }
+
+
+def describe_providers() -> str:
+    """Say what the setting `model_provider` means, for the page of settings."""
+    names = [
+        f"{name} (an lm_server)" if row.address is None else name
+        for name, row in PROVIDERS.items()
+        if row.trains
+    ]
+    playing = [name for name, row in PROVIDERS.items() if not row.trains]
+    return (
+        f"Who serves the model: {' or '.join(names)}; or {' or '.join(playing)}, whose models only "
+        "play (freeze_agent: true)."
+    )

@@ -107,7 +107,7 @@ class IterationRecord:
 
     @cached_property
     def swap(self) -> Swap | None:
-        """Who serves from the next iteration on; None where there is no swap yet."""
+        """The swap: the models from the next iteration on; None where there is none yet."""
         return read_swap(self._run, self.iteration)
 
     @cached_property
@@ -148,7 +148,7 @@ class IterationRecord:
 
     @cached_property
     def spent(self) -> dict[str, Spent]:
-        """What each of its stages has spent, see `nip_core.records.spending`."""
+        """Spending by stage, see `nip_core.records.spending`."""
         trees = find_tree_splits(self._records.shown.record.parameters)
         billed = {group: job.billed_tokens for group, job in self.jobs.items() if job.is_due}
         return add_up_by_stage(self._run, self.iteration, self.stored_figures, billed, trees)

@@ -145,13 +145,13 @@ def _read_rows(
     ends: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> Iterable[ProblemRow]:
-    wanted = np.flatnonzero(np.isin(problem, order) & (column >= 0))
+    on_page = np.flatnonzero(np.isin(problem, order) & (column >= 0))
     # Of these columns alone, as thousands of episodes stand behind a page.
     columns = [field.name for field in fields(_CellEpisode)]
-    shown = table.take(pa.array(wanted)).select(columns).to_pylist()
+    shown = table.take(pa.array(on_page)).select(columns).to_pylist()
     first: dict[tuple[int, int], tuple[int, str]] = {}  # by cell, the worst end with its key
     about: dict[int, _CellEpisode] = {}
-    for row, values in zip(wanted, shown, strict=True):
+    for row, values in zip(on_page, shown, strict=True):
         fact = _CellEpisode(**values)
         about.setdefault(int(problem[row]), fact)
         place, end = (int(problem[row]), int(column[row])), int(ends[row])

@@ -198,16 +198,16 @@ def _check_jobs(tables: _Tables) -> Iterator[Cell]:
         }
         for column, (is_expected, value) in facts.items():
             if is_expected != (value is not None):
-                there = "is empty" if value is None else "is not"
+                says = "is empty" if value is None else "is not"
                 yield (
                     _name_cell("jobs", job.seq, "status"),
-                    f"it is {status!r}, but {column} {there}",
+                    f"it is {status!r}, but {column} {says}",
                 )
         if (status == "succeeded") != (model is not None):
-            there = "no model" if model is None else f"the model {model.name}"
+            says = "no model" if model is None else f"the model {model.name}"
             yield (
                 _name_cell("jobs", job.seq, "status"),
-                f"it is {status!r}, but the job has {there}",
+                f"it is {status!r}, but the job has {says}",
             )
         name = adapter_name("", job.suffix, job.adapter_digest).removeprefix("ft::")
         if not job.payload_digest:  # imported, without its suffix

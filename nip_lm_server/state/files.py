@@ -74,13 +74,13 @@ class FileStore:
         known = {
             row["id"] for row in database.fetch_all("SELECT id FROM files WHERE deleted_at IS NULL")
         }
-        there = {path.name for path in directory.iterdir()}
-        for name in sorted(there - known):
+        on_disk = {path.name for path in directory.iterdir()}
+        for name in sorted(on_disk - known):
             # The table may be the older of the two, put back from a copy, so content without a row
             # is kept.
             self._put_away(name)
         # Not marked as deleted: somebody may put them back.
-        self._lost = known - there
+        self._lost = known - on_disk
         if self._lost:
             _log.warning(
                 "%d files are missing in %s, put them back and start again: %s",

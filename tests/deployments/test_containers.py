@@ -62,7 +62,12 @@ def test_the_image_copies_what_it_installs(image):
     sources = [
         part for line in re.findall(r"^COPY (.+)$", text, re.M) for part in line.split()[:-1]
     ]
-    assert {"nip_core", "lm_server", "tasks", "flows", "pyproject.toml", "constraints.txt"} <= set(
-        sources
-    )
+    assert {
+        "nip_core",
+        "nip_lm_server",
+        "tasks",
+        "flows",
+        "pyproject.toml",
+        "constraints.txt",
+    } <= set(sources)
     assert all((root / source).exists() for source in sources)

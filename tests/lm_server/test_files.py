@@ -69,7 +69,7 @@ def test_a_file_expires_when_it_was_to_and_not_while_it_is_needed(tmp_path: Path
     now[0] = 4600.0
     assert [file["id"] for file in _list(files)] == [kept]
     with pytest.raises(ApiError) as caught:
-        files.content(short)
+        files.find_content(short)
     assert caught.value.status == 404
     assert [path.name for path in (tmp_path / "files").iterdir()] == [kept]
 
@@ -81,7 +81,7 @@ def test_a_row_without_content_counts_as_deleted(tmp_path: Path) -> None:
     content = (tmp_path / "files" / gone).rename(tmp_path / "elsewhere")
     files = store(tmp_path)
     assert [file["id"] for file in _list(files)] == [kept]
-    for call in (files.retrieve, files.content, files.delete, files.purpose):
+    for call in (files.retrieve, files.find_content, files.delete, files.get_purpose):
         with pytest.raises(ApiError) as caught:
             call(gone)
         assert caught.value.status == 404

@@ -65,7 +65,9 @@ def test_a_kept_model_is_the_same_on_another_machine(
 ) -> None:
     keep(run, state_dir, ONE, "base")
     assert (is_kept(run, ONE), is_kept(run, TWO), is_kept(run, "base")) == (True, False, False)
-    run.write_json_once(run.models(0), {"groups": {"a": {"model": ONE, "digest": None}}})
+    run.write_json_once(
+        run.models(0), {"groups": {"a": {"model": ONE, "base_model": "base", "digest": None}}}
+    )
     empty = tmp_path / "second machine"
     with acquire(run.store, run.root, renew=False) as lease:
         restore_models(run, empty, ["a"], lease)
@@ -97,7 +99,7 @@ def test_a_damaged_model_of_an_earlier_iteration_stops_nothing(
 ) -> None:
     keep(run, state_dir, ONE, TWO)
     for iteration, name in enumerate((ONE, TWO)):
-        group = {"model": name, "digest": None}
+        group = {"model": name, "base_model": "base", "digest": None}
         run.write_json_once(run.models(iteration), {"groups": {"a": group}})
     run.store.put(f"small/adapters/{'a' * 12}/weights", b"changed")
     with acquire(run.store, run.root, renew=False) as lease:
@@ -117,7 +119,9 @@ def test_what_was_kept_in_part_or_is_named_nowhere_is_cleaned_away(
     run.store.put("small/.probe-1", b"1")
     run.store.put(f"{run.journal(0, 'train', '0000')}/000001-000001", b"x")
     commit(run.store, run.rollouts(0, "train"), {}, inputs={"shard/0001": "1"})
-    run.write_json_once(run.models(0), {"groups": {"a": {"model": ONE, "digest": None}}})
+    run.write_json_once(
+        run.models(0), {"groups": {"a": {"model": ONE, "base_model": "base", "digest": None}}}
+    )
     unused = find_unused(run, tmp_path / "empty")
     assert sorted((one.kind, one.name.rpartition("/")[2], one.why) for one in unused) == [
         ("journal", "0000.journal", "its split is committed without it"),

@@ -4,6 +4,8 @@ import json
 from textwrap import dedent
 
 import pytest
+from handmade import Rollouts
+from stored_rows import typed_episode, typed_generations
 
 from nip_core import importing
 from nip_core.agents import CodeValidationProtocolHandler
@@ -422,9 +424,9 @@ def test_a_split_by_that_rows_do_not_have_is_named(sums):
 )
 def test_a_remark_that_fails_is_said_in_its_place(sums, line, words):
     game = Game(sums(f"def remark(self, message, texts): {line}"))
-    problem = {"question": "1 + 1", "solution": "2", "columns": None}
-    row = {"round": 1, "agent": "prover", "text": "Answer: yes", "invalid_reason": None}
-    [(place, said)] = _remarks({**problem, "protocol": "nip", "seed": 0}, [row], game).items()
+    played = Rollouts().add(0, 1, ["", "Answer: yes"], (1.0, 1.0))
+    episode, row = typed_episode(played.episodes[0]), typed_generations(played.generations)[1]
+    [(place, said)] = _remarks(episode, [row], game).items()
     assert place == (1, "prover", "Answer: yes")
     assert said.removeprefix("remark failed: ").startswith(words)
     said.encode()

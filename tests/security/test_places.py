@@ -57,7 +57,7 @@ class Seen:
 
     async def ended(self, id: str) -> dict[str, Any]:
         jobs = self.here.services.jobs
-        await until(lambda: jobs.row(id)["finished_at"] is not None)
+        await until(lambda: jobs.get_row(id).finished_at is not None)
         await self.get(f"/v1/fine_tuning/jobs/{id}/events")
         await self.get("/v1/fine_tuning/jobs")
         job: dict[str, Any] = await self.get(f"/v1/fine_tuning/jobs/{id}")
@@ -95,8 +95,8 @@ async def test_of_a_disk_that_takes_no_file(seen: Seen) -> None:
 
 async def test_of_an_adapter_that_is_damaged(seen: Seen) -> None:
     name = (await seen.train())["fine_tuned_model"]
-    (row,) = seen.here.services.models.rows()
-    (seen.state / MODELS / row["digest"] / "adapter.json").write_text("{}")
+    (row,) = seen.here.services.models.list_rows()
+    (seen.state / MODELS / row.digest / "adapter.json").write_text("{}")
     for action in ("stop", "start"):
         await seen.post(f"/nip/engines/sim/{action}")
     answer = await seen.post("/v1/chat/completions", **{**CHAT, "model": name})
@@ -109,8 +109,8 @@ async def test_of_an_adapter_that_is_damaged(seen: Seen) -> None:
 
 async def test_of_a_base_model_that_is_damaged(seen: Seen) -> None:
     name = (await seen.train(use_lora=False))["fine_tuned_model"]
-    (row,) = seen.here.services.models.rows()
-    (seen.state / MODELS / row["digest"] / "base.json").write_text("{")
+    (row,) = seen.here.services.models.list_rows()
+    (seen.state / MODELS / row.digest / "base.json").write_text("{")
     await seen.post(f"/nip/engines/{name}/stop")
     answer = await seen.post(f"/nip/engines/{name}/start")
     assert "is no model" in answer["error"]["message"]

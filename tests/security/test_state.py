@@ -49,7 +49,7 @@ async def create(here: Here, file_id: str, **more: Any) -> str:
 
 async def ended(here: Here, job_id: str) -> dict[str, Any]:
     jobs = here.services.jobs
-    await until(lambda: jobs.row(job_id)["status"] in ("succeeded", "failed", "cancelled"))
+    await until(lambda: jobs.get_row(job_id).status in ("succeeded", "failed", "cancelled"))
     return jobs.retrieve(job_id)
 
 
@@ -76,7 +76,7 @@ async def test_an_altered_upload_is_neither_served_nor_trained_on(
             assert job["error"]["param"] == param
         # Altered while its job waits for its turn, long after it was checked.
         waiting = await create(here, late)
-        await until(lambda: here.services.jobs.row(waiting)["status"] == "queued")
+        await until(lambda: here.services.jobs.get_row(waiting).status == "queued")
         late_content.unlink()
         late_content.write_bytes(POISON)
         await here.post(f"/v1/fine_tuning/jobs/{busy}/cancel", b"")
