@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from nip_core.parameters.provider_table import PROVIDERS
+from nip_core.parameters.providers import PROVIDERS
 
 if TYPE_CHECKING:
     from nip_core.parameters.agents import PureTextAgentParameters

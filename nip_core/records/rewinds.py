@@ -26,7 +26,7 @@ from nip_core.jobs.document import read_job
 from nip_core.jobs.job import Backend, Busy, JobRecord, NoAnswer, Refused
 from nip_core.jobs.ledger import open_ledger
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.providers import speaks_nip
+from nip_core.parameters.model_names import speaks_nip
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore

@@ -24,7 +24,7 @@ from nip_core.records.models import Decision
 from nip_core.rollouts.plan import CANDIDATE, VALIDATION
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.session.session import Session
-from nip_core.stages.served import find_candidates
+from nip_core.stages.served import find_new_models
 from nip_core.tolerance import at_least
 
 
@@ -38,7 +38,7 @@ def is_due(session: Session, iteration: int) -> bool:
     if not session.parameters.promotion.enabled:
         return False
     is_swapped = session.run.store.exists(session.run.models(iteration))
-    return not is_swapped and bool(find_candidates(session, iteration))
+    return not is_swapped and bool(find_new_models(session, iteration))
 
 
 def takes_turns_in(session: Session) -> bool:

@@ -59,7 +59,7 @@ from nip_core.run_store.facts import ShardFacts, SplitFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.run_store.run import read_document
 from nip_core.session.session import Session
-from nip_core.stages.served import find_candidates, find_models, find_opponents
+from nip_core.stages.served import find_models, find_new_models, find_opponents
 
 _LIKELIEST = 5  # tokens at each place: both verdicts are among them
 _EPISODES_READY = 4  # under way or waiting for a place, for each call in flight
@@ -120,7 +120,7 @@ class SplitPlay:
         """Name the model of each group."""
         models = find_models(self.session, self.iteration)
         if self.split == CANDIDATE:  # of all groups together
-            models |= find_candidates(self.session, self.iteration)
+            models |= find_new_models(self.session, self.iteration)
         return {group: model.model for group, model in models.items()}
 
     @cached_property

@@ -17,12 +17,12 @@ from nip_core.jobs.server_calls import LmServer
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import takes_turns
 from nip_core.parameters.dialects import find_dialect
-from nip_core.parameters.providers import speaks_nip
+from nip_core.parameters.model_names import speaks_nip
 from nip_core.records.models import ServedModel
 from nip_core.rollouts.chat_client import ChatClient, Endpoint, RequestRefusedError
 from nip_core.servers.endpoints import Endpoints
 from nip_core.session.session import Session
-from nip_core.stages.served import find_candidates, find_models, find_opponents
+from nip_core.stages.served import find_models, find_new_models, find_opponents
 
 
 async def prove_serving(session: Session, iteration: int) -> None:
@@ -56,7 +56,7 @@ async def _prove_opponents(session: Session, iteration: int) -> None:
 
 async def prove_candidates(session: Session, iteration: int) -> dict[str, str]:
     """Prove that the new models of all groups answer; return their names by group."""
-    proved = await prove_all(session, find_candidates(session, iteration))
+    proved = await prove_all(session, find_new_models(session, iteration))
     return {group: model.model for group, model in proved.items()}
 
 

@@ -1,7 +1,7 @@
 """Which models play an iteration: first models, then those that iterations have trained.
 
 find_models      the models that play an iteration
-find_candidates  the models that an iteration has trained, by group
+find_new_models  the models that an iteration has trained, by group
 find_opponents   the models of earlier iterations that agents meet in one
 """
 
@@ -25,7 +25,7 @@ def find_models(session: Session, iteration: int) -> dict[str, ServedModel]:
     return read_models(session.run, iteration)
 
 
-def find_candidates(session: Session, iteration: int) -> dict[str, ServedModel]:
+def find_new_models(session: Session, iteration: int) -> dict[str, ServedModel]:
     """By group, the models of the iteration's succeeded jobs; not yet proved."""
     trained = {}
     for group in session.parameters.trainable_groups:

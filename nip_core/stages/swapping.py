@@ -14,7 +14,7 @@ from nip_core.servers.kept_models import keep_models
 from nip_core.session.session import Session
 from nip_core.stages.gating import decide, is_due
 from nip_core.stages.proving import prove_all, prove_serving, return_places
-from nip_core.stages.served import find_candidates, find_models
+from nip_core.stages.served import find_models, find_new_models
 from nip_core.stages.training import list_scheduled_groups
 
 
@@ -29,7 +29,7 @@ async def swap_models(session: Session, iteration: int) -> dict[str, str]:
         await prove_serving(session, iteration + 1)
         return {g: model.model for g, model in find_models(session, iteration + 1).items()}
     # 2. No model serves that is not proved.
-    proved = await prove_all(session, find_candidates(session, iteration))
+    proved = await prove_all(session, find_new_models(session, iteration))
     # 3. The gate takes all new models or none.
     after, promotion = find_models(session, iteration), None
     if is_due(session, iteration):

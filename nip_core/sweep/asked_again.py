@@ -10,13 +10,13 @@ it is for.
 from collections.abc import Iterator, Mapping, Sequence
 
 from nip_core.evaluation.any_of import count_right_choices
+from nip_core.evaluation.split_metrics import AnyOfRow
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
 from nip_core.sweep.counted import Counts, average_runs
 from nip_core.sweep.results_document import (
-    AnyOfRow,
     ArmResult,
     AskedAgainAt,
     AskedAgainRow,

@@ -19,13 +19,13 @@ from nip_core.costs.spent_and_estimated import read_costs
 from nip_core.errors import SettingsError, StoreError
 from nip_core.evaluation.figures_in_words import p_value, percent_cell, points_cell
 from nip_core.evaluation.plots import Mark, arms_svg
-from nip_core.evaluation.split_metrics import SplitMetrics
+from nip_core.evaluation.split_metrics import Interval95, PairedDifference, SplitMetrics
 from nip_core.evaluation.statistics.differences import holm
 from nip_core.parameters.stored import complete_settings
 from nip_core.run_store.settings_difference import flatten, settings_difference
 from nip_core.sweep.page import markdown_table
-from nip_core.sweep.played import PlayedRun, TestDifference, check_alike, compare_tests
-from nip_core.sweep.results_document import FINISHED, Interval95, Part
+from nip_core.sweep.played import PlayedRun, check_alike, compare_tests
+from nip_core.sweep.results_document import FINISHED, Part
 from nip_lm_server.client import parse_json
 
 RATES = ("accuracy", "completeness", "soundness", "always_fail_rate")
@@ -35,7 +35,7 @@ _OWN = ("run_name", "run_store")
 _SHORT = 60  # characters of a setting in the page
 
 
-class AgainstFirst(TestDifference):
+class AgainstFirst(PairedDifference):
     """How much more accurate a run is than the first of the table, paired by problem."""
 
     p_holm: float | None = Field(default=None, exclude_if=lambda value: value is None)

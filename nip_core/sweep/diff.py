@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nip_core.errors import DatasetError
+from nip_core.evaluation.split_metrics import Interval95
 from nip_core.parameters.plain import Plain
 from nip_core.run_store.settings_difference import flatten, settings_difference
 from nip_core.sweep.played import LABELS, PlayedRun, compare_tests
-from nip_core.sweep.results_document import Interval95
 
 _OWN = ("run_name", "run_store")
 """Settings that say which run it is, and change nothing about it."""

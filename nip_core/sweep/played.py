@@ -14,26 +14,13 @@ import pyarrow.compute as pc
 
 from nip_core.errors import DatasetError
 from nip_core.evaluation.metrics import paired_difference
-from nip_core.evaluation.split_metrics import SplitMetrics
+from nip_core.evaluation.split_metrics import PairedDifference, SplitMetrics
 from nip_core.records import named_run
 from nip_core.records.intervals import find_split_columns
 from nip_core.records.iterations import Records
 from nip_core.records.status import find_status
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunRecord, RunStore
-from nip_core.sweep.results_document import Interval95, Part
-
-
-class TestDifference(Part):
-    """How much better the second of two tests is on the same problems."""
-
-    difference: float | None
-    ci95: Interval95 | None
-    problems: int
-    questions: int | None = None
-    p: float | None = None
-    """Exact, after McNemar; None where it can't be said."""
-
 
 LABELS: Mapping[str, int | None] = {"accuracy": None, "completeness": 1, "soundness": 0}
 """The rates that are compared, with the label of the problems that each is about."""
@@ -102,7 +89,7 @@ def check_alike(a: PlayedRun, b: PlayedRun) -> None:
 
 def compare_tests(
     a: tuple[PlayedRun, int], b: tuple[PlayedRun, int], rates: Sequence[str] = tuple(LABELS)
-) -> dict[str, TestDifference]:
+) -> dict[str, PairedDifference]:
     """Compare a test of `b` with one of `a`, problem by problem: by rate, how much higher it is.
 
     Each is a run and an iteration. Raises DatasetError for different problems.
@@ -118,6 +105,6 @@ def compare_tests(
         if label is not None:
             parts = [table.filter(pc.equal(table["y"], label)) for table in tables]
         # The seed of the first run for both, so that a comparison says the same each time.
-        found = paired_difference(parts[0], parts[1], a[0].record.seed, split_by=split_by)
-        differences[rate] = TestDifference.model_validate(found.as_json())
+        seed = a[0].record.seed
+        differences[rate] = paired_difference(parts[0], parts[1], seed, split_by=split_by)
     return differences

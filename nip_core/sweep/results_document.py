@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from nip_core.evaluation.split_metrics import AnyOfRow, Interval95
 from nip_core.evaluation.statistics.two_way import TwoWay
 
 MAJORITY = "majority_accuracy"
@@ -26,7 +27,6 @@ NOT_BEGUN = "not begun"
 DAMAGED = "damaged"
 """The status of a run that can't be read."""
 
-Interval95 = tuple[float, float]
 Finding = Literal["shown", "contradicted", "not shown", "not tested"]
 
 
@@ -75,20 +75,6 @@ def clip_interval(interval: Interval95, lowest: float = 0.0) -> Interval95:
     """Cut an interval to [`lowest`, 1], the range of rates, or of differences between rates."""
     # With few seeds Student's t reaches beyond what a rate can be.
     return max(lowest, interval[0]), min(1.0, interval[1])
-
-
-class AnyOfRow(Part):
-    """A test of a verifier with `k` plays of each problem: any rejecting play rejects."""
-
-    k: int
-    accuracy: float | None = None
-    accuracy_ci95: Interval95 | None = None
-    completeness: float | None = None
-    completeness_ci95: Interval95 | None = None
-    soundness: float | None = None
-    soundness_ci95: Interval95 | None = None
-    prompt_tokens: float | None = None
-    generated_tokens: float | None = None
 
 
 class SweptTest(Part):

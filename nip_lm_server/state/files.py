@@ -80,7 +80,7 @@ class FileStore:
             # is kept.
             self._put_away(name)
         # Not marked as deleted: somebody may put them back.
-        self._lost = known - there
+        self._lost = known - on_disk
         if self._lost:
             _log.warning(
                 "%d files are missing in %s, put them back and start again: %s",
