@@ -80,6 +80,7 @@ class Swap(BaseModel):
         return {
             "groups": {group: asdict(model) for group, model in self.groups.items()},
             "not_scheduled": list(self.not_scheduled),
+            # No null in its place: documents of runs without a gate stay what they have been.
             **({} if self.promotion is None else {"promotion": asdict(self.promotion)}),
         }
 
