@@ -197,7 +197,8 @@ def drawn(root: Path) -> list[Mutant]:
 
 def find(mutant: Mutant, root: Path) -> Place | None:
     """Where the mutant goes: the same line of the same function, in its module or wherever that is
-    now, else one of that function which differs by names alone, else the line by itself."""
+    now, else one of that function which differs by names and texts alone, else the line by
+    itself."""
     near = all_of(mutant.module, root)
     far = [
         found
@@ -208,7 +209,7 @@ def find(mutant: Mutant, root: Path) -> Place | None:
     steps = (
         ([*near, *far], lambda m: (_short(m.function), m.line, m.operator, m.nth)),
         (near, lambda m: (_short(m.function), _shape(m.line), m.operator, m.nth)),
-        (near, lambda m: (m.line, m.operator, m.nth)),
+        (near, lambda m: (_with_fields(m.line), m.operator, m.nth)),
     )
     for candidates, looks in steps:
         for other, place in candidates:
@@ -223,8 +224,14 @@ def _short(function: str) -> str:
 
 
 def _shape(line: str) -> str:
-    """The line with the same name for everything."""
+    """The line with the same name for everything and no texts."""
+    line = re.sub(r"""f?(["']).*?\1""", '""', _with_fields(line))
     return re.sub(r"[A-Za-z_]\w*", "x", line)
+
+
+def _with_fields(line: str) -> str:
+    """The line with fields in the place of keys: what was a dict may have become a type."""
+    return re.sub(r"""\[(["'])(\w+)\1\]""", r".\2", line)
 
 
 # Running them

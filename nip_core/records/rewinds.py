@@ -160,8 +160,10 @@ def _complete(run: RunStore, lease: Lease, number: int, plan: dict[str, Any]) ->
                 run.store.put(f"{directory}/{relative}", content, fence=lease.fence)
         except MissingFileError:
             continue  # moved before the process was killed
+        # A runner that was replaced must not delete what its successor has written under this name.
         lease.check()
         run.store.delete(source, fence=lease.fence)
+    # Last: without it, whoever opens the run does all this again, which is safe.
     run.write_json_once(f"{directory}/done.json", {"files": len(plan["files"])}, lease=lease)
 
 
@@ -239,6 +241,7 @@ async def cancel_jobs(
 
 async def _has_ended(backend: Backend, job_id: str) -> bool:
     try:
+        # A refused cancelling is no trouble if the job was over.
         return (await backend.retrieve_job(job_id)).status in ENDED_STATUSES
     except (Refused, Busy, NoAnswer):
         return False

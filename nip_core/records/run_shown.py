@@ -30,6 +30,7 @@ def open_shown(run: RunStore) -> RunShown:
     """The run's record and settings. Raises CorruptionError where they make no sense."""
     try:
         record = run.open()
+        # Not validated: a run is shown whatever version wrote it.
         settings = complete_settings(record.parameters)
         first_models: dict[str, str] = {}
         for name, agent in settings["agents"].items():
