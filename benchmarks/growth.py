@@ -138,19 +138,19 @@ async def train(place: Path, iterations: int) -> dict[str, Any]:
     publishing: dict[int, dict[str, float]] = {}
     seconds: dict[int, float] = {}
 
-    async def call(stage: Any, *arguments: Any) -> Any:
-        if stage is iterate:
+    async def call(function: Any, *arguments: Any) -> Any:
+        if function is iterate:
             began = time.monotonic()
-            result = await directly(stage, *arguments)
+            result = await directly(function, *arguments)
             seconds[arguments[1]] = time.monotonic() - began
             return result
-        if stage is not publish:
-            return await directly(stage, *arguments)
+        if function is not publish:
+            return await directly(function, *arguments)
         session, after, done, _, samples = arguments
         of = publishing.setdefault(int(done - 0.25), {})
         sent = artifacts.bytes
         with meter.measured(of):
-            stage(*arguments)
+            function(*arguments)
             await publish_artifacts(session, after, samples)
         of["bytes_sent"] = of.get("bytes_sent", 0) + artifacts.bytes - sent
         return None
