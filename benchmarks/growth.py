@@ -33,6 +33,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from measured_commit import describe_commit
+
 FEW_EPISODES = 5_000
 MOST_RATIO, MOST_SLOWER, MOST_BYTES = 1.5, 1.25, 10_000_000
 MOST_MEMORY_BYTES, LEAST_SPEED = 1_500_000_000, 0.8
@@ -274,6 +276,7 @@ def main() -> None:
     }
     if options.against:
         result["other"] = measure(options.against, options.iterations, options.episodes)
+    result["commit"] = describe_commit()
     result["machine"] = {
         "system": platform.machine(),
         "python": platform.python_version(),

@@ -22,6 +22,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from measured_commit import describe_commit
+
 ROOT = Path(__file__).parent.parent
 CONFIG = "deployments/configs/grpo-tiny.yaml"
 TEST_PROBLEMS = 400
@@ -40,7 +42,7 @@ def meets(accuracy: list[float]) -> bool:
 def run(seed: int, store: Path, threads: int) -> dict[str, Any]:
     """One run, and what came of it."""
     row = measure(seed, store, threads)
-    row["commit"] = commit()
+    row["commit"] = describe_commit()
     row["met"] = "stopped" not in row and meets(row["accuracy"])
     return row
 
@@ -103,13 +105,6 @@ def measure(seed: int, store: Path, threads: int) -> dict[str, Any]:
         "ci95": paired["ci95"],
         "seconds": round(sum(sum(seconds.values()) for seconds in times), 1),
     }
-
-
-def commit() -> str:
-    """The commit that is measured."""
-    git = ["git", "describe", "--always", "--dirty"]
-    done = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
 
 
 def table(rows: list[dict[str, Any]]) -> str:
