@@ -55,7 +55,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
 
     As JSON it is all settings.
     """
-    from nip_core.parameters.providers import speaks_nip
+    from nip_core.parameters.model_names import speaks_nip
     from nip_core.records.left_out import describe_left_out, read_left_out_by_settings
     from nip_core.run_store.store import check_location
     from nip_core.session.prepare import plan_run

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nip_core.errors import SettingsError
-from nip_core.parameters.provider_table import ProviderName
+from nip_core.parameters.providers import ProviderName
 from nip_prefect.flows.printing import print_json
 from nip_prefect.flows.terminal import say
 

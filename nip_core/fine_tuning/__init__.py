@@ -9,8 +9,10 @@ nat_plugin      the same for NeMo Agent Toolkit's own command, which imports it
 conversion      from submitted trajectories to the rows of a training method
 progress_log    the log of `log_progress`
 
-The adapters know the ledger, by way of `nip_core.jobs.submissions`; nothing here knows a run,
-Prefect or a trainer of `nip_core.trainers`. Importing this package loads nothing of it: what is
+submissions     the jobs of a program without a run, each recorded and created once
+
+The adapters know the ledger by way of `submissions`; nothing here knows a run, Prefect or a trainer
+of `nip_core.trainers`. Importing this package loads nothing of it: what is
 exported is imported when it is asked for, so that neither `openai` nor `art` is loaded in vain.
 """
 
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     )
     from nip_core.fine_tuning.openai_adapter import OpenAITrainerAdapter
     from nip_core.fine_tuning.openai_adapter_config import OpenAITrainerAdapterConfig
-    from nip_core.jobs.submissions import LiveSubmission
+    from nip_core.fine_tuning.submissions import LiveSubmission
 
 __all__ = [  # without ARTTrainerAdapter, so that * can be imported where there is no ART
     "ARTBackendConfig",
@@ -74,7 +76,7 @@ _ELSEWHERE = {
     "ARTBackendConfig": "art_adapter_config",
     "ARTTrainerAdapter": "art_adapter",
     "ARTTrainerAdapterConfig": "art_adapter_config",
-    "LiveSubmission": "nip_core.jobs.submissions",
+    "LiveSubmission": "nip_core.fine_tuning.submissions",
     "OpenAITrainerAdapter": "openai_adapter",
     "OpenAITrainerAdapterConfig": "openai_adapter_config",
 }

@@ -64,10 +64,10 @@ from nip_core.fine_tuning.art_steps import (
     make_step,
 )
 from nip_core.fine_tuning.job_data import JobSettings
+from nip_core.fine_tuning.submissions import LiveSubmission, Submissions
 from nip_core.hashing import derive_seed
 from nip_core.jobs.job import BackendTrouble, JobRecord, JobSpec, JobView
 from nip_core.jobs.openai_backend import OpenAIBackend
-from nip_core.jobs.submissions import LiveSubmission, Submissions
 from nip_core.proxies import http_client
 from nip_core.redaction import read_key, redact
 

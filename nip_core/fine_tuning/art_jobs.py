@@ -15,9 +15,9 @@ from nip_core.fine_tuning.interface import (
     TrainingJobStatus,
     TrainingStatusEnum,
 )
+from nip_core.fine_tuning.submissions import run_name
 from nip_core.jobs.job import JobView
 from nip_core.jobs.steps import read_progress
-from nip_core.jobs.submissions import run_name
 from nip_core.run_store.lease import Owner, ThisMachine
 
 State = Literal["running", "completed", "failed", "canceled"]

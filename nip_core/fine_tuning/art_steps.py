@@ -18,8 +18,8 @@ from typing import Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nip_core.errors import CorruptionError, JobError, SettingsError
+from nip_core.fine_tuning.submissions import run_name
 from nip_core.jobs.job import JobRecord
-from nip_core.jobs.submissions import run_name
 from nip_core.run_store.store import MissingFileError, open_store
 
 _STEPS = "data/step_num_gradient_steps"  # as `art.metrics_taxonomy` has it

@@ -30,11 +30,11 @@ from nip_core.fine_tuning.interface import (
 from nip_core.fine_tuning.job_data import JobSettings
 from nip_core.fine_tuning.openai_adapter_config import OpenAITrainerAdapterConfig
 from nip_core.fine_tuning.progress_log import append_progress
+from nip_core.fine_tuning.submissions import Submissions
 from nip_core.jobs.job import BackendTrouble, JobRecord, JobSpec, JobView
 from nip_core.jobs.openai_backend import OpenAIBackend, open_backend
 from nip_core.jobs.server_calls import LmServer, version_problem
 from nip_core.jobs.steps import find_newest_step, read_progress
-from nip_core.jobs.submissions import Submissions
 from nip_core.rollouts.chat_client import Endpoint
 from nip_lm_server.client import NipSettings
 

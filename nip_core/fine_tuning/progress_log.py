@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.fine_tuning.interface import TrainingJobRef
-from nip_core.jobs.submissions import run_name
+from nip_core.fine_tuning.submissions import run_name
 
 LOG_DIRECTORY = "./.tmp/nat/finetuning/trainer_adapter"
 

@@ -40,7 +40,7 @@ from nip_core.hub.repository import CARD, new_directory, seal
 from nip_core.jobs.document import read_job
 from nip_core.models import BUNDLED, resolve_model
 from nip_core.parameters.base import Parameters
-from nip_core.parameters.providers import dummy_name
+from nip_core.parameters.model_names import dummy_name
 from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.records.intervals import read_shown_metrics
 from nip_core.records.models import ServedModel, read_models

@@ -166,7 +166,8 @@ class Ledger:
                 f"{spec.iteration} (HTTP {error.status}): {error}"
             )
             # A file may be what was refused, so the next try looks for them again. And a refusal
-            # says that nothing happened: no create is open any more.
+            # says that nothing happened: no create is open any more. The record is read once more,
+            # because the create has written to it since.
             changes = {"file_id": None, "validation_file_id": None, "creates_open": 0}
             document.end(
                 document.load() or record, "refused", str(error), f"refused: {error}", **changes
@@ -208,6 +209,7 @@ class Ledger:
         # 2. Set the ends of waiting on the monotonic clock.
         # The time of day may jump while this process waits, but not before it starts waiting.
         since_s = record.submitted_at if counted_from_s is None else counted_from_s
+        # A clock that was set back since the submission must not put the deadline off.
         elapsed_s = max(0.0, self._clock.now() - since_s)
         started_s = self._clock.monotonic()
         end_s = started_s + deadline_s - elapsed_s
@@ -222,6 +224,7 @@ class Ledger:
                 return look.record
             if watch is not None:
                 await watch(look.view, look.trouble)
+            # Something happens again, so the next look is soon.
             if look.record.status != record.status:
                 pauses.reset()
             record, now_s = look.record, self._clock.monotonic()
@@ -231,10 +234,12 @@ class Ledger:
                 if now_s - lost_since_s >= self._waiting.settle_s:
                     event = f"{look.ends_as.replace('_', ' ')}: {look.trouble}"
                     return document.end(record, look.ends_as, look.trouble, event)
+            # A look that failed says neither that the job is there nor that it is gone.
             elif not look.trouble:
                 lost_since_s = None
             # 5. Stop at the deadline, or park; else wait and look again.
             job = f"job {record.id} (group {record.group}, iteration {record.iteration})"
+            # Where both have passed, the deadline counts: it can end the job, which parking can't.
             if now_s >= end_s:
                 failed = f", last look failed: {look.trouble}" if look.trouble else ""
                 raise DeadlineError(
@@ -257,6 +262,7 @@ class Ledger:
         except (Busy, NoAnswer) as error:
             return _Look(record, error.retry_after_s, str(error))
         except Refused as error:
+            # Waiting mends no key. Any other refusal may pass, and the deadline bounds it.
             if error.status in {401, 403}:
                 raise JobError(f"job {record.id}: can't be looked at: {error}") from error
             if error.status == 404:
@@ -266,6 +272,8 @@ class Ledger:
         is_nameless = view.status == "succeeded" and not view.fine_tuned_model
         if view.status in ENDED_STATUSES and not is_nameless:
             return _Look(await self._finish(document, record, view))
+        # Each change goes on record when it is seen: whoever goes on after a kill, and whoever
+        # shows the run, knows how far the job is.
         if view.status != record.status:
             record = self._note(document, record, view.status)
         if is_nameless:
@@ -316,6 +324,7 @@ class Ledger:
         record = document.load() or record
         if record.state != "intent":
             return record
+        # Without an open create nothing was sent, so there is no job to look for.
         if record.creates_open:
             view = await self._find_job(record.key)
             if view is not None:
@@ -354,6 +363,7 @@ class Ledger:
                     f"{spec.attempt} with key {spec.key} (stored -> given): "
                     f"{stored.difference_to(spec)}"
                 )
+            # Kept, because its tokens were paid, and because `max_attempts` counts it.
             last = stored.model_dump(mode="json", exclude={"previous"})
             previous = (*stored.previous, EarlierAttempt.model_validate(last))
         record = JobRecord.from_spec(spec, self._clock.now(), previous)
@@ -363,6 +373,8 @@ class Ledger:
         """Create the job; after an unknown outcome look for it first. Raises Refused."""
 
         async def create() -> JobView:
+            # Here, before each sending: commits are fenced by the store, but a back-end knows no
+            # fence and would take the job of a runner that was replaced.
             if self._lease is not None:
                 self._lease.check()
             return await self._backend.create_job(
@@ -417,12 +429,16 @@ class Ledger:
 
     def _note(self, document: JobDocument, record: JobRecord, status: str) -> JobRecord:
         """Record a changed status."""
+        # No end: a back-end may come to have further statuses, and a job that goes on must not be
+        # lost.
         if status not in _KNOWN:
             _log.warning("job %s: status %r is not known; waiting on", record.id, status)
         return document.save(record, status, status=status)
 
     async def _finish(self, document: JobDocument, record: JobRecord, view: JobView) -> JobRecord:
         outcome = cast(Outcome, view.status)
+        # A job that succeeded before the cancelling reached it has made a model that was paid for,
+        # so it is taken.
         if record.given_up and outcome != "succeeded":
             outcome = "deadline"
         try:

@@ -10,7 +10,7 @@ from nip_core.parameters.base import Parameters, group_for
 from nip_core.parameters.base_run import RunName
 from nip_core.parameters.dialects import ApiDialect, ReasoningEffort, describe_dialects
 from nip_core.parameters.plain import Plain, PlainDict, PlainMapping
-from nip_core.parameters.provider_table import ProviderName, describe_providers
+from nip_core.parameters.providers import ProviderName, describe_providers
 from nip_core.parameters.published import PublishedAdapter
 from nip_core.parameters.update_schedule import ConstantUpdateSchedule, UpdateSchedule
 

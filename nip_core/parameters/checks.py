@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from nip_core.parameters.agents import OWN_DPO_SETTINGS, PureTextAgentParameters
 from nip_core.parameters.dialects import check_dialect, find_dialect
 from nip_core.parameters.prices import find_missing_prices, write_price_lines
-from nip_core.parameters.provider_table import PROVIDERS
+from nip_core.parameters.providers import PROVIDERS
 from nip_core.parameters.update_schedule import AlternatingPeriodicUpdateSchedule
 from nip_core.protocols import ACCEPT, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS

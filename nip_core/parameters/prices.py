@@ -12,7 +12,7 @@ import yaml
 
 from nip_core.parameters.agents import PureTextAgentParameters
 from nip_core.parameters.loop_settings import Price
-from nip_core.parameters.provider_table import PROVIDERS
+from nip_core.parameters.providers import PROVIDERS
 
 if TYPE_CHECKING:
     from nip_core.parameters.hyper_parameters import HyperParameters

@@ -1,47 +1,86 @@
-"""What settings alone say of an agent's provider: its wire, and the names of its models.
+"""Who serves models: one row for each provider, with all that differs between them.
 
-speaks_nip   whether its server is an lm_server, with proofs and settings of its own
-base_name    the name under which an agent's base model answers
-dummy_name   the name of the deterministic engine that stands for a model
-check_named  raise for a run that would play with the default model
+Provider            a row
+PROVIDERS           the table, by the names that the setting `model_provider` takes
+describe_providers  what that setting means, with all names
+
+A further provider is a row here and its name in `ProviderName`; where its API takes something
+otherwise than OpenAI's, it also has a row of its own in `nip_core.parameters.dialects`. Prices are
+no part of it: they differ by model and stand in the settings.
+
+Sources, read in November 2026: the providers' pages on addresses and keys.
 """
 
-import re
+from dataclasses import dataclass
+from typing import Literal
 
-from nip_core.errors import SettingsError
-from nip_core.parameters import HyperParameters, PureTextAgentParameters
-from nip_core.parameters.checks import uses_own_server
-from nip_lm_server.client import base_served_name
+ProviderName = Literal["OpenAI", "SelfHosted", "OpenRouter", "Together"]
 
 
-def check_named(parameters: HyperParameters) -> None:
-    """Raise SettingsError if a run would play with the default model, since it costs money."""
-    for name, agent in parameters.model_agents.items():
-        comes_with_a_name = agent.use_dummy_api or agent.load_checkpoint_and_parameters
-        if "model_name" not in agent.model_fields_set and not comes_with_a_name:
-            raise SettingsError(
-                f"agents.{name}.model_name: is missing; name the model that plays, for example "
-                "tiny with model_provider SelfHosted, which is bundled and costs nothing"
-            )
+@dataclass(frozen=True)
+class Provider:
+    """A provider of models."""
+
+    key_variable: str
+    """The environment variable with its key."""
+    dialect: str
+    """What its API takes, a name of `DIALECTS`."""
+    address: str | None
+    """Of its API, with the path; None: a server of one's own, which the settings name."""
+    address_variable: str | None
+    """The environment variable that gives another address."""
+    trains: bool = False
+    """It takes fine-tune jobs over OpenAI's protocol; otherwise its models only play."""
+    takes_wandb: bool = False
+    """It reports its jobs to Weights & Biases."""
+    takes_repetition_penalty: bool = True
+    sends_bills: bool = True
 
 
-def speaks_nip(agent: PureTextAgentParameters) -> bool:
-    """Return whether its server takes the settings ``nip`` of a job and proves what it serves."""
-    return agent.use_dummy_api or agent.model_provider == "SelfHosted"
+PROVIDERS: dict[ProviderName, Provider] = {
+    "OpenAI": Provider(
+        key_variable="OPENAI_API_KEY",
+        dialect="openai",
+        address="https://api.openai.com/v1",
+        address_variable="OPENAI_BASE_URL",
+        trains=True,
+        takes_wandb=True,
+        takes_repetition_penalty=False,
+    ),
+    "OpenRouter": Provider(
+        key_variable="OPENROUTER_API_KEY",
+        dialect="openrouter",
+        address="https://openrouter.ai/api/v1",
+        address_variable="OPENROUTER_BASE_URL",
+    ),
+    # Its fine-tuning has a protocol of its own, so its models only play here.
+    "Together": Provider(
+        key_variable="TOGETHER_API_KEY",
+        dialect="together",
+        address="https://api.together.ai/v1",
+        address_variable="TOGETHER_BASE_URL",
+    ),
+    # An lm_server: the run's own, or the one that the settings name.
+    "SelfHosted": Provider(
+        key_variable="NIP_API_KEY",
+        dialect="self_hosted",
+        address=None,
+        address_variable=None,
+        trains=True,
+        sends_bills=False,
+    ),
+}
 
 
-def base_name(parameters: HyperParameters, agent: PureTextAgentParameters) -> str:
-    """Return the name the agent's base model answers by."""
-    if agent.use_dummy_api:
-        return dummy_name(agent.model_name)
-    if uses_own_server(parameters, agent):
-        return base_served_name(agent.model_name)
-    return agent.model_name
-
-
-def dummy_name(model_name: str) -> str:
-    """Return the name of the deterministic engine, in the place of a model.
-
-    Not the model's own, with which another group may play on the same server.
-    """
-    return "dummy-" + re.sub(r"[^A-Za-z0-9._-]", "-", base_served_name(model_name))
+def describe_providers() -> str:
+    """Say what the setting `model_provider` means, for the page of settings."""
+    names = [
+        f"{name} (an lm_server)" if row.address is None else name
+        for name, row in PROVIDERS.items()
+        if row.trains
+    ]
+    playing = [name for name, row in PROVIDERS.items() if not row.trains]
+    return (
+        f"Who serves the model: {' or '.join(names)}; or {' or '.join(playing)}, whose models only "
+        "play (freeze_agent: true)."
+    )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nip_core.errors import CorruptionError, SettingsError
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.providers import base_name
+from nip_core.parameters.model_names import base_name
 from nip_core.problems import difficulty, written_bugs
 from nip_core.problems.asked_model import (
     AGENT,

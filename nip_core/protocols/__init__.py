@@ -1,7 +1,7 @@
 """Interaction protocols as data. One module each.
 
 base                what a protocol is
-checks              which settings make a game
+settings_checks     which settings make a game
 scales              what a verifier may answer when it decides
 settings            what a game reads of a run's settings, as a type
 two_provers         what `debate` and `mnip` share

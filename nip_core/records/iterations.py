@@ -49,7 +49,8 @@ from nip_core.run_store.run import RunStore, read_document
 from nip_core.run_store.store import MissingFileError, list_files
 
 BLOCK = 25
-"""Iterations in one file of ``shown/``."""
+"""Iterations in one file of ``shown/``: a long run is opened by few files, and a run of any length
+reads less than so many iterations one by one."""
 BLOCKS = "shown"
 _FORMAT_VERSION = 2
 _BREAKDOWNS = ("by_difficulty", "by_mutation")  # shown of the first test and the last alone
@@ -311,12 +312,15 @@ class Records:
     def rewinds(self) -> int:
         """Count how often the run was done again from some place."""
         if self._rewinds is None:
+            # By their directories: this is asked before everything that is shown, and must be one
+            # request.
             self._rewinds = len(self.run.store.list(f"{self.run.root}/superseded"))
         return self._rewinds
 
     def look_again(self) -> Self:
         """Keep only what does not change any more, so the rest is read anew."""
         before, self._rewinds = self._rewinds, None
+        # What was over may have been set aside.
         if before is not None and before != self.rewinds:
             self._forget()
         self._known = {i: self._known[i] for i in self._over}
@@ -393,6 +397,7 @@ class Records:
             return self._test_episodes[iteration]
         stored = StoredRollouts(self.run.store, [self.run.rollouts(iteration, TEST)])
         episodes = stored.episodes(EPISODES.names)
+        # Every later test is compared with the first; the others are used once.
         if iteration == self._first_test:
             self._test_episodes[iteration] = episodes
         return episodes

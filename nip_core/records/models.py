@@ -6,9 +6,10 @@ Swap            the whole document; read_swap reads one
 read_models     the models that play an iteration
 name_opponents  by agent, the names of the earlier models that it may meet
 
-``models.json`` of iteration i says which models serve from iteration i + 1 on, and which groups
-were not trained in i because no agent's update schedule said so. Where the settings ask for a
-promotion gate and there was a new model, it also has the gate's decision.
+``models.json`` of iteration i is written by `nip_core.stages.swapping` and read here. It says
+which models serve from iteration i + 1 on, and which groups were not trained in i because no
+agent's update schedule said so. Where the settings ask for a promotion gate and there was a new
+model, it also has the gate's decision.
 """
 
 from collections.abc import Mapping, Sequence
@@ -79,6 +80,7 @@ class Swap(BaseModel):
         return {
             "groups": {group: asdict(model) for group, model in self.groups.items()},
             "not_scheduled": list(self.not_scheduled),
+            # No null in its place: documents of runs without a gate stay what they have been.
             **({} if self.promotion is None else {"promotion": asdict(self.promotion)}),
         }
 

@@ -26,7 +26,7 @@ from nip_core.jobs.document import read_job
 from nip_core.jobs.job import Backend, Busy, JobRecord, NoAnswer, Refused
 from nip_core.jobs.ledger import open_ledger
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.providers import speaks_nip
+from nip_core.parameters.model_names import speaks_nip
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
@@ -161,8 +161,10 @@ def _complete(run: RunStore, lease: Lease, number: int, plan: dict[str, Any]) ->
                 run.store.put(f"{directory}/{relative}", content, fence=lease.fence)
         except MissingFileError:
             continue  # moved before the process was killed
+        # A runner that was replaced must not delete what its successor has written under this name.
         lease.check()
         run.store.delete(source, fence=lease.fence)
+    # Last: without it, whoever opens the run does all this again, which is safe.
     run.write_json_once(f"{directory}/done.json", {"files": len(plan["files"])}, lease=lease)
 
 
@@ -240,6 +242,7 @@ async def cancel_jobs(
 
 async def _has_ended(backend: Backend, job_id: str) -> bool:
     try:
+        # A refused cancelling is no trouble if the job was over.
         return (await backend.retrieve_job(job_id)).status in ENDED_STATUSES
     except (Refused, Busy, NoAnswer):
         return False

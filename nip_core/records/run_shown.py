@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nip_core.parameters.providers import dummy_name
+from nip_core.parameters.model_names import dummy_name
 from nip_core.parameters.stored import complete_settings
 from nip_core.parameters.tested_iterations import scheme_tests
 from nip_core.run_store.documents import damaged
@@ -30,6 +30,7 @@ def open_shown(run: RunStore) -> RunShown:
     """The run's record and settings. Raises CorruptionError where they make no sense."""
     try:
         record = run.open()
+        # Not validated: a run is shown whatever version wrote it.
         settings = complete_settings(record.parameters)
         first_models: dict[str, str] = {}
         for name, agent in settings["agents"].items():

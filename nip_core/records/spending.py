@@ -82,6 +82,7 @@ class Spent:
         """US dollars by the prices in the settings; None where one is missing."""
         parts = [price_calls(parameters, self.by_agent)] if self.by_agent else []
         parts += [price_training(parameters, group, n) for group, n in self.trained.items()]
+        # One price that is missing makes the sum unknown: a part of it would look like all of it.
         known = [usd for usd in parts if usd is not None]
         return sum(known) if len(known) == len(parts) else None
 

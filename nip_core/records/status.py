@@ -47,6 +47,7 @@ def find_status(run: RunStore, records: Records | None = None) -> str:
 def is_running(run: RunStore) -> bool:
     """Return whether somebody who may be alive holds the run. Raises CorruptionError."""
     seen = watch_lease(run)
+    # One look can't tell a silent owner from a live one, so it counts as alive.
     return seen.owner is not None and not seen.is_gone
 
 

@@ -218,6 +218,8 @@ class EpisodeState:
         prefetched, answered = prefetched or {}, answered or {}
         # 1. Ask everybody who moves.
         asked = [agent for agent in self.movers if agent not in answered]
+        # What is raised here stops the stage, so the other movers are not waited for: their answers
+        # that came are in the journal.
         taken = await gather_or_cancel(
             self.take_turn(spec, agent, prefetched.get(agent)) for agent in asked
         )
@@ -234,6 +236,8 @@ class EpisodeState:
             after.records += answer.records
             if answer.turn is not None:
                 after.turns.append(answer.turn)
+                # A generation names one parent, so the last of those that moved at once stands for
+                # all.
                 after.parent = answer.records[-1].generation.key
             elif answer.is_invalid and self.context.game.protocol.may_be_silent(agent):
                 silent.add(agent)
@@ -264,6 +268,7 @@ class EpisodeState:
             self.decision, self.value = result.decision, result.value
             self.outcome = "finished" if result.done else "terminated"
         elif self.round == protocol.max_message_rounds:
+            # A user's protocol may come here. It would play for ever.
             self._fail(f"protocol {protocol.name!r} neither ended nor terminated it")
 
     def _fail(self, error: str) -> None:
@@ -334,6 +339,7 @@ class EpisodeState:
                 for i, answer in zip(came, done, strict=True):
                     results[i] = answer
             except ContextLengthError as error:
+                # The prompt is the same for all, so none of them asks again by itself.
                 results = [error] * len(children)
             except RequestRefusedError:
                 pass  # perhaps only because it asks for several, which some servers don't take
@@ -429,6 +435,7 @@ class EpisodeState:
         """Put an answer of a call in the log; return its record, and the move if it is valid."""
         why_not = make_objection(self.context.game, spec.problem, call.player.agent)
         record, move = call.record(number, spec, self.round, attempt, self.parent, why_not)
+        # Durable before the game goes on with it: a kill from here on costs no second answer.
         await self.context.log.append(record.to_json())
         if record.generation.invalid_reason is not None:
             self.context.progress.invalid_answers += 1

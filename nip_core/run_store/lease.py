@@ -38,6 +38,8 @@ from nip_core.run_store.store import MissingFileError, Store
 from nip_lm_server.client import process_identity
 
 FORMAT_VERSION = 1
+# A runner that died on another machine keeps the next one waiting for so long; in a shorter time a
+# live one that stands still for a moment would be taken for dead.
 DEFAULT_TTL_S = 30.0
 _log = logging.getLogger(__name__)
 # Some renewals may fail, for a full disk say, before anybody else may take the run.
@@ -94,6 +96,7 @@ class ThisMachine:
 
     def owner(self) -> Owner:
         pid = os.getpid()
+        # A new identifier for each try to acquire: an earlier lease of the same process has lost.
         identity = process_identity(pid) or ""
         return Owner(socket.gethostname(), _machine_id(), pid, identity, id=uuid.uuid4().hex)
 
@@ -124,6 +127,7 @@ def _is_hidden(pid: int) -> bool:
 def _machine_id() -> str:
     """Name this boot and process namespace on Linux; elsewhere the hardware address."""
     try:
+        # Process numbers mean nothing after another boot, nor in another container.
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -147,6 +151,7 @@ class Lease:
         self._document, self._etag = document, etag
         self._ttl_s = ttl_s
         self._lost: str | None = None
+        # The renewing thread and whoever checks replace the same tag.
         self._mutex = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -161,6 +166,8 @@ class Lease:
     def start_renewing(self) -> None:
         """Renew in a daemon thread, ten times per time to live."""
         if self._thread is None:
+            # A thread: a stage that holds the event loop for longer than the time to live must not
+            # look dead. A daemon, so that a process that ends by an error ends.
             self._thread = threading.Thread(target=self._keep_renewing, name="lease", daemon=True)
             self._thread.start()
 
@@ -194,6 +201,8 @@ class Lease:
 
     def release(self) -> None:
         """Stop renewing and let the next runner in at once. A lost lease is left alone."""
+        # No more beats first: one between the look and the writing below would change the tag, and
+        # the release would fail.
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -235,6 +244,8 @@ class Lease:
         try:
             document, etag = read_lease(self._store, self._path)
         except MissingFileError:
+            # The next runner finds no owner and takes the run at once, so this one counts as
+            # replaced.
             self._lost = "its file was deleted"
             return
         mine = document.owner.id == self._document.owner.id
@@ -383,6 +394,7 @@ def _encode(document: LeaseDocument) -> bytes:
 
 def borrow(store: Store, directory: str, lent: LeaseDocument) -> Lease:
     """Take a lease on loan from its holder: to commit with, not to renew or to release."""
+    # Without a tag: only its holder replaces the document.
     return Lease(store, directory, lent, "", ttl_s=DEFAULT_TTL_S)
 
 
@@ -391,6 +403,7 @@ def read_lease(store: Store, path: str) -> tuple[LeaseDocument, str]:
     data, etag = store.get_with_etag(path)
     try:
         document = validate_document(decode(data, path), LeaseDocument, path)
+        # A version that isn't known may hold a run by other rules, so its run is not taken over.
         if document.format_version != FORMAT_VERSION:
             raise ValueError(f"format version {document.format_version}")
     except (CorruptionError, ValueError) as error:
@@ -403,5 +416,6 @@ def read_lease(store: Store, path: str) -> tuple[LeaseDocument, str]:
 
 def _read_own(store: Store, path: str, document: LeaseDocument) -> str | None:
     """Read the tag of the document just written; None if it was replaced meanwhile."""
+    # Putting a file that was absent gives no tag.
     found, etag = read_lease(store, path)
     return etag if found == document else None

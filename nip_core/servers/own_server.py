@@ -19,7 +19,7 @@ from nip_core.errors import ServerError, SettingsError
 from nip_core.models import resolve_model
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
 from nip_core.parameters.checks import is_deterministic, serves_several_bases, uses_own_server
-from nip_core.parameters.providers import base_name
+from nip_core.parameters.model_names import base_name
 from nip_core.progress.board import Progress
 from nip_core.proxies import restore_proxies
 from nip_core.rollouts.chat_client import Endpoint
@@ -38,6 +38,8 @@ from nip_lm_server.client import (
 )
 
 T = TypeVar("T")
+# Looking costs one question to the system, and a stage learns of a death before its calls have been
+# repeated much.
 _LOOK_EVERY_S = 0.25
 
 
@@ -59,6 +61,8 @@ def make_server_spec(parameters: HyperParameters) -> ServerSpec | None:
 
 def _engine(parameters: HyperParameters, agent: PureTextAgentParameters) -> EngineSpec:
     settings, name = parameters.lm_server, base_name(parameters, agent)
+    # Another engine of the same server answers for it, whatever the settings say of the engine of
+    # real models; it has no weights, so it needs no device.
     if agent.use_dummy_api:
         return EngineSpec(
             engine="deterministic",
@@ -72,10 +76,13 @@ def _engine(parameters: HyperParameters, agent: PureTextAgentParameters) -> Engi
     quantized = agent.quantization != "none" and not deterministic
     return EngineSpec(
         engine=settings.engine,
+        # Without weights any name will do, so none is looked for.
         model=agent.model_name if deterministic else resolve_model(agent.model_name),
         served_model_name=name,
         replies=settings.replies,
         options={
+            # What a user has set counts before what is reckoned. Quantization is the agent's alone,
+            # since its training goes by it too.
             **(choose_vllm_sizes(parameters, name) if settings.engine == "vllm" else {}),
             **settings.options,
             **({"quantization": agent.quantization} if quantized else {}),
@@ -91,6 +98,7 @@ def _bases_at_once(parameters: HyperParameters, base: str) -> int:
     groups = [parameters.group_parameters(group) for group in parameters.groups]
     playing = [agent for agent in groups if base_name(parameters, agent) == base]
     trained = [agent for agent in playing if not agent.use_lora and not agent.freeze_agent]
+    # One group without a gate needs no second place: only one of its models plays at a time.
     several = len(playing) > 1 or parameters.promotion.enabled
     if not several or not trained or not serves_several_bases(parameters, trained[0]):
         return 1
@@ -141,9 +149,11 @@ def find_server_directory(run: RunStore, environment: Mapping[str, str] = os.env
 
     The cache is ``$NIP_CACHE_DIR``, else ``nip`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
     """
+    # A database and checkpoints need a disk. In the run itself they move, and are copied, with it.
     local = run.store.local_path(f"{run.root}/lm_server")
     if local is not None:
         return local
+    # Runs of one name in two buckets have two directories.
     where = hashlib.sha256(f"{run.store.url}/{run.root}".encode()).hexdigest()[:16]
     return _cache(environment) / "runs" / f"{run.name}-{where}" / "lm_server"
 
@@ -174,6 +184,7 @@ class OwnServer:
         compiled = compile_caches(_cache(environment) / "compiled")
         self._timeout_s, self._environment = timeout_s, {**compiled, **restore_proxies(environment)}
         self._handle: ServerHandle | None = None
+        # Stages ask for it side by side; one of them starts it, and the others wait for that one.
         self._starting = asyncio.Lock()
 
     @property
@@ -223,6 +234,8 @@ class OwnServer:
                 self._handle = await starting
             raise
         except OwnerError as error:
+            # What does not pass by itself is a matter of settings, which stops the run. A
+            # ServerError would have the stage tried again.
             if error.reason is not None:
                 raise SettingsError(f"lm_server: {error.reason}") from None
             raise ServerError(f"lm_server: {error}") from None
@@ -230,10 +243,13 @@ class OwnServer:
     async def during(self, work: Callable[[], Awaitable[T]]) -> T:
         """Do `work` while the server runs. Raises ServerError as soon as it has died."""
         await self.ensure()
+        # Beside each other, because the calls of `work` can't tell a dead server from a busy one:
+        # they would go on repeating.
         doing = asyncio.ensure_future(work())
         watching = asyncio.ensure_future(self._until_dead())
         try:
             await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
+            # Work that is done counts, also if the server has died in the same moment.
             if not doing.done():
                 raise ServerError(
                     f"the run's lm_server ended by itself; its log is {self.directory / 'logs'}. "
@@ -241,6 +257,7 @@ class OwnServer:
                 )
             return doing.result()
         finally:
+            # Waited for as well: nothing of the stage goes on while the stage is tried again.
             for task in (doing, watching):
                 task.cancel()
             await asyncio.gather(doing, watching, return_exceptions=True)

@@ -23,7 +23,7 @@ from nip_core.game.reasons import Kind
 from nip_core.game.render import Game, Turn, make_situation
 from nip_core.jobs.server_calls import LmServer, TemplateFacts, version_problem
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.providers import speaks_nip
+from nip_core.parameters.model_names import speaks_nip
 from nip_core.progress.board import Progress
 from nip_core.protocols import Move
 from nip_core.proxies import proxy_for

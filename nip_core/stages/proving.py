@@ -17,7 +17,7 @@ from nip_core.jobs.server_calls import LmServer
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import takes_turns
 from nip_core.parameters.dialects import find_dialect
-from nip_core.parameters.providers import speaks_nip
+from nip_core.parameters.model_names import speaks_nip
 from nip_core.records.models import ServedModel
 from nip_core.rollouts.chat_client import ChatClient, Endpoint, RequestRefusedError
 from nip_core.servers.endpoints import Endpoints

@@ -92,7 +92,7 @@ class PointLog:
 
     @property
     def rewinds(self) -> int:
-        """The number of times the run was done again from some place."""
+        """The count of rewinds: each did the run again from some place."""
         return self._records.rewinds
 
     @property

@@ -1,5 +1,10 @@
 """What a fine-tune job of a group is, by the settings: in the loop and by hand.
 
+The road of a hyper-parameter, say `rl.lr`: here it becomes a part of `JobSpec` (what the API has
+words for) or of `NipSettings` (all else). `nip_core.jobs.openai_backend` sends both; in the server
+`nip_lm_server.jobs.settings` completes them, `nip_lm_server.training.job` carries them into the
+process that trains, and `nip_lm_server.training.arguments` hands them to TRL.
+
 Parent             the model that a job starts from
 group_job          the job of a group on its data
 training_settings  how a group's model is trained
@@ -14,8 +19,8 @@ from nip_core.jobs.job import JobSpec
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.agents import OWN_DPO_SETTINGS
 from nip_core.parameters.checks import is_deterministic
-from nip_core.parameters.provider_table import PROVIDERS
-from nip_core.parameters.providers import speaks_nip
+from nip_core.parameters.model_names import speaks_nip
+from nip_core.parameters.providers import PROVIDERS
 from nip_core.trainers.lines import ADVANTAGE
 from nip_lm_server.client import NipSettings
 

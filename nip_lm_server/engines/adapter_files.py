@@ -27,6 +27,7 @@ def read_adapter(path: Path) -> ServedAdapter:
         ranks = [int(settings["r"]), *(settings.get("rank_pattern") or {}).values()]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EngineError(f"{path} is no LoRA adapter: {error!r}") from error
+    # The same matrices, scaled otherwise, are another adapter.
     scaling = {
         key: settings.get(key)
         for key in ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
@@ -41,4 +42,5 @@ def is_unchanged(path: Path) -> bool:
         result = parse_json((path / "training_result.json").read_text())
         return bool(result.get("unchanged", False))
     except (OSError, ValueError, AttributeError):
+        # A fact to be shown beside the proof, which does not go by it.
         return False

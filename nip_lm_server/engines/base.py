@@ -39,7 +39,8 @@ class EngineRequestError(EngineError, ValueError):
 
 
 COUNTED_CONTEXTS = 4
-"""`Engine.tokenize` shows the tokens of prompts of at most so many times the model's context."""
+"""`Engine.tokenize` shows the tokens of prompts of at most so many times the model's context:
+enough to say by how much a prompt is too long, without encoding whatever somebody sends."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,7 @@ class Engine(ABC):
         try:
             await self._start()
         except BaseException:
+            # Cancellation included: what was half started would keep its device.
             await self.stop()
             self._state = "failed"
             raise
@@ -211,6 +213,7 @@ class Engine(ABC):
 
     async def wait_dead(self) -> str:
         """Return why, once a running engine has ended without being asked to."""
+        # An engine without a process or thread of its own ends with the server.
         await asyncio.Event().wait()
         raise AssertionError("nobody sets this event")
 

@@ -104,6 +104,7 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
     closes the object: such schemas stay as they are.
     """
     closed = dict(schema)
+    # A part of a joined schema that is closed would refuse what another part lists.
     return closed if _joins(schema) else _close(closed)
 
 

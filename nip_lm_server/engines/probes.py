@@ -312,11 +312,13 @@ def choose_limits(probe: Probe, dtype: str, quantization: str = "none") -> Limit
     """The limits for these precisions."""
     if quantization != probe.quantization:
         return QUANTIZED
+    # The coarser of the two bounds how near the figures can be.
     return max((LIMITS[precision] for precision in (probe.dtype, dtype)), key=lambda it: it.mean)
 
 
 def is_apart(left: Sequence[float], right: Sequence[float], noise: float, cap: float) -> bool:
     """Say whether two models can be told from each other; True if a number is none."""
+    # Written so that a NaN counts as apart: what is no number must not pass as the same.
     return not mean_difference(left, right, cap) <= CLEARLY * noise
 
 

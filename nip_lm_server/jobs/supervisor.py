@@ -31,7 +31,8 @@ from nip_lm_server.state.rows import JobRow
 from nip_lm_server.wire import ACTIVE_STATUSES
 
 STOP_GRACE_S = 6.0
-"""How long trainings may take for their checkpoints when the server stops."""
+"""How long trainings may take for their checkpoints when the server stops. With what requests and
+engines get it must stay below `launch.STOP_GRACE_S`, after which the whole server is killed."""
 UNAVAILABLE_PAUSE_S = 2.0
 """Pause before a job is tried again whose engine has not run yet."""
 BROKEN_PAUSE_S = 2.0
@@ -41,7 +42,8 @@ _log = logging.getLogger("nip.lm_server.jobs")
 
 
 MOST_UNPUBLISHED = 8
-"""So many models wait for others to be trained, before the engine wakes for them."""
+"""So many models wait for others to be trained, before the engine wakes for them: passing the
+device on spares the engine's way back, but nobody can play with a model that waits."""
 
 
 @dataclass
@@ -110,6 +112,7 @@ class JobSupervisor:
     def cancel(self, id: str) -> None:
         """End the training of a job whose status is already `cancelled`."""
         if id in self._runs:
+            # Without a checkpoint: nobody goes on with a cancelled job.
             self._runs[id].task.cancel()
         else:
             # One that does not run has no turn at whose end it would be tidied.
@@ -163,6 +166,7 @@ class JobSupervisor:
         try:
             await self._validate(rows[0])
         except Exception as error:
+            # Failed, because it would be the first again and again, and hold up all behind it.
             _log.exception("validating %s", rows[0].id)
             self._jobs.fail(rows[0].id, "internal_error", f"Validation broke: {error!r}")
 
@@ -175,10 +179,12 @@ class JobSupervisor:
             if file_id is None:
                 continue
             try:
+                # The upload may be days old, so it is compared with its digest once more.
                 path = await self._jobs.files.find_intact(file_id)
             except ApiError as error:
                 self._jobs.fail(row.id, error.code or "file_damaged", error.message, param)
                 return
+            # In a thread: the whole file is read, while requests are answered.
             problems = await asyncio.to_thread(
                 _find_problems, row.method, path, least, settings.advantage
             )

@@ -49,6 +49,7 @@ class EnginePool:
         self._in_use: Counter[str] = Counter()
         for slot in self._slots:
             self._add_base(slot, slot.base_model, slot.spec.model)
+        # Oldest first, so that a base model stands there before those that were made of it.
         for row in models.list_rows():
             parent = self._find(row.base_model) if row.kind == "base" else None
             if parent is not None:
@@ -137,7 +138,7 @@ class EnginePool:
         not answer at all.
         """
         # Every file is read again: the model may be older than this server, committed before a
-        # kill.
+        # kill. In a thread, since requests are answered meanwhile.
         manifest = await asyncio.to_thread(self._models.verify, digest)
         base = self.base(manifest.base_model)
         # One at a time in a slot: a new base model takes the engine away into which an adapter
@@ -222,6 +223,8 @@ class EnginePool:
         happened inside, unless another training has the device by then.
         """
         device = self.base(base_model).slot.training_device
+        # One that somebody has stopped or put to sleep is away already, and is not brought back
+        # afterwards.
         sharing = [
             base
             for base in self.bases()
@@ -235,6 +238,8 @@ class EnginePool:
     async def wait_until_back(self, base_model: str) -> None:
         """Wait for an engine lent to another training. `publish` says what is wrong with it."""
         base = self.base(base_model)
+        # Only for one that a training has: any other trouble `publish` meets at once, and says
+        # better.
         if base.is_lent:
             with contextlib.suppress(EngineError):
                 await base.wait_until_ready(READY_TIMEOUT_S)
@@ -297,6 +302,7 @@ class EnginePool:
             # 2. Start it; it now tells how long its context is.
             base.stopped_on_request = False
             await base.set_wanted("running")
+            # On record too: jobs are taken by it while the engine is away.
             base.max_model_len = base.engine.max_model_len
             self._database.set_meta(f"max_model_len {base.name}", base.max_model_len or 0)
         finally:
@@ -339,6 +345,7 @@ class EnginePool:
                 f"The model {model!r} is not loaded yet",
                 code="model_loading",
                 param="model",
+                # A loading adapter takes seconds; an engine that trains or starts takes longer.
                 headers={"Retry-After": "1"},
             )
         problem = row.problem if row is not None else "it is not loaded"

@@ -64,7 +64,7 @@ API = {
         "nip_core.problems.rewrite",
         "nip_core.sandbox.sandbox",
     ],
-    "Jobs": ["nip_core.jobs.ledger", "nip_core.jobs.job", "nip_core.jobs.submissions"],
+    "Jobs": ["nip_core.jobs.ledger", "nip_core.jobs.job", "nip_core.fine_tuning.submissions"],
     "Run store": ["nip_core.run_store.store", "nip_core.run_store.manifest"],
     "lm_server's client": ["nip_lm_server.client", "nip_lm_server.spec", "nip_lm_server.launch"],
     "Errors": ["nip_core.errors"],

@@ -169,12 +169,14 @@ class Decoder:
         self, sequences: Sequence[Sequence[int]], adapters: Sequence[LoraAdapter | None]
     ) -> list[list[float]]:
         """Log-probability of each token but the first, given those before it, of each sequence."""
+        # As in play, where the rows of one adapter are one slice.
         order = sorted(range(len(sequences)), key=lambda i: _adapter_key(adapters[i]))
         ids, mask, positions = self._pad([sequences[i] for i in order])
         with self._lora.rows([adapters[i] for i in order]):
             logits = self._model(
                 input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
             ).logits
+        # In float32: the digits that proofs compare would be lost in half precision.
         scores = logits[:, :-1].float().log_softmax(-1).gather(2, ids[:, 1:, None])[:, :, 0]
         results: list[list[float]] = [[] for _ in sequences]
         for row, index in enumerate(order):
@@ -207,6 +209,7 @@ class Decoder:
         )
         offsets = torch.arange(width, device=self._device)[None]
         starts = torch.tensor(pads, device=self._device)[:, None]
+        # Left-padded, so that the newest token of every row is in the last place.
         return ids, (offsets >= starts).long(), (offsets - starts).clamp(min=0)
 
     def _assemble(self, joining: Sequence[tuple[Any, list[Row], list[int]]]) -> None:
@@ -290,6 +293,7 @@ class Decoder:
         token, is_last = row.generated[-1], len(row.generated) >= row.max_tokens
         if row.guide is not None and row.guide.failure:
             return "length"  # who reads the row tells why
+        # Before the limit: an answer that ends with its last token is whole.
         if token in self._stop_tokens:
             return "stop"
         if row.text is not None:

@@ -155,6 +155,7 @@ class EmbeddedEngine(Engine):
                     yield replace(delta, **said_once) if said_once else delta
                     said_once = {}
         finally:
+            # Whoever leaves early leaves no row that takes a place in the batch.
             abandon(pending.rows)
         self._requests += 1
 
@@ -208,6 +209,7 @@ class EmbeddedEngine(Engine):
         """
         worker, adapter = self._find(name)
         if adapter is None:
+            # Between two passes, as the proof runs passes of its own on the same model.
             return await worker.run(lambda: prove_base(worker.decoder, worker.loaded, path))
         files = await asyncio.to_thread(read_lora, path)
 
@@ -215,6 +217,7 @@ class EmbeddedEngine(Engine):
             served = worker.adapters.get(name)
             if served is None:
                 raise EngineError(f"no adapter answers to {name!r}")
+            # Every rival is one more row of the proof's pass, so there is a limit.
             rivals = [other for key, other in worker.adapters.items() if key != name]
             return prove(worker.decoder, worker.loaded, served, files, rivals[-MAX_RIVALS:])
 

@@ -81,6 +81,7 @@ def load_engine_model(path: str, options: EmbeddedOptions) -> LoadedModel:
         dtype = "float32" if device == "cpu" else "bfloat16"
     # 2. Tokenizer and model, from safetensors and without code of theirs.
     try:
+        # The template first: the weights take the longest to load.
         tokenizer = chat_template.load_tokenizer(path, options.chat_template_kwargs)
         shapes = chat_template.check_shapes(tokenizer)
         if not shapes["user"]:
@@ -135,6 +136,8 @@ def check_batching(decoder: Decoder, loaded: LoadedModel, path: str) -> int:
     alone, token_bytes = first_logits([short])
     padded, _ = first_logits([long, short])
     difference = float((alone - padded).abs().max())
+    # Rounding makes some difference in another batch, so not none is asked for. Written so that a
+    # NaN is refused as well.
     if not difference <= 0.05 * float(alone.abs().max()):
         raise EngineError(
             f"{path!r} can't be served in batches: the logits of a padded prompt differ by "
@@ -147,6 +150,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Say whether the device's memory, or this machine's, was too small."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
+    # torch's allocator for CPUs has no exception class of its own.
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 

@@ -50,6 +50,7 @@ class LoraFiles:
 
     def matrices(self, module: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """(A^T, scale B^T) of one module, in a precision."""
+        # Scaled in float32, once: a pass has one product less, and rounding comes last.
         down, up = self.pairs[module]
         return down.float().T.to(dtype), (up.float() * self.scale(module)).T.to(dtype)
 
@@ -110,6 +111,7 @@ def _check_config(path: Path, config: Any) -> None:
         raise EngineError(f"{path / CONFIG_FILE}: expected peft_type LORA, got {kind!r}")
     if not isinstance(config.get("lora_alpha"), int | float):
         raise EngineError(f"{path / CONFIG_FILE}: lora_alpha is missing")
+    # Each would be served without a part of what was trained, and without a word.
     refused = {
         "use_dora": bool(config.get("use_dora")),
         "bias": config.get("bias", "none") != "none",

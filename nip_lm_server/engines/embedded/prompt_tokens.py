@@ -39,6 +39,7 @@ class PromptEncoder:
         self._tokenizer, self._lock, self._context = tokenizer, lock, context
         self._longest_token = max(map(len, tokenizer.get_vocab()))
         self._second: Any = None  # a tokenizer for long texts, or short ones would wait
+        # One thread: of long texts one at a time takes its memory.
         self._thread = ThreadPoolExecutor(1, "long-texts")
 
     def close(self) -> None:
@@ -102,6 +103,7 @@ class PromptEncoder:
             try:
                 return encode(self._second, abandoned)
             finally:
+                # The allocator would keep what such a text took.
                 if size >= HUGE_TEXT:
                     aside.give_memory_back()
 

@@ -103,6 +103,7 @@ def apply_adapter(model: Any, files: LoraFiles, *, merged: bool = True) -> Itera
 
         return modules[name].register_forward_hook(replace)
 
+    # Hooks, and no copy of the weights: a second model need not fit beside the first.
     handles = [hook(name) for name in files.pairs]
     try:
         yield

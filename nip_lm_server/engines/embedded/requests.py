@@ -29,7 +29,7 @@ from nip_lm_server.engines.embedded.sampling import Settings, row_random
 from nip_lm_server.engines.embedded.worker import ModelWorker
 from nip_lm_server.engines.guided import Guide, write_call_grammar, write_json_grammar
 
-MAX_TOP_LOGPROBS = 20
+MAX_TOP_LOGPROBS = 20  # as many as OpenAI's API knows
 _TOOL_KEYS = {"tool_calls", "tool_call_id"}
 
 
@@ -104,6 +104,7 @@ def make_rows(
             text=AnswerText(worker.decode, request.stop) if request.stop else None,
             wants_logprobs=request.logprobs,
             wants_top=request.top_logprobs,
+            # The grammar is compiled once, and each choice goes its own way through it.
             guide=guide if guide is None or choice == 0 else guide.copy(),
         )
         for choice in range(request.n)
@@ -222,5 +223,6 @@ def with_calls(worker: ModelWorker, whole: Delta, request: GenerationRequest) ->
         return whole
     if not request.parallel_tool_calls:
         calls = calls[:1]
+    # An answer that was cut at its limit says so, calls or not: the last one may lack its end.
     reason = "tool_calls" if whole.finish_reason == "stop" else whole.finish_reason
     return replace(whole, text=text, tool_calls=calls, finish_reason=reason)

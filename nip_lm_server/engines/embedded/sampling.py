@@ -154,6 +154,7 @@ class BatchSampler:
             for generator, drawing in zip(self._randoms, self._drawing, strict=True)
         ]
         uniform = torch.tensor(drawn, dtype=torch.float64, device=scores.device)[:, None]
+        # A product that is rounded up to the total would lie beyond the last token.
         target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
         return torch.searchsorted(cumulative, target, right=True)[:, 0]
 
@@ -162,5 +163,6 @@ class BatchSampler:
         ordered, order = torch.sort(rows, dim=-1, descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered
         nucleus = ordered.masked_fill(before >= self._top_p, 0.0)
+        # With top-p 0, too, one token is left.
         nucleus[:, 0] = ordered[:, 0]
         return torch.zeros_like(rows).scatter_(1, order, nucleus)

@@ -43,6 +43,7 @@ STOP_TIMEOUT_S = 30.0
 _IDLE_WAIT_S = 1.0
 _DRAIN_INTERVAL_S = 0.02
 _CPU_CACHE_BYTES = 2 << 30
+# The rest of the free memory is for the passes themselves, which grow with prompts and rows.
 _CUDA_CACHE_SHARE = 0.6
 
 _T = TypeVar("_T")
@@ -89,10 +90,14 @@ class ModelWorker:
         self._running: list[Pending] = []
         self._commands: deque[Callable[[EngineError | None], None]] = deque()
         self._wake = threading.Condition()
+        # The event loop encodes prompts while this thread decodes answers; the tokenizer is not
+        # made for that.
         self._tokenizer_lock = threading.Lock()
         self._guides_lock = threading.Lock()
         self._vocabulary: Any = None
         self._closing = False
+        # A daemon: nothing can interrupt a pass, and one that hangs must not keep the server from
+        # ending.
         self._thread = threading.Thread(target=self._work, name="embedded-engine", daemon=True)
         self._started: Future[None] = Future()
 
@@ -267,6 +272,7 @@ class ModelWorker:
             while self._commands:
                 self._commands.popleft()(None)
             # 3. Let requests join the batch.
+            # Only an idle engine waits: one at work has requests join later anyway.
             if not self._running and len(self._waiting) < self._options.max_batch:
                 self._await_company()
             # Joining copies the cache of all that run, so it waits for a few tokens of theirs.
@@ -341,6 +347,7 @@ class ModelWorker:
         self.decoder.clear()
         if self.loaded.device != "cpu":
             self._move("cpu")
+            # torch keeps freed memory for itself, where the training could not have it.
             torch.cuda.empty_cache()
 
     def _return_to_device(self) -> None:
@@ -360,6 +367,8 @@ class ModelWorker:
 
     def _fail_all(self, failure: EngineError) -> None:
         with self._wake:
+            # First, so that what is submitted from here on is refused, instead of never being
+            # answered.
             self._closing = True
             self._running += self._waiting
             self._waiting.clear()

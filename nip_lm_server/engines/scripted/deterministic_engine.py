@@ -48,7 +48,7 @@ from nip_lm_server.proof import Proof
 
 ADAPTER_FILE = "adapter.json"
 BASE_FILE = "base.json"
-_FAULT_MEMORY = 200_000  # requests whose number of tries is remembered
+_FAULT_MEMORY = 200_000  # requests whose number of tries is remembered, of a server that stays up
 
 
 def hash_fraction(text: str) -> float:
@@ -239,7 +239,8 @@ class DeterministicEngine(Engine):
                 "the deterministic engine has no log-probabilities", "unsupported", "logprobs"
             )
         generation = self._generation(request.model)
-        # 2. Draw what becomes of it.
+        # 2. Draw what becomes of it. Nothing but the digest decides, so that order and company of
+        #    requests change no answer.
         asked = await aside.run(request.body_bytes, self._read, request, generation)
         # 3. Fail or wait, as was drawn.
         self._requests += 1

@@ -28,6 +28,7 @@ from nip_lm_server.engines.scripted.pseudo_tokens import (
 from nip_lm_server.formats.tool_calls import ToolCall, read_parameters
 
 _END = 256  # the token that ends a text
+# By equal chances a text would hardly ever end before its limit.
 _LIKELY = {**dict.fromkeys(b'"}]', 8.0), _END: 8.0, **dict.fromkeys(b"{[", 0.5)}
 _BRACKETS = frozenset(b"{[]}")
 _QUOTE, _MEANINGLESS = ord('"'), ord("q")  # outside of texts, JSON has no q

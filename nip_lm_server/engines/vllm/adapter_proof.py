@@ -132,6 +132,8 @@ class VllmProver:
         self, model: str, tokens: Tokens, places: Sequence[int], *, again: bool
     ) -> tuple[float, ...]:
         """The last scores of `model`; it is scored now if it never was, or is to be `again`."""
+        # Scoring all rivals at every new adapter would take longest; they change no more, and
+        # after a failure all are scored again.
         scores = None if again else self._scores.get((model, tokens))
         return await self._score(model, tokens, places) if scores is None else scores
 

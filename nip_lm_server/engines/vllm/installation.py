@@ -170,6 +170,7 @@ async def inspect(python: Path, environment: Mapping[str, str]) -> Installation:
         with contextlib.suppress(ProcessLookupError):
             child.kill()
     try:
+        # The last line is ours; libraries may have printed others before.
         facts = json.loads(out.decode().splitlines()[-1])
     except (ValueError, IndexError):
         tail = err.decode(errors="replace")[-500:]

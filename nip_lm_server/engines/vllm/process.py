@@ -233,6 +233,8 @@ class VllmProcess:
 
     def _connections(self) -> aiohttp.ClientSession:
         if self._session is None:
+            # No limit on connections: a load or a health check must not wait behind the answers of
+            # a proof.
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
                 headers={"Authorization": f"Bearer {self.key}"},
@@ -258,10 +260,13 @@ class VllmProcess:
                     # The guard alone: it passes the signal to vLLM, which closes down its own
                     # workers, and kills the group when that takes too long.
                     guard.terminate()
+                # The guard may take its grace twice: before it kills, and until all that was killed
+                # is gone.
                 await asyncio.wait({self.exited}, timeout=2 * GRACE_S + 1)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 guard.kill()
+            # Also where this is cancelled: a vLLM that is left holds the device's memory.
             await asyncio.shield(asyncio.to_thread(end_recorded, self._record))
         await asyncio.wait({self.exited}, timeout=GRACE_S)
         if guard.stdin is not None:
@@ -278,6 +283,7 @@ def read_error(status: int, body: Any) -> EngineError:
     error = body.get("error") if isinstance(body, Mapping) else None
     error = error if isinstance(error, Mapping) else {"message": str(error or body)}
     message = str(error.get("message") or f"status {status}")
+    # A refused key, or too many requests, is this server's own doing.
     if 400 <= status < 500 and status not in (401, 403, 429):
         return EngineRequestError(message, param=error.get("param"))
     return EngineError(f"vLLM answered with {status}: {message}")

@@ -190,6 +190,7 @@ class VllmEngine(Engine):
             return self._options.dtype
         if installation.capability is None:
             return "float32"
+        # Devices before that have no bfloat16.
         return "bfloat16" if installation.capability >= (8, 0) else "float16"
 
     async def stop(self) -> None:
@@ -283,11 +284,13 @@ class VllmEngine(Engine):
                 f"the adapter in {adapter.path} has rank {adapter.rank}, the engine takes {most} "
                 "at most (option max_lora_rank)"
             )
+        # Before the loading: one whose answer is lost may have answered all the same.
         self._digests[name] = adapter.digest
         await self._serving().load_adapter(name, adapter.path)
         self._adapters[name] = adapter
 
     async def unload_adapter(self, name: str) -> None:
+        # The digest stays: vLLM's prefix cache may still have keys and values under this name.
         if self._adapters.pop(name, None) is None or self._state != "running":
             return
         await self._serving().unload_adapter(name)
@@ -326,6 +329,7 @@ class VllmEngine(Engine):
 
     @property
     def upstream(self) -> Upstream | None:
+        # While it sleeps, clients must not be sent there.
         return self._upstream if self._state == "running" else None
 
     def status(self) -> dict[str, Any]:

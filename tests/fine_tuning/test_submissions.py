@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from job_server import WireServer
 
 from nip_core.errors import JobError, SettingsError
+from nip_core.fine_tuning.submissions import LiveSubmission, Submissions, run_name
 from nip_core.jobs.job import JobRecord, JobSpec
 from nip_core.jobs.openai_backend import OpenAIBackend
-from nip_core.jobs.submissions import LiveSubmission, Submissions, run_name
 from nip_core.run_store.lease import read_lease
 from nip_core.run_store.run import RUN_NAME
 from nip_lm_server.client import NipSettings
