@@ -38,7 +38,7 @@ from nip_lm_server.client import parse_json
 _log = logging.getLogger(__name__)
 
 _CONNECT_S = 10.0
-_PAUSES_S = (1.0, 2.0)
+_PAUSES_S = (1.0, 2.0)  # a few seconds: a server may be starting, a wrong address stays wrong
 _SEEDS = 16  # in one of them every agent has a turn
 _AT_ONCE = 32  # requests
 _SLACK = 16  # tokens that may come in where texts are joined
@@ -418,6 +418,8 @@ class _AgentCheck:
             raise _TemplateRefusal(message, error_.get("code"))
         if status in (401, 403):
             raise SettingsError(f"{url}: the key is refused (HTTP {status}: {message})")
+        # With a message it is an API that has no such model; without, a server that has no such
+        # path.
         if status == 404 and message:
             raise SettingsError(f"agents.{self._agent}.model_name: {message}")
         if status in (404, 405, 501):

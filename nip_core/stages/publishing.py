@@ -35,6 +35,7 @@ def publish(
     as one. The other two are for whoever shows more, as Prefect's artifacts do: `after` is the
     stage that was done last, and with `samples` episodes were played since the last time.
     """
+    # A runner that was replaced must not put an older report in the place of a newer one.
     session.lease.check()
     if session.feeders is not None:
         session.feeders.look()
@@ -132,6 +133,7 @@ def _blocks(records: Records, count: int) -> dict[str, str]:
     there = {*records.iterations()}
     for first in range(0, count * BLOCK, BLOCK):
         iterations = range(first, first + BLOCK)
+        # A block that is over never changes, so its digest is worked out once.
         if str(first) not in memory and there.issuperset(iterations):
             block = [records.of(i) for i in iterations]
             # Of one that is not over, because it is to be tested now, manifests may come to be.
