@@ -125,6 +125,9 @@ def find_dialect(agent: "PureTextAgentParameters") -> Dialect:
 def check_dialect(place: str, agent: "PureTextAgentParameters") -> None:
     """Raise ValueError for a setting the agent's API would refuse, or drop without a word."""
     name, dialect = dialect_name(agent), find_dialect(agent)
+    # Named is what the user has set: the provider alone may have led to a dialect of its own.
+    by_provider = agent.api_dialect == "auto" and agent.base_url is None
+    api = f"model_provider {agent.model_provider}" if by_provider else f"api_dialect {name}"
     if agent.reasoning_effort is not None and dialect.effort is None:
         instead = (
             "set lm_server.options.chat_template_kwargs to what the model's template knows"
@@ -132,17 +135,16 @@ def check_dialect(place: str, agent: "PureTextAgentParameters") -> None:
             else "leave it out"
         )
         raise ValueError(
-            f"{place}.reasoning_effort: api_dialect {name} takes none (got "
-            f"{agent.reasoning_effort}); {instead}"
+            f"{place}.reasoning_effort: {api} takes none (got {agent.reasoning_effort}); {instead}"
         )
     if agent.chat_format == "named" and not dialect.takes_names:
         raise ValueError(
-            f"{place}.chat_format: api_dialect {name} takes no names of speakers, so nobody would "
+            f"{place}.chat_format: {api} takes no names of speakers, so nobody would "
             "know who says what; set chat_format: alternating"
         )
     if agent.temperature is not None and agent.temperature > dialect.max_temperature:
         raise ValueError(
-            f"{place}.temperature: api_dialect {name} takes at most {dialect.max_temperature:g} "
+            f"{place}.temperature: {api} takes at most {dialect.max_temperature:g} "
             f"(got {agent.temperature:g})"
         )
     keeps = agent.train_reasoning == "keep" and not agent.freeze_agent
