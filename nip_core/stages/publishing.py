@@ -13,7 +13,8 @@ from typing import Any
 from nip_core.errors import CorruptionError
 from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters
-from nip_core.records.iterations import BLOCK, IterationRecord, Records
+from nip_core.records.blocks import BLOCK
+from nip_core.records.iterations import IterationRecord, Records
 from nip_core.records.spending import Spent, add_up
 from nip_core.records.spent_in_all import add_up_set_aside
 from nip_core.run_store.run import RunStore

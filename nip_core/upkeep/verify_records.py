@@ -15,7 +15,7 @@ from nip_core.hashing import digest
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import JobRecord
 from nip_core.parameters.stored import read_settings
-from nip_core.records.iterations import BLOCKS
+from nip_core.records.blocks import BLOCKS
 from nip_core.records.models import name_opponents
 from nip_core.records.run_shown import open_shown
 from nip_core.records.status import find_status
