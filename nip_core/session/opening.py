@@ -33,9 +33,9 @@ from nip_core.servers.own_server import OwnServer, find_server_directory, make_s
 from nip_core.servers.shutdown_dates import warn_of_shutdowns
 from nip_core.session.origin import bring_adapters
 from nip_core.session.prepare import Prepared, prepare
+from nip_core.session.prompt_checks import check_prompts
 from nip_core.session.server_checks import (
     check_engines,
-    check_prompts,
     check_reachable,
     check_version,
 )
