@@ -177,7 +177,7 @@ class IterationCheck:
         """Compare the shards named by a split with its plan."""
         check, place = self.check_, f"{split_manifest.directory}/{split_manifest.name}"
         self.epoch = max(self.epoch, split_manifest.epoch)
-        names = shards_of(stage)
+        names = shards_of(split_manifest)
         for shard in names:
             name = shard_manifest(shard)
             manifest = shards.get(name) or check.manifest(
