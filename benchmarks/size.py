@@ -69,6 +69,8 @@ def settings(episodes: int) -> HyperParameters:
                     "model_provider": "SelfHosted",
                     "model_name": "deterministic",
                     "max_tokens_per_message": 1000,
+                    # The verifier's last answer is of no use, as it never decides: one is enough.
+                    "num_invalid_generation_retries": 0,
                 }
             },
         }
