@@ -266,6 +266,8 @@ class JobSupervisor:
         for row in self._jobs.list_rows_in(("queued",)):
             known = row.base_model in self._pool.base_models() and row.id not in self._runs
             if known and not row.paused:
+                # An engine that has not run yet can't say where it trains, so its jobs are passed
+                # over.
                 with contextlib.suppress(ApiError):
                     place = self._pool.training_place(row.base_model)
                     if place.device == device:

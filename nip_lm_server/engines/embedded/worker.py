@@ -293,6 +293,7 @@ class ModelWorker:
         while self._waiting and len(self._waiting) < self._options.max_batch:
             before = len(self._waiting)
             time.sleep(self._options.max_wait_s / 4)
+            # Nobody came for a moment, so nobody else was sent at the same time.
             if len(self._waiting) == before or time.monotonic() > deadline:
                 return
 
