@@ -90,7 +90,7 @@ class IterationCheck:
         demanded = metrics_path if isinstance(metrics, dict) and "rollouts" in metrics else None
         if demanded is None and split == TRAIN and self._has_dataset():
             demanded = "the dataset"
-        stage = check.manifest(directory, demanded_by=demanded)
+        split_manifest = check.manifest(directory, demanded_by=demanded)
         shards = {
             name: check.manifest(directory, name)
             for name in check.names(directory)
@@ -98,16 +98,16 @@ class IterationCheck:
         }
         plan = check.document(
             f"{directory}/plan.json",
-            demanded_by=f"{directory}/{MANIFEST}" if stage or shards else None,
+            demanded_by=f"{directory}/{MANIFEST}" if split_manifest or shards else None,
         )
         for manifest in shards.values():
             if manifest is not None:
                 self._shard(manifest, plan, self._players(split))
                 self._opponents(manifest, split)
-        if stage is not None:
-            self._stage(stage, shards, plan)
-            self._metrics(metrics_path, metrics, stage)
-            self._metrics(intervals_path, intervals, stage)
+        if split_manifest is not None:
+            self._split_manifest(split_manifest, shards, plan)
+            self._metrics(metrics_path, metrics, split_manifest)
+            self._metrics(intervals_path, intervals, split_manifest)
 
     def _is_measured(self, split: str) -> bool:
         """Return whether the split must have metrics by now: what comes after it is there."""
@@ -171,21 +171,28 @@ class IterationCheck:
             models |= {group: job.model for group, job in jobs if job and job.succeeded}
         return digest(models)
 
-    def _stage(self, stage: Manifest, shards: Mapping[str, Manifest | None], plan: Any) -> None:
+    def _split_manifest(
+        self, split_manifest: Manifest, shards: Mapping[str, Manifest | None], plan: Any
+    ) -> None:
         """Compare the shards named by a split with its plan."""
-        check, place = self.check_, f"{stage.directory}/{stage.name}"
-        self.epoch = max(self.epoch, stage.epoch)
-        names = shards_of(stage)
+        check, place = self.check_, f"{split_manifest.directory}/{split_manifest.name}"
+        self.epoch = max(self.epoch, split_manifest.epoch)
+        names = shards_of(split_manifest)
         for shard in names:
             name = shard_manifest(shard)
-            manifest = shards.get(name) or check.manifest(stage.directory, name, demanded_by=place)
+            manifest = shards.get(name) or check.manifest(
+                split_manifest.directory, name, demanded_by=place
+            )
             if manifest is not None:
-                path, named = f"{stage.directory}/{name}", stage.inputs[f"shard/{shard}"]
+                path, named = (
+                    f"{split_manifest.directory}/{name}",
+                    split_manifest.inputs[f"shard/{shard}"],
+                )
                 what = f"not the shard that {place} names"
                 check.compare(path, what, named, manifest.digest)
         whole = [shards.get(shard_manifest(shard)) for shard in names]
         if all(whole):
-            for table, rows in stage.rows.items():
+            for table, rows in split_manifest.rows.items():
                 counted = sum(shard.rows.get(table, 0) for shard in whole if shard)
                 what = f"wrong number of rows of {table}"
                 check.compare(place, what, counted, rows)
@@ -193,11 +200,14 @@ class IterationCheck:
             planned = -(-plan["episodes"] // plan["episodes_per_shard"])
             check.compare(place, "another number of shards", planned, len(names))
 
-    def _metrics(self, path: str, metrics: Any, stage: Manifest) -> None:
+    def _metrics(self, path: str, metrics: Any, split_manifest: Manifest) -> None:
         check = self.check_
-        if not isinstance(metrics, dict) or f"{stage.directory}/{stage.name}" in check.problems:
+        if (
+            not isinstance(metrics, dict)
+            or f"{split_manifest.directory}/{split_manifest.name}" in check.problems
+        ):
             return
-        made_of, committed = metrics.get("rollouts"), stage.extra.get("canonical_digest")
+        made_of, committed = metrics.get("rollouts"), split_manifest.extra.get("canonical_digest")
         if made_of is not None:
             check.compare(path, "metrics of other rollouts", committed, made_of)
         if "problems_left_out" in metrics:
