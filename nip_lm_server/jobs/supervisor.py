@@ -277,6 +277,7 @@ class JobSupervisor:
         # 2. It begins; the engines are away for it before they could come back from this one.
         self._runs[id].has_device = False
         run = self._begin(row.id, row, place)
+        # Either will do: one that ends before it has begun needs the engines away no longer.
         begun = asyncio.ensure_future(run.turn.begun.wait())
         try:
             await asyncio.wait({run.task, begun}, return_when=asyncio.FIRST_COMPLETED)

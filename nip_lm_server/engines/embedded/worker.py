@@ -169,6 +169,7 @@ class ModelWorker:
                 return
             try:
                 result.set_result(action())
+            # A command that fails is its sender's trouble; the batch goes on.
             except Exception as error:
                 result.set_exception(_without_memory(error) if is_out_of_memory(error) else error)
             except BaseException as error:
