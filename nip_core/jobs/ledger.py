@@ -259,6 +259,7 @@ class Ledger:
         """Look at a submitted job once, and record what is new. Raises JobError for no access."""
         try:
             view = await self._backend.retrieve_job(str(record.id))
+        # Such a look has learned nothing, and repeating it costs nothing.
         except (Busy, NoAnswer) as error:
             return _Look(record, error.retry_after_s, str(error))
         except Refused as error:
@@ -339,6 +340,7 @@ class Ledger:
         try:
             await self._waiting.until_answered(lambda: self._backend.cancel_job(job_id))
         except Refused as error:
+            # It may just have ended, which whoever asked finds out by looking.
             raise JobError(f"job {job_id}: can't be cancelled: {error}") from error
 
     def _document(self, iteration: int, group: str) -> JobDocument:

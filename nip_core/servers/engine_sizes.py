@@ -20,7 +20,8 @@ from nip_core.parameters.opponents import list_opponents
 from nip_lm_server.client import DEFAULT_LORA_RANK, LARGEST_LORA_RANK, served_lora_rank
 
 MOST_LORAS = 8
-"""Adapters in one batch, at most: the rest of a league waits for a turn."""
+"""Adapters in one batch, at most: the rest of a league waits for a turn, as each further one costs
+time in every step."""
 
 
 def choose_vllm_sizes(parameters: HyperParameters, base: str) -> dict[str, Any]:

@@ -37,6 +37,7 @@ def export_rollouts(run: RunStore, iteration: int, split: str, target: Path) -> 
         for name, content in contents.items():
             (target / name).write_bytes(content)
             written.append(target / name)
+    # Last: a copy that was cut short has no manifest, and can be made again.
     path = target / "manifest.json"
     path.write_bytes(manifest_bytes)
     return [*sorted(written), path]

@@ -31,6 +31,7 @@ from nip_lm_server.processes import read_tail, working_environment
 
 HOST = "127.0.0.1"
 HEALTH_TIMEOUT_S = 5.0
+"""Short: one question without an answer means nothing, see `vllm_engine.UNRESPONSIVE_S`."""
 ANSWER_TIMEOUT_S = 600.0
 """For the tokens of a proof, which wait behind what others asked."""
 MOVE_TIMEOUT_S = 300.0
@@ -105,6 +106,7 @@ class VllmProcess:
     def pid(self) -> int | None:
         """The first process of vLLM, the leader of its group."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            # The guard writes the record after the start, and removes it at the end.
             return int(json.loads(self._record.read_text())["group"])
         return None
 
@@ -180,6 +182,7 @@ class VllmProcess:
         timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> Any:
         """Its answer, JSON or else a text. Raises EngineRequestError or EngineError."""
+        # It listens already, so only the answer may take long.
         timeout = aiohttp.ClientTimeout(None, sock_connect=10, sock_read=timeout_s)
         try:
             url = self.url + path
