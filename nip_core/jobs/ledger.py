@@ -410,6 +410,8 @@ class Ledger:
         async def find() -> JobView | None:
             jobs = await self._backend.find_jobs(key)
             if len(jobs) > 1:
+                # Only a back-end that ignores the key, and lists jobs later than `settle_s`, has
+                # several.
                 _log.warning("%d jobs with key %s; the first is taken", len(jobs), key)
             # The first, so that everybody who looks takes the same.
             return min(jobs, key=lambda job: (job.created_at, job.id), default=None)

@@ -361,7 +361,7 @@ def _await_stale(
         try:
             now, _ = read_lease(store, path)
         except MissingFileError:
-            return
+            return  # its owner has lost it, see `_notice_loss`
         if now.state != "held":
             return
         if now.owner != seen.owner or now.heartbeat != seen.heartbeat:

@@ -14,7 +14,7 @@ from typing import Any
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.checks import is_deterministic, uses_own_server
+from nip_core.parameters.hosting import is_deterministic, uses_own_server
 from nip_core.parameters.model_names import base_name
 from nip_core.parameters.opponents import list_opponents
 from nip_lm_server.client import DEFAULT_LORA_RANK, LARGEST_LORA_RANK, served_lora_rank

@@ -20,7 +20,8 @@ from nip_core.concurrency import gather_or_cancel, in_thread
 from nip_core.errors import RunConflictError
 from nip_core.hashing import digest
 from nip_core.parameters import RandomAgentParameters
-from nip_core.parameters.checks import find_attackers, is_deterministic
+from nip_core.parameters.checks import find_attackers
+from nip_core.parameters.hosting import is_deterministic
 from nip_core.records.rewinds import find_stage_of_split
 from nip_core.records.spending import count_shared_prompts
 from nip_core.rollouts.best_of_n import BestOfN

@@ -148,6 +148,7 @@ class EnginePool:
             try:
                 if manifest.kind == "base":
                     return await self._publish_base(name, digest, base.slot)
+                # It may have made room while the adapter was trained.
                 if base.wanted != "running":
                     await self._activate(base)
                 await base.wait_until_ready(READY_TIMEOUT_S)

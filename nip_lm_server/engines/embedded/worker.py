@@ -169,6 +169,7 @@ class ModelWorker:
                 return
             try:
                 result.set_result(action())
+            # A command that fails is its sender's trouble; the batch goes on.
             except Exception as error:
                 result.set_exception(_without_memory(error) if is_out_of_memory(error) else error)
             except BaseException as error:
@@ -293,6 +294,7 @@ class ModelWorker:
         while self._waiting and len(self._waiting) < self._options.max_batch:
             before = len(self._waiting)
             time.sleep(self._options.max_wait_s / 4)
+            # Nobody came for a moment, so nobody else was sent at the same time.
             if len(self._waiting) == before or time.monotonic() > deadline:
                 return
 

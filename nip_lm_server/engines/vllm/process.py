@@ -116,7 +116,7 @@ class VllmProcess:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         if not await asyncio.to_thread(end_recorded, self._record):
             raise EngineError(f"processes of an earlier vLLM can't be ended, see {self._record}")
-        # 2. Move a long log aside.
+        # 2. Move a long log aside, here where nobody has it open.
         with contextlib.suppress(FileNotFoundError):
             if self.log_path.stat().st_size > LOG_LIMIT_BYTES:
                 self.log_path.replace(self.log_path.with_suffix(self.log_path.suffix + ".1"))
