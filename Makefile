@@ -184,10 +184,7 @@ test-learning: install
 	$(BIN)/python benchmarks/learning.py --out docs/results/learning.json
 	$(BIN)/python benchmarks/learning.py --game arithmetic --out docs/results/arithmetic_learning.json
 	$(BIN)/python benchmarks/learning.py --game reading --out docs/results/reading_learning.json
-	$(BIN)/python benchmarks/methods.py --out docs/results/methods.json
 	$(BIN)/python benchmarks/policy_gradient.py --out docs/results/policy_gradient.json
-	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_art.sh $(ART)
-	$(BIN)/python benchmarks/art_learning.py --art $(ART)/bin/python --out docs/results/art_learning.json
 
 # NIP_VLLM: the `vllm` command of a CUDA build, in an environment of its own. Without it what needs
 # vLLM is a row with that reason. Each piece is ended after ten minutes and goes on with what is

@@ -29,6 +29,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from measured_commit import describe_commit
+
 LATENCY_S = 0.2
 LEVELS = (64, 1000)
 CLIENTS = {
@@ -277,6 +279,7 @@ def main() -> None:
         "requests": arguments.requests,
         "repetitions": arguments.repetitions,
         "took_s": round(time.monotonic() - started, 1),
+        "commit": describe_commit(),
         "machine": {
             "system": f"{platform.system()} {platform.machine()}",
             "cores": os.cpu_count(),

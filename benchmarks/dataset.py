@@ -38,6 +38,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
+from measured_commit import describe_commit
 
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
@@ -327,6 +328,7 @@ def main() -> None:
     result = {
         "cases": rows,
         "bar": {"factor": MOST_TIMES, "peak_rss_mb": MOST_MB, "met": met},
+        "commit": describe_commit(),
         "machine": {
             "system": platform.machine(),
             "python": platform.python_version(),

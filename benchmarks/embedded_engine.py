@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from measured_commit import describe_commit
 
 from nip_core.models import BUNDLED
 from nip_lm_server import formats
@@ -324,6 +325,7 @@ def main() -> None:
         "command": shlex.join(["python", "benchmarks/embedded_engine.py", *sys.argv[1:]]),
         "settings": settings,
         "took_s": round(time.monotonic() - started, 1),
+        "commit": describe_commit(),
         "machine": {
             "system": f"{platform.system()} {platform.machine()}",
             "cores": os.cpu_count(),

@@ -33,6 +33,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from measured_commit import describe_commit
+
 FEW_EPISODES = 5_000
 MOST_RATIO, MOST_SLOWER, MOST_BYTES = 1.5, 1.25, 10_000_000
 MOST_MEMORY_BYTES, LEAST_SPEED = 1_500_000_000, 0.8
@@ -138,19 +140,19 @@ async def train(place: Path, iterations: int) -> dict[str, Any]:
     publishing: dict[int, dict[str, float]] = {}
     seconds: dict[int, float] = {}
 
-    async def call(stage: Any, *arguments: Any) -> Any:
-        if stage is iterate:
+    async def call(function: Any, *arguments: Any) -> Any:
+        if function is iterate:
             began = time.monotonic()
-            result = await directly(stage, *arguments)
+            result = await directly(function, *arguments)
             seconds[arguments[1]] = time.monotonic() - began
             return result
-        if stage is not publish:
-            return await directly(stage, *arguments)
+        if function is not publish:
+            return await directly(function, *arguments)
         session, after, done, _, samples = arguments
         of = publishing.setdefault(int(done - 0.25), {})
         sent = artifacts.bytes
         with meter.measured(of):
-            stage(*arguments)
+            function(*arguments)
             await publish_artifacts(session, after, samples)
         of["bytes_sent"] = of.get("bytes_sent", 0) + artifacts.bytes - sent
         return None
@@ -274,6 +276,7 @@ def main() -> None:
     }
     if options.against:
         result["other"] = measure(options.against, options.iterations, options.episodes)
+    result["commit"] = describe_commit()
     result["machine"] = {
         "system": platform.machine(),
         "python": platform.python_version(),

@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from measured_commit import describe_commit
+
 WAYS = ("logits", "pieces")
 GB = 1e9
 
@@ -170,7 +172,10 @@ def main() -> None:
             f"{row['loss']:>12.7f} {row['gradient_norm']:>12.7f}"
         )
     if options.out:
-        facts = {"vocabulary": sizes[0], "tokens": sizes[1], "batch": sizes[2], "rows": rows}
+        facts = {
+            **{"vocabulary": options.vocabulary, "tokens": options.tokens, "batch": options.batch},
+            **{"commit": describe_commit(), "rows": rows},
+        }
         options.out.write_text(json.dumps(facts, indent=1) + "\n")
 
 

@@ -33,6 +33,7 @@ from typing import Any
 
 import aiohttp
 import psutil
+from measured_commit import describe_commit
 
 ROOT = Path(__file__).parents[1]
 PROMPT = "Does this function return the sum of a list? def f(xs): return sum(xs[:-1])"
@@ -282,6 +283,7 @@ def main() -> None:
         "in_flight": options.in_flight,
         "max_tokens": options.max_tokens,
         "requests_per_round": options.requests,
+        "commit": describe_commit(),
         "machine": {
             "system": f"{platform.system()} {platform.machine()}",
             "cores": os.cpu_count(),

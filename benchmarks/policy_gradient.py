@@ -22,13 +22,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from methods import CONFIGS, ROOT, TEST_PROBLEMS, measure
+from measured_commit import describe_commit
 
-METHOD = "policy gradient"
+ROOT = Path(__file__).parent.parent
+CONFIG = "deployments/configs/grpo-tiny.yaml"
+TEST_PROBLEMS = 400
 SEEDS = (11, 12, 13, 14, 15, 16)
 ITERATIONS = 2
 LEAST = 0.90
 MOST_LOST = 0.05
+REWARD_OF = "verifier"
 
 
 def meets(accuracy: list[float]) -> bool:
@@ -38,17 +41,70 @@ def meets(accuracy: list[float]) -> bool:
 
 def run(seed: int, store: Path, threads: int) -> dict[str, Any]:
     """One run, and what came of it."""
-    row = measure(METHOD, seed, store, threads, ITERATIONS)
-    row["commit"] = commit()
+    row = measure(seed, store, threads)
+    row["commit"] = describe_commit()
     row["met"] = "stopped" not in row and meets(row["accuracy"])
     return row
 
 
-def commit() -> str:
-    """The commit that is measured."""
-    git = ["git", "describe", "--always", "--dirty"]
-    done = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+def train(seed: int, store: Path, threads: int) -> str | None:
+    """Run or finish the run; why it stopped, or None if it went through."""
+    environment = {**os.environ, "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "nip_prefect.flows.cli", "train", CONFIG, "--json"]
+    for setting in (
+        f"run_name={run_name(seed)}",
+        f"run_store={store}",
+        f"seed={seed}",
+        f"rl.num_iterations={ITERATIONS}",
+        f"dataset_options.max_test_size={TEST_PROBLEMS}",
+    ):
+        command += ["--set", setting]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**environment, "OMP_NUM_THREADS": str(threads)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stderr.strip().splitlines()[-1] if done.returncode else None
+
+
+def run_name(seed: int) -> str:
+    """The run of a seed."""
+    return f"policy-gradient-{seed}"
+
+
+def measure(seed: int, store: Path, threads: int) -> dict[str, Any]:
+    """One run, and what its tests say."""
+    from nip_core.evaluation.metrics import paired_difference
+    from nip_core.rollouts.tables import read_rollouts
+    from nip_core.run_store.run import RunStore
+    from nip_core.run_store.store import open_store
+
+    about = {"method": "policy gradient", "seed": seed}
+    stopped = train(seed, store, threads)
+    if stopped is not None:
+        return {**about, "stopped": stopped}
+    run = RunStore(open_store(str(store)), run_name(seed))
+    tested = range(ITERATIONS + 1)
+    metrics = [run.read_json(run.metrics(i, "test")) for i in tested]
+    before, after = (
+        read_rollouts(run.store, run.rollouts(i, "test")).episodes for i in (tested[0], tested[-1])
+    )
+    times = [run.read_json(f"{run.iteration(i)}/times.json") for i in range(ITERATIONS)]
+    paired = paired_difference(before, after, seed, reward_of=REWARD_OF).as_json()
+    return {
+        **about,
+        "config": CONFIG,
+        "iterations": ITERATIONS,
+        "problems": paired["problems"],
+        "rewards": [m["agents"][REWARD_OF]["mean_reward"] for m in metrics],
+        "accuracy": [m["accuracy"] for m in metrics],
+        "difference": paired["difference"],
+        "ci95": paired["ci95"],
+        "seconds": round(sum(sum(seconds.values()) for seconds in times), 1),
+    }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -78,7 +134,7 @@ def write(out: Path, rows: list[dict[str, Any]]) -> str:
         "command": "python benchmarks/policy_gradient.py --out docs/results/policy_gradient.json",
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python "
         f"{platform.python_version()}",
-        "config": CONFIGS[METHOD],
+        "config": CONFIG,
         "rows": rows,
     }
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measured_commit import describe_commit
 
 from nip_lm_server.engines.probes import (
     CLEARLY,
@@ -157,7 +158,8 @@ def main() -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
     if options.out:
-        options.out.write_text(json.dumps({"limits": vars(limits), "rows": rows}, indent=1) + "\n")
+        result = {"commit": describe_commit(), "limits": vars(limits), "rows": rows}
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

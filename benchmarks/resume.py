@@ -27,6 +27,7 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 import yaml
+from measured_commit import describe_commit
 
 ROOT = Path(__file__).parent.parent
 ROUNDS, CONCURRENCY, SHARD, EXTRA = 3, 64, 200, 2000
@@ -156,6 +157,7 @@ def main() -> None:
     met = result["seconds_to_first_new_answer"] < MOST_S and result["repeated"] <= CONCURRENCY
     result |= {
         "bar": {"seconds": MOST_S, "repeated": CONCURRENCY, "met": met},
+        "commit": describe_commit(),
         "machine": {
             "system": platform.machine(),
             "python": platform.python_version(),

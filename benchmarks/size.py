@@ -24,6 +24,7 @@ from typing import Any
 import pyarrow as pa
 import yaml
 from aiohttp import web
+from measured_commit import describe_commit
 
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, load_parameters
@@ -68,6 +69,8 @@ def settings(episodes: int) -> HyperParameters:
                     "model_provider": "SelfHosted",
                     "model_name": "deterministic",
                     "max_tokens_per_message": 1000,
+                    # The verifier's last answer is of no use, as it never decides: one is enough.
+                    "num_invalid_generation_retries": 0,
                 }
             },
         }
@@ -139,6 +142,7 @@ def main() -> None:
             shard = asyncio.run(play(settings(asked.episodes), message_bytes, Path(state)))
         cases[name] = count(shard, message_bytes)
     result = {
+        "commit": describe_commit(),
         "bar": f"{BAR} bytes per byte of text before compression, {BAR_CASE}",
         "python": platform.python_version(),
         "pyarrow": version("pyarrow"),

@@ -19,6 +19,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "security"))
 import hostile_solutions
+from measured_commit import describe_commit
 
 from nip_core.problems import examine
 from nip_core.scenarios import find_scenario
@@ -58,6 +59,7 @@ def main():
     works = hostile_solutions.labelled(1000 - len(hostile))
     isolation, missing = examine()
     result = {
+        "commit": describe_commit(),
         "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}",
         "isolation": vars(isolation) | {"missing": missing},
         "workers": options.workers,

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from measured_commit import describe_commit
 
 from nip_core.sweep.swept_runs import Sweep, read_sweep
 
@@ -97,6 +98,7 @@ def measure(file: Path, place: Path, jobs: int, kills: int) -> dict[str, Any]:
         "kills": done,
         "digests": len(whole),
         "differing": differing,
+        "commit": describe_commit(),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python "
         f"{platform.python_version()}",
     }

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from measured_commit import describe_commit
 
 from nip_lm_server.engines.scripted.reply_rules import DEFAULT_FILE
 
@@ -99,6 +100,7 @@ def measure(place: Path, pairs: int, changes: list[str], at_once: bool) -> dict[
         "times_s": {kind: [round(s, 2) for s in of] for kind, of in times.items()},
         "ratios": [round(ratio, 4) for ratio in ratios],
         "median_ratio": round(statistics.median(ratios), 4),
+        "commit": describe_commit(),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python "
         f"{platform.python_version()}",
     }

@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from measured_commit import describe_commit
 
 FIRST_PAGE_S, FILTER_S, MEMORY_MB = 2.0, 0.5, 500
 ITERATIONS, PER_SHARD, COPIES, REPEATS = 4, 500, 200, 5
@@ -255,6 +256,7 @@ def main() -> None:
         result = {
             "episodes": arguments.episodes,
             **measure(place),
+            "commit": describe_commit(),
             "machine": f"{platform.machine()}, {os.cpu_count()} cores",
             "load_before": round(os.getloadavg()[1], 1),
         }

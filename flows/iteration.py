@@ -1,4 +1,4 @@
-"""The loop's iterations as flow runs, its stages as task runs.
+"""The loop's iterations as flow runs, what it calls as task runs.
 
 iteration   one iteration
 retest      one test, with models of another run
@@ -46,17 +46,17 @@ async def retest(run: str, iteration: int) -> loop.IterationEnd:
     return await loop.retest(session_of(run), iteration, call)
 
 
-async def call(stage: Callable[..., Any], session: Session, *arguments: Any) -> Any:
+async def call(function: Callable[..., Any], session: Session, *arguments: Any) -> Any:
     """Run a part of the loop: an iteration as a flow run, everything else as task runs."""
     run = session.run.name
-    if stage in (loop.iterate, loop.retest):
+    if function in (loop.iterate, loop.retest):
         *place, _ = arguments
-        result = await (iteration if stage is loop.iterate else retest)(run, *place)
+        result = await (iteration if function is loop.iterate else retest)(run, *place)
         # Prefect matches subflows of a retried run by order of call, not by parameters.
         if result.iteration != place[0]:
             raise StageError(f"iteration {place[0]} returned the result of {result.iteration}")
         return result
-    if stage is play_shards:
+    if function is play_shards:
         number, split, shards, _ = arguments
         if session.parameters.rollouts.task_runner != "local":
             return await session.with_server(
@@ -68,7 +68,7 @@ async def call(stage: Callable[..., Any], session: Session, *arguments: Any) -> 
         play = await limit_by_tag(TASKS[play_shard], "nip-rollouts")
         in_task: loop.Call = lambda _, __, *place: play(run, *place)  # noqa: E731
         return await play_shards(session, number, split, shards, in_task)
-    task = TASKS[stage]
-    if stage is submit_job:
+    task = TASKS[function]
+    if function is submit_job:
         task = await limit_by_tag(task, "nip-fine-tune")
     return await task(run, *arguments)

@@ -102,7 +102,7 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Make a dataset of SOURCE: right solutions, and variants that their tests prove wrong."""
-    from nip_core.problems import build_problems as stage
+    from nip_core.problems import build_problems
     from nip_core.problems.asked_model import AskedModelOptions
     from nip_core.problems.written_bugs import STYLES
 
@@ -110,7 +110,7 @@ def build(
         more = tuple(overrides or ())
         return name and AskedModelOptions(name, provider, base_url, heat, max_tokens, usd, more)
 
-    options = stage.BuildOptions(
+    options = build_problems.BuildOptions(
         out=out,
         licence=licence,
         variants=variants,
@@ -125,7 +125,9 @@ def build(
         replace=replace,
         dry_run=dry_run,
     )
-    result = stage.build(source, options, lambda line: say(f"nip: {line}", file=sys.stderr))
+    result = build_problems.build(
+        source, options, lambda line: say(f"nip: {line}", file=sys.stderr)
+    )
     if as_json:
         print_json(result.to_dict())
         return

@@ -8,7 +8,7 @@ play     the episodes of one split
 
 Each step is a function of `nip_core.stages` that takes the session and plain values, commits what
 it has made and returns plain values. What is committed is skipped, so a run goes on from wherever
-it was stopped. Every step goes through the hook ``call(stage, session, *arguments)``: `directly`
+it was stopped. Every step goes through the hook ``call(function, session, *arguments)``: `directly`
 runs it here, Prefect makes a task run of it, tests try it again or break it. `iterate`, `retest`
 and `playing.play_shards` go through it, too, with the hook itself as their last argument. (A run
 that only tests passes its models on without it: that is one small document.)
@@ -57,9 +57,9 @@ class IterationEnd:
     """In words, the job that the run is parked for."""
 
 
-async def directly(stage: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a stage in this process, once."""
-    result = stage(*arguments)
+async def directly(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a function of a stage in this process, once."""
+    result = function(*arguments)
     return await result if inspect.isawaitable(result) else result
 
 

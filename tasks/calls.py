@@ -1,6 +1,6 @@
-"""The stages of the loop as Prefect tasks.
+"""What the loop calls, as Prefect tasks.
 
-TASKS                by stage, the task that runs it
+TASKS                by function, the task that runs it
 play_shard_remotely  the task that plays a shard in another process
 """
 
@@ -25,11 +25,11 @@ from nip_core.stages.remote_shards import Ticket, open_apart
 from nip_core.stages.swapping import swap_models
 from nip_core.stages.training import submit_job, wait_for_job
 from nip_prefect.tasks.publish import publish_artifacts
-from nip_prefect.tasks.runtime import session_of, stage
+from nip_prefect.tasks.runtime import retried_task, session_of
 
 
 def _task(function: Callable[..., Any], name: str, run_name: str) -> Task[..., Any]:
-    """Make the task of a stage. Its first parameter names a run; it works in its open session."""
+    """Make the task of a function. The first parameter names a run; it works in its session."""
 
     @wraps(function)
     async def in_session(run: str, *arguments: Any) -> Any:
@@ -39,7 +39,7 @@ def _task(function: Callable[..., Any], name: str, run_name: str) -> Task[..., A
     _, *places = signature(function).parameters.values()
     run = Parameter("run", Parameter.POSITIONAL_OR_KEYWORD, annotation=str)
     in_session.__signature__ = signature(function).replace(parameters=[run, *places])  # type: ignore[attr-defined]
-    return stage(name, run_name)(in_session)
+    return retried_task(name, run_name)(in_session)
 
 
 async def _publish(
@@ -65,7 +65,7 @@ TASKS: dict[Callable[..., Any], Task[..., Any]] = {
 }
 
 
-@stage("play-shard-apart", "play-{split}-{iteration}-{shard}")
+@retried_task("play-shard-apart", "play-{split}-{iteration}-{shard}")
 async def play_shard_remotely(
     ticket: Ticket, iteration: int, split: str, shard: str
 ) -> dict[str, Any]:

@@ -4,7 +4,7 @@ offer             let the next flow that opens a run use a session that is open 
 offered_settings  the settings of that session, which need not be loaded again
 open_run          the session of a flow: what was offered, or a new one; its tasks find it
 session_of        the session of a task
-stage             the decorator of every task
+retried_task      the decorator of every task
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -100,7 +100,7 @@ def session_of(run: str) -> Session:
 
 
 async def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
-    """Return whether trying the stage again can help: the network or the server was the trouble.
+    """Return whether trying a task again can help: the network or the server was the trouble.
 
     Everything else (settings, data, a full disk, a failed job) is for people.
     """
@@ -131,10 +131,10 @@ async def limit_by_tag(task: Task[P, R], tag: str) -> Task[P, R]:
     return task.with_options(tags=[tag])
 
 
-def stage(name: str, run_name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
-    """The task decorator of every stage.
+def retried_task(name: str, run_name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
+    """Decorate a function as a task, as all of them are.
 
-    A stage is tried again when the network or a server was the trouble; what is finished is
+    A task is tried again when the network or a server was the trouble; what is finished is
     skipped then, so a repetition is cheap. Prefect neither caches nor keeps results: the run
     store does, and what a task returns is small JSON.
     """

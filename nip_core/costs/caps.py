@@ -30,7 +30,7 @@ from nip_core.records.spending import Spent
 from nip_core.records.spent_in_all import add_up_spending
 from nip_core.run_store.run import RunStore
 
-WARN_AT = 0.8  # of a cap
+WARN_AT = 0.8  # of a cap: early enough to raise it before the run stops
 _GO_ON = "raise it and run the same command to go on, which pays nothing again"
 
 
@@ -68,6 +68,7 @@ class Budget:
         """For as long as a call is in flight. Raises BudgetError, instead of letting it begin, when
         a cap is reached and no other is in flight any more."""
         if self._caps.is_set and (reached := self._reached()):
+            # Their answers are paid for; an error now would cancel them.
             while self._in_flight:
                 self._landed.clear()
                 await self._landed.wait()

@@ -34,7 +34,7 @@ BUNDLED = Path(__file__).parent / "taken.json"
 _BUNDLED_WORDS = "nip's own run of this game, bundled with it"
 _UNREADABLE = (StoreError, KeyError, TypeError, AttributeError, ValueError)
 """What a run of another version, or one that is damaged, may make of its reading."""
-_LOOKED_AT = 50  # runs, the newest
+_LOOKED_AT = 50  # runs, the newest: an estimate of a large store must not take minutes
 _ITERATIONS = 6  # of each: as many of the first and of the last
 _STAGES = {"test": TEST, "play": TRAIN, "gate, old": VALIDATION, "gate, new": CANDIDATE}
 

@@ -21,7 +21,7 @@ from nip_core.hub.nip_json import AdapterFacts, HubDocument, TablesFacts
 from nip_core.hub.repository import list_patterns, read_sealed
 from nip_core.models import resolve_model
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.checks import uses_own_server
+from nip_core.parameters.hosting import uses_own_server
 from nip_core.parameters.model_names import base_name
 from nip_core.parameters.published import Reference
 from nip_core.records.models import ServedModel

@@ -259,6 +259,7 @@ class Ledger:
         """Look at a submitted job once, and record what is new. Raises JobError for no access."""
         try:
             view = await self._backend.retrieve_job(str(record.id))
+        # Such a look has learned nothing, and repeating it costs nothing.
         except (Busy, NoAnswer) as error:
             return _Look(record, error.retry_after_s, str(error))
         except Refused as error:
@@ -339,6 +340,7 @@ class Ledger:
         try:
             await self._waiting.until_answered(lambda: self._backend.cancel_job(job_id))
         except Refused as error:
+            # It may just have ended, which whoever asked finds out by looking.
             raise JobError(f"job {job_id}: can't be cancelled: {error}") from error
 
     def _document(self, iteration: int, group: str) -> JobDocument:
@@ -408,6 +410,8 @@ class Ledger:
         async def find() -> JobView | None:
             jobs = await self._backend.find_jobs(key)
             if len(jobs) > 1:
+                # Only a back-end that ignores the key, and lists jobs later than `settle_s`, has
+                # several.
                 _log.warning("%d jobs with key %s; the first is taken", len(jobs), key)
             # The first, so that everybody who looks takes the same.
             return min(jobs, key=lambda job: (job.created_at, job.id), default=None)

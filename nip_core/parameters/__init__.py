@@ -4,6 +4,7 @@ hyper_parameters  `HyperParameters`, all settings, and the checks across them
 agents            one agent: model, sampling, training
 game              protocol, rewards, rounds, dataset, prompts
 training          the loop: iterations, selection, rollouts, jobs, server, prices
+hosting           where an agent's model is served, and what there is room for
 attack            another run whose verifier is attacked
 budget            the most that a run may spend
 opponents         whether agents also meet models of earlier iterations

@@ -7,18 +7,14 @@ check_log_probs      who is compared by log-probabilities has some
 check_attack         an attack attacks another run, with provers that have a model
 check_training       the trainer can train who is to be trained, as it is set up
 check_budget_prices  a cap in dollars has all prices that it needs
-
-And what several of them, and those who start servers, ask of agents:
-
-find_attackers   the provers that attack
-uses_own_server  whether its model is served by the server that the run starts
-is_deterministic whether it is answered by the deterministic engine
+find_attackers       the provers that attack
 """
 
 from typing import TYPE_CHECKING
 
 from nip_core.parameters.agents import OWN_DPO_SETTINGS, PureTextAgentParameters
 from nip_core.parameters.dialects import check_dialect, find_dialect
+from nip_core.parameters.hosting import is_deterministic, takes_turns, uses_own_server
 from nip_core.parameters.prices import find_missing_prices, write_price_lines
 from nip_core.parameters.providers import PROVIDERS
 from nip_core.parameters.update_schedule import AlternatingPeriodicUpdateSchedule
@@ -432,35 +428,6 @@ def _check_quantization(
             f"{place}.quantization is {agent.quantization!r} but lm_server.options.quantization is "
             f"{server.options['quantization']!r}; set one of them"
         )
-
-
-def uses_own_server(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:
-    """Tell whether the run's own server serves the agent's model."""
-    addresses = (agent.base_url, agent.control_url, parameters.lm_server.url)
-    is_elsewhere = agent.model_provider != "SelfHosted" or any(addresses)
-    return agent.use_dummy_api or not is_elsewhere
-
-
-def is_deterministic(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:
-    """Return whether the run's own server answers for the agent without a model."""
-    return uses_own_server(parameters, agent) and (
-        agent.use_dummy_api or parameters.lm_server.engine == "deterministic"
-    )
-
-
-def serves_several_bases(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:
-    """Return whether the agent's server has room for several base models at once.
-
-    The run's own does, except for vLLM, whose engine takes the device for itself. Of another one
-    nobody knows here.
-    """
-    return uses_own_server(parameters, agent) and parameters.lm_server.engine != "vllm"
-
-
-def takes_turns(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:
-    """Return whether the agent's base model and the one made of it can't answer at once."""
-    hosted = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
-    return hosted and not agent.use_lora and not serves_several_bases(parameters, agent)
 
 
 def _check_full_training(

@@ -10,7 +10,7 @@ import re
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
-from nip_core.parameters.checks import uses_own_server
+from nip_core.parameters.hosting import uses_own_server
 from nip_lm_server.client import base_served_name
 
 

@@ -1,7 +1,7 @@
 """The progress of a run in this process: stages write it, views read it through `outlook`.
 
 Progress   the run in this process: counters, activities, events, stages
-Stage      a part of an iteration that takes its time, or of the end of the run
+Stage      a step of an iteration: what nip_core.stages has functions for, with a name
 Activity   something that is being done: a server that starts, a job
 Event      something that has happened
 
@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 STAGES = ("test", "play", "dataset", "train", "gate", "swap", "attack")
-"""Stages of an iteration in their order, named as in its times; those of --rerun-from are some of
-them."""
+"""Of an iteration, in their order, named as in its times; --rerun-from takes some of them."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of an iteration. Two with the same iteration and name are the same."""
+    """A step of an iteration. Two with the same iteration and name are the same."""
 
     iteration: int
     name: str
@@ -241,6 +240,6 @@ class Progress:
         self.tokens_by_agent[agent] = (before[0] + prompt_tokens, before[1] + completion_tokens)
 
     def count_retry(self, reason: str) -> None:
-        """Count another try: of a call, of a look at a job, of a stage."""
+        """Count another try: of a call, of a look at a job, of a task."""
         self.retries += 1
         self.last_trouble = reason

@@ -1,6 +1,7 @@
 """A run as it is on record, read and never written but for rewinds.
 
-iterations       each iteration, read once where it is over; shapes: the documents of one
+iterations       each iteration, read once where it is over; blocks: many of those together;
+                 jobs_shown, run_shown: what of a job and of the run is shown
 models           which models it ended with; intervals, left_out, attack_on_record: figures
 spending         what each stage has spent; spent_in_all: the whole run
 status           running, finished or stopped; liveness: whether a runner is seen

@@ -9,24 +9,28 @@ From then on its files stay as they are, unless the run is done again from an ea
 more than one or two of them anew, however many there are.
 
 Whoever opens a long run need not read them all either: each `BLOCK` iterations that are over are
-written once more, together, as ``shown/0000.json``. Such a file is derived: without it, or where
-it is damaged, of another version, or of before the run was done again, the documents themselves
-are read. It follows them, so a kill between the two costs nothing.
+written once more, together (`nip_core.records.blocks`). Such a file follows the documents that it
+is derived from, so a kill between the two costs nothing.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any, Self
 
 import pyarrow as pa
-from pydantic import BaseModel
 
-from nip_core.errors import StoreError
 from nip_core.evaluation.attack_metrics import AttackMetrics
 from nip_core.evaluation.metrics import paired_difference
 from nip_core.evaluation.split_metrics import PairedDifference, SplitMetrics
 from nip_core.jobs.document import count_billed_tokens, read_job
+from nip_core.records.blocks import (
+    BLOCK,
+    PARTS,
+    BlockPart,
+    drop_breakdowns,
+    read_block,
+    write_block,
+)
 from nip_core.records.intervals import find_split_columns, read_shown_metrics
 from nip_core.records.jobs_shown import NOT_DUE, DatasetShown, JobShown, read_losses
 from nip_core.records.models import Decision, Swap, read_swap
@@ -42,18 +46,11 @@ from nip_core.records.stage_seconds import StageSeconds, read_seconds_so_far
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import StoredRollouts
-from nip_core.run_store.documents import encode, validate_document
+from nip_core.run_store.documents import validate_document
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import MANIFEST, is_committed, read_manifest
 from nip_core.run_store.run import RunStore, read_document
 from nip_core.run_store.store import MissingFileError, list_files
-
-BLOCK = 25
-"""Iterations in one file of ``shown/``: a long run is opened by few files, and a run of any length
-reads less than so many iterations one by one."""
-BLOCKS = "shown"
-_FORMAT_VERSION = 2
-_BREAKDOWNS = ("by_difficulty", "by_mutation")  # shown of the first test and the last alone
 
 
 class IterationRecord:
@@ -221,11 +218,11 @@ class IterationRecord:
             "stage_s": self.stage_s,
             "manifests": self.manifests,
             "change": self.change and self.change.as_json(),
-            "metrics": {s: of and _without_breakdowns(of.as_json()) for s, of in figures.items()},
+            "metrics": {s: of and drop_breakdowns(of.as_json()) for s, of in figures.items()},
         }
 
     @classmethod
-    def from_block(cls, records: "Records", iteration: int, part: "_BlockPart") -> Self:
+    def from_block(cls, records: "Records", iteration: int, part: BlockPart) -> Self:
         """Make the record of an iteration from its part of a block."""
         record = cls(records, iteration)
         record.has_breakdowns = False
@@ -233,54 +230,8 @@ class IterationRecord:
         record._shown_metrics.update({s: of for s, of in part.metrics.by_split.items() if of})
         record._attack_metrics = part.metrics.attack
         # In the place of what would be read.
-        record.__dict__.update({name: getattr(part, name) for name in _PARTS})
+        record.__dict__.update({name: getattr(part, name) for name in PARTS})
         return record
-
-
-class _BlockMetrics(BaseModel):
-    """The figures of an iteration in a block, without breakdowns."""
-
-    test: SplitMetrics | None = None
-    train: SplitMetrics | None = None
-    validation: SplitMetrics | None = None
-    candidate: SplitMetrics | None = None
-    attack: AttackMetrics | None = None
-
-    @property
-    def by_split(self) -> dict[str, SplitMetrics | None]:
-        """Give the figures of all splits but the attack's."""
-        return {
-            TEST: self.test,
-            TRAIN: self.train,
-            VALIDATION: self.validation,
-            CANDIDATE: self.candidate,
-        }
-
-
-class _BlockPart(BaseModel):
-    """One iteration in a block."""
-
-    swap: Swap | None
-    served: dict[str, str]
-    promotion: Decision | None
-    jobs: dict[str, JobShown]
-    datasets: dict[str, DatasetShown]
-    spent: dict[str, Spent]
-    stage_s: dict[str, float]
-    manifests: dict[str, str]
-    change: PairedDifference | None
-    metrics: _BlockMetrics
-
-
-_PARTS = tuple(name for name in _BlockPart.model_fields if name != "metrics")
-
-
-class _Block(BaseModel):
-    """``shown/0000.json``: iterations that are over, once more, to be read at once."""
-
-    format_version: int
-    rewinds: int
-    iterations: list[_BlockPart]
 
 
 class Records:
@@ -411,13 +362,8 @@ class Records:
                 continue
             records = [self.of(i) for i in range(number * BLOCK, (number + 1) * BLOCK)]
             if all(record.is_over for record in records):
-                block = {
-                    "format_version": _FORMAT_VERSION,
-                    "rewinds": self.rewinds,
-                    "iterations": [record.to_block() for record in records],
-                }
-                # Not once for all: one of before the run was done again is replaced.
-                self.run.store.put(self._block(number), encode(block), fence=lease.fence)
+                parts = [record.to_block() for record in records]
+                write_block(self.run, number, self.rewinds, parts, lease)
                 self._blocks[number] = True
 
     def _read_block(self, number: int) -> bool:
@@ -427,16 +373,8 @@ class Records:
         return self._blocks[number]
 
     def _take_block(self, number: int) -> bool:
-        try:
-            block = read_document(self.run, self._block(number), _Block)
-        except StoreError:
-            block = None
-        # One that is damaged, of another version, or of before the run was done again counts for
-        # nothing: what it says stands in the documents themselves, which are read then.
-        if block is None or (block.format_version, block.rewinds) != (
-            _FORMAT_VERSION,
-            self.rewinds,
-        ):
+        block = read_block(self.run, number, self.rewinds)
+        if block is None:
             return False
         records = [
             IterationRecord.from_block(self, number * BLOCK + k, part)
@@ -445,14 +383,3 @@ class Records:
         self._known |= {r.iteration: r for r in records if r.is_over}
         self._over |= {r.iteration for r in records if r.is_over}
         return all(record.is_over for record in records)
-
-    def _block(self, number: int) -> str:
-        return f"{self.run.root}/{BLOCKS}/{number:04d}.json"
-
-
-def _without_breakdowns(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _without_breakdowns(value) if isinstance(value, Mapping) else value
-        for name, value in metrics.items()
-        if name not in _BREAKDOWNS
-    }

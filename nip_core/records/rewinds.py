@@ -1,6 +1,6 @@
 """Doing part of a run again: what comes after a point is set aside, never deleted.
 
-STAGES                       the points of an iteration from which it can be done again, in order
+STAGES                       the stages from which an iteration can be done again, in order
 rewind                       set aside all that was committed from a stage of an iteration on
 find_stage_of_split          which of them plays a split
 is_rewound                   whether that was asked for before
@@ -35,7 +35,8 @@ from nip_lm_server.client import ENDED_STATUSES
 
 Stage = Literal["test", "play", "dataset", "train", "swap"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
-"""In the order of an iteration. "swap" includes the validation episodes of the gate."""
+"""In the order of an iteration: those of `nip_core.progress.board` whose results lie apart. "swap"
+includes the gate, "test" the attack."""
 FORMAT_VERSION = 1
 _STAGE_OF_SPLIT: dict[str, Stage] = {"test": "test", "attack": "test", "train": "play"}
 _log = logging.getLogger(__name__)

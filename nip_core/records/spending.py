@@ -41,7 +41,7 @@ STAGE_BY_SPLIT = {
     VALIDATION: "gate, old",
     CANDIDATE: "gate, new",
 }
-"""By split, in the order of an iteration."""
+"""By split, in the order of an iteration, the stage that plays it; of the gate either side."""
 _SUFFIX = ".journal"
 
 

@@ -147,6 +147,7 @@ class EpisodeState:
     def movers(self) -> list[str]:
         protocol = self.context.game.protocol
         movers = protocol.movers(self.round, self.spec.seed, self.turns)
+        # In one order, whatever a protocol gives: turns and rows follow it.
         return [agent for agent in protocol.agent_names if agent in movers]
 
     async def play_on(self) -> Played:

@@ -116,6 +116,7 @@ class ThisMachine:
 def _is_hidden(pid: int) -> bool:
     """Tell whether another user has a process of this number, hidden from this one."""
     try:
+        # Signal 0 reaches nobody: it only asks whether it might.
         os.kill(pid, 0)
     except PermissionError:
         return True
@@ -232,7 +233,7 @@ class Lease:
             try:
                 self.renew()
             except LeaseError:
-                return
+                return  # whoever works under it learns so at the next check or commit
             except Exception as error:
                 # A full disk, say. Without renewal another runner may take over; commits then fail.
                 _log.warning("%s: not renewed: %s: %s", self._path, type(error).__name__, error)
@@ -312,6 +313,7 @@ def acquire(
         try:
             lease.check()
         except LeaseError:
+            # The fence that was just raised too: nobody is to commit under it any more.
             store.drop_fence(lease.fence)
             raise
         # 4. Show that this runner is alive.
@@ -359,7 +361,7 @@ def _await_stale(
         try:
             now, _ = read_lease(store, path)
         except MissingFileError:
-            return
+            return  # its owner has lost it, see `_notice_loss`
         if now.state != "held":
             return
         if now.owner != seen.owner or now.heartbeat != seen.heartbeat:

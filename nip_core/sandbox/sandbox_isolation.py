@@ -149,20 +149,20 @@ def _below(path: str, ancestor: str) -> bool:
     return path == ancestor or path.startswith(ancestor.rstrip("/") + "/")
 
 
-def _mask(path: str, shown: list[str], stage: str) -> bool:
+def _mask(path: str, shown: list[str], aside: str) -> bool:
     """Hide `path` under an empty tmpfs, with the directories `shown` in their old places."""
     for k, keep in enumerate(shown):
-        os.mkdir(f"{stage}/{k}")
-        if not _mount(os.fsencode(keep), f"{stage}/{k}", None, _MS_BIND):
+        os.mkdir(f"{aside}/{k}")
+        if not _mount(os.fsencode(keep), f"{aside}/{k}", None, _MS_BIND):
             return False
     if not _mount(b"tmpfs", path, b"tmpfs", _MS_NOSUID_NODEV, b"size=256k,mode=0755"):
         return False
     for k, keep in enumerate(shown):
         os.makedirs(keep)
-        if not _mount(f"{stage}/{k}".encode(), keep, None, _MS_BIND):
+        if not _mount(f"{aside}/{k}".encode(), keep, None, _MS_BIND):
             return False
-        LIBC.umount2(f"{stage}/{k}".encode(), 2)
-        os.rmdir(f"{stage}/{k}")
+        LIBC.umount2(f"{aside}/{k}".encode(), 2)
+        os.rmdir(f"{aside}/{k}")
     return True
 
 

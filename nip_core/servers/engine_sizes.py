@@ -14,13 +14,14 @@ from typing import Any
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.checks import is_deterministic, uses_own_server
+from nip_core.parameters.hosting import is_deterministic, uses_own_server
 from nip_core.parameters.model_names import base_name
 from nip_core.parameters.opponents import list_opponents
 from nip_lm_server.client import DEFAULT_LORA_RANK, LARGEST_LORA_RANK, served_lora_rank
 
 MOST_LORAS = 8
-"""Adapters in one batch, at most: the rest of a league waits for a turn."""
+"""Adapters in one batch, at most: the rest of a league waits for a turn, as each further one costs
+time in every step."""
 
 
 def choose_vllm_sizes(parameters: HyperParameters, base: str) -> dict[str, Any]:

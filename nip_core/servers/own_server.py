@@ -18,7 +18,7 @@ from typing import TypeVar
 from nip_core.errors import ServerError, SettingsError
 from nip_core.models import resolve_model
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
-from nip_core.parameters.checks import is_deterministic, serves_several_bases, uses_own_server
+from nip_core.parameters.hosting import is_deterministic, serves_several_bases, uses_own_server
 from nip_core.parameters.model_names import base_name
 from nip_core.progress.board import Progress
 from nip_core.proxies import restore_proxies
@@ -125,6 +125,7 @@ def check_server(parameters: HyperParameters, environment: Mapping[str, str]) ->
         if not uses_own_server(parameters, agent) or is_deterministic(parameters, agent):
             continue
         path = Path(os.path.expanduser(resolve_model(agent.model_name)))
+        # What looks like a name may be one of the Hub, which nobody is asked for here.
         looks_local = agent.model_name.startswith((".", "/", "~"))
         if looks_local and not os.path.isdir(path):
             raise SettingsError(
@@ -202,6 +203,7 @@ class OwnServer:
         async with self._starting:
             if self._handle is not None and is_running(self._handle):
                 return
+            # Counted, so that whoever looks at the run sees why it paused.
             if self._handle is not None:
                 self._progress.count_retry("the model server has ended by itself")
             self.stop()

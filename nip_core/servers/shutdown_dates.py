@@ -21,7 +21,7 @@ from nip_lm_server.client import parse_json
 
 _log = logging.getLogger(__name__)
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 10.0  # a run's start waits for it, and all are asked at once
 
 
 async def warn_of_shutdowns(
@@ -64,5 +64,6 @@ async def _ask(http: aiohttp.ClientSession, at: Endpoint, model: str) -> date | 
             body = parse_json(await response.read()) if response.status == 200 else None
         said = body.get("shutdown_date") if isinstance(body, dict) else None
         return date.fromisoformat(said) if isinstance(said, str) else None
+    # A warning that does not come is no reason to stop; the table has dates as well.
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         return None

@@ -114,6 +114,7 @@ def digest_problems(problems: list[Problem]) -> str:
     """The digest of a split's problems, in their order."""
     further = [{**p.columns} for p in problems]
     facts = [[p.id, p.question, p.solution, p.y] for p in problems]
+    # Without columns nothing stands for them: runs of before there were any keep their digest.
     return digest([[*f, c] if c else f for f, c in zip(facts, further, strict=True)])
 
 
@@ -121,6 +122,8 @@ def _directory_digest(directory: Path) -> str:
     facts = []
     for file in sorted(path for path in directory.rglob("*") if path.is_file()):
         with file.open("rb") as opened:
+            # Not the whole: weights of gigabytes would be read at every start. Names and sizes go
+            # in as well.
             head = hashlib.sha256(opened.read(1 << 20)).hexdigest()
         facts.append([str(file.relative_to(directory)), file.stat().st_size, head])
     return digest(facts)

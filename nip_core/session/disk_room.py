@@ -28,6 +28,8 @@ def check_room(
     needs: list[tuple[Path, int, str]] = []
     root = run.store.local_path(run.root)
     if root is not None:
+        # By the upper bound: a run that stops in the middle for want of space costs more than a
+        # refused one.
         needs.append((root, estimate.disk_bytes, "what the run writes"))
     if make_server_spec(parameters) is not None:
         directory = find_server_directory(run, environment)

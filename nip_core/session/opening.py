@@ -33,9 +33,9 @@ from nip_core.servers.own_server import OwnServer, find_server_directory, make_s
 from nip_core.servers.shutdown_dates import warn_of_shutdowns
 from nip_core.session.origin import bring_adapters
 from nip_core.session.prepare import Prepared, prepare
+from nip_core.session.prompt_checks import check_prompts
 from nip_core.session.server_checks import (
     check_engines,
-    check_prompts,
     check_reachable,
     check_version,
 )
@@ -70,11 +70,13 @@ async def open_session(
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(collect_seldom())
         # 2. The run is this process's alone, and half a rewind is done.
+        # In a thread: a silent owner is watched for its whole time to live.
         lease = stack.enter_context(await asyncio.to_thread(acquire, run.store, run.root))
         await asyncio.to_thread(finish_rewinds, run, lease)
         # 3. The servers, and which problems are too long for their models.
         server = await _own_server(prepared, lease, environment, progress)
         if server is not None:
+            # Before the start: also what has come up half is ended.
             stack.callback(server.stop)
             await server.ensure()
         known = read_left_out(run)
@@ -101,7 +103,7 @@ async def open_session(
             await check_engines(session)
             too_long = await check_prompts(session)
         left_out = settle_left_out(prepared.parameters, prepared.problems, known, too_long)
-        # 4. Only now is the run created.
+        # 4. Only now is the run created: settings that are refused above leave no run behind.
         opened = run.create_or_open(prepared.identity, now=datetime.now(UTC), lease=lease)
         record_estimate(run, prepared.estimate, opened.created or bool(opened.changed), lease)
         record_left_out(run, left_out, lease)

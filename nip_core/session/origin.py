@@ -29,7 +29,7 @@ from nip_core.errors import SettingsError
 from nip_core.hub.adapters_to_start_from import PublishedModel, bring_published, find_published
 from nip_core.hub.client import connect
 from nip_core.parameters import HyperParameters, PureTextAgentParameters, load_parameters
-from nip_core.parameters.checks import uses_own_server
+from nip_core.parameters.hosting import uses_own_server
 from nip_core.parameters.model_names import base_name
 from nip_core.parameters.stored import complete_settings
 from nip_core.records.models import ServedModel, read_models
@@ -113,6 +113,7 @@ def _rerun_iterations(
     if parameters.base_run.base_run_type != "rerun_tests":
         return None
     if record is not None:
+        # As on record: the base run may have gone on since.
         return max(len(record.contents.get("origin", [])) - 1, 0)
     return _run(store, "base_run.run_id", str(parameters.base_run.run_id)).finished_iterations()
 
@@ -126,10 +127,12 @@ def find_origin(
     there, or can't play here.
     """
     if record is not None:
+        # The models were brought when the run was created, and the other run may be gone by now.
         return Origin.of(record.contents.get("origin", []))
     # A base run gives the models of whole iterations, a checkpoint that of one group.
     search = _Search(parameters, store)
     models = search.base_run() or search.attacked()
+    # Nothing is trained, so no group begins with anything else.
     if parameters.base_run.base_run_type == "rerun_tests":
         return Origin(tuple(models), search.adapters)
     for group in parameters.groups:
@@ -349,4 +352,5 @@ class _Search:
                     f"{source.name!r}; name the server that has it (lm_server.url)"
                 )
             self.adapters.setdefault(source.name, {})[model.model] = model.digest
+        # A proof holds for the server that gave it; here the model is proved anew.
         return replace(model, proof=None, from_run=model.from_run or source.name)

@@ -197,7 +197,9 @@ def fork_run(
         raise SettingsError("--fork: both runs are in one run_store; leave run_store as it is")
     run = RunStore(open_store(source.run_store), source.run_name)
     run.open()  # a run that is not there can't be forked
+    # Before the source's lease is taken: what is refused should not wait for it.
     prepared = prepare(forked, environment, forked_from=run)
+    # Held, so that nothing of the source moves while it is copied.
     with acquire(run.store, run.root) as lease:
         finish_rewinds(run, lease)
         copied = [

@@ -38,6 +38,7 @@ def find_finished_run(prepared: Prepared) -> dict[str, Any] | None:
         return None
     if run.open().parameters["rl"]["num_iterations"] != last:
         return None  # the record is brought up to date when the run is opened
+    # A finished run is not opened any more, so this is where damage would be seen.
     check_run(run)
     write_report(run, "finished")  # whoever finished it may have been killed before that
     return summarise_run(run)

@@ -1,4 +1,4 @@
-"""The verbs of an iteration as plain functions, each idempotent by the keys of the run store.
+"""The stages of an iteration as plain functions, each idempotent by the keys of the run store.
 
 Called by `nip_core.loop`, which says in which order; a notebook can call them directly:
 

@@ -38,6 +38,7 @@ def build_dataset(session: Session, iteration: int, group: str) -> DatasetFacts:
     }
     directory = run.dataset(iteration, group)
     if is_committed(store, directory):
+        # Through `commit` all the same, which refuses a dataset that was made of other rollouts.
         return _announce(session, iteration, group, commit(store, directory, {}, inputs=inputs))
     # 2. The problems that the curriculum admits, and of their episodes what the trainer takes.
     method = parameters.method(iteration)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from nip_core.evaluation.metrics import mean_by_problem, paired_difference
-from nip_core.parameters.checks import takes_turns
+from nip_core.parameters.hosting import takes_turns
 from nip_core.records.models import Decision
 from nip_core.rollouts.plan import CANDIDATE, VALIDATION
 from nip_core.rollouts.tables import read_rollouts
@@ -37,6 +37,7 @@ def is_due(session: Session, iteration: int) -> bool:
     """
     if not session.parameters.promotion.enabled:
         return False
+    # What is on record is not decided again: both sides would play for nothing.
     is_swapped = session.run.store.exists(session.run.models(iteration))
     return not is_swapped and bool(find_new_models(session, iteration))
 
@@ -76,6 +77,7 @@ def compare_sides(
     episode counts as wrong and earns nothing. Raises DatasetError if the problems differ.
     """
     reward_of = "verifier" if metric == "verifier_reward" else None
+    # By problem and not by two averages: most of what differs between problems falls out.
     paired = paired_difference(old, new, seed, reward_of=reward_of, split_by=split_by)
     before, after = (mean_by_problem(side, reward_of) for side in (old, new))
     assert before is not None and after is not None  # there are problems, or no gate

@@ -127,6 +127,7 @@ def _measured(session: Session, iteration: int, split: str) -> SplitMetrics:
             provers=provers,
             counts_silence=True,
         )
+        # Where nobody has claimed anything there is nothing to believe.
         if believed.no_decision_rate is not None and believed.no_decision_rate < 1:
             figures["believe_the_prover"] = believed
     if (voted := majority(rollouts.episodes, seed=session.parameters.seed)) and split == TEST:
@@ -146,6 +147,7 @@ def _measured(session: Session, iteration: int, split: str) -> SplitMetrics:
     measured = evaluate(rollouts.episodes, rollouts.generations, seed=session.parameters.seed)
     metrics = SplitMetrics.model_validate({**dict(measured), **figures})
     intervals = write_intervals(session, iteration, split, metrics, rollouts)
+    # After the intervals, so that metrics on record have theirs beside them.
     path = run.metrics(iteration, split)
     stored = run.write_json_once(path, metrics.as_json(), lease=session.lease)
     return combine_metrics(validate_document(stored, SplitMetrics, path), intervals)

@@ -20,7 +20,8 @@ from nip_core.concurrency import gather_or_cancel, in_thread
 from nip_core.errors import RunConflictError
 from nip_core.hashing import digest
 from nip_core.parameters import RandomAgentParameters
-from nip_core.parameters.checks import find_attackers, is_deterministic
+from nip_core.parameters.checks import find_attackers
+from nip_core.parameters.hosting import is_deterministic
 from nip_core.records.rewinds import find_stage_of_split
 from nip_core.records.spending import count_shared_prompts
 from nip_core.rollouts.best_of_n import BestOfN
@@ -62,6 +63,8 @@ from nip_core.session.session import Session
 from nip_core.stages.served import find_models, find_new_models, find_opponents
 
 _LIKELIEST = 5  # tokens at each place: both verdicts are among them
+# More than can play, so that no call that is free waits for a shard to begin; not all there are,
+# because what is under way is in memory.
 _EPISODES_READY = 4  # under way or waiting for a place, for each call in flight
 _SHARDS_ENDING = 4  # beside those that fill the places: each waits for its slowest episodes
 _MOST_KEPT = 4  # splits whose episodes are kept in memory; an iteration has no more
@@ -156,6 +159,7 @@ class SplitPlay:
         records = journal.replay()
         recorded = recorded_calls(records, journal.name)
         labels = recorded_labels(records, journal.name)
+        # Before anything is asked: a shard with the answers of two models would be of none.
         self._check_models(recorded, journal.name)
 
         async def work() -> PlayedShard:
@@ -179,6 +183,8 @@ class SplitPlay:
 
     def commit(self, shard: str, specs: Sequence[EpisodeSpec], played: PlayedShard) -> Manifest:
         """Publish what was played, in the order of the plan."""
+        # What is played side by side ends in another order each time, and equal seeds have to give
+        # equal tables.
         order = {(spec.problem.id, spec.sample): i for i, spec in enumerate(specs)}
         played.episodes.sort(
             key=lambda row: (order[row.problem, row.sample], parse_path(row.branch_path))
@@ -306,6 +312,7 @@ def split_play(session: Session, iteration: int, split: str) -> SplitPlay:
     play = cast(SplitPlay | None, session.splits.get((iteration, split)))
     if play is None:
         if len(session.splits) >= _MOST_KEPT:
+            # All of them, which is simplest: one that is still needed is made again.
             session.splits.clear()
         play = session.splits[iteration, split] = SplitPlay(session, iteration, split)
     return play
@@ -395,7 +402,8 @@ async def play_shard(session: Session, iteration: int, split: str, shard: str) -
         await journal.aclose()
     # 2. Commit, in a thread: other shards go on playing meanwhile.
     manifest = await in_thread(partial(play.commit, shard, specs, played))
-    # 3. What the journal held is committed.
+    # 3. What the journal held is committed. The other way round a kill would lose answers that
+    #    were paid for.
     journal.remove()
     return CommittedShard(
         shard,
@@ -413,6 +421,7 @@ def commit_split(session: Session, iteration: int, split: str) -> CommittedSplit
     processes can't see by themselves.
     """
     play = split_play(session, iteration, split)
+    # Not once more of a committed split: the threshold may be another by now.
     if not is_committed(play.store, play.directory):
         play.committed_failures().check(
             session.parameters.rollouts.failure_threshold,

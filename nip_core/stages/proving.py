@@ -15,8 +15,8 @@ from nip_core.jobs.job import Busy, NoAnswer, Refused
 from nip_core.jobs.openai_backend import OpenAIBackend, open_backend
 from nip_core.jobs.server_calls import LmServer
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.checks import takes_turns
 from nip_core.parameters.dialects import find_dialect
+from nip_core.parameters.hosting import takes_turns
 from nip_core.parameters.model_names import speaks_nip
 from nip_core.records.models import ServedModel
 from nip_core.rollouts.chat_client import ChatClient, Endpoint, RequestRefusedError
@@ -33,6 +33,8 @@ async def prove_serving(session: Session, iteration: int) -> None:
     training.
     """
     models = find_models(session, iteration)
+    # A model that no iteration has trained is the one of the server's configuration: nothing was
+    # saved that it could be compared with.
     trained = {g: model for g, model in models.items() if model.trained_in is not None}
     await return_places(session, {g: m for g, m in models.items() if m.trained_in is None})
     if trained:
@@ -102,6 +104,7 @@ async def prove(
         message = {"role": "user", "content": "-"}
         dialect = find_dialect(agent)
         body: dict[str, Any] = {"model": model.model, "messages": [message]}
+        # As short as may be: that it answers is all that is asked, and providers send bills.
         body[dialect.limit] = dialect.least_limit
         try:
             await client.complete(at.play, body)

@@ -13,7 +13,8 @@ from typing import Any
 from nip_core.errors import CorruptionError
 from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters
-from nip_core.records.iterations import BLOCK, IterationRecord, Records
+from nip_core.records.blocks import BLOCK
+from nip_core.records.iterations import IterationRecord, Records
 from nip_core.records.spending import Spent, add_up
 from nip_core.records.spent_in_all import add_up_set_aside
 from nip_core.run_store.run import RunStore
@@ -35,6 +36,7 @@ def publish(
     as one. The other two are for whoever shows more, as Prefect's artifacts do: `after` is the
     stage that was done last, and with `samples` episodes were played since the last time.
     """
+    # A runner that was replaced must not put an older report in the place of a newer one.
     session.lease.check()
     if session.feeders is not None:
         session.feeders.look()
@@ -132,6 +134,7 @@ def _blocks(records: Records, count: int) -> dict[str, str]:
     there = {*records.iterations()}
     for first in range(0, count * BLOCK, BLOCK):
         iterations = range(first, first + BLOCK)
+        # A block that is over never changes, so its digest is worked out once.
         if str(first) not in memory and there.issuperset(iterations):
             block = [records.of(i) for i in iterations]
             # Of one that is not over, because it is to be tested now, manifests may come to be.

@@ -39,7 +39,7 @@ from nip_core.stages.playing import split_play
 from nip_lm_server.client import KEY_FILE
 
 T = TypeVar("T")
-_COUNT_EVERY_S = 5.0
+_COUNT_EVERY_S = 5.0  # each look lists the shards of a split in the store
 Ticket = dict[str, Any]
 """`parameters`, `contents` and `lease` as they are on record, the `store`'s URL, `origin` with the
 models of another run, and `own_server`: its url and the file with its key, or None."""
@@ -73,6 +73,7 @@ async def open_apart(ticket: Ticket) -> AsyncIterator[Session]:
     store = open_store(ticket["store"])
     run = RunStore(store, parameters.run_name)
     lease = borrow(store, run.root, LeaseDocument.model_validate(ticket["lease"]))
+    # Before the problems are read, which takes longer.
     lease.check()
     # 2. The same problems, or the episodes would be others.
     problems = load_all_problems(parameters)
@@ -83,6 +84,7 @@ async def open_apart(ticket: Ticket) -> AsyncIterator[Session]:
             "the run was started; give every process the same files and the same version of nip"
         )
     left_out, progress = read_left_out(run) or {}, Progress()
+    # A process apart counts its own calls, beside what is on record: it can't see those of others.
     budget = Budget(run, parameters, progress)
     budget.look()
     async with make_chat_client(parameters, progress, budget) as client:
@@ -118,6 +120,7 @@ async def count_while(
     async def count() -> None:
         while True:
             await asyncio.sleep(every_s)
+            # In a thread, because a bucket may take its time.
             session.progress.episodes_done = await asyncio.to_thread(committed)
 
     watching = asyncio.create_task(count())

@@ -20,6 +20,7 @@ def find_models(session: Session, iteration: int) -> dict[str, ServedModel]:
     """Return by group the models of `iteration`."""
     if iteration == 0:
         base = {group: session.base_model(group) for group in session.parameters.groups}
+        # There is no document yet that could be read: nothing was swapped before iteration 0.
         first = session.origin[0] if session.origin else {}
         return {group: first.get(group) or ServedModel(base[group], base[group]) for group in base}
     return read_models(session.run, iteration)

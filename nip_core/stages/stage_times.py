@@ -20,7 +20,7 @@ from nip_core.session.session import Session
 
 EVERY_S = 20.0
 """Seconds of an iteration that may be on no record."""
-_WORTH_IT_S = 1.0  # at a stop
+_WORTH_IT_S = 1.0  # at a stop: less is not worth a request
 
 
 class StageTimes:
@@ -67,11 +67,14 @@ class StageTimes:
         session, run = self._session, self._session.run
         path = f"{run.iteration(self._iteration)}/times.json"
         run.write_json_once(path, self.seconds, lease=session.lease)
+        # After the whole is on record: a kill in between leaves a file too many, and no figure is
+        # lost.
         if self._is_on_record:
             run.store.delete(name_times_file(run, self._iteration), fence=session.lease.fence)
 
     def _record(self) -> None:
         session, run = self._session, self._session.run
+        # For people alone, so the run does not stop for it.
         with contextlib.suppress(LeaseError, StoreError):
             session.lease.check()
             path, content = name_times_file(run, self._iteration), encode(self.seconds)

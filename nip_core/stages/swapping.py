@@ -45,6 +45,7 @@ async def swap_models(session: Session, iteration: int) -> dict[str, str]:
         gate = f"iteration {iteration}: {gate_line(promotion)}"
         figures = {name: x for name, x in asdict(promotion).items() if name != "candidates"}
         session.tell("gate", gate, iteration=iteration, **figures)
+        # The new models have played last, and where base models take turns theirs has the place.
         if not promotion.promoted:
             await return_places(session, after)
     names = {group: model.model for group, model in stored.items()}
@@ -78,6 +79,8 @@ def _record_swap(
     `promotion` is the decision of the gate, where there was one.
     """
     if session.server is not None:
+        # Before the record: once it names a model, a machine that is lost must not take that model
+        # along.
         names = [model.model for model in models.values()]
         keep_models(session.run, session.server.directory, names, session.lease)
     swap = Swap(groups=dict(models), not_scheduled=list(not_scheduled), promotion=promotion)

@@ -90,6 +90,7 @@ async def submit_job(session: Session, iteration: int, group: str) -> JobReferen
         return _announce(session, stored)
     epochs, tokens = spec.hyper_parameters["n_epochs"], facts.tokens
     note = describe_dataset(facts, epochs)
+    # A create that was cut short may have made the job: the budget counts it already.
     is_new = stored is None or stored.key != spec.key or not stored.creates_open
     if is_new and spec.examples >= MIN_EXAMPLES:  # with fewer the ledger skips it, for nothing
         what = f"the job of group {group}, iteration {iteration},"
@@ -99,6 +100,7 @@ async def submit_job(session: Session, iteration: int, group: str) -> JobReferen
 
     # 3. The ledger alone creates jobs, and looks first whether this one was.
     async def create() -> JobRecord:
+        # In files: a dataset may be larger than the memory.
         with tempfile.TemporaryDirectory() as folder:
             training, validation = await asyncio.to_thread(
                 write_payloads,
@@ -148,6 +150,7 @@ async def wait_for_job(session: Session, iteration: int, group: str) -> JobEnd:
                     watch=partial(_watch, session.progress, activity, backend, hosted),
                 )
             except DeadlineError:
+                # The job goes on, so that a person can raise the deadline and have it.
                 if settings.on_deadline == "stop":
                     raise
                 late = f"not finished {settings.deadline_s:g} s after its submission"
@@ -197,6 +200,7 @@ async def _watch(
     if view is None:
         return
     steps = read_progress(view)
+    # Servers of nip say it in the job itself; elsewhere it stands in the events, one more request.
     if steps is None and not hosted and view.status == "running":
         try:
             steps = find_newest_step(await backend.job_events(view.id))

@@ -7,7 +7,8 @@ chooser     the trainer of a method, a pure function from rollouts to examples:
               malt               pairs of better and worse answers from trees of responses
               grpo               an agent's own tokens with group-relative advantages
 episodes    rollouts as these look at them
-dataset     examples -> a Parquet file with their lineage, its digest; the source of all formats
+dataset     examples -> a Parquet file with their lineage; the source of all formats;
+            row_digests: its digest
 lines       rows of a dataset -> the JSONL file of a job, checked by its receiver's rules
 
 Who calls them in a run is `nip_core.stages.choosing`.

@@ -18,7 +18,7 @@ from nip_core.hashing import derive_seed, digest
 from nip_core.jobs.job import JobSpec
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.agents import OWN_DPO_SETTINGS
-from nip_core.parameters.checks import is_deterministic
+from nip_core.parameters.hosting import is_deterministic
 from nip_core.parameters.model_names import speaks_nip
 from nip_core.parameters.providers import PROVIDERS
 from nip_core.trainers.lines import ADVANTAGE

@@ -17,7 +17,7 @@ def export_rollouts(run: RunStore, iteration: int, split: str, target: Path) -> 
     directory = run.rollouts(iteration, split)
     for _ in StoredRollouts(run.store, [directory]).shards():
         pass  # raises for a damaged file
-    stage = read_manifest(run.store, directory)
+    split_manifest = read_manifest(run.store, directory)
     manifest_bytes = run.store.get(f"{directory}/manifest.json")
     with contextlib.suppress(FileNotFoundError):
         if (target / "manifest.json").read_bytes() != manifest_bytes:
@@ -27,7 +27,7 @@ def export_rollouts(run: RunStore, iteration: int, split: str, target: Path) -> 
             )
     target.mkdir(parents=True, exist_ok=True)
     written = []
-    for shard in shards_of(stage):
+    for shard in shards_of(split_manifest):
         manifest = read_manifest(run.store, directory, shard_manifest(shard))
         contents = {manifest.name: run.store.get(f"{directory}/{manifest.name}")}
         for file, entry in manifest.files.items():
@@ -37,6 +37,7 @@ def export_rollouts(run: RunStore, iteration: int, split: str, target: Path) -> 
         for name, content in contents.items():
             (target / name).write_bytes(content)
             written.append(target / name)
+    # Last: a copy that was cut short has no manifest, and can be made again.
     path = target / "manifest.json"
     path.write_bytes(manifest_bytes)
     return [*sorted(written), path]

@@ -74,6 +74,7 @@ class Check:
     ) -> None:
         """Note a problem, unless the file has one."""
         self.known.add(path)
+        # The first is the cause; what is found later mostly follows from it.
         if path not in self.problems:
             remedy = remedy or _remedy(path)
             self.problems[path] = Finding(path, what, str(expected), str(got), remedy, derived)

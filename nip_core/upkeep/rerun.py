@@ -38,4 +38,5 @@ async def rerun(session: Session, iteration: int, stage: Stage, *, token: str) -
     await cancel_jobs(run, session.parameters, control, set_aside)
     # 2. Only then is anything moved.
     await asyncio.to_thread(rewind, run, session.lease, iteration, stage, token=token)
+    # What was set aside was paid for, and is counted in another place from now on.
     session.budget.look()

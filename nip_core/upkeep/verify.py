@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nip_core.errors import CorruptionError
-from nip_core.records.iterations import BLOCK
+from nip_core.records.blocks import BLOCK
 from nip_core.records.rewinds import list_unfinished_rewinds
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import list_files

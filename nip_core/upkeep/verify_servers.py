@@ -161,6 +161,7 @@ async def _check_remote(check: Check, parameters: HyperParameters, jobs: Jobs) -
         if endpoints is None or not any(job.id for _, job in of_group):
             continue
         hosted = speaks_nip(parameters.group_parameters(group))
+        # A server that is away is no damage of the run, so it is not waited for as in a run.
         async with open_backend(endpoints.control, speaks_nip=hosted, timeout_s=20) as backend:
             try:
                 for path, job in of_group:

@@ -46,6 +46,7 @@ def write_json_grammar(schema: Mapping[str, Any], param: str = "response_format"
         grammar: str = matcher.grammar_from_json_schema(closed, overrides=_STYLE)
         problem = matcher.validate_grammar(grammar)
     except (ValueError, TypeError, RecursionError) as error:
+        # A schema may be nested deeper than Python recurses.
         problem = str(error)
     if problem and not problem.startswith("WARNING"):
         raise wrong_schema(problem, param)

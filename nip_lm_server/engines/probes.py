@@ -157,6 +157,7 @@ def saved_logprobs(
     path: Path, tokens: tuple[int, ...], places: Sequence[int]
 ) -> tuple[float, ...] | None:
     """Read what is saved of an adapter at these places of the tokens; None: nothing."""
+    # Without it a rival is judged by what it serves alone.
     with contextlib.suppress(ProbeError):
         probe = read_probe(path)
         return probe.at(places).logprobs if probe.tokens == tokens else None

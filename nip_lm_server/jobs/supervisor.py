@@ -266,6 +266,8 @@ class JobSupervisor:
         for row in self._jobs.list_rows_in(("queued",)):
             known = row.base_model in self._pool.base_models() and row.id not in self._runs
             if known and not row.paused:
+                # An engine that has not run yet can't say where it trains, so its jobs are passed
+                # over.
                 with contextlib.suppress(ApiError):
                     place = self._pool.training_place(row.base_model)
                     if place.device == device:
@@ -275,6 +277,7 @@ class JobSupervisor:
         # 2. It begins; the engines are away for it before they could come back from this one.
         self._runs[id].has_device = False
         run = self._begin(row.id, row, place)
+        # Either will do: one that ends before it has begun needs the engines away no longer.
         begun = asyncio.ensure_future(run.turn.begun.wait())
         try:
             await asyncio.wait({run.task, begun}, return_when=asyncio.FIRST_COMPLETED)

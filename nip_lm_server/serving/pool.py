@@ -36,6 +36,7 @@ from nip_lm_server.state.models import AdapterError, ModelStore
 READY_TIMEOUT_S = 600.0
 """Longest wait of a finished training for an engine that comes back to load its adapter."""
 RETRY_AFTER_S = 5
+"""Asking so often costs next to nothing, and little is missed of an engine that is back."""
 
 _log = logging.getLogger("nip.lm_server.engine")
 
@@ -147,11 +148,13 @@ class EnginePool:
             try:
                 if manifest.kind == "base":
                     return await self._publish_base(name, digest, base.slot)
+                # It may have made room while the adapter was trained.
                 if base.wanted != "running":
                     await self._activate(base)
                 await base.wait_until_ready(READY_TIMEOUT_S)
                 return await base.load(name, digest)
             except EngineError as error:
+                # A trouble of this model alone: the job that made it fails, and the server goes on.
                 raise AdapterError(f"the engine can't load {name}: {error}") from error
 
     async def _publish_base(self, name: str, digest: str, slot: Slot) -> Proof:
@@ -281,6 +284,7 @@ class EnginePool:
                 await self._activate(base)
             except EngineError as error:
                 _log.error("%s can't be brought back: %s", base.name, error)
+                # Or the next request for it would try, and stop the present one, at once again.
                 base.note_failure(base.name)
                 self._models.note_problem(base.name, str(error))
                 await base.set_wanted("stopped")

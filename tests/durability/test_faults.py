@@ -105,13 +105,13 @@ class World:
         ):
             yield replace(session, client=client, clock=self.time.clock)
 
-    async def _call(self, stage: Callable[..., Any], *arguments: Any) -> Any:
+    async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """As Prefect's hook: tried again when the server or the network was the trouble."""
         for attempt in range(3):
             try:
-                return await directly(stage, *arguments)
+                return await directly(function, *arguments)
             except ServerError:
-                if attempt == 2 or stage in (iterate, playing.play_shards):
+                if attempt == 2 or function in (iterate, playing.play_shards):
                     raise
                 await self.time.sleep(2.0)
         return None

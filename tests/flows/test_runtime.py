@@ -7,7 +7,7 @@ from nip_core.errors import SettingsError, StageError
 from nip_core.rollouts.chat_client import TransportError
 from nip_core.stages.playing import play_shard
 from nip_prefect.tasks.calls import TASKS
-from nip_prefect.tasks.runtime import limit_by_tag, session_of, stage
+from nip_prefect.tasks.runtime import limit_by_tag, retried_task, session_of
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from nip_prefect.tasks.runtime import limit_by_tag, session_of, stage
 async def test_only_what_may_pass_is_tried_again(error, tries, prefect_server):
     tried = []
 
-    @stage("trying", "trying")
+    @retried_task("trying", "trying")
     async def trying() -> None:
         tried.append(1)
         raise error

@@ -13,7 +13,8 @@ from nip_core.errors import CorruptionError
 from nip_core.evaluation.embedding import fair_share, thin_out
 from nip_core.loop import directly
 from nip_core.parameters import load_parameters
-from nip_core.records.iterations import BLOCK, Records
+from nip_core.records.blocks import BLOCK
+from nip_core.records.iterations import Records
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import Identity, RunStore

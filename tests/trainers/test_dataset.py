@@ -20,13 +20,13 @@ from nip_core.trainers.dataset import (
     FILES,
     SCHEMAS,
     Dataset,
-    _hash_rows,
     choose_held_out,
     open_dataset,
     to_table,
     write_examples,
 )
 from nip_core.trainers.lines import JSONL, write_jsonl
+from nip_core.trainers.row_digests import hash_rows
 from nip_lm_server.formats import read_examples
 
 HARD_TEXT = 'Ünïcödé 🐍 \u2028 line separator, "quotes",\nnew line,\ttab, \x00, </s>, end\r\n'
@@ -134,8 +134,8 @@ def test_a_rows_part_in_the_digest_is_the_same_next_to_any_others(method, data):
     whole = to_table(examples, method)
     ends = sorted(data.draw(st.sets(st.integers(0, 6))) | {0, 6})
     pieces = [whole.slice(a, b - a) for a, b in pairwise(ends)]
-    assert [h for piece in pieces for h in _hash_rows(piece)] == _hash_rows(whole)
-    assert _hash_rows(pa.concat_tables(pieces)) == _hash_rows(whole)
+    assert [h for piece in pieces for h in hash_rows(piece)] == hash_rows(whole)
+    assert hash_rows(pa.concat_tables(pieces)) == hash_rows(whole)
 
 
 CHANGES = {

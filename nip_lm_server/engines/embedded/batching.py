@@ -155,6 +155,8 @@ class Decoder:
         ids, mask, positions = self._pad([row.prompt for row in rows])
         cache = new_cache()
         with self._lora.rows([row.adapter for row in rows]):
+            # Of a prompt only the last logits are read; all of them would take a vocabulary's width
+            # for each token.
             output = self._model(
                 input_ids=ids,
                 attention_mask=mask,

@@ -196,6 +196,7 @@ class EmbeddedEngine(Engine):
     async def unload_adapter(self, name: str) -> None:
         """Forget an adapter. Running requests are finished with it."""
         worker = self._worker
+        # With a dead thread its adapters are gone, and nobody would run the command.
         if worker is not None and worker.state != "failed" and name in worker.adapters:
             await worker.run(lambda: worker.adapters.pop(name, None))
 

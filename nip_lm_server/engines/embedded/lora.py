@@ -164,6 +164,8 @@ class RowwiseLora:
                     f"the adapter in {files.path} is for {module_name!r}, which is not a linear "
                     "layer of the base model: it belongs to another base"
                 )
+            # Of another base the names may be the same; only the shapes tell, and then a product
+            # would fail in the middle of a batch.
             expected = linear_shape(module)
             if (down.shape[1], up.shape[0]) != expected:
                 raise EngineError(

@@ -49,7 +49,7 @@ from nip_lm_server.proof import Proof
 
 SAME_CHANGE = {"float32": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}
 """Relative distance of two adapters' changes that rounding of their matrices explains."""
-_EXACT = 1e-6
+_EXACT = 1e-6  # relative distance of two changes that double precision explains, with room
 
 MESSAGES = (
     {"role": "user", "content": "Does this function return the sum of a list? def f(xs): ..."},
@@ -57,7 +57,7 @@ MESSAGES = (
 )
 _EXTRA_TOKENS = 32
 LONGEST = 256
-"""Most tokens of a probe."""
+"""Most tokens of a probe: a new adapter waits for its pass."""
 
 
 def probe_tokens(tokenizer: Any, max_model_len: int) -> list[int]:

@@ -40,6 +40,7 @@ from nip_lm_server.engines.guided import Guide, begin_matching, make_vocabulary
 JOIN_EVERY_STEPS = 8
 """Requests join a running batch at most this often: joining copies the cache."""
 STOP_TIMEOUT_S = 30.0
+"""For the pass that is under way, which nothing can interrupt."""
 _IDLE_WAIT_S = 1.0
 _DRAIN_INTERVAL_S = 0.02
 _CPU_CACHE_BYTES = 2 << 30
@@ -113,6 +114,7 @@ class ModelWorker:
         with self._wake:
             self._closing = True
             self._wake.notify()
+        # In a thread: the event loop answers for other engines meanwhile.
         await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
         if self._thread.is_alive():
             raise EngineError(f"the engine did not stop within {STOP_TIMEOUT_S:.0f} s")
@@ -167,9 +169,11 @@ class ModelWorker:
                 return
             try:
                 result.set_result(action())
+            # A command that fails is its sender's trouble; the batch goes on.
             except Exception as error:
                 result.set_exception(_without_memory(error) if is_out_of_memory(error) else error)
             except BaseException as error:
+                # It ends the thread, and who waits here is told first.
                 result.set_exception(EngineError(f"the engine died: {error!r}"))
                 raise
 
@@ -193,6 +197,7 @@ class ModelWorker:
 
         The model's vocabulary is made when it is needed first.
         """
+        # One of several requests makes the vocabulary, and the others wait for that one.
         with self._guides_lock:
             if self._vocabulary is None:
                 with self._tokenizer_lock:
@@ -289,6 +294,7 @@ class ModelWorker:
         while self._waiting and len(self._waiting) < self._options.max_batch:
             before = len(self._waiting)
             time.sleep(self._options.max_wait_s / 4)
+            # Nobody came for a moment, so nobody else was sent at the same time.
             if len(self._waiting) == before or time.monotonic() > deadline:
                 return
 

@@ -329,6 +329,7 @@ class DeterministicEngine(Engine):
         """Return (text, finish reason) of a reply, or of a fault drawn in its place."""
         faults, template, finish_reason = self._replies.faults, reply.template, reply.finish_reason
         if self._faulty_text:
+            # One number for all faults, so that each comes as often as its rate says.
             draw = random.random()
             if draw < faults.empty:
                 return "", finish_reason

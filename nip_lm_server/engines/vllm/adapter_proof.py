@@ -171,6 +171,8 @@ class VllmProver:
         )
         try:
             (choice,) = answer["choices"]
+            # A server that ignores a name, or the restriction, would be proved by another's
+            # figures.
             if answer["model"] != model or choice["token_ids"] != [tokens[-1]]:
                 raise ValueError(f"{answer['model']} answered with {choice['token_ids']}")
             (logprob,) = choice["logprobs"]["token_logprobs"]

@@ -82,7 +82,7 @@ def end_recorded(record: Path, *, wait_s: float = 5.0) -> bool:
         value = json.loads(record.read_text())
         group, session = int(value["group"]), int(value["session"])
     except (OSError, ValueError, KeyError, TypeError):
-        return True
+        return True  # a record is put in place whole, so this is none, and nothing was left
     deadline = time.monotonic() + wait_s
     while members := _members(group, session):
         for pid in members:
@@ -107,7 +107,7 @@ def _members(group: int, session: int) -> list[int]:
             if psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
                 members.append(pid)
         except (OSError, psutil.Error):
-            continue
+            continue  # it has ended meanwhile
     return members
 
 

@@ -22,6 +22,7 @@ from nip_lm_server.engines.base import EngineError
 
 EXECUTABLE_VARIABLE = "NIP_VLLM"
 INSPECT_TIMEOUT_S = 120.0
+"""Long, because torch is imported for it, perhaps from a disk that is cold or far."""
 OLDEST_VLLM = (0, 26)
 """The oldest that is taken. Up to 0.22.1 an adapter that is loaded while vLLM runs may answer with
 another's weights (vLLM issue 47724); 0.26 has the mending, the ones between were not looked at."""
@@ -167,6 +168,7 @@ async def inspect(python: Path, environment: Mapping[str, str]) -> Installation:
     except TimeoutError:
         raise EngineError(f"{python} gave no answer within {INSPECT_TIMEOUT_S:g} s") from None
     finally:
+        # Cancellation included: nothing is left running.
         with contextlib.suppress(ProcessLookupError):
             child.kill()
     try:

@@ -168,7 +168,7 @@ def find_wide_vocabulary(model: str) -> str | None:
         config = parse_json((Path(model).expanduser() / "config.json").read_text())
         size = int(config.get("vocab_size") or config["text_config"]["vocab_size"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+        return None  # a name on the Hub has no file here, and this is no more than a hint
     if size <= WIDEST_VOCABULARY:
         return None
     return (

@@ -31,6 +31,7 @@ from nip_lm_server.processes import read_tail, working_environment
 
 HOST = "127.0.0.1"
 HEALTH_TIMEOUT_S = 5.0
+"""Short: one question without an answer means nothing, see `vllm_engine.UNRESPONSIVE_S`."""
 ANSWER_TIMEOUT_S = 600.0
 """For the tokens of a proof, which wait behind what others asked."""
 MOVE_TIMEOUT_S = 300.0
@@ -105,6 +106,7 @@ class VllmProcess:
     def pid(self) -> int | None:
         """The first process of vLLM, the leader of its group."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            # The guard writes the record after the start, and removes it at the end.
             return int(json.loads(self._record.read_text())["group"])
         return None
 
@@ -114,7 +116,7 @@ class VllmProcess:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         if not await asyncio.to_thread(end_recorded, self._record):
             raise EngineError(f"processes of an earlier vLLM can't be ended, see {self._record}")
-        # 2. Move a long log aside.
+        # 2. Move a long log aside, here where nobody has it open.
         with contextlib.suppress(FileNotFoundError):
             if self.log_path.stat().st_size > LOG_LIMIT_BYTES:
                 self.log_path.replace(self.log_path.with_suffix(self.log_path.suffix + ".1"))
@@ -180,6 +182,7 @@ class VllmProcess:
         timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> Any:
         """Its answer, JSON or else a text. Raises EngineRequestError or EngineError."""
+        # It listens already, so only the answer may take long.
         timeout = aiohttp.ClientTimeout(None, sock_connect=10, sock_read=timeout_s)
         try:
             url = self.url + path

@@ -40,9 +40,10 @@ from nip_lm_server.engines.vllm.options import VllmOptions, find_wide_vocabulary
 from nip_lm_server.engines.vllm.process import VllmProcess, child_environment
 from nip_lm_server.proof import Proof
 
-MAX_TOP_LOGPROBS = 20
+MAX_TOP_LOGPROBS = 20  # vLLM's own limit, unless an argument raises it
 UNRESPONSIVE_S = 60.0
-"""An engine that gives no sign of health for so long counts as dead."""
+"""An engine that gives no sign of health for so long counts as dead. Long, because what it answers
+is lost when it is started again."""
 HEALTH_INTERVAL_S = 1.0
 _log = logging.getLogger("nip.lm_server.vllm")
 _WITHHELD = frozenset(
@@ -119,6 +120,7 @@ class VllmEngine(Engine):
         try:
             await process.start(installation.python, arguments, self._options.start_timeout_s)
         except EngineError as error:
+            # What helps against this one is ours to say.
             reason = find_wide_vocabulary(self.base_path)
             raise EngineError(f"{error}\n{reason}" if reason else str(error)) from error
         # 3. Ask it what it serves and which parameters it takes.

@@ -1,0 +1,94 @@
+"""Every result on record says which commit was measured, and whether that is in this history."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
+HASH = r"[0-9a-f]{7,40}"
+AFTER_A_WORD = re.compile(rf"\b(?:[Cc]ommits?|at) ((?:`?{HASH}\b`?(?:-dirty)?(?:, | and )?)+)")
+NOT_HERE = re.compile(r"Commits? ([^.]*?) (?:is|are) not in\s+this\s+history")
+
+
+def named_in_json(value):
+    """The texts at the keys commit and commits, at any depth."""
+    if isinstance(value, list):
+        return [text for item in value for text in named_in_json(item)]
+    if not isinstance(value, dict):
+        return []
+    texts = []
+    for key, item in value.items():
+        if key in ("commit", "commits"):
+            texts += [item] if isinstance(item, str) else [*map(str, item)]
+        else:
+            texts += named_in_json(item)
+    return texts
+
+
+def commits_in(file):
+    text = file.read_text(encoding="utf-8")
+    said = named_in_json(json.loads(text)) if file.suffix == ".json" else []
+    said += AFTER_A_WORD.findall(text) if file.suffix == ".md" else []
+    return {commit for words in said for commit in re.findall(rf"\b{HASH}\b", words)}
+
+
+def said_to_be_elsewhere(page):
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    return {c for words in NOT_HERE.findall(text) for c in re.findall(rf"\b{HASH}\b", words)}
+
+
+def git(*arguments):
+    """What git says, None where this is no checkout or there is no git."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def test_every_file_of_figures_says_which_commit_was_measured_or_that_none_is_on_record():
+    silent = [
+        file.name
+        for file in sorted(RESULTS.glob("*.json"))
+        if not named_in_json(json.loads(file.read_text(encoding="utf-8")))
+    ]
+    assert not silent
+
+
+def test_a_commit_that_results_name_is_in_this_history_or_said_not_to_be():
+    # 1. What each file names, and what its page says is not here.
+    named, elsewhere = {}, {}
+    for file in sorted([*RESULTS.rglob("*.json"), *RESULTS.rglob("*.md")]):
+        for commit in commits_in(file) - said_to_be_elsewhere(file.with_suffix(".md")):
+            named.setdefault(commit, []).append(file.name)
+        for commit in said_to_be_elsewhere(file):
+            elsewhere[commit] = file.name
+    assert len(named) > 15 and len(elsewhere) > 5
+    # 2. A clone that is not deep lacks commits of this history, so it can say who is in it, not who
+    #    isn't. The test then ends as skipped, with the commits, which the summary names.
+    history = (git("rev-list", "HEAD") or "").split()
+    missing = {c: files for c, files in named.items() if not any(h.startswith(c) for h in history)}
+    stale = {c: page for c, page in elsewhere.items() if any(h.startswith(c) for h in history)}
+    assert not stale
+    if missing and git("rev-parse", "--is-shallow-repository") != "false":
+        pytest.skip(f"no whole history here to look for {', '.join(sorted(missing))} in")
+    assert not missing
+
+
+def test_commits_are_found_where_results_name_them(tmp_path):
+    page = tmp_path / "some.md"
+    page.write_text(
+        "`make x` at 704b7a1 on 2 cores, with that of commits fe6e48a and 80a0bd7. At 1234567.\n"
+        "Commits 704b7a1, fe6e48a are not in\nthis history: gone.\n"
+    )
+    figures = page.with_suffix(".json")
+    figures.write_text(json.dumps({"rows": [{"commit": "8e8b4ab-dirty", "label": "feedbee"}]}))
+    assert commits_in(page) == {"704b7a1", "fe6e48a", "80a0bd7"}
+    assert commits_in(figures) == {"8e8b4ab"}
+    assert said_to_be_elsewhere(page) == {"704b7a1", "fe6e48a"}
