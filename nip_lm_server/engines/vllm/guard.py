@@ -65,15 +65,16 @@ def main() -> None:
     # 4. Once the first process has ended, end what it has left; the record goes last.
     status = child.wait()
     signal_group(child.pid, signal.SIGKILL)
-    deadline = time.monotonic() + GRACE_S
-    while _members(child.pid, os.getsid(0)) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-    record.unlink(missing_ok=True)
+    # What outlasts this keeps its record, by which the next start tries again.
+    end_recorded(record, wait_s=GRACE_S)
     os._exit(status if status >= 0 else 128 - status)
 
 
 def end_recorded(record: Path, *, wait_s: float = 5.0) -> bool:
-    """Kill what a guard has left, by its record. True once nothing of it is left.
+    """Kill what a guard has left, by its record. True once nothing that it names is left.
+
+    False: something may be left. The record stays, and whoever asked must not start another
+    command, since the two would share a device that has room for one.
 
     Only processes that are in the recorded group and in the guard's session are touched: both
     numbers can't be taken by others as long as one of them lives.
@@ -81,11 +82,22 @@ def end_recorded(record: Path, *, wait_s: float = 5.0) -> bool:
     try:
         value = json.loads(record.read_text())
         group, session = int(value["group"]), int(value["session"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return True  # a record is put in place whole, so this is none, and nothing was left
+    except FileNotFoundError:
+        # The guard has ended its group. If it was killed before it could write the record, nothing
+        # names what it left, and nothing can be done here.
+        return True
+    except OSError:
+        return False  # there is a record, and nobody knows of whom
+    except (ValueError, KeyError, TypeError):
+        # A guard puts its record in place whole. Only the machine's crash can tear it, and that
+        # leaves no process.
+        return True
+    # A killed process lives on until the kernel has freed what it holds, a device's memory, say. That
+    # it takes less than `wait_s` is a rule of thumb, the same as in `processes.end_process`.
     deadline = time.monotonic() + wait_s
     while members := _members(group, session):
         for pid in members:
+            # It has ended meanwhile, or is another user's: then the deadline tells.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
