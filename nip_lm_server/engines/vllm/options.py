@@ -14,6 +14,8 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM takes for its largest rank."""
 LARGEST_LORA_RANK = LORA_RANKS[-1]
 DEFAULT_LORA_RANK = 64
+"""A rule of thumb: adapters of higher ranks are refused, and vLLM computes every adapter as if it
+had this one, so more makes all answers slower."""
 WIDEST_VOCABULARY = 258_048
 """vLLM refuses adapters over a larger one (0.33, lora/layers/logits_processor.py)."""
 _OUR_ARGUMENTS = frozenset(
@@ -34,7 +36,8 @@ _OUR_ARGUMENTS = frozenset(
 """Arguments that are set by us or would undo what keeps the child safe and provable."""
 _SHORT_ARGUMENTS = frozenset({"-h", "-q", "-tp", "-asc"})
 _MORE_DEVICES = ("--pipeline-", "-pp", "--data-parallel", "-dp", "--prefill-context", "-pcp")
-"""Beginnings of arguments of a user's by which a model takes more devices."""
+"""Beginnings of arguments of a user's by which a model takes more devices. How many is vLLM's rule,
+and not repeated here."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class VllmOptions:
     start_timeout_s: float = 900.0
 
     def __post_init__(self) -> None:
+        # All that a start would fail by after minutes of loading is refused before it.
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ValueError(
                 f"dtype is {self.dtype!r}, expected auto, float32, bfloat16 or float16"
@@ -121,6 +125,7 @@ class VllmOptions:
         """Return the engine's devices where there is CUDA; "cuda": vLLM decides."""
         if self.device not in ("auto", "cuda"):
             return self.device
+        # Whoever gives arguments for more devices gets all that are visible.
         if self.device_count is None:
             return "cuda"
         return "cuda:" + ",".join(map(str, range(self.device_count)))
