@@ -84,6 +84,7 @@ def load_engine_model(path: str, options: EmbeddedOptions) -> LoadedModel:
         # The template first: the weights take the longest to load.
         tokenizer = chat_template.load_tokenizer(path, options.chat_template_kwargs)
         shapes = chat_template.check_shapes(tokenizer)
+        # Without this shape hardly any chat can be asked; of the others each request is told.
         if not shapes["user"]:
             raise chat_template.ChatTemplateError(
                 f"the chat template of {path!r} refuses a single user message"
@@ -91,11 +92,13 @@ def load_engine_model(path: str, options: EmbeddedOptions) -> LoadedModel:
         model = chat_template.load_model(path, getattr(torch, dtype))
     except (chat_template.ModelPathError, chat_template.ChatTemplateError) as error:
         raise EngineError(str(error)) from error
+    # So transformers tells of missing and wrong files. Anything else is the worker's to tell.
     except (OSError, ValueError) as error:
         raise EngineError(f"can't load the model {path!r}: {error}") from error
     model.to(device).eval().requires_grad_(False)
     # 3. Its context.
     limit = options.max_model_len or chat_template.context_length(tokenizer, model.config)
+    # Not guessed: beyond its context many a model answers nonsense without an error.
     if limit is None:
         raise EngineError(
             f"neither the configuration nor the tokenizer of {path!r} says how long its context "
@@ -136,8 +139,9 @@ def check_batching(decoder: Decoder, loaded: LoadedModel, path: str) -> int:
     alone, token_bytes = first_logits([short])
     padded, _ = first_logits([long, short])
     difference = float((alone - padded).abs().max())
-    # Rounding makes some difference in another batch, so not none is asked for. Written so that a
-    # NaN is refused as well.
+    # Rounding makes some difference in another batch, so not none is asked for. A twentieth is a
+    # rule of thumb: much less would refuse models for what half precisions round, much more would
+    # let a mask or positions pass that are ignored. Written so that a NaN is refused as well.
     if not difference <= 0.05 * float(alone.abs().max()):
         raise EngineError(
             f"{path!r} can't be served in batches: the logits of a padded prompt differ by "

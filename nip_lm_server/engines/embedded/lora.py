@@ -97,6 +97,7 @@ def read_lora(path: Path) -> LoraFiles:
         if down is None or up is None or down.shape[0] != up.shape[1]:
             raise EngineError(f"{weights}: A and B of {module!r} are missing or don't fit")
         pairs[module] = (down, up)
+    # It would be served as the base, under an adapter's name.
     if not pairs:
         raise EngineError(f"{weights} has no tensors")
     alpha, rank_stabilised = float(config["lora_alpha"]), bool(config.get("use_rslora"))
@@ -201,6 +202,7 @@ class RowwiseLora:
         try:
             yield
         finally:
+            # The hooks stay: a pass outside of this is the base's, whatever failed within.
             self._plan = []
 
     def _hook(self, name: str) -> Any:
@@ -210,6 +212,8 @@ class RowwiseLora:
                 if matrices is None:
                     continue
                 rows = inputs[0]
+                # A layer of experts, say, sees rows by token: adding to slices of them would mix
+                # the adapters of requests without a word.
                 if rows.shape[0] != self._rows:
                     raise EngineError(
                         f"{name} does not see one row per request, so adapters can't be applied"

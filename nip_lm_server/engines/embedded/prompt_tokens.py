@@ -22,9 +22,11 @@ from nip_lm_server.engines.base import EngineRequestError
 from nip_lm_server.formats import chat_template
 
 LONG_TEXT = 16_000
-"""Characters from which on a text is encoded aside, in a thread of its own."""
+"""Characters from which on a text is encoded aside, in a thread of its own. At several microseconds
+each, so many hold the event loop for about a tenth of a second."""
 HUGE_TEXT = 16 * LONG_TEXT
-"""Characters from which on a text is counted before it is encoded."""
+"""Characters from which on a text is counted before it is encoded. At 270 bytes each, so many take
+some 70 MB, which any request may have; counting takes the time of encoding once more."""
 _MESSAGE_CHARACTERS = 16  # that a template adds to a message, about
 
 
@@ -107,6 +109,7 @@ class PromptEncoder:
                 if size >= HUGE_TEXT:
                     aside.give_memory_back()
 
+        # Whoever is cancelled here can't stop the thread, which looks at this by itself.
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         finally:
@@ -122,10 +125,11 @@ class PromptEncoder:
         self, tokenizer: Any, text: str, abandoned: threading.Event, contexts: int, param: str
     ) -> None:
         """Refuse a huge text if its pieces have twice the tokens allowed for the whole."""
-        if len(text) < HUGE_TEXT:
+        if len(text) < HUGE_TEXT:  # encoding it tells, and costs no more
             return
         count, most = 0, contexts * self._context
         for start in range(0, len(text), LONG_TEXT):
+            # The thread can't be interrupted, and others wait for it.
             if abandoned.is_set():
                 raise _Abandoned
             count += len(chat_template.encode(tokenizer, text[start : start + LONG_TEXT]))

@@ -113,6 +113,7 @@ class BatchSampler:
         # 1. What the settings and a grammar make of the model's scores.
         logits = logits.float()
         scores = self._apply_penalty(logits)
+        # The grammar last: no penalty may bring back what it forbids.
         if allowed is not None:
             some = scores[allowed.rows].masked_fill(~allowed.tokens, -torch.inf)
             scores = scores.index_copy(0, allowed.rows, some)
@@ -123,6 +124,7 @@ class BatchSampler:
         if len(self._penalised):
             self._seen.scatter_(1, chosen[self._penalised][:, None], True)
         # 3. Log-probabilities, where a row asks for them.
+        # Most batches ask for none, and are spared a sum over the vocabulary.
         if not logprobs and not top:
             return Chosen(chosen.tolist())
         total = logits.logsumexp(-1)

@@ -291,6 +291,7 @@ class VllmEngine(Engine):
         the start raise EngineError, and so does what vLLM can't load.
         """
         self._refuse_unless("running")
+        # vLLM would have two models of one name, and nobody could say which answers.
         if name == self.base_model:
             raise EngineError(f"{name!r} is the base model's name")
         adapter = await asyncio.to_thread(read_adapter, path.absolute())
@@ -298,7 +299,7 @@ class VllmEngine(Engine):
         # answer for the new ones.
         if self._digests.get(name, adapter.digest) != adapter.digest:
             raise EngineError(f"an adapter with other weights already answered to {name!r}")
-        if name in self._adapters:
+        if name in self._adapters:  # the same weights, by the digest
             return
         most = self._options.served_lora_rank
         if adapter.rank > most:
