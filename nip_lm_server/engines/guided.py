@@ -166,6 +166,7 @@ def make_vocabulary(tokenizer: Any, width: int, stop_tokens: frozenset[int]) -> 
     import_llguidance()
     from llguidance.hf import from_tokenizer
 
+    # The model serves all that needs no guiding, so the request is refused and not the model.
     try:
         return from_tokenizer(tokenizer, n_vocab=width, eos_token=sorted(stop_tokens) or None)
     except ValueError as error:

@@ -142,6 +142,7 @@ def read_probe(directory: Path) -> Probe:
             f"{path} is missing: without the log-probabilities that the training wrote beside the "
             "weights, nothing can prove that they are what is served"
         ) from None
+    # Whatever is wrong with the file, callers know one error: nothing can be proved by it.
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ProbeError(f"{path} can't be read: {error!r}") from None
     expected = len(probe.tokens) - 1

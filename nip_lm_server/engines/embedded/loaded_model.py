@@ -90,6 +90,7 @@ def load_engine_model(path: str, options: EmbeddedOptions) -> LoadedModel:
                 f"the chat template of {path!r} refuses a single user message"
             )
         model = chat_template.load_model(path, getattr(torch, dtype))
+    # These say by themselves what is wrong and what to do.
     except (chat_template.ModelPathError, chat_template.ChatTemplateError) as error:
         raise EngineError(str(error)) from error
     # So transformers tells of missing and wrong files. Anything else is the worker's to tell.
@@ -147,7 +148,7 @@ def check_batching(decoder: Decoder, loaded: LoadedModel, path: str) -> int:
             f"{path!r} can't be served in batches: the logits of a padded prompt differ by "
             f"{difference:.3g} from those of the prompt alone"
         )
-    return max(1, token_bytes)
+    return max(1, token_bytes)  # the cache's room is divided by it
 
 
 def is_out_of_memory(error: BaseException) -> bool:

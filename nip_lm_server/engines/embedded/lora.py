@@ -78,7 +78,9 @@ def read_lora(path: Path) -> LoraFiles:
         config = parse_json(config_path.read_text())
         raw = weights.read_bytes()
         tensors = load(raw)
-    except Exception as error:  # safetensors has an exception class of its own
+    # Everything, since safetensors has an exception class of its own, and a file that nobody
+    # vouches for may be broken in any way.
+    except Exception as error:
         raise EngineError(f"the adapter in {path} can't be read: {error}") from error
     # 2. Refuse what would be served otherwise than it was trained.
     _check_config(path, config)
@@ -209,7 +211,7 @@ class RowwiseLora:
         def add(_module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
             for start, end, adapter in self._plan:
                 matrices = adapter.matrices.get(name)
-                if matrices is None:
+                if matrices is None:  # the layer was hooked for another adapter
                     continue
                 rows = inputs[0]
                 # A layer of experts, say, sees rows by token: adding to slices of them would mix

@@ -27,7 +27,9 @@ each, so many hold the event loop for about a tenth of a second."""
 HUGE_TEXT = 16 * LONG_TEXT
 """Characters from which on a text is counted before it is encoded. At 270 bytes each, so many take
 some 70 MB, which any request may have; counting takes the time of encoding once more."""
-_MESSAGE_CHARACTERS = 16  # that a template adds to a message, about
+# Characters that a template adds to a message, about. It only decides whether a prompt is encoded
+# aside, so it need not be right.
+_MESSAGE_CHARACTERS = 16
 
 
 class _Abandoned(Exception):
@@ -66,6 +68,7 @@ class PromptEncoder:
         self._check(size, len(messages), contexts, "messages")
 
         def encode(tokenizer: Any, abandoned: threading.Event) -> list[int]:
+            # What a template refuses, its sender can write otherwise: the request's fault.
             try:
                 text = chat_template.render(tokenizer, messages, generation=True, tools=tools)
             except chat_template.ChatTemplateError as error:
@@ -99,6 +102,7 @@ class PromptEncoder:
                 return encode(self._tokenizer, abandoned)
 
         def work() -> list[int]:
+            # Made when the first long text comes: many a server never sees one.
             if self._second is None:
                 with self._lock:
                     self._second = copy.deepcopy(self._tokenizer)

@@ -112,6 +112,7 @@ def apply_adapter(model: Any, files: LoraFiles, *, merged: bool = True) -> Itera
     try:
         yield
     finally:
+        # The engine goes on with this model: a hook that stays would change every answer.
         for handle in handles:
             handle.remove()
 
@@ -215,11 +216,14 @@ def _read_saved_tensors(
             for key, file in by_key.items():
                 yield key, file.get_tensor(key)
             return
-    except Exception as error:  # safetensors has an exception class of its own
+    # Everything, since safetensors has an exception class of its own. The proof is not "no" then:
+    # nothing was compared.
+    except Exception as error:
         raise EngineError(f"the model in {path} can't be read: {error!r}") from error
     # This architecture has other names on disk than in memory: the library knows which.
     try:
         model = chat_template.load_model(path, getattr(torch, loaded.dtype))
+    # A RuntimeError where tensors don't fit the configuration.
     except (OSError, ValueError, RuntimeError) as error:
         raise EngineError(f"the model in {path} can't be loaded: {error}") from error
     fresh = model.state_dict()
@@ -234,6 +238,7 @@ def _compare_recorded(
     # What was trained elsewhere has none, and is judged by its files alone.
     if not (path / PROBE).is_file():
         return {}
+    # One that is there and can't be read is another matter: what was recorded is not known.
     try:
         probe = read_probe(path)
     except ProbeError as error:

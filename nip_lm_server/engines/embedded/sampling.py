@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import torch
 
 MIN_TEMPERATURE = 1e-5
-"""Below this, sampling is greedy: dividing by it would overflow."""
+"""Below this, sampling is greedy: the likeliest token has next to all of the probability anyway,
+and dividing by ever smaller numbers overflows in the end."""
 
 
 @dataclass(frozen=True)

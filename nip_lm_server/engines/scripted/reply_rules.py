@@ -333,5 +333,6 @@ def load_replies(path: Path | None) -> ReplyFile:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise ValueError(f"replies file {source}: {key}: {first['msg']}") from None
+    # No YAML, or no text: the file's name is what these don't know.
     except ValueError as error:
         raise ValueError(f"replies file {source}: {' '.join(str(error).split())}") from None

@@ -77,6 +77,7 @@ class VllmProver:
         """
         try:
             probe = await asyncio.to_thread(read_probe, path)
+        # An error and no failed proof: without a probe nothing is compared.
         except ProbeError as error:
             raise EngineError(f"{name} can't be proved: {error}") from error
         # Of a probe that is longer than the context, the part that vLLM can take.
@@ -193,5 +194,6 @@ class VllmProver:
                 raise ValueError(f"{answer['model']} answered with {choice['token_ids']}")
             (logprob,) = choice["logprobs"]["token_logprobs"]
             return float(logprob)
+        # An error and no failed proof: an answer that can't be read says nothing of the weights.
         except (KeyError, TypeError, ValueError) as error:
             raise EngineError(f"vLLM gave no log-probability of the probe: {error!r}") from error

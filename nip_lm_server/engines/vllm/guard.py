@@ -126,7 +126,7 @@ def _members(group: int, session: int) -> list[int]:
             if psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
                 members.append(pid)
         except (OSError, psutil.Error):
-            continue  # it has ended meanwhile
+            continue  # it has ended since its number was listed
     return members
 
 

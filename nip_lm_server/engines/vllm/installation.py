@@ -176,6 +176,7 @@ async def inspect(python: Path, environment: Mapping[str, str]) -> Installation:
         stderr=asyncio.subprocess.PIPE,
         env=without_ours(environment),
     )
+    # An import that hangs, on a disk or a driver that does, would else have the start hang.
     try:
         out, err = await asyncio.wait_for(child.communicate(), INSPECT_TIMEOUT_S)
     except TimeoutError:

@@ -35,6 +35,7 @@ _OUR_ARGUMENTS = frozenset(
 )
 """Arguments that are set by us or would undo what keeps the child safe and provable."""
 _SHORT_ARGUMENTS = frozenset({"-h", "-q", "-tp", "-asc"})
+"""Short forms of some of them, and of --help, with which vLLM would end at once."""
 _MORE_DEVICES = ("--pipeline-", "-pp", "--data-parallel", "-dp", "--prefill-context", "-pcp")
 """Beginnings of arguments of a user's by which a model takes more devices. How many is vLLM's rule,
 and not repeated here."""
@@ -53,6 +54,7 @@ class VllmOptions:
     batch, `max_cpu_loras` are kept in memory, others are read from disk again when asked for.
     `enable_sleep_mode` "auto": where CUDA is. With `rehearse_sleep` it sleeps and wakes once at its
     start: the first time takes longest, as the host's memory for it is reserved.
+    `start_timeout_s` is long, since a first start may load a model from the Hub and compiles.
     `enforce_eager` starts faster and runs slower.
     `cpu_kv_cache_gib` is the memory for keys and values without a GPU.
     `chat_template_kwargs` are variables of the model's chat template, the same in training.

@@ -37,14 +37,16 @@ ANSWER_TIMEOUT_S = 600.0
 fail proofs on a busy engine, much more would keep a job waiting for one that hangs."""
 MOVE_TIMEOUT_S = 300.0
 """For sleeping, waking, and loading an adapter. The first sleep of a model of 8 billion parameters
-was seen to take 11 s (vLLM issue 48337)."""
+was seen to take 11 s (vLLM issue 48337), and larger ones on slower machines must not be given
+up."""
 KEEP_ALIVE_S = 600
 """See where it is used. No client of vLLM's here keeps an idle connection for that long."""
 FEW_PROCESSORS = 4
 """Measured on two (see where it is used), and assumed up to here: with more, a pinned worker leaves
 room for the process that polls."""
 PROGRESS_INTERVAL_S = 15.0
-"""How often a slow start is reported in the server's log."""
+"""How often a slow start is reported in the server's log: that it goes on is seen, and minutes of
+it don't fill a screen."""
 LOG_LIMIT_BYTES = 16 * 1024 * 1024
 """A log longer than this is moved aside at the next start. A rule of thumb: some starts fit into
 it, and it can still be opened in an editor. One old log is kept."""
@@ -123,7 +125,7 @@ class VllmProcess:
         if not await asyncio.to_thread(end_recorded, self._record):
             raise EngineError(f"processes of an earlier vLLM can't be ended, see {self._record}")
         # 2. Move a long log aside, here where nobody has it open.
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):  # it was never started before
             if self.log_path.stat().st_size > LOG_LIMIT_BYTES:
                 self.log_path.replace(self.log_path.with_suffix(self.log_path.suffix + ".1"))
         # 3. Reserve a port, and start the child behind its guard.
@@ -199,6 +201,7 @@ class VllmProcess:
                 method, url, json=body, timeout=timeout
             ) as response:
                 answer: Any = await response.text()
+        # What was asked may have been done all the same; whoever asks for a change deals with that.
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise EngineError(f"vLLM does not answer {path}: {error!r}") from error
         # Loading and sleeping are answered with a text, or with nothing.
@@ -222,6 +225,7 @@ class VllmProcess:
             await self._load(name, path)
         except BaseException:
             # Cancellation included: it may have loaded all the same, and would never do so again.
+            # If that fails too, the first error is the one to tell.
             with contextlib.suppress(EngineError):
                 await self.unload_adapter(name)
             raise
@@ -279,6 +283,8 @@ class VllmProcess:
                 # is gone.
                 await asyncio.wait({self.exited}, timeout=2 * GRACE_S + 1)
         finally:
+            # A guard that outlasts its own graces hangs, and what it was to end is ended by its
+            # record.
             with contextlib.suppress(ProcessLookupError):
                 guard.kill()
             # Also where this is cancelled: a vLLM that is left holds the device's memory. What

@@ -128,7 +128,8 @@ class VllmEngine(Engine):
             reason = find_wide_vocabulary(self.base_path)
             raise EngineError(f"{error}\n{reason}" if reason else str(error)) from error
         # 3. Ask it what it serves and which parameters it takes. The facts of the template, which
-        #    the middleware writes, only add to the status: a start does not fail without them.
+        #    the middleware writes, are for the status: without them a client knows less of the
+        #    template, and the start does not fail.
         with contextlib.suppress(OSError, ValueError):
             self._template_facts = json.loads(facts.read_text())
         models = await process.call("GET", "/v1/models")
