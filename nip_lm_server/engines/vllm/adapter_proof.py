@@ -33,7 +33,7 @@ one of 2e-9 at most under published noise (docs/results/proof_noise.json, "yes")
 PLACES = 32
 """At how many places of a probe a model is compared. Each is a request of one token. With so many,
 one scoring refuses right weights in less than one of a million cases under published noise
-(docs/results/proof_noise.json, "no"); with fewer, chance outweighs more easily."""
+(docs/results/proof_noise.json, "no"; held by a test); with fewer, chance outweighs more easily."""
 RIVALS = 6
 """So many other adapters are compared with, those that were loaded last. A rule of thumb, above the
 default of the adapters in one batch (`VllmOptions.max_loras`), which is where vLLM could take one
