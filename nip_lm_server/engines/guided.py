@@ -130,6 +130,8 @@ def _close(node: Any) -> Any:
         return node
     closed: dict[str, Any] = {}
     for key, value in node.items():
+        # The keys of these are names: a property may be called "enum", and is a schema all the
+        # same.
         if key in _MAPS and isinstance(value, dict):
             closed[key] = {name: _close(item) for name, item in value.items()}
         else:
@@ -137,6 +139,7 @@ def _close(node: Any) -> Any:
     # An object that must have a property which it does not list could not be written any more.
     listed = node.get("properties")
     is_listed = isinstance(listed, dict) and listed.keys() >= set(node.get("required") or ())
+    # With patterns, a schema says by itself what else an object may have.
     if is_listed and "patternProperties" not in node:
         closed.setdefault("additionalProperties", False)
     return closed

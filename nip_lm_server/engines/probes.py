@@ -295,6 +295,7 @@ def judge_probe(
     # 3. Compare, with half of the change too: that is what a cut adapter gives.
     matches, figures = judge(served, probe.logprobs, rivals, tolerance, noise, allowed.cap)
     is_half = _is_half(probe, served, noise, allowed.cap)
+    # A base that is too far from itself is another base, or noise in which nothing can be judged.
     return matches and not is_half and base_distance <= allowed.most, {
         "dtype": dtype,
         "quantization": quantization,

@@ -220,7 +220,7 @@ class EmbeddedEngine(Engine):
 
         def compare() -> Proof:
             served = worker.adapters.get(name)
-            if served is None:
+            if served is None:  # it was unloaded while the files were read
                 raise EngineError(f"no adapter answers to {name!r}")
             # Every rival is one more row of the proof's pass, so there is a limit.
             rivals = [other for key, other in worker.adapters.items() if key != name]

@@ -77,6 +77,8 @@ def load_engine_model(path: str, options: EmbeddedOptions) -> LoadedModel:
     device, dtype = options.device, options.dtype
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    # On a CPU the precision in which proofs have next to no noise (`probes.LIMITS`), on CUDA the
+    # one that takes half of the memory.
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"
     # 2. Tokenizer and model, from safetensors and without code of theirs.

@@ -177,6 +177,7 @@ class RowReader:
         finish_reason = row.finish_reason
         count = len(row.generated)
         for token in row.generated[self._pushed : count]:
+            # The stop token is counted and shown, and is no part of the text.
             if token not in self._worker.loaded.stop_tokens:
                 self._text.push(token)
         self._pushed = count
@@ -185,6 +186,7 @@ class RowReader:
             self._text.finish()
             self.finished = True
         text = self._text.take()
+        # A token may end within a character: a piece for it would have nothing in it.
         if not text and not self.finished:
             return None
         new = slice(self._told, count)

@@ -146,6 +146,7 @@ class BatchSampler:
 
     def _sample(self, scores: torch.Tensor) -> torch.Tensor:
         probabilities = (scores / self._temperature).softmax(-1)
+        # Only the rows that ask for it: each has its whole vocabulary sorted.
         if len(self._nucleus):
             rows = probabilities[self._nucleus]
             probabilities = probabilities.index_copy(0, self._nucleus, self._keep_nucleus(rows))

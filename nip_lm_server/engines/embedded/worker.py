@@ -375,6 +375,8 @@ class ModelWorker:
             self._waiting.clear()
         self._fail_running(EngineError("the engine went to sleep before the answer was ready"))
         self.decoder.clear()
+        # On a CPU the weights would stay in the same memory, so the cache is all that is given
+        # back.
         if self.loaded.device != "cpu":
             self._move("cpu")
             # torch keeps freed memory for itself, where the training could not have it.

@@ -271,6 +271,11 @@ class DeterministicEngine(Engine):
         return _Asked(request, messages, generation, digest, prompt_tokens, limit, shown)
 
     def _digest(self, request: GenerationRequest, messages: tuple[dict[str, Any], ...]) -> bytes:
+        """Hash all that may change the answer.
+
+        Forms, tools and calls enter only where there are any: a request without them has the
+        digest, and with it the answer, that it would have if this engine knew of none.
+        """
         parts = [request.model, str(request.seed)]
         if request.schema is not None or request.tools:
             form = [request.schema, request.tools, request.forced_tools]

@@ -92,6 +92,7 @@ class VllmProver:
             served = await self._score(name, probe.tokens, places)
             rivals = await self._score_rivals(name, adapters, probe.tokens, places, again=again)
             base = None
+            # The base has no base of its own to measure the noise by, see `judge_probe`.
             if name != self._base:
                 base = self._base
                 rivals[base] = Scores(

@@ -125,6 +125,7 @@ class Installation:
 
     def _check_devices(self, device: str, devices: int) -> None:
         build, other = ("CPU", "cuda") if self.cpu_build else ("CUDA", "cpu")
+        # "auto" is whatever the build is for.
         if device.startswith(other):
             raise EngineError(
                 f"device is {device!r}, but {self.python} has vLLM's {build} build: "

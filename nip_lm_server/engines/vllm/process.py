@@ -168,6 +168,7 @@ class VllmProcess:
                     f"vLLM did not answer within {timeout_s:g} s (start_timeout_s). End of "
                     f"{self.log_path}:\n{self._tail()}"
                 )
+            # The last line of its log, so that who waits sees what takes so long.
             if now - reported > PROGRESS_INTERVAL_S:
                 reported = now
                 last = self._tail().rpartition("\n")[2]

@@ -87,6 +87,7 @@ class VllmEngine(Engine):
         self._log_path = Path(state_dir).absolute() / "engines" / f"{readable}-{digest}.log"
         self._caches = Path(state_dir).absolute() / "caches"
         self._environment = dict(environment)
+        # Where there is no CUDA, there is nothing to choose from.
         if self._options.device == "cpu" or has_cuda(environment):
             self._environment = only_on(environment, self._options.cuda_device, "device")
         self._installation: Installation | None = None
@@ -265,6 +266,7 @@ class VllmEngine(Engine):
         healthy_at = loop.time()
         while True:
             await asyncio.wait({process.exited}, timeout=HEALTH_INTERVAL_S)
+            # Looked at first: a process that `stop` has ended has exited as well.
             if self._process is not process:
                 await asyncio.Event().wait()  # stopped on purpose: nothing to tell, until cancelled
             if process.exited.done():
@@ -303,6 +305,7 @@ class VllmEngine(Engine):
         if name in self._adapters:  # the same weights, by the digest
             return
         most = self._options.served_lora_rank
+        # vLLM would refuse it too, but knows nothing of the option.
         if adapter.rank > most:
             raise EngineError(
                 f"the adapter in {adapter.path} has rank {adapter.rank}, the engine takes {most} "
