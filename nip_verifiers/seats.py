@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import verifiers.v1 as vf
-from pydantic import ConfigDict, Field, InstanceOf
+from pydantic import ConfigDict, Field
 
 from nip_core.errors import NipError, ServerError, StageError
 from nip_core.rollouts.chat_client import ChatAnswer, ChatClient, Endpoint, RequestRefusedError
@@ -51,8 +51,7 @@ class SeatState(vf.State):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    # An instance as it is: what its answers hold is nothing that a trace would be validated by.
-    call: InstanceOf[SeatCall] | None = Field(None, exclude=True)
+    call: SeatCall | None = Field(None, exclude=True)
 
 
 class _SeatSession(vf.HarnessSession):
