@@ -244,6 +244,7 @@ class Records:
 
     def _forget(self) -> None:
         self._rewinds: int | None = None
+        self._is_still: bool | None = None  # no rewind was moving files when the reading began
         self._known: dict[int, IterationRecord] = {}
         self._over: set[int] = set()  # of these, those that stay
         self._blocks: dict[int, bool] = {}  # by number, whether the file stands for what it says
@@ -263,16 +264,24 @@ class Records:
     def rewinds(self) -> int:
         """Count how often the run was done again from some place."""
         if self._rewinds is None:
+            place = f"{self.run.root}/superseded"
             # By their directories: this is asked before everything that is shown, and must be one
             # request.
-            self._rewinds = len(self.run.store.list(f"{self.run.root}/superseded"))
+            names = self.run.store.list(place)
+            self._rewinds = len(names)
+            # Asked once only, because no further rewind begins without a change of the count. Also
+            # of a directory without a plan, which may be about to get one.
+            if self._is_still is None:
+                ends = (f"{place}/{name.rstrip('/')}/done.json" for name in names)
+                self._is_still = all(self.run.store.exists(end) for end in ends)
         return self._rewinds
 
     def look_again(self) -> Self:
         """Keep only what does not change any more, so the rest is read anew."""
         before, self._rewinds = self._rewinds, None
-        # What was over may have been set aside.
-        if before is not None and before != self.rewinds:
+        # What was over may have been set aside. The count rises when that begins: of what was read
+        # while files were moved nothing is kept.
+        if before is not None and (before != self.rewinds or not self._is_still):
             self._forget()
         self._known = {i: self._known[i] for i in self._over}
         return self
