@@ -56,8 +56,8 @@ def add_up_set_aside(records: Records) -> Spent:
     """Add up what was spent on what was done again since, see `nip_core.records.rewinds`."""
     if records.rewinds == 0:
         return Spent()
-    # What was set aside never changes, but for a further rewind. With that the memory goes; what was
-    # added up while a rewind moved files goes at the next look.
+    # What was set aside never changes, but for a further rewind. With that the memory goes; and
+    # what was added up while a rewind moved files goes at the next look.
     if "set aside" not in records.memory:
         run, trees = records.run, find_tree_splits(records.shown.record.parameters)
         place = f"{run.root}/superseded"
