@@ -22,15 +22,22 @@ from typing import Literal
 from nip_lm_server.engines.base import Engine, EngineError
 
 FIRST_PAUSE_S = 0.5
+"""Pause before an engine that died is started: next to nothing, for a death that stays alone."""
 MAX_PAUSE_S = 60.0
-"""Longest pause between two attempts to start an engine that died."""
+"""Longest pause between two attempts to start an engine that died: trying more often would keep a
+machine busy with starts that fail, and more seldom leave it idle when the trouble has passed."""
 QUIET_S = 300.0
-"""An engine that ran this long starts again at once when it dies."""
+"""An engine that ran this long is started after the first pause when it dies. With much less, one
+that dies of its first long request each time would be started without end, one start after the
+other."""
 DRAIN_S = 60.0
-"""Time that what an engine answers has to end before the engine leaves its device."""
+"""Time that what an engine answers has to end before the engine leaves its device. By a rule of
+thumb: with much less, long answers would be broken off each time; with much more, a single one
+would keep a training and its whole device waiting."""
 DRAIN_POLL_S = 0.02
+"""How often it is looked whether all is answered: a comparison, small beside any answer."""
 LOOK_S = 1.0
-"""How often it is looked whether an engine that is waited for is lent."""
+"""How often it is looked whether an engine that is waited for is lent; so exact is the wait."""
 
 Wanted = Literal["running", "sleeping", "stopped"]
 
@@ -98,6 +105,7 @@ class EngineLifecycle(ABC):
 
     async def close(self) -> None:
         """Stop the engine for good."""
+        # First, or the watcher would start it again.
         self.wanted = "stopped"
         await self._stop_watching()
         async with self._lock:
@@ -162,11 +170,13 @@ class EngineLifecycle(ABC):
             async with self._lock:
                 await self._move(drain)
         finally:
+            # Also after a move that failed: the watcher goes on trying.
             if self._watcher is None and self._choose_target() == "running":
                 name = f"watch {self.engine.base_model}"
                 self._watcher = asyncio.create_task(self._bring_back_when_dead(), name=name)
 
     async def _settle_or_retry(self) -> None:
+        """Settle; what fails is left to the watcher, as whoever lent the engine has ended."""
         try:
             await self._settle()
         except EngineError as error:
@@ -186,6 +196,7 @@ class EngineLifecycle(ABC):
             try:
                 await engine.sleep()
             except EngineError as error:
+                # Its memory is to be free in any case, and a start is all that this costs.
                 _log.warning("%s can't sleep, stopping it: %s", engine.base_model, error)
                 await engine.stop()
         elif target == "stopped":
@@ -193,6 +204,7 @@ class EngineLifecycle(ABC):
 
     async def _bring_up(self) -> None:
         engine = self.engine
+        # Proved already; a wish repeated must not stop its answers.
         if self.is_ready:
             return
         # 1. Wake it, if it only sleeps.
@@ -202,11 +214,12 @@ class EngineLifecycle(ABC):
                 await engine.wake()
                 woken = True
             except EngineError as error:
+                # Nothing is lost with it: its adapters are loaded from their files.
                 _log.warning("%s can't be woken, starting it: %s", engine.base_model, error)
                 await engine.stop()
         # 2. Else start it, as a new epoch.
         if engine.state != "running":
-            await engine.stop()
+            await engine.stop()  # what one that has died left
             await engine.start()
             self._epoch_began()
         # 3. Prove what it serves; only then it is ready.
@@ -233,6 +246,7 @@ class EngineLifecycle(ABC):
 
     async def _stop_watching(self) -> None:
         watcher, self._watcher = self._watcher, None
+        # Not itself, which would wait for its own end.
         if watcher is not None and watcher is not asyncio.current_task():
             watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -259,6 +273,8 @@ class EngineLifecycle(ABC):
             try:
                 async with self._lock:
                     await self._move()
+            # Of any kind: with this task the engine would be down for good. Its device is free for
+            # the next attempt, which meets whatever goes wrong in stopping.
             except Exception as error:
                 self.last_death = str(error)
                 _log.error("can't start the engine of %s: %s", self.engine.base_model, error)

@@ -60,6 +60,7 @@ def lay_out_adapter(
         if has_probe:
             read_probe(source)
     except (EngineError, ProbeError) as error:
+        # It is said of the adapter, before anything is copied: no engine has it yet.
         raise AdapterError(str(error)) from None
     # 1. What makes it what it is.
     present = [name for name in _FILES if (source / name).is_file()]
@@ -103,7 +104,9 @@ def _describe_training(source: Path, facts: Mapping[str, Any]) -> dict[str, Any]
     try:
         settings = EffectiveSettings.model_validate(facts.get("settings"))
     except ValidationError:
+        # They are for people and for jobs that go on from it; what is served are the weights.
         settings = _read_settings(source)
+    # The seed fits into a column of SQLite.
     return {
         "method": method if method in METHOD_HYPERPARAMETERS else "supervised",
         "settings": settings.model_dump(),
@@ -130,4 +133,5 @@ def _read_settings(source: Path) -> EffectiveSettings:
             start_from="base",
         )
     except (ValueError, KeyError, AttributeError) as error:
+        # Rank and alpha are needed to serve it, so without them it is no adapter.
         raise AdapterError(f"{source / 'adapter_config.json'} can't be used: {error}") from None

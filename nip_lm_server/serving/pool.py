@@ -34,7 +34,9 @@ from nip_lm_server.state.database import Database
 from nip_lm_server.state.models import AdapterError, ModelStore
 
 READY_TIMEOUT_S = 600.0
-"""Longest wait of a finished training for an engine that comes back to load its adapter."""
+"""Longest wait of a finished training for an engine that comes back to load its adapter. By a rule
+of thumb: a large model takes minutes to start, of which a job that trained for hours must not fail;
+with much more, one whose engine is broken would look as if it went on."""
 RETRY_AFTER_S = 5
 """Asking so often costs next to nothing, and little is missed of an engine that is back."""
 
@@ -72,6 +74,7 @@ class EnginePool:
                     if base.name == slot.base_model:
                         raise
                     self._models.note_problem(base.name, str(error))
+                    # Or attempts to start it would go on, in the place of the configured one.
                     await base.set_wanted("stopped")
             if not slot.list_active():
                 await self._activate(slot.bases[slot.base_model])
@@ -104,6 +107,7 @@ class EnginePool:
                     yield serving.engine
         finally:
             self._in_use[model] -= 1
+            # `ServedBase.load` takes a model for idle that is not in here.
             if not self._in_use[model]:
                 del self._in_use[model]
 
@@ -159,6 +163,7 @@ class EnginePool:
 
     async def _publish_base(self, name: str, digest: str, slot: Slot) -> Proof:
         before = slot.list_active()
+        # Published once more, it has its place already.
         if name not in slot.bases:
             self._add_base(slot, name, str(self._models.path(digest)))
         try:
@@ -168,18 +173,20 @@ class EnginePool:
             # Cancellation included: what answered before answers again.
             await slot.bases.pop(name).close()
             for base in before:
+                # Not this one, which may have been among them.
                 if base.name in slot.bases:
                     await self._activate(base)
             raise
 
     async def withdraw(self, name: str) -> None:
         """Stop answering to `name`; no error if it doesn't."""
-        for base in self.bases():
+        for loading in self.bases():
             # A loading under way would have it answer again.
-            await base.stop_loading(name)
-        made_here = self._find(name)
-        if made_here is not None and name != made_here.slot.base_model:
-            slot = made_here.slot
+            await loading.stop_loading(name)
+        base = self._find(name)
+        # The configured one stays, as no job made it: its slot falls back to it when others go.
+        if base is not None and name != base.slot.base_model:
+            slot = base.slot
             await slot.bases.pop(name).close()
             if not slot.list_active():
                 await self._activate(slot.bases[slot.base_model])
@@ -206,6 +213,7 @@ class EnginePool:
         Raises KeyError, or ApiError 503 if its engine never ran.
         """
         base = self.base(base_model)
+        # How long an example may be only its engine can tell, once it has run.
         if base.max_model_len is None:
             raise self._explain_silence(base_model)
         return TrainingPlace(
@@ -254,11 +262,14 @@ class EnginePool:
         row, base = self._models.get_row(model), self._find(model)
         if base is None and row is not None:
             base = self._find(row.base_model)
+        # There is no such model, which whoever looks for its engine next says.
         if base is None:
             return
-        # 1. Its base model, whose place another one has.
-        made_here = self._models.get_row(base.name)
-        is_well = made_here is None or made_here.problem is None
+        # 1. Its base model, whose place another one has. One with a problem on record is left
+        #    alone: the one that answers would stop for it, most likely in vain. A person can start
+        #    it.
+        base_row = self._models.get_row(base.name)
+        is_well = base_row is None or base_row.problem is None
         if base.is_displaced and is_well and not base.failed_lately(base.name):
             waiting.enter_context(base.expect_return())
             if base.returning is None or base.returning.done():
@@ -277,6 +288,7 @@ class EnginePool:
         on.
         """
         async with base.slot.publishing:
+            # While this waited for its turn it was brought back, or a training took the device.
             if not base.is_displaced or base.slot.is_lent:
                 return
             before = base.slot.list_active()
@@ -297,7 +309,8 @@ class EnginePool:
     async def _activate(self, base: ServedBase) -> None:
         """Start a base model in its slot, and stop others until there is room."""
         slot = base.slot
-        # 1. The one that was asked for longest ago goes first, the configured one last.
+        # 1. The one that was asked for longest ago goes first, since the others are likelier to be
+        #    asked for again; the configured one last, to which the slot falls back.
         beside = [other for other in slot.list_active() if other is not base]
         beside.sort(key=lambda other: (other.name == slot.base_model, other.asked_s))
         for other in beside[: max(0, len(beside) + 1 - slot.spec.bases_at_once)]:
@@ -310,7 +323,8 @@ class EnginePool:
             base.max_model_len = base.engine.max_model_len
             self._database.set_meta(f"max_model_len {base.name}", base.max_model_len or 0)
         finally:
-            # 3. Write down what is active, for the next start of the server.
+            # 3. Write down what is active, for the next start of the server. What failed to start
+            #    is among it, since attempts to start it go on.
             self._database.execute(
                 "INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)",
                 f"active {slot.base_model}",
@@ -318,7 +332,7 @@ class EnginePool:
             )
 
     def _list_formerly_active(self, slot: Slot) -> list[ServedBase]:
-        """List the slot's base models from the server's last run."""
+        """List the slot's base models from the server's last run, but those deleted since."""
         key = f"active {slot.base_model}"
         row = self._database.fetch_one("SELECT value FROM meta WHERE key = ?", key)
         names = [name for name in (json.loads(row["value"]) if row else []) if name in slot.bases]
