@@ -34,6 +34,7 @@ from nip_core.protocols import NO_DECISION
 from nip_core.rollouts.table_rows import Episode, Generation, read_rows
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.rollouts.trees import generations_by_episode
+from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 
@@ -119,9 +120,11 @@ def answers(path: Path) -> Iterator[tuple[str, AnswerForm]]:
     run = RunStore(open_store(str(path.parent)), path.name)
     game = Game(read_settings(run.open().parameters))
     for directory in sorted(path.glob("iterations/*/rollouts/*")):
-        if not directory.is_dir():
+        place = str(directory.relative_to(path.parent))
+        # What a run was stopped in has no manifest, and nothing of it counts.
+        if not is_committed(run.store, place):
             continue
-        tables = read_rollouts(run.store, str(directory.relative_to(path.parent)))
+        tables = read_rollouts(run.store, place)
         episodes = [*read_rows(tables.episodes, Episode)]
         by_episode = generations_by_episode(episodes, read_rows(tables.generations, Generation))
         seen: set[str] = set()

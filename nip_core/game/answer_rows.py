@@ -8,7 +8,11 @@ The whole row is `nip_core.rollouts.table_rows.Generation`; a reader of some col
 """
 
 from collections.abc import Sequence
-from typing import Protocol, TypedDict
+from typing import Protocol
+
+# Not that of `typing`: answers stand in pydantic models of programs around nip, and pydantic takes
+# none of `typing` before Python 3.12.
+from typing_extensions import TypedDict
 
 from nip_core.protocols import TokenChoice
 

@@ -211,7 +211,7 @@ class IterationRecord:
         return {
             "swap": None if self.swap is None else self.swap.to_document(),
             "served": self.served,
-            "promotion": None if self.promotion is None else asdict(self.promotion),
+            "promotion": None if self.promotion is None else self.promotion.to_document(),
             "jobs": {group: job.to_document() for group, job in self.jobs.items()},
             "datasets": {g: of.model_dump(exclude_unset=True) for g, of in self.datasets.items()},
             "spent": {stage: asdict(spent) for stage, spent in self.spent.items()},

@@ -58,6 +58,10 @@ class Decision:
     candidates: Mapping[str, ServedModel] = field(default_factory=dict)
     """By group, the models that it was about."""
 
+    def to_document(self) -> dict[str, Any]:
+        """Give it as JSON has it, with a list for the interval."""
+        return {**asdict(self), "ci95": None if self.ci95 is None else [*self.ci95]}
+
 
 class Swap(BaseModel):
     """``models.json`` of an iteration: who serves from the next one on."""
@@ -81,7 +85,7 @@ class Swap(BaseModel):
             "groups": {group: asdict(model) for group, model in self.groups.items()},
             "not_scheduled": list(self.not_scheduled),
             # No null in its place: documents of runs without a gate stay what they have been.
-            **({} if self.promotion is None else {"promotion": asdict(self.promotion)}),
+            **({} if self.promotion is None else {"promotion": self.promotion.to_document()}),
         }
 
 

@@ -9,7 +9,7 @@ with the defaults of today where they are missing.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from nip_core.costs.spent_and_estimated import make_cost_rows, read_costs, read_expected_by
@@ -101,7 +101,7 @@ def _entry(record: IterationRecord) -> dict[str, Any]:
         "iteration": record.iteration,
         "test": None if test is None else _test(test),
         "models": record.served,
-        "promotion": None if record.promotion is None else asdict(record.promotion),
+        "promotion": None if record.promotion is None else record.promotion.to_document(),
         "jobs": {
             group: {"id": job.id, "status": job.state, "reason": job.reason}
             for group, job in record.jobs.items()

@@ -5,7 +5,7 @@ pass_on      record that the models of another run do
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from nip_core.evaluation.figures_in_words import gate_line
 from nip_core.records.models import Decision, ServedModel, Swap
@@ -43,7 +43,7 @@ async def swap_models(session: Session, iteration: int) -> dict[str, str]:
     stored = _record_swap(session, iteration, after, waiting, promotion)
     if promotion is not None:
         gate = f"iteration {iteration}: {gate_line(promotion)}"
-        figures = {name: x for name, x in asdict(promotion).items() if name != "candidates"}
+        figures = {name: x for name, x in promotion.to_document().items() if name != "candidates"}
         session.tell("gate", gate, iteration=iteration, **figures)
         # The new models have played last, and where base models take turns theirs has the place.
         if not promotion.promoted:

@@ -3,10 +3,12 @@
 from datetime import UTC, datetime
 
 import pytest
+from pydantic import BaseModel
 from random_play import game, play
 from stored_rows import typed_tables
 
 from nip_core.errors import CorruptionError
+from nip_core.rollouts.chat_client import ChatAnswer
 from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS, TIMINGS
 from nip_core.rollouts.table_rows import (
     AttackChoice,
@@ -103,3 +105,14 @@ def test_a_record_of_other_columns_is_refused_with_the_journal(call, spoil):
 def test_rows_by_hand_make_the_same_tables(played):
     again = typed_tables(map(stored_row, played.episodes), map(stored_row, played.generations))
     assert again.episodes.equals(played.tables.episodes)
+
+
+def test_an_answer_can_stand_in_a_pydantic_model_of_another_program():
+    class Seat(BaseModel):
+        answers: list[ChatAnswer] | None = None
+
+    token = {"token": "a", "logprob": -0.5, "top": [{"token": "b", "logprob": -1.0}]}
+    facts = {"text": "a", "finish_reason": "stop", "model": "m", "transport_retries": 0}
+    counts = {"prompt_tokens": 1, "completion_tokens": 1, "latency_s": 0.1}
+    seat = Seat.model_validate({"answers": [{**facts, **counts, "tokens": [token]}]})
+    assert seat.answers is not None and seat.answers[0].tokens == [token]

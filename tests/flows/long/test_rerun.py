@@ -119,7 +119,7 @@ async def test_a_retried_flow_run_does_not_go_back_twice(
         asked.extend(among)
         return await cancel_jobs(run, parameters, control, among)
 
-    monkeypatch.setattr("nip_core.records.rewinds.cancel_jobs", watched)
+    monkeypatch.setattr("nip_core.upkeep.rerun.cancel_jobs", watched)
     state = await train(
         str(config), rerun_from_iteration=1, rerun_from_stage="swap", return_state=True
     )
