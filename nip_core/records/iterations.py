@@ -74,6 +74,7 @@ class IterationRecord:
         are shown.
         """
         metrics = self.stored_metrics(split)
+        # Once for each split: of a run of an earlier version it takes reading the rollouts.
         if metrics is not None and split in (TEST, TRAIN) and split not in self._shown_metrics:
             settings = self._records.shown.record.parameters
             shown = read_shown_metrics(self._run, self.iteration, split, metrics, settings)
@@ -111,6 +112,7 @@ class IterationRecord:
     @cached_property
     def served(self) -> dict[str, str]:
         """Name by group the model in play."""
+        # The swap before it is missing only where the store lacks files of the run.
         if self.iteration == 0 or (before := self._records.of(self.iteration - 1)).swap is None:
             return dict(self._records.shown.first_models)
         return before.swap.names
@@ -163,6 +165,7 @@ class IterationRecord:
 
     def _read_dataset(self, group: str) -> DatasetShown:
         directory = self._run.dataset(self.iteration, group)
+        # A job that is not due has none.
         if not is_committed(self._run.store, directory):
             return DatasetShown()
         manifest = read_manifest(self._run.store, directory)
@@ -173,6 +176,7 @@ class IterationRecord:
         """Seconds by stage."""
         path = f"{self._run.iteration(self.iteration)}/times.json"
         times = read_document(self._run, path, StageSeconds)
+        # Written when the iteration is over; until then there are those so far.
         return read_seconds_so_far(self._run, self.iteration) if times is None else times.root
 
     @cached_property
@@ -310,6 +314,8 @@ class Records:
         store, place = self.run.store, f"{self.run.root}/iterations"
         names = (name[:-1] for name in store.list(place) if name.endswith("/"))
         numbers = sorted(int(name) for name in names if name.isdigit())
+        # A rewind leaves empty directories on a disk, and an object store has none: either way
+        # there is no iteration.
         return [
             i
             for i in numbers
@@ -346,6 +352,7 @@ class Records:
     @property
     def first_test(self) -> int | None:
         """The first iteration with a test, None if there is none yet."""
+        # Kept, or each later test, which is compared with it, would look through all iterations.
         if self._first_test is None:
             tested = (r.iteration for r in self.all() if r.stored_metrics(TEST) is not None)
             self._first_test = next(tested, None)
@@ -370,6 +377,7 @@ class Records:
             if self._read_block(number):
                 continue
             records = [self.of(i) for i in range(number * BLOCK, (number + 1) * BLOCK)]
+            # One whose test is missing still changes.
             if all(record.is_over for record in records):
                 parts = [record.to_block() for record in records]
                 write_block(self.run, number, self.rewinds, parts, lease)
@@ -389,6 +397,8 @@ class Records:
             IterationRecord.from_block(self, number * BLOCK + k, part)
             for k, part in enumerate(block.iterations)
         ]
+        # The settings may ask by now for a test that was not held then: such an iteration is read
+        # from its documents.
         self._known |= {r.iteration: r for r in records if r.is_over}
         self._over |= {r.iteration for r in records if r.is_over}
         return all(record.is_over for record in records)

@@ -60,6 +60,7 @@ def rewind(
     """
     if stage not in STAGES:
         raise SettingsError(f"stage {stage!r}: use one of {', '.join(STAGES)}")
+    # Or a flow run that is tried again would set aside what its first try has done since.
     if is_rewound(run, token):
         return None
     numbers = _rewinds(run)
@@ -157,6 +158,7 @@ def _complete(run: RunStore, lease: Lease, number: int, plan: dict[str, Any]) ->
         source = f"{run.root}/{relative}"
         try:
             content = run.store.local_path(source) or run.store.get(source)
+            # A path on the disk is given for what is gone as well.
             if run.store.exists(source):
                 run.store.put(f"{directory}/{relative}", content, fence=lease.fence)
         except MissingFileError:
@@ -222,6 +224,7 @@ async def cancel_jobs(
         at = control.get(record.group)
         if record.id is None and record.creates_open:
             troubles.append(f"{run.job(record.iteration, record.group)}: perhaps submitted")
+        # Nothing to be stopped, or not at this address.
         if record.id is None or at is None:
             continue
         hosted = speaks_nip(parameters.group_parameters(record.group))
@@ -231,6 +234,7 @@ async def cancel_jobs(
             try:
                 await ledger.cancel(record)
             except JobError as error:
+                # Told at the end, so that the others are asked as well.
                 if not await _has_ended(backend, record.id):
                     troubles.append(str(error))
                 continue
@@ -245,7 +249,7 @@ async def _has_ended(backend: Backend, job_id: str) -> bool:
         # A refused cancelling is no trouble if the job was over.
         return (await backend.retrieve_job(job_id)).status in ENDED_STATUSES
     except (Refused, Busy, NoAnswer):
-        return False
+        return False  # not known, so the refusal is told
 
 
 def check_submissions_known(run: RunStore, among: Collection[str]) -> None:

@@ -141,6 +141,7 @@ def add_up_by_stage(
         metrics = metrics_of(split)
         if metrics is not None or split in tables.splits:
             spent = tables.spent(split, metrics)
+            # An attack is measured on tests, which were paid where they were played.
             if spent.calls:
                 stages[stage] = spent
     for group, tokens in billed.items():
@@ -176,6 +177,7 @@ class PlayedTables:
 
     def player(self, split: str) -> str | None:
         """Name the run behind the split, by its first shard; None: it has none committed."""
+        # All episodes of a split have one: the first that is found tells.
         for manifest in committed_shards(self._store, f"{self._rollouts}/{split}").values():
             rows = StoredRollouts.of_shard(self._store, manifest).episodes(["run"])
             if rows.num_rows:
