@@ -134,6 +134,7 @@ class Ledger:
         record = document.load()
         if record is None or record.key != spec.key:
             record = self._begin(document, spec, record, note)
+        # Whatever was refused may have been mended since: a key, a limit of the account.
         elif record.outcome == "refused":
             record = document.save(
                 record, "trying again", state="intent", outcome=None, reason=None, finished_at=None
@@ -278,6 +279,7 @@ class Ledger:
                 return _Look(record, None, f"the back-end does not know it: {error}", "not_found")
             return _Look(record, None, str(error))
         is_nameless = view.status == "succeeded" and not view.fine_tuned_model
+        # A success without a name is no end yet, see below.
         if view.status in ENDED_STATUSES and not is_nameless:
             return _Look(await self._finish(document, record, view))
         # Each change goes on record when it is seen: whoever goes on after a kill, and whoever
@@ -366,6 +368,7 @@ class Ledger:
         """Write the intent; an ended attempt in `stored` is kept as an earlier one."""
         previous: tuple[EarlierAttempt, ...] = ()
         if stored is not None:
+            # One that was refused has made no job, so any other may take its place.
             over = stored.state == "terminal" and spec.attempt > stored.attempt
             if not over and stored.outcome != "refused":
                 raise RunConflictError(

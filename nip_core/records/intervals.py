@@ -57,6 +57,7 @@ def read_shown_metrics(
                 seed, split_by = int(parameters.get("seed") or 0), find_split_columns(parameters)
                 rollouts = read_rollouts(run.store, directory)
                 document = document or measure_intervals(rollouts, metrics, seed, split_by)
+                # Only a test is held against baselines.
                 if split == TEST and (game := _claims_and_provers(parameters)) is not None:
                     found = measure_baselines(rollouts, metrics, seed, split_by, *game)
                     document = document.model_copy(update={"baselines": found})

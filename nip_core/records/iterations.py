@@ -142,6 +142,7 @@ class IterationRecord:
                         job, count_expected_tokens(self._run.store, directory, job)
                     ),
                 )
+            # Otherwise it has none yet.
             elif group in not_scheduled:
                 jobs[group] = NOT_DUE
         return jobs

@@ -37,7 +37,7 @@ Stage = Literal["test", "play", "dataset", "train", "swap"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """In the order of an iteration: those of `nip_core.progress.board` whose results lie apart. "swap"
 includes the gate, "test" the attack."""
-FORMAT_VERSION = 1
+FORMAT_VERSION = 1  # of plans; written and never compared, since there has been one alone
 _STAGE_OF_SPLIT: dict[str, Stage] = {"test": "test", "attack": "test", "train": "play"}
 _log = logging.getLogger(__name__)
 
@@ -64,6 +64,7 @@ def rewind(
     if is_rewound(run, token):
         return None
     numbers = _rewinds(run)
+    # Nothing would be set aside, so the number is a slip.
     if iteration > 0 and not run.store.list(run.iteration(iteration - 1)):
         raise SettingsError(
             f"run {run.name!r} can't be done again from iteration {iteration}: there is nothing of "
@@ -184,6 +185,7 @@ def _directory(run: RunStore, number: int) -> str:
 def _plan(run: RunStore, number: int) -> dict[str, Any]:
     path = f"{_directory(run, number)}/plan.json"
     plan = run.read_json(path)
+    # By a part of a plan only some files would be moved, and the run would be a mixture.
     if not isinstance(plan, dict) or not {"token", "files", "iteration", "stage"} <= set(plan):
         raise CorruptionError(f"{path}: damaged, not the plan of a rewind")
     return plan
@@ -222,6 +224,7 @@ async def cancel_jobs(
     cancelled, troubles = [], []
     for record in list_open_jobs(run, among):
         at = control.get(record.group)
+        # A job that may be there has no id yet by which it could be cancelled.
         if record.id is None and record.creates_open:
             troubles.append(f"{run.job(record.iteration, record.group)}: perhaps submitted")
         # Nothing to be stopped, or not at this address.

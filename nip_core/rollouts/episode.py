@@ -383,6 +383,7 @@ class EpisodeState:
                     # As if this child had asked by itself: it ends in the same way.
                     if isinstance(answer, ContextLengthError):
                         raise answer
+                    # Nobody asked for it with others, or those came without it.
                     if answer is None:
                         async with self._call(spec, agent, attempt, wrong=wrong) as call:
                             answer = await self._keep(call, 0, spec, attempt)

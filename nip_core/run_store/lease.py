@@ -37,6 +37,8 @@ from nip_core.run_store.documents import decode, encode, validate_document
 from nip_core.run_store.store import MissingFileError, Store
 from nip_lm_server.client import process_identity
 
+# Higher with a change of the rules by which a run is held: `read_lease` refuses what it doesn't
+# know.
 FORMAT_VERSION = 1
 # A runner that died on another machine keeps the next one waiting for so long; in a shorter time a
 # live one that stands still for a moment would be taken for dead.
@@ -271,6 +273,7 @@ class Lease:
             self._etag = etag  # a renewal whose answer was lost
 
     def _raise_if_lost(self) -> None:
+        """Stop a runner that is no more the owner: what it goes on to pay for would be in vain."""
         if self._lost is not None:
             raise LeaseError(
                 f"{self._path}: the lease of epoch {self.epoch} is gone, {self._lost}; this "

@@ -167,6 +167,7 @@ def find_server_directory(run: RunStore, environment: Mapping[str, str] = os.env
 
 
 def _cache(environment: Mapping[str, str]) -> Path:
+    """Find this machine's cache, where users of other programs would look for it."""
     cache = environment.get("NIP_CACHE_DIR")
     if cache is None:
         cache = f"{environment.get('XDG_CACHE_HOME') or '~/.cache'}/nip"

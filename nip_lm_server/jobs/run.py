@@ -90,6 +90,7 @@ class JobRunner:
         """
         id = row.id
         try:
+            # Or it was cancelled or paused since the supervisor looked.
             if self._jobs.begin(id):
                 await self._train_and_publish(self._jobs.get_row(id), place, turn)
         except (asyncio.CancelledError, TrainingStopped):
@@ -217,6 +218,7 @@ class JobRunner:
             ):
                 return False
             self._models.record(manifest, row.parent, proof)
+            # Told, because it looks like any success, and its model answers as the parent does.
             if result["unchanged"]:
                 self._jobs.events.add(
                     id, "The training changed nothing: the weights are those it started from"

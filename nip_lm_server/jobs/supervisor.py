@@ -94,6 +94,7 @@ class JobSupervisor:
         for run in runs:
             run.turn.stop.set()
         tasks = {run.task for run in runs}
+        # `asyncio.wait` takes no empty set.
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=self._stop_grace_s)
             # The steps since their last checkpoint are lost, not the jobs. Whoever stops a server
@@ -199,6 +200,7 @@ class JobSupervisor:
             problems = await asyncio.to_thread(
                 _find_problems, row.method, path, least, settings.advantage
             )
+            # Of the codes the first stands for the job, as it has one; the words have them all.
             if problems:
                 self._jobs.fail(
                     row.id,

@@ -60,6 +60,7 @@ def _compute_part(device: int, on_cuda: Sequence[Slot], trainings: Sequence[str]
     given = [(slot, _read_set_part(slot)) for slot in sharing]
     taken = sum(part * slot.spec.bases_at_once for slot, part in given if part is not None)
     bases = sum(slot.spec.bases_at_once for slot, part in given if part is None)
+    # Refused here: vLLM would say so when the second engine starts, which may be much later.
     if taken > 1:
         raise ValueError(
             f"the engines on cuda:{device} are given {taken:g} times its memory "
@@ -71,6 +72,7 @@ def _compute_part(device: int, on_cuda: Sequence[Slot], trainings: Sequence[str]
         for slot in sharing
         for training in trainings
     )
+    # Nobody is to be given a part; or one base model has the device to itself, as vLLM expects.
     if not bases or (bases == 1 and not taken and not stays):
         return None
     usable = USABLE * BESIDE_TRAININGS if stays else USABLE

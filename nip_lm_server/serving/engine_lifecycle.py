@@ -159,6 +159,9 @@ class EngineLifecycle(ABC):
     # Moving
 
     def _choose_target(self) -> Wanted:
+        """Choose what it is to be now: a lent one leaves its device, asleep if it can, which is
+        sooner over than a start.
+        """
         if self.wanted == "stopped" or not self._lent:
             return self.wanted
         return "sleeping" if self.engine.capabilities.sleep else "stopped"

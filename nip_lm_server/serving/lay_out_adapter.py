@@ -26,6 +26,7 @@ from nip_lm_server.state.manifest import CHECKSUM, MANIFEST_FORMAT, checksum_of,
 from nip_lm_server.state.models import AdapterError, adapter_digest, adapter_name
 from nip_lm_server.wire import METHOD_HYPERPARAMETERS, EffectiveSettings
 
+# All that serving needs: whatever else a publisher has put there is not taken over.
 _FILES = ("adapter_config.json", "adapter_model.safetensors", PROBE)
 
 
@@ -57,6 +58,7 @@ def lay_out_adapter(
     try:
         adapter = read_adapter(source)
         has_probe = (source / PROBE).is_file()
+        # It may have none; one that can't be read would fail every proof.
         if has_probe:
             read_probe(source)
     except (EngineError, ProbeError) as error:

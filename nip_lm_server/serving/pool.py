@@ -55,6 +55,7 @@ class EnginePool:
         # Oldest first, so that a base model stands there before those that were made of it.
         for row in models.list_rows():
             parent = self._find(row.base_model) if row.kind == "base" else None
+            # One that was made of a base model of another configuration waits for that one.
             if parent is not None:
                 self._add_base(parent.slot, row.name, str(models.path(row.digest)))
 
@@ -260,6 +261,7 @@ class EnginePool:
     async def _bring(self, model: str, waiting: contextlib.ExitStack) -> None:
         """Make a silent model answer if it could, or wait for it as long as requests may."""
         row, base = self._models.get_row(model), self._find(model)
+        # An adapter answers where its base model does.
         if base is None and row is not None:
             base = self._find(row.base_model)
         # There is no such model, which whoever looks for its engine next says.
@@ -272,6 +274,7 @@ class EnginePool:
         is_well = base_row is None or base_row.problem is None
         if base.is_displaced and is_well and not base.failed_lately(base.name):
             waiting.enter_context(base.expect_return())
+            # Once for all requests that wait for it.
             if base.returning is None or base.returning.done():
                 name = f"bring {base.name} back"
                 base.returning = asyncio.create_task(self._bring_back(base), name=name)
@@ -357,6 +360,7 @@ class EnginePool:
                 param="model",
                 headers={"Retry-After": str(RETRY_AFTER_S)} if helps else None,
             )
+        # Nothing is wrong with it as far as is known, so asking again helps.
         if row is not None and row.problem is None:
             return ApiError(
                 503,

@@ -150,6 +150,7 @@ class ServedBase(EngineLifecycle):
         self._failed_s[name] = time.monotonic()
 
     def describe_absence(self) -> str:
+        # Not "stopped, start it", as for others: that would take the device from the training.
         if self.is_displaced and self.slot.is_lent:
             return "made room for another, and comes back after the training that has its device"
         return super().describe_absence()
@@ -217,9 +218,9 @@ class ServedBase(EngineLifecycle):
     async def load(self, name: str, digest: str, *, verify: bool = False) -> Proof:
         """Make an adapter answer to `name`, with proof, while the engine goes on.
 
-        Raises NotProvedError if it does not answer with its weights, EngineError if it can't be
-        loaded; then it does not answer at all.
-        """
+        With `verify` its files are compared with their digests first; a caller that has just done
+        so does without. Raises NotProvedError if it does not answer with its weights, EngineError
+        if it can't be loaded; then it does not answer at all."""
         if verify:
             await asyncio.to_thread(self._models.verify, digest)
         self._unproved.pop(name, None)
