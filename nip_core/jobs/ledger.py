@@ -334,6 +334,7 @@ class Ledger:
         """
         document = self._document(record.iteration, record.group)
         record = document.load() or record
+        # Submitted or ended: nothing was cut short.
         if record.state != "intent":
             return record
         # Without an open create nothing was sent, so there is no job to look for.
@@ -345,6 +346,7 @@ class Ledger:
 
     async def cancel(self, record: JobRecord) -> None:
         """Ask the back-end to stop the job; `poll` then sees how it ended. Raises JobError."""
+        # There is no job yet, or none any more.
         if record.id is None or record.state == "terminal":
             return
         job_id = record.id

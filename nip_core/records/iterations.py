@@ -196,6 +196,7 @@ class IterationRecord:
     def change(self) -> PairedDifference | None:
         """The `paired_difference` of its test and the first one; None where there are not both."""
         first = None if self.metrics(TEST) is None else self._records.first_test
+        # The first test has nothing to be compared with.
         if first is None or first >= self.iteration:
             return None
         record = self._records.shown.record
@@ -293,6 +294,7 @@ class Records:
 
     def of(self, iteration: int) -> IterationRecord:
         """Return the record of an iteration; it may be empty."""
+        # A block first, which is one file for many iterations.
         if iteration not in self._known:
             self._read_block(iteration // BLOCK)
         if iteration not in self._known:

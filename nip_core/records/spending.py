@@ -151,6 +151,7 @@ def add_up_by_stage(
 
 def count_expected_tokens(store: Store, directory: str, job: JobRecord) -> int | None:
     """Reckon the tokens of a job from its dataset in `directory`; None: not known."""
+    # What the back-end has told needs no reckoning.
     if job.trained_tokens is not None or not is_committed(store, directory):
         return None
     tokens = DatasetFacts.from_manifest(read_manifest(store, directory)).tokens

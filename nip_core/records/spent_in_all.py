@@ -55,6 +55,7 @@ def _own_stages(records: Records, iteration: int) -> Iterator[Spent]:
 
 def add_up_set_aside(records: Records) -> Spent:
     """Add up what was spent on what was done again since, see `nip_core.records.rewinds`."""
+    # Most runs: nothing is to be read for it.
     if records.rewinds == 0:
         return Spent()
     # What was set aside never changes, but for a further rewind. With that the memory goes; and

@@ -272,6 +272,7 @@ class EpisodeState:
         )
         for agent, reward in result.rewards.items():
             self.rewards[agent] += reward
+        # An end without a verdict is paid for as well, and is no failure.
         if result.done or result.terminated:
             self.decision, self.value = result.decision, result.value
             self.outcome = "finished" if result.done else "terminated"

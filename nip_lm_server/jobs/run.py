@@ -147,6 +147,7 @@ class JobRunner:
         The job's model must not be served unless it succeeded.
         """
         row = self._jobs.get_row(id)
+        # A model that no job has could be found by nobody. One that is worth keeping lies aside.
         if row.status in ("failed", "cancelled"):
             self._models.remove(row.adapter_digest)
         # An unfinished one goes on from these.
@@ -328,6 +329,7 @@ class JobRunner:
 def _join_steps(told: Sequence[StepFigures], path: Path) -> list[StepFigures]:
     """The figures by step: those in the trainer's own file, else what it told of."""
     by_step = {step_number(row): row for row in told}
+    # Not every trainer leaves one; where it does, progress was told of some steps alone.
     if path.exists():
         rows = map(step_data, map(json.loads, path.read_text().splitlines()))
         by_step.update({step_number(row): row for row in rows})

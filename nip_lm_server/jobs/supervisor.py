@@ -110,6 +110,7 @@ class JobSupervisor:
 
     def pause(self, id: str) -> None:
         """End the training of a paused job, with a checkpoint."""
+        # One that does not run is kept from beginning by its row.
         if id in self._runs:
             self._runs[id].turn.stop.set()
 

@@ -98,6 +98,7 @@ class EngineLifecycle(ABC):
         With `drain`, what it answers may end before it stops, for up to DRAIN_S. Raises EngineError
         if it can't be done: for "running", attempts go on nevertheless.
         """
+        # Not stopped in its place: whoever asks for sleep counts on a short wake.
         if state == "sleeping" and not self.engine.capabilities.sleep:
             raise EngineError(f"the engine {self.engine.name} can't sleep here: stop it instead")
         self.wanted = state

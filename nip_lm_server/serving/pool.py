@@ -189,6 +189,7 @@ class EnginePool:
         if base is not None and name != base.slot.base_model:
             slot = base.slot
             await slot.bases.pop(name).close()
+            # Or its slot would answer with no model at all.
             if not slot.list_active():
                 await self._activate(slot.bases[slot.base_model])
             return

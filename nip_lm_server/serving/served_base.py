@@ -59,6 +59,7 @@ class Slot:
 
     def leaves_for(self, device: str) -> bool:
         """Say whether its engines leave their device while something trains on `device`."""
+        # A user may ask for it on processors too, which engine and training share by themselves.
         if self.spec.share_device == "yes":
             return one_queue(self.training_device, device)
         return self.spec.share_device == "auto" and overlap(self.engine_device, device)
@@ -256,6 +257,7 @@ class ServedBase(EngineLifecycle):
         """Stop answering to an adapter's name."""
         self._adapters.pop(name, None)
         self._unproved.pop(name, None)
+        # One that is down has none loaded; of one that sleeps none answers before it is proved.
         if self.engine.state == "running":
             await self.engine.unload_adapter(name)
 
