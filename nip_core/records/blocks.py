@@ -28,7 +28,7 @@ BLOCK = 25
 """Iterations in one file of ``shown/``: a long run is opened by few files, and a run of any length
 reads less than so many iterations one by one. Much fewer would make many files again, and much more
 leave as many to be read one by one."""
-BLOCKS = "shown"
+BLOCKS = "shown"  # the directory of a run's blocks: they are for showing alone
 _FORMAT_VERSION = 2  # higher with each change of a part: blocks of before are written anew
 _BREAKDOWNS = ("by_difficulty", "by_mutation")  # shown of the first test and the last alone
 

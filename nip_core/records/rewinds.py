@@ -107,7 +107,11 @@ def finish_rewinds(run: RunStore, lease: Lease) -> None:
 
 
 def number_next_attempt(run: RunStore, iteration: int, group: str) -> int:
-    """Number the group's next job: 0, or one more than the newest attempt among those set aside."""
+    """Number the group's next job: 0, or one more than the newest attempt among those set aside.
+
+    Its key follows from the number: under the key of an earlier one the back-end would give that
+    job back.
+    """
     relative = run.job(iteration, group).removeprefix(f"{run.root}/")
     attempts = [-1]
     for number in _rewinds(run):
@@ -122,6 +126,7 @@ def list_paths_from(run: RunStore, iteration: int, stage: Stage) -> list[str]:
     root.
     """
     paths = []
+    # With the journals, or what is played again would be taken from them.
     for top in ("iterations", "journals"):
         for path in list_files(run.store, f"{run.root}/{top}"):
             relative = path.removeprefix(f"{run.root}/")

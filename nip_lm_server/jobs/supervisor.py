@@ -135,6 +135,7 @@ class JobSupervisor:
         return bool(self._loops) and not any(task.done() for task in self._loops)
 
     def _recover(self, row: JobRow) -> None:
+        """End what an earlier server left of a job's training, and queue the job again."""
         id = row.id
         if row.child_pid is not None:
             # Before the job is queued: a training that outlived its server and a new one would

@@ -141,7 +141,8 @@ class EngineLifecycle(ABC):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ready.wait(), min(timeout_s - waited_s, LOOK_S))
                 return
-            # A training may have the device for days, which is no fault of the engine.
+            # A training may have the device for days, which is no fault of the engine. As it was
+            # when this wait began: one that ends in between costs the engine at most LOOK_S.
             waited_s += 0.0 if is_lent else time.monotonic() - begun_s
         raise EngineError(
             f"the engine of {self.engine.base_model!r} is {self.engine.state}, not running, after "
@@ -253,6 +254,7 @@ class EngineLifecycle(ABC):
         # Not itself, which would wait for its own end.
         if watcher is not None and watcher is not asyncio.current_task():
             watcher.cancel()
+            # Waited for: it may be in the middle of a start, which has to be undone first.
             with contextlib.suppress(asyncio.CancelledError):
                 await watcher
 
