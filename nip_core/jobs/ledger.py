@@ -51,6 +51,7 @@ from nip_lm_server.client import ACTIVE_STATUSES, ENDED_STATUSES, MIN_EXAMPLES
 
 _log = logging.getLogger(__name__)
 
+# "paused" is not in the API's description; a back-end that says it is understood all the same.
 _KNOWN = frozenset({*ACTIVE_STATUSES, *ENDED_STATUSES, "paused"})
 
 
@@ -99,7 +100,8 @@ class Ledger:
         """`settle_s`: how long the back-end's lists may lag behind, in seconds.
 
         `patience_s`: how long calls that a busy or silent back-end leaves undone are repeated,
-        where repeating them is safe.
+        where repeating them is safe. By a rule of thumb: with much less, a back-end that is just
+        being started again would stop the run; with much more, one that is gone is told of late.
         """
         self._run, self._backend, self._lease = run, backend, lease
         self._clock = clock or Clock()
@@ -132,10 +134,12 @@ class Ledger:
         record = document.load()
         if record is None or record.key != spec.key:
             record = self._begin(document, spec, record, note)
+        # Whatever was refused may have been mended since: a key, a limit of the account.
         elif record.outcome == "refused":
             record = document.save(
                 record, "trying again", state="intent", outcome=None, reason=None, finished_at=None
             )
+        # An earlier call has submitted it, or it has ended since.
         if record.state != "intent":
             return record
         # 2. Too few examples make no job, and no back-end is asked.
@@ -148,7 +152,8 @@ class Ledger:
             view = await self._find_job(spec.key)
             if view is not None:
                 return self._submitted(document, record, view, adopted=True)
-        # 4. Upload the files, unless they are there; then create, once.
+        # 4. Upload the files, unless they are there; then create, once. Each file is on record as
+        #    soon as it is there, so a kill costs one upload at most.
         try:
             if record.file_id is None:
                 file_id = await ensure_file(self._backend, self._waiting, dataset)
@@ -214,7 +219,10 @@ class Ledger:
         started_s = self._clock.monotonic()
         end_s = started_s + deadline_s - elapsed_s
         park_s = math.inf if park_after_s is None else started_s + park_after_s
+        # Ten intervals, by a rule of thumb: a job of days is not asked for all the time, and one of
+        # seconds is not slept through.
         longest_pause_s = longest_pause_s or min(10 * interval_s, LONGEST_PAUSE_S)
+        # An interval that a user has set counts, also where it is above the longest pause.
         pauses = Pauses(interval_s, max(interval_s, longest_pause_s))
         lost_since_s: float | None = None
         while True:
@@ -271,6 +279,7 @@ class Ledger:
                 return _Look(record, None, f"the back-end does not know it: {error}", "not_found")
             return _Look(record, None, str(error))
         is_nameless = view.status == "succeeded" and not view.fine_tuned_model
+        # A success without a name is no end yet, see below.
         if view.status in ENDED_STATUSES and not is_nameless:
             return _Look(await self._finish(document, record, view))
         # Each change goes on record when it is seen: whoever goes on after a kill, and whoever
@@ -282,7 +291,8 @@ class Ledger:
             return _Look(record, None, "it has succeeded, but names no model", "failed")
         if view.estimated_finish is None:
             return _Look(record, view=view)
-        # Half of what is left, because it is an estimate.
+        # Half of what is left, because it is an estimate; for the same reason no longer than the
+        # longest pause.
         left_s = view.estimated_finish - self._clock.now()
         return _Look(record, min(left_s / 2, longest_pause_s), view=view)
 
@@ -306,11 +316,12 @@ class Ledger:
         try:
             return await self.poll(
                 record,
-                interval_s=FIRST_PAUSE_S,
+                interval_s=FIRST_PAUSE_S,  # what is cancelled ends soon
                 deadline_s=self._waiting.patience_s,
                 counted_from_s=self._clock.now(),  # its own deadline is over
             )
         except DeadlineError as error:
+            # Not as it is: the longer deadline that it advises would not end the job.
             raise JobError(
                 f"job {record.id}: was to be cancelled, because it is {reason}, but still goes on "
                 f"{self._waiting.patience_s:g} s later; cancel it at the back-end and run again"
@@ -323,6 +334,7 @@ class Ledger:
         """
         document = self._document(record.iteration, record.group)
         record = document.load() or record
+        # Submitted or ended: nothing was cut short.
         if record.state != "intent":
             return record
         # Without an open create nothing was sent, so there is no job to look for.
@@ -334,6 +346,7 @@ class Ledger:
 
     async def cancel(self, record: JobRecord) -> None:
         """Ask the back-end to stop the job; `poll` then sees how it ended. Raises JobError."""
+        # There is no job yet, or none any more.
         if record.id is None or record.state == "terminal":
             return
         job_id = record.id
@@ -357,6 +370,7 @@ class Ledger:
         """Write the intent; an ended attempt in `stored` is kept as an earlier one."""
         previous: tuple[EarlierAttempt, ...] = ()
         if stored is not None:
+            # One that was refused has made no job, so any other may take its place.
             over = stored.state == "terminal" and spec.attempt > stored.attempt
             if not over and stored.outcome != "refused":
                 raise RunConflictError(
@@ -383,6 +397,8 @@ class Ledger:
                 spec, str(record.file_id), record.validation_file_id
             )
 
+        # Not for ever: a back-end that takes a create and never answers would be sent it again and
+        # again. After the last one the record has its creates open, so the next call looks first.
         for _ in range(SENDS):
             # 1. Say that a create is open before it is sent: a crash then leaves a trace.
             record = document.save(
@@ -432,9 +448,10 @@ class Ledger:
         )
 
     def _note(self, document: JobDocument, record: JobRecord, status: str) -> JobRecord:
-        """Record a changed status."""
-        # No end: a back-end may come to have further statuses, and a job that goes on must not be
-        # lost.
+        """Put on record a status that is no end; also one that nobody here knows.
+
+        A back-end may come to have further statuses, and a job that goes on must not be lost.
+        """
         if status not in _KNOWN:
             _log.warning("job %s: status %r is not known; waiting on", record.id, status)
         return document.save(record, status, status=status)
@@ -461,7 +478,7 @@ class Ledger:
             f"{outcome}: {view.fine_tuned_model if succeeded else reason}",
             status=view.status,
             model=view.fine_tuned_model if succeeded else None,
-            finished_at=view.finished_at or self._clock.now(),
+            finished_at=view.finished_at or self._clock.now(),  # not every back-end says it
             trained_tokens=view.trained_tokens,
             effective=dict(view.effective),
             backend_events=tuple(events),

@@ -26,9 +26,10 @@ from nip_core.run_store.run import RunStore, read_document
 
 BLOCK = 25
 """Iterations in one file of ``shown/``: a long run is opened by few files, and a run of any length
-reads less than so many iterations one by one."""
-BLOCKS = "shown"
-_FORMAT_VERSION = 2
+reads less than so many iterations one by one. Much fewer would make many files again, and much more
+leave as many to be read one by one."""
+BLOCKS = "shown"  # the directory of a run's blocks: they are for showing alone
+_FORMAT_VERSION = 2  # higher with each change of a part: blocks of before are written anew
 _BREAKDOWNS = ("by_difficulty", "by_mutation")  # shown of the first test and the last alone
 
 
@@ -83,7 +84,7 @@ def read_block(run: RunStore, number: int, rewinds: int) -> Block | None:
     """Read a block of a run that was done again `rewinds` times; None if there is none to go by."""
     try:
         block = read_document(run, _name_block(run, number), Block)
-    except StoreError:
+    except StoreError:  # a run must not become unreadable by a copy of what it has
         block = None
     # One that is damaged, of another version, or of before the run was done again counts for
     # nothing: what it says stands in the documents themselves, which are read then.

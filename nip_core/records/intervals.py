@@ -53,9 +53,11 @@ def read_shown_metrics(
     if document is None or _lacks_baselines(document, split, metrics):
         try:
             if is_committed(run.store, directory):
+                # Whatever version wrote the settings, they are read as they stand.
                 seed, split_by = int(parameters.get("seed") or 0), find_split_columns(parameters)
                 rollouts = read_rollouts(run.store, directory)
                 document = document or measure_intervals(rollouts, metrics, seed, split_by)
+                # Only a test is held against baselines.
                 if split == TEST and (game := _claims_and_provers(parameters)) is not None:
                     found = measure_baselines(rollouts, metrics, seed, split_by, *game)
                     document = document.model_copy(update={"baselines": found})
@@ -89,7 +91,9 @@ def find_split_columns(parameters: Mapping[str, Any]) -> tuple[str, ...]:
     """
     try:
         return tuple(find_scenario(parameters["scenario"]).split_by)
-    except Exception:  # whatever a user's module raises that has been changed or is gone
+    # Whatever a user's module raises that has been changed or is gone. Figures are shown all the
+    # same; then only the problems of one question count together, not those of one passage.
+    except Exception:
         return ()
 
 
@@ -104,7 +108,8 @@ def find_rate_alone(parameters: Mapping[str, Any]) -> float | None:
         if make_protocol(settings).provers or settings.dataset not in scenario.generated:
             return None
         return scenario.rate_alone()
-    except Exception:  # whatever a user's module raises, or settings of another version
+    # Whatever a user's module raises, or settings of another version: a remark less is shown.
+    except Exception:
         return None
 
 
@@ -123,7 +128,9 @@ def _claims_and_provers(
     try:
         settings = read_settings(parameters)
         return make_scenario(settings).claims, make_protocol(settings).provers
-    except Exception:  # whatever a user's module raises, or settings of another version
+    # Whatever a user's module raises, or settings of another version: the baselines then stay as
+    # they were measured.
+    except Exception:
         return None
 
 
@@ -137,6 +144,7 @@ def measure_baselines(
 ) -> Baselines:
     """Measure the baselines that these metrics have, as they are shown, without breakdowns."""
     shown: dict[str, Any] = {}
+    # Where the test has the counterpart alone: one measured without has nothing to be compared.
     questions = find_questions(rollouts.episodes, split_by)
     tables = rollouts.episodes, rollouts.generations
     if metrics.believe_the_prover is not None:
@@ -150,6 +158,7 @@ def measure_baselines(
 def measure_intervals(
     rollouts: RolloutTables, metrics: SplitMetrics, seed: int, split_by: Sequence[str]
 ) -> SplitIntervals:
+    """Measure, from a split's rollouts, the intervals that take its questions as independent."""
     questions = find_questions(rollouts.episodes, split_by)
     count = len({*questions.values()})
     intervals: dict[str, JsonValue] = {}
@@ -176,6 +185,7 @@ def _bounds(
         ("soundness", metrics.soundness, 0),
     )
     for name, rate, label in rates:
+        # The interval of such a rate has no width, as if nothing else were possible.
         if rate in (0.0, 1.0):
             among = len({questions[problem] for problem, y in rows if label in (None, y)})
             bounds[name] = RateBound(questions=among, at_most=at_most(0, among))

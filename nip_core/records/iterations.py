@@ -74,6 +74,7 @@ class IterationRecord:
         are shown.
         """
         metrics = self.stored_metrics(split)
+        # Once for each split: of a run of an earlier version it takes reading the rollouts.
         if metrics is not None and split in (TEST, TRAIN) and split not in self._shown_metrics:
             settings = self._records.shown.record.parameters
             shown = read_shown_metrics(self._run, self.iteration, split, metrics, settings)
@@ -111,6 +112,7 @@ class IterationRecord:
     @cached_property
     def served(self) -> dict[str, str]:
         """Name by group the model in play."""
+        # The swap before it is missing only where the store lacks files of the run.
         if self.iteration == 0 or (before := self._records.of(self.iteration - 1)).swap is None:
             return dict(self._records.shown.first_models)
         return before.swap.names
@@ -140,6 +142,7 @@ class IterationRecord:
                         job, count_expected_tokens(self._run.store, directory, job)
                     ),
                 )
+            # Otherwise it has none yet.
             elif group in not_scheduled:
                 jobs[group] = NOT_DUE
         return jobs
@@ -163,6 +166,7 @@ class IterationRecord:
 
     def _read_dataset(self, group: str) -> DatasetShown:
         directory = self._run.dataset(self.iteration, group)
+        # A job that is not due has none.
         if not is_committed(self._run.store, directory):
             return DatasetShown()
         manifest = read_manifest(self._run.store, directory)
@@ -173,6 +177,7 @@ class IterationRecord:
         """Seconds by stage."""
         path = f"{self._run.iteration(self.iteration)}/times.json"
         times = read_document(self._run, path, StageSeconds)
+        # Written when the iteration is over; until then there are those so far.
         return read_seconds_so_far(self._run, self.iteration) if times is None else times.root
 
     @cached_property
@@ -191,6 +196,7 @@ class IterationRecord:
     def change(self) -> PairedDifference | None:
         """The `paired_difference` of its test and the first one; None where there are not both."""
         first = None if self.metrics(TEST) is None else self._records.first_test
+        # The first test has nothing to be compared with.
         if first is None or first >= self.iteration:
             return None
         record = self._records.shown.record
@@ -244,6 +250,7 @@ class Records:
 
     def _forget(self) -> None:
         self._rewinds: int | None = None
+        self._is_still: bool | None = None  # no rewind was moving files when the reading began
         self._known: dict[int, IterationRecord] = {}
         self._over: set[int] = set()  # of these, those that stay
         self._blocks: dict[int, bool] = {}  # by number, whether the file stands for what it says
@@ -263,22 +270,31 @@ class Records:
     def rewinds(self) -> int:
         """Count how often the run was done again from some place."""
         if self._rewinds is None:
+            place = f"{self.run.root}/superseded"
             # By their directories: this is asked before everything that is shown, and must be one
             # request.
-            self._rewinds = len(self.run.store.list(f"{self.run.root}/superseded"))
+            names = self.run.store.list(place)
+            self._rewinds = len(names)
+            # Asked once only, because no further rewind begins without a change of the count. Also
+            # of a directory without a plan, which may be about to get one.
+            if self._is_still is None:
+                ends = (f"{place}/{name.rstrip('/')}/done.json" for name in names)
+                self._is_still = all(self.run.store.exists(end) for end in ends)
         return self._rewinds
 
     def look_again(self) -> Self:
         """Keep only what does not change any more, so the rest is read anew."""
         before, self._rewinds = self._rewinds, None
-        # What was over may have been set aside.
-        if before is not None and before != self.rewinds:
+        # What was over may have been set aside. The count rises when that begins: of what was read
+        # while files were moved nothing is kept.
+        if before is not None and (before != self.rewinds or not self._is_still):
             self._forget()
         self._known = {i: self._known[i] for i in self._over}
         return self
 
     def of(self, iteration: int) -> IterationRecord:
         """Return the record of an iteration; it may be empty."""
+        # A block first, which is one file for many iterations.
         if iteration not in self._known:
             self._read_block(iteration // BLOCK)
         if iteration not in self._known:
@@ -301,6 +317,8 @@ class Records:
         store, place = self.run.store, f"{self.run.root}/iterations"
         names = (name[:-1] for name in store.list(place) if name.endswith("/"))
         numbers = sorted(int(name) for name in names if name.isdigit())
+        # A rewind leaves empty directories on a disk, and an object store has none: either way
+        # there is no iteration.
         return [
             i
             for i in numbers
@@ -337,6 +355,7 @@ class Records:
     @property
     def first_test(self) -> int | None:
         """The first iteration with a test, None if there is none yet."""
+        # Kept, or each later test, which is compared with it, would look through all iterations.
         if self._first_test is None:
             tested = (r.iteration for r in self.all() if r.stored_metrics(TEST) is not None)
             self._first_test = next(tested, None)
@@ -361,6 +380,7 @@ class Records:
             if self._read_block(number):
                 continue
             records = [self.of(i) for i in range(number * BLOCK, (number + 1) * BLOCK)]
+            # One whose test is missing still changes.
             if all(record.is_over for record in records):
                 parts = [record.to_block() for record in records]
                 write_block(self.run, number, self.rewinds, parts, lease)
@@ -380,6 +400,8 @@ class Records:
             IterationRecord.from_block(self, number * BLOCK + k, part)
             for k, part in enumerate(block.iterations)
         ]
+        # The settings may ask by now for a test that was not held then: such an iteration is read
+        # from its documents.
         self._known |= {r.iteration: r for r in records if r.is_over}
         self._over |= {r.iteration for r in records if r.is_over}
         return all(record.is_over for record in records)

@@ -34,6 +34,7 @@ LeftOut = Mapping[str, Mapping[str, Facts]]
 def read_left_out_by_settings(parameters: HyperParameters) -> LeftOut | None:
     """Read the record of a run on this machine's disks, if there is such a run; write nothing."""
     place = parameters.run_store
+    # No bucket is asked: this serves estimates, which may count a few problems too many.
     if "://" in place or is_missing(place, "run_store"):
         return None
     return read_left_out(RunStore(open_store(place, read_only=True), parameters.run_name))
@@ -64,6 +65,7 @@ def settle_left_out(
     Raises SettingsError if nothing may be left out, if nothing of a split would be left, or if
     problems are too long now that were not when the run began.
     """
+    # One problem, the first, says enough: what is to be changed is the same for all.
     if measured and (known is not None or parameters.dataset_options.on_too_long == "stop"):
         problem, facts = next(iter(measured.items()))
         size = "more than all" if facts["prompt"] is None else facts["prompt"]
@@ -89,6 +91,7 @@ def settle_left_out(
         for split, all_ in problems.items()
     }
     for split, all_ in problems.items():
+        # Validation problems are for the gate alone.
         is_played = split != "validation" or parameters.promotion.enabled
         if is_played and all_ and len(out[split]) == len(all_):
             agents = sorted({str(facts["agent"]) for facts in out[split].values()})

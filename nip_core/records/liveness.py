@@ -23,7 +23,7 @@ def watch_lease(run: RunStore, machine: Machine | None = None) -> Sighting:
     path = f"{run.root}/lease.json"
     try:
         lease, _ = read_lease(run.store, path)
-    except MissingFileError:
+    except MissingFileError:  # never run, or run and its lease deleted: nobody holds it
         return Sighting(None)
     if lease.state != "held":
         return Sighting(None, epoch=lease.epoch)

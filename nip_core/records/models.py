@@ -97,6 +97,7 @@ def list_taken_over(record: RunRecord) -> list[dict[str, ServedModel]]:
     place = f"{record.run}/run.json"
     return [
         validate_document({"groups": groups}, Swap, place).groups
+        # A run that begins with base models has none.
         for groups in record.contents.get("origin") or ()
     ]
 
@@ -132,6 +133,7 @@ def name_opponents(
     for agent in list_opponents(parameters):
         *before, now = [names[group_of[agent]] for names in played]
         opponents[agent] = find_earlier_models(before, now, parameters.opponents.last)
+    # In the first iterations there may be no earlier model to meet.
     return {agent: models for agent, models in opponents.items() if models}
 
 

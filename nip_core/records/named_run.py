@@ -45,6 +45,7 @@ def find_run(
     Raises SettingsError, which lists the runs that there are, and CorruptionError if none of them
     can be read.
     """
+    # Here, because it loads pyarrow, which whoever only names a place does without.
     from nip_core.records.status import find_newest_run
 
     place, run = (run_store, None) if name is None else name_place(name, run_store)
@@ -52,6 +53,7 @@ def find_run(
     known = list_runs(store)
     run = find_newest_run(store, on_damaged) if run is None else run
     if run is None:
+        # Not the same to the user: runs that are there and damaged are not to look like none.
         if known:
             raise CorruptionError(f"{setting} {run_store!r}: none of its runs can be read")
         raise SettingsError(f"{setting} {run_store!r}: there are no runs in it")

@@ -37,7 +37,7 @@ Stage = Literal["test", "play", "dataset", "train", "swap"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """In the order of an iteration: those of `nip_core.progress.board` whose results lie apart. "swap"
 includes the gate, "test" the attack."""
-FORMAT_VERSION = 1
+FORMAT_VERSION = 1  # of plans; written and never compared, since there has been one alone
 _STAGE_OF_SPLIT: dict[str, Stage] = {"test": "test", "attack": "test", "train": "play"}
 _log = logging.getLogger(__name__)
 
@@ -60,9 +60,11 @@ def rewind(
     """
     if stage not in STAGES:
         raise SettingsError(f"stage {stage!r}: use one of {', '.join(STAGES)}")
+    # Or a flow run that is tried again would set aside what its first try has done since.
     if is_rewound(run, token):
         return None
     numbers = _rewinds(run)
+    # Nothing would be set aside, so the number is a slip.
     if iteration > 0 and not run.store.list(run.iteration(iteration - 1)):
         raise SettingsError(
             f"run {run.name!r} can't be done again from iteration {iteration}: there is nothing of "
@@ -105,7 +107,11 @@ def finish_rewinds(run: RunStore, lease: Lease) -> None:
 
 
 def number_next_attempt(run: RunStore, iteration: int, group: str) -> int:
-    """Number the group's next job: 0, or one more than the newest attempt among those set aside."""
+    """Number the group's next job: 0, or one more than the newest attempt among those set aside.
+
+    Its key follows from the number: under the key of an earlier one the back-end would give that
+    job back.
+    """
     relative = run.job(iteration, group).removeprefix(f"{run.root}/")
     attempts = [-1]
     for number in _rewinds(run):
@@ -120,6 +126,7 @@ def list_paths_from(run: RunStore, iteration: int, stage: Stage) -> list[str]:
     root.
     """
     paths = []
+    # With the journals, or what is played again would be taken from them.
     for top in ("iterations", "journals"):
         for path in list_files(run.store, f"{run.root}/{top}"):
             relative = path.removeprefix(f"{run.root}/")
@@ -157,6 +164,7 @@ def _complete(run: RunStore, lease: Lease, number: int, plan: dict[str, Any]) ->
         source = f"{run.root}/{relative}"
         try:
             content = run.store.local_path(source) or run.store.get(source)
+            # A path on the disk is given for what is gone as well.
             if run.store.exists(source):
                 run.store.put(f"{directory}/{relative}", content, fence=lease.fence)
         except MissingFileError:
@@ -182,6 +190,7 @@ def _directory(run: RunStore, number: int) -> str:
 def _plan(run: RunStore, number: int) -> dict[str, Any]:
     path = f"{_directory(run, number)}/plan.json"
     plan = run.read_json(path)
+    # By a part of a plan only some files would be moved, and the run would be a mixture.
     if not isinstance(plan, dict) or not {"token", "files", "iteration", "stage"} <= set(plan):
         raise CorruptionError(f"{path}: damaged, not the plan of a rewind")
     return plan
@@ -220,8 +229,10 @@ async def cancel_jobs(
     cancelled, troubles = [], []
     for record in list_open_jobs(run, among):
         at = control.get(record.group)
+        # A job that may be there has no id yet by which it could be cancelled.
         if record.id is None and record.creates_open:
             troubles.append(f"{run.job(record.iteration, record.group)}: perhaps submitted")
+        # Nothing to be stopped, or not at this address.
         if record.id is None or at is None:
             continue
         hosted = speaks_nip(parameters.group_parameters(record.group))
@@ -231,6 +242,7 @@ async def cancel_jobs(
             try:
                 await ledger.cancel(record)
             except JobError as error:
+                # Told at the end, so that the others are asked as well.
                 if not await _has_ended(backend, record.id):
                     troubles.append(str(error))
                 continue
@@ -245,7 +257,7 @@ async def _has_ended(backend: Backend, job_id: str) -> bool:
         # A refused cancelling is no trouble if the job was over.
         return (await backend.retrieve_job(job_id)).status in ENDED_STATUSES
     except (Refused, Busy, NoAnswer):
-        return False
+        return False  # not known, so the refusal is told
 
 
 def check_submissions_known(run: RunStore, among: Collection[str]) -> None:

@@ -34,6 +34,7 @@ def open_shown(run: RunStore) -> RunShown:
         settings = complete_settings(record.parameters)
         first_models: dict[str, str] = {}
         for name, agent in settings["agents"].items():
+            # A random agent has no model.
             if not agent.get("is_random"):
                 name_of = dummy_name if agent["use_dummy_api"] else base_served_name
                 group = agent["shared_model_group"] or name
@@ -45,5 +46,7 @@ def open_shown(run: RunStore) -> RunShown:
         tested = (i for i in range(last + 1) if scheme_tests(scheme, last, i, interval))
         attacks = settings["attack"]["run"] is not None
         return RunShown(record, last, frozenset(tested), attacks, first_models)
+    # Whatever settings raise that lack a key or have another kind of value in it: whoever lists
+    # runs is told of this one by its place, and shows the others.
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise damaged(f"{run.root}/run.json", error) from error

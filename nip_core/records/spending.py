@@ -141,6 +141,7 @@ def add_up_by_stage(
         metrics = metrics_of(split)
         if metrics is not None or split in tables.splits:
             spent = tables.spent(split, metrics)
+            # An attack is measured on tests, which were paid where they were played.
             if spent.calls:
                 stages[stage] = spent
     for group, tokens in billed.items():
@@ -150,6 +151,7 @@ def add_up_by_stage(
 
 def count_expected_tokens(store: Store, directory: str, job: JobRecord) -> int | None:
     """Reckon the tokens of a job from its dataset in `directory`; None: not known."""
+    # What the back-end has told needs no reckoning.
     if job.trained_tokens is not None or not is_committed(store, directory):
         return None
     tokens = DatasetFacts.from_manifest(read_manifest(store, directory)).tokens
@@ -176,6 +178,7 @@ class PlayedTables:
 
     def player(self, split: str) -> str | None:
         """Name the run behind the split, by its first shard; None: it has none committed."""
+        # All episodes of a split have one: the first that is found tells.
         for manifest in committed_shards(self._store, f"{self._rollouts}/{split}").values():
             rows = StoredRollouts.of_shard(self._store, manifest).episodes(["run"])
             if rows.num_rows:

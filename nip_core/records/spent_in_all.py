@@ -45,6 +45,7 @@ def _own_stages(records: Records, iteration: int) -> Iterator[Spent]:
     run, record = records.run, records.of(iteration)
     tables = PlayedTables(run.store, run.root, f"{iteration:04d}", frozenset())
     players = {stage: tables.player(split) for split, stage in STAGE_BY_SPLIT.items()}
+    # What is not committed has no player yet and is its own: a fork copies what is committed alone.
     stages = [stage for stage, player in players.items() if player in (None, run.name)]
     for group in record.jobs:
         job = read_job(run, run.job(iteration, group))
@@ -54,9 +55,11 @@ def _own_stages(records: Records, iteration: int) -> Iterator[Spent]:
 
 def add_up_set_aside(records: Records) -> Spent:
     """Add up what was spent on what was done again since, see `nip_core.records.rewinds`."""
+    # Most runs: nothing is to be read for it.
     if records.rewinds == 0:
         return Spent()
-    # What was set aside never changes, but for a further rewind, and with that the memory goes.
+    # What was set aside never changes, but for a further rewind. With that the memory goes; and
+    # what was added up while a rewind moved files goes at the next look.
     if "set aside" not in records.memory:
         run, trees = records.run, find_tree_splits(records.shown.record.parameters)
         place = f"{run.root}/superseded"
@@ -93,6 +96,7 @@ def _copied(records: Records) -> int:
     """Count the iterations, from the first on, that a fork has from another run."""
     if records.shown.record.forked_from is None:
         return 0
+    # Where its own begin does not change any more, but for a rewind, with which the memory goes.
     if "copied" not in records.memory:
         own = (i for i in records.iterations() if not _is_copied(records.run, i))
         first = next(own, None)

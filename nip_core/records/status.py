@@ -39,6 +39,7 @@ def find_status(run: RunStore, records: Records | None = None) -> str:
     shown = records.shown
     is_tested = shown.last not in shown.tested or run.store.exists(run.metrics(shown.last, TEST))
     is_tested &= not shown.attacks or run.store.exists(run.metrics(shown.last, ATTACK))
+    # Before the lease: also while its runner still publishes what it has finished.
     if is_tested and records.finished() >= shown.last:
         return "finished"
     return "running" if is_running(run) else "stopped"

@@ -157,6 +157,7 @@ class EpisodeState:
         # 1. Go from round to round until the episode is over, or branches.
         while state.outcome is None:
             children = self.context.branch(state.spec, state.round, state.movers)
+            # A single child is the same game going on; of several, each has its own end.
             if len(children) > 1:
                 break
             state = await state.play_round(children[0])
@@ -185,7 +186,8 @@ class EpisodeState:
 
         `answered` are by child the answers of agents that are not asked any more.
         """
-        # 1. A place for the first answer in every child of every mover that is asked.
+        # 1. A place for the first answer in every child of every mover that is asked: the same in
+        #    all children, so the first one tells.
         loop = asyncio.get_running_loop()
         asked = [a for a in self.movers if not answered or a not in answered[0]]
         answers: dict[str, list[asyncio.Future[PrefetchedAnswer]]] = {
@@ -244,13 +246,18 @@ class EpisodeState:
                 silent.add(agent)
             else:
                 problems.append(f"{agent}, round {self.round}: {answer.problem}")
-        # 3. What the writing prover wrote is the solution from now on.
+        # 3. What the writing prover wrote is the solution from now on. An episode that has failed
+        #    needs none: to label one may take a sandbox and seconds.
         if not problems and spec.problem.y == NO_LABEL:
             try:
                 after.spec = await take_solution(self.context, spec, after.turns, after.parent)
             except NoLabel as error:
+                # The solution is not at fault, so neither label would be true, and without one
+                # nobody can be paid. Others can be labelled, so this episode alone fails; too many
+                # of them stop the shard (`Failures`).
                 problems.append(f"round {self.round}: {error}")
-        # 4. Pay for the round.
+        # 4. Pay for the round. One reason is enough to fail: that of the first agent, whoever was
+        #    faster.
         if problems:
             after._fail(problems[0])
         else:
@@ -265,6 +272,7 @@ class EpisodeState:
         )
         for agent, reward in result.rewards.items():
             self.rewards[agent] += reward
+        # An end without a verdict is paid for as well, and is no failure.
         if result.done or result.terminated:
             self.decision, self.value = result.decision, result.value
             self.outcome = "finished" if result.done else "terminated"
@@ -331,6 +339,7 @@ class EpisodeState:
         results: list[PrefetchedAnswer] = [None] * len(children)
         # 1. Ask for as many as there are children, also where the journal has some of them: after a
         #    kill the request is the same, so the i-th answer is child i's again.
+        #    Where it has them all, nobody is asked.
         if missing and player.gives_several:
             try:
                 async with self._call(self.spec, agent, 0, len(children)) as call:
@@ -372,13 +381,17 @@ class EpisodeState:
             else:
                 try:
                     answer = await prefetched if prefetched is not None and attempt == 0 else None
+                    # As if this child had asked by itself: it ends in the same way.
                     if isinstance(answer, ContextLengthError):
                         raise answer
+                    # Nobody asked for it with others, or those came without it.
                     if answer is None:
                         async with self._call(spec, agent, attempt, wrong=wrong) as call:
                             answer = await self._keep(call, 0, spec, attempt)
                     record, move = answer
                 except RequestRefusedError as error:
+                    # Not asked again: what the server says is wrong is the request and not the
+                    # answer, and another seed mends no request. Only this episode fails of it.
                     return TurnAnswer(records, problem=str(error))
             # 2. A valid one is the turn. The journal has its text and not the messages in it, so
             #    the move is read again; where it is not valid any more, the run stops.
@@ -424,6 +437,7 @@ class EpisodeState:
         seed = spec.generation_seed(context.game.parameters.seed, self.round, agent, attempt)
         chat, form = self._chat(agent, wrong), self._form(agent)
         async with ask(context.game, context.client, player, chat, form, seed, n) as call:
+            # A random agent has no model that reads or writes tokens.
             if player.endpoint is not None:
                 for i, answer in enumerate(call.answers):  # they share one prompt, read once
                     prompt, completion = answer.prompt_tokens, answer.completion_tokens

@@ -37,12 +37,15 @@ from nip_core.run_store.documents import decode, encode, validate_document
 from nip_core.run_store.store import MissingFileError, Store
 from nip_lm_server.client import process_identity
 
+# Higher with a change of the rules by which a run is held: `read_lease` refuses what it doesn't
+# know.
 FORMAT_VERSION = 1
 # A runner that died on another machine keeps the next one waiting for so long; in a shorter time a
 # live one that stands still for a moment would be taken for dead.
 DEFAULT_TTL_S = 30.0
 _log = logging.getLogger(__name__)
-# Some renewals may fail, for a full disk say, before anybody else may take the run.
+# Some renewals may fail, for a full disk say, before anybody else may take the run. More of them
+# would be so many more requests to an object store.
 _BEATS_PER_TTL = 10
 
 
@@ -120,8 +123,11 @@ def _is_hidden(pid: int) -> bool:
         os.kill(pid, 0)
     except PermissionError:
         return True
+    # A document may name any number, larger ones than the system has too.
     except (OSError, OverflowError):
         return False
+    # One that may be signalled is this user's and not hidden: it has ended, and its parent has not
+    # yet asked how.
     return False
 
 
@@ -132,6 +138,7 @@ def _machine_id() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:
+        # Not the name of the host, which machines that were set up alike have in common.
         return f"{uuid.getnode():x}"
 
 
@@ -183,7 +190,9 @@ class Lease:
             etag = self._store.put_if_match(self._path, _encode(document), self._etag)
             if etag is None:
                 # Another runner took over, or a renewal of this one was written and its answer
-                # lost; in that case the lease is held, and the next beat goes on from there.
+                # lost. In that case the lease is held, and the tag that stands there is taken over,
+                # but not the count: the next beat writes the same one again. For whoever watches
+                # that is one beat left out, of ten before anybody takes the run.
                 self._notice_loss()
                 self._raise_if_lost()
                 return
@@ -211,9 +220,11 @@ class Lease:
         with self._mutex:
             self._notice_loss()
             if self._lost is None:
-                # The fence first: who reads "released" may commit at once.
+                # The fence first: who reads "released" may commit at once. A kill after it leaves a
+                # run that is taken over like that of any runner that has died.
                 self._store.drop_fence(self.fence)
                 released = self._document.model_copy(update={"state": "released"})
+                # If somebody has taken over since the look, theirs stands, as it should.
                 self._store.put_if_match(self._path, _encode(released), self._etag)
                 self._lost = "it was released"
 
@@ -240,6 +251,7 @@ class Lease:
 
     def _notice_loss(self) -> None:
         """Compare what stands in the store with what this process wrote there."""
+        # For good: whatever stands there now, another runner may have committed since.
         if self._lost is not None:
             return
         try:
@@ -250,14 +262,18 @@ class Lease:
             self._lost = "its file was deleted"
             return
         mine = document.owner.id == self._document.owner.id
+        # The epoch as well: the fence of these commits goes by it.
         if not mine or document.epoch != self.epoch:
             self._lost = f"{document.owner} took over (epoch {document.epoch})"
         elif document.state != "held":
+            # By its holder, if this process has it on loan; or by this one, if the answer to its
+            # release was lost.
             self._lost = "it was released"
         else:
             self._etag = etag  # a renewal whose answer was lost
 
     def _raise_if_lost(self) -> None:
+        """Stop a runner that is no more the owner: what it goes on to pay for would be in vain."""
         if self._lost is not None:
             raise LeaseError(
                 f"{self._path}: the lease of epoch {self.epoch} is gone, {self._lost}; this "
@@ -278,12 +294,16 @@ def acquire(
     """Take the lease of the run in `directory` and, if `renew`, keep renewing it in a thread.
 
     Waits while an owner may be dead: until its heartbeat changes (then LeaseError names it) or
-    has stood still for that owner's time to live (then it is replaced). The wait is over after
-    two times to live in any case.
+    has stood still for that owner's time to live (then it is replaced). No new try begins later
+    than 2 * `ttl_s` + 60 s after the first; one that has begun ends, which takes as long as the
+    owner that it watches has promised to live.
     """
     machine = machine or ThisMachine()
     path = f"{directory}/lease.json"
-    # One time to live is for watching a silent owner, the rest for races with other takers.
+    # A silent owner is watched for one time to live, and for another if it beats just before it is
+    # replaced. The minute, a rule of thumb, is for the requests: a few for each race with another
+    # taker, which on a slow object store takes seconds. Without an end, a store on which every
+    # replacement fails would be asked for ever.
     give_up_at_s = clock() + 2 * ttl_s + 60.0
     while clock() < give_up_at_s:
         # 1. Put this runner's name into the document, if nobody alive stands in it.
@@ -297,6 +317,7 @@ def acquire(
                 continue  # somebody was faster
             new_etag = _read_own(store, path, document)
         else:
+            # A released one is free at once.
             if current.state == "held":
                 _await_stale(store, path, current, machine, clock, sleep)
             # Every takeover has an epoch of its own, by which its fence and its commits are told
@@ -304,9 +325,11 @@ def acquire(
             document = _document(machine.owner(), epoch=current.epoch + 1, ttl_s=ttl_s)
             # A heartbeat or another taker since the reading makes this fail.
             new_etag = store.put_if_match(path, _encode(document), etag)
+        # What stands there now is another's, so that one is looked at.
         if new_etag is None:
             continue
-        # 2. Shut out whoever held it before, whatever that runner has checked already.
+        # 2. Shut out whoever held it before, whatever that runner has checked already. A kill just
+        #    before leaves the earlier fence up, which the next taker drops with all others.
         _move_fence(store, directory, document.epoch)
         # 3. Look once more: the next runner may have done all this since step 1.
         lease = Lease(store, directory, document, new_etag, ttl_s=ttl_s)
@@ -339,7 +362,7 @@ def refuse_if_held(
     try:
         current, _ = read_lease(store, path)
     except MissingFileError:
-        return
+        return  # nobody has taken it yet
     if current.state == "held":
         _await_stale(store, path, current, machine or ThisMachine(), clock, sleep)
 
@@ -357,13 +380,15 @@ def _await_stale(
     watched_ttl_s = seen.ttl_s
     silent_since_s = clock()
     while not machine.is_gone(seen.owner) and clock() - silent_since_s < watched_ttl_s:
-        sleep(watched_ttl_s / _BEATS_PER_TTL / 2)  # twice as often as it beats
+        # Twice as often as it beats, so that a live one is named within about one beat.
+        sleep(watched_ttl_s / _BEATS_PER_TTL / 2)
         try:
             now, _ = read_lease(store, path)
         except MissingFileError:
             return  # its owner has lost it, see `_notice_loss`
         if now.state != "held":
-            return
+            return  # it ended well while it was watched
+        # It beats; or another taker was faster, who is alive.
         if now.owner != seen.owner or now.heartbeat != seen.heartbeat:
             raise LeaseError(f"{path}: {now.owner} holds this run; wait for it or stop it")
 
@@ -371,6 +396,7 @@ def _await_stale(
 def _move_fence(store: Store, directory: str, epoch: int) -> None:
     """Drop every fence of an earlier epoch, then raise the one of `epoch`."""
     # In this order: while both stood, a commit of the earlier runner could follow one of this one.
+    # Not those of later epochs: whoever has taken over from this runner meanwhile commits by one.
     for other in _epochs_of_fences(store, directory):
         if other < epoch:
             store.drop_fence(_fence(directory, other))
@@ -396,7 +422,7 @@ def _encode(document: LeaseDocument) -> bytes:
 
 def borrow(store: Store, directory: str, lent: LeaseDocument) -> Lease:
     """Take a lease on loan from its holder: to commit with, not to renew or to release."""
-    # Without a tag: only its holder replaces the document.
+    # Without a tag, and with any time to live: only its holder replaces the document and renews it.
     return Lease(store, directory, lent, "", ttl_s=DEFAULT_TTL_S)
 
 
@@ -409,6 +435,7 @@ def read_lease(store: Store, path: str) -> tuple[LeaseDocument, str]:
         if document.format_version != FORMAT_VERSION:
             raise ValueError(f"format version {document.format_version}")
     except (CorruptionError, ValueError) as error:
+        # Not taken for a missing one: whether its owner is alive only a person can say now.
         raise CorruptionError(
             f"{path}: damaged, or not a lease that this version can read ({error}); if no runner "
             "is alive, delete it"

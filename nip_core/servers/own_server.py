@@ -53,6 +53,7 @@ def make_server_spec(parameters: HyperParameters) -> ServerSpec | None:
         for agent in parameters.model_agents.values()
         if uses_own_server(parameters, agent)
     }
+    # All models are on other servers, or all agents are random.
     if not engines:
         return None
     first, *more = engines.values()
@@ -72,6 +73,7 @@ def _engine(parameters: HyperParameters, agent: PureTextAgentParameters) -> Engi
             training_device="cpu",
             share_device="no",
         )
+    # The deterministic engine has no weights that could be quantized.
     deterministic = settings.engine == "deterministic"
     quantized = agent.quantization != "none" and not deterministic
     return EngineSpec(
@@ -107,7 +109,11 @@ def _bases_at_once(parameters: HyperParameters, base: str) -> int:
 
 
 def check_server(parameters: HyperParameters, environment: Mapping[str, str]) -> None:
-    """Refuse what the run's own server could not do. Raises SettingsError."""
+    """Refuse what the run's own server could not do. Raises SettingsError.
+
+    Here, before it is started: the server would say so after seconds or minutes, and some of it in
+    the first training alone.
+    """
     settings = parameters.lm_server
     if settings.replies is not None and not os.path.isfile(settings.replies):
         raise SettingsError(f"lm_server.replies: there is no file {settings.replies}")
@@ -132,6 +138,7 @@ def check_server(parameters: HyperParameters, environment: Mapping[str, str]) ->
                 f"agents.{name}.model_name: there is no directory {agent.model_name}; give the "
                 'path of a model, a Hugging Face name, or a bundled one like "tiny"'
             )
+        # The rest is of quantized weights, which are on CUDA alone.
         if agent.quantization == "none":
             continue
         reason = None
@@ -160,6 +167,7 @@ def find_server_directory(run: RunStore, environment: Mapping[str, str] = os.env
 
 
 def _cache(environment: Mapping[str, str]) -> Path:
+    """Find this machine's cache, where users of other programs would look for it."""
     cache = environment.get("NIP_CACHE_DIR")
     if cache is None:
         cache = f"{environment.get('XDG_CACHE_HOME') or '~/.cache'}/nip"
@@ -206,6 +214,7 @@ class OwnServer:
             # Counted, so that whoever looks at the run sees why it paused.
             if self._handle is not None:
                 self._progress.count_retry("the model server has ended by itself")
+            # What a dead one leaves, its card and the pipe to it, goes first.
             self.stop()
             engines = self._spec.engines()
             models = " and ".join(Path(engine.model).name for engine in engines)
@@ -230,14 +239,15 @@ class OwnServer:
         try:
             self._handle = await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # 2. One that came up all the same is ended by `stop`, so its handle is kept.
+            # 2. One that came up all the same is ended by `stop`, so its handle is kept. One that
+            #    did not leaves nothing to be ended, and nobody waits for its reason.
             given_up.set()
             with contextlib.suppress(OwnerError):
                 self._handle = await starting
             raise
         except OwnerError as error:
             # What does not pass by itself is a matter of settings, which stops the run. A
-            # ServerError would have the stage tried again.
+            # ServerError would have the stage tried again. Without the cause: the message has it.
             if error.reason is not None:
                 raise SettingsError(f"lm_server: {error.reason}") from None
             raise ServerError(f"lm_server: {error}") from None

@@ -50,11 +50,15 @@ from nip_lm_server.training.job import (
 from nip_lm_server.wire import ENDED_STATUSES
 
 PUBLISH_ATTEMPTS = 2
-"""So often a new model is loaded and proved before its job fails."""
+"""So often a new model is loaded and proved before its job fails. Once more, for a slip of the
+engine in loading; weights that are not those that were saved stay wrong however often they are
+asked."""
 
 _log = logging.getLogger("nip.lm_server.jobs")
 
+# Of every method and always first, so that whoever reads the file finds them at the same place.
 _RESULT_COLUMNS = ("step", "train_loss", "learning_rate", "epoch", "tokens")
+# For people who wait; of a training that is over they say nothing.
 _NOT_RESULTS = ("total_steps", "time_left_s")
 
 
@@ -86,33 +90,43 @@ class JobRunner:
         """
         id = row.id
         try:
+            # Or it was cancelled or paused since the supervisor looked.
             if self._jobs.begin(id):
                 await self._train_and_publish(self._jobs.get_row(id), place, turn)
         except (asyncio.CancelledError, TrainingStopped):
-            # The job was cancelled or paused, which its row says, or the server stops.
+            # The job was cancelled or paused, which its row says, or the server stops: only then is
+            # it still running, and queued again. The task ends here, so nobody misses the
+            # cancellation.
             self._jobs.requeue(id, "The server is stopping; the job will be run again")
+        # What the trainer says of a job is meant for whoever made it.
         except TrainingError as failure:
             param = name_param(row.method, failure.param)
             self._jobs.fail(id, failure.code, failure.message, param)
+        # Its weights are trained and do not answer, or could not be read: they are kept for people.
         except AdapterError as error:
             self._jobs.fail(id, "adapter_not_proved", f"{error}{self._keep(row.adapter_digest)}")
+        # What needs another remedy than the job: room on the disk, or its repair.
         except OSError as error:
             code = "disk_full" if is_full(error) else "storage_error"
             self._jobs.fail(id, code, f"The model can't be stored: {error}")
+        # A fault of the server's: without an end the job would be begun again and again.
         except Exception as error:
             _log.exception("job %s", id)
             code = "disk_full" if is_full(error) else "internal_error"
             self._jobs.fail(id, code, f"The job broke: {error!r}")
         finally:
+            # First: no process of this turn is left, and the next start is to look for none.
             self._jobs.set_child(id, None, None)
             await self._tidy(id)
 
     def _keep(self, digest: str) -> str:
         """Move an unproved model to ``set_aside``, for people to find; returns words about it."""
-        # Minutes or days of training: whatever was wrong, the weights are not thrown away.
+        # Minutes or days of training: whatever was wrong, the weights are not thrown away. Where
+        # the disk refuses even this they go with the job, which has its own reason to tell.
         aside = None
         with contextlib.suppress(OSError):
             aside = self._models.set_aside(digest)
+        # There may be none: the training left nothing that could be committed.
         if aside is None:
             return ""
         return f". The trained model is kept in the server's state: {aside.parent.name}/{digest}"
@@ -120,7 +134,9 @@ class JobRunner:
     async def _tidy(self, id: str) -> None:
         row = self._jobs.get_row(id)
         if row.status in ("failed", "cancelled"):
-            # Out of the engine before its files go: it may have been published already.
+            # Out of the engine before its files go: it may have been published already. An engine
+            # that fails in that is no fault of the job; brought back, it loads what is in the
+            # table, and this model is not.
             with contextlib.suppress(EngineError, AdapterError):
                 await self._pool.withdraw(row.adapter_name)
         self.remove_leftovers(id)
@@ -131,8 +147,10 @@ class JobRunner:
         The job's model must not be served unless it succeeded.
         """
         row = self._jobs.get_row(id)
+        # A model that no job has could be found by nobody. One that is worth keeping lies aside.
         if row.status in ("failed", "cancelled"):
             self._models.remove(row.adapter_digest)
+        # An unfinished one goes on from these.
         if row.status in ENDED_STATUSES:
             # Its logs are small and stay.
             for name in ("output", "trained_adapter", CHECKPOINTS):
@@ -155,7 +173,8 @@ class JobRunner:
         proof = await self._publish(id, name, digest)
         swap_s = time.monotonic() - committed_at
         self._jobs.events.log(id, "published", swap_s=swap_s, proof=asdict(proof))
-        # 3. The job has it, unless somebody was faster to cancel or pause it.
+        # 3. The job has it, unless somebody was faster to cancel or pause it: then nothing may
+        #    answer that no job has.
         if not self._succeed(row, manifest, proof, swap_s):
             await self._pool.withdraw(name)
 
@@ -164,6 +183,8 @@ class JobRunner:
         for attempt in range(1, PUBLISH_ATTEMPTS + 1):
             try:
                 return await self._pool.publish(name, digest)
+            # What can't be loaded at all is no `NotProvedError`, and is not tried again: the engine
+            # has said why.
             except NotProvedError as error:
                 if attempt == PUBLISH_ATTEMPTS:
                     raise
@@ -198,6 +219,7 @@ class JobRunner:
             ):
                 return False
             self._models.record(manifest, row.parent, proof)
+            # Told, because it looks like any success, and its model answers as the parent does.
             if result["unchanged"]:
                 self._jobs.events.add(
                     id, "The training changed nothing: the weights are those it started from"
@@ -229,6 +251,7 @@ class JobRunner:
             seed=row.seed,
             chat_template_kwargs=dict(place.chat_template_kwargs),
             output_dir=self._directory / id / "output",
+            # The trainer's process sees no device but its own, so it needs no number.
             device="cuda" if place.device.startswith("cuda") else "cpu",
             job_dir=self._directory / id,
             key=row.idempotency_key or id,
@@ -283,7 +306,10 @@ class JobRunner:
             raise
 
     async def _find_intact(self, file_id: str) -> Path:
-        """Compared right before it is used: hours may lie between a job's making and its turn."""
+        """Find a file and compare it right before it is used: its job may have waited for hours.
+
+        Raises TrainingError, as no request is there to be answered.
+        """
         try:
             return await self._jobs.files.find_intact(file_id)
         except ApiError as error:
@@ -293,6 +319,8 @@ class JobRunner:
         if row.parent is None:
             return None
         parent = self._models.get_row(row.parent)
+        # Requests can't delete what a job needs, but a state may be restored without it; from other
+        # weights another model would come.
         if parent is None:
             raise TrainingError("parent_missing", f"The model {row.parent} was deleted")
         return parent
@@ -301,6 +329,7 @@ class JobRunner:
 def _join_steps(told: Sequence[StepFigures], path: Path) -> list[StepFigures]:
     """The figures by step: those in the trainer's own file, else what it told of."""
     by_step = {step_number(row): row for row in told}
+    # Not every trainer leaves one; where it does, progress was told of some steps alone.
     if path.exists():
         rows = map(step_data, map(json.loads, path.read_text().splitlines()))
         by_step.update({step_number(row): row for row in rows})

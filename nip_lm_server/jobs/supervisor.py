@@ -32,11 +32,14 @@ from nip_lm_server.wire import ACTIVE_STATUSES
 
 STOP_GRACE_S = 6.0
 """How long trainings may take for their checkpoints when the server stops. With what requests and
-engines get it must stay below `launch.STOP_GRACE_S`, after which the whole server is killed."""
+engines get it must stay below `launch.STOP_GRACE_S`, after which the whole server is killed. With
+much less, more trainings would lose the steps since their last checkpoint."""
 UNAVAILABLE_PAUSE_S = 2.0
-"""Pause before a job is tried again whose engine has not run yet."""
+"""Pause before a job is tried again whose engine has not run yet. A look costs a query, and a
+job begins at most so much later."""
 BROKEN_PAUSE_S = 2.0
-"""Pause after something went wrong that can't even be written into the job, as on a full disk."""
+"""Pause after something went wrong that can't even be written into the job, as on a full disk. Each
+try leaves its trace in the server's log: without a pause, thousands of them."""
 
 _log = logging.getLogger("nip.lm_server.jobs")
 
@@ -91,6 +94,7 @@ class JobSupervisor:
         for run in runs:
             run.turn.stop.set()
         tasks = {run.task for run in runs}
+        # `asyncio.wait` takes no empty set.
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=self._stop_grace_s)
             # The steps since their last checkpoint are lost, not the jobs. Whoever stops a server
@@ -106,11 +110,15 @@ class JobSupervisor:
 
     def pause(self, id: str) -> None:
         """End the training of a paused job, with a checkpoint."""
+        # One that does not run is kept from beginning by its row.
         if id in self._runs:
             self._runs[id].turn.stop.set()
 
     def cancel(self, id: str) -> None:
-        """End the training of a job whose status is already `cancelled`."""
+        """End the training of a job whose status is already `cancelled`, and remove what it leaves.
+
+        The leftovers of one that runs go at the end of its turn, when nothing of it is at work.
+        """
         if id in self._runs:
             # Without a checkpoint: nobody goes on with a cancelled job.
             self._runs[id].task.cancel()
@@ -127,11 +135,14 @@ class JobSupervisor:
         return bool(self._loops) and not any(task.done() for task in self._loops)
 
     def _recover(self, row: JobRow) -> None:
+        """End what an earlier server left of a job's training, and queue the job again."""
         id = row.id
         if row.child_pid is not None:
             # Before the job is queued: a training that outlived its server and a new one would
-            # write the same checkpoints.
+            # write the same checkpoints. The whole server waits for it in here, so it has a second
+            # for a checkpoint of its own; else it goes on from the last one.
             if not end_process(row.child_pid, row.child_identity or "", grace_s=1.0, group=True):
+                # One that hangs in the kernel, or is another user's, may write there at any time.
                 self._jobs.fail(
                     id,
                     "training_process_stuck",
@@ -157,9 +168,11 @@ class JobSupervisor:
     # Validation
 
     async def _validate_next(self) -> None:
+        # Before the look: what is submitted after it wakes the wait below.
         self._wake_validator.clear()
         rows = self._jobs.list_rows_in(("validating_files",))
         if not rows:
+            # All that can begin is queued by now.
             self._wake_runner.set()
             await self._wake_validator.wait()
             return
@@ -182,12 +195,14 @@ class JobSupervisor:
                 # The upload may be days old, so it is compared with its digest once more.
                 path = await self._jobs.files.find_intact(file_id)
             except ApiError as error:
+                # There is no request that it could answer: it is the end of the job.
                 self._jobs.fail(row.id, error.code or "file_damaged", error.message, param)
                 return
             # In a thread: the whole file is read, while requests are answered.
             problems = await asyncio.to_thread(
                 _find_problems, row.method, path, least, settings.advantage
             )
+            # Of the codes the first stands for the job, as it has one; the words have them all.
             if problems:
                 self._jobs.fail(
                     row.id,
@@ -204,6 +219,7 @@ class JobSupervisor:
     # Running
 
     async def _begin_ready(self) -> None:
+        # Before the looks: what changes after them ends the wait below at once.
         self._wake_runner.clear()
         waits_for_engine = False
         # 1. What should run and does not, because its end could not be written, is queued again.
@@ -216,6 +232,7 @@ class JobSupervisor:
                 # Not failed: the next start may have the right model. Those queued behind it go on.
                 self._tell_of_missing_base(row)
                 continue
+            # One that is queued again may still be tidying up after its last turn.
             if row.paused or row.id in self._runs:
                 continue
             try:
@@ -237,6 +254,7 @@ class JobSupervisor:
 
     def _begin(self, id: str, row: JobRow, place: TrainingPlace) -> _Run:
         def ended(task: "asyncio.Task[None]") -> None:
+            # `JobRunner.run` writes what goes wrong into the job; this is what it could not write.
             if not task.cancelled() and task.exception() is not None:
                 _log.error("job %s can't be written down", id, exc_info=task.exception())
                 # Begun again at once, it would break again at once, as on a full disk.
@@ -270,6 +288,7 @@ class JobSupervisor:
                 # over.
                 with contextlib.suppress(ApiError):
                     place = self._pool.training_place(row.base_model)
+                    # The first that fits begins, so that no job is passed over by a later one.
                     if place.device == device:
                         break
         else:
@@ -282,6 +301,7 @@ class JobSupervisor:
         try:
             await asyncio.wait({run.task, begun}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            # Also when the waiting job is cancelled; the next one goes on by itself.
             begun.cancel()
         return True
 
@@ -299,6 +319,10 @@ async def _repeat(step: Callable[[], Awaitable[None]]) -> None:
 def _find_problems(
     method: str, path: Path, least: int, advantage: formats.AdvantageMode | None
 ) -> list[formats.Problem]:
+    # `validate` reads the lines one by one and lets this through, since other callers want it
+    # raised. It stands alone, without what was found in the lines before it: where the reading
+    # ends, the file is cut or no JSONL, and a list of what is wrong would look as if the rest had
+    # been read.
     try:
         return formats.validate(method, formats.read_jsonl(path), least, advantage=advantage)
     except formats.JsonlError as error:

@@ -17,9 +17,12 @@ from nip_lm_server.devices import device_numbers, overlap
 from nip_lm_server.serving.served_base import Slot
 
 USABLE = 0.9
-"""The part of a device that engines fill together; the rest is for what they don't count."""
+"""The part of a device that engines fill together; the rest is for what they don't count, of each
+its CUDA context. By a rule of thumb, and a little less than vLLM takes alone: with much more a
+second engine does not start, with much less memory for keys and values lies idle."""
 BESIDE_TRAININGS = 0.5
-"""... of which they take so much where one of them stays while something trains there."""
+"""... of which they take so much where one of them stays while something trains there. A start, as
+nobody knows what will be trained: `gpu_memory_utilization` says it better."""
 LEAST = 0.05
 """A part below this holds no model that is worth a GPU."""
 
@@ -41,6 +44,8 @@ def share_memory(slots: Sequence[Slot]) -> tuple[Slot, ...]:
 
 
 def _give_part(slot: Slot, parts: Sequence[float | None]) -> Slot:
+    # What a user has set counts, and on several devices the fullest one: an engine takes the same
+    # part of each.
     free = [part for part in parts if part is not None]
     if slot.spec.engine != "vllm" or _read_set_part(slot) is not None or not free:
         return slot
@@ -55,6 +60,7 @@ def _compute_part(device: int, on_cuda: Sequence[Slot], trainings: Sequence[str]
     given = [(slot, _read_set_part(slot)) for slot in sharing]
     taken = sum(part * slot.spec.bases_at_once for slot, part in given if part is not None)
     bases = sum(slot.spec.bases_at_once for slot, part in given if part is None)
+    # Refused here: vLLM would say so when the second engine starts, which may be much later.
     if taken > 1:
         raise ValueError(
             f"the engines on cuda:{device} are given {taken:g} times its memory "
@@ -66,6 +72,7 @@ def _compute_part(device: int, on_cuda: Sequence[Slot], trainings: Sequence[str]
         for slot in sharing
         for training in trainings
     )
+    # Nobody is to be given a part; or one base model has the device to itself, as vLLM expects.
     if not bases or (bases == 1 and not taken and not stays):
         return None
     usable = USABLE * BESIDE_TRAININGS if stays else USABLE

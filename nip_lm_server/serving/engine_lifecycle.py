@@ -22,15 +22,22 @@ from typing import Literal
 from nip_lm_server.engines.base import Engine, EngineError
 
 FIRST_PAUSE_S = 0.5
+"""Pause before an engine that died is started: next to nothing, for a death that stays alone."""
 MAX_PAUSE_S = 60.0
-"""Longest pause between two attempts to start an engine that died."""
+"""Longest pause between two attempts to start an engine that died: trying more often would keep a
+machine busy with starts that fail, and more seldom leave it idle when the trouble has passed."""
 QUIET_S = 300.0
-"""An engine that ran this long starts again at once when it dies."""
+"""An engine that ran this long is started after the first pause when it dies. With much less, one
+that dies of its first long request each time would be started without end, one start after the
+other."""
 DRAIN_S = 60.0
-"""Time that what an engine answers has to end before the engine leaves its device."""
+"""Time that what an engine answers has to end before the engine leaves its device. By a rule of
+thumb: with much less, long answers would be broken off each time; with much more, a single one
+would keep a training and its whole device waiting."""
 DRAIN_POLL_S = 0.02
+"""How often it is looked whether all is answered: a comparison, small beside any answer."""
 LOOK_S = 1.0
-"""How often it is looked whether an engine that is waited for is lent."""
+"""How often it is looked whether an engine that is waited for is lent; so exact is the wait."""
 
 Wanted = Literal["running", "sleeping", "stopped"]
 
@@ -91,6 +98,7 @@ class EngineLifecycle(ABC):
         With `drain`, what it answers may end before it stops, for up to DRAIN_S. Raises EngineError
         if it can't be done: for "running", attempts go on nevertheless.
         """
+        # Not stopped in its place: whoever asks for sleep counts on a short wake.
         if state == "sleeping" and not self.engine.capabilities.sleep:
             raise EngineError(f"the engine {self.engine.name} can't sleep here: stop it instead")
         self.wanted = state
@@ -98,6 +106,7 @@ class EngineLifecycle(ABC):
 
     async def close(self) -> None:
         """Stop the engine for good."""
+        # First, or the watcher would start it again.
         self.wanted = "stopped"
         await self._stop_watching()
         async with self._lock:
@@ -132,7 +141,8 @@ class EngineLifecycle(ABC):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ready.wait(), min(timeout_s - waited_s, LOOK_S))
                 return
-            # A training may have the device for days, which is no fault of the engine.
+            # A training may have the device for days, which is no fault of the engine. As it was
+            # when this wait began: one that ends in between costs the engine at most LOOK_S.
             waited_s += 0.0 if is_lent else time.monotonic() - begun_s
         raise EngineError(
             f"the engine of {self.engine.base_model!r} is {self.engine.state}, not running, after "
@@ -151,6 +161,9 @@ class EngineLifecycle(ABC):
     # Moving
 
     def _choose_target(self) -> Wanted:
+        """Choose what it is to be now: a lent one leaves its device, asleep if it can, which is
+        sooner over than a start.
+        """
         if self.wanted == "stopped" or not self._lent:
             return self.wanted
         return "sleeping" if self.engine.capabilities.sleep else "stopped"
@@ -162,11 +175,13 @@ class EngineLifecycle(ABC):
             async with self._lock:
                 await self._move(drain)
         finally:
+            # Also after a move that failed: the watcher goes on trying.
             if self._watcher is None and self._choose_target() == "running":
                 name = f"watch {self.engine.base_model}"
                 self._watcher = asyncio.create_task(self._bring_back_when_dead(), name=name)
 
     async def _settle_or_retry(self) -> None:
+        """Settle; what fails is left to the watcher, as whoever lent the engine has ended."""
         try:
             await self._settle()
         except EngineError as error:
@@ -186,6 +201,7 @@ class EngineLifecycle(ABC):
             try:
                 await engine.sleep()
             except EngineError as error:
+                # Its memory is to be free in any case, and a start is all that this costs.
                 _log.warning("%s can't sleep, stopping it: %s", engine.base_model, error)
                 await engine.stop()
         elif target == "stopped":
@@ -193,6 +209,7 @@ class EngineLifecycle(ABC):
 
     async def _bring_up(self) -> None:
         engine = self.engine
+        # Proved already; a wish repeated must not stop its answers.
         if self.is_ready:
             return
         # 1. Wake it, if it only sleeps.
@@ -202,11 +219,12 @@ class EngineLifecycle(ABC):
                 await engine.wake()
                 woken = True
             except EngineError as error:
+                # Nothing is lost with it: its adapters are loaded from their files.
                 _log.warning("%s can't be woken, starting it: %s", engine.base_model, error)
                 await engine.stop()
         # 2. Else start it, as a new epoch.
         if engine.state != "running":
-            await engine.stop()
+            await engine.stop()  # what one that has died left
             await engine.start()
             self._epoch_began()
         # 3. Prove what it serves; only then it is ready.
@@ -233,8 +251,10 @@ class EngineLifecycle(ABC):
 
     async def _stop_watching(self) -> None:
         watcher, self._watcher = self._watcher, None
+        # Not itself, which would wait for its own end.
         if watcher is not None and watcher is not asyncio.current_task():
             watcher.cancel()
+            # Waited for: it may be in the middle of a start, which has to be undone first.
             with contextlib.suppress(asyncio.CancelledError):
                 await watcher
 
@@ -259,6 +279,8 @@ class EngineLifecycle(ABC):
             try:
                 async with self._lock:
                     await self._move()
+            # Of any kind: with this task the engine would be down for good. Its device is free for
+            # the next attempt, which meets whatever goes wrong in stopping.
             except Exception as error:
                 self.last_death = str(error)
                 _log.error("can't start the engine of %s: %s", self.engine.base_model, error)

@@ -26,6 +26,7 @@ from nip_lm_server.state.manifest import CHECKSUM, MANIFEST_FORMAT, checksum_of,
 from nip_lm_server.state.models import AdapterError, adapter_digest, adapter_name
 from nip_lm_server.wire import METHOD_HYPERPARAMETERS, EffectiveSettings
 
+# All that serving needs: whatever else a publisher has put there is not taken over.
 _FILES = ("adapter_config.json", "adapter_model.safetensors", PROBE)
 
 
@@ -57,9 +58,11 @@ def lay_out_adapter(
     try:
         adapter = read_adapter(source)
         has_probe = (source / PROBE).is_file()
+        # It may have none; one that can't be read would fail every proof.
         if has_probe:
             read_probe(source)
     except (EngineError, ProbeError) as error:
+        # It is said of the adapter, before anything is copied: no engine has it yet.
         raise AdapterError(str(error)) from None
     # 1. What makes it what it is.
     present = [name for name in _FILES if (source / name).is_file()]
@@ -103,7 +106,9 @@ def _describe_training(source: Path, facts: Mapping[str, Any]) -> dict[str, Any]
     try:
         settings = EffectiveSettings.model_validate(facts.get("settings"))
     except ValidationError:
+        # They are for people and for jobs that go on from it; what is served are the weights.
         settings = _read_settings(source)
+    # The seed fits into a column of SQLite.
     return {
         "method": method if method in METHOD_HYPERPARAMETERS else "supervised",
         "settings": settings.model_dump(),
@@ -130,4 +135,5 @@ def _read_settings(source: Path) -> EffectiveSettings:
             start_from="base",
         )
     except (ValueError, KeyError, AttributeError) as error:
+        # Rank and alpha are needed to serve it, so without them it is no adapter.
         raise AdapterError(f"{source / 'adapter_config.json'} can't be used: {error}") from None

@@ -34,7 +34,9 @@ from nip_lm_server.state.database import Database
 from nip_lm_server.state.models import AdapterError, ModelStore
 
 READY_TIMEOUT_S = 600.0
-"""Longest wait of a finished training for an engine that comes back to load its adapter."""
+"""Longest wait of a finished training for an engine that comes back to load its adapter. By a rule
+of thumb: a large model takes minutes to start, of which a job that trained for hours must not fail;
+with much more, one whose engine is broken would look as if it went on."""
 RETRY_AFTER_S = 5
 """Asking so often costs next to nothing, and little is missed of an engine that is back."""
 
@@ -53,6 +55,7 @@ class EnginePool:
         # Oldest first, so that a base model stands there before those that were made of it.
         for row in models.list_rows():
             parent = self._find(row.base_model) if row.kind == "base" else None
+            # One that was made of a base model of another configuration waits for that one.
             if parent is not None:
                 self._add_base(parent.slot, row.name, str(models.path(row.digest)))
 
@@ -72,6 +75,7 @@ class EnginePool:
                     if base.name == slot.base_model:
                         raise
                     self._models.note_problem(base.name, str(error))
+                    # Or attempts to start it would go on, in the place of the configured one.
                     await base.set_wanted("stopped")
             if not slot.list_active():
                 await self._activate(slot.bases[slot.base_model])
@@ -104,6 +108,7 @@ class EnginePool:
                     yield serving.engine
         finally:
             self._in_use[model] -= 1
+            # `ServedBase.load` takes a model for idle that is not in here.
             if not self._in_use[model]:
                 del self._in_use[model]
 
@@ -159,6 +164,7 @@ class EnginePool:
 
     async def _publish_base(self, name: str, digest: str, slot: Slot) -> Proof:
         before = slot.list_active()
+        # Published once more, it has its place already.
         if name not in slot.bases:
             self._add_base(slot, name, str(self._models.path(digest)))
         try:
@@ -168,19 +174,22 @@ class EnginePool:
             # Cancellation included: what answered before answers again.
             await slot.bases.pop(name).close()
             for base in before:
+                # Not this one, which may have been among them.
                 if base.name in slot.bases:
                     await self._activate(base)
             raise
 
     async def withdraw(self, name: str) -> None:
         """Stop answering to `name`; no error if it doesn't."""
-        for base in self.bases():
+        for loading in self.bases():
             # A loading under way would have it answer again.
-            await base.stop_loading(name)
-        made_here = self._find(name)
-        if made_here is not None and name != made_here.slot.base_model:
-            slot = made_here.slot
+            await loading.stop_loading(name)
+        base = self._find(name)
+        # The configured one stays, as no job made it: its slot falls back to it when others go.
+        if base is not None and name != base.slot.base_model:
+            slot = base.slot
             await slot.bases.pop(name).close()
+            # Or its slot would answer with no model at all.
             if not slot.list_active():
                 await self._activate(slot.bases[slot.base_model])
             return
@@ -206,6 +215,7 @@ class EnginePool:
         Raises KeyError, or ApiError 503 if its engine never ran.
         """
         base = self.base(base_model)
+        # How long an example may be only its engine can tell, once it has run.
         if base.max_model_len is None:
             raise self._explain_silence(base_model)
         return TrainingPlace(
@@ -252,15 +262,20 @@ class EnginePool:
     async def _bring(self, model: str, waiting: contextlib.ExitStack) -> None:
         """Make a silent model answer if it could, or wait for it as long as requests may."""
         row, base = self._models.get_row(model), self._find(model)
+        # An adapter answers where its base model does.
         if base is None and row is not None:
             base = self._find(row.base_model)
+        # There is no such model, which whoever looks for its engine next says.
         if base is None:
             return
-        # 1. Its base model, whose place another one has.
-        made_here = self._models.get_row(base.name)
-        is_well = made_here is None or made_here.problem is None
+        # 1. Its base model, whose place another one has. One with a problem on record is left
+        #    alone: the one that answers would stop for it, most likely in vain. A person can start
+        #    it.
+        base_row = self._models.get_row(base.name)
+        is_well = base_row is None or base_row.problem is None
         if base.is_displaced and is_well and not base.failed_lately(base.name):
             waiting.enter_context(base.expect_return())
+            # Once for all requests that wait for it.
             if base.returning is None or base.returning.done():
                 name = f"bring {base.name} back"
                 base.returning = asyncio.create_task(self._bring_back(base), name=name)
@@ -277,6 +292,7 @@ class EnginePool:
         on.
         """
         async with base.slot.publishing:
+            # While this waited for its turn it was brought back, or a training took the device.
             if not base.is_displaced or base.slot.is_lent:
                 return
             before = base.slot.list_active()
@@ -297,7 +313,8 @@ class EnginePool:
     async def _activate(self, base: ServedBase) -> None:
         """Start a base model in its slot, and stop others until there is room."""
         slot = base.slot
-        # 1. The one that was asked for longest ago goes first, the configured one last.
+        # 1. The one that was asked for longest ago goes first, since the others are likelier to be
+        #    asked for again; the configured one last, to which the slot falls back.
         beside = [other for other in slot.list_active() if other is not base]
         beside.sort(key=lambda other: (other.name == slot.base_model, other.asked_s))
         for other in beside[: max(0, len(beside) + 1 - slot.spec.bases_at_once)]:
@@ -310,7 +327,8 @@ class EnginePool:
             base.max_model_len = base.engine.max_model_len
             self._database.set_meta(f"max_model_len {base.name}", base.max_model_len or 0)
         finally:
-            # 3. Write down what is active, for the next start of the server.
+            # 3. Write down what is active, for the next start of the server. What failed to start
+            #    is among it, since attempts to start it go on.
             self._database.execute(
                 "INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)",
                 f"active {slot.base_model}",
@@ -318,7 +336,7 @@ class EnginePool:
             )
 
     def _list_formerly_active(self, slot: Slot) -> list[ServedBase]:
-        """List the slot's base models from the server's last run."""
+        """List the slot's base models from the server's last run, but those deleted since."""
         key = f"active {slot.base_model}"
         row = self._database.fetch_one("SELECT value FROM meta WHERE key = ?", key)
         names = [name for name in (json.loads(row["value"]) if row else []) if name in slot.bases]
@@ -343,6 +361,7 @@ class EnginePool:
                 param="model",
                 headers={"Retry-After": str(RETRY_AFTER_S)} if helps else None,
             )
+        # Nothing is wrong with it as far as is known, so asking again helps.
         if row is not None and row.problem is None:
             return ApiError(
                 503,

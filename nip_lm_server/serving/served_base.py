@@ -26,11 +26,17 @@ from nip_lm_server.state.database import Database
 from nip_lm_server.state.models import AdapterError, ModelStore, NotProvedError
 
 LOAD_TIMEOUT_S = 60.0
-"""Longest wait of a request for its adapter to be loaded."""
+"""Longest wait of a request for its adapter to be loaded. By a rule of thumb: a loading takes
+seconds, and with much less its requests would be refused in vain; with much more, a client's own
+patience may end first, and it learns no reason."""
 RESTORED_AFTER_SLEEP = 4
-"""So many adapters are proved before an engine that slept answers again."""
+"""So many adapters are proved before an engine that slept answers again. Every request waits for
+that; those asked for last are likely to be asked for next, and the others are proved when they
+are."""
 RETRY_PROBLEM_S = 30.0
-"""An adapter that could not be loaded is tried again after this, when it is asked for."""
+"""An adapter that could not be loaded is tried again after this, when it is asked for. Each try
+reads all its files, which every request would start; what was wrong, such as a full card, passes
+slowly."""
 
 MakeEngine = Callable[[str, str], Engine]
 """(path, served name) -> an engine that is not started."""
@@ -53,6 +59,7 @@ class Slot:
 
     def leaves_for(self, device: str) -> bool:
         """Say whether its engines leave their device while something trains on `device`."""
+        # A user may ask for it on processors too, which engine and training share by themselves.
         if self.spec.share_device == "yes":
             return one_queue(self.training_device, device)
         return self.spec.share_device == "auto" and overlap(self.engine_device, device)
@@ -136,6 +143,7 @@ class ServedBase(EngineLifecycle):
 
     def failed_lately(self, name: str) -> bool:
         """Say whether loading this failed within RETRY_PROBLEM_S."""
+        # Without a failure: so long ago that it counts no more.
         return time.monotonic() - self._failed_s.get(name, -RETRY_PROBLEM_S) < RETRY_PROBLEM_S
 
     def note_failure(self, name: str) -> None:
@@ -143,11 +151,13 @@ class ServedBase(EngineLifecycle):
         self._failed_s[name] = time.monotonic()
 
     def describe_absence(self) -> str:
+        # Not "stopped, start it", as for others: that would take the device from the training.
         if self.is_displaced and self.slot.is_lent:
             return "made room for another, and comes back after the training that has its device"
         return super().describe_absence()
 
     async def close(self) -> None:
+        # What is under way would start the engine again, or load into one that goes.
         if self.returning is not None:
             self.returning.cancel()
             await asyncio.gather(self.returning, return_exceptions=True)
@@ -173,7 +183,7 @@ class ServedBase(EngineLifecycle):
 
     async def _restore(self, woken: bool) -> None:
         # 1. Prove a base model that was made here. Without a row it is being published, and proved
-        #    then.
+        #    then; or it is the configured one, of whose weights nothing is on record.
         row = self._models.get_row(self.name)
         if row is not None:
             try:
@@ -196,6 +206,7 @@ class ServedBase(EngineLifecycle):
 
     def _went_down(self) -> None:
         self._proved = False
+        # Also told of an engine that is down already, of which nothing was asked since.
         if self._adapters:
             self._asked_last = frozenset([*self._adapters][-RESTORED_AFTER_SLEEP:])
         self._adapters.clear()
@@ -208,9 +219,9 @@ class ServedBase(EngineLifecycle):
     async def load(self, name: str, digest: str, *, verify: bool = False) -> Proof:
         """Make an adapter answer to `name`, with proof, while the engine goes on.
 
-        Raises NotProvedError if it does not answer with its weights, EngineError if it can't be
-        loaded; then it does not answer at all.
-        """
+        With `verify` its files are compared with their digests first; a caller that has just done
+        so does without. Raises NotProvedError if it does not answer with its weights, EngineError
+        if it can't be loaded; then it does not answer at all."""
         if verify:
             await asyncio.to_thread(self._models.verify, digest)
         self._unproved.pop(name, None)
@@ -246,6 +257,7 @@ class ServedBase(EngineLifecycle):
         """Stop answering to an adapter's name."""
         self._adapters.pop(name, None)
         self._unproved.pop(name, None)
+        # One that is down has none loaded; of one that sleeps none answers before it is proved.
         if self.engine.state == "running":
             await self.engine.unload_adapter(name)
 
@@ -254,6 +266,7 @@ class ServedBase(EngineLifecycle):
 
         One that could not be loaded is tried again, as what was wrong may have passed.
         """
+        # The request is then refused with the problem on record, at once.
         if self.failed_lately(name):
             return
         task = self._loading.get(name)
@@ -266,6 +279,7 @@ class ServedBase(EngineLifecycle):
 
     def _end_loading(self, name: str, task: "asyncio.Task[None]") -> None:
         self._loading.pop(name, None)
+        # Told here, since whoever waited may be gone.
         if not task.cancelled() and task.exception() is not None:
             _log.error("loading %s: %s", name, task.exception())
 

@@ -15,6 +15,7 @@ from nip_core.loop import directly
 from nip_core.parameters import load_parameters
 from nip_core.records.blocks import BLOCK
 from nip_core.records.iterations import Records
+from nip_core.records.spent_in_all import add_up_set_aside
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import Identity, RunStore
@@ -135,6 +136,40 @@ def test_a_run_that_is_done_again_meanwhile_is_read_anew(run):
     assert records.look_again().of(1).metrics("train").accuracy == 0.5
     document(run, "a/superseded/0001/plan.json", {})
     assert records.look_again().of(1).metrics("train").accuracy == 0.75
+
+
+def test_nothing_that_was_read_while_a_rewind_moved_files_is_kept(run):
+    aside = "a/superseded/0001"
+    document(run, f"{aside}/plan.json", {})
+    records = Records(run).look_again()
+    document(run, f"{aside}/iterations/0003/jobs/verifier.json", JOB | {"trained_tokens": 9})
+    assert add_up_set_aside(records).trained == {"verifier": 9}
+    assert records.over() == LAST
+    document(run, f"{aside}/iterations/0004/jobs/verifier.json", JOB | {"trained_tokens": 9})
+    run.store.delete(run.models(4))
+    document(run, f"{aside}/done.json", {"files": 2})
+    assert records.look_again().over() == 4
+    assert add_up_set_aside(records).trained == {"verifier": 18}
+
+
+def test_a_run_that_was_done_again_is_asked_once_whether_that_is_over(run, asked, monkeypatch):
+    looked: list[str] = []
+    exists = LocalStore.exists
+
+    def noted(store, path):
+        looked.append(path)
+        return exists(store, path)
+
+    monkeypatch.setattr(LocalStore, "exists", noted)
+    for name in ("plan", "done"):
+        document(run, f"a/superseded/0001/{name}.json", {})
+    records = Records(run)
+    for _ in range(3):
+        assert records.look_again().over() == LAST
+    assert looked.count("a/superseded/0001/done.json") == 1
+    asked.clear()
+    records.look_again().over()
+    assert not [path for path in asked if path < run.iteration(LAST)]
 
 
 def test_a_store_that_lacks_an_early_iteration_is_refused(run):
