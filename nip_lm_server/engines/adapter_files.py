@@ -25,6 +25,8 @@ def read_adapter(path: Path) -> ServedAdapter:
         with (path / "adapter_model.safetensors").open("rb") as file:
             weights = hashlib.file_digest(file, "sha256").hexdigest()
         ranks = [int(settings["r"]), *(settings.get("rank_pattern") or {}).values()]
+    # Whatever is wrong with somebody's files: the server answers for an EngineError, and would take
+    # any other for a mistake of its own.
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EngineError(f"{path} is no LoRA adapter: {error!r}") from error
     # The same matrices, scaled otherwise, are another adapter.

@@ -95,6 +95,7 @@ def room_for_answer(request: GenerationRequest, prompt_tokens: int, context: int
             f"max_tokens must be at least 1, got {max_tokens}", "invalid_value", "max_tokens"
         )
     room = context - prompt_tokens
+    # Without a limit of the request's own, an answer has one token at least.
     if room < (max_tokens or 1):
         part, verb = ("messages", "take") if request.prompt is None else ("prompt", "takes")
         asked = f" and {max_tokens} for the answer" if max_tokens else ""
@@ -178,6 +179,7 @@ class Engine(ABC):
         """
         if self.state in ("starting", "running", "sleeping"):
             return
+        # Of one that failed, a process or a thread may be left, with the device's memory.
         await self.stop()
         self._state = "starting"
         self.epoch += 1
@@ -186,7 +188,7 @@ class Engine(ABC):
         except BaseException:
             # Cancellation included: what was half started would keep its device.
             await self.stop()
-            self._state = "failed"
+            self._state = "failed"  # last, since `stop` sets another
             raise
         self._state = "running"
 

@@ -21,11 +21,13 @@ _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")  # name -> schema
 _VALUES = ("enum", "const", "default", "examples")
 _LEXER_FUEL = 100_000
-"""What a pattern may cost before the first token: a fifth of a second at most."""
+"""What a pattern may cost before the first token: a fifth of a second at most, as measured for
+docs/decisions/0014-guided-decoding.md. By llguidance's default a hostile one takes four seconds."""
 
 
 def import_llguidance() -> Any:
     """The library. Raises EngineRequestError if it is not installed."""
+    # Part of an extra: a server that guides nothing runs without it.
     try:
         import llguidance
     except ImportError:
@@ -46,7 +48,8 @@ def write_json_grammar(schema: Mapping[str, Any], param: str = "response_format"
         grammar: str = matcher.grammar_from_json_schema(closed, overrides=_STYLE)
         problem = matcher.validate_grammar(grammar)
     except (ValueError, TypeError, RecursionError) as error:
-        # A schema may be nested deeper than Python recurses.
+        # All are the schema's: it may be nested deeper than Python recurses, or hold what is no
+        # JSON.
         problem = str(error)
     if problem and not problem.startswith("WARNING"):
         raise wrong_schema(problem, param)
@@ -68,6 +71,7 @@ def write_call_grammar(
     bodies: list[tuple[str, dict[str, Any], str]] = []
     for index, tool in enumerate(tools):
         name, parameters = tool["function"]["name"], read_parameters(tool)
+        # Checked one by one, also those that can't be called here: the error then names the tool.
         write_json_grammar(parameters, f"tools[{index}].function.parameters")
         if not forced or name in forced:
             opening, closing = form.surround(name)
@@ -90,7 +94,7 @@ def write_call_grammar(
     ]
     starts = [f"call_{index}" for index in range(len(bodies))]
     if not forced and schema is not None:
-        write_json_grammar(schema)
+        write_json_grammar(schema)  # for its error alone, which names response_format
         rules.append(f"answer: %json {json.dumps(_set_style(schema))}")
         starts.append("answer")
     return "\n".join(["%llguidance {}", f"start: {' | '.join(starts)}", *rules, ""])
@@ -110,6 +114,7 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _joins(node: Any) -> bool:
+    """Say whether schemas are joined anywhere: then closing one could contradict another."""
     if isinstance(node, list):
         return any(map(_joins, node))
     if not isinstance(node, dict):
@@ -125,12 +130,16 @@ def _close(node: Any) -> Any:
         return node
     closed: dict[str, Any] = {}
     for key, value in node.items():
+        # The keys of these are names: a property may be called "enum", and is a schema all the
+        # same.
         if key in _MAPS and isinstance(value, dict):
             closed[key] = {name: _close(item) for name, item in value.items()}
         else:
             closed[key] = value if key in _VALUES else _close(value)
+    # An object that must have a property which it does not list could not be written any more.
     listed = node.get("properties")
     is_listed = isinstance(listed, dict) and listed.keys() >= set(node.get("required") or ())
+    # With patterns, a schema says by itself what else an object may have.
     if is_listed and "patternProperties" not in node:
         closed.setdefault("additionalProperties", False)
     return closed
@@ -145,6 +154,7 @@ def begin_matching(vocabulary: Any, grammar: str, param: str) -> Any:
     library = import_llguidance()
     limits = library.LLParserLimits(initial_lexer_fuel=_LEXER_FUEL)
     matcher = library.LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
+    # Only here its limits are met: a grammar that is right may still be too large.
     if matcher.is_error():
         raise wrong_schema(matcher.get_error(), param)
     return matcher
@@ -159,6 +169,7 @@ def make_vocabulary(tokenizer: Any, width: int, stop_tokens: frozenset[int]) -> 
     import_llguidance()
     from llguidance.hf import from_tokenizer
 
+    # The model serves all that needs no guiding, so the request is refused and not the model.
     try:
         return from_tokenizer(tokenizer, n_vocab=width, eos_token=sorted(stop_tokens) or None)
     except ValueError as error:
@@ -190,11 +201,17 @@ class Guide:
 
     def push(self, token: int) -> None:
         """Go on by the chosen token."""
+        # Kept and not raised: the rows beside this one go on, and its reader refuses the answer.
         if not self._matcher.consume_token(token):
             self.failure = str(self._matcher.get_error())
 
 
 def wrong_schema(problem: str, param: str) -> EngineRequestError:
+    """Make the refusal of a schema.
+
+    llguidance points into a pattern over several lines: an error here has one, and its length is
+    not for the sender to choose.
+    """
     reason = " ".join(problem.split())[:300]
     return EngineRequestError(
         f"Invalid '{param}': the schema can't be enforced: {reason}", "invalid_value", param

@@ -27,11 +27,15 @@ from nip_lm_server.formats.bounds import parse_json
 
 PROBE = "probe.json"
 MAX_RIVALS = 14
-"""So many other adapters are compared with, those that were loaded last."""
+"""So many other adapters the embedded engine compares with, those that were loaded last. A rule of
+thumb: with the model and its base they are the 16 rows of one pass, for which all requests wait."""
 CLEARLY = 4.0
-"""Two models can be told apart if they differ by this many times the noise."""
+"""Two models can be told apart if they differ by this many times the noise. With less, noise would
+decide which is nearer; with more, more pass as indistinguishable. `benchmarks/proof_noise.py`
+computes how seldom these two factors err."""
 OVER_NOISE = 3.0
-"""A model may be so many times as far from what was saved of it as its base is."""
+"""A model may be so many times as far from what was saved of it as its base is. The base is one
+sample of the noise, so once is too strict; `Limits.most` bounds what many times would let pass."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Limits:
 LIMITS = {
     # vLLM on a CPU and transformers, the tiny model: 2e-6 in float32, 0.032 in bfloat16.
     "float32": Limits(mean=1e-3, most=2e-3, noise=1e-5, cap=1e-2),
+    # Not measured: an eighth to a quarter of bfloat16's, for three more bits of a number.
     "float16": Limits(mean=0.02, most=0.04, noise=5e-3, cap=0.1),
     # vLLM with itself on a GPU, alone and in company: 0.06 (vllm-project/vllm#53842).
     "bfloat16": Limits(mean=0.15, most=0.3, noise=0.03, cap=0.4),
@@ -131,11 +136,13 @@ def read_probe(directory: Path) -> Probe:
             quantization=str(value.get("quantization") or "none"),
             parent_logprobs=None if parent is None else tuple(map(float, parent)),
         )
+    # Apart, as it needs other words: nothing is broken, the training wrote none.
     except FileNotFoundError:
         raise ProbeError(
             f"{path} is missing: without the log-probabilities that the training wrote beside the "
             "weights, nothing can prove that they are what is served"
         ) from None
+    # Whatever is wrong with the file, callers know one error: nothing can be proved by it.
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ProbeError(f"{path} can't be read: {error!r}") from None
     expected = len(probe.tokens) - 1
@@ -146,6 +153,8 @@ def read_probe(directory: Path) -> Probe:
             f"{len(probe.base_logprobs)} base_logprobs and {len(probe.parent_logprobs or ())} "
             "parent_logprobs; expected one less than tokens of each that is there"
         )
+    # JSON as Python reads it may have NaN, with which every comparison below would be a failure
+    # that names the served model.
     if not all(math.isfinite(number) for values in lists for number in values):
         raise ProbeError(f"{path} has log-probabilities that are not finite")
     if probe.dtype not in LIMITS:
@@ -202,7 +211,8 @@ def judge(
             not own_distance < mean_difference(served, reference, cap) for reference in references
         ) or _serves_another(rival, saved, noise, cap):
             compared.nearer.append(name)
-    # 4. Where the model is not near itself, tell who is.
+    # 4. Where the model is not near itself, tell who is. It has failed already: this only moves
+    #    names for whoever looks for the reason.
     if own_distance > tolerance:
         for name in [*compared.alike]:
             if mean_difference(rivals[name].served, saved, cap) < own_distance:
@@ -224,6 +234,7 @@ def judge(
 
 def _serves_another(rival: Scores, saved: Sequence[float], noise: float, cap: float) -> bool:
     """Say whether a rival with other weights gives what is `saved` of the model in question."""
+    # What can't be told from the model by its saved figures may give the model's by right.
     if rival.saved is None or not is_apart(rival.saved, saved, noise, cap):
         return False
     return mean_difference(rival.served, saved, cap) < mean_difference(
@@ -275,6 +286,7 @@ def judge_probe(
         else:
             noise = max(noise, base_distance)
             tolerance = max(tolerance, OVER_NOISE * base_distance)
+    # A training that changed nothing to speak of gives its parent, which is then no rival.
     if probe.parent_logprobs is not None:
         parent = Scores(probe.parent_logprobs)
         if is_apart(parent.served, probe.logprobs, noise, allowed.cap):
@@ -283,6 +295,7 @@ def judge_probe(
     # 3. Compare, with half of the change too: that is what a cut adapter gives.
     matches, figures = judge(served, probe.logprobs, rivals, tolerance, noise, allowed.cap)
     is_half = _is_half(probe, served, noise, allowed.cap)
+    # A base that is too far from itself is another base, or noise in which nothing can be judged.
     return matches and not is_half and base_distance <= allowed.most, {
         "dtype": dtype,
         "quantization": quantization,
@@ -299,6 +312,7 @@ def judge_probe(
 
 def _is_half(probe: Probe, served: Sequence[float], noise: float, cap: float) -> bool:
     """Say whether `served` is nearer to half of what the training changed than to all of it."""
+    # Only where half and whole can be told apart: else it would be chance which is nearer.
     half = [(a + b) / 2 for a, b in zip(probe.logprobs, probe.base_logprobs, strict=True)]
     return is_apart(half, probe.logprobs, noise, cap) and not (
         mean_difference(served, probe.logprobs, cap) < mean_difference(served, half, cap)
@@ -311,6 +325,7 @@ def _less(values: Sequence[float], error: Sequence[float]) -> list[float]:
 
 def choose_limits(probe: Probe, dtype: str, quantization: str = "none") -> Limits:
     """The limits for these precisions."""
+    # Quantized alike, both sides have the same error, and rounding alone is left.
     if quantization != probe.quantization:
         return QUANTIZED
     # The coarser of the two bounds how near the figures can be.
@@ -332,6 +347,7 @@ def mean_difference(left: Sequence[float], right: Sequence[float], cap: float) -
 def measure_differences(left: Sequence[float], right: Sequence[float]) -> tuple[float, float]:
     """(largest, mean) absolute difference; NaN if any is."""
     each = [abs(a - b) for a, b in zip(left, right, strict=True)]
+    # By hand, as `max` returns a NaN only where it comes first.
     if any(map(math.isnan, each)):
         return math.nan, math.nan
     return max(each), fmean(each)

@@ -25,7 +25,7 @@ def _picture():
     for line in map(str.strip, drawing.splitlines()):
         if line.startswith("subgraph"):
             floor += 1
-        elif room := re.fullmatch(r"(\w+)\[.*\]", line):
+        elif room := re.fullmatch(r"(?!end$)(\w+)(?:\[.*\])?", line):
             floors[room[1]] = floor
         elif arrow := re.fullmatch(r"(\w+) --> (\w+)", line):
             arrows.add((arrow[1], arrow[2]))

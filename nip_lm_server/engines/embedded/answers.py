@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 
 _INCOMPLETE = "\ufffd"
 _LONGEST_WAIT = 256
-"""Tokens after which an incomplete character is taken for broken: it bounds the work per token."""
+"""Tokens after which an incomplete character is taken for broken: it bounds the work per token, as
+all that wait are decoded anew. No character has nearly so many tokens, so none that is whole is
+cut."""
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -63,6 +65,7 @@ class AnswerText:
 
     def _add(self, piece: str) -> None:
         self._held += piece
+        # The earliest, whichever stop string it is: what comes after it was never asked for.
         places = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
         if places:
             self._held = self._held[: min(places)]

@@ -22,7 +22,9 @@ from nip_lm_server.engines.embedded.sampling import Allowed, BatchSampler, Setti
 from nip_lm_server.engines.guided import Guide
 
 PREFILL_TOKENS = 2048
-"""Padded prompt tokens per forward pass; bounds memory, and small passes stay in a CPU's cache."""
+"""Padded prompt tokens per forward pass; bounds memory, and small passes stay in a CPU's cache. A
+rule of thumb: much more and one pass of prompts holds up all that run, much less and each is run
+alone."""
 
 
 @dataclass(eq=False)
@@ -123,7 +125,8 @@ class Decoder:
 
     def step(self) -> list[Row]:
         """Add one token to every row; returns the rows finished by it."""
-        # 1. Leave finished rows out once they are a quarter: rebuilding copies the cache.
+        # 1. Leave finished rows out once they are a quarter: rebuilding copies the cache, and until
+        #    then they cost a share of each pass. A quarter is a rule of thumb between the two.
         if 4 * sum(map(_is_live, self._rows)) <= 3 * len(self._rows):
             self._assemble([])
         if not self._rows:
@@ -132,6 +135,7 @@ class Decoder:
         running = [row for row in self._rows if _is_live(row)]
         # 2. One more position for everybody.
         self._length += 1
+        # In pieces, as the cache grows: a mask that grows by one would be copied at every token.
         if self._length > self._mask.shape[1]:
             grown = self._mask.new_ones(len(self._rows), ROOM)
             self._mask = torch.cat([self._mask, grown], 1)
@@ -264,6 +268,7 @@ class Decoder:
             top=max((row.wants_top for row in rows), default=0),
         )
         for index, row in enumerate(rows):
+            # Finished rows stay in the batch for a while: what is chosen for them is nobody's.
             if not _is_live(row):
                 continue
             # Who reads the row meanwhile counts tokens: all else of a token comes before it.
@@ -293,6 +298,7 @@ class Decoder:
 
     def _finish_reason(self, row: Row) -> str | None:
         token, is_last = row.generated[-1], len(row.generated) >= row.max_tokens
+        # Before the stop tokens: whatever was chosen, the answer is outside of its grammar.
         if row.guide is not None and row.guide.failure:
             return "length"  # who reads the row tells why
         # Before the limit: an answer that ends with its last token is whole.

@@ -50,7 +50,8 @@ from nip_lm_server.proof import Proof
 from nip_lm_server.spec import base_served_name
 
 SLEEP_TIMEOUT_S = 60.0
-"""Time that running requests have to end when the engine is put to sleep."""
+"""Time that running requests have to end when the engine is put to sleep. A rule of thumb: with
+much less, answers fail that were nearly whole; with much more, a training waits for its device."""
 
 
 class EmbeddedEngine(Engine):
@@ -76,6 +77,7 @@ class EmbeddedEngine(Engine):
 
     async def stop(self) -> None:
         """End the thread and free the model. What still waits or runs fails with EngineError."""
+        # Before the await: who asks meanwhile is refused instead of joining what ends.
         worker, self._worker = self._worker, None
         self._state = "stopped"
         if worker is not None:
@@ -99,6 +101,7 @@ class EmbeddedEngine(Engine):
         """Return why, once the model's thread has ended without being asked to."""
         if self._worker is None:
             raise EngineError(f"the engine is {self.state}")
+        # Shielded: cancelling who waits here would cancel the future that the thread reports to.
         return await asyncio.shield(asyncio.wrap_future(self._worker.death))
 
     # Answering
@@ -112,7 +115,7 @@ class EmbeddedEngine(Engine):
             prompt = await encode_request(worker, request)
             room_for_answer(request, len(prompt), worker.loaded.max_model_len)
             read.append(replace(request, prompt=tuple(prompt)))
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # a body may have very many, and others have their turn
         return read
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
@@ -173,6 +176,7 @@ class EmbeddedEngine(Engine):
     # Adapters
 
     async def load_adapter(self, name: str, path: Path) -> None:
+        # The name would be the base's all the same: the adapter would never answer.
         if name == self.base_model:
             raise EngineError(f"{name!r} is the base model's name")
         files = await asyncio.to_thread(read_lora, path)
@@ -216,7 +220,7 @@ class EmbeddedEngine(Engine):
 
         def compare() -> Proof:
             served = worker.adapters.get(name)
-            if served is None:
+            if served is None:  # it was unloaded while the files were read
                 raise EngineError(f"no adapter answers to {name!r}")
             # Every rival is one more row of the proof's pass, so there is a limit.
             rivals = [other for key, other in worker.adapters.items() if key != name]

@@ -15,7 +15,8 @@ import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 ROOM = 64
-"""Positions by which a buffer grows; one copy of the cache per so many tokens."""
+"""Positions by which a buffer grows; one copy of the cache per so many tokens. A rule of thumb:
+more room is memory that short answers never fill, less is more copies."""
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[misc]

@@ -77,6 +77,8 @@ def load_engine_model(path: str, options: EmbeddedOptions) -> LoadedModel:
     device, dtype = options.device, options.dtype
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    # On a CPU the precision in which proofs have next to no noise (`probes.LIMITS`), on CUDA the
+    # one that takes half of the memory.
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"
     # 2. Tokenizer and model, from safetensors and without code of theirs.
@@ -84,18 +86,22 @@ def load_engine_model(path: str, options: EmbeddedOptions) -> LoadedModel:
         # The template first: the weights take the longest to load.
         tokenizer = chat_template.load_tokenizer(path, options.chat_template_kwargs)
         shapes = chat_template.check_shapes(tokenizer)
+        # Without this shape hardly any chat can be asked; of the others each request is told.
         if not shapes["user"]:
             raise chat_template.ChatTemplateError(
                 f"the chat template of {path!r} refuses a single user message"
             )
         model = chat_template.load_model(path, getattr(torch, dtype))
+    # These say by themselves what is wrong and what to do.
     except (chat_template.ModelPathError, chat_template.ChatTemplateError) as error:
         raise EngineError(str(error)) from error
+    # So transformers tells of missing and wrong files. Anything else is the worker's to tell.
     except (OSError, ValueError) as error:
         raise EngineError(f"can't load the model {path!r}: {error}") from error
     model.to(device).eval().requires_grad_(False)
     # 3. Its context.
     limit = options.max_model_len or chat_template.context_length(tokenizer, model.config)
+    # Not guessed: beyond its context many a model answers nonsense without an error.
     if limit is None:
         raise EngineError(
             f"neither the configuration nor the tokenizer of {path!r} says how long its context "
@@ -136,14 +142,15 @@ def check_batching(decoder: Decoder, loaded: LoadedModel, path: str) -> int:
     alone, token_bytes = first_logits([short])
     padded, _ = first_logits([long, short])
     difference = float((alone - padded).abs().max())
-    # Rounding makes some difference in another batch, so not none is asked for. Written so that a
-    # NaN is refused as well.
+    # Rounding makes some difference in another batch, so not none is asked for. A twentieth is a
+    # rule of thumb: much less would refuse models for what half precisions round, much more would
+    # let a mask or positions pass that are ignored. Written so that a NaN is refused as well.
     if not difference <= 0.05 * float(alone.abs().max()):
         raise EngineError(
             f"{path!r} can't be served in batches: the logits of a padded prompt differ by "
             f"{difference:.3g} from those of the prompt alone"
         )
-    return max(1, token_bytes)
+    return max(1, token_bytes)  # the cache's room is divided by it
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -78,7 +78,9 @@ def read_lora(path: Path) -> LoraFiles:
         config = parse_json(config_path.read_text())
         raw = weights.read_bytes()
         tensors = load(raw)
-    except Exception as error:  # safetensors has an exception class of its own
+    # Everything, since safetensors has an exception class of its own, and a file that nobody
+    # vouches for may be broken in any way.
+    except Exception as error:
         raise EngineError(f"the adapter in {path} can't be read: {error}") from error
     # 2. Refuse what would be served otherwise than it was trained.
     _check_config(path, config)
@@ -97,6 +99,7 @@ def read_lora(path: Path) -> LoraFiles:
         if down is None or up is None or down.shape[0] != up.shape[1]:
             raise EngineError(f"{weights}: A and B of {module!r} are missing or don't fit")
         pairs[module] = (down, up)
+    # It would be served as the base, under an adapter's name.
     if not pairs:
         raise EngineError(f"{weights} has no tensors")
     alpha, rank_stabilised = float(config["lora_alpha"]), bool(config.get("use_rslora"))
@@ -201,15 +204,18 @@ class RowwiseLora:
         try:
             yield
         finally:
+            # The hooks stay: a pass outside of this is the base's, whatever failed within.
             self._plan = []
 
     def _hook(self, name: str) -> Any:
         def add(_module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
             for start, end, adapter in self._plan:
                 matrices = adapter.matrices.get(name)
-                if matrices is None:
+                if matrices is None:  # the layer was hooked for another adapter
                     continue
                 rows = inputs[0]
+                # A layer of experts, say, sees rows by token: adding to slices of them would mix
+                # the adapters of requests without a word.
                 if rows.shape[0] != self._rows:
                     raise EngineError(
                         f"{name} does not see one row per request, so adapters can't be applied"

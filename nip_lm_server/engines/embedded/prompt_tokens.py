@@ -22,10 +22,14 @@ from nip_lm_server.engines.base import EngineRequestError
 from nip_lm_server.formats import chat_template
 
 LONG_TEXT = 16_000
-"""Characters from which on a text is encoded aside, in a thread of its own."""
+"""Characters from which on a text is encoded aside, in a thread of its own. At several microseconds
+each, so many hold the event loop for about a tenth of a second."""
 HUGE_TEXT = 16 * LONG_TEXT
-"""Characters from which on a text is counted before it is encoded."""
-_MESSAGE_CHARACTERS = 16  # that a template adds to a message, about
+"""Characters from which on a text is counted before it is encoded. At 270 bytes each, so many take
+some 70 MB, which any request may have; counting takes the time of encoding once more."""
+# Characters that a template adds to a message, about. It only decides whether a prompt is encoded
+# aside, so it need not be right.
+_MESSAGE_CHARACTERS = 16
 
 
 class _Abandoned(Exception):
@@ -64,6 +68,7 @@ class PromptEncoder:
         self._check(size, len(messages), contexts, "messages")
 
         def encode(tokenizer: Any, abandoned: threading.Event) -> list[int]:
+            # What a template refuses, its sender can write otherwise: the request's fault.
             try:
                 text = chat_template.render(tokenizer, messages, generation=True, tools=tools)
             except chat_template.ChatTemplateError as error:
@@ -97,6 +102,7 @@ class PromptEncoder:
                 return encode(self._tokenizer, abandoned)
 
         def work() -> list[int]:
+            # Made when the first long text comes: many a server never sees one.
             if self._second is None:
                 with self._lock:
                     self._second = copy.deepcopy(self._tokenizer)
@@ -107,6 +113,7 @@ class PromptEncoder:
                 if size >= HUGE_TEXT:
                     aside.give_memory_back()
 
+        # Whoever is cancelled here can't stop the thread, which looks at this by itself.
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         finally:
@@ -122,10 +129,11 @@ class PromptEncoder:
         self, tokenizer: Any, text: str, abandoned: threading.Event, contexts: int, param: str
     ) -> None:
         """Refuse a huge text if its pieces have twice the tokens allowed for the whole."""
-        if len(text) < HUGE_TEXT:
+        if len(text) < HUGE_TEXT:  # encoding it tells, and costs no more
             return
         count, most = 0, contexts * self._context
         for start in range(0, len(text), LONG_TEXT):
+            # The thread can't be interrupted, and others wait for it.
             if abandoned.is_set():
                 raise _Abandoned
             count += len(chat_template.encode(tokenizer, text[start : start + LONG_TEXT]))

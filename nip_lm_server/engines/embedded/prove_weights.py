@@ -48,7 +48,8 @@ from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.proof import Proof
 
 SAME_CHANGE = {"float32": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}
-"""Relative distance of two adapters' changes that rounding of their matrices explains."""
+"""Relative distance of two adapters' changes that rounding of their matrices explains: some units
+in the last place of each precision."""
 _EXACT = 1e-6  # relative distance of two changes that double precision explains, with room
 
 MESSAGES = (
@@ -56,8 +57,11 @@ MESSAGES = (
     {"role": "assistant", "content": "It leaves out the last element, so I would reject it."},
 )
 _EXTRA_TOKENS = 32
+"""A rule of thumb: enough for a mean where the conversation tells nothing, and the pass stays
+short."""
 LONGEST = 256
-"""Most tokens of a probe: a new adapter waits for its pass."""
+"""Most tokens of a probe: a new adapter waits for its pass. A rule of thumb; with much fewer a few
+tokens that rounding moved far would decide the mean."""
 
 
 def probe_tokens(tokenizer: Any, max_model_len: int) -> list[int]:
@@ -108,6 +112,7 @@ def apply_adapter(model: Any, files: LoraFiles, *, merged: bool = True) -> Itera
     try:
         yield
     finally:
+        # The engine goes on with this model: a hook that stays would change every answer.
         for handle in handles:
             handle.remove()
 
@@ -132,6 +137,7 @@ def prove(
         (unmerged,) = decoder.score([tokens], [None])
     # 3. Compare. The base in the batch and by itself, the adapter merged and not: they differ by
     #    rounding alone.
+    #    Where both agree to the bit, as they may in float32, another batch need not: so never zero.
     rounding = max(
         measure_differences(served_base, base)[1], measure_differences(unmerged, saved)[1], 1e-7
     )
@@ -210,11 +216,14 @@ def _read_saved_tensors(
             for key, file in by_key.items():
                 yield key, file.get_tensor(key)
             return
-    except Exception as error:  # safetensors has an exception class of its own
+    # Everything, since safetensors has an exception class of its own. The proof is not "no" then:
+    # nothing was compared.
+    except Exception as error:
         raise EngineError(f"the model in {path} can't be read: {error!r}") from error
     # This architecture has other names on disk than in memory: the library knows which.
     try:
         model = chat_template.load_model(path, getattr(torch, loaded.dtype))
+    # A RuntimeError where tensors don't fit the configuration.
     except (OSError, ValueError, RuntimeError) as error:
         raise EngineError(f"the model in {path} can't be loaded: {error}") from error
     fresh = model.state_dict()
@@ -226,8 +235,10 @@ def _compare_recorded(
     decoder: Decoder, loaded: LoadedModel, adapter: LoraAdapter | None, path: Path
 ) -> dict[str, Any]:
     """Compare with the log-probabilities computed by the training from its saved weights."""
+    # What was trained elsewhere has none, and is judged by its files alone.
     if not (path / PROBE).is_file():
         return {}
+    # One that is there and can't be read is another matter: what was recorded is not known.
     try:
         probe = read_probe(path)
     except ProbeError as error:
@@ -272,6 +283,7 @@ def _change(left: LoraAdapter, right: LoraAdapter) -> float:
         return total
 
     squares = inner(left, left), inner(right, right)
+    # Two adapters that change nothing make the same change.
     if max(squares) == 0.0:
         return 0.0
     distance = max(0.0, sum(squares) - 2 * inner(left, right))

@@ -22,6 +22,7 @@ def compute_public_probe(base_model: str, adapter: Path) -> dict[str, Any]:
 
     tokenizer = load_tokenizer(base_model)
     model = load_model(base_model, "auto").eval()
+    # A model that says nothing of its context is probed by all tokens: they are few.
     tokens = probe_tokens(tokenizer, context_length(tokenizer, model.config) or 2**31)
     base_logprobs = _logprobs(model, tokens)
     with apply_adapter(model, read_lora(adapter)):

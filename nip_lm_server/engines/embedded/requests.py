@@ -53,6 +53,7 @@ async def encode_request(
     if isinstance(prompt, str):
         ids = await worker.prompts.text(prompt, body_bytes=request.body_bytes)
     else:
+        # Before they are looked at one by one, for the same reason as below.
         room_for_answer(request, len(prompt), worker.loaded.max_model_len)
         ids, vocabulary = list(prompt), worker.loaded.vocabulary
         # The least and the largest, since a body may have very many.
@@ -64,6 +65,7 @@ async def encode_request(
                 code="invalid_value",
                 param="prompt",
             )
+    # A model has no first logits without a token.
     if not ids:
         raise EngineRequestError("the prompt has no tokens", "invalid_value", "prompt")
     return ids
@@ -175,13 +177,16 @@ class RowReader:
         finish_reason = row.finish_reason
         count = len(row.generated)
         for token in row.generated[self._pushed : count]:
+            # The stop token is counted and shown, and is no part of the text.
             if token not in self._worker.loaded.stop_tokens:
                 self._text.push(token)
         self._pushed = count
+        # Now, since what was held back for a stop string or a character is certain only now.
         if finish_reason is not None:
             self._text.finish()
             self.finished = True
         text = self._text.take()
+        # A token may end within a character: a piece for it would have nothing in it.
         if not text and not self.finished:
             return None
         new = slice(self._told, count)
@@ -208,6 +213,7 @@ class RowReader:
 
 
 def abandon(rows: Sequence[Row]) -> None:
+    """Mark rows that nobody waits for; the worker's thread drops them between two steps."""
     for row in rows:
         row.cancelled = True  # of no effect once finished
 
@@ -219,8 +225,9 @@ def with_calls(worker: ModelWorker, whole: Delta, request: GenerationRequest) ->
         return whole
     names = [tool["function"]["name"] for tool in request.tools]
     text, calls = form.read(whole.text, names)
-    if not calls:
+    if not calls:  # a text that only looks like a call stays as it was written
         return whole
+    # One was asked for, and a model may write more all the same.
     if not request.parallel_tool_calls:
         calls = calls[:1]
     # An answer that was cut at its limit says so, calls or not: the last one may lack its end.

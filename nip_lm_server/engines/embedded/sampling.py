@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import torch
 
 MIN_TEMPERATURE = 1e-5
-"""Below this, sampling is greedy: dividing by it would overflow."""
+"""Below this, sampling is greedy: the likeliest token has next to all of the probability anyway,
+and dividing by ever smaller numbers overflows in the end."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ class BatchSampler:
         # 1. What the settings and a grammar make of the model's scores.
         logits = logits.float()
         scores = self._apply_penalty(logits)
+        # The grammar last: no penalty may bring back what it forbids.
         if allowed is not None:
             some = scores[allowed.rows].masked_fill(~allowed.tokens, -torch.inf)
             scores = scores.index_copy(0, allowed.rows, some)
@@ -123,6 +125,7 @@ class BatchSampler:
         if len(self._penalised):
             self._seen.scatter_(1, chosen[self._penalised][:, None], True)
         # 3. Log-probabilities, where a row asks for them.
+        # Most batches ask for none, and are spared a sum over the vocabulary.
         if not logprobs and not top:
             return Chosen(chosen.tolist())
         total = logits.logsumexp(-1)
@@ -143,6 +146,7 @@ class BatchSampler:
 
     def _sample(self, scores: torch.Tensor) -> torch.Tensor:
         probabilities = (scores / self._temperature).softmax(-1)
+        # Only the rows that ask for it: each has its whole vocabulary sorted.
         if len(self._nucleus):
             rows = probabilities[self._nucleus]
             probabilities = probabilities.index_copy(0, self._nucleus, self._keep_nucleus(rows))

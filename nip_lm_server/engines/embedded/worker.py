@@ -38,14 +38,24 @@ from nip_lm_server.engines.embedded.prompt_tokens import PromptEncoder
 from nip_lm_server.engines.guided import Guide, begin_matching, make_vocabulary
 
 JOIN_EVERY_STEPS = 8
-"""Requests join a running batch at most this often: joining copies the cache."""
+"""Requests join a running batch at most this often: joining copies the cache. A rule of thumb: with
+much less the copies cost more than the steps, with much more a first token is long in coming."""
 STOP_TIMEOUT_S = 30.0
-"""For the pass that is under way, which nothing can interrupt."""
+"""For the pass that is under way, which nothing can interrupt. A rule of thumb: with much less a
+long prompt would count as a thread that hangs, with much more the server's own end is held up by
+one."""
 _IDLE_WAIT_S = 1.0
+"""Whoever brings something to do wakes the thread; this only bounds what a wake-up that was lost
+would cost."""
 _DRAIN_INTERVAL_S = 0.02
+"""Each look is a command that runs between two steps, so more looks than steps would tell no
+more."""
 _CPU_CACHE_BYTES = 2 << 30
-# The rest of the free memory is for the passes themselves, which grow with prompts and rows.
+"""A rule of thumb: with less, requests wait for room sooner; with more, the cache takes memory that
+trainings on the same machine need."""
 _CUDA_CACHE_SHARE = 0.6
+"""The rest of the free memory is for the passes themselves, which grow with prompts and rows. How
+much that is depends on the model, so this is a rule of thumb too."""
 
 _T = TypeVar("_T")
 _log = logging.getLogger("nip.lm_server.engine")
@@ -131,6 +141,7 @@ class ModelWorker:
         # 2. Those that run may end. Commands go on, and so does the thread.
         deadline = time.monotonic() + timeout_s
         while await self.run(lambda: bool(self._running or self._waiting)):
+            # A long answer must not hold up what the device is wanted for.
             if time.monotonic() > deadline:
                 break
             await asyncio.sleep(_DRAIN_INTERVAL_S)
@@ -162,7 +173,7 @@ class ModelWorker:
         result: Future[_T] = Future()
 
         def command(failure: EngineError | None) -> None:
-            if not result.set_running_or_notify_cancel():
+            if not result.set_running_or_notify_cancel():  # nobody waits for it any more
                 return
             if failure is not None:
                 result.set_exception(failure)
@@ -221,11 +232,14 @@ class ModelWorker:
         try:
             with torch.inference_mode():
                 self._load()
+        # Everything: an error that ended the thread without a word would have `start` wait for
+        # ever.
         except BaseException as error:
             self.state = "failed"
             failure = error if isinstance(error, EngineError) else self._cant_serve(error)
             self._started.set_exception(failure)
             return
+        # In this order: who is told that it has started may submit at once.
         self.state = "running"
         self._started.set_result(None)
         # 2. Serve until it is stopped, or an error ends it.
@@ -233,6 +247,7 @@ class ModelWorker:
         try:
             with torch.inference_mode():
                 self._loop()
+        # Everything, for the same reason: step 3 is what tells those who wait.
         except BaseException as error:
             reason = f"out of memory: {error}" if is_out_of_memory(error) else repr(error)
             _log.exception("the engine of %s died", self._model_path)
@@ -241,6 +256,7 @@ class ModelWorker:
         ended = "was stopped" if reason is None else f"died: {reason}"
         self._fail_all(EngineError(f"the engine {ended}"))
         self._release()
+        # Last: whoever hears of it may start another engine, for which the memory has to be free.
         if reason is not None:
             self.death.set_result(reason)
 
@@ -271,6 +287,8 @@ class ModelWorker:
             with self._wake:
                 while not (self._closing or self._commands or self._waiting or self._running):
                     self._wake.wait(_IDLE_WAIT_S)
+                # Before the commands: who stops an engine waits for no load or proof. `_fail_all`
+                # tells their senders.
                 if self._closing:
                     return
             # 2. Load, unload and prove, while no pass is under way.
@@ -304,7 +322,7 @@ class ModelWorker:
             finished = advance()
         except Exception as error:
             if is_fatal(error):
-                raise
+                raise  # ends the thread, and with it the engine, which is then started anew
             # The cache may be half written, so nothing of the batch can go on.
             self.decoder.clear()
             failure = EngineError(f"generation failed: {error!r}")
@@ -326,6 +344,7 @@ class ModelWorker:
         with self._wake:
             while self._waiting:
                 pending = self._waiting[0]
+                # Nobody waits for it, so its prompt need not be run.
                 if pending.rows[0].cancelled:
                     self._waiting.popleft()
                     continue
@@ -346,11 +365,18 @@ class ModelWorker:
         return self.decoder.admit([pending.rows for pending in taken])
 
     def _leave_device(self) -> None:
+        """Fail what is left of the requests, and move everything to the machine's memory.
+
+        First the requests, since no pass may run on a model that moves. Those that wait fail too:
+        nobody knows when the engine wakes.
+        """
         with self._wake:
             self._running += self._waiting
             self._waiting.clear()
         self._fail_running(EngineError("the engine went to sleep before the answer was ready"))
         self.decoder.clear()
+        # On a CPU the weights would stay in the same memory, so the cache is all that is given
+        # back.
         if self.loaded.device != "cpu":
             self._move("cpu")
             # torch keeps freed memory for itself, where the training could not have it.

@@ -48,7 +48,10 @@ from nip_lm_server.proof import Proof
 
 ADAPTER_FILE = "adapter.json"
 BASE_FILE = "base.json"
-_FAULT_MEMORY = 200_000  # requests whose number of tries is remembered, of a server that stays up
+_FAULT_MEMORY = 200_000
+"""Requests whose number of tries is remembered, the newest. One that is forgotten between two tries
+meets its first fault again, so it has to be many times what is in flight; without an end they would
+grow as long as a server stays up."""
 
 
 def hash_fraction(text: str) -> float:
@@ -68,6 +71,8 @@ class _Weights:
     """A trained model: what its file said when it was loaded."""
 
     def __init__(self, path: Path):
+        # What is wrong with a model's file is told as every engine tells it; the server would take
+        # any other error for a mistake of its own.
         try:
             content = path.read_bytes()
             value = parse_json(content)
@@ -178,6 +183,7 @@ class DeterministicEngine(Engine):
 
     def _counted_ids(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         tokens = _token_count(messages)
+        # Before the ids are made, which take longer than counting them.
         if tokens > COUNTED_CONTEXTS * self.max_model_len:
             raise EngineRequestError(
                 f"This model's context is {self.max_model_len} tokens; the messages take {tokens}, "
@@ -206,12 +212,15 @@ class DeterministicEngine(Engine):
         if name == self.base_model:
             file, weights = BASE_FILE, self._base
         loaded = weights.digest if weights else None
+        # A digest that no file has: the proof then fails by the comparison that every model goes
+        # through.
         if loaded is not None and hash_fraction(f"prove {loaded}") < (
             self._replies.training.unproved_rate
         ):
             loaded = "injected"
         try:
             saved = parse_json((path / "manifest.json").read_text())["files"][file]["sha256"]
+        # Without it nothing was compared, which is another thing than a proof that failed.
         except (OSError, ValueError, KeyError) as error:
             raise EngineError(f"{path} has no manifest with {file}: {error!r}") from error
         unchanged = weights is not None and weights.unchanged
@@ -242,7 +251,7 @@ class DeterministicEngine(Engine):
         # 2. Draw what becomes of it. Nothing but the digest decides, so that order and company of
         #    requests change no answer.
         asked = await aside.run(request.body_bytes, self._read, request, generation)
-        # 3. Fail or wait, as was drawn.
+        # 3. Fail or wait, as was drawn. A fault comes at once: the latency is that of answers.
         self._requests += 1
         if self._replies.faults.any_transport:
             self._maybe_fail(asked.digest)
@@ -262,6 +271,11 @@ class DeterministicEngine(Engine):
         return _Asked(request, messages, generation, digest, prompt_tokens, limit, shown)
 
     def _digest(self, request: GenerationRequest, messages: tuple[dict[str, Any], ...]) -> bytes:
+        """Hash all that may change the answer.
+
+        Forms, tools and calls enter only where there are any: a request without them has the
+        digest, and with it the answer, that it would have if this engine knew of none.
+        """
         parts = [request.model, str(request.seed)]
         if request.schema is not None or request.tools:
             form = [request.schema, request.tools, request.forced_tools]
@@ -294,16 +308,23 @@ class DeterministicEngine(Engine):
         request = asked.request
         drawn = hashlib.sha256(asked.digest + index.to_bytes(4, "big")).digest()
         place, of_text, of_form = (int.from_bytes(drawn[i : i + 8], "big") for i in (0, 8, 16))
+        # A rule has no calls to offer, so one that must be made is always drawn.
         if request.forced_tools:
             return draw_call(index, request, Random(of_form), asked.limit)
         # 2. A reply of the rule, with what it has in braces filled in.
         reply = rule.draw(asked.generation, place / 2**64)
         finish_reason: str = reply.finish_reason
+        # The usual case is spared the seeding of a generator.
         if reply.template.fixed is not None and not self._faulty_text:
             text = reply.template.fixed
         else:
             text, finish_reason = self._text(reply, Random(of_text), asked.generation)
-        # 3. In the form that was asked for, if there is one.
+        # 3. In the form that was asked for, if there is one. A reply without it is replaced by a
+        #    drawn one, as a model that is guided can't leave the form either. That is no mistake of
+        #    the rule's author, who writes for all requests and can't know their schemas, so nobody
+        #    is told; an empty or malformed text by a fault is replaced as well. The finish reason
+        #    stays the reply's (or its fault's): how an answer ends is what a rule tests its readers
+        #   with, whatever the text.
         if request.schema is not None:
             fitting = follow(request.schema, text)
             if fitting is None:
@@ -343,6 +364,7 @@ class DeterministicEngine(Engine):
         key = digest[:12]
         tries = self._tries.pop(key, 0)
         self._tries[key] = tries + 1
+        # Taken out and put back, a request that is tried again is the newest: the oldest goes.
         if len(self._tries) > _FAULT_MEMORY:
             self._tries.popitem(last=False)
         faults = self._replies.faults
@@ -357,6 +379,7 @@ class DeterministicEngine(Engine):
 
     def _latency(self, digest: bytes) -> float:
         latency = self._replies.latency_s
+        # 1 minus a number below 1: never the logarithm of 0.
         share = -math.log(1.0 - int.from_bytes(digest[16:22], "big") / 2**48)
         drawn = latency.min + max(0.0, latency.mean - latency.min) * share
         return min(latency.max, drawn)

@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 TOKEN_BYTES = 3
-MESSAGE_OVERHEAD = 3  # tokens that a chat template would add to a message
+"""About the length of real tokens, so that limits mean what they mean elsewhere. With
+their number in the top byte, an id fits into 32 bits."""
+MESSAGE_OVERHEAD = 3  # tokens that a chat template would add to a message, as `prompt_ids` does
 _BEGIN, _END, _ROLES = 1, 2, 256  # a role is _ROLES plus a byte
 
 
@@ -64,4 +66,5 @@ def split_pieces(text: str) -> Iterator[str]:
 
 
 def _encode(text: str) -> bytes:
+    # JSON may carry half a surrogate pair, which plain UTF-8 refuses: it has tokens like any text.
     return text.encode("utf-8", "surrogatepass")

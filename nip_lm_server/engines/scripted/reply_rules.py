@@ -51,6 +51,7 @@ class Template:
     _TOKEN = re.compile(r"\{\{|\}\}|\{([a-z]+)(?::([^{}]*))?\}|[{}]|[^{}]+")
 
     def __init__(self, text: str):
+        # At the start of a server, and not at the answer that would have it.
         if not text.isascii() and text != text.encode("utf-8", "replace").decode():
             raise ValueError(f"half a surrogate pair in {text!r:.80}: no answer can carry it")
         self._parts: list[str | Callable[[Random, int], str]] = []
@@ -137,6 +138,7 @@ _Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(min_length=
 
 
 def _check(text: str) -> str:
+    """Refuse a wrong template with its place in the file, before anything is answered by it."""
     Template(text)
     return text
 
@@ -230,7 +232,9 @@ class Rule(_Strict):
 
     when: When = When()
     replies: tuple[Reply, ...] = Field(min_length=1)
-    _sums: dict[int, list[float]] = PrivateAttr(default_factory=dict)  # of weights, by generation
+    # Sums of the weights by generation, since they are asked for at every answer. It has no end but
+    # the number of trainings in a chain.
+    _sums: dict[int, list[float]] = PrivateAttr(default_factory=dict)
 
     def draw(self, generation: int, fraction: float) -> Reply:
         """The reply at this place in [0, 1) of the weights laid end to end."""
@@ -238,8 +242,11 @@ class Rule(_Strict):
         if sums is None:
             sums = list(accumulate(reply.weight_at(generation) for reply in self.replies))
             self._sums[generation] = sums
+        # Weights may shrink to nothing with training; some reply there must be, so all are alike
+        # then.
         if sums[-1] <= 0:
             return self.replies[int(fraction * len(self.replies))]
+        # A product that is rounded up to the whole sum would lie beyond the last reply.
         index = bisect_right(sums, fraction * sums[-1])
         return self.replies[min(index, len(self.replies) - 1)]
 
@@ -322,9 +329,10 @@ def load_replies(path: Path | None) -> ReplyFile:
         data = parse_yaml(read_text(source))
         return ReplyFile.model_validate(data if data is not None else {})
     except ValidationError as error:
-        # In one line: a run shows no more of what its server said.
+        # The first alone, in one line: a run shows no more of what its server said.
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise ValueError(f"replies file {source}: {key}: {first['msg']}") from None
+    # No YAML, or no text: the file's name is what these don't know.
     except ValueError as error:
         raise ValueError(f"replies file {source}: {' '.join(str(error).split())}") from None

@@ -27,13 +27,21 @@ from nip_lm_server.engines.probes import (
 from nip_lm_server.proof import Proof
 
 SCORINGS = 4
-"""So often a model is scored before it counts as not proved."""
+"""So often a model is scored before it counts as not proved. A rule of thumb: one scoring alone
+would fail a training for a rounding, and each more is a further chance for wrong weights, though
+one of 2e-9 at most under published noise (docs/results/proof_noise.json, "yes")."""
 PLACES = 32
-"""At how many places of a probe a model is compared. Each is a request of one token."""
+"""At how many places of a probe a model is compared. Each is a request of one token. With so many,
+one scoring refuses right weights in less than one of a million cases under published noise
+(docs/results/proof_noise.json, "no"; held by a test); with fewer, chance outweighs more easily."""
 RIVALS = 6
-"""So many other adapters are compared with, those that were loaded last."""
+"""So many other adapters are compared with, those that were loaded last. A rule of thumb, above the
+default of the adapters in one batch (`VllmOptions.max_loras`), which is where vLLM could take one
+for another. Each that has no scores yet costs PLACES requests."""
 KEPT_SCORES = 256
-"""So many scorings are remembered, the newest."""
+"""So many scorings are remembered, the newest. A proof leaves at most RIVALS + 2, so those of
+dozens of proofs are there; what is forgotten is scored again. Without an end they would grow with
+every adapter of a long run."""
 CPU_PLACES, CPU_TOKENS, CPU_RIVALS = 12, 48, 2
 """The same in float32 on a CPU, which has next to no noise, and how far into the probe: there a
 token takes 2 ms through an adapter's matrices at max_lora_rank 64, and a new adapter has to answer
@@ -49,6 +57,7 @@ class VllmProver:
 
     def __init__(self, base: str, call: Call, *, has_cuda: bool, dtype: str, quantization: str):
         self._base, self._call = base, call
+        # Any other precision has noise that takes many places to average out.
         self._is_quick = not has_cuda and dtype == "float32"
         self._dtype, self._quantization = dtype, quantization
         # What models gave when they were last scored, by the probe's tokens.
@@ -68,8 +77,10 @@ class VllmProver:
         """
         try:
             probe = await asyncio.to_thread(read_probe, path)
+        # An error and no failed proof: without a probe nothing is compared.
         except ProbeError as error:
             raise EngineError(f"{name} can't be proved: {error}") from error
+        # Of a probe that is longer than the context, the part that vLLM can take.
         places = self._choose_places(min(len(probe.tokens), max_model_len) - 1)
         digest = adapters[name].digest if name in adapters else None
         figures: dict[str, Any] = {}
@@ -81,6 +92,7 @@ class VllmProver:
             served = await self._score(name, probe.tokens, places)
             rivals = await self._score_rivals(name, adapters, probe.tokens, places, again=again)
             base = None
+            # The base has no base of its own to measure the noise by, see `judge_probe`.
             if name != self._base:
                 base = self._base
                 rivals[base] = Scores(
@@ -112,6 +124,7 @@ class VllmProver:
     ) -> dict[str, Scores]:
         """Score the other adapters loaded last, beside the scores saved of them."""
         digest = adapters[name].digest if name in adapters else None
+        # The same weights under another name must give the same, so nothing is asked of them.
         others = [(rival, adapter) for rival, adapter in adapters.items() if rival != name]
         rivals = {r: Scores((), same_weights=True) for r, a in others if a.digest == digest}
         different = [(rival, adapter) for rival, adapter in others if rival not in rivals]
@@ -123,7 +136,11 @@ class VllmProver:
         return rivals
 
     def _choose_places(self, count: int) -> list[int]:
-        """Choose the places to compare among `count`: spread evenly, the last among them."""
+        """Choose the places to compare among `count`: spread evenly, the last among them.
+
+        Evenly, since what weights change need not show at a probe's beginning; the last has all of
+        the probe before it.
+        """
         count = min(count, CPU_TOKENS) if self._is_quick else count
         compared = min(count, CPU_PLACES if self._is_quick else PLACES)
         return [(number + 1) * count // compared - 1 for number in range(compared)]
@@ -144,6 +161,7 @@ class VllmProver:
         scores = tuple(await asyncio.gather(*each))
         self._scores.pop((model, tokens), None)
         self._scores[(model, tokens)] = scores  # the newest stands last
+        # The oldest go; those of what answers now are scored again if they are asked for.
         while len(self._scores) > KEPT_SCORES:
             del self._scores[next(iter(self._scores))]
         return scores
@@ -177,5 +195,6 @@ class VllmProver:
                 raise ValueError(f"{answer['model']} answered with {choice['token_ids']}")
             (logprob,) = choice["logprobs"]["token_logprobs"]
             return float(logprob)
+        # An error and no failed proof: an answer that can't be read says nothing of the weights.
         except (KeyError, TypeError, ValueError) as error:
             raise EngineError(f"vLLM gave no log-probability of the probe: {error!r}") from error

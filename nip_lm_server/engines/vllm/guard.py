@@ -23,8 +23,10 @@ from types import FrameType
 from nip_lm_server.processes import signal_group, watch_parent
 
 GRACE_S = 10.0
-"""Time between SIGTERM and SIGKILL."""
+"""Time between SIGTERM and SIGKILL. A rule of thumb: with much less vLLM is killed before it has
+closed down its workers, with much more a stop of one that hangs holds up the server."""
 _POLL_S = 0.02
+"""Each look goes through all processes of the machine, so not without a pause."""
 
 
 def main() -> None:
@@ -35,10 +37,13 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     child = subprocess.Popen(
         command,
+        # Not the guard's own: that pipe tells of the server's end, and the guard alone reads it.
         stdin=subprocess.DEVNULL,
         process_group=0,
+        # The command would inherit the blocked signals, and never see a SIGTERM.
         preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, ()) and None,  # noqa: PLW1509
     )
+    # Put in place whole: whoever reads half a record would take it for none.
     part = record.with_name(record.name + ".part")
     part.write_text(json.dumps({"group": child.pid, "session": os.getsid(0)}))
     part.replace(record)
@@ -46,7 +51,7 @@ def main() -> None:
     # 2. Pass signals on to the first process; after a while, kill the whole group.
     def pass_on(number: int, frame: FrameType | None) -> None:
         # To the first process alone, so that it can close down what it started.
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and step 4 is under way
             child.send_signal(signal.SIGTERM)
         timer = threading.Timer(GRACE_S, signal_group, [child.pid, signal.SIGKILL])
         timer.daemon = True
@@ -58,6 +63,8 @@ def main() -> None:
 
     # 3. End with the server.
     def parent_died() -> None:
+        # Without a grace: nobody waits for it, and the next server may want the device at once. The
+        # record stays, as nothing here looks whether all have ended.
         signal_group(child.pid, signal.SIGKILL)
         os._exit(1)
 
@@ -65,15 +72,16 @@ def main() -> None:
     # 4. Once the first process has ended, end what it has left; the record goes last.
     status = child.wait()
     signal_group(child.pid, signal.SIGKILL)
-    deadline = time.monotonic() + GRACE_S
-    while _members(child.pid, os.getsid(0)) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-    record.unlink(missing_ok=True)
+    # What outlasts this keeps its record, by which the next start tries again.
+    end_recorded(record, wait_s=GRACE_S)
     os._exit(status if status >= 0 else 128 - status)
 
 
 def end_recorded(record: Path, *, wait_s: float = 5.0) -> bool:
-    """Kill what a guard has left, by its record. True once nothing of it is left.
+    """Kill what a guard has left, by its record. True once nothing that it names is left.
+
+    False: something may be left. The record stays, and whoever asked must not start another
+    command, since the two would share a device that has room for one.
 
     Only processes that are in the recorded group and in the guard's session are touched: both
     numbers can't be taken by others as long as one of them lives.
@@ -81,11 +89,22 @@ def end_recorded(record: Path, *, wait_s: float = 5.0) -> bool:
     try:
         value = json.loads(record.read_text())
         group, session = int(value["group"]), int(value["session"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return True  # a record is put in place whole, so this is none, and nothing was left
+    except FileNotFoundError:
+        # The guard has ended its group. If it was killed before it could write the record, nothing
+        # names what it left, and nothing can be done here.
+        return True
+    except OSError:
+        return False  # there is a record, and nobody knows of whom
+    except (ValueError, KeyError, TypeError):
+        # A guard puts its record in place whole. Only the machine's crash can tear it, and that
+        # leaves no process.
+        return True
+    # A killed process lives on until the kernel has freed what it holds, a device's memory, say.
+    # That it takes less than `wait_s` is a rule of thumb, the same as in `processes.end_process`.
     deadline = time.monotonic() + wait_s
     while members := _members(group, session):
         for pid in members:
+            # It has ended meanwhile, or is another user's: then the deadline tells.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
@@ -107,7 +126,7 @@ def _members(group: int, session: int) -> list[int]:
             if psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
                 members.append(pid)
         except (OSError, psutil.Error):
-            continue  # it has ended meanwhile
+            continue  # it has ended since its number was listed
     return members
 
 

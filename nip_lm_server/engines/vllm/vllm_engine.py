@@ -45,6 +45,8 @@ UNRESPONSIVE_S = 60.0
 """An engine that gives no sign of health for so long counts as dead. Long, because what it answers
 is lost when it is started again."""
 HEALTH_INTERVAL_S = 1.0
+"""Short beside UNRESPONSIVE_S, and a dead engine process is noticed within it. A vLLM that exits is
+noticed at once."""
 _log = logging.getLogger("nip.lm_server.vllm")
 _WITHHELD = frozenset(
     {
@@ -78,11 +80,14 @@ class VllmEngine(Engine):
     ):
         self.base_path, self.base_model = base_path, served_name
         self._options = VllmOptions(**options)
+        # Names with slashes, and long ones, are no file names; the digest keeps apart what becomes
+        # alike by that.
         readable = re.sub(r"[^A-Za-z0-9._-]", "-", served_name)[:80]
         digest = hashlib.sha256(served_name.encode()).hexdigest()[:8]
         self._log_path = Path(state_dir).absolute() / "engines" / f"{readable}-{digest}.log"
         self._caches = Path(state_dir).absolute() / "caches"
         self._environment = dict(environment)
+        # Where there is no CUDA, there is nothing to choose from.
         if self._options.device == "cpu" or has_cuda(environment):
             self._environment = only_on(environment, self._options.cuda_device, "device")
         self._installation: Installation | None = None
@@ -123,11 +128,14 @@ class VllmEngine(Engine):
             # What helps against this one is ours to say.
             reason = find_wide_vocabulary(self.base_path)
             raise EngineError(f"{error}\n{reason}" if reason else str(error)) from error
-        # 3. Ask it what it serves and which parameters it takes.
+        # 3. Ask it what it serves and which parameters it takes. The facts of the template, which
+        #    the middleware writes, are for the status: without them a client knows less of the
+        #    template, and the start does not fail.
         with contextlib.suppress(OSError, ValueError):
             self._template_facts = json.loads(facts.read_text())
         models = await process.call("GET", "/v1/models")
         served = next((m for m in models["data"] if m["id"] == self.base_model), None)
+        # It was healthy, so something answers there; this tells whether it is ours.
         if served is None:
             raise EngineError(f"what listens on {process.url} does not serve {self.base_model!r}")
         self._max_model_len = int(served["max_model_len"])
@@ -161,7 +169,7 @@ class VllmEngine(Engine):
         self._warnings = installation.check(
             quantization=options.quantization,
             device=options.device,
-            devices=options.device_count or 1,
+            devices=options.device_count or 1,  # None: by a user's arguments, which vLLM checks
         )
         for warning in self._warnings:
             _log.warning("%s", warning)
@@ -187,15 +195,25 @@ class VllmEngine(Engine):
         return [*arguments, *self._options.arguments()]
 
     def _served_dtype(self) -> str:
+        """Return the precision that vLLM is told to serve in, "auto" resolved.
+
+        It is resolved here and not by vLLM, which would not tell what it took: the limits of the
+        proof go by the precision, and the status shows it. "auto" remains before the installation
+        was looked at.
+        """
         installation = self._installation
         if self._options.dtype != "auto" or installation is None:
             return self._options.dtype
+        # Without the noise of half precisions a proof needs few places (`CPU_PLACES`), which is
+        # what makes it quick enough on a CPU.
         if installation.capability is None:
             return "float32"
         # Devices before that have no bfloat16.
         return "bfloat16" if installation.capability >= (8, 0) else "float16"
 
     async def stop(self) -> None:
+        # All of this before the first await: who asks meanwhile is refused, and `wait_dead` sees
+        # that the end was wanted.
         self._state = "stopped"
         process, self._process = self._process, None
         self._upstream = None
@@ -216,6 +234,7 @@ class VllmEngine(Engine):
         self._refuse_unless("running")
         if not self.capabilities.sleep:
             raise EngineError("vLLM can't sleep here: it needs CUDA and enable_sleep_mode")
+        # Before the call: from now on requests would be aborted.
         self._state = "sleeping"
         try:
             await self._serving().sleep()
@@ -231,6 +250,7 @@ class VllmEngine(Engine):
         process = self._serving()
         await process.wake()
         self._state = "running"
+        # Asked, not assumed: an adapter that we name and vLLM lacks would fail its requests.
         known = {model["id"] for model in (await process.call("GET", "/v1/models"))["data"]}
         self._adapters = {name: a for name, a in self._adapters.items() if name in known}
 
@@ -238,6 +258,7 @@ class VllmEngine(Engine):
         """Return why, once vLLM has ended, or its engine process has, without `stop`."""
         process = self._process
         if process is None:
+            # A start that failed has stopped the process itself, so there is nothing to watch.
             if self._state == "failed":
                 return "it did not start"
             raise EngineError(f"the engine is {self._state}")
@@ -245,11 +266,13 @@ class VllmEngine(Engine):
         healthy_at = loop.time()
         while True:
             await asyncio.wait({process.exited}, timeout=HEALTH_INTERVAL_S)
+            # Looked at first: a process that `stop` has ended has exited as well.
             if self._process is not process:
                 await asyncio.Event().wait()  # stopped on purpose: nothing to tell, until cancelled
             if process.exited.done():
                 reason = f"vLLM {process.describe_end()}"
                 break
+            # The HTTP server outlives its engine process, and either may hang: each is asked for.
             health = await process.health()
             if health == "ok":
                 healthy_at = loop.time()
@@ -271,6 +294,7 @@ class VllmEngine(Engine):
         the start raise EngineError, and so does what vLLM can't load.
         """
         self._refuse_unless("running")
+        # vLLM would have two models of one name, and nobody could say which answers.
         if name == self.base_model:
             raise EngineError(f"{name!r} is the base model's name")
         adapter = await asyncio.to_thread(read_adapter, path.absolute())
@@ -278,9 +302,10 @@ class VllmEngine(Engine):
         # answer for the new ones.
         if self._digests.get(name, adapter.digest) != adapter.digest:
             raise EngineError(f"an adapter with other weights already answered to {name!r}")
-        if name in self._adapters:
+        if name in self._adapters:  # the same weights, by the digest
             return
         most = self._options.served_lora_rank
+        # vLLM would refuse it too, but knows nothing of the option.
         if adapter.rank > most:
             raise EngineError(
                 f"the adapter in {adapter.path} has rank {adapter.rank}, the engine takes {most} "
@@ -292,7 +317,9 @@ class VllmEngine(Engine):
         self._adapters[name] = adapter
 
     async def unload_adapter(self, name: str) -> None:
-        # The digest stays: vLLM's prefix cache may still have keys and values under this name.
+        # The digest stays: vLLM's prefix cache may still have keys and values under this name. One
+        # that does not run is not asked; what it still has of the name is replaced by the next
+        # load.
         if self._adapters.pop(name, None) is None or self._state != "running":
             return
         await self._serving().unload_adapter(name)

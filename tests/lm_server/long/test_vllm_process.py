@@ -32,13 +32,29 @@ print(os.getpid(), flush=True)
 time.sleep(60)
 """
 
+# Its child, in a group of its own, joins the family's once that was killed: the group lives as long
+# as the ended grandchild that nobody waits for.
+LATECOMER = """
+import os, sys, time
+group = os.getpgid(0)
+print(os.getpid(), flush=True)
+if os.fork() == 0:
+    stays = os.fork()
+    if stays == 0: time.sleep(60)
+    os.setpgid(0, 0)
+    print(os.getpid(), flush=True)
+    os.waitid(os.P_PID, stays, os.WEXITED | os.WNOWAIT)
+    os.setpgid(0, group)
+time.sleep(60)
+"""
+
 
 class Guarded:
     """A guard with the family above, as the server starts it."""
 
-    def __init__(self, directory: Path, *arguments: str):
+    def __init__(self, directory: Path, *arguments: str, script: str = FAMILY):
         self.record = directory / "family.json"
-        command = [sys.executable, "-c", FAMILY, *arguments]
+        command = [sys.executable, "-c", script, *arguments]
         self.guard = subprocess.Popen(
             [sys.executable, "-m", "nip_lm_server.engines.vllm.guard", str(os.getpid()),
              str(self.record), *command],
@@ -71,8 +87,8 @@ class Guarded:
 def guarded(tmp_path):
     made = []
 
-    def make(*arguments):
-        made.append(Guarded(tmp_path, *arguments))
+    def make(*arguments, **options):
+        made.append(Guarded(tmp_path, *arguments, **options))
         return made[-1]
 
     yield make
@@ -95,6 +111,14 @@ def test_the_family_ends_when_its_first_process_is_killed(guarded):
     assert not family.record.exists()
 
 
+def test_who_joins_the_family_after_it_was_killed_is_ended_too(guarded):
+    family = guarded(script=LATECOMER)
+    family.first().kill()
+    assert family.guard.wait(20) == 128 + signal.SIGKILL
+    assert family.alive() == []
+    assert not family.record.exists()
+
+
 def test_sigterm_ends_it_in_peace(guarded):
     family = guarded()
     family.first()
@@ -111,6 +135,13 @@ def test_what_a_killed_guard_leaves_is_ended_by_its_record(guarded):
     assert len(family.alive(0.2)) == 2
     assert end_recorded(family.record)
     assert family.alive() == [] and not family.record.exists()
+
+
+def test_a_record_that_can_not_be_read_does_not_count_as_none(tmp_path):
+    assert end_recorded(tmp_path / "no-record.json")
+    record = tmp_path / "record.json"
+    record.mkdir()  # as good as one of another user's, for a test that may run as root
+    assert not end_recorded(record)
 
 
 def test_a_record_of_others_ends_nobody(tmp_path):
