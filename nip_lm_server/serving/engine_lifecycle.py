@@ -142,7 +142,7 @@ class EngineLifecycle(ABC):
                 await asyncio.wait_for(self._ready.wait(), min(timeout_s - waited_s, LOOK_S))
                 return
             # A training may have the device for days, which is no fault of the engine. As it was
-            # when this wait began: one that ends in between costs the engine at most LOOK_S.
+            # when this wait began, so each coming and going of one counts to within LOOK_S.
             waited_s += 0.0 if is_lent else time.monotonic() - begun_s
         raise EngineError(
             f"the engine of {self.engine.base_model!r} is {self.engine.state}, not running, after "
