@@ -1,4 +1,4 @@
-"""Numbered submissions under a run id. Any process can go on with them.
+"""Submissions of the adapters, for programs without a run: numbered, and any process can go on.
 
 Submissions       what was submitted under each run id; `submit`, `look`, `follow`, `cancel`
 LiveSubmission    the error of a submission while an earlier one is under way

@@ -4,9 +4,10 @@ Provider            a row
 PROVIDERS           the table, by the names that the setting `model_provider` takes
 describe_providers  what that setting means, with all names
 
-A further provider is a row here and its name in `ProviderName`; where its API takes something
-otherwise than OpenAI's, it also has a row of its own in `nip_core.parameters.dialects`. Prices are
-no part of it: they differ by model and stand in the settings.
+A further provider is a row here, with an address and the variable for another one, and its name in
+`ProviderName`. Where its API takes something otherwise than OpenAI's, it also has a row in
+`nip_core.parameters.dialects`, and its name in `ApiDialect` there. Prices are no part of it: they
+differ by model and stand in the settings.
 
 Sources, read in November 2026: the providers' pages on addresses and keys.
 """

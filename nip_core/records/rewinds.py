@@ -1,5 +1,8 @@
 """Doing part of a run again: what comes after a point is set aside, never deleted.
 
+`nip_core.upkeep.rerun` asks for it in an open run. It stands here, below the session, because every
+opening completes what a kill has left half done (`nip_core.session.opening`).
+
 STAGES                       the stages from which an iteration can be done again, in order
 rewind                       set aside all that was committed from a stage of an iteration on
 find_stage_of_split          which of them plays a split

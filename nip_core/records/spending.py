@@ -1,4 +1,6 @@
-"""What a run has spent, by what is on record of it: tables, journals and jobs.
+"""What each stage of an iteration has spent, by what is on record: tables, journals and jobs.
+
+`nip_core.records.spent_in_all` adds up the whole run. What it may yet cost is `nip_core.costs`.
 
 Spent                 tokens by agent and by trained group, and what they cost
 add_up_by_stage       of an iteration

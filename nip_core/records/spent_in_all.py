@@ -1,4 +1,4 @@
-"""What a run has spent in all, with what was set aside, and without what a fork has copied.
+"""What a whole run has spent, with what was set aside, and without what a fork has copied.
 
 add_up_spending   of a whole run, with what was set aside when a part of it was done again
 add_up_set_aside  of that alone

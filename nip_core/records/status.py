@@ -4,6 +4,11 @@ find_newest_run        the name of the run that was created last, damaged ones l
 find_status            running, finished, or stopped
 is_complete            whether nothing is left to do in an iteration
 find_first_incomplete  the first iteration with something left to do
+
+Three words of iterations: one is *finished* once its swap is on record; it is *over*, so that
+nothing of it changes, once a test that the settings ask for is there as well
+(`IterationRecord.is_over`); it is *complete* if that is so by the settings of now, which may ask
+for more tests than those on record.
 """
 
 from collections.abc import Callable

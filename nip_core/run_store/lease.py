@@ -1,5 +1,8 @@
 """One runner per run: its owner, the sign of its life, and the epoch of its commits.
 
+Two runners of one run would pay twice for the same answers and jobs. `open_session` of
+`nip_core.session.opening` takes the lease before it starts or pays for anything.
+
 Owner          who a runner is: host, process with its identity, a random identifier
 LeaseDocument  what ``lease.json`` says; `read_lease` reads it
 Lease          held by this process: renewed in a thread, checked before commits, released
@@ -13,9 +16,9 @@ heartbeat is a counter; no time of day is compared. A lease is stale when its he
 not to change for the time to live, on this process's monotonic clock; if its owner was a process
 of this machine that is gone, at once. Every takeover raises the epoch.
 
-Commits name the lease's fence (see `nip_core.run_store.store`). A takeover drops the fences of
-all earlier epochs before it returns, so a runner that was suspended, replaced and continued can
-publish nothing, whatever it had checked before.
+Commits name the lease's fence (see `nip_core.run_store.store`). A takeover drops the fences of all
+earlier epochs before it returns, so a runner that was suspended, replaced and continued can publish
+nothing, whatever it had checked before.
 """
 
 import logging
