@@ -126,10 +126,11 @@ class Ledger:
         it is tried again. `note` is put on record with the intent, before anything is sent.
 
         Raises JobError if the back-end refuses the job (recorded as its outcome) or the outcome
-        of the submission can't be learned; RunConflictError if another job is recorded for the
-        same attempt; LeaseError if another runner has the run.
+        of the submission can't be learned; RunConflictError if another job is on record that has
+        not ended, or is a later attempt; LeaseError if another runner has the run.
         """
-        # 1. Begin with what is on record; write the intent where nothing of this job is.
+        # 1. Begin with what is on record; write the intent where nothing of this job is. A record
+        #    with another key may be an ended attempt before this one: `_begin` knows the rule.
         document = self._document(spec.iteration, spec.group)
         record = document.load()
         if record is None or record.key != spec.key:
@@ -152,7 +153,7 @@ class Ledger:
             view = await self._find_job(spec.key)
             if view is not None:
                 return self._submitted(document, record, view, adopted=True)
-        # 4. Upload the files, unless they are there; then create, once. Each file is on record as
+        # 4. Upload the files, unless they are there; then make one job. Each file is on record as
         #    soon as it is there, so a kill costs one upload at most.
         try:
             if record.file_id is None:
@@ -236,7 +237,7 @@ class Ledger:
             if look.record.status != record.status:
                 pauses.reset()
             record, now_s = look.record, self._clock.monotonic()
-            # 4. A job that stays lost for as long as lists may lag has ended.
+            # 4. A job that stays lost, or nameless, for as long as lists may lag has ended.
             if look.ends_as is not None:
                 lost_since_s = now_s if lost_since_s is None else lost_since_s
                 if now_s - lost_since_s >= self._waiting.settle_s:
@@ -379,7 +380,7 @@ class Ledger:
                     f"{spec.attempt} with key {spec.key} (stored -> given): "
                     f"{stored.difference_to(spec)}"
                 )
-            # Kept, because its tokens were paid, and because `max_attempts` counts it.
+            # Kept: what an attempt has trained was paid for, and `max_attempts` counts all of them.
             last = stored.model_dump(mode="json", exclude={"previous"})
             previous = (*stored.previous, EarlierAttempt.model_validate(last))
         record = JobRecord.from_spec(spec, self._clock.now(), previous)

@@ -45,8 +45,9 @@ def read_shown_metrics(
 ) -> SplitMetrics:
     """Give the metrics of a split the intervals by question, and what `combine_metrics` adds.
 
-    `parameters` are the run's, which count where an earlier version has played it. Where that
-    one's rollouts are gone or damaged the metrics are shown as they are.
+    `parameters` are the run's, which count where an earlier version has played it. What that one
+    did not put on record is left out where its rollouts are gone or damaged, or its game can't be
+    made here.
     """
     document = read_document(run, run.intervals(iteration, split), SplitIntervals)
     directory = run.rollouts(iteration, split)

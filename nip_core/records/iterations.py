@@ -124,7 +124,11 @@ class IterationRecord:
 
     @cached_property
     def jobs(self) -> dict[str, JobShown]:
-        """List the jobs by group. One without its turn has a stand-in."""
+        """List the jobs by group.
+
+        A group without its turn has a stand-in, so that a reader sees why it was not trained. One
+        whose job is still to come is not there.
+        """
         jobs: dict[str, JobShown] = {}
         not_scheduled = [] if self.swap is None else self.swap.not_scheduled
         for group in self._records.shown.first_models:
