@@ -339,7 +339,8 @@ def acquire(
         try:
             lease.check()
         except LeaseError:
-            # The fence that was just raised too: nobody is to commit under it any more.
+            # The fence that was just raised too: this runner is none, and must not be able to commit
+            # by it later.
             store.drop_fence(lease.fence)
             raise
         # 4. Show that this runner is alive.

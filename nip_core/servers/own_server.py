@@ -111,8 +111,9 @@ def _bases_at_once(parameters: HyperParameters, base: str) -> int:
 def check_server(parameters: HyperParameters, environment: Mapping[str, str]) -> None:
     """Refuse what the run's own server could not do. Raises SettingsError.
 
-    Here, before it is started: the server would say so after seconds or minutes, and some of it in
-    the first training alone.
+    Here, before it is started: the server would say so after seconds or minutes, some of it in the
+    first training alone, and of parking nothing at all. That would stop the server, and with it the
+    job for which the run is to come back.
     """
     settings = parameters.lm_server
     if settings.replies is not None and not os.path.isfile(settings.replies):
@@ -209,6 +210,8 @@ class OwnServer:
         ServerError if it does not come up.
         """
         async with self._starting:
+            # Its process is enough: one that hangs is found by the calls, whose timeouts know how
+            # long an answer may take, and no start would end it.
             if self._handle is not None and is_running(self._handle):
                 return
             # Counted, so that whoever looks at the run sees why it paused.

@@ -202,7 +202,8 @@ class JobSupervisor:
             problems = await asyncio.to_thread(
                 _find_problems, row.method, path, least, settings.advantage
             )
-            # Of the codes the first stands for the job, as it has one; the words have them all.
+            # A job has one code, so that of the first stands for all; the words have the first few,
+            # and how many more there are.
             if problems:
                 self._jobs.fail(
                     row.id,

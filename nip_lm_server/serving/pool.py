@@ -34,9 +34,10 @@ from nip_lm_server.state.database import Database
 from nip_lm_server.state.models import AdapterError, ModelStore
 
 READY_TIMEOUT_S = 600.0
-"""Longest wait of a finished training for an engine that comes back to load its adapter. By a rule
-of thumb: a large model takes minutes to start, of which a job that trained for hours must not fail;
-with much more, one whose engine is broken would look as if it went on."""
+"""Longest wait of a finished training for an engine to load its adapter, not counting the time for
+which a training has the device. By a rule of thumb: a large model takes minutes to start, of which
+a job that trained for hours must not fail; with much more, one whose engine is broken would look as
+if it went on."""
 RETRY_AFTER_S = 5
 """Asking so often costs next to nothing, and little is missed of an engine that is back."""
 
@@ -153,7 +154,9 @@ class EnginePool:
             try:
                 if manifest.kind == "base":
                     return await self._publish_base(name, digest, base.slot)
-                # It may have made room while the adapter was trained.
+                # A job succeeds with a proof, and only a running engine gives one. So one that made
+                # room meanwhile is started, and one that a person has stopped or put to sleep, too:
+                # hours of training are worth more than its rest.
                 if base.wanted != "running":
                     await self._activate(base)
                 await base.wait_until_ready(READY_TIMEOUT_S)
@@ -171,7 +174,7 @@ class EnginePool:
             await self._activate(slot.bases[name])
             return await slot.bases[name].prove(digest)
         except BaseException:
-            # Cancellation included: what answered before answers again.
+            # Cancellation included: what had this place before has it again.
             await slot.bases.pop(name).close()
             for base in before:
                 # Not this one, which may have been among them.
@@ -249,10 +252,14 @@ class EnginePool:
             yield bool(sharing)
 
     async def wait_until_back(self, base_model: str) -> None:
-        """Wait for an engine lent to another training. `publish` says what is wrong with it."""
+        """Wait for an engine lent to another training. `publish` says what is wrong with it.
+
+        Called before `publish`, which keeps its slot to itself while it waits: a wait of hours for
+        a training would keep every other model of the slot from being published.
+        """
         base = self.base(base_model)
-        # Only for one that a training has: any other trouble `publish` meets at once, and says
-        # better.
+        # Only for one that a training has: no other wait is that long. What is wrong with it
+        # `publish` meets next, with a limit of its own, and says better.
         if base.is_lent:
             with contextlib.suppress(EngineError):
                 await base.wait_until_ready(READY_TIMEOUT_S)
@@ -282,7 +289,9 @@ class EnginePool:
             # `wait` leaves the task running when this request gives up: others wait for the same
             # one.
             await asyncio.wait({base.returning}, timeout=LOAD_TIMEOUT_S)
-        # 2. Itself, if it is an adapter.
+        # 2. An adapter that its engine has not loaded, as after a restart. Not while its base model
+        #    starts: that takes minutes, and a request that is told to come back costs its client less
+        #    than one that hangs. One that answers is left as it is.
         is_adapter = row is not None and row.kind != "base"
         if row is not None and is_adapter and base.is_ready and self._find_answering(model) is None:
             await base.load_on_demand(model, row.digest)

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 _INCOMPLETE = "\ufffd"
 _LONGEST_WAIT = 256
 """Tokens after which an incomplete character is taken for broken: it bounds the work per token, as
-all that wait are decoded anew. No character has nearly so many tokens, so none that is whole is
-cut."""
+all that wait are decoded anew. No character has nearly so many tokens; only a row of them, each
+begun by the last token of the one before, would be cut in the middle."""
 
 Decode = Callable[[Sequence[int]], str]
 
