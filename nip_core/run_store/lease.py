@@ -339,8 +339,8 @@ def acquire(
         try:
             lease.check()
         except LeaseError:
-            # The fence that was just raised too: this runner is none, and must not be able to commit
-            # by it later.
+            # The fence that was just raised too: this runner is none, and must not be able to
+            # commit by it later.
             store.drop_fence(lease.fence)
             raise
         # 4. Show that this runner is alive.

@@ -290,8 +290,8 @@ class EnginePool:
             # one.
             await asyncio.wait({base.returning}, timeout=LOAD_TIMEOUT_S)
         # 2. An adapter that its engine has not loaded, as after a restart. Not while its base model
-        #    starts: that takes minutes, and a request that is told to come back costs its client less
-        #    than one that hangs. One that answers is left as it is.
+        #    starts: that takes minutes, and a request that is told to come back costs its client
+        #    less than one that hangs. One that answers is left as it is.
         is_adapter = row is not None and row.kind != "base"
         if row is not None and is_adapter and base.is_ready and self._find_answering(model) is None:
             await base.load_on_demand(model, row.digest)

@@ -271,10 +271,10 @@ class ModelWorker:
         self.prompts = PromptEncoder(loaded.tokenizer, self._tokenizer_lock, loaded.max_model_len)
         self.lora = RowwiseLora(loaded.model)
         self.decoder = Decoder(loaded.model, self.lora, loaded.stop_tokens)
-        # 2. One that answers otherwise in a batch than alone is refused. The same try tells the bytes
-        #    of a token. What is free on a card is read here, when weights and try are on it and with
-        #    all that others have there; a machine's memory tells nothing so firm, as other programs
-        #    come and go, so there it is a fixed size.
+        # 2. One that answers otherwise in a batch than alone is refused. The same try tells the
+        #    bytes of a token. What is free on a card is read here, when weights and try are on it
+        #    and with all that others have there; a machine's memory tells nothing so firm, as other
+        #    programs come and go, so there it is a fixed size.
         token_bytes = check_batching(self.decoder, loaded, self._model_path)
         room = self._options.cache_bytes
         if room is None:
