@@ -147,7 +147,8 @@ class Ledger:
         if spec.examples < MIN_EXAMPLES:
             reason = f"{spec.examples} examples, {MIN_EXAMPLES} needed"
             return document.end(record, "skipped", reason, f"skipped: {reason}")
-        # 3. A create was sent and its answer is not on record: adopt the job that it made.
+        # 3. A create may have been sent, and its answer is not on record: adopt the job if it has
+        #    made one.
         if record.creates_open:
             _log.warning("%s: a submission was cut short; looking for its job", document.path)
             view = await self._find_job(spec.key)
@@ -331,14 +332,15 @@ class Ledger:
     async def abandon(self, record: JobRecord) -> JobRecord:
         """End a submission cut short, or adopt the job if it has made one.
 
-        Raises JobError if that can't be learned.
+        An adopted job goes on: this settles only whether there is one, so that a caller who wants it
+        stopped can name it to `cancel`. Raises JobError if that can't be learned.
         """
         document = self._document(record.iteration, record.group)
         record = document.load() or record
         # Submitted or ended: nothing was cut short.
         if record.state != "intent":
             return record
-        # Without an open create nothing was sent, so there is no job to look for.
+        # Without an open create none was sent, so there is no job to look for.
         if record.creates_open:
             view = await self._find_job(record.key)
             if view is not None:

@@ -172,7 +172,8 @@ class JobSupervisor:
         self._wake_validator.clear()
         rows = self._jobs.list_rows_in(("validating_files",))
         if not rows:
-            # All that can begin is queued by now.
+            # A look too many of the runner costs one query; one too few would leave a job queued
+            # until the next event, such as one that was validated before a restart.
             self._wake_runner.set()
             await self._wake_validator.wait()
             return

@@ -37,7 +37,7 @@ class AnswerText:
         """Whether a stop string was found; nothing is added any more."""
 
     def push(self, token: int) -> None:
-        """Add one token."""
+        """Add one token. After a stop string none is added: callers hand over all that they have."""
         if self.stopped:
             return
         self._window.append(token)
@@ -75,7 +75,7 @@ class AnswerText:
         self._held = self._held[certain:]
 
     def _beginning_of_a_stop(self) -> int:
-        """Measure the longest end of the text with the beginning of a stop string in it."""
+        """Measure the longest end of the text that a stop string begins with."""
         longest = max(map(len, self._stops), default=1) - 1
         for length in range(min(longest, len(self._held)), 0, -1):
             if any(stop.startswith(self._held[-length:]) for stop in self._stops):

@@ -118,7 +118,9 @@ class BatchSampler:
         if allowed is not None:
             some = scores[allowed.rows].masked_fill(~allowed.tokens, -torch.inf)
             scores = scores.index_copy(0, allowed.rows, some)
-        # 2. A token per row: the best, or one that is drawn.
+        # 2. Most batches of tests are greedy in all rows, and are spared a softmax and a sum over
+        #    the vocabulary. Else all rows are drawn for, as one operation; a greedy row has no
+        #    generator that it would move.
         chosen = scores.argmax(-1)
         if not self._all_greedy:
             chosen = torch.where(self._greedy, chosen, self._sample(scores))
