@@ -332,8 +332,8 @@ class Ledger:
     async def abandon(self, record: JobRecord) -> JobRecord:
         """End a submission cut short, or adopt the job if it has made one.
 
-        An adopted job goes on: this settles only whether there is one, so that a caller who wants it
-        stopped can name it to `cancel`. Raises JobError if that can't be learned.
+        An adopted job goes on: this settles only whether there is one, so that a caller who wants
+        it stopped can name it to `cancel`. Raises JobError if that can't be learned.
         """
         document = self._document(record.iteration, record.group)
         record = document.load() or record

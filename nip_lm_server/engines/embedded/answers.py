@@ -37,7 +37,7 @@ class AnswerText:
         """Whether a stop string was found; nothing is added any more."""
 
     def push(self, token: int) -> None:
-        """Add one token. After a stop string none is added: callers hand over all that they have."""
+        """Add one token. None is added after a stop string: callers hand over all they have."""
         if self.stopped:
             return
         self._window.append(token)
