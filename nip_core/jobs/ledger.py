@@ -301,8 +301,8 @@ class Ledger:
     async def give_up(self, record: JobRecord, reason: str) -> JobRecord:
         """Cancel a job after its deadline; return its final record.
 
-        Its outcome is "deadline", or "succeeded" if it ended before it was cancelled. Raises
-        JobError if it can't be cancelled, as then it may still make a model.
+        Its outcome is "deadline", or how it ended before it was cancelled. Raises JobError if it
+        can't be cancelled, as then it may still make a model.
         """
         document = self._document(record.iteration, record.group)
         record = document.load() or record

@@ -126,7 +126,7 @@ def _is_hidden(pid: int) -> bool:
         os.kill(pid, 0)
     except PermissionError:
         return True
-    # A document may name any number, larger ones than the system has too.
+    # No process has this number; or no process could, as a document may name any.
     except (OSError, OverflowError):
         return False
     # One that may be signalled is this user's and not hidden: it has ended, and its parent has not

@@ -139,7 +139,9 @@ def check_server(parameters: HyperParameters, environment: Mapping[str, str]) ->
                 f"agents.{name}.model_name: there is no directory {agent.model_name}; give the "
                 'path of a model, a Hugging Face name, or a bundled one like "tiny"'
             )
-        # The rest is of quantized weights, which are on CUDA alone.
+        # Quantized weights are on CUDA alone: fp8 while a model plays (it trains with its weights
+        # as they are), bitsandbytes while it trains, too. An adapter that is stacked has the one
+        # below merged into the weights, which takes whole ones.
         if agent.quantization == "none":
             continue
         reason = None

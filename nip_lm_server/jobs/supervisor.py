@@ -322,9 +322,9 @@ def _find_problems(
     method: str, path: Path, least: int, advantage: formats.AdvantageMode | None
 ) -> list[formats.Problem]:
     # `validate` reads the lines one by one and lets this through, since other callers want it
-    # raised. It stands alone, without what was found in the lines before it: where the reading
-    # ends, the file is cut or no JSONL, and a list of what is wrong would look as if the rest had
-    # been read.
+    # raised. It stands alone, without what was found in the lines before it: the reading ends there
+    # (the file is cut, no JSONL, or beyond a limit), and a list of what is wrong would look as if
+    # the rest had been read.
     try:
         return formats.validate(method, formats.read_jsonl(path), least, advantage=advantage)
     except formats.JsonlError as error:

@@ -73,6 +73,7 @@ class EnginePool:
                 try:
                     await self._activate(base)
                 except EngineError as error:
+                    # The server was started for this one, and its slot has nothing to fall back to.
                     if base.name == slot.base_model:
                         raise
                     self._models.note_problem(base.name, str(error))
