@@ -41,6 +41,7 @@ def test_a_training_without_standard_streams_is_done_and_asks_no_proxy(own_prefe
     assert proxy.connections == 0, proxy.asked
 
 
+@pytest.mark.long
 def test_a_training_goes_on_when_its_reader_has_gone(command_environment, tmp_path):
     config = write_config(tmp_path, rl=FEW)
     with subprocess.Popen(

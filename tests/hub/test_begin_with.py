@@ -159,6 +159,7 @@ print(json.dumps({"tokens": tokens, "logprobs": scores}))
 """
 
 
+@pytest.mark.long
 async def test_plain_peft_in_a_process_without_nip_gives_what_the_server_gives(run, tmp_path):
     chosen = choose_model(run, None, None)
     write_adapter(chosen, tmp_path / "plain", place="plain")
