@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from recording_proxy import recording_proxy, variables
 from small_game import FEW, write_config
 
