@@ -15,6 +15,7 @@ of the same names removes them.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -31,6 +32,8 @@ from nip_lm_server.client import parse_json
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
+MANIFEST_NAME = re.compile(r"manifest(-\w+)?\.json")
+"""What the manifest of a commit is called: a directory may hold several commits."""
 _HASH_CHARACTERS = 8  # keep two contents of a name apart; the manifest has the whole hash
 _WHAT_TO_DO = "nothing is repaired: restore the file from a copy, or do its part of the run again"
 

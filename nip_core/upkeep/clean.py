@@ -23,7 +23,7 @@ from nip_core.jobs.document import read_job
 from nip_core.jobs.job import KEY_METADATA
 from nip_core.rollouts.journal_segments import remove_journal
 from nip_core.rollouts.tables import shard_is_committed, shards_of
-from nip_core.run_store.manifest import is_committed, read_manifest
+from nip_core.run_store.manifest import MANIFEST_NAME, is_committed, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import list_files
 from nip_core.servers.kept_models import ADAPTERS
@@ -32,7 +32,6 @@ from nip_lm_server.client import MANIFEST as MODEL_MANIFEST
 
 Kind = Literal["leftover", "data", "journal", "kept model", "model", "upload"]
 
-_MANIFEST = re.compile(r"manifest(-\w+)?\.json")
 _OF_A_COMMIT = re.compile(r"(.+)\.[0-9a-f]{8}(\.\w+)")
 _UPLOAD = re.compile(r"nip-[0-9a-f]{40}\.jsonl")
 _JOURNAL = re.compile(r"([0-9]+)/([^/]+)/([^/]+)\.journal")
@@ -107,7 +106,9 @@ def _uncommitted_data(run: RunStore) -> Iterator[Unused]:
         if "/rollouts/" not in folder and "/datasets/" not in folder:
             continue
         manifests = [
-            read_manifest(run.store, folder, name) for name in names if _MANIFEST.fullmatch(name)
+            read_manifest(run.store, folder, name)
+            for name in names
+            if MANIFEST_NAME.fullmatch(name)
         ]
         named = {entry.file for manifest in manifests for entry in manifest.files.values()}
         committed = {name for manifest in manifests for name in manifest.files}

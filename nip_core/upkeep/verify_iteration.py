@@ -1,7 +1,6 @@
 """One iteration of a run on record: what each of its files was made from is what the others say.
 
 IterationCheck  its splits and shards, metrics, datasets, jobs and models
-MANIFEST_NAME   what the manifest of a commit is called
 """
 
 import re
@@ -19,10 +18,8 @@ from nip_core.records.run_shown import open_shown
 from nip_core.records.transcript_files import CHECKSUM_SUFFIX
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN
 from nip_core.rollouts.tables import shard_manifest, shards_of
-from nip_core.run_store.manifest import MANIFEST, Manifest, measure_file
+from nip_core.run_store.manifest import MANIFEST, MANIFEST_NAME, Manifest, measure_file
 from nip_core.upkeep.file_checks import Check, as_local
-
-MANIFEST_NAME = re.compile(r"manifest(-\w+)?\.json")
 
 
 class IterationCheck:

@@ -11,9 +11,9 @@ from nip_core.evaluation.report_checksum import report_is_whole
 from nip_core.records.blocks import BLOCKS
 from nip_core.records.status import find_status
 from nip_core.run_store.lease import read_lease
-from nip_core.run_store.manifest import MANIFEST
+from nip_core.run_store.manifest import MANIFEST, MANIFEST_NAME
 from nip_core.upkeep.file_checks import Check
-from nip_core.upkeep.verify_iteration import MANIFEST_NAME, IterationCheck
+from nip_core.upkeep.verify_iteration import IterationCheck
 
 _SERVER = ("lm_server", "adapters")
 _READ_ANEW = "running nip train once more writes it anew"
