@@ -88,7 +88,8 @@ test: install
 # which `make test` tries a part. .ci/run runs it.
 THOROUGH := tests/scenarios/test_parsing.py tests/rollouts/test_matrix.py tests/stages/test_attack.py \
 	tests/stages/test_league.py tests/evaluation/test_statistics_oracles.py \
-	tests/durability/test_kill_matrix.py tests/flows/test_streams.py tests/hub/test_begin_with.py
+	tests/durability/test_kill_matrix.py tests/flows/test_streams.py tests/hub/test_begin_with.py \
+	tests/house/test_tiers.py tests/lm_server/test_jobs.py tests/flows/test_train.py
 test-long: install
 	NIP_KILL_POINTS=20 NIP_THOROUGH=1 $(PYTEST) tests/lm_server/long tests/sweep/long tests/flows/long \
 		tests/factory $(THOROUGH)

@@ -23,6 +23,7 @@ def finished(folder) -> bool:
     return json.loads(done.stdout)["status"] == "finished"
 
 
+@pytest.mark.long
 def test_a_training_without_standard_streams_is_done_and_asks_no_proxy(own_prefect, tmp_path):
     """With a Prefect server of its own: what starts it and all that it starts have the proxies."""
     few = {"max_test_size": 2, "max_train_size": 40}

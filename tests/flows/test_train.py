@@ -121,6 +121,7 @@ async def test_the_same_seed_gives_the_same_data_whatever_concurrency_and_shards
         assert len(digests) == 1, (iteration, split)
 
 
+@pytest.mark.long
 def test_the_loop_without_prefect_makes_what_the_flow_makes(trained, tmp_path):
     _, result, run = trained
     script = (

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HELPERS = Path(__file__).parents[1] / "helpers"
 TESTS = """
 import pytest
@@ -24,6 +26,7 @@ def test_that_is_not(): pass
 """
 
 
+@pytest.mark.long
 def test_a_skipped_test_is_named_with_its_reason_and_a_long_one_belongs_elsewhere(tmp_path):
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "conftest.py").write_text(

@@ -562,6 +562,7 @@ def test_a_damaged_adapter_is_not_served_and_says_so(make_server) -> None:
     assert caught.value.status_code == 503
 
 
+@pytest.mark.long
 def test_another_base_model_leaves_old_jobs_and_adapters_alone(make_server) -> None:
     server = make_server(SLOW)
     old = server.train().fine_tuned_model
