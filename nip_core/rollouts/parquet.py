@@ -1,12 +1,14 @@
 """One table of rollouts as one Parquet file.
 
 parquet_bytes, parquet_table   from a table to a file, and back
-has_current_version                  refuse a file that nip did not write, or a later one
+open_parquet                   opens any Parquet file
+has_current_version            refuse a file that nip did not write, or a later one
 in_current_version             a table of an earlier version with what came later
 """
 
 import io
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -53,6 +55,17 @@ def parquet_bytes(table: pa.Table, compression: str = "zstd") -> bytes:
     return buffer.getvalue()
 
 
+def open_parquet(source: bytes | Path) -> pq.ParquetFile:
+    """Open a Parquet file. Raises ArrowException or OSError if it is none.
+
+    No object of Python is read, and nothing is read ahead. A thread of Arrow that reads ahead lets
+    go of the object some time after the data is here. If Python ends in that moment, the thread
+    ends the process by SIGABRT, after all the work is done.
+    """
+    reader = pa.BufferReader(source) if isinstance(source, bytes) else source
+    return pq.ParquetFile(reader, pre_buffer=False)
+
+
 def parquet_table(
     data: bytes, schema: pa.Schema, name: str, columns: Sequence[str] | None = None
 ) -> pa.Table:
@@ -61,7 +74,7 @@ def parquet_table(
     Raises CorruptionError if it is not such a file, StoreError if another version wrote it.
     """
     try:
-        file = pq.ParquetFile(io.BytesIO(data))
+        file = open_parquet(data)
         written = file.schema_arrow
     except (pa.ArrowException, OSError) as error:
         raise _make_damage_error(name, error) from error

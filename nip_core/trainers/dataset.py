@@ -12,7 +12,6 @@ Each row names the rollouts it came from. What a back-end wants is derived from 
 `nip_core.trainers.lines`.
 """
 
-import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +27,7 @@ from nip_core.errors import CorruptionError
 from nip_core.hashing import derive_seed
 from nip_core.parameters import Method
 from nip_core.processes import count_processes, map_in_processes
-from nip_core.rollouts.parquet import has_current_version, in_current_version
+from nip_core.rollouts.parquet import has_current_version, in_current_version, open_parquet
 from nip_core.run_store.facts import DatasetFacts
 from nip_core.run_store.manifest import read_committed_file, read_manifest, verify
 from nip_core.run_store.store import Store
@@ -285,9 +284,8 @@ class Dataset:
             return values
 
     def _open(self) -> pq.ParquetFile:
-        source = io.BytesIO(self._source) if isinstance(self._source, bytes) else self._source
         try:
-            return pq.ParquetFile(source)
+            return open_parquet(self._source)
         except (pa.ArrowException, OSError) as error:
             raise CorruptionError(f"{self._name}: damaged, not a Parquet file ({error})") from error
 

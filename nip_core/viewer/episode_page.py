@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from nip_core.errors import CorruptionError, NipError
 from nip_core.evaluation.episode_transcripts import Message, Transcript, transcript_of
 from nip_core.game.render import ChatMessage, Game, InvalidResponse, Situation, parse_columns
+from nip_core.rollouts.parquet import open_parquet
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
 from nip_core.rollouts.table_rows import Episode, Generation, Timing, read_rows
 from nip_core.rollouts.tables import StoredRollouts
@@ -212,14 +213,10 @@ def read_examples(run: RunStore, iteration: int, group: str, key: str) -> list[U
     names = [name for name in manifest.files if name.endswith(".parquet")]
     if len(names) != 1:
         raise CorruptionError(f"{directory}/{MANIFEST}: names {len(names)} tables instead of one")
-    import io
-
-    import pyarrow.parquet as pq
-
     columns = ["agent", "reason", "reward"]
     try:
-        content = io.BytesIO(read_committed_file(store, manifest, names[0]))
-        table = pq.read_table(content, columns=["episode", *columns])
+        file = open_parquet(read_committed_file(store, manifest, names[0]))
+        table = file.read(columns=["episode", *columns]).select(["episode", *columns])
     except (pa.ArrowException, OSError, KeyError) as error:
         raise CorruptionError(f"{manifest.path(names[0])}: can't be read ({error})") from error
     examples = table.filter(pc.equal(table["episode"], key)).select(columns).to_pylist()
