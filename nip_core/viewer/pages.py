@@ -61,10 +61,10 @@ def list_iterations(table: pa.Table) -> list[int]:
 
 def find_asked_rows(run: ShownRun, episodes: Episodes, query: Query) -> Any:
     """Find the rows of a query; texts are looked for in the files."""
-    if not query.text:
-        return find_rows(episodes.table, query)
     without = find_rows(episodes.table, query)
-    return find_rows(episodes.table, query, run.search.keys(episodes, without, query.text))
+    if not query.asks_for_calls:
+        return without
+    return find_rows(episodes.table, query, run.search.keys(episodes, without, query))
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def matrix_page(run: ShownRun, asked: Mapping[str, str], pairs: list[tuple[str, 
     """Show problems by iterations."""
     episodes = run.episodes()
     query = Query.parse(pairs, ("sort", "until"))
-    if query.iteration or query.text:
+    if query.iteration or query.asks_for_calls:
         raise QueryError("the matrix shows all iterations; look for texts among the episodes")
     sort = asked.get("sort") or "failures"
     if sort not in MATRIX_SORTS:

@@ -72,6 +72,11 @@ class Query:
     problem: str = ""
     """A part of the problem's name; in quotation marks, all of it."""
     text: str = ""
+    """What was written in a message or a thought."""
+    agent: str = ""
+    """Who wrote the text; without a text, who took a turn."""
+    round: str = ""
+    """When that was."""
     sort: str = "failures"
     page: int = 1
 
@@ -90,7 +95,7 @@ class Query:
             value = values.get(name, "")
             if value and value not in choices:
                 raise QueryError(f"{name}={value}: use one of {', '.join(choices)}")
-        for name in ("iteration", "page"):
+        for name in ("iteration", "round", "page"):
             value = values.get(name, "")
             if value and not (value.isascii() and value.isdigit() and len(value) < 10):
                 raise QueryError(f"{name}={value}: a number was expected")
@@ -99,6 +104,11 @@ class Query:
         values["page"] = max(1, int(values.get("page") or 1))
         values["sort"] = values.get("sort") or "failures"
         return cls(**values)
+
+    @property
+    def asks_for_calls(self) -> bool:
+        """Say whether it takes what models wrote to answer, and not the index alone."""
+        return bool(self.text or self.agent or self.round)
 
     @property
     def filters(self) -> dict[str, str]:
