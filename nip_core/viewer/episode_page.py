@@ -25,7 +25,7 @@ from nip_core.rollouts.tables import StoredRollouts
 from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
-from nip_core.viewer.index import Episodes, Shard
+from nip_core.showing.episode_index import Episodes, Shard
 from nip_core.viewer.queries import Query
 
 _LONG = ("prompt_token_ids", "completion_token_ids", "completion_logprobs")

@@ -6,7 +6,7 @@ Each takes a run and what its address asks for, and gives the values of the temp
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -19,24 +19,17 @@ from nip_core.evaluation.episode_transcripts import DECISION_WORDS, Message
 from nip_core.evaluation.report import GroupReport, IterationReport
 from nip_core.jobs.job import JobRecord
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.showing.episode_filters import CHOICES, SORTS, find_rows, list_models
+from nip_core.showing.episode_index import Episodes, IndexedEpisode, read_episodes
+from nip_core.viewer.downloads import write_line
 from nip_core.viewer.episode_page import EpisodePage, UsedExample, read_episode, read_examples
-from nip_core.viewer.index import Episodes, IndexedEpisode, read_episodes
 from nip_core.viewer.matrix import (
     MATRIX_SORTS,
     MOST_COLUMNS,
     PairedEpisode,
     count_matrix,
 )
-from nip_core.viewer.queries import (
-    CHOICES,
-    PER_PAGE,
-    SORTS,
-    Query,
-    QueryError,
-    find_rows,
-    list_models,
-    read_number,
-)
+from nip_core.viewer.queries import PER_PAGE, Query, QueryError, read_number
 from nip_core.viewer.runs import Overview, ShownRun, ShownRuns
 
 Values = dict[str, Any]
@@ -60,11 +53,13 @@ def list_iterations(table: pa.Table) -> list[int]:
 
 
 def find_asked_rows(run: ShownRun, episodes: Episodes, query: Query) -> Any:
-    """Find the rows of a query; texts are looked for in the files."""
-    without = find_rows(episodes.table, query)
-    if not query.asks_for_calls:
+    """Find the rows of a query; texts are looked for in the files, and notes beside the run."""
+    filters = query.to_filters()
+    noted = run.notes.find_keys(filters)
+    without = find_rows(episodes.table, filters, noted)
+    if not filters.asks_for_calls:
         return without
-    return find_rows(episodes.table, query, run.search.keys(episodes, without, query))
+    return find_rows(episodes.table, filters, noted, run.search.keys(episodes, without, query))
 
 
 @dataclass(frozen=True)
@@ -150,7 +145,8 @@ def matrix_page(run: ShownRun, asked: Mapping[str, str], pairs: list[tuple[str, 
     split = query.split or (splits[0] if splits else "")
     # Of an iteration that shows one verdict, the rows are those of problems that have it there.
     plain = Query.parse([(n, v) for n, v in query.filters.items() if n != "split"])
-    rows = find_rows(episodes.table, Query(**{**vars(plain), "split": split, "sort": "played"}))
+    filters = replace(plain.to_filters(), split=split or None, order="played")
+    rows = find_rows(episodes.table, filters, run.notes.find_keys(filters))
     table = episodes.table.take(pa.array(rows))
     every = list_iterations(table)
     until = read_number(asked.get("until"), every[-1] if every else 0)
@@ -197,6 +193,7 @@ def episodes_page(run: ShownRun, pairs: list[tuple[str, str]]) -> Values:
         "rows": episodes.take(chosen),
         "paging": paged,
         "verdicts": verdicts,
+        "line": write_line(run, query.to_filters()),
     }
 
 

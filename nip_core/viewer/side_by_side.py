@@ -15,8 +15,9 @@ import pyarrow.compute as pc
 from nip_core.errors import NipError
 from nip_core.evaluation.embedding import thin_out
 from nip_core.rollouts.plan import TEST
+from nip_core.showing.episode_filters import EpisodeFilters, find_rows
+from nip_core.showing.episode_index import IndexedEpisode
 from nip_core.viewer.episode_page import EpisodePage
-from nip_core.viewer.index import IndexedEpisode
 from nip_core.viewer.matrix import KINDS, pair_episodes
 from nip_core.viewer.pages import (
     NotThereError,
@@ -27,7 +28,7 @@ from nip_core.viewer.pages import (
     open_episode,
     paginate,
 )
-from nip_core.viewer.queries import PER_PAGE, Comparison, Query, find_rows, read_number
+from nip_core.viewer.queries import PER_PAGE, Comparison, read_number
 from nip_core.viewer.runs import ShownRun, ShownRuns
 
 _MOST_PLACES, _FEWEST_PLACES = 400, 10  # of all runs, and of one
@@ -66,7 +67,7 @@ def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
     }
     if not (a and b):
         return values
-    parts = [_read_episodes_at(runs, place, split) for place in (a, b)]
+    parts = [read_episodes_at(runs, place, split) for place in (a, b)]
     names = [place.rpartition("@")[0] for place in (a, b)]
     shown = pair_episodes(parts[0], parts[1], query.page, PER_PAGE, kind)
     total = shown.counts[kind] if kind else sum(shown.counts.values())
@@ -89,14 +90,21 @@ def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
     }
 
 
-def _read_episodes_at(runs: ShownRuns, place: str, split: str) -> pa.Table:
+def choose_split(runs: ShownRuns, asked: str) -> str:
+    """Choose the split of a comparison: the one that is asked for, else tests."""
+    known = {split for run in runs.all() for split in list_splits(run.episodes().table)}
+    return asked or (TEST if TEST in known else min(known, default=""))
+
+
+def read_episodes_at(runs: ShownRuns, place: str, split: str) -> pa.Table:
+    """Read the index of one place, RUN@ITERATION. Raises NotThereError."""
     name, _, iteration = place.rpartition("@")
     run = runs.get(name)
     if run is None:
         raise NotThereError(f"there is no run {name[:60]!r} among those that are shown")
-    query = Query(iteration=str(read_number(iteration, 0)), split=split, sort="played")
+    filters = EpisodeFilters(iteration=read_number(iteration, 0), split=split or None)
     table = run.episodes().table
-    return table.take(pa.array(find_rows(table, query), pa.int64()))
+    return table.take(pa.array(find_rows(table, filters), pa.int64()))
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ class RunIndex:
         self._damage: dict[str, str] = {}
         self._joined: set[str] = set()  # directories of whole splits
         self._looked_s = float("-inf")
-        self.now = Episodes(_no_episodes(), (), 0, (), frozenset())
+        self.now = Episodes(make_empty_index(), (), 0, (), frozenset())
 
     def refresh(self) -> Episodes:
         """Read new shards. Damage is named in the result, and never raised."""
@@ -160,7 +160,7 @@ class RunIndex:
         if self._rewinds is not None and self._rewinds != rewinds:
             version = self.now.version
             self._forget()
-            self.now = Episodes(_no_episodes(), (), version + 1, (), frozenset())
+            self.now = Episodes(make_empty_index(), (), version + 1, (), frozenset())
         self._rewinds = rewinds
 
     @property
@@ -248,7 +248,8 @@ def read_episodes(table: pa.Table) -> list[IndexedEpisode]:
     return [IndexedEpisode(**row) for row in table.to_pylist()]
 
 
-def _no_episodes() -> pa.Table:
+def make_empty_index() -> pa.Table:
+    """Make an index of no episodes."""
     from nip_core.rollouts.schema import EPISODES
 
     kinds = {name: EPISODES.field(name).type for name in _PLAIN}
