@@ -35,10 +35,11 @@ from nip_core.viewer.charts import Line, lay_out_chart
 from nip_core.viewer.downloads import Download
 from nip_core.viewer.noting import NoteDesk, RefusedNoteError, find_way_back
 from nip_core.viewer.overview import run_page
+from nip_core.viewer.pair_page import pair_page
 from nip_core.viewer.queries import QueryError
 from nip_core.viewer.runs import ShownRun, ShownRuns
 from nip_core.viewer.security import Guard
-from nip_core.viewer.side_by_side import compare_page, pair_page
+from nip_core.viewer.side_by_side import compare_page
 
 _STATIC = {
     "report.css": "text/css",

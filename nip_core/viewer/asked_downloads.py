@@ -19,13 +19,11 @@ from nip_core.viewer.downloads import (
     download_episodes,
     download_pairs,
 )
-from nip_core.viewer.matrix import KINDS, pair_episodes
+from nip_core.viewer.matrix import KINDS, order_pairs
 from nip_core.viewer.pages import NotThereError, find_asked_rows
 from nip_core.viewer.queries import Comparison, Query, QueryError
 from nip_core.viewer.runs import ShownRun, ShownRuns
 from nip_core.viewer.side_by_side import choose_split, read_episodes_at
-
-_ALL = 1 << 40  # more pairs than there are
 
 
 def read_format(end: str) -> Format:
@@ -53,7 +51,8 @@ def find_pair_download(runs: ShownRuns, asked: Mapping[str, str], kind: Format) 
     split = choose_split(runs, query.split)
     places = (query.a, query.b)
     a, b = (read_episodes_at(runs, place, split) for place in places)
-    pairs = pair_episodes(a, b, 1, _ALL, query.kind).shown
+    ordered = order_pairs(a, b, query.kind)
+    pairs = ordered.take(0, len(ordered.rows))
     sides = []
     for place, keys in zip(
         places, ([pair.a.key for pair in pairs], [pair.b.key for pair in pairs]), strict=True

@@ -31,6 +31,7 @@ from nip_core.viewer.matrix import (
 )
 from nip_core.viewer.queries import PER_PAGE, Query, QueryError, read_number
 from nip_core.viewer.runs import Overview, ShownRun, ShownRuns
+from nip_core.viewer.timeline import lay_out_timeline
 
 Values = dict[str, Any]
 SPLITS = (TEST, TRAIN, VALIDATION, CANDIDATE, ATTACK)
@@ -242,10 +243,12 @@ def episode_page(run: ShownRun, key: str, tab: str, pairs: list[tuple[str, str]]
         "same": _find_same_problem(episodes, at),
         "about": episodes.take([at])[0],
         "page": None,
+        "timeline": None,
         "damage": "",
     }
     try:
         values["page"] = page = open_episode(run, episodes, at)
+        values["timeline"] = lay_out_timeline(page, run.game) if tab == "" else None
         values["lineage"] = _trace_lineage(run, page) if tab == "facts" else None
     except (NipError, OSError) as error:
         values["damage"] = str(error)

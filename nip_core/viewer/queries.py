@@ -148,6 +148,26 @@ class Comparison:
         return compared
 
 
+@dataclass(frozen=True)
+class PairQuery:
+    """What the address of a pair asks for: two episodes, RUN/KEY, and among which pairs."""
+
+    a: str = ""
+    b: str = ""
+    kind: str = ""
+
+    @classmethod
+    def parse(cls, asked: Mapping[str, str], kinds: Collection[str]) -> "PairQuery":
+        """Read an address; `kinds` are those that pairs have. Raises QueryError."""
+        unknown = {*asked} - {field.name for field in fields(cls)}
+        if unknown:
+            raise QueryError(f"{', '.join(sorted(unknown))}: a pair has a, b and kind")
+        query = cls(**asked)
+        if query.kind and query.kind not in kinds:
+            raise QueryError(f"kind={query.kind}: use one of {', '.join(kinds)}")
+        return query
+
+
 def read_number(text: str | None, default: int) -> int:
     """Read a number of an address; without one, `default`. Raises QueryError."""
     if not text:
