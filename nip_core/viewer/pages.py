@@ -19,6 +19,7 @@ from nip_core.evaluation.episode_transcripts import DECISION_WORDS, Message
 from nip_core.evaluation.report import GroupReport, IterationReport
 from nip_core.jobs.job import JobRecord
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.viewer.episode_list import list_episodes
 from nip_core.viewer.episode_page import EpisodePage, UsedExample, read_episode, read_examples
 from nip_core.viewer.index import Episodes, IndexedEpisode, read_episodes
 from nip_core.viewer.matrix import (
@@ -33,9 +34,11 @@ from nip_core.viewer.queries import (
     SORTS,
     Query,
     QueryError,
+    filter_rows,
     find_rows,
     list_models,
     read_number,
+    sort_rows,
 )
 from nip_core.viewer.runs import Overview, ShownRun, ShownRuns
 
@@ -60,11 +63,11 @@ def list_iterations(table: pa.Table) -> list[int]:
 
 
 def find_asked_rows(run: ShownRun, episodes: Episodes, query: Query) -> Any:
-    """Find the rows of a query; texts are looked for in the files."""
-    without = find_rows(episodes.table, query)
-    if not query.asks_for_calls:
-        return without
-    return find_rows(episodes.table, query, run.search.keys(episodes, without, query))
+    """Find the rows of a query, in its order. Raises CorruptionError where texts can't be read."""
+    rows = filter_rows(episodes.table, query)
+    if query.asks_for_calls:
+        rows = run.search.find(run.index.calls, episodes, rows, query)
+    return sort_rows(episodes.table, rows, query.sort)
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ def list_choices(run: ShownRun, episodes: Episodes) -> Values:
     """List the values of each filter, for its menu."""
     table = episodes.table
     wrong, right = run.words
+    rounds = pc.max(table["rounds"]).as_py() or 0
 
     def values(name: str) -> list[tuple[str, str]]:
         known = [value for value in pc.unique(table[name]).to_pylist() if value is not None]
@@ -105,6 +109,8 @@ def list_choices(run: ShownRun, episodes: Episodes) -> Values:
         "difficulty": values("difficulty"),
         "mutation": values("mutation"),
         "model": [(name, name) for name in list_models(table)][:_MOST_CHOICES],
+        "agent": [(name, name) for name in episodes.agents],
+        "round": [(str(k), str(k)) for k in range(min(rounds, _MOST_CHOICES))],
         **{name: [*choices.items()] for name, choices in CHOICES.items()},
         "label": [("1", right), ("0", wrong)],
     }
@@ -194,7 +200,7 @@ def episodes_page(run: ShownRun, pairs: list[tuple[str, str]]) -> Values:
         "episodes": episodes,
         "menus": list_choices(run, episodes),
         "sorts": SORTS,
-        "rows": episodes.take(chosen),
+        "rows": list_episodes(run.index.calls, episodes, chosen, query, run.is_prover),
         "paging": paged,
         "verdicts": verdicts,
     }

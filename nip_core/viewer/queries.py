@@ -2,7 +2,8 @@
 
 Query       the filters of an address, checked
 QueryError  an address that asks for something that there is not
-find_rows   the rows of the index that a query asks for, in its order
+find_rows   the rows of the index that a query asks for, in its order; all but its texts
+filter_rows, sort_rows   the two halves of it
 CHOICES     filters with a fixed set of values; SORTS, orders
 
 The address is the state: what a page shows follows from it alone, so that it can be sent, and gone
@@ -164,24 +165,22 @@ def read_number(text: str | None, default: int) -> int:
     return int(text)
 
 
-def find_rows(
-    table: pa.Table, query: Query, with_text: pa.Array | None = None
-) -> NDArray[np.int64]:
-    """Find the rows of the index a query asks for, in its order.
+def find_rows(table: pa.Table, query: Query) -> NDArray[np.int64]:
+    """Find the rows of the index a query asks for, in its order, whatever was written in them."""
+    return sort_rows(table, filter_rows(table, query), query.sort)
 
-    `with_text` has the keys of the episodes in which the text of the query stands.
-    """
+
+def filter_rows(table: pa.Table, query: Query) -> NDArray[np.int64]:
+    """Find the rows of the index that pass the filters of a query."""
     mask = None
-    for condition in _build_conditions(table, query, with_text):
+    for condition in _build_conditions(table, query):
         mask = condition if mask is None else pc.and_kleene(mask, condition)
     if mask is None:
-        rows = np.arange(table.num_rows)
-    else:
-        rows = np.flatnonzero(pc.fill_null(mask, False).to_numpy(zero_copy_only=False))
-    return _sort(table, rows, query.sort)
+        return np.arange(table.num_rows)
+    return np.flatnonzero(pc.fill_null(mask, False).to_numpy(zero_copy_only=False))
 
 
-def _build_conditions(table: pa.Table, query: Query, with_text: pa.Array | None) -> Iterable[Any]:
+def _build_conditions(table: pa.Table, query: Query) -> Iterable[Any]:
     for name, column in _EQUAL_NUMBER.items():
         if value := getattr(query, name):
             yield pc.equal(table[column], int(value))
@@ -204,8 +203,6 @@ def _build_conditions(table: pa.Table, query: Query, with_text: pa.Array | None)
             yield pc.equal(names, query.problem[1:-1])
         else:
             yield pc.match_substring(names, query.problem, ignore_case=True)
-    if with_text is not None:
-        yield pc.is_in(table["key"], value_set=with_text)
 
 
 def _has_model(models: Any, name: str) -> Any:
@@ -221,7 +218,7 @@ def list_models(table: pa.Table) -> list[str]:
     return sorted({name for of in sets if of for name in of.split("\n")})
 
 
-def _sort(table: pa.Table, rows: NDArray[np.int64], sort: str) -> NDArray[np.int64]:
+def sort_rows(table: pa.Table, rows: NDArray[np.int64], sort: str) -> NDArray[np.int64]:
     """Sort rows; equal ones stay as they were played, the newest iteration first."""
 
     def numbers(name: str) -> NDArray[Any]:
