@@ -1,7 +1,9 @@
 """The rows of a list of episodes with their texts.
 
-ListedEpisode     an episode with what it is about, what a prover said last, and what was found
-list_episodes     reads the texts of some rows
+ListedEpisode   an episode with what it is about, what a prover said last, and what was found
+list_episodes   reads the texts of some rows
+FoundTurn       a turn of an opened episode with its hits
+find_in_turns   marks them
 """
 
 import re
@@ -15,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.errors import NipError
+from nip_core.viewer.episode_page import ShownTurn
 from nip_core.viewer.index import Episodes, IndexedEpisode
 from nip_core.viewer.kept_calls import KeptCalls
 from nip_core.viewer.queries import Query
@@ -131,6 +134,38 @@ def _find_snippets(
                 parts = _cut_around(text, matches[0], pattern)
                 found.append(Snippet(call.agent, call.round, in_thoughts, parts))
     return tuple(found), hits
+
+
+@dataclass(frozen=True)
+class FoundTurn:
+    """A turn of an opened episode, cut at its hits; they are counted through the episode."""
+
+    first: int
+    """Of its hits; 0 where it has none."""
+    hits: int
+    in_thoughts: bool
+    """Whether the first one is a thought."""
+    thoughts: tuple[TextPart, ...]
+    text: tuple[TextPart, ...]
+
+
+def find_in_turns(turns: Sequence[ShownTurn], query: Query) -> list[FoundTurn]:
+    """Cut all turns of an episode at what a query looks for; without a text, none has a hit."""
+    pattern = find_pattern(query.text) if query.text else None
+    found, before = [], 0
+    for turn in turns:
+        thoughts, text = turn.row.reasoning or "", turn.message.text
+        if pattern is None or not looks_at(query, turn.row.agent, turn.row.round):
+            found.append(FoundTurn(0, 0, False, (TextPart(thoughts),), (TextPart(text),)))
+            continue
+        of_thoughts = split_text(thoughts, pattern, before)
+        in_thoughts = sum(1 for part in of_thoughts if part.hit)
+        of_text = split_text(text, pattern, before + in_thoughts)
+        hits = in_thoughts + sum(1 for part in of_text if part.hit)
+        first = before + 1 if hits else 0
+        found.append(FoundTurn(first, hits, in_thoughts > 0, of_thoughts, of_text))
+        before += hits
+    return found
 
 
 def looks_at(query: Query, agent: str, round_: int) -> bool:

@@ -19,7 +19,7 @@ from nip_core.evaluation.episode_transcripts import DECISION_WORDS, Message
 from nip_core.evaluation.report import GroupReport, IterationReport
 from nip_core.jobs.job import JobRecord
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
-from nip_core.viewer.episode_list import list_episodes
+from nip_core.viewer.episode_list import find_in_turns, list_episodes
 from nip_core.viewer.episode_page import EpisodePage, UsedExample, read_episode, read_examples
 from nip_core.viewer.index import Episodes, IndexedEpisode, read_episodes
 from nip_core.viewer.matrix import (
@@ -251,10 +251,12 @@ def episode_page(run: ShownRun, key: str, tab: str, pairs: list[tuple[str, str]]
         "same": _find_same_problem(episodes, at),
         "about": episodes.take([at])[0],
         "page": None,
+        "found": [],
         "damage": "",
     }
     try:
         values["page"] = page = open_episode(run, episodes, at)
+        values["found"] = find_in_turns(page.turns, query)
         values["lineage"] = _trace_lineage(run, page) if tab == "facts" else None
     except (NipError, OSError) as error:
         values["damage"] = str(error)
