@@ -35,12 +35,12 @@ class FoundEpisodes:
 
     @cached_property
     def _index(self) -> pa.Table:
-        tables = [make_empty_index()]
+        tables = []
         for number, part in enumerate(self._parts):
             table = read_part(part).columns
             shard = pa.array(np.full(table.num_rows, number, np.int32))
             tables.append(table.append_column("shard", shard).select(COLUMNS))
-        return pa.concat_tables(tables).combine_chunks()
+        return pa.concat_tables(tables).combine_chunks() if tables else make_empty_index()
 
     @cached_property
     def _rows(self) -> NDArray[np.int64]:

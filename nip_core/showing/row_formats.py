@@ -46,7 +46,10 @@ def encode_row(row: ReadableEpisode) -> bytes:
 
 def decode_row(line: bytes) -> ReadableEpisode:
     """Read what `encode_row` has written."""
-    value = json.loads(line)
+    try:
+        value = orjson.loads(line)
+    except ValueError:  # half of a pair
+        value = json.loads(line)
     value["messages"] = [ReadableMessage(**message) for message in value["messages"]]
     return ReadableEpisode(**value)
 
@@ -60,7 +63,10 @@ def as_cell(value: Cell) -> str:
     if isinstance(value, int | float):
         return repr(value)
     text = value if isinstance(value, str) else ", ".join(value)
-    shown = printable(text.replace("\r\n", "\n"))
+    # Most texts are plain, and there are many.
+    shown = text if text.isprintable() else printable(text.replace("\r\n", "\n"))
+    if shown[:1].isalnum():
+        return shown
     return f"'{shown}" if _FORMULA.match(shown) else shown
 
 
