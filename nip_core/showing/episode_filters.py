@@ -2,6 +2,7 @@
 
 EpisodeFilters  the filters, checked; the same for a page's address and for a line of Python
 find_rows       the rows of the index that they ask for, in their order
+filter_rows, sort_rows  the two halves of it
 find_in_calls   the episodes in which a text stands, or somebody took a turn
 CHOICES         filters with a fixed set of values, and their words; SORTS, orders
 """
@@ -121,20 +122,25 @@ class EpisodeFilters:
 def find_rows(
     table: pa.Table, filters: EpisodeFilters, *among: pa.Array | None
 ) -> NDArray[np.int64]:
-    """Find the rows of the index that filters ask for, in their order.
+    """Find the rows of the index that filters ask for, in their order, but for what was written.
 
-    `among` are keys of episodes that were found in other places: by what models wrote, by notes.
+    `among` are keys of episodes that were found in other places; None: no others are.
     """
+    return sort_rows(table, filter_rows(table, filters, *among), filters.order or "played")
+
+
+def filter_rows(
+    table: pa.Table, filters: EpisodeFilters, *among: pa.Array | None
+) -> NDArray[np.int64]:
+    """Find the rows of the index that pass filters."""
     mask = None
     conditions = [*_build_conditions(table, filters)]
     conditions += [pc.is_in(table["key"], value_set=keys) for keys in among if keys is not None]
     for condition in conditions:
         mask = condition if mask is None else pc.and_kleene(mask, condition)
     if mask is None:
-        rows = np.arange(table.num_rows)
-    else:
-        rows = np.flatnonzero(pc.fill_null(mask, False).to_numpy(zero_copy_only=False))
-    return _sort(table, rows, filters.order or "played")
+        return np.arange(table.num_rows)
+    return np.flatnonzero(pc.fill_null(mask, False).to_numpy(zero_copy_only=False))
 
 
 def _build_conditions(table: pa.Table, filters: EpisodeFilters) -> Iterable[Any]:
@@ -177,7 +183,7 @@ def list_models(table: pa.Table) -> list[str]:
     return sorted({name for of in sets if of for name in of.split("\n")})
 
 
-def _sort(table: pa.Table, rows: NDArray[np.int64], sort: str) -> NDArray[np.int64]:
+def sort_rows(table: pa.Table, rows: NDArray[np.int64], sort: str) -> NDArray[np.int64]:
     """Sort rows; equal ones stay as they were played, the newest iteration first."""
 
     def numbers(name: str) -> NDArray[Any]:

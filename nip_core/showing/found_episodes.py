@@ -16,7 +16,7 @@ from nip_core.rollouts.tables import StoredRollouts
 from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
 from nip_core.run_store.store import Store
 from nip_core.showing.episode_filters import EpisodeFilters, find_in_calls, find_rows
-from nip_core.showing.episode_index import COLUMNS, make_empty_index, read_columns
+from nip_core.showing.episode_index import COLUMNS, make_empty_index, read_part
 from nip_core.showing.episode_rows import ReadableEpisode, read_episode_rows
 from nip_core.showing.notes import RunNotes
 
@@ -37,7 +37,7 @@ class FoundEpisodes:
     def _index(self) -> pa.Table:
         tables = [make_empty_index()]
         for number, part in enumerate(self._parts):
-            table = read_columns(part)
+            table = read_part(part).columns
             shard = pa.array(np.full(table.num_rows, number, np.int32))
             tables.append(table.append_column("shard", shard).select(COLUMNS))
         return pa.concat_tables(tables).combine_chunks()

@@ -45,7 +45,7 @@ def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
     """Show the episodes of two places in pairs, changed verdicts first."""
     query = Comparison.parse(asked, KINDS)
     a, b, kind = query.a, query.b, query.kind
-    tables = {run.name: run.episodes().table for run in runs.all()}
+    tables = {run.name: run.episodes(with_calls=False).table for run in runs.all()}
     splits = sorted({split for table in tables.values() for split in list_splits(table)})
     split = query.split or (TEST if TEST in splits else (splits[0] if splits else ""))
     places = list_places(tables, split)
