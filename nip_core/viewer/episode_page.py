@@ -19,7 +19,7 @@ from nip_core.rollouts.table_rows import Episode, Generation, Timing, read_rows
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
-from nip_core.viewer.kept_calls import Shard
+from nip_core.showing.kept_calls import Shard
 
 _LONG = ("prompt_token_ids", "completion_token_ids", "completion_logprobs")
 _READ = tuple(name for name in GENERATIONS.names if name not in _LONG)

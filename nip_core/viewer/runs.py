@@ -19,9 +19,10 @@ from nip_core.records.iterations import Records
 from nip_core.records.status import find_status
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store
+from nip_core.showing.episode_index import Episodes, RunIndex
+from nip_core.showing.notes import RunNotes
 from nip_core.showing.summary import read_report_data
 from nip_core.showing.transcripts import rebuild_game
-from nip_core.viewer.index import Episodes, RunIndex
 from nip_core.viewer.text_search import TextSearch
 
 _AT_MOST_EVERY_S = 1.0
@@ -52,6 +53,7 @@ class ShownRun:
         """Reads nothing yet. `name` is what addresses call it."""
         self.tree, self.name = tree, name
         self.search = TextSearch()
+        self.notes = RunNotes(tree)
         self.lock = RLock()
         self._clock = clock
         self._run_json: str | None = None

@@ -26,7 +26,7 @@ from nip_core.rollouts.tables import StoredRollouts, committed_shards, shards_of
 from nip_core.rollouts.trees import for_each_episode
 from nip_core.run_store.manifest import MANIFEST, read_manifest
 from nip_core.run_store.run import RunStore
-from nip_core.viewer.kept_calls import OF_EPISODES, OF_GENERATIONS, KeptCalls, Shard, read_calls
+from nip_core.showing.kept_calls import OF_EPISODES, OF_GENERATIONS, KeptCalls, Shard, read_calls
 
 RIGHT, WRONG, FAILED = "right", "wrong", "failed"
 
@@ -127,7 +127,7 @@ class RunIndex:
         self._joined: set[str] = set()  # directories of whole splits
         self._agents: dict[str, None] = {}
         self._looked_s = float("-inf")
-        self.now = Episodes(_no_episodes(), (), 0, (), frozenset())
+        self.now = Episodes(make_empty_index(), (), 0, (), frozenset())
         self.calls = KeptCalls(self._run.store)
 
     def refresh(self, with_calls: bool = True) -> Episodes:
@@ -158,7 +158,7 @@ class RunIndex:
         if self._rewinds is not None and self._rewinds != rewinds:
             version = self.now.version
             self._forget()
-            self.now = Episodes(_no_episodes(), (), version + 1, (), frozenset())
+            self.now = Episodes(make_empty_index(), (), version + 1, (), frozenset())
         self._rewinds = rewinds
 
     @property
@@ -212,20 +212,15 @@ class RunIndex:
 
     def _columns_of(self, shard: Shard) -> pa.Table | None:
         stored = StoredRollouts.of_shard(self._run.store, shard.manifest)
-        names = (*_COUNTED_OF, *(OF_GENERATIONS if self._with_calls else ()))
         try:
-            episodes = stored.episodes(_OF_EPISODES)
-            if not pc.all(pc.not_equal(pc.utf8_trim_whitespace(episodes["question"]), "")).as_py():
-                episodes = stored.episodes((*_OF_EPISODES, "solution"))
-            generations = stored.generations(tuple(dict.fromkeys(names)))
-            columns = read_columns(episodes, generations.select(_COUNTED_OF))
-            self._agents |= dict.fromkeys(_list_agents(episodes["rewards"].combine_chunks()))
-            if self._with_calls:
-                self.calls.keep(shard, read_calls(episodes, generations))
-            return columns
+            part = read_part(stored, self._with_calls)
         except (NipError, OSError, pa.ArrowException, KeyError, ValueError) as error:
             self._damage[shard.name] = str(error)
             return None
+        self._agents |= dict.fromkeys(part.agents)
+        if part.calls is not None:
+            self.calls.keep(shard, part.calls)
+        return part.columns
 
     def _take(
         self,
@@ -256,13 +251,37 @@ def read_episodes(table: pa.Table) -> list[IndexedEpisode]:
     return [IndexedEpisode(**row) for row in table.to_pylist()]
 
 
-def _no_episodes() -> pa.Table:
+def make_empty_index() -> pa.Table:
+    """Make an index of no episodes."""
     from nip_core.rollouts.schema import EPISODES
 
     kinds = {name: EPISODES.field(name).type for name in _PLAIN}
     kinds |= {"about": pa.string(), "verdict": pa.string(), "reward": pa.float64(), **_COUNTED}
     kinds |= {"shard": pa.int32(), "place": pa.int32()}
     return pa.table({name: pa.array([], kinds[name]) for name in COLUMNS})
+
+
+@dataclass(frozen=True)
+class IndexedPart:
+    """What the index has of a shard."""
+
+    columns: pa.Table
+    agents: tuple[str, ...]
+    calls: pa.Table | None
+
+
+def read_part(stored: StoredRollouts, with_calls: bool = False) -> IndexedPart:
+    """Read what the index has of a shard, and where asked for the texts of its calls."""
+    names = (*_COUNTED_OF, *(OF_GENERATIONS if with_calls else ()))
+    episodes = stored.episodes(_OF_EPISODES)
+    if not pc.all(pc.not_equal(pc.utf8_trim_whitespace(episodes["question"]), "")).as_py():
+        episodes = stored.episodes((*_OF_EPISODES, "solution"))
+    generations = stored.generations(tuple(dict.fromkeys(names)))
+    return IndexedPart(
+        read_columns(episodes, generations.select(_COUNTED_OF)),
+        tuple(_list_agents(episodes["rewards"].combine_chunks())),
+        read_calls(episodes, generations) if with_calls else None,
+    )
 
 
 def read_columns(episodes: pa.Table, generations: pa.Table) -> pa.Table:
