@@ -8,6 +8,7 @@ while one looks. What models wrote is read in the same pass, and kept by `KeptCa
 the index has the beginning. The rest of what is long stays in the run's files.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,14 +39,6 @@ _COUNTED_OF = (
     *("episode", "branch_path", "model_served", "invalid_reason"),
     *("prompt_tokens", "completion_tokens"),
 )
-_SUMMED = {
-    "episode": "episode",
-    "count_all_sum": "calls",
-    "is_invalid_sum_sum": "invalid",
-    "prompt_tokens_sum_sum": "prompt_tokens",
-    "completion_tokens_sum_sum": "completion_tokens",
-}
-"""Names that Arrow gives to sums of sums, and ours."""
 _COUNTED = {
     "calls": pa.int32(),
     "invalid": pa.int32(),
@@ -301,12 +294,8 @@ def read_columns(episodes: pa.Table, generations: pa.Table) -> pa.Table:
     table = table.append_column("verdict", verdict)
     table = table.append_column("reward", _sum_rewards(episodes["rewards"].combine_chunks()))
     # 2. What its generations come to; those of a tree count for each leaf that has them.
-    counted = _count_generations(for_each_episode(episodes, generations))
-    at = pc.index_in(episodes["key"], value_set=counted["episode"].combine_chunks())
-    for name, kind in _COUNTED.items():
-        column = pc.take(counted[name], at).cast(kind)
-        if kind != pa.string():
-            column = pc.fill_null(column, 0)
+    counted = _count_generations(episodes, for_each_episode(episodes, generations))
+    for name, column in counted.items():
         table = table.append_column(name, column)
     return table.append_column("place", pa.array(np.arange(table.num_rows, dtype=np.int32)))
 
@@ -331,27 +320,29 @@ def _sum_rewards(rewards: Any) -> pa.Array:
     return pa.array(np.bincount(parents, weights=values, minlength=len(rewards)))
 
 
-def _count_generations(generations: pa.Table) -> pa.Table:
+def _count_generations(episodes: pa.Table, generations: pa.Table) -> dict[str, pa.Array]:
     """Count calls, invalid answers and tokens by episode, and list its models."""
-    marked = generations.append_column(
-        "is_invalid", pc.is_valid(generations["invalid_reason"]).cast(pa.int32())
-    )
-    sums = ("is_invalid", "prompt_tokens", "completion_tokens")
-    by_model = marked.group_by(["episode", "model_served"], use_threads=False).aggregate(
-        [([], "count_all"), *((name, "sum") for name in sums)]
-    )
-    whole = (
-        by_model.sort_by("model_served")
-        .group_by("episode", use_threads=False)
-        .aggregate(
-            [
-                ("model_served", "list"),
-                ("count_all", "sum"),
-                *((f"{name}_sum", "sum") for name in sums),
-            ]
-        )
-    )
-    models = pc.binary_join(whole["model_served_list"], "\n")
-    return (
-        whole.select([*_SUMMED]).rename_columns([*_SUMMED.values()]).append_column("models", models)
-    )
+    keys = episodes["key"].combine_chunks()
+    known = pc.index_in(generations["episode"], value_set=keys)
+    owners = pc.fill_null(known, len(keys)).to_numpy()  # strangers count for nobody
+    invalid = pc.is_valid(generations["invalid_reason"]).to_numpy()
+
+    def count(weights: NDArray[Any] | None = None) -> NDArray[Any]:
+        return np.bincount(owners, weights, len(keys) + 1)[:-1]
+
+    names = pc.dictionary_encode(generations["model_served"]).combine_chunks()
+    has = np.zeros((len(keys) + 1, len(names.dictionary)), np.bool_)
+    has[owners, names.indices.to_numpy()] = True
+    # There are few different sets of models.
+    sets, numbers = np.unique(has[:-1], axis=0, return_inverse=True)
+    every = names.dictionary.to_pylist()
+    joined = ["\n".join(sorted(itertools.compress(every, of))) or None for of in sets]
+    return {
+        "calls": pa.array(count(), pa.int32()),
+        "invalid": pa.array(count(invalid).astype(np.int32)),
+        "prompt_tokens": pa.array(count(generations["prompt_tokens"].to_numpy()).astype(np.int64)),
+        "completion_tokens": pa.array(
+            count(generations["completion_tokens"].to_numpy()).astype(np.int64)
+        ),
+        "models": pa.array(joined, pa.string()).take(pa.array(numbers.reshape(-1))),
+    }

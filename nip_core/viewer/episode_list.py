@@ -25,7 +25,7 @@ from nip_core.viewer.text_search import TextPart, find_pattern, one_line, split_
 
 MOST_OF_QUESTION, MOST_OF_MESSAGE = 80, 120  # characters in a row
 _MOST_SNIPPETS = 2  # of an episode
-_BEFORE, _AFTER = 50, 80  # characters around a hit
+_BEFORE, _AFTER = 35, 80  # characters around a hit
 
 
 @dataclass(frozen=True)

@@ -203,6 +203,7 @@ def episodes_page(run: ShownRun, pairs: list[tuple[str, str]]) -> Values:
         "sorts": SORTS,
         "rows": list_episodes(run.index.calls, episodes, chosen, query, run.is_prover),
         "paging": paged,
+        "trouble": run.index.calls.trouble,
         "verdicts": verdicts,
         "line": write_line(run, query.to_filters()),
     }
