@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import threading
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
@@ -109,7 +110,7 @@ def test_verifying_says_the_same_with_notes_and_without(client, store):
 
 def test_notes_are_written_while_somebody_runs_the_run_and_stay_when_it_is_rewound(store):
     small = RunStore(open_store(store), "small")
-    last = [row for row in episodes_of(store) if row.split == "test" and row.iteration == 2][0]
+    last = next(row for row in episodes_of(store) if (row.split, row.iteration) == ("test", 2))
     with acquire(small.store, small.root) as lease:
         RunNotes(small).write(last, note="before the rewind")
         lease.check()
@@ -119,8 +120,6 @@ def test_notes_are_written_while_somebody_runs_the_run_and_stay_when_it_is_rewou
     assert last.key not in {row.key for row in episodes_of(store)}
     # Played again it has the same key; that it is another play can be told.
     assert notes[last.key].is_of(last)
-    from dataclasses import replace
-
     assert not notes[last.key].is_of(replace(last, completion_tokens=last.completion_tokens + 1))
 
 

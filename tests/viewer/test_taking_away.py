@@ -75,9 +75,26 @@ def test_a_row_has_all_that_the_tables_have_of_its_episode(client, trained):
     assert row["prompt_tokens"] == sum(call["prompt_tokens"] for call in calls)
 
 
+def test_a_row_has_what_the_agent_that_decided_was_asked(scripted):
+    client, shown = client_of(scripted[0]), 0
+    for row in rows_of(client, "/runs/scripted/episodes.jsonl"):
+        page = client.get(f"/runs/scripted/episodes/{row['key']}?tab=asked").text
+        last = page.rpartition('<section class="asked"')[2]
+        chat = re.findall(
+            r'<div class="chat (system|user|assistant)">.*?<p class="prose">(.*?)</p></div>',
+            last,
+            re.DOTALL,
+        )
+        if row["decision"] != "no decision":
+            shown += 1
+            asked = [(message["role"], message["content"]) for message in row["asked"]]
+            assert asked == [(role, html.unescape(text)) for role, text in chat]
+    assert shown > 10
+
+
 def test_filters_of_episodes_are_refused_by_tables_of_whole_splits(trained):
     small = nip_core.run("small", store=str(trained)).where(split="test", verdict="wrong")
-    with pytest.raises(SettingsError, match="metrics are of whole .* know no verdict"):
+    with pytest.raises(SettingsError, match=r"metrics are of whole .* know no verdict"):
         _ = small.metrics
     with pytest.raises(SettingsError, match="decision 'yes': use one of reject, accept"):
         small.where(decision="yes")
@@ -139,9 +156,9 @@ def test_a_spreadsheet_executes_nothing_of_a_hostile_run(taken):
     table = read_csv(answer)
     assert [row["key"].lstrip("'") for row in table] == [row["key"] for row in rows]
     numbers = {"decision_value", "p_accept"} | {n for n in table[0] if n.startswith("reward_")}
-    for row in table:
+    for row in [{name: name for name in table[0]}, *table]:
         for name, cell in row.items():
-            if name in numbers:
+            if name in numbers and name != cell:
                 assert cell == "" or float(cell) is not None
             else:
                 start = unicodedata.normalize("NFKC", cell.lstrip()[:1])
