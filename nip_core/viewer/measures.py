@@ -43,11 +43,15 @@ def count_verdicts(table: pa.Table) -> Confusion:
 
 
 def measure_calibration(table: pa.Table) -> Calibration | None:
-    """Compare what verdicts on a scale say with the labels; None where nothing but its ends was
-    used, or nothing was decided.
+    """Compare P(accept) with the labels, or what verdicts on a scale say where there is none.
 
-    A value v from -1 to 1 says that the solution is right with probability (v + 1) / 2.
+    A value v from -1 to 1 says that the solution is right with probability (v + 1) / 2. None where
+    nothing was decided, or nothing but the ends of a scale was used.
     """
+    known = pc.and_(pc.is_valid(table["p_accept"]), pc.greater_equal(table["y"], 0))
+    if pc.any(known).as_py():
+        likely, right = (table[name].filter(known).to_numpy() for name in ("p_accept", "y"))
+        return calibrate(np.asarray(likely, np.float64), np.asarray(right, np.float64))
     said, label = table["decision_value"], table["y"]
     decided = pc.and_(pc.is_valid(said), pc.equal(table["outcome"], "finished"))
     # An episode of a problem without a label can't be compared with one.
