@@ -109,7 +109,8 @@ class HyperParameters(Parameters):
     gradient."""
     dataset: Annotated[str, Field(min_length=1)]
     """A dataset of the scenario's own ("problems" and "families" for code_validation), a file or
-    directory of Parquet or JSONL, or a Hugging Face dataset."""
+    directory of Parquet or JSONL, or a Hugging Face dataset. A relative path, here and in other
+    settings, is looked for beside the YAML, then in the working directory."""
     test_dataset_split: Literal["test", "validation"] = "test"
     """The split that tests play: "test" or "validation"."""
     interaction_protocol: str = "nip"

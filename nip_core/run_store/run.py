@@ -24,6 +24,7 @@ The tree lies directly under the store::
 
 import json
 import logging
+import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from nip_core.errors import RunConflictError, SettingsError, StoreError
+from nip_core.parameters.named_files import find_on_record
 from nip_core.run_store.documents import decode, encode, validate_document
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import MANIFEST
@@ -41,6 +43,8 @@ from nip_core.run_store.settings_difference import (
     ABSENT,
     Difference,
     compare_leaves,
+    drop_same_files,
+    find_same_contents,
     flatten,
     is_neutral,
     settings_on_record,
@@ -185,6 +189,7 @@ class RunStore:
             data_neutral=sorted(identity.data_neutral),
             created_at=moment,
             forked_from=forked_from,
+            directory=os.getcwd(),
         )
         # 2. A killed fork has copied iterations, and not yet said of what run they are.
         if not forked_from:
@@ -226,10 +231,12 @@ class RunStore:
             {**settings_on_record(stored.parameters, given), _SEED: stored.seed},
             {**flatten(given), _SEED: identity.seed},
         )
+        difference = drop_same_files(difference)
         if "seed" in difference:  # said once
             difference.pop(_SEED, None)
         # 2. Without what changes no data.
-        conflicts = {k: v for k, v in difference.items() if not is_neutral(k, neutral)}
+        harmless = {*neutral, *find_same_contents(difference, stored.contents, identity.contents)}
+        conflicts = {k: v for k, v in difference.items() if not is_neutral(k, harmless)}
         # 3. A file of the same name may hold something else by now.
         changed_contents = compare_leaves(flatten(stored.contents), flatten(identity.contents))
         conflicts |= {f"content of {key}": value for key, value in changed_contents.items()}
@@ -276,9 +283,10 @@ class RunStore:
         for name in self.store.list(f"{self.root}/openings"):
             place = f"{self.root}/openings/{name}"
             latest = validate_document(self.read_json(place), OpeningDocument, place)
+        at = self.store.local_path(self.root)
         return RunRecord(
             document.run,
-            latest.parameters,
+            find_on_record(latest.parameters, latest.directory, at),
             latest.code_version,
             document.seed,
             document.created_at,
@@ -302,6 +310,7 @@ class RunStore:
             code_version=code_version,
             parameters=dict(parameters),
             changed={key: list(values) for key, values in difference.items()},
+            directory=os.getcwd(),
         )
         number = len(self.store.list(f"{self.root}/openings")) + 1
         while not self.store.put_if_absent(
