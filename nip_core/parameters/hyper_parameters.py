@@ -49,6 +49,7 @@ from nip_core.parameters.loop_settings import (
 )
 from nip_core.parameters.not_for_text import UNAVAILABLE
 from nip_core.parameters.opponents import OpponentsParameters, check_opponents
+from nip_core.parameters.recording import check_recording
 from nip_core.parameters.tracking import Trackers
 from nip_core.protocols import list_agent_names, make_protocol
 from nip_core.scenarios import choose_own_version, find_scenario, make_scenario
@@ -219,6 +220,7 @@ class HyperParameters(Parameters):
         check_agents(self)
         check_schedules(self)
         check_log_probs(self)
+        check_recording(self)
         self._check_rounds()
         check_training(self)
         check_attack(self)

@@ -19,6 +19,7 @@ The tree lies directly under the store::
     <run>/iterations/0003/models.json, metrics-<split>.json, intervals-<split>.json, times.json
     <run>/shown/0000.json                   iterations that are over, again, to be read at once
     <run>/tracking/, superseded/0001/       points of trackers; what was set aside to be done again
+    <run>/notes.jsonl                       what people have noted of episodes; nobody's manifest
 """
 
 import json
@@ -151,6 +152,11 @@ class RunStore:
     def intervals(self, iteration: int, split: str) -> str:
         """The document with the intervals by question of one split of the iteration."""
         return f"{self.iteration(iteration)}/intervals-{_part(split)}.json"
+
+    @property
+    def notes(self) -> str:
+        """The notes of people about episodes; see `nip_core.showing.notes`."""
+        return f"{self.root}/notes.jsonl"
 
     def journal(self, iteration: int, split: str, shard: str) -> str:
         """The journal of a shard: a file on a disk, a directory of segments elsewhere."""
