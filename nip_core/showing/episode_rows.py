@@ -17,6 +17,7 @@ from nip_core.evaluation.episode_transcripts import DECISION_WORDS
 from nip_core.game.answer_rows import RecordedToken
 from nip_core.game.render import ChatMessage, Game, InvalidResponse, Situation, parse_columns
 from nip_core.protocols import NO_DECISION
+from nip_core.rollouts.acceptance import find_acceptance
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.table_rows import Episode, read_rows, row_columns
 from nip_core.rollouts.tables import StoredRollouts
@@ -132,10 +133,12 @@ def read_episode_rows(
         wanted.remove("token_logprobs")  # which is long, and needed by some protocols alone
     generations = stored.generations(("episode", "branch_path", *wanted))
     calls = _read_calls(whole, chosen, generations)
+    likely = find_acceptance(whole, generations).take(pa.array(places, pa.int64())).to_pylist()
     # 3. Both together.
-    for episode in read_rows(chosen, Episode):
-        mine = calls.get(episode.key, [])
-        yield _make_row(episode, mine, notes.get(episode.key), _render_asked(episode, mine, game))
+    for episode, p_accept in zip(read_rows(chosen, Episode), likely, strict=True):
+        spoken = calls.get(episode.key, [])
+        asked = _render_asked(episode, spoken, game)
+        yield _make_row(episode, spoken, p_accept, notes.get(episode.key), asked)
 
 
 def _read_calls(whole: pa.Table, chosen: pa.Table, generations: pa.Table) -> dict[str, list[_Call]]:
@@ -159,12 +162,12 @@ def _read_calls(whole: pa.Table, chosen: pa.Table, generations: pa.Table) -> dic
 def _make_row(
     episode: Episode,
     calls: Sequence[_Call],
+    p_accept: float | None,
     noted: EpisodeNote | None,
     asked: list[ChatMessage] | None,
 ) -> ReadableEpisode:
     messages = [_make_message(call) for call in calls]
     decision, is_right = DECISION_WORDS[episode.decision], episode.decision == episode.y
-    deciding = [m for m in messages if m.p_accept is not None and m.decision == decision]
     return ReadableEpisode(
         key=episode.key,
         run=episode.run,
@@ -176,7 +179,7 @@ def _make_row(
         verdict=FAILED if episode.outcome == FAILED else RIGHT if is_right else WRONG,
         decision=decision,
         decision_value=episode.decision_value,
-        p_accept=deciding[-1].p_accept if deciding else None,
+        p_accept=p_accept,
         label=episode.y if episode.y in (0, 1) else None,
         star=noted is not None and noted.star,
         note="" if noted is None else noted.note,
