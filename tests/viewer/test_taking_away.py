@@ -2,10 +2,12 @@
 
 import csv
 import html
+import inspect
 import io
 import json
 import re
 import unicodedata
+from dataclasses import fields
 
 import pyarrow.compute as pc
 import pytest
@@ -14,7 +16,9 @@ from viewing import client_of, everything, text_of
 
 import nip_core
 from nip_core.errors import SettingsError
+from nip_core.showing.episode_filters import SORTS, EpisodeFilters
 from nip_core.showing.row_formats import as_cell
+from nip_core.showing.run_tables import RunTables
 
 QUERIES = [
     {},
@@ -25,6 +29,7 @@ QUERIES = [
     {"problem": "CLAMP", "mutation": "none"},
     {"text": "the", "agent": "prover", "iteration": "0"},
     {"agent": "verifier", "round": "0", "split": "train"},
+    {"sort": "confident", "split": "test"},
     {"verdict": "right", "text": "nowhere at all"},
 ]
 
@@ -59,6 +64,13 @@ def test_file_line_of_python_and_list_have_the_same_rows(client, asked):
     assert {*found.generations["episode"].to_pylist()} == {*keys}
 
 
+def test_each_filter_of_the_list_is_one_of_python():
+    filters = [field.name for field in fields(EpisodeFilters)]
+    where = inspect.signature(RunTables.where).parameters
+    assert sorted(where) == sorted(["self", *filters])
+    assert all(re.search(rf"\b{order}\b", RunTables.where.__doc__) for order in SORTS)
+
+
 def test_a_row_has_all_that_the_tables_have_of_its_episode(client, trained):
     tables = nip_core.run("small", store=str(trained)).where(iteration=0, split="test")
     row = rows_of(client, "/runs/small/episodes.jsonl", iteration="0", split="test")[0]
@@ -77,7 +89,9 @@ def test_a_row_has_all_that_the_tables_have_of_its_episode(client, trained):
 
 def test_a_row_has_what_the_agent_that_decided_was_asked(scripted):
     client, shown = client_of(scripted[0]), 0
-    for row in rows_of(client, "/runs/scripted/episodes.jsonl"):
+    plain = rows_of(client, "/runs/scripted/episodes.jsonl")
+    assert {row["asked"] for row in plain} == {None}
+    for row in rows_of(client, "/runs/scripted/episodes.jsonl", asked="yes"):
         page = client.get(f"/runs/scripted/episodes/{row['key']}?tab=asked").text
         last = page.rpartition('<section class="asked"')[2]
         chat = re.findall(
@@ -148,7 +162,8 @@ def taken(hostile):
     csv.field_size_limit(1 << 24)
     client = client_of(hostile)
     address = "/runs/scripted/episodes"
-    return rows_of(client, f"{address}.jsonl"), client.get(f"{address}.csv"), client
+    files = (rows_of(client, f"{address}.jsonl"), client.get(f"{address}.csv?asked=yes"))
+    return *files, client
 
 
 def test_a_spreadsheet_executes_nothing_of_a_hostile_run(taken):
