@@ -23,6 +23,7 @@ from nip_core.showing.summary import read_report_data
 from nip_core.showing.transcripts import rebuild_game
 from nip_core.viewer.episode_page import TextSearch
 from nip_core.viewer.index import Episodes, RunIndex
+from nip_core.viewer.judged import JudgedPlaces
 
 _AT_MOST_EVERY_S = 1.0
 _DAMAGE = (
@@ -52,6 +53,7 @@ class ShownRun:
         """Reads nothing yet. `name` is what addresses call it."""
         self.tree, self.name = tree, name
         self.search = TextSearch(tree.store)
+        self.judged = JudgedPlaces(tree.store)
         self.lock = RLock()
         self._clock = clock
         self._run_json: str | None = None
@@ -152,6 +154,11 @@ class ShownRun:
             return rebuild_game(self.records.shown.record)
         except NipError:
             return None
+
+    @property
+    def seed(self) -> int:
+        """Return the seed of the run, which its intervals are drawn from; 0 without its game."""
+        return 0 if self.game is None else self.game.parameters.seed
 
     @property
     def words(self) -> tuple[str, str]:
