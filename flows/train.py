@@ -24,6 +24,7 @@ from nip_prefect.flows.form import Bundled
 from nip_prefect.flows.hooks import HOOKS
 from nip_prefect.flows.iteration import call
 from nip_prefect.tasks.flow_run_marks import note_goal
+from nip_prefect.tasks.flow_run_names import name_flow_run
 from nip_prefect.tasks.publish import published_state
 from nip_prefect.tasks.runtime import offered_settings, open_run
 
@@ -34,7 +35,11 @@ Count = Annotated[int, Field(ge=1)]
 def _flow_run_name() -> str:
     typed = flow_run.parameters
     file = typed.get("config_file") or typed["config"]
-    return f"train-{typed.get('run_name') or Path(file).stem}"
+    return name_flow_run("train", typed.get("run_name") or Path(file).stem)
+
+
+def _name_of_continued() -> str:
+    return name_flow_run("continue", flow_run.parameters["run"])
 
 
 @flow(
@@ -103,7 +108,7 @@ async def train(
 
 @flow(
     name="continue-run",
-    flow_run_name="continue-{run}",
+    flow_run_name=_name_of_continued,
     persist_result=False,
     result_serializer="json",
     **HOOKS,

@@ -49,6 +49,7 @@ from nip_core.parameters.loop_settings import (
 )
 from nip_core.parameters.not_for_text import UNAVAILABLE
 from nip_core.parameters.opponents import OpponentsParameters, check_opponents
+from nip_core.parameters.recording import check_recording
 from nip_core.parameters.tracking import Trackers
 from nip_core.protocols import list_agent_names, make_protocol
 from nip_core.scenarios import find_scenario, make_scenario
@@ -108,7 +109,8 @@ class HyperParameters(Parameters):
     gradient."""
     dataset: Annotated[str, Field(min_length=1)]
     """A dataset of the scenario's own ("problems" and "families" for code_validation), a file or
-    directory of Parquet or JSONL, or a Hugging Face dataset."""
+    directory of Parquet or JSONL, or a Hugging Face dataset. A relative path, here and in other
+    settings, is looked for beside the YAML, then in the working directory."""
     test_dataset_split: Literal["test", "validation"] = "test"
     """The split that tests play: "test" or "validation"."""
     interaction_protocol: str = "nip"
@@ -203,6 +205,7 @@ class HyperParameters(Parameters):
         check_agents(self)
         check_schedules(self)
         check_log_probs(self)
+        check_recording(self)
         self._check_rounds()
         check_training(self)
         check_attack(self)

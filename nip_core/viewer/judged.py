@@ -17,7 +17,7 @@ from nip_core.game.render import Game
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.store import Store
 from nip_core.showing.changes import read_split_verdicts
-from nip_core.viewer.index import Episodes
+from nip_core.showing.episode_index import Episodes
 
 _MOST_PLACES = 4
 

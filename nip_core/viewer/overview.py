@@ -16,11 +16,12 @@ from nip_core.evaluation.verdict_changes import measure_changes
 from nip_core.parameters.stored import read_costing_settings
 from nip_core.rollouts.plan import TEST
 from nip_core.showing.changes import say_changes
+from nip_core.showing.episode_filters import EpisodeFilters, find_rows
+from nip_core.showing.episode_index import Episodes
 from nip_core.viewer.charts import SMALL, Chart, Line, lay_out_chart
-from nip_core.viewer.index import Episodes
 from nip_core.viewer.measures import count_verdicts, measure_calibration
 from nip_core.viewer.pages import Values, list_iterations, list_splits
-from nip_core.viewer.queries import Query, QueryError, find_rows
+from nip_core.viewer.queries import QueryError
 from nip_core.viewer.runs import Overview, ShownRun
 
 _MOST_POINTS = 200
@@ -71,8 +72,7 @@ def _describe_tests(run: ShownRun, episodes: Episodes, overview: Overview) -> li
         return []
     sides = []
     for iteration in (tested[0], tested[-1]):
-        query = Query(iteration=str(iteration), split=TEST, sort="played")
-        rows = find_rows(episodes.table, query)
+        rows = find_rows(episodes.table, EpisodeFilters(iteration=iteration, split=TEST))
         # Of more, reading what was said takes longer than the page; a comparison does it.
         if len(rows) > _MOST_DESCRIBED:
             return []

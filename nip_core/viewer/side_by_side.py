@@ -1,7 +1,7 @@
 """The page that sets two places of runs side by side: their episodes in pairs.
 
 compare_page         values of the template
-Place                the episodes of a place; find_place finds them
+ComparedPlace        the episodes of a place; find_place finds them
 describe_difference  what differs, in sentences
 """
 
@@ -19,7 +19,8 @@ from nip_core.evaluation.change_words import describe_changes, describe_pairs
 from nip_core.evaluation.embedding import thin_out
 from nip_core.evaluation.verdict_changes import JudgedEpisodes, measure_changes
 from nip_core.rollouts.plan import TEST
-from nip_core.viewer.index import Episodes
+from nip_core.showing.episode_filters import EpisodeFilters, find_rows
+from nip_core.showing.episode_index import Episodes
 from nip_core.viewer.matrix import KIND_WORDS, KINDS, pair_episodes
 from nip_core.viewer.pages import (
     NotThereError,
@@ -28,7 +29,7 @@ from nip_core.viewer.pages import (
     list_splits,
     paginate,
 )
-from nip_core.viewer.queries import PER_PAGE, Comparison, Query, find_rows, read_number
+from nip_core.viewer.queries import PER_PAGE, Comparison, read_number
 from nip_core.viewer.runs import ShownRun, ShownRuns
 
 _MOST_PLACES, _FEWEST_PLACES = 400, 10  # of all runs, and of one
@@ -51,7 +52,7 @@ def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
     """Show the episodes of two places in pairs, changed verdicts first."""
     query = Comparison.parse(asked, KINDS)
     a, b, kind = query.a, query.b, query.kind
-    tables = {run.name: run.episodes().table for run in runs.all()}
+    tables = {run.name: run.episodes(with_calls=False).table for run in runs.all()}
     splits = sorted({split for table in tables.values() for split in list_splits(table)})
     split = query.split or (TEST if TEST in splits else (splits[0] if splits else ""))
     places = list_places(tables, split)
@@ -92,8 +93,14 @@ def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
     }
 
 
+def choose_split(runs: ShownRuns, asked: str) -> str:
+    """Choose the split of a comparison: the one that is asked for, else tests."""
+    known = {split for run in runs.all() for split in list_splits(run.episodes().table)}
+    return asked or (TEST if TEST in known else min(known, default=""))
+
+
 @dataclass(frozen=True)
-class Place:
+class ComparedPlace:
     """The episodes of one split in an iteration of a run."""
 
     name: str
@@ -114,18 +121,20 @@ class Place:
         return self.run.judged.read(self.episodes, self.rows, self.run.game)
 
 
-def find_place(runs: ShownRuns, place: str, split: str) -> Place:
+def find_place(runs: ShownRuns, place: str, split: str) -> ComparedPlace:
     """Find the episodes of a place, RUN@ITERATION, in the index. Raises NotThereError."""
     name, _, number = place.rpartition("@")
     run = runs.get(name)
     if run is None:
         raise NotThereError(f"there is no run {name[:60]!r} among those that are shown")
     iteration, episodes = read_number(number, 0), run.episodes()
-    query = Query(iteration=str(iteration), split=split, sort="played")
-    return Place(place, run, iteration, episodes, find_rows(episodes.table, query))
+    filters = EpisodeFilters(iteration=iteration, split=split or None)
+    return ComparedPlace(place, run, iteration, episodes, find_rows(episodes.table, filters))
 
 
-def describe_difference(a: Place, b: Place, *, with_accuracy: bool = True) -> list[str]:
+def describe_difference(
+    a: ComparedPlace, b: ComparedPlace, *, with_accuracy: bool = True
+) -> list[str]:
     """Say what differs between two places: on which episodes, then sentences; [] for nothing."""
     sides = a.judged(), b.judged()
     if sides[0] is None or sides[1] is None:
