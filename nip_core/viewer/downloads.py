@@ -198,9 +198,16 @@ def _take_part(lines: Iterator[bytes]) -> Iterator[bytes]:
 def write_line(run: ShownRun, filters: EpisodeFilters) -> str:
     """Write the line of Python that gives the rows of filters. It can be run as it stands."""
     place = _name_store(run.tree.store.url)
-    store = "" if place == "runs" else f", store={place!r}"
-    given = ", ".join(f"{name}={value!r}" for name, value in filters.given.items())
-    return f"run({run.tree.name!r}{store}).where({given}).rows"
+    store = "" if place == "runs" else f", store={_write_literal(place)}"
+    given = ", ".join(f"{name}={_write_literal(value)}" for name, value in filters.given.items())
+    return f"run({_write_literal(run.tree.name)}{store}).where({given}).rows"
+
+
+def _write_literal(value: str | float | bool) -> str:
+    """Write a value in Python; a text in double quotes, where these are not in it."""
+    if not isinstance(value, str) or '"' in value:
+        return repr(value)
+    return f'"{repr(chr(39) + value)[2:]}'  # with an apostrophe in it, repr takes double quotes
 
 
 def _name_store(url: str, working: Callable[[], Path] = Path.cwd) -> str:

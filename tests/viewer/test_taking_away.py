@@ -8,6 +8,7 @@ import json
 import re
 import unicodedata
 from dataclasses import fields
+from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
@@ -16,9 +17,12 @@ from viewing import client_of, everything, text_of
 
 import nip_core
 from nip_core.errors import SettingsError
+from nip_core.run_store.store import open_store
 from nip_core.showing.episode_filters import SORTS, EpisodeFilters
 from nip_core.showing.row_formats import as_cell
 from nip_core.showing.run_tables import RunTables
+from nip_core.viewer.downloads import write_line
+from nip_core.viewer.runs import ShownRuns
 
 QUERIES = [
     {},
@@ -62,6 +66,15 @@ def test_file_line_of_python_and_list_have_the_same_rows(client, asked):
     found = eval(line.rpartition("rows = ")[2].removesuffix(".rows"), {"run": nip_core.run})
     assert found.episodes["key"].to_pylist() == keys
     assert {*found.generations["episode"].to_pylist()} == {*keys}
+
+
+@pytest.mark.parametrize("text", ["it's", 'say "x"', "'\\\"", "\u202e\x01é😀\n", "{x}"])
+def test_the_line_of_python_says_odd_texts_as_they_are(trained, text):
+    shown = ShownRuns(open_store(trained, read_only=True)).get("small")
+    filters = EpisodeFilters(split="test", problem=f'"{text}"', note=text, invalid=False, label=-1)
+    line = write_line(shown, filters)
+    assert line.isprintable()
+    assert eval(line.removesuffix(".rows"), {"run": nip_core.run})._filters == filters
 
 
 def test_each_filter_of_the_list_is_one_of_python():
@@ -112,6 +125,25 @@ def test_filters_of_episodes_are_refused_by_tables_of_whole_splits(trained):
         _ = small.metrics
     with pytest.raises(SettingsError, match="decision 'yes': use one of reject, accept"):
         small.where(decision="yes")
+
+
+def test_the_line_of_view_md_is_that_of_the_page_where_runs_are_in_runs(
+    trained, tmp_path, monkeypatch
+):
+    page = (Path(__file__).parents[2] / "docs" / "view.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"```python\n(from nip_core import run\n.*?)```", page, re.DOTALL)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "quickstart").symlink_to(trained / "small")
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(block, names)
+    asked = {"split": "test", "verdict": "wrong"}
+    client = client_of("runs")
+    assert [row.key for row in names["rows"]] == everything(
+        client, "/runs/quickstart/episodes", **asked
+    )
+    shown = html.unescape(client.get("/runs/quickstart/episodes", params=asked).text)
+    assert block.strip() in shown
 
 
 def test_pairs_of_a_comparison_are_taken_away_in_its_order(client):
