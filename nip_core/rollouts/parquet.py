@@ -83,8 +83,10 @@ def parquet_table(
         filled = in_current_version(written.empty_table(), schema)
         if not filled.schema.equals(schema):
             raise CorruptionError(f"{name}: its columns are not those of schema {SCHEMA_VERSION}")
+    kept = [column for column in asked if column in written.names]
     try:
-        table = file.read(columns=[column for column in asked if column in written.names])
+        # A shard is small: its columns are read before Arrow's threads have shared them out.
+        table = file.read(columns=kept, use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise _make_damage_error(name, error) from error
     part = pa.schema([schema.field(column) for column in asked], schema.metadata)
