@@ -28,6 +28,7 @@ class Parameters(BaseModel):
         use_attribute_docstrings=True,
         validate_default=True,
         allow_inf_nan=False,
+        defer_build=True,
         hide_input_in_errors=True,  # a value may be a secret that was put in the wrong place
     )
 
