@@ -144,10 +144,10 @@ def _read_docstrings(kind: type[BaseModel]) -> dict[str, str]:
             [of_class] = ast.parse(textwrap.dedent(inspect.getsource(refined))).body
             assert isinstance(of_class, ast.ClassDef)
             for above, below in pairwise(of_class.body):
-                is_field = isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name)
+                field = above.target if isinstance(above, ast.AnnAssign) else None
                 text = below.value if isinstance(below, ast.Expr) else None
-                if is_field and isinstance(text, ast.Constant) and isinstance(text.value, str):
-                    found[above.target.id] = inspect.cleandoc(text.value)
+                if isinstance(field, ast.Name) and isinstance(text, ast.Constant):
+                    found[field.id] = inspect.cleandoc(str(text.value))
     return found
 
 

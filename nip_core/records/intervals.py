@@ -165,6 +165,7 @@ def measure_intervals(
     rollouts: "RolloutTables", metrics: SplitMetrics, seed: int, split_by: Sequence[str]
 ) -> SplitIntervals:
     """Measure, from a split's rollouts, the intervals that take its questions as independent."""
+    from nip_core.evaluation.acceptance_figures import measure_acceptance
     from nip_core.evaluation.baseline_verifiers import majority
     from nip_core.evaluation.metrics import evaluate
     from nip_core.evaluation.spread import find_questions
@@ -179,6 +180,10 @@ def measure_intervals(
         voted = majority(rollouts.episodes, seed=seed, questions=questions)
         if voted is not None and metrics.majority is not None:
             intervals["majority"] = pick_intervals(voted.as_json(), metrics.majority.as_json())
+        if (recorded := metrics.p_accept_figures) is not None:
+            likely = measure_acceptance(*tables, seed=seed, questions=questions)
+            picked = pick_intervals(likely.as_json() if likely else {}, recorded.as_json())
+            intervals |= {"p_accept_figures": picked} if picked else {}
     bounds = _bounds(rollouts.episodes, metrics, questions)
     return SplitIntervals(questions=count, intervals=intervals, bounds=bounds)
 
