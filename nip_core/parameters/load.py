@@ -19,6 +19,7 @@ from nip_core.errors import SettingsError
 from nip_core.parameters.agents import AGENT_KINDS
 from nip_core.parameters.base import Parameters, groups_in, may_hold
 from nip_core.parameters.hyper_parameters import HyperParameters
+from nip_core.parameters.named_files import find_beside
 from nip_core.parameters.plain import PlainDict, PlainMapping
 from nip_core.parameters.tracking import TrackerParameters, Trackers
 from nip_core.parameters.unknown import guess_setting
@@ -40,20 +41,20 @@ def load_parameters(
     Raises SettingsError; nothing has been spent then.
     """
     # 1. The file, and the overrides on top.
+    overrides = tuple(overrides)
     if isinstance(config, Mapping):
-        in_file, place = dict(config), "configuration"
+        place, in_file = "configuration", dict(config)
+        values = _merge(in_file, overrides)
     else:
-        in_file, place = read_yaml(config_file(config)), str(config)
-    values = in_file
-    for override in overrides:
-        values = _with_override(values, override)
+        place, in_file = str(config), read_yaml(config_file(config))
+        values = merge_settings(config, overrides)
     # 2. Check all of it.
     try:
         return HyperParameters.model_validate(values)
     except ValidationError as error:
         lines = _lines(error)
     # 3. Say whose fault it is: what is wrong without the overrides stands in the file.
-    of_file = lines if values is in_file else _problems(in_file)
+    of_file = lines if not overrides else _problems(config, in_file)
     of_overrides = [line for line in lines if line not in of_file]
     if of_overrides:  # what is wrong without them as well may be what they were to mend
         raise SettingsError("--set: " + "; ".join(of_overrides))
@@ -61,8 +62,16 @@ def load_parameters(
 
 
 def merge_settings(config: str | Path, overrides: Iterable[str] = ()) -> PlainDict:
-    """The settings of a file with overrides on top, as `load_parameters` checks them."""
-    values = read_yaml(config_file(config))
+    """The settings of a file with overrides on top, as `load_parameters` checks them.
+
+    Paths are as they are found: beside the file, or in the working directory. Raises SettingsError.
+    """
+    overrides, file = tuple(overrides), config_file(config)
+    values = _merge(read_yaml(file), overrides)
+    return find_beside(values, str(file), typed=_merge({}, overrides))
+
+
+def _merge(values: PlainDict, overrides: Iterable[str]) -> PlainDict:
     for override in overrides:
         values = _with_override(values, override)
     return values
@@ -77,11 +86,14 @@ def load_trackers(values: Any, place: str) -> tuple[TrackerParameters, ...]:
     return trackers
 
 
-def _problems(values: PlainMapping) -> list[str]:
+def _problems(config: str | Path | Mapping[str, Any], values: PlainMapping) -> list[str]:
     try:
-        HyperParameters.model_validate(values)
+        found = values if isinstance(config, Mapping) else merge_settings(config)
+        HyperParameters.model_validate(found)
     except ValidationError as error:
         return _lines(error)
+    except SettingsError:  # a path that an override replaces
+        return []
     return []
 
 

@@ -52,9 +52,10 @@ SHARED_PROMPTS = "shared_prompts"
 _DIGEST_VERSION = 2
 _LATER = ("columns", "opponent", "opponent_iteration", "reasoning", "reasoning_tokens")
 """What later versions of the schema have added, which is left out of digests where it is empty."""
-_FOLLOWS = ("drawn",)
-"""What follows from problem and seed, and is in no digest: so a run that was recorded before
-there was such a column has the digests of one that is played today."""
+_IN_NO_DIGEST = ("drawn", "p_accept")
+"""What says nothing new of the game, so that a run from before there was such a column has the
+digests of one that is played today: `drawn` follows from problem and seed, and `p_accept` is what
+the engine says of an answer that is there; its last bits depend on what shares the batch."""
 
 
 @dataclass(frozen=True)
@@ -294,7 +295,8 @@ def read_rollouts(store: Store, directory: str) -> RolloutTables:
 def canonical_digest(episodes: pa.Table, generations: pa.Table) -> str:
     """Compute a SHA-256 over all columns of both tables with the rows in the order of their keys.
 
-    Shards, row order, Parquet encodings, timings and what is drawn by seed have no part in it.
+    Shards, row order, Parquet encodings, timings, what is drawn by seed and P(accept) have no part
+    in it.
     """
     hashes = _RowHashes()
     hashes.add(RolloutTables(episodes, generations))
@@ -331,7 +333,7 @@ def _encode_row(row: Mapping[str, Any]) -> bytes:
     row = {
         name: value
         for name, value in row.items()
-        if name not in _FOLLOWS and (name not in _LATER or value is not None)
+        if name not in _IN_NO_DIGEST and (name not in _LATER or value is not None)
     }
     # NaN, which the schema allows in rewards and log-probabilities, is written as such.
     return json.dumps(row, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

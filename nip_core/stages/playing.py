@@ -22,6 +22,7 @@ from nip_core.hashing import digest
 from nip_core.parameters import RandomAgentParameters
 from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.hosting import is_deterministic
+from nip_core.parameters.recording import gives_logprobs, records_p_accept
 from nip_core.records.rewinds import find_stage_of_split
 from nip_core.records.spending import count_shared_prompts
 from nip_core.rollouts.best_of_n import BestOfN
@@ -224,7 +225,10 @@ class SplitPlay:
         parameters = self.session.parameters
         attack, verifier = parameters.attack, parameters.model_agents["verifier"]
         provers = frozenset(find_attackers(parameters))
-        return BestOfN(attack.n, provers, attack.continuations, verifier.temperature).play
+        by_tokens = attack.score_by == "log_probs"
+        return BestOfN(
+            attack.n, provers, attack.continuations, verifier.temperature, by_tokens=by_tokens
+        ).play
 
     def _players(self) -> dict[str, Player]:
         """Every agent with the model of its group."""
@@ -241,6 +245,8 @@ class SplitPlay:
             recorded = parameters.training_agents(group, self.iteration) if is_trained else ()
             for agent in agents:
                 settings, is_recorded = parameters.model_agents[agent], agent in recorded
+                has_some = gives_logprobs(parameters, settings)
+                kept = parameters.rollouts.record_top_logprobs if has_some else 0
                 players[agent] = Player(
                     agent,
                     self.models[group],
@@ -249,7 +255,8 @@ class SplitPlay:
                     # Tokens are trained as they were generated.
                     record_tokens=is_recorded,
                     record_logprobs=is_recorded and not is_deterministic(parameters, settings),
-                    top_logprobs=_LIKELIEST if agent in judges else 0,
+                    top_logprobs=max(kept, _LIKELIEST if agent in judges else 0),
+                    record_p_accept=records_p_accept(parameters, settings),
                 )
         return players
 
