@@ -18,7 +18,10 @@ from nip_core.protocols import ACCEPT, REJECT, TokenChoice
 from nip_core.protocols.scales import DecisionScale
 from nip_core.rollouts.trees import Leaf, for_each_episode
 
-LIKELIEST = 20  # the most that engines give: what is not among them is the less likely for it
+LIKELIEST = 5
+"""Both words are among so many where a model decides; if one is not, its probability is at most
+that of the last. Asking for 20 takes 8 % of the processor time of play, for 5 at most 2
+(`benchmarks/p_accept.py`)."""
 _WORDS = {ACCEPT: "accept", REJECT: "reject"}
 _BEFORE_WORD = re.compile(r"^[^a-z]+")
 _DECISION_LINE = re.compile(r"(?m)^\W*(?:final )?decision\b")
