@@ -1,6 +1,7 @@
 """What one would score without the learned verifier: yardsticks for the real metrics.
 
 believe_the_prover   a verifier that decides whatever the provers said last
+read_last_claims     what each prover said last, by episode
 majority             a verifier that plays a problem several times and decides as it mostly did
 majority_decisions   these decisions
 remarks              what a test's baselines say of it, in words
@@ -65,6 +66,21 @@ def believe_the_prover(
     if counts_silence:
         return BelievedMetrics(**dict(believed))
     return BelievedMetrics(**dict(believed), without_prover=left_out)
+
+
+def read_last_claims(
+    episodes: pa.Table,
+    generations: pa.Table,
+    claims: Mapping[str, int],
+    provers: Collection[str],
+) -> dict[tuple[str, str], int]:
+    """Read by episode and prover the verdict that its last valid message claims.
+
+    `claims` are those of `believe_the_prover`. A message without a claim has `NO_DECISION`, and a
+    prover without a message is not there. Raises ValueError as `believe_the_prover` does.
+    """
+    spoken = _spoken(for_each_episode(episodes, generations), provers)
+    return _find_last_claims(spoken, _compile(claims))
 
 
 def majority(
@@ -201,15 +217,22 @@ def _spoken(generations: pa.Table, provers: Collection[str]) -> pa.Table:
 
 def _decided(spoken: pa.Table, patterns: list[tuple[re.Pattern[str], int]]) -> dict[str, int]:
     """Decide each episode as all claims in it say; those without one answer are left out."""
+    claimed: dict[str, set[int]] = {}
+    for (episode, _), claim in _find_last_claims(spoken, patterns).items():
+        claimed.setdefault(episode, set()).add(claim)
+    certain = {episode: found - {NO_DECISION} for episode, found in claimed.items()}
+    return {episode: found.pop() for episode, found in certain.items() if len(found) == 1}
+
+
+def _find_last_claims(
+    spoken: pa.Table, patterns: list[tuple[re.Pattern[str], int]]
+) -> dict[tuple[str, str], int]:
+    """Find by episode and prover what its last message claims, `NO_DECISION` for nothing."""
     speakers = zip(spoken["episode"].to_pylist(), spoken["agent"].to_pylist(), strict=True)
     # Later rows overwrite earlier ones: what remains is each prover's last message.
     last = {speaker: row for row, speaker in enumerate(speakers)}
     texts = spoken["text"].take(pa.array(list(last.values()), pa.int64())).to_pylist()
-    claimed: dict[str, set[int]] = {}
-    for (episode, _), text in zip(last, texts, strict=True):
-        claimed.setdefault(episode, set()).add(_claim(text, patterns))
-    certain = {episode: found - {NO_DECISION} for episode, found in claimed.items()}
-    return {episode: found.pop() for episode, found in certain.items() if len(found) == 1}
+    return {speaker: _claim(text, patterns) for speaker, text in zip(last, texts, strict=True)}
 
 
 def _compile(claims: Mapping[str, int]) -> list[tuple[re.Pattern[str], int]]:

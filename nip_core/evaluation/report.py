@@ -146,6 +146,7 @@ class ReportData:
     passed_over: tuple[int, int] = (0, 0)
     """How many iterations have no transcripts in the report, and how many episodes these have."""
     baselines: Mapping[str, Measures] = field(default_factory=dict)  # by name
+    changes: Sequence[str] = ()  # between the first test and the last; the first line heads others
     remarks: Sequence[str] = ()  # on the last test, see `baselines.remarks`
     attack: ShownAttack | None = None  # of a run that attacks
     comparisons: Sequence[Comparison] = ()

@@ -38,6 +38,7 @@ from nip_core.records.left_out import describe_left_out, read_left_out
 from nip_core.records.status import find_status
 from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore
+from nip_core.showing.changes import describe_test_changes
 from nip_core.showing.transcripts import RunTranscripts
 
 _IN_SUMMARY = (
@@ -146,6 +147,7 @@ def write_report(run: RunStore, status: str | None = None, records: Records | No
             transcripts=transcripts.shown,
             transcripts_left_out=transcripts.left_out,
             passed_over=transcripts.passed_over,
+            changes=describe_test_changes(records),
         )
     )
     # The page with its checksum in its last line.

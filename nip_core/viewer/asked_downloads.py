@@ -23,7 +23,7 @@ from nip_core.viewer.matrix import KINDS, order_pairs
 from nip_core.viewer.pages import NotThereError, find_asked_rows
 from nip_core.viewer.queries import Comparison, Query, QueryError
 from nip_core.viewer.runs import ShownRun, ShownRuns
-from nip_core.viewer.side_by_side import choose_split, read_episodes_at
+from nip_core.viewer.side_by_side import choose_split, find_place
 
 
 def read_format(end: str) -> Format:
@@ -50,7 +50,7 @@ def find_pair_download(runs: ShownRuns, asked: Mapping[str, str], kind: Format) 
         raise QueryError("a and b: a comparison is of two places, RUN@ITERATION")
     split = choose_split(runs, query.split)
     places = (query.a, query.b)
-    a, b = (read_episodes_at(runs, place, split) for place in places)
+    a, b = (find_place(runs, place, split).table for place in places)
     ordered = order_pairs(a, b, query.kind)
     pairs = ordered.take(0, len(ordered.rows))
     sides = []

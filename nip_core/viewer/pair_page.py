@@ -18,7 +18,7 @@ from nip_core.viewer.matrix import KIND_WORDS, KINDS, OrderedPairs, order_pairs
 from nip_core.viewer.pages import NotThereError, Values, find_episode, open_episode
 from nip_core.viewer.queries import PER_PAGE, PairQuery
 from nip_core.viewer.runs import ShownRun, ShownRuns
-from nip_core.viewer.side_by_side import read_episodes_at
+from nip_core.viewer.side_by_side import find_place
 from nip_core.viewer.word_marks import MOST_STEPS, Piece, mark_words
 
 _MOST_ON_A_PAGE = 2 * MOST_STEPS
@@ -107,7 +107,7 @@ def _find_neighbours(
     if first.about.split != second.about.split:
         return {**values, "comparison": _make_address("/compare", **compared)}
     split = first.about.split
-    tables = [read_episodes_at(runs, side.place, split) for side in (first, second)]
+    tables = [find_place(runs, side.place, split).table for side in (first, second)]
     pairs = order_pairs(tables[0], tables[1], query.kind)
     place = pairs.find(first.key, second.key)
     page = None if place is None or place < PER_PAGE else place // PER_PAGE + 1

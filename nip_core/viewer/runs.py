@@ -23,6 +23,7 @@ from nip_core.showing.episode_index import Episodes, RunIndex
 from nip_core.showing.notes import RunNotes
 from nip_core.showing.summary import read_report_data
 from nip_core.showing.transcripts import rebuild_game
+from nip_core.viewer.judged import JudgedPlaces
 from nip_core.viewer.text_search import TextSearch
 
 _AT_MOST_EVERY_S = 1.0
@@ -53,6 +54,7 @@ class ShownRun:
         """Reads nothing yet. `name` is what addresses call it."""
         self.tree, self.name = tree, name
         self.search = TextSearch()
+        self.judged = JudgedPlaces(tree.store)
         self.notes = RunNotes(tree)
         self.lock = RLock()
         self._clock = clock
@@ -74,6 +76,7 @@ class ShownRun:
         except (NipError, OSError):
             return  # which whoever reads it is told
         if self._run_json not in (None, run_json):
+            self.index.calls.forget()
             self._forget()
         self._run_json = run_json
 
@@ -163,6 +166,11 @@ class ShownRun:
         if self.game is not None and agent in self.game.protocol.agent_names:
             return self.game.protocol.is_prover(agent)
         return agent.startswith("prover")
+
+    @property
+    def seed(self) -> int:
+        """Return the seed of the run, which its intervals are drawn from; 0 without its game."""
+        return 0 if self.game is None else self.game.parameters.seed
 
     @property
     def words(self) -> tuple[str, str]:

@@ -1,19 +1,26 @@
 """The page that sets two places of runs side by side: their episodes in pairs.
 
-compare_page      values of the template
-read_episodes_at  the episodes of a place
+compare_page         values of the template
+ComparedPlace        the episodes of a place; find_place finds them
+describe_difference  what differs, in sentences
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
+from nip_core.evaluation.change_words import describe_changes, describe_pairs
 from nip_core.evaluation.embedding import thin_out
+from nip_core.evaluation.verdict_changes import JudgedEpisodes, measure_changes
 from nip_core.rollouts.plan import TEST
 from nip_core.showing.episode_filters import EpisodeFilters, find_rows
+from nip_core.showing.episode_index import Episodes
 from nip_core.viewer.matrix import KIND_WORDS, KINDS, pair_episodes
 from nip_core.viewer.pages import (
     NotThereError,
@@ -23,7 +30,7 @@ from nip_core.viewer.pages import (
     paginate,
 )
 from nip_core.viewer.queries import PER_PAGE, Comparison, read_number
-from nip_core.viewer.runs import ShownRuns
+from nip_core.viewer.runs import ShownRun, ShownRuns
 
 _MOST_PLACES, _FEWEST_PLACES = 400, 10  # of all runs, and of one
 
@@ -61,7 +68,8 @@ def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
     }
     if not (a and b):
         return values
-    parts = [read_episodes_at(runs, place, split) for place in (a, b)]
+    sides = [find_place(runs, place, split) for place in (a, b)]
+    parts = [side.table for side in sides]
     names = [place.rpartition("@")[0] for place in (a, b)]
     shown = pair_episodes(parts[0], parts[1], query.page, PER_PAGE, kind)
     total = shown.counts[kind] if kind else sum(shown.counts.values())
@@ -81,6 +89,7 @@ def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
         "address": address,
         "names": names,
         "rates": rates,
+        "difference": describe_difference(*sides),
     }
 
 
@@ -90,12 +99,51 @@ def choose_split(runs: ShownRuns, asked: str) -> str:
     return asked or (TEST if TEST in known else min(known, default=""))
 
 
-def read_episodes_at(runs: ShownRuns, place: str, split: str) -> pa.Table:
-    """Read the index of one place, RUN@ITERATION. Raises NotThereError."""
-    name, _, iteration = place.rpartition("@")
+@dataclass(frozen=True)
+class ComparedPlace:
+    """The episodes of one split in an iteration of a run."""
+
+    name: str
+    """RUN@ITERATION."""
+    run: ShownRun
+    iteration: int
+    episodes: Episodes
+    rows: NDArray[np.int64]
+    """Of the index."""
+
+    @property
+    def table(self) -> pa.Table:
+        """Take its rows from the index."""
+        return self.episodes.table.take(pa.array(self.rows, pa.int64()))
+
+    def judged(self) -> JudgedEpisodes | None:
+        """Read its verdicts, and what was argued; None where a file can't be read."""
+        return self.run.judged.read(self.episodes, self.rows, self.run.game)
+
+
+def find_place(runs: ShownRuns, place: str, split: str) -> ComparedPlace:
+    """Find the episodes of a place, RUN@ITERATION, in the index. Raises NotThereError."""
+    name, _, number = place.rpartition("@")
     run = runs.get(name)
     if run is None:
         raise NotThereError(f"there is no run {name[:60]!r} among those that are shown")
-    filters = EpisodeFilters(iteration=read_number(iteration, 0), split=split or None)
-    table = run.episodes().table
-    return table.take(pa.array(find_rows(table, filters), pa.int64()))
+    iteration, episodes = read_number(number, 0), run.episodes()
+    filters = EpisodeFilters(iteration=iteration, split=split or None)
+    return ComparedPlace(place, run, iteration, episodes, find_rows(episodes.table, filters))
+
+
+def describe_difference(
+    a: ComparedPlace, b: ComparedPlace, *, with_accuracy: bool = True
+) -> list[str]:
+    """Say what differs between two places: on which episodes, then sentences; [] for nothing."""
+    sides = a.judged(), b.judged()
+    if sides[0] is None or sides[1] is None:
+        return []
+    changes = measure_changes(sides[0], sides[1], a.run.seed)
+    if changes is None:
+        return []
+    # Only iterations of one run have an order.
+    is_later = a.run is b.run and a.iteration < b.iteration
+    names = None if is_later else (a.name, b.name)
+    where = f"On the {describe_pairs(changes)} that both have:"
+    return [where, *describe_changes(changes, names, with_accuracy=with_accuracy)]

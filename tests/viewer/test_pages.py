@@ -120,6 +120,12 @@ def test_two_iterations_stand_side_by_side_with_changed_verdicts_first(client, e
     page = client.get("/compare?a=small@0&b=small@2&split=test").text
     listed = re.findall(r'<th scope="row"><a href="/pair[^"]*">([^<]+)</a>', page)
     assert {*listed} == problems
+    said = text_of(page)
+    assert f"{len(mended)} verdict" in said and f" mended, {len(broken)} broken." in said
+    assert f"On the {len(problems)} episodes that both have:" in said
+    backward = text_of(client.get("/compare?a=small@2&b=small@0&split=test").text)
+    alone = f"{len(broken)} in small@0 alone, {len(mended)} in small@2 alone."
+    assert alone in backward and "mended," not in backward
     assert {*listed[: len(broken)]} == broken
     assert {*listed[len(broken) : len(broken) + len(mended)]} == mended
     for number in (0, 999):  # a page that is not there is the nearest one

@@ -29,7 +29,12 @@
     if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target)) return;
     if (event.key === "/") {
       const search = document.querySelector("[data-search]") || document.querySelector("input[type=search]");
-      if (search) { event.preventDefault(); search.focus(); }
+      if (search) {
+        event.preventDefault();
+        const fold = search.closest("details");
+        if (fold) fold.open = true;
+        search.focus();
+      }
     } else if (event.key === "j" || event.key === "k") {
       const link = document.querySelector(event.key === "j" ? "a[data-after]" : "a[data-before]");
       if (link) { link.click(); return; }
