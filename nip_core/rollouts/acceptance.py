@@ -110,6 +110,8 @@ def find_acceptance(episodes: pa.Table, generations: pa.Table) -> pa.Array:
     gave it, and where the answer has none. `episodes` need `EPISODES_OF_ACCEPTANCE`, `generations`
     `GENERATIONS_OF_ACCEPTANCE`; shared answers of a tree count for each of its leaves.
     """
+    if generations["p_accept"].null_count == generations.num_rows:
+        return pa.nulls(episodes.num_rows, pa.float64())
     # 1. The answers that may have decided an episode, in the order of play.
     spoken = generations.select(GENERATIONS_OF_ACCEPTANCE)
     decided = pc.and_(
