@@ -44,6 +44,15 @@ def points_cell(value: float | None, interval: Sequence[float] | None = None) ->
     return f"{100 * value:+.1f}{bounds}"
 
 
+def probability(value: float | None) -> str:
+    """Write a probability as "0.97", near its ends as "0.998" or "> 0.999", a dash for None."""
+    if value is None:
+        return DASH
+    if 0.0005 <= value < 0.9995:
+        return f"{value:.2f}" if 0.005 <= value < 0.995 else f"{value:.3f}"
+    return f">{THIN}0.999" if value > 0.5 else f"<{THIN}0.001"
+
+
 def cap_amount(cap: str, value: float) -> str:
     """Write a value of the cap "tokens" or "usd" with its unit, as "120 tokens" or "$1.50"."""
     if cap == "tokens":

@@ -52,6 +52,7 @@ from nip_core.evaluation.figures_in_words import (
     percent_range,
     plain_range,
     points,
+    probability,
     problems_words,
     promotion_words,
     seconds,
@@ -241,7 +242,17 @@ def report_environment(*loaders: BaseLoader) -> Environment:
         autoescape=True,
         undefined=StrictUndefined,
     )
-    shown = (percent, percent_range, number, signed, signed_range, plain_range, points, seconds)
+    shown = (
+        percent,
+        percent_range,
+        probability,
+        number,
+        signed,
+        signed_range,
+        plain_range,
+        points,
+        seconds,
+    )
     environment.filters |= {function.__name__: function for function in (*shown, p_value)}
     environment.globals |= {"bound": _bound, "problems_words": problems_words}
     environment.globals |= {"opponent_words": opponent_words, "once": _once}

@@ -98,6 +98,25 @@ class Measures(Figures):
         }
 
 
+class AcceptanceMeasures(Figures):
+    """What P(accept) of the verdicts says, see `acceptance_figures`."""
+
+    episodes: StrictInt
+    """How many have one: the others are in none of these figures."""
+    mean_if_right: StrictFloat | None = None
+    """The mean of right solutions."""
+    mean_if_right_ci95: Interval95 | None = None
+    mean_if_wrong: StrictFloat | None = None
+    mean_if_wrong_ci95: Interval95 | None = None
+    brier: StrictFloat | None = None
+    """The mean squared distance to the label: 0 is perfect, 0.25 is what saying one half gives."""
+    brier_ci95: Interval95 | None = None
+    calibration_error: StrictFloat | None = None
+    """The mean distance, in tenths of the range, between what was said and how often it was so."""
+    auroc: StrictFloat | None = None
+    """How often a right solution has a higher one than a wrong one."""
+
+
 class BatchMetrics(Measures):
     """The figures of a batch, with breakdowns, which blocks of records leave out."""
 
@@ -198,6 +217,8 @@ class SplitMetrics(BatchMetrics):
 
     believe_the_prover: BelievedMetrics | None = None
     majority: BatchMetrics | None = None
+    p_accept_figures: AcceptanceMeasures | None = None
+    """Absent where no verdict has a P(accept)."""
     by_opponent: tuple[OpponentMetrics, ...] = ()
     invalid_answers: InvalidAnswers | None = None
     problems_left_out: StrictInt | None = None

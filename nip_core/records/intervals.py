@@ -21,6 +21,7 @@ import pyarrow as pa
 from pydantic import JsonValue
 
 from nip_core.errors import StoreError
+from nip_core.evaluation.acceptance_figures import measure_acceptance
 from nip_core.evaluation.any_of import any_of
 from nip_core.evaluation.baseline_verifiers import believe_the_prover, majority
 from nip_core.evaluation.metrics import evaluate
@@ -170,6 +171,10 @@ def measure_intervals(
         voted = majority(rollouts.episodes, seed=seed, questions=questions)
         if voted is not None and metrics.majority is not None:
             intervals["majority"] = pick_intervals(voted.as_json(), metrics.majority.as_json())
+        if (recorded := metrics.p_accept_figures) is not None:
+            likely = measure_acceptance(*tables, seed=seed, questions=questions)
+            picked = pick_intervals(likely.as_json() if likely else {}, recorded.as_json())
+            intervals |= {"p_accept_figures": picked} if picked else {}
     bounds = _bounds(rollouts.episodes, metrics, questions)
     return SplitIntervals(questions=count, intervals=intervals, bounds=bounds)
 

@@ -237,7 +237,7 @@ def _rows(scenario: Scenario, table: Table) -> Iterator[tuple[Row, str]]:
     required = [name for name in order if name in scenario.required_columns()]
     missing = [name for name in required if name not in table.columns]
     wrong, right = scenario.words.labels
-    labels = f", which is 1 for a {right} and 0 for a {wrong} one" if "y" in required else ""
+    labels = f", which is 1 ({right}) or 0 ({wrong})" if "y" in required else ""
     raise DatasetError(
         f"{table.name}: no column {' and no column '.join(missing)} (it has "
         f"{', '.join(sorted(table.columns))}); a dataset needs {join_words(required)}{labels}"

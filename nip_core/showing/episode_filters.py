@@ -39,6 +39,8 @@ SORTS: Mapping[str, str] = {
     "tokens": "most tokens",
     "invalid": "most invalid answers",
     "reward": "lowest reward",
+    "confident": "confident and wrong first",
+    "unsure": "least sure first",
     "rounds": "most rounds",
 }
 DECISIONS = {words: number for number, words in DECISION_WORDS.items()}
@@ -60,6 +62,10 @@ class EpisodeFilters:
     """``accept``, ``reject``, ``neither`` or ``no decision``."""
     label: int | None = None
     """Of the solution: 1 right, 0 wrong, -1 none."""
+    p_from: float | None = None
+    """The lowest P(accept), from 0 to 1; episodes without one are left out."""
+    p_to: float | None = None
+    """The highest."""
     outcome: str | None = None
     """``finished``, ``terminated`` or ``failed``."""
     invalid: bool | None = None
@@ -96,6 +102,9 @@ class EpisodeFilters:
                 raise SettingsError(f"{name} {value!r}: use one of {', '.join(known)}")
         if self.label not in (None, -1, 0, 1):
             raise SettingsError(f"label {self.label!r}: use 1 (right), 0 (wrong) or -1 (none)")
+        for name, value in (("p_from", self.p_from), ("p_to", self.p_to)):
+            if value is not None and not 0 <= value <= 1:
+                raise SettingsError(f"{name} {value!r}: use a probability, from 0 to 1")
 
     @property
     def given(self) -> dict[str, str | int | bool]:
@@ -150,6 +159,10 @@ def _build_conditions(table: pa.Table, filters: EpisodeFilters) -> Iterable[Any]
         yield pc.equal(table["decision"], DECISIONS[filters.decision])
     if filters.label is not None:
         yield pc.equal(table["y"], filters.label)
+    if filters.p_from is not None:
+        yield pc.greater_equal(table["p_accept"], filters.p_from)
+    if filters.p_to is not None:
+        yield pc.less_equal(table["p_accept"], filters.p_to)
     for name in _EQUAL:
         if (value := getattr(filters, name)) is not None:
             is_none = value == _NONE and name in ("difficulty", "mutation")
@@ -201,10 +214,30 @@ def sort_rows(table: pa.Table, rows: NDArray[np.int64], sort: str) -> NDArray[np
         first = np.asarray(ranks.to_numpy())[rows].astype(np.int64)
     elif sort == "reward":
         first = numbers("reward")
+    elif sort in ("confident", "unsure"):
+        first = _rank_by_acceptance(table, sort == "confident")[rows]
     else:
         names = {"tokens": "completion_tokens", "invalid": "invalid", "rounds": "rounds"}
         first = -numbers(names[sort]).astype(np.int64)
     return rows[np.lexsort((np.arange(len(rows)), newest, first))]
+
+
+def _rank_by_acceptance(table: pa.Table, wrong_first: bool) -> NDArray[np.float64]:
+    """Rank by how sure verdicts were, the least sure first; those without P(accept) come last.
+
+    With `wrong_first` the wrong ones come before the others, the surest of them first; then the
+    right ones, those first that were nearest to being wrong.
+    """
+    columns = {
+        name: np.asarray(table[name].combine_chunks().to_numpy(zero_copy_only=False))
+        for name in ("p_accept", "y", "decision", "verdict")
+    }
+    likely = columns["p_accept"].astype(np.float64)  # null is NaN
+    if not wrong_first:
+        return np.where(np.isnan(likely), np.inf, np.abs(likely - 0.5))
+    off = np.abs(likely - columns["y"])
+    rank = np.where(columns["verdict"] == WRONG, -off - 1, -off)
+    return np.where(np.isnan(likely) | (columns["y"] < 0), np.inf, rank)
 
 
 def find_in_calls(stored: StoredRollouts, filters: EpisodeFilters) -> pa.Array:

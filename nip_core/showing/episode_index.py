@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from nip_core.errors import NipError
+from nip_core.rollouts.acceptance import GENERATIONS_OF_ACCEPTANCE, find_acceptance
 from nip_core.rollouts.tables import StoredRollouts, committed_shards, shards_of
 from nip_core.rollouts.trees import for_each_episode
 from nip_core.run_store.manifest import MANIFEST, read_manifest
@@ -46,7 +47,7 @@ _COUNTED = {
     "completion_tokens": pa.int64(),
     "models": pa.string(),
 }
-COLUMNS = (*_PLAIN, "about", "verdict", "reward", *_COUNTED, "shard", "place")
+COLUMNS = (*_PLAIN, "about", "verdict", "reward", "p_accept", *_COUNTED, "shard", "place")
 _OF_EPISODES = tuple(dict.fromkeys((*_PLAIN, "question", "rewards", *OF_EPISODES)))
 _MOST_OF_QUESTION = 160  # characters, of which a list shows the first ones
 _WHOLE_LOOK_S = 30.0
@@ -79,6 +80,8 @@ class IndexedEpisode:
     verdict: str
     reward: float
     """Of all agents together."""
+    p_accept: float | None
+    """How likely the verifier was to accept where it decided; None: it is not known."""
     calls: int
     invalid: int
     prompt_tokens: int
@@ -256,7 +259,8 @@ def make_empty_index() -> pa.Table:
     from nip_core.rollouts.schema import EPISODES
 
     kinds = {name: EPISODES.field(name).type for name in _PLAIN}
-    kinds |= {"about": pa.string(), "verdict": pa.string(), "reward": pa.float64(), **_COUNTED}
+    kinds |= {"about": pa.string(), "verdict": pa.string(), "reward": pa.float64()}
+    kinds |= {"p_accept": pa.float64(), **_COUNTED}
     kinds |= {"shard": pa.int32(), "place": pa.int32()}
     return pa.table({name: pa.array([], kinds[name]) for name in COLUMNS})
 
@@ -272,13 +276,14 @@ class IndexedPart:
 
 def read_part(stored: StoredRollouts, with_calls: bool = False) -> IndexedPart:
     """Read what the index has of a shard, and where asked for the texts of its calls."""
-    names = (*_COUNTED_OF, *(OF_GENERATIONS if with_calls else ()))
+    of_columns = tuple(dict.fromkeys((*_COUNTED_OF, *GENERATIONS_OF_ACCEPTANCE)))
+    names = (*of_columns, *(OF_GENERATIONS if with_calls else ()))
     episodes = stored.episodes(_OF_EPISODES)
     if not pc.all(pc.not_equal(pc.utf8_trim_whitespace(episodes["question"]), "")).as_py():
         episodes = stored.episodes((*_OF_EPISODES, "solution"))
     generations = stored.generations(tuple(dict.fromkeys(names)))
     return IndexedPart(
-        read_columns(episodes, generations.select(_COUNTED_OF)),
+        read_columns(episodes, generations.select(of_columns)),
         tuple(_list_agents(episodes["rewards"].combine_chunks())),
         read_calls(episodes, generations) if with_calls else None,
     )
@@ -293,8 +298,10 @@ def read_columns(episodes: pa.Table, generations: pa.Table) -> pa.Table:
     verdict = pc.if_else(failed, FAILED, pc.if_else(right, RIGHT, WRONG))
     table = table.append_column("verdict", verdict)
     table = table.append_column("reward", _sum_rewards(episodes["rewards"].combine_chunks()))
+    table = table.append_column("p_accept", find_acceptance(episodes, generations))
     # 2. What its generations come to; those of a tree count for each leaf that has them.
-    counted = _count_generations(episodes, for_each_episode(episodes, generations))
+    spoken = generations.select(_COUNTED_OF)
+    counted = _count_generations(episodes, for_each_episode(episodes, spoken))
     for name, column in counted.items():
         table = table.append_column(name, column)
     return table.append_column("place", pa.array(np.arange(table.num_rows, dtype=np.int32)))

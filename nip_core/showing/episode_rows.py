@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS
 from nip_core.game.render import parse_columns
 from nip_core.protocols import NO_DECISION
+from nip_core.rollouts.acceptance import find_acceptance
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
 from nip_core.rollouts.table_rows import Episode, read_rows, row_columns
 from nip_core.rollouts.tables import StoredRollouts
@@ -119,9 +120,11 @@ def read_episode_rows(
     wanted = [name for name in row_columns(_Call) if name in GENERATIONS.names]
     generations = stored.generations(("episode", "branch_path", *wanted))
     calls = _read_calls(whole, chosen, generations)
+    likely = find_acceptance(whole, generations).take(pa.array(places, pa.int64())).to_pylist()
     # 3. Both together.
-    for episode in read_rows(chosen, Episode):
-        yield _make_row(episode, calls.get(episode.key, []), notes.get(episode.key))
+    for episode, p_accept in zip(read_rows(chosen, Episode), likely, strict=True):
+        spoken = calls.get(episode.key, [])
+        yield _make_row(episode, spoken, p_accept, notes.get(episode.key))
 
 
 def _read_calls(whole: pa.Table, chosen: pa.Table, generations: pa.Table) -> dict[str, list[_Call]]:
@@ -143,11 +146,13 @@ def _read_calls(whole: pa.Table, chosen: pa.Table, generations: pa.Table) -> dic
 
 
 def _make_row(
-    episode: Episode, calls: Sequence[_Call], noted: EpisodeNote | None
+    episode: Episode,
+    calls: Sequence[_Call],
+    p_accept: float | None,
+    noted: EpisodeNote | None,
 ) -> ReadableEpisode:
     messages = [_make_message(call) for call in calls]
     decision, is_right = DECISION_WORDS[episode.decision], episode.decision == episode.y
-    deciding = [m for m in messages if m.p_accept is not None and m.decision == decision]
     return ReadableEpisode(
         key=episode.key,
         run=episode.run,
@@ -159,7 +164,7 @@ def _make_row(
         verdict=FAILED if episode.outcome == FAILED else RIGHT if is_right else WRONG,
         decision=decision,
         decision_value=episode.decision_value,
-        p_accept=deciding[-1].p_accept if deciding else None,
+        p_accept=p_accept,
         label=episode.y if episode.y in (0, 1) else None,
         star=noted is not None and noted.star,
         note="" if noted is None else noted.note,

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
+from nip_core.evaluation.acceptance_figures import measure_acceptance
 from nip_core.evaluation.attack_figures import (
     OwnTest,
     attack_line,
@@ -132,6 +133,9 @@ def _measured(session: Session, iteration: int, split: str) -> SplitMetrics:
             figures["believe_the_prover"] = believed
     if (voted := majority(rollouts.episodes, seed=session.parameters.seed)) and split == TEST:
         figures["majority"] = voted
+    seed = session.parameters.seed
+    if likely := measure_acceptance(rollouts.episodes, rollouts.generations, seed=seed):
+        figures["p_accept_figures"] = likely
     if split == TRAIN and (by_opponent := _by_opponent(session, iteration, rollouts.episodes)):
         figures["by_opponent"] = by_opponent
     if invalid := invalid_answers(rollouts.generations):

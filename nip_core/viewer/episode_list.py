@@ -75,7 +75,7 @@ def list_episodes(
     by_shard: dict[int, list[int]] = defaultdict(list)
     for row in taken:
         by_shard[row.shard].append(row.place)
-    said: dict[tuple[int, int], list[_Call]] = {}
+    by_row: dict[tuple[int, int], list[_Call]] = {}
     damage: dict[int, str] = {}
     for number, places in by_shard.items():
         try:
@@ -83,11 +83,11 @@ def list_episodes(
         except (NipError, OSError) as error:
             damage[number] = str(error)
         else:
-            said |= {(number, place): of for place, of in read.items()}
+            by_row |= {(number, place): of for place, of in read.items()}
     pattern = find_pattern(query.text) if query.text else None
     listed = []
     for row in taken:
-        of = said.get((row.shard, row.place), [])
+        of = by_row.get((row.shard, row.place), [])
         found, hits = _find_snippets(of, query, pattern)
         last = _find_last(of, is_prover)
         title = shorten(row.about, MOST_OF_QUESTION)
@@ -97,7 +97,7 @@ def list_episodes(
 
 def _read_said(pieces: Iterable[pa.RecordBatch], places: Sequence[int]) -> dict[int, list[_Call]]:
     """Read the calls of some episodes of a shard, in the order of play."""
-    said: dict[int, list[_Call]] = {place: [] for place in places}
+    by_place: dict[int, list[_Call]] = {place: [] for place in places}
     for piece in pieces:
         owners = piece["places"]
         flat = pc.list_flatten(owners).to_numpy()
@@ -105,8 +105,8 @@ def _read_said(pieces: Iterable[pa.RecordBatch], places: Sequence[int]) -> dict[
         numbers = pc.list_parent_indices(owners).to_numpy()[wanted]
         columns = [piece[name].take(pa.array(numbers)).to_pylist() for name in _Call._fields]
         for place, *call in zip(flat[wanted], *columns, strict=True):
-            said[int(place)].append(_Call(*call))
-    return said
+            by_place[int(place)].append(_Call(*call))
+    return by_place
 
 
 def _find_last(said: Sequence[_Call], is_prover: Callable[[str], bool]) -> Snippet | None:
@@ -122,7 +122,7 @@ def _find_snippets(
     said: Sequence[_Call], query: Query, pattern: re.Pattern[str] | None
 ) -> tuple[tuple[Snippet, ...], int]:
     """Cut out the first hits, and count all."""
-    found: list[Snippet] = []
+    snippets: list[Snippet] = []
     hits = 0
     for call in said:
         if pattern is None or not looks_at(query, call.agent, call.round):
@@ -130,10 +130,10 @@ def _find_snippets(
         for text, in_thoughts in ((call.reasoning or "", True), (call.text, False)):
             matches = [*pattern.finditer(text)]
             hits += len(matches)
-            if matches and len(found) < _MOST_SNIPPETS:
+            if matches and len(snippets) < _MOST_SNIPPETS:
                 parts = _cut_around(text, matches[0], pattern)
-                found.append(Snippet(call.agent, call.round, in_thoughts, parts))
-    return tuple(found), hits
+                snippets.append(Snippet(call.agent, call.round, in_thoughts, parts))
+    return tuple(snippets), hits
 
 
 @dataclass(frozen=True)
@@ -152,20 +152,20 @@ class FoundTurn:
 def find_in_turns(turns: Sequence[ShownTurn], query: Query) -> list[FoundTurn]:
     """Cut all turns of an episode at what a query looks for; without a text, none has a hit."""
     pattern = find_pattern(query.text) if query.text else None
-    found, before = [], 0
+    cut, before = [], 0
     for turn in turns:
         thoughts, text = turn.row.reasoning or "", turn.message.text
         if pattern is None or not looks_at(query, turn.row.agent, turn.row.round):
-            found.append(FoundTurn(0, 0, False, (TextPart(thoughts),), (TextPart(text),)))
+            cut.append(FoundTurn(0, 0, False, (TextPart(thoughts),), (TextPart(text),)))
             continue
         of_thoughts = split_text(thoughts, pattern, before)
         in_thoughts = sum(1 for part in of_thoughts if part.hit)
         of_text = split_text(text, pattern, before + in_thoughts)
         hits = in_thoughts + sum(1 for part in of_text if part.hit)
         first = before + 1 if hits else 0
-        found.append(FoundTurn(first, hits, in_thoughts > 0, of_thoughts, of_text))
+        cut.append(FoundTurn(first, hits, in_thoughts > 0, of_thoughts, of_text))
         before += hits
-    return found
+    return cut
 
 
 def looks_at(query: Query, agent: str, round_: int) -> bool:

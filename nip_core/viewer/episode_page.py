@@ -20,6 +20,7 @@ from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
 from nip_core.showing.kept_calls import Shard
+from nip_core.viewer.token_chances import ShownTokens, lay_out_tokens
 
 _LONG = ("prompt_token_ids", "completion_token_ids", "completion_logprobs")
 _READ = tuple(name for name in GENERATIONS.names if name not in _LONG)
@@ -36,6 +37,8 @@ class ShownTurn:
     """Who reads the channels that it was sent to, but for whoever sent it."""
     chat: tuple[ChatMessage, ...] | None
     """The chat that its model was sent; None: it can't be told."""
+    tokens: ShownTokens | None
+    """Its tokens with their probabilities, where they are recorded."""
     new: int
     """How many of the chat's last messages the agent had not seen in its turn before."""
 
@@ -74,6 +77,7 @@ def read_episode(store: Store, shard: Shard, key: str, game: Game | None) -> Epi
                 latency_s.get(of.key),
                 _find_readers(message, game),
                 chat,
+                lay_out_tokens(of.token_logprobs),
                 0 if chat is None else max(0, len(chat) - before),
             )
         )

@@ -56,6 +56,7 @@ def run_page(run: ShownRun, split: str = "", iteration: str = "") -> Values:
         "chosen": chosen,
         "confusion": count_verdicts(here) if here.num_rows else None,
         "calibration": scaled,
+        "calibrated": "P(accept)" if here["p_accept"].null_count < here.num_rows else "the scale",
         "calibration_chart": _draw_calibration(scaled),
         "curve": _draw_curve(overview),
         "charts": _draw_charts(overview, run),

@@ -205,6 +205,7 @@ def episodes_page(run: ShownRun, pairs: list[tuple[str, str]]) -> Values:
         "paging": paged,
         "trouble": run.index.calls.trouble,
         "verdicts": verdicts,
+        "has_acceptance": pc.any(pc.is_valid(episodes.table["p_accept"])).as_py(),
         "line": write_line(run, query.to_filters()),
     }
 

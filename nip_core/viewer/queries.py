@@ -10,6 +10,7 @@ The address is the state: what a page shows follows from it alone, so that it ca
 back to.
 """
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -40,6 +41,10 @@ class Query:
     outcome: str = ""
     decision: str = ""
     label: str = ""
+    p_from: str = ""
+    """The lowest P(accept), from 0 to 1."""
+    p_to: str = ""
+    """The highest."""
     difficulty: str = ""
     mutation: str = ""
     model: str = ""
@@ -77,6 +82,9 @@ class Query:
             value = values.get(name, "")
             if value and not (value.isascii() and value.isdigit() and len(value) < 10):
                 raise QueryError(f"{name}={value}: a number was expected")
+        for name in ("p_from", "p_to"):
+            if values.get(name):
+                read_probability(name, values[name])
         for name in ("text", "note"):
             if len(values.get(name, "")) > MOST_TEXT:
                 raise QueryError(f"{name}: at most {MOST_TEXT} characters")
@@ -97,6 +105,8 @@ class Query:
             iteration=int(self.iteration) if self.iteration else None,
             decision=CHOICES["decision"][self.decision] if self.decision else None,
             label=int(self.label) if self.label else None,
+            p_from=read_probability("p_from", self.p_from) if self.p_from else None,
+            p_to=read_probability("p_to", self.p_to) if self.p_to else None,
             invalid=self.invalid == "1" if self.invalid else None,
             round=int(self.round) if self.round else None,
             order=self.sort,
@@ -166,6 +176,13 @@ class PairQuery:
         if query.kind and query.kind not in kinds:
             raise QueryError(f"kind={query.kind}: use one of {', '.join(kinds)}")
         return query
+
+
+def read_probability(name: str, text: str) -> float:
+    """Read a probability of an address. Raises QueryError."""
+    if not re.fullmatch(r"[01]|[01]?\.[0-9]{1,9}", text) or float(text) > 1:
+        raise QueryError(f"{name}={text}: a number from 0 to 1 was expected, like 0.9")
+    return float(text)
 
 
 def read_number(text: str | None, default: int) -> int:
