@@ -17,9 +17,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from nip_core.errors import CorruptionError, StoreError
 from nip_core.records.rewinds import find_stage
 from nip_core.run_store.manifest import MANIFEST, Manifest, measure_file, read_manifest
@@ -206,6 +203,9 @@ def as_local(store: Store, path: str) -> Iterator[Path]:
 
 
 def _rows(file: Path) -> int | str:
+    import pyarrow as pa  # a look that the files are there does without
+    import pyarrow.parquet as pq
+
     try:
         return int(pq.read_metadata(file).num_rows)
     except (pa.ArrowException, OSError) as error:
