@@ -1,7 +1,8 @@
 """A local page over the tables of runs: every episode, not a sample.
 
-index         the episodes of a run as columns in memory, read once for each committed shard
 queries       what an address asks for: filters, order, page
+text_search   finds episodes by what was written in them, and cuts texts at what was looked for
+episode_list  the rows of a list with their texts
 matrix        problems by iterations, and episodes of two places in pairs
 measures      confusion and calibration
 charts        curves as points of an SVG

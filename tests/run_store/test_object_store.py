@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import s3_server
 
+from nip_core import how_to_install
 from nip_core.errors import CorruptionError, SettingsError, StoreError
 from nip_core.rollouts.journal_segments import SegmentJournal, open_journal, remove_journal
 from nip_core.run_store.run import RunStore
@@ -267,7 +269,7 @@ def test_a_missing_library_is_named_with_the_way_to_get_it(
     s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "obstore.store", None)
-    with pytest.raises(SettingsError, match=r"pip install 'nip-loop\[object-stores\]'"):
+    with pytest.raises(SettingsError, match=re.escape(how_to_install("object-stores"))):
         open_store(s3)
 
 
