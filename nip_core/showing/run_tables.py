@@ -112,6 +112,8 @@ class RunTables:
         verdict: str | None = None,
         decision: str | None = None,
         label: int | None = None,
+        p_from: float | None = None,
+        p_to: float | None = None,
         outcome: str | None = None,
         invalid: bool | None = None,
         difficulty: str | None = None,
@@ -131,11 +133,12 @@ class RunTables:
 
         The filters are those of the list in ``nip view``, which shows this call beside its rows.
         `verdict` is right, wrong, failed or not-right; `decision` accept, reject, neither or
-        "no decision"; `label` 1, 0 or -1 (none); `invalid` whether an answer was. `problem` is a
-        part of the name, or all of it in quotation marks. `text` stands in a message or a thought,
-        written by `agent` in `round`. `p_from` and `p_to` bound P(accept). `noted` is starred, note
-        or any; `note` a part of one. `order` is that of the list: failures, played, problem,
-        tokens, invalid, reward, rounds, confident, unsure.
+        "no decision"; `label` 1, 0 or -1 (none); `p_from` and `p_to` bound P(accept); `invalid`
+        whether an answer was. `problem` is a part of the name, or all of it in quotation marks.
+        `text` stands in a message or a thought, written by `agent` in `round`. `noted` is starred,
+        note or any; `note` a part of one.
+        `order` is that of the list: failures, played, problem, tokens, invalid, reward, rounds,
+        confident (and wrong first), unsure.
 
         Raises SettingsError for an iteration or a split of which nothing is on record, and for a
         value that a filter does not have.
