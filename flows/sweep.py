@@ -62,7 +62,7 @@ def sweep(
     """Run every combination that FILE names; finished runs are skipped, failed ones shown."""
     from nip_core.run_store.store import open_store
     from nip_core.sweep.arm_baselines import baseline_lines
-    from nip_core.sweep.page import arms_table
+    from nip_core.sweep.page import arms_table, differences_summary
     from nip_core.sweep.results import collect_results, write_results
     from nip_core.sweep.swept_runs import read_sweep
 
@@ -98,7 +98,7 @@ def sweep(
         print_json(results.as_json())
     else:
         lines = "".join(f"{line}\n" for line in baseline_lines(results.baselines))
-        say(f"\n{arms_table(results)}\n{lines}{place}")
+        say(f"\n{arms_table(results)}\n{differences_summary(results.differences)}{lines}{place}")
     if status:
         raise typer.Exit(status)
 

@@ -25,7 +25,8 @@ class Figures(BaseModel):
 
     # What a later version has added stays where a document is read and written again, as in the
     # blocks of finished iterations.
-    model_config = ConfigDict(frozen=True, extra="allow")
+    # Built at the first use: most of these kinds are parts of another one, which has its own.
+    model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
 
     def as_json(self) -> dict[str, Any]:
         """Encode the figures as they stand in a file: absent keys stay absent."""

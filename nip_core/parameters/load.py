@@ -10,7 +10,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -23,7 +22,7 @@ from nip_core.parameters.named_files import find_beside
 from nip_core.parameters.plain import PlainDict, PlainMapping
 from nip_core.parameters.tracking import TrackerParameters, Trackers
 from nip_core.parameters.unknown import guess_setting
-from nip_lm_server.client import ReadError, parse_yaml, read_text
+from nip_lm_server.client import ReadError
 
 _MOST_KEYS = 64  # in the address of a setting
 
@@ -101,13 +100,19 @@ def _lines(error: ValidationError) -> list[str]:
     return list(dict.fromkeys(_explain(detail) for detail in error.errors()))
 
 
-_parsed = lru_cache(maxsize=16)(parse_yaml)  # a sweep reads the same file for each of its runs
+@lru_cache(maxsize=16)  # a sweep reads the same file for each of its runs
+def _parse(text: str) -> Any:
+    from nip_lm_server.client import parse_yaml  # with YAML, which few commands read
+
+    return parse_yaml(text)
 
 
 def read_yaml(path: Path) -> PlainDict:
     """The mapping in a file, within the limits of `parse_yaml`. Raises SettingsError."""
+    from nip_lm_server.client import read_text
+
     try:
-        values = deepcopy(_parsed(read_text(path)))
+        values = deepcopy(_parse(read_text(path)))
     except ReadError as error:
         raise SettingsError(f"{path}: {error}") from None
     if not isinstance(values, dict):
@@ -116,6 +121,8 @@ def read_yaml(path: Path) -> PlainDict:
 
 
 def _with_override(values: PlainDict, override: str) -> PlainDict:
+    from nip_lm_server.client import parse_yaml
+
     address, equals, text = override.partition("=")
     if not equals or not address.strip():
         raise SettingsError(f"--set {_shown(override)}: write it as a.b=c")
@@ -218,6 +225,8 @@ def list_settings_below(keys: tuple[str, ...]) -> dict[str, str | None]:
 
 def _as_written(default: Any) -> str:
     """Write a default as YAML in a line; "…" for one without a plain value."""
+    import yaml
+
     is_plain = default is None or isinstance(default, str | int | float | bool)
     return yaml.safe_dump(default).splitlines()[0] if is_plain else "…"
 

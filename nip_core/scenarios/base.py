@@ -35,9 +35,7 @@ NO_LABEL = -1
 class ScenarioSettings(BaseModel):
     """Settings that every scenario has; a scenario's own class adds others."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)
 
     system_prompt_version: PromptVersion = FIRST
     """Which prompts: "v1" (answer at once), "v2" (reason first, then answer; what stands before the

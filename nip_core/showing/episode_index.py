@@ -4,8 +4,8 @@ RunIndex  reads each committed shard once, and names what it can't read
 COLUMNS   what the index has of each episode
 
 A shard counts from when its own manifest is there, so a split that is still being played grows
-while one looks. What models wrote is read in the same pass, and kept by `KeptCalls`; of questions
-the index has the beginning. The rest of what is long stays in the run's files.
+while one looks. Of questions the index has the beginning, what models wrote is kept by `KeptCalls`;
+the rest of what is long stays in the run's files.
 """
 
 import itertools
@@ -119,10 +119,12 @@ class RunIndex:
     def __init__(self, run: RunStore, clock: Callable[[], float] = time.monotonic) -> None:
         """Reads nothing yet."""
         self._run, self._clock, self._lock = run, clock, RLock()
-        self._with_calls = True
+        self._with_calls = False
+        self.calls = KeptCalls(run.store)
         self._forget()
 
     def _forget(self) -> None:
+        self.calls.forget()
         self._rewinds: int | None = None
         self._shards: dict[str, Shard] = {}  # by place
         self._tables: list[pa.Table] = []
@@ -136,10 +138,12 @@ class RunIndex:
     def refresh(self, with_calls: bool = True) -> Episodes:
         """Read new shards. Damage is named in the result, and never raised.
 
-        Without calls their texts are read when they are asked for.
+        Without calls their texts are read when they are asked for, else soon. From a bucket they
+        come with the rest, so that no file is fetched twice.
         """
         with self._lock:
-            self._with_calls = with_calls
+            is_here = self._run.store.local_path(self._run.root) is not None
+            self._with_calls = with_calls and not is_here
             try:
                 self._start_again_if_rewound()
                 directories = self._directories()
@@ -151,6 +155,8 @@ class RunIndex:
             with ThreadPoolExecutor(_AT_ONCE) as threads:
                 tables = [*threads.map(self._columns_of, fresh)]
             self._take(fresh, tables, frozenset(unfinished))
+            if with_calls:
+                self.calls.keep_soon(self.now.shards)
             return self.now
 
     # What is there

@@ -12,11 +12,13 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nip_core.errors import NipError
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS
-from nip_core.game.render import parse_columns
+from nip_core.game.answer_rows import RecordedToken
+from nip_core.game.render import ChatMessage, Game, InvalidResponse, Situation, parse_columns
 from nip_core.protocols import NO_DECISION
 from nip_core.rollouts.acceptance import find_acceptance
-from nip_core.rollouts.schema import EPISODES, GENERATIONS
+from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.table_rows import Episode, read_rows, row_columns
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.rollouts.trees import Leaf, generation_numbers
@@ -70,6 +72,9 @@ class ReadableEpisode:
     """The scenario's further texts, and what was drawn for the episode."""
     messages: list[ReadableMessage]
     rewards: dict[str, float]
+    asked: list[ChatMessage] | None
+    """The chat that the agent was sent whose answer decided; None: nobody's, or it can't be told
+    here."""
     outcome: str
     error: str | None
     rounds: int
@@ -103,28 +108,37 @@ class _Call(NamedTuple):
     prompt_tokens: int
     completion_tokens: int
     reasoning: str | None
+    finish_reason: str
     p_accept: float | None = None
+    token_logprobs: list[RecordedToken] | None = None
 
 
 def read_episode_rows(
-    stored: StoredRollouts, places: Sequence[int], notes: Mapping[str, EpisodeNote]
+    stored: StoredRollouts,
+    places: Sequence[int],
+    notes: Mapping[str, EpisodeNote],
+    game: Game | None,
 ) -> Iterator[ReadableEpisode]:
     """Read the episodes at these places of a shard, in the order of `places`.
 
-    Raises CorruptionError. One shard is in memory meanwhile.
+    With the run's game they have what was asked. Raises CorruptionError. One shard is in memory
+    meanwhile.
     """
     # 1. The rows of the episodes.
     whole = stored.episodes(EPISODES.names)
     chosen = whole.take(pa.array(places, pa.int64()))
     # 2. Their generations; those of a tree stand at the first leaf below.
-    wanted = [name for name in row_columns(_Call) if name in GENERATIONS.names]
+    wanted = [*row_columns(_Call)]
+    if game is None or not any(map(game.top_logprobs, game.protocol.agent_names)):
+        wanted.remove("token_logprobs")  # which is long, and needed by some protocols alone
     generations = stored.generations(("episode", "branch_path", *wanted))
     calls = _read_calls(whole, chosen, generations)
     likely = find_acceptance(whole, generations).take(pa.array(places, pa.int64())).to_pylist()
     # 3. Both together.
     for episode, p_accept in zip(read_rows(chosen, Episode), likely, strict=True):
         spoken = calls.get(episode.key, [])
-        yield _make_row(episode, spoken, p_accept, notes.get(episode.key))
+        asked = _render_asked(episode, spoken, game)
+        yield _make_row(episode, spoken, p_accept, notes.get(episode.key), asked)
 
 
 def _read_calls(whole: pa.Table, chosen: pa.Table, generations: pa.Table) -> dict[str, list[_Call]]:
@@ -150,6 +164,7 @@ def _make_row(
     calls: Sequence[_Call],
     p_accept: float | None,
     noted: EpisodeNote | None,
+    asked: list[ChatMessage] | None,
 ) -> ReadableEpisode:
     messages = [_make_message(call) for call in calls]
     decision, is_right = DECISION_WORDS[episode.decision], episode.decision == episode.y
@@ -173,6 +188,7 @@ def _make_row(
         columns={**parse_columns(episode.columns), **parse_columns(episode.drawn)},
         messages=messages,
         rewards=dict(episode.rewards),
+        asked=asked,
         outcome=episode.outcome,
         error=episode.error,
         rounds=episode.rounds,
@@ -190,6 +206,28 @@ def _make_row(
         seed=episode.seed,
         models=sorted({call.model_served for call in calls}),
     )
+
+
+def _render_asked(
+    episode: Episode, calls: Sequence[_Call], game: Game | None
+) -> list[ChatMessage] | None:
+    """Make again the chat of the answer that decided."""
+    deciding = [c for c in calls if c.decision == episode.decision and c.invalid_reason is None]
+    if game is None or game.protocol.name != episode.protocol or not deciding:
+        return None
+    call = deciding[-1]
+    if call.agent not in game.parameters.model_agents or call.decision == NO_DECISION:
+        return None
+    columns = parse_columns(episode.columns)
+    situation = Situation(
+        episode.question, episode.solution, episode.prover_stance, episode.seed, columns
+    )
+    try:
+        before = [turn for turn in game.turns(calls, episode.seed) if turn.round < call.round]
+        wrong = game.find_mistakes(calls).get((call.round, call.agent, call.attempt))
+        return [*game.render(call.agent, situation, before, call.round, wrong)]
+    except (InvalidResponse, NipError, LookupError, ValueError):
+        return None  # the protocol or a template is another by now
 
 
 def _make_message(call: _Call) -> ReadableMessage:

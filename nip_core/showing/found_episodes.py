@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from nip_core.game.render import Game
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
@@ -25,7 +26,11 @@ class FoundEpisodes:
     """What filters find in committed splits. Damage raises CorruptionError."""
 
     def __init__(
-        self, store: Store, directories: Sequence[str], filters: EpisodeFilters, notes: RunNotes
+        self,
+        store: Store,
+        directories: Sequence[str],
+        filters: EpisodeFilters,
+        notes: RunNotes,
     ) -> None:
         """Reads nothing yet. Equal episodes stay in the order of `directories`."""
         self._parts = [
@@ -35,12 +40,12 @@ class FoundEpisodes:
 
     @cached_property
     def _index(self) -> pa.Table:
-        tables = [make_empty_index()]
+        tables = []
         for number, part in enumerate(self._parts):
             table = read_part(part).columns
             shard = pa.array(np.full(table.num_rows, number, np.int32))
             tables.append(table.append_column("shard", shard).select(COLUMNS))
-        return pa.concat_tables(tables).combine_chunks()
+        return pa.concat_tables(tables).combine_chunks() if tables else make_empty_index()
 
     @cached_property
     def _rows(self) -> NDArray[np.int64]:
@@ -80,13 +85,13 @@ class FoundEpisodes:
         whole = pa.concat_tables(tables)
         return whole.take(pa.array(np.argsort(_join(numbers))))
 
-    def readable(self) -> list[ReadableEpisode]:
-        """Read them with all of their texts."""
+    def readable(self, game: Game | None) -> list[ReadableEpisode]:
+        """Read them with all of their texts; with the run's game, with what was asked."""
         notes, rows = self._notes.read(), dict[int, ReadableEpisode]()
         for number, part in enumerate(self._parts):
             at, places = self._in_shard(number)
             if len(at):
-                read = read_episode_rows(part, places.tolist(), notes)
+                read = read_episode_rows(part, places.tolist(), notes, game)
                 rows.update(zip(at.tolist(), read, strict=True))
         return [rows[number] for number in sorted(rows)]
 

@@ -12,14 +12,17 @@ written. Plain reads bring a piece into memory and let it go again, so that a ru
 larger than the memory.
 
 What is covered: a full disk. Then texts are read from the run's files as before, and
-`KeptCalls.trouble` says so.
-What is not covered: a process that ends other than by its end may leave nothing, but a system that
-crashes may leave what it writes of open files.
+`KeptCalls.trouble` says so. While texts are still being kept, who asks for others waits for these
+alone.
+What is not covered: a folder for temporary files that is in memory; there they take of it.
 """
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 from typing import IO
@@ -28,6 +31,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nip_core.errors import NipError
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
 from nip_core.run_store.manifest import Manifest
@@ -107,8 +111,41 @@ class KeptCalls:
         self._file: IO[bytes] | None = None
         self._end = 0
         self._pieces: dict[tuple[str, str], list[_Piece]] = {}
+        self._offered: set[tuple[str, str]] = set()
+        self._waiting: deque[Shard] = deque()
+        self._worker = ThreadPoolExecutor(1)
         self.trouble = ""
         """In words, why not all is kept; "" where it is."""
+
+    def keep_soon(self, shards: Sequence[Shard]) -> None:
+        """Keep the calls of these shards too, in a thread, one shard after the other."""
+        with self._lock:
+            fresh = [shard for shard in shards if shard.identity not in self._offered]
+            self._offered |= {shard.identity for shard in fresh}
+            is_idle = not self._waiting
+            self._waiting.extend(fresh)
+        if fresh and is_idle:
+            self._worker.submit(self._keep_next)
+
+    def _keep_next(self) -> None:
+        """Keep the next shard. A task each, so that the end of the program waits for one alone."""
+        with self._lock:
+            if not self._waiting or self.trouble:
+                return
+            shard = self._waiting[0]
+        with suppress(NipError, OSError, pa.ArrowException, KeyError, ValueError):
+            if shard.identity not in self._pieces:
+                self.keep(shard, self._read_from_run(shard))  # damage is told to who asks for it
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft()
+        with suppress(RuntimeError):  # the program ends
+            self._worker.submit(self._keep_next)
+
+    def forget(self) -> None:
+        """Keep nothing more: the run is another by now."""
+        with self._lock:
+            self._waiting.clear()
 
     def keep(self, shard: Shard, calls: pa.Table) -> None:
         """Write the calls of a shard, if there is room for them."""
@@ -118,7 +155,7 @@ class KeptCalls:
             batches = calls.combine_chunks().to_batches(max_chunksize=_PER_PIECE)
             pieces = [self._write(batch.serialize()) for batch in batches]
         except OSError as error:
-            self.trouble = f"{tempfile.gettempdir()}: {error.strerror or error}"
+            self.trouble = f"folder for temporary files: {error.strerror or error}"
             return
         with self._lock:
             self._pieces[shard.identity] = pieces
@@ -141,8 +178,7 @@ class KeptCalls:
     def read(self, shard: Shard) -> Iterator[pa.RecordBatch]:
         """Yield the calls of a shard in pieces of `CALLS`. Raises CorruptionError."""
         if shard.identity not in self._pieces:
-            stored = StoredRollouts.of_shard(self._store, shard.manifest)
-            calls = read_calls(stored.episodes(OF_EPISODES), stored.generations(OF_GENERATIONS))
+            calls = self._read_from_run(shard)
             self.keep(shard, calls)
             yield from calls.combine_chunks().to_batches(max_chunksize=_PER_PIECE)
             return
@@ -150,3 +186,7 @@ class KeptCalls:
         for piece in self._pieces[shard.identity]:
             data = os.pread(self._file.fileno(), piece.size, piece.offset)
             yield pa.ipc.read_record_batch(pa.py_buffer(data), CALLS)
+
+    def _read_from_run(self, shard: Shard) -> pa.Table:
+        stored = StoredRollouts.of_shard(self._store, shard.manifest)
+        return read_calls(stored.episodes(OF_EPISODES), stored.generations(OF_GENERATIONS))

@@ -14,12 +14,13 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from functools import cached_property
 
 import orjson
 
+from nip_core.game.render import ChatMessage
 from nip_core.redaction import printable
 from nip_core.showing.episode_rows import ReadableEpisode, ReadableMessage
 
@@ -30,7 +31,7 @@ _HIDDEN = re.compile("[\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069
 """What readers may take for the end of a line, what turns letters around, halves of pairs."""
 _NAMES = [field.name for field in fields(ReadableEpisode)]
 _BEFORE_TEXTS = _NAMES[: _NAMES.index("columns")]
-_AFTER_TEXTS = _NAMES[_NAMES.index("rewards") + 1 :]
+_AFTER_TEXTS = _NAMES[_NAMES.index("asked") + 1 :]
 
 Cell = str | int | float | bool | list[str] | None
 
@@ -46,7 +47,10 @@ def encode_row(row: ReadableEpisode) -> bytes:
 
 def decode_row(line: bytes) -> ReadableEpisode:
     """Read what `encode_row` has written."""
-    value = json.loads(line)
+    try:
+        value = orjson.loads(line)
+    except ValueError:  # half of a pair
+        value = json.loads(line)
     value["messages"] = [ReadableMessage(**message) for message in value["messages"]]
     return ReadableEpisode(**value)
 
@@ -60,7 +64,10 @@ def as_cell(value: Cell) -> str:
     if isinstance(value, int | float):
         return repr(value)
     text = value if isinstance(value, str) else ", ".join(value)
-    shown = printable(text.replace("\r\n", "\n"))
+    # Most texts are plain, and there are many.
+    shown = text if text.isprintable() else printable(text.replace("\r\n", "\n"))
+    if shown[:1].isalnum():
+        return shown
     return f"'{shown}" if _FORMULA.match(shown) else shown
 
 
@@ -97,8 +104,9 @@ class CsvColumns:
         """List the names of all columns, in their order. No row is to come after that."""
         return [
             *_BEFORE_TEXTS,
-            *self._texts,
+            *(f"column_{name}" if name in _NAMES else as_cell(name) for name in self._texts),
             *(f"round_{round_}_{agent}" for round_, agent in self._turns_in_order),
+            "asked",
             *(f"reward_{agent}" for agent in self._agents),
             *_AFTER_TEXTS,
         ]
@@ -111,7 +119,16 @@ class CsvColumns:
             *(getattr(row, name) for name in _BEFORE_TEXTS),
             *map(row.columns.get, self._texts),
             *map(said.get, self._turns_in_order),
+            None if row.asked is None else _write_chat(row.asked),
             *map(row.rewards.get, self._agents),
             *(getattr(row, name) for name in _AFTER_TEXTS),
         ]
         return [as_cell(value) for value in values]
+
+
+def _write_chat(chat: Sequence[ChatMessage]) -> str:
+    """Write a chat as one text, with who says what."""
+    return "\n\n".join(
+        f"[{', '.join(filter(None, (message['role'], message.get('name'))))}]\n{message['content']}"
+        for message in chat
+    )

@@ -16,9 +16,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nip_core.errors import SettingsError
+from nip_core.errors import NipError, SettingsError
 from nip_core.evaluation.attack_metrics import AttackMetrics
 from nip_core.evaluation.split_metrics import SplitMetrics
+from nip_core.game.render import Game
 from nip_core.records.iterations import IterationRecord, Records
 from nip_core.records.jobs_shown import DatasetShown, JobShown
 from nip_core.records.named_run import find_run, open_runs
@@ -33,6 +34,7 @@ from nip_core.showing.found_episodes import FoundEpisodes
 from nip_core.showing.listing import list_summaries
 from nip_core.showing.notes import RunNotes
 from nip_core.showing.summary import find_report, summarise_run
+from nip_core.showing.transcripts import rebuild_game
 from nip_core.trainers.dataset import open_dataset
 
 _SPLITS = (TRAIN, VALIDATION, TEST, CANDIDATE, ATTACK)
@@ -235,9 +237,15 @@ class RunTables:
 
         ``pandas.DataFrame`` and ``polars.DataFrame`` take the list as it is.
         """
-        filters = self._filters
-        found = self._found or self._find(filters)
-        return found.readable()
+        found = self._found or self._find(self._filters)
+        return found.readable(self._game)
+
+    @cached_property
+    def _game(self) -> Game | None:
+        try:
+            return rebuild_game(self._records.shown.record)
+        except NipError:
+            return None  # its settings name what is not here
 
     @property
     def notes(self) -> pa.Table:

@@ -3,6 +3,7 @@
 Counted       by run and figure, from the episodes of its last test
 share_right   over runs
 average_runs  the same as a mean over seeds and questions, with its interval
+subtract_runs the difference of two arms, run by run, in the same way
 tally         of plays, by question
 Play          one of them
 """
@@ -120,3 +121,23 @@ def average_runs(runs: Sequence[Counts], name: str) -> TwoWay | None:
         return None
     cells = np.array([[counts.get(q, (0.0, 0)) for q in questions] for counts in runs], float)
     return two_way(cells[..., 0], cells[..., 1], derive_seed("arm", name))
+
+
+def subtract_runs(pairs: Sequence[tuple[Counts, Counts]], seed: int) -> TwoWay | None:
+    """Average over pairs and questions how much more often the first run was right.
+
+    Both runs of a pair have the same questions. `seed` is that of the bootstrap. None without
+    questions.
+    """
+    questions = sorted({question for first, _ in pairs for question in first})
+    # A question weighs as much as it was played, in the arm that played it less often.
+    weights = np.zeros((len(pairs), len(questions)))
+    sums = np.zeros_like(weights)
+    for row, (first, second) in enumerate(pairs):
+        for column, question in enumerate(questions):
+            if question in first:
+                (hits, plays), (other_hits, other_plays) = first[question], second[question]
+                weight = min(plays, other_plays)
+                weights[row, column] = weight
+                sums[row, column] = weight * (hits / plays - other_hits / other_plays)
+    return two_way(sums, weights, seed)

@@ -6,21 +6,15 @@ judge_hypotheses  a hypothesis each: the difference, its interval, its p-value, 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from nip_core.errors import SettingsError
 from nip_core.evaluation.statistics.clustered import Mean
 from nip_core.evaluation.statistics.differences import equivalence, holm
-from nip_core.evaluation.statistics.distributions import t_cdf
-from nip_core.evaluation.statistics.two_way import TwoWay, two_way
+from nip_core.evaluation.statistics.two_way import NO_ERROR, TwoWay, two_sided_p
 from nip_core.hashing import derive_seed
-from nip_core.sweep.counted import Counted, share_right
+from nip_core.sweep.counted import Counted, share_right, subtract_runs
 from nip_core.sweep.declaration import Hypothesis, pair_runs
 from nip_core.sweep.results_document import Finding, HypothesisOutcome, clip_interval
 from nip_core.sweep.swept_runs import Sweep, SweptRun
-
-NO_ERROR = 1e-12
-"""A standard error that is rounding and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -76,19 +70,8 @@ def _compare_arms(counted: Counted, sweep: Sweep, hypothesis: Hypothesis) -> Arm
         return ArmsCompared(rates, because="no pair of runs is finished and tested")
     if any(first.keys() != second.keys() for first, second in both):
         return ArmsCompared(rates, because="the arms were not tested on the same questions")
-    questions = sorted({question for first, _ in both for question in first})
-    # A question weighs as much as it was played, in the arm that played it less often.
-    weights = np.zeros((len(both), len(questions)))
-    sums = np.zeros_like(weights)
-    for row, (first, second) in enumerate(both):
-        for column, question in enumerate(questions):
-            if question in first:
-                (hits, plays), (other_hits, other_plays) = first[question], second[question]
-                weight = min(plays, other_plays)
-                weights[row, column] = weight
-                sums[row, column] = weight * (hits / plays - other_hits / other_plays)
     seed = derive_seed(hypothesis.figure, hypothesis.arm, hypothesis.against)
-    compared = two_way(sums, weights, seed)
+    compared = subtract_runs(both, seed)
     assert compared is not None  # there are questions
     because = "one run or one question shows no spread" if compared.error is None else None
     return ArmsCompared(
@@ -117,16 +100,19 @@ def _p_value(hypothesis: Hypothesis, both: ArmsCompared) -> float:
     difference = both.difference
     assert difference is not None and difference.error is not None
     value, error, margin = difference.value, difference.error, hypothesis.margin
+    if margin is None:
+        p = two_sided_p(difference)
+        assert p is not None  # it has an error
+        return p
     if error <= NO_ERROR:
-        # All seeds and all questions say the same: what is left is how many of the fewer there are.
-        is_none = abs(value) <= NO_ERROR if margin is None else abs(value) >= margin
-        return 1.0 if is_none else 2 * 0.5 ** min(difference.seeds, difference.questions)
-    if margin is not None:
-        mean = Mean(value, error, difference.df, difference.questions)
-        tested = equivalence(mean, margin, hypothesis.alpha)
-        assert tested is not None  # it has an error
-        return tested.p
-    return min(1.0, 2 * t_cdf(-abs(value) / error, difference.df))
+        # As for a difference: what is left is how many seeds or questions there are.
+        fewer = min(difference.seeds, difference.questions)
+        return 1.0 if abs(value) >= margin else 2 * 0.5**fewer
+    tested = equivalence(
+        Mean(value, error, difference.df, difference.questions), margin, hypothesis.alpha
+    )
+    assert tested is not None  # it has an error
+    return tested.p
 
 
 def _adjust_p_values(

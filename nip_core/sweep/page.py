@@ -1,17 +1,27 @@
 """The results of a sweep for its reader, as Markdown.
 
-render_results  the table, what was declared, and what did not end
-arms_table      the arms, one a row
-markdown_table  any table
+render_results     the tables, what was declared, and what did not end
+arms_table         the arms, one a row
+differences_table  each arm less the first, for what was not declared
+markdown_table     any table
 """
 
 from collections.abc import Iterable, Sequence
 
-from nip_core.evaluation.figures_in_words import plain_percent
+from nip_core.evaluation.figures_in_words import (
+    ALL_EQUAL,
+    DASH,
+    p_value,
+    percent_cell,
+    plain_percent,
+    points_cell,
+)
 from nip_core.sweep.arm_baselines import baseline_lines
 from nip_core.sweep.results_document import (
     FINISHED,
     MAJORITY,
+    ArmDifference,
+    ArmDifferences,
     AskedAgainAt,
     AskedAgainTest,
     AttackResult,
@@ -45,6 +55,21 @@ Beside each arm with provers the highest k that takes no more generated tokens t
 least 1): what the verifier finds with them by being asked again, by itself.
 """
 
+_MANY_SEEDS = 1_000  # beyond, the number is no plan
+_ROUGHLY = {2: "0.4 to 60", 3: "0.4 to 9", 4: "0.5 to 5", 5: "0.5 to 4", 6: "0.5 to 3"}
+"""By how many pairs a variance is known from, what it may be times that, in 80 of 100 cases."""
+_UNDECLARED = """
+Points that an arm has more than `{first}`, the first arm of the file: over the seeds that are
+finished in both, paired by seed and question. Intervals and p-values count seeds and questions as
+drawn; p (Holm) is adjusted for all comparisons of this table. Nobody said beforehand which of them
+matters: what stands out here is a reason to declare it, and to play other seeds.
+"""
+_SEEDS = """
+Seeds needed: so many pairs would show such a difference in 80 of 100 cases (5 % two-sided, the same
+questions), if seeds differ as much as those that were played. More questions: no number of seeds is
+enough with these.
+"""
+
 
 def arms_table(results: SweepResults) -> str:
     """Write the arms as a Markdown table: means over runs, with intervals."""
@@ -66,6 +91,77 @@ def arms_table(results: SweepResults) -> str:
             cells += map(_change, attack.losses.values())
         rows.append(cells)
     return markdown_table(heads, rows)
+
+
+def differences_table(differences: ArmDifferences) -> str:
+    """Write each arm less the first as a Markdown table, in percent and points."""
+    heads = ["figure", "arm", "it has", "the first has", "difference", "p (Holm)", "pairs"]
+    rows = [
+        [
+            row.figure + ("" if row.after is None else f" after {row.after}"),
+            row.arm,
+            *map(percent_cell, row.rates),
+            _difference_cell(row),
+            p_value(row.p_holm),
+            str(row.pairs),
+            *_seeds_cells(row),
+        ]
+        for row in differences.compared
+        if row.difference is not None
+    ]
+    return markdown_table([*heads, "seeds needed", "for 5 points"], rows)
+
+
+def _difference_cell(row: ArmDifference) -> str:
+    sure = row.because or (ALL_EQUAL if row.ci95 is None else "")
+    return points_cell(row.difference, row.ci95) + (f" ({sure})" if sure else "")
+
+
+def _seeds_cells(row: ArmDifference) -> tuple[str, str]:
+    """Say how many seeds would show this difference, and one of 5 points."""
+    if row.seeds_needed is None:
+        return DASH, DASH
+    needed = row.seeds_needed
+    return (
+        DASH if not row.difference else _seeds_cell(needed.for_this),
+        _seeds_cell(needed.for_five_points),
+    )
+
+
+def _seeds_cell(seeds: int | None) -> str:
+    if seeds is None:
+        return "more questions"
+    return f"> {_MANY_SEEDS:,}" if seeds > _MANY_SEEDS else f"about {seeds}"
+
+
+def differences_summary(differences: ArmDifferences | None) -> str:
+    """Write the table with what to think of it, for a terminal; "" where there is none."""
+    if differences is None or not differences.compared:
+        return ""
+    head = f"Each arm less the first (`{_line(differences.first)}`), not declared, in points:"
+    return f"{head}\n\n{_differences_body(differences)}\n"
+
+
+def _differences_body(differences: ArmDifferences) -> str:
+    """Write the table, how many comparisons there are, how rough seeds are, and what is missing."""
+    compared = [row for row in differences.compared if row.difference is not None]
+    text = f"{differences_table(differences)}\n" if compared else ""
+    tested = sum(row.p is not None for row in compared)
+    text += f"- {tested} comparison{'' if tested == 1 else 's'}, not declared"
+    if differences.declared:
+        text += f"; {differences.declared} more {'was' if differences.declared == 1 else 'were'}"
+    text += ".\n"
+    pairs = [row.pairs for row in compared if row.seeds_needed is not None]
+    if compared and not pairs:
+        text += "- How many seeds are needed can't be said: nothing shows how much they differ.\n"
+    elif pairs and (roughly := _ROUGHLY.get(min(pairs))) is not None:
+        text += (
+            f"- From {min(pairs)} pairs, the number of seeds is a rough guess: in 80 of 100 cases "
+            f"the true one is {roughly} times as large.\n"
+        )
+    # A reason for each arm, however many of its figures it is one for.
+    reasons = {(row.arm, row.because): row for row in differences.compared if row not in compared}
+    return text + "".join(f"- Not compared: `{_line(arm)}`: {why}.\n" for arm, why in reasons)
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -121,6 +217,7 @@ def render_results(results: SweepResults) -> str:
         text += "\n## What the baselines say\n\n" + "".join(f"- {line}\n" for line in lines)
     text += "\n![The arms](arms.svg)\n"
     text += _cells_line(results.cells)
+    text += _differences_page(results.differences)
     if results.declared is not None:
         text += _declared_page(results.declared)
     if void := [attack for attack in attacks if attack.caution]:
@@ -131,6 +228,16 @@ def render_results(results: SweepResults) -> str:
         text += "\n## Not ended\n\n"
         text += "".join(f"- `{run.run}`: {_line(run.failure or '')}\n" for run in failed)
     return text
+
+
+def _differences_page(differences: ArmDifferences | None) -> str:
+    """Write each arm less the first; "" where there is none, or all was declared."""
+    if differences is None or not differences.compared:
+        return ""
+    text = "\n## Each arm less the first: not declared\n"
+    text += _UNDECLARED.format(first=_line(differences.first))
+    text += f"\n{_differences_body(differences)}"
+    return text + (_SEEDS if any(row.seeds_needed for row in differences.compared) else "")
 
 
 def _cells_line(cells: CellsWritten | None) -> str:

@@ -25,6 +25,7 @@ from nip_core.sweep.arm_baselines import (
     baseline_kind,
     compare_with_baselines,
 )
+from nip_core.sweep.arm_differences import subtract_first_arm
 from nip_core.sweep.asked_again import compare_at_equal_tokens, summarize_asked_again
 from nip_core.sweep.attacks import SweptAttack
 from nip_core.sweep.cells import encode_parquet, read_verdicts
@@ -54,7 +55,7 @@ from nip_core.sweep.swept_runs import SEED, Sweep, SweptRun
 def collect_results(
     store: Store, sweep: Sweep, failures: Mapping[str, str] | None = None
 ) -> SweepResults:
-    """Collect what came of a sweep: its runs with their tests, its arms, baselines, declaration.
+    """Collect what came of a sweep: its runs with their tests, its arms and what they differ by.
 
     `failures` says by run why it did not end. A run that has not begun has the status "not begun".
     An arm's figures are means over those of its runs that are finished, with the lowest and the
@@ -70,14 +71,16 @@ def collect_results(
         _sum_up_arm(store, sweep, counted, arm, [by_name[run.name] for run in swept], swept)
         for arm, swept in sweep.arms.items()
     ]
+    declaration = read_declaration(store, sweep.name)
+    hypotheses = () if declaration is None else declaration.plan.hypotheses
     results = SweepResults(
         sweep=sweep.name,
         axes=sweep.axes,
         arms=tuple(arms),
         runs=tuple(runs),
         baselines=_find_baselines(store, sweep, counted, tests, runs, arms),
+        differences=subtract_first_arm(counted, sweep, hypotheses),
     )
-    declaration = read_declaration(store, sweep.name)
     if declaration is None:
         return results
     declared = _judge_declaration(store, sweep, counted, declaration, results)

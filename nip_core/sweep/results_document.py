@@ -4,6 +4,7 @@ SweepResults      all of it: arms, runs, baselines, and what came of a declarati
 RunResult         a run with its tests and the attacks on it
 ArmResult         the runs of an arm, summed up
 BaselineFindings  what the baselines among the arms say of the others
+ArmDifferences    each arm less the first, which nobody declared
 HypothesisOutcome what came of a hypothesis
 OverRuns          a figure of several runs; `sum_up` makes it
 
@@ -298,6 +299,47 @@ class BaselineFindings(Part):
     any_of: tuple[AtEqualTokens, ...] = ()
 
 
+class SeedsNeeded(Part):
+    """How many seeds show a difference at 80 % power, as it varied with those that were played."""
+
+    for_this: int | None
+    """For the difference that was seen; None where no number is enough with these questions."""
+    for_five_points: int | None
+    """For a difference of 5 points, in the same way."""
+
+
+class ArmDifference(Part):
+    """A figure of an arm less that of the first arm, paired by seed and question."""
+
+    arm: str
+    figure: str
+    after: str | None = None
+    """The attack after which it is measured; None: the runs' own tests."""
+    rates: tuple[float | None, float | None]
+    """Of the arm, and of the first one, over the same seeds."""
+    difference: float | None
+    ci95: Interval95 | None
+    pairs: int
+    """Seeds that are finished and tested in both arms."""
+    questions: int | None
+    p: float | None
+    p_holm: float | None
+    """Adjusted for all comparisons of the table."""
+    seeds_needed: SeedsNeeded | None
+    """None where nothing shows how much it varies with the seed."""
+    because: str | None = Field(default=None, exclude_if=_is_none)
+    """Why there is no difference, or no interval of it."""
+
+
+class ArmDifferences(Part):
+    """Each arm of a sweep less the first one: comparisons that were not declared."""
+
+    first: str
+    compared: tuple[ArmDifference, ...]
+    declared: int
+    """Further ones that were declared; `DeclaredResults` has them."""
+
+
 class HypothesisOutcome(Part):
     """What came of a hypothesis."""
 
@@ -348,6 +390,8 @@ class SweepResults(Part):
     arms: tuple[ArmResult, ...]
     runs: tuple[RunResult, ...]
     baselines: BaselineFindings
+    differences: ArmDifferences | None = Field(default=None, exclude_if=_is_none)
+    """No key with a single arm."""
     declared: DeclaredResults | None = Field(default=None, exclude_if=_is_none)
     """No key where nothing was declared."""
     cells: CellsWritten | None = Field(default=None, exclude_if=_is_none)

@@ -102,7 +102,7 @@ def _spool(run: ShownRun, episodes: Episodes, rows: NDArray[np.int64]) -> Spoole
     for shard in np.unique(shards):
         at = np.flatnonzero(shards == shard)
         stored = StoredRollouts.of_shard(run.tree.store, episodes.shards[shard].manifest)
-        read = read_episode_rows(stored, places[at].tolist(), notes)
+        read = read_episode_rows(stored, places[at].tolist(), notes, run.game)
         for number, row in zip(at.tolist(), read, strict=True):
             spooled.put(number, encode_row(row))
             spooled.columns.add(row)

@@ -76,6 +76,7 @@ class ShownRun:
         except (NipError, OSError):
             return  # which whoever reads it is told
         if self._run_json not in (None, run_json):
+            self.index.calls.forget()
             self._forget()
         self._run_json = run_json
 

@@ -1,23 +1,26 @@
-"""How small a change a test batch would show, before anything is played.
+"""How small a change a test batch would show, and how many seeds show a difference of arms.
 
 detectable_change       of paired verdicts: the same problems before and after
 detectable_difference   between two batches that share no problem
+seeds_needed            by the spread over seeds that was seen
 
-Both are the smallest true difference that a two-sided test at 5 % shows in 80 % of the cases. How
-much alike the rows of a question are, and how many verdicts change, nobody knows beforehand: both
-are assumptions, to be printed with the number.
+The first two are asked before anything is played. Both are the smallest true difference that a
+two-sided test at 5 % shows in 80 % of the cases. How much alike the rows of a question are, and how
+many verdicts change, nobody knows beforehand: both are assumptions, to be printed with the number.
 """
 
 import math
 from collections.abc import Sequence
 
 from nip_core.evaluation.statistics.distributions import normal_quantile, t_quantile
+from nip_core.evaluation.statistics.two_way import NO_ERROR, TwoWay
 
 POWER, ALPHA = 0.8, 0.05
 CHANGED = 0.2
 """The share of verdicts that differ between two iterations, either way: an assumption."""
 LIKENESS = 0.2
 """The correlation between rows of a question: an assumption."""
+_MOST_SEEDS = 1 << 30  # nobody trains as many; it ends a search
 
 
 def detectable_change(
@@ -63,6 +66,40 @@ def detectable_difference(
     for _ in range(100):
         middle = (low + high) / 2
         low, high = (middle, high) if excess(middle) < 0 else (low, middle)
+    return high
+
+
+def seeds_needed(difference: float, seen: TwoWay) -> int | None:
+    """Compute how many seeds show a true `difference` of two arms in 80 % of the cases.
+
+    `seen` is the paired difference of these arms over seeds and questions, which says how much it
+    varies with both. More seeds lower the part of the variance that is theirs; the questions stay
+    the same ones, and so does their part. None where no number of seeds is enough: the questions
+    alone vary too much, or the difference is 0. At least 2.
+
+    Raises ValueError for one seed or one question, and where nothing shows the spread.
+    """
+    if not seen.error or seen.error <= NO_ERROR:
+        raise ValueError("one seed, one question or no spread at all says nothing of more seeds")
+
+    def is_enough(seeds: int) -> bool:
+        of_seeds = seen.seed_variance * seen.seeds / seeds
+        of_questions = seen.error**2 - seen.seed_variance if seen.error else 0.0
+        # Satterthwaite's, as for the interval.
+        freedom = of_seeds**2 / (seeds - 1) + of_questions**2 / (seen.questions - 1)
+        least = float(min(seeds, seen.questions) - 1)
+        df = max((of_seeds + of_questions) ** 2 / freedom, least) if freedom else least
+        quantiles = t_quantile(1 - ALPHA / 2, df) + t_quantile(POWER, df)
+        return abs(difference) >= quantiles * math.sqrt(of_seeds + of_questions)
+
+    low, high = 1, 2
+    while not is_enough(high):
+        if high >= _MOST_SEEDS:
+            return None
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
 
 

@@ -1,7 +1,8 @@
 """Intervals over seeds and questions at once: would another seed, and other questions, say so?
 
-two_way   the mean over both, with the interval of a bootstrap in both directions
-TwoWay    what came out
+two_way      the mean over both, with the interval of a bootstrap in both directions
+TwoWay       what came out
+two_sided_p  how far it is from 0
 """
 
 import math
@@ -11,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nip_core.evaluation.confidence_intervals import Z_95, Interval
-from nip_core.evaluation.statistics.distributions import t_quantile
+from nip_core.evaluation.statistics.distributions import t_cdf, t_quantile
 
 Floats = NDArray[np.float64]
 
 RESAMPLES = 4_000
+NO_ERROR = 1e-12
+"""A standard error that is rounding and nothing else."""
 _AT_ONCE = 2_000_000  # numbers drawn at once; keeps memory under about 50 MB
 
 
@@ -31,6 +34,8 @@ class TwoWay:
     """None without an error, and where all seeds and questions agree: nothing shows the spread."""
     seeds: int
     questions: int
+    seed_variance: float = 0.0
+    """The part of the error's square that falls with the number of seeds."""
 
 
 def two_way(sums: Floats, counts: Floats, seed: int) -> TwoWay | None:
@@ -68,18 +73,29 @@ def two_way(sums: Floats, counts: Floats, seed: int) -> TwoWay | None:
     value = math.fsum(sums.ravel().tolist()) / math.fsum(counts.ravel().tolist())
     if 1 in (seeds, questions):
         return TwoWay(value, None, 0.0, None, seeds, questions)
-    error, df = _error(sums - value * counts, float(counts.sum()))
+    error, df, seed_variance = _error(sums - value * counts, float(counts.sum()))
     drawn = _draws(sums, counts, seed)
     spread = float(drawn.std())
-    if error <= 1e-12 or spread <= 1e-12:
-        return TwoWay(value, error, df, None, seeds, questions)
+    if error <= NO_ERROR or spread <= NO_ERROR:
+        return TwoWay(value, error, df, None, seeds, questions, seed_variance)
     scale = error / spread * t_quantile(0.975, df) / Z_95
     low, high = (value + scale * (np.quantile(drawn, (0.025, 0.975)) - value)).tolist()
-    return TwoWay(value, error, df, (min(low, value), max(high, value)), seeds, questions)
+    interval = (min(low, value), max(high, value))
+    return TwoWay(value, error, df, interval, seeds, questions, seed_variance)
 
 
-def _error(residuals: Floats, whole: float) -> tuple[float, float]:
-    """Compute the two-way standard error of a ratio, and its degrees of freedom."""
+def two_sided_p(mean: TwoWay) -> float | None:
+    """Compute the two-sided p-value of a mean that is 0 in truth; None without an error."""
+    if mean.error is None:
+        return None
+    if mean.error <= NO_ERROR:
+        # All seeds and all questions say the same: what is left is how many of the fewer there are.
+        return 1.0 if abs(mean.value) <= NO_ERROR else 2 * 0.5 ** min(mean.seeds, mean.questions)
+    return min(1.0, 2 * t_cdf(-abs(mean.value) / mean.error, mean.df))
+
+
+def _error(residuals: Floats, whole: float) -> tuple[float, float, float]:
+    """Compute the two-way standard error of a ratio, its df, and the part that is the seeds'."""
     seeds, questions = residuals.shape
     by_seed = float((residuals.sum(axis=1) ** 2).sum()) / whole**2 * seeds / (seeds - 1)
     by_question = float((residuals.sum(axis=0) ** 2).sum()) / whole**2
@@ -89,7 +105,9 @@ def _error(residuals: Floats, whole: float) -> tuple[float, float]:
     freedom = by_seed**2 / (seeds - 1) + by_question**2 / (questions - 1)
     # The approximation can fall below what the shorter side has by itself.
     least = float(min(seeds, questions) - 1)
-    return math.sqrt(variance), max(variance**2 / freedom, least) if freedom else least
+    df = max(variance**2 / freedom, least) if freedom else least
+    # The questions' own share stays however many seeds there are; the noise of cells does not.
+    return math.sqrt(variance), df, variance - max(by_question - noise, 0.0)
 
 
 def _draws(sums: Floats, counts: Floats, seed: int) -> Floats:
