@@ -137,6 +137,8 @@ def find_place(runs: ShownRuns, place: str, split: str) -> ComparedPlace:
 
 def describe_difference(a: ComparedPlace, b: ComparedPlace, with_arguments: bool) -> list[str]:
     """Say what differs between two places: on which episodes, then sentences; [] for nothing."""
+    if a.name == b.name:
+        return []
     sides = a.judged(with_arguments), b.judged(with_arguments)
     if sides[0] is None or sides[1] is None:
         return []
