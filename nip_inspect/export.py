@@ -90,7 +90,7 @@ def export_run(
 
 @contextmanager
 def _in_haste() -> Iterator[None]:
-    """Do without two things that take two thirds of the time for many small samples.
+    """Spare two thirds of the time for many small samples.
 
     Inspect compresses each sample with twelve threads of its own, which pays for large ones alone.
     The collector would look again and again at objects that all live until the log is written.

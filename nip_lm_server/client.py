@@ -15,7 +15,8 @@ published adapters   public_probe
 room on a disk   want_of_space, MIN_FREE_BYTES
 secrets      is_secret_name, of environment variables
 processes    identities of processes, ending with a parent, the end of a log
-vLLM         describe_vllm, find_vllm; served_lora_rank, DEFAULT_LORA_RANK, LARGEST_LORA_RANK
+vLLM         describe_vllm, find_vllm, vllm_build_script; served_lora_rank, DEFAULT_LORA_RANK,
+             LARGEST_LORA_RANK
 
 A contract of `make check` holds that nobody imports anything else. What a server runs on (torch,
 vllm, an HTTP framework) is imported when it is started, and each name of this module when somebody
@@ -150,6 +151,7 @@ __all__ = [
     "stored_ids",
     "to_jsonl",
     "validate",
+    "vllm_build_script",
     "want_of_space",
     "watch_parent",
 ]
@@ -316,6 +318,13 @@ def find_vllm(executable: str | None, environment: Mapping[str, str]) -> Path:
         return find_executable(executable, environment)
     except EngineError as error:
         raise VllmMissingError(str(error)) from error
+
+
+def vllm_build_script(is_for_cuda: bool) -> Path:
+    """Return the script that builds an environment with vLLM, for CUDA or for the CPU."""
+    from nip_lm_server.engines.vllm.installation import find_build_script
+
+    return find_build_script(is_for_cuda)
 
 
 class VllmMissingError(Exception):

@@ -45,7 +45,7 @@ _ORIGINAL = """# Settings of the original
 
 Made by `python -m nip_core.parameters.reference original`. A configuration of
 [neural-interactive-proofs](howto/paper.md#configurations-of-the-original) is read as it is. These
-settings are kept for that alone; whoever writes a new configuration needs
+settings are kept for that alone; a new configuration needs
 [the others](settings.md).
 
 ## Set otherwise here

@@ -121,6 +121,8 @@ class RunTables:
         text: str | None = None,
         agent: str | None = None,
         round: int | None = None,
+        p_from: float | None = None,
+        p_to: float | None = None,
         noted: str | None = None,
         note: str | None = None,
         order: str | None = None,
@@ -131,8 +133,9 @@ class RunTables:
         `verdict` is right, wrong, failed or not-right; `decision` accept, reject, neither or
         "no decision"; `label` 1, 0 or -1 (none); `invalid` whether an answer was. `problem` is a
         part of the name, or all of it in quotation marks. `text` stands in a message or a thought,
-        written by `agent` in `round`. `noted` is starred, note or any; `note` a part of one.
-        `order` is that of the list: failures, played, problem, tokens, invalid, reward, rounds.
+        written by `agent` in `round`. `p_from` and `p_to` bound P(accept). `noted` is starred, note
+        or any; `note` a part of one. `order` is that of the list: failures, played, problem,
+        tokens, invalid, reward, rounds, confident, unsure.
 
         Raises SettingsError for an iteration or a split of which nothing is on record, and for a
         value that a filter does not have.

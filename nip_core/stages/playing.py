@@ -25,6 +25,7 @@ from nip_core.parameters.hosting import is_deterministic
 from nip_core.parameters.recording import gives_logprobs, records_p_accept
 from nip_core.records.rewinds import find_stage_of_split
 from nip_core.records.spending import count_shared_prompts
+from nip_core.rollouts.acceptance import LIKELIEST
 from nip_core.rollouts.best_of_n import BestOfN
 from nip_core.rollouts.engine import PlayedShard, PlaySpec, play_episodes
 from nip_core.rollouts.episode import Branch, ShardContext, no_branching, play_episode
@@ -57,7 +58,6 @@ from nip_core.run_store.run import read_document
 from nip_core.session.session import Session
 from nip_core.stages.served import find_models, find_new_models, find_opponents
 
-_LIKELIEST = 5  # tokens at each place: both verdicts are among them
 # More than can play, so that no call that is free waits for a shard to begin; not all there are,
 # because what is under way is in memory.
 _EPISODES_READY = 4  # under way or waiting for a place, for each call in flight
@@ -249,7 +249,7 @@ class SplitPlay:
                     # Tokens are trained as they were generated.
                     record_tokens=is_recorded,
                     record_logprobs=is_recorded and not is_deterministic(parameters, settings),
-                    top_logprobs=max(kept, _LIKELIEST if agent in judges else 0),
+                    top_logprobs=max(kept, LIKELIEST if agent in judges else 0),
                     record_p_accept=records_p_accept(parameters, settings),
                 )
         return players

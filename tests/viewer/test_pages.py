@@ -133,6 +133,16 @@ def test_two_iterations_stand_side_by_side_with_changed_verdicts_first(client, e
         assert re.findall(r'<th scope="row"><a href="/pair[^"]*">([^<]+)</a>', other) == listed
 
 
+def test_a_run_and_its_report_say_the_same_of_the_first_test_and_the_last(client, trained):
+    report = (trained / "small" / "report.html").read_text(encoding="utf-8")
+    said = [
+        re.search(r"<p>(Iteration 2 beside iteration 0, .*?)</ul>", page, re.DOTALL)[1]
+        for page in (report, client.get("/runs/small").text)
+    ]
+    assert said[0] == said[1]
+    assert "The verifier accepts in" in text_of(said[0]) and " broken." in said[0]
+
+
 def test_of_every_run_iterations_can_be_compared_however_long_others_are():
     tables = {
         run: pa.table({"split": ["test"] * count, "iteration": pa.array(range(count), pa.int32())})
