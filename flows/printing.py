@@ -96,6 +96,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
 def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
     """Print on standard error what is probably not meant, after everything else."""
     from nip_core.parameters.shutdowns import list_shutdown_warnings
+    from nip_core.servers.missing_packages import list_missing_packages
     from nip_core.session.attacked_run import warn_of_untold
 
     sys.stdout.flush()
@@ -106,6 +107,7 @@ def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
         *_short_budget(parameters, estimate),
         *_shows_little(parameters, estimate),
         *warn_of_untold(parameters),
+        *list_missing_packages(parameters),
     ):
         say(f"nip: warning: {line}", file=sys.stderr)
 
