@@ -123,8 +123,6 @@ class RunTables:
         text: str | None = None,
         agent: str | None = None,
         round: int | None = None,
-        p_from: float | None = None,
-        p_to: float | None = None,
         noted: str | None = None,
         note: str | None = None,
         order: str | None = None,
