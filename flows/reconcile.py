@@ -84,7 +84,7 @@ def _names(**found: list[Any]) -> dict[str, list[str]]:
 
 
 async def _leave_a_trace(client: PrefectClient, dead: int, restarted: int) -> None:
-    """Name this flow run by what it did, and delete earlier ones that did nothing."""
+    """Name this flow run by its deeds, and delete idle earlier ones."""
     identifier = current.get_id()
     assert identifier is not None  # it is called within the flow
     await name_outcome(client, UUID(identifier), dead, restarted)

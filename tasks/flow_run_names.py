@@ -20,7 +20,7 @@ NIP = "nip"
 
 
 def name_flow_run(kind: str, run: str, *place: object) -> str:
-    """Name a flow run of a run; the current flow run, which may be its parent, has the attempt."""
+    """Name a flow run of a run; the current flow run, itself or its parent, has the attempt."""
     attempt = flow_run.get_run_count() or 1
     name = "-".join([kind, run, *map(str, place)])
     return name if attempt == 1 else f"{name}-attempt-{attempt}"
@@ -39,5 +39,5 @@ def with_tags(*more: str) -> Iterator[None]:
 
 
 def without_tags() -> AbstractContextManager[object]:
-    """Give no tags to the task runs that are called here."""
+    """Give no tags to the task runs called here."""
     return TagsContext(current_tags=set())

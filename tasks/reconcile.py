@@ -160,7 +160,7 @@ async def bury(client: PrefectClient, flow_run: FlowRun) -> None:
 
 
 async def bury_parts(client: PrefectClient, identifier: UUID, state: State[Any]) -> None:
-    """Set the subflows and tasks of a flow run to this state, those that Prefect has as open."""
+    """Set the open subflows and tasks of a flow run to this state."""
     of_it = {"any_": [identifier]}
     children = FlowRunFilter.model_validate({"parent_flow_run_id": of_it, **_OPEN})
     for child in await client.read_flow_runs(flow_run_filter=children):
@@ -242,7 +242,7 @@ async def name_outcome(client: PrefectClient, identifier: UUID, dead: int, resta
 
 
 async def delete_idle(client: PrefectClient, but: UUID) -> None:
-    """Delete the ended flow runs of `reconcile` that did nothing, all `but` one."""
+    """Delete the ended, idle flow runs of `reconcile`, all `but` one."""
     ended = {"state": {"type": {"any_": [StateType.COMPLETED, StateType.CANCELLED]}}}
     for flow_run in await client.read_flow_runs(
         flow_filter=FlowFilter.model_validate({"name": {"any_": ["reconcile"]}}),

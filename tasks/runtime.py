@@ -84,7 +84,7 @@ async def open_run(
 
 
 async def _end_earlier_attempts() -> None:
-    """Set what an earlier attempt of this flow run has left as Running to Crashed.
+    """Set to Crashed the remains of earlier attempts of this flow run.
 
     A worker that reports a crash does so of the flow run alone, not of its iterations.
     """

@@ -141,8 +141,8 @@ class RunTables:
         Raises SettingsError for an iteration or a split of which nothing is on record, and for a
         value that a filter does not have.
         """
-        given = {name: value for name, value in locals().items() if value is not None}
-        del given["self"]
+        arguments = locals()
+        chosen = {n: v for n, v in arguments.items() if n != "self" and v is not None}
         there = self._records.iterations()
         if iteration is not None and iteration not in there:
             raise SettingsError(
@@ -151,7 +151,7 @@ class RunTables:
             )
         if split is not None and split not in _SPLITS:
             raise SettingsError(f"split {split!r}: use one of {', '.join(_SPLITS)}")
-        return RunTables(self._tree, replace(self._filters, **given))
+        return RunTables(self._tree, replace(self._filters, **chosen))
 
     @property
     def name(self) -> str:
@@ -270,7 +270,7 @@ class RunTables:
 
     @cached_property
     def _found(self) -> FoundEpisodes | None:
-        """What the filters find; None where they ask for whole splits."""
+        """The episodes of the filters; None where these ask for whole splits."""
         return None if self._filters.is_of_places else self._find(self._filters)
 
     def _find(self, filters: EpisodeFilters) -> FoundEpisodes:

@@ -47,15 +47,9 @@ from nip_core.rollouts.plan import (
     plan_episodes,
     replay_episodes,
 )
+from nip_core.rollouts.shard_manifests import shard_is_committed, shard_manifest
 from nip_core.rollouts.table_rows import CallRecord, recorded_calls, recorded_labels
-from nip_core.rollouts.tables import (
-    SHARED_PROMPTS,
-    build_tables,
-    commit_shard,
-    join_shards,
-    shard_is_committed,
-    shard_manifest,
-)
+from nip_core.rollouts.tables import SHARED_PROMPTS, build_tables, commit_shard, join_shards
 from nip_core.rollouts.trees import Branching, parse_path
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.facts import ShardFacts, SplitFacts
