@@ -268,12 +268,16 @@ def list_spans(numbers: Sequence[int]) -> str:
 
 
 def gate_line(decision: GateDecision) -> str:
-    """Say the gate's decision, and by how much, in a line."""
+    """Say the gate's decision, and by how much, in a line: of rates in points."""
+    is_rate = decision.metric == "accuracy"
+    factor, form, unit = (100, "+.1f", " points") if is_rate else (1, "+.3f", "")
     interval = "no interval: one question"
     if decision.ci95 is not None:
-        interval = "95 % interval {:+.3f} to {:+.3f}".format(*decision.ci95)
+        low, high = (format(factor * bound, form) for bound in decision.ci95)
+        interval = f"95 % interval {low} to {high}"
     counted = amount(decision.problems, "validation problem")
     return (
         f"{promotion_words(decision)} on {counted} (difference "
-        f"{decision.difference:+.3f}, {interval}, margin {decision.margin:g})"
+        f"{format(factor * decision.difference, form)}{unit}, {interval}, margin "
+        f"{factor * decision.margin:g}{unit})"
     )
