@@ -405,6 +405,8 @@ def show_run(result: dict[str, Any]) -> None:
     table.add_column("jobs", overflow="fold")
     for entry in result["iterations"]:
         test = entry["test"]
+        if "attack" in result and test is None and not entry["jobs"]:
+            continue  # an attack's own tables have what it is about
         interval = (test or {}).get("accuracy_ci95")
         figures = (
             plain_percent(test and test["completeness"]),
@@ -418,7 +420,8 @@ def show_run(result: dict[str, Any]) -> None:
             *(() if is_narrow else figures),
             _jobs_cell({group: job["status"] for group, job in entry["jobs"].items()}, width),
         )
-    console.print(table)
+    if table.row_count:
+        console.print(table)
     tests = [entry["test"] for entry in result["iterations"] if entry["test"]]
     problems, questions = (tests[-1].get(key) if tests else None for key in _COUNTS)
     if problems and questions and questions < problems:
