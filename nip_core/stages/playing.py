@@ -241,7 +241,7 @@ class SplitPlay:
             for agent in agents:
                 settings, is_recorded = parameters.model_agents[agent], agent in recorded
                 has_some = gives_logprobs(parameters, settings)
-                kept = parameters.rollouts.record_top_logprobs if has_some else 0
+                recorded_top = parameters.rollouts.record_top_logprobs if has_some else 0
                 players[agent] = Player(
                     agent,
                     self.models[group],
@@ -250,7 +250,7 @@ class SplitPlay:
                     # Tokens are trained as they were generated.
                     record_tokens=is_recorded,
                     record_logprobs=is_recorded and not is_deterministic(parameters, settings),
-                    top_logprobs=max(kept, LIKELIEST if agent in judges else 0),
+                    top_logprobs=max(recorded_top, LIKELIEST if agent in judges else 0),
                     record_p_accept=records_p_accept(parameters, settings),
                 )
         return players
