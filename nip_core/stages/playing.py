@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from nip_core.concurrency import gather_or_cancel, in_thread
 from nip_core.errors import RunConflictError
+from nip_core.evaluation.figures_in_words import amount
 from nip_core.hashing import digest
 from nip_core.parameters import RandomAgentParameters
 from nip_core.parameters.checks import find_attackers
@@ -330,7 +331,8 @@ def plan_split(session: Session, iteration: int, split: str) -> list[str]:
     before = f", {done} of them are there already" if done else ""
     session.tell(
         "play",
-        f"iteration {iteration}: playing {split} problems, {plan.episodes} episodes{before}",
+        f"iteration {iteration}: playing {split} problems, "
+        f"{amount(plan.episodes, 'episode')}{before}",
         iteration=iteration,
         split=split,
         episodes=plan.episodes,
