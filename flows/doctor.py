@@ -4,6 +4,7 @@ import asyncio
 import importlib.metadata
 import importlib.util
 import os
+import shlex
 import shutil
 import sys
 import sysconfig
@@ -25,10 +26,12 @@ from nip_lm_server.client import (
     describe_vllm,
     driver_version,
     has_cuda,
+    vllm_build_script,
 )
 
 _PREFECT_S = 2.0  # for a server that is there; one of this machine answers in milliseconds
 _CORE = ("prefect", "fastapi", "pydantic", "openai", "aiohttp", "pyarrow", "numpy")
+_SMALL_TORCH = "--extra-index-url https://download.pytorch.org/whl/cpu"
 _LOCAL = ("torch", "transformers", "peft", "trl", "accelerate", "datasets", "safetensors")
 
 
@@ -40,6 +43,8 @@ class Finding:
     ok: bool
     detail: str
     needed: bool = False
+    remedy: str = ""
+    """A command that gets what is missing; "" where nothing is, or where no command does."""
 
 
 def examine() -> list[Finding]:
@@ -112,7 +117,7 @@ def _package(name: str, remedy: str, needed: bool = False) -> Finding:
     try:
         return Finding(name, True, importlib.metadata.version(name), needed)
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, False, f"missing: {remedy}", needed)
+        return Finding(name, False, "missing", needed, remedy)
 
 
 def _model(name: str) -> Finding:
@@ -128,7 +133,26 @@ def _vllm() -> Finding:
     try:
         return Finding("engine vllm", True, describe_vllm(os.environ))
     except VllmMissingError as error:
-        return Finding("engine vllm", False, str(error))
+        return Finding("engine vllm", False, str(error), remedy="nip doctor --vllm")
+
+
+def vllm_commands(is_for_cuda: bool) -> list[str]:
+    """Return the lines, for a shell, that build an environment with vLLM and have nip use it.
+
+    Raises SettingsError for an installation without the script, such as an image of a checkout.
+    """
+    place = ".vllm-cuda" if is_for_cuda else ".vllm"
+    found = vllm_build_script(is_for_cuda)
+    if not found.is_file():
+        raise SettingsError(
+            f"--vllm: there is no {found}; take scripts/{found.name} of nip's repository"
+        )
+    script, python = shlex.quote(str(found)), shlex.quote(sys.executable)
+    return [
+        f"PYTHON={python} bash {script} {place}",
+        f'export NIP_VLLM="$PWD/{place}/bin/vllm"',
+        "nip doctor",
+    ]
 
 
 def _for_gpus(has_gpu: bool) -> list[Finding]:
@@ -194,7 +218,9 @@ def _sandbox() -> Finding:
 def _embedded(is_installed: bool) -> Finding:
     what = "engine embedded"
     if not is_installed:
-        return Finding(what, False, f"{how_to_install('local')} (see README for a small torch)")
+        small = "" if has_cuda(os.environ) else f"; for a torch without CUDA add {_SMALL_TORCH}"
+        detail = f"needs the extra `local`{small}"
+        return Finding(what, False, detail, remedy=how_to_install("local"))
     try:
         import torch
 

@@ -14,14 +14,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from nip_core.costs.spent_and_estimated import USD, make_cost_rows
 from nip_core.evaluation.attack_metrics import ShownAttack
 from nip_core.evaluation.attack_words import loss_sentences
-from nip_core.evaluation.baseline_verifiers import believed_line
+from nip_core.evaluation.baseline_words import believed_line
 from nip_core.evaluation.figures_in_words import (
     gate_line,
     group_reasons,
@@ -29,7 +28,6 @@ from nip_core.evaluation.figures_in_words import (
     plain_percent,
     problems_words,
 )
-from nip_core.evaluation.league_figures import opponent_words
 from nip_core.evaluation.split_metrics import Opponent, SplitMetrics
 from nip_core.parameters import HyperParameters
 from nip_core.records.models import Decision
@@ -69,6 +67,8 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
         print_json({"parameters": parameters.to_dict(), **known})
         _warn(parameters, estimate)
         return
+    import yaml
+
     say("# what differs from the defaults; nip train CONFIG --dry-run --json has all settings")
     differing = parameters.model_dump(mode="json", exclude_defaults=True)
     say(yaml.safe_dump(differing, sort_keys=False, allow_unicode=True))
@@ -96,6 +96,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
 def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
     """Print on standard error what is probably not meant, after everything else."""
     from nip_core.parameters.shutdowns import list_shutdown_warnings
+    from nip_core.servers.missing_packages import list_missing_packages
     from nip_core.session.attacked_run import warn_of_untold
 
     sys.stdout.flush()
@@ -106,6 +107,7 @@ def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
         *_short_budget(parameters, estimate),
         *_shows_little(parameters, estimate),
         *warn_of_untold(parameters),
+        *list_missing_packages(parameters),
     ):
         say(f"nip: warning: {line}", file=sys.stderr)
 
@@ -340,6 +342,8 @@ def _show_baselines(result: dict[str, Any], console: "Console") -> None:
 
 def _show_league(iterations: list[dict[str, Any]], console: "Console") -> None:
     """Print how training episodes ended against the models of each iteration."""
+    from nip_core.evaluation.league_figures import opponent_words
+
     say("training episodes by opponent:")
     table = Table(box=SIMPLE_HEAD, padding=0)
     table.add_column("iteration", justify="right", no_wrap=True)

@@ -7,6 +7,7 @@ from typing import Any
 from prefect import flow, unmapped
 from prefect.task_runners import TaskRunner
 
+from nip_core.distribution import how_to_install_packages
 from nip_core.errors import SettingsError
 from nip_core.parameters.loop_settings import RolloutParameters
 from nip_core.session.session import Session
@@ -76,6 +77,6 @@ def task_runner(
         package = module.replace("_", "-")
         raise SettingsError(
             f"{setting}: {settings.task_runner} needs {package}, which is not installed "
-            f"({error}); pip install {package}, or set it to local"
+            f"({error}); {how_to_install_packages(package)}, or set it to local"
         ) from None
     return made

@@ -4,6 +4,18 @@ A module of its own, since the package `nip_core` also names what reads runs, wh
 everything that asks for a version here.
 """
 
+import importlib.metadata
+import importlib.util
+import json
+import re
+import shlex
+import shutil
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
 __version__ = "0.1.0"
 
 DISTRIBUTION = "nip-loop"
@@ -11,5 +23,100 @@ DISTRIBUTION = "nip-loop"
 
 
 def how_to_install(extra: str = "") -> str:
-    """Give the command to install nip, with one of its extras."""
-    return f"pip install '{DISTRIBUTION}[{extra}]'" if extra else f"pip install {DISTRIBUTION}"
+    """Give the command to install nip, with one of its extras, from where this nip is from.
+
+    That is the checkout, the wheel or the address that pip noted when it installed it (PEP 610);
+    the name for a package index where it noted none. Where the wheel is gone, the command installs
+    what the extra needs. It is for the interpreter that runs.
+    """
+    source, extras = _find_source(), f"[{extra}]" if extra else ""
+    if source is None:
+        return how_to_install_packages(f"{DISTRIBUTION}{extras}")
+    if source.is_gone:
+        return how_to_install_packages(*(_list_requirements(extra) or [DISTRIBUTION]))
+    if "://" in source.place:
+        return how_to_install_packages(f"{DISTRIBUTION}{extras} @ {source.place}")
+    return how_to_install_packages(*source.options, f"{source.place}{extras}")
+
+
+def how_to_install_packages(*packages: str) -> str:
+    """Give the command to install packages beside nip, quoted for a shell."""
+    prepare, installer = _find_installer()
+    return prepare + shlex.join([*installer, *packages])
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A path or an address that this nip was installed from."""
+
+    place: str
+    options: tuple[str, ...] = ()
+    """Of pip, before it: those of a checkout in place."""
+    is_gone: bool = False
+
+
+def _find_source() -> _Source | None:
+    """Find what this nip was installed from; None for a package index."""
+    noted = _read_direct_url()
+    if noted is None:
+        return _find_checkout()
+    url = str(noted.get("url", ""))
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        path, directory = Path(unquote(parts.path)), noted.get("dir_info")
+        in_place = isinstance(directory, dict) and directory.get("editable") is True
+        return _Source(str(path), ("-e",) if in_place else (), is_gone=not path.exists())
+    # An address with a password in it is no text for a message.
+    if parts.scheme not in ("http", "https") or parts.username is not None:
+        return None
+    version_control = noted.get("vcs_info")
+    if isinstance(version_control, dict):
+        kind, commit = version_control.get("vcs"), version_control.get("commit_id")
+        return _Source(f"{kind}+{url}@{commit}")
+    return _Source(url)
+
+
+def _read_direct_url() -> dict[str, object] | None:
+    """Read what pip noted of the source of this distribution; None where it noted nothing."""
+    try:
+        text = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+        noted = json.loads(text) if text is not None else None
+    except (importlib.metadata.PackageNotFoundError, OSError, ValueError):
+        return None
+    return noted if isinstance(noted, dict) else None
+
+
+def _find_checkout() -> _Source | None:
+    """Find the checkout that this module is in; None for an installed one."""
+    root = Path(__file__).resolve().parents[1]
+    try:
+        project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return _Source(str(root), ("-e",)) if project.get("name") == DISTRIBUTION else None
+
+
+def _list_requirements(extra: str) -> list[str]:
+    """List what an extra needs beside nip itself."""
+    try:
+        needed = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    belongs = re.compile(rf"extra\s*==\s*['\"]{re.escape(extra)}['\"]")
+    parts = [line.partition(";") for line in needed]
+    return [what.strip() for what, _, marker in parts if belongs.search(marker)]
+
+
+def _find_installer() -> tuple[str, list[str]]:
+    """Return what comes before, and the words that install packages for this interpreter."""
+    python = sys.executable or "python3"
+    by_pip = [python, "-m", "pip", "install"]
+    if importlib.util.find_spec("pip") is None:
+        # As in an environment that uv made.
+        if shutil.which("uv") is not None:
+            return "", ["uv", "pip", "install", "--python", python]
+        return f"{shlex.join([python, '-m', 'ensurepip'])} && ", by_pip
+    on_path = shutil.which("pip")
+    # The plain word only where it means this interpreter.
+    is_ours = on_path is not None and Path(on_path).parent == Path(python).parent
+    return "", ["pip", "install"] if is_ours else by_pip

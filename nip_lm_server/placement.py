@@ -22,7 +22,6 @@ from nip_lm_server.serving.served_base import MakeEngine, Slot
 from nip_lm_server.serving.training_place import Trainer
 from nip_lm_server.spec import EngineSpec, ServerSpec, base_served_name
 from nip_lm_server.training.deterministic_trainer import DeterministicTrainer
-from nip_lm_server.version import INSTALL_LOCAL
 
 
 def make_slots(
@@ -96,7 +95,8 @@ def _make_with_model(
         from nip_lm_server.engines.embedded.loaded_model import EmbeddedOptions
     except ImportError as error:
         raise ValueError(
-            f"the embedded engine needs the extra 'local' ({INSTALL_LOCAL}): {error}"
+            "the embedded engine needs the extra 'local' (`nip doctor` says how to install it): "
+            f"{error}"
         ) from error
     _check_options(EmbeddedOptions, spec)
     device = str(spec.options.get("device", "auto"))

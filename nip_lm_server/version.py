@@ -5,9 +5,6 @@ Who attaches to a run's own server asks for this same version, see `launch`.
 
 SERVER_VERSION = "0.1.0"
 
-INSTALL_LOCAL = "pip install 'nip-loop[local]'"
-"""The command that adds serving and training on one's own machine."""
-
 
 def compatible(version: str) -> bool:
     """Say whether a server of this version fits: the same major one, below 1.0 minor one too."""

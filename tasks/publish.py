@@ -19,7 +19,7 @@ from prefect.artifacts import (
     acreate_table_artifact,
 )
 
-from nip_core.evaluation.baseline_verifiers import believed_line
+from nip_core.evaluation.baseline_words import believed_line
 from nip_core.evaluation.embedding import thin_out
 from nip_core.evaluation.report import metrics_table
 from nip_core.evaluation.split_metrics import SplitMetrics

@@ -1,9 +1,10 @@
 """`nip doctor`: what can run on this machine."""
 
+import os
 import shutil
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,19 +15,57 @@ if TYPE_CHECKING:
     from nip_prefect.flows.doctor import Finding
 
 
-def doctor(as_json: AsJson = False) -> None:
+ForVllm = Annotated[
+    bool,
+    typer.Option("--vllm", help="Print the commands that build an environment with vLLM."),
+]
+
+
+def doctor(for_vllm: ForVllm = False, as_json: AsJson = False) -> None:
     """Tell what is installed, which engines can run, and what is missing."""
     from nip_prefect.flows.doctor import examine, summary
     from nip_prefect.flows.printing import print_json
 
+    if for_vllm:
+        _show_vllm_commands(as_json)
+        return
     findings = examine()
     if as_json:
         print_json([vars(finding) for finding in findings])
     else:
         _print(findings)
+        # Whole lines, once each, to be copied.
+        for remedy in dict.fromkeys(finding.remedy for finding in findings if finding.remedy):
+            lacking = [finding.what for finding in findings if finding.remedy == remedy]
+            say(f"\nfor {', '.join(lacking)}:\n  {remedy}")
         say(f"\n{summary(findings)}")
     if any(finding.needed and not finding.ok for finding in findings):
         raise typer.Exit(1)
+
+
+def _show_vllm_commands(as_json: bool) -> None:
+    """Print what builds an environment with vLLM: for CUDA where there is a device."""
+    from nip_lm_server.client import has_cuda
+    from nip_prefect.flows.doctor import vllm_commands
+    from nip_prefect.flows.printing import print_json
+
+    is_for_cuda = has_cuda(os.environ)
+    commands = vllm_commands(is_for_cuda)
+    if as_json:
+        print_json(commands)
+        return
+    # As comments, so that all of it can be given to a shell.
+    if is_for_cuda:
+        say(
+            "# vLLM for CUDA, in an environment of its own: gigabytes. nip's tests have not run it."
+        )
+    else:
+        say(
+            "# There is no NVIDIA device here, so this is vLLM's CPU build: 3.4 GB. The same folder"
+        )
+        say("# has build_vllm_cuda.sh, for a machine with one.")
+    for command in commands:
+        say(command)
 
 
 def _print(findings: "list[Finding]") -> None:

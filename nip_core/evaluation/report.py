@@ -38,7 +38,7 @@ from markupsafe import Markup
 
 from nip_core.evaluation.attack_metrics import ShownAttack
 from nip_core.evaluation.attack_words import causes, caution, loss_sentences
-from nip_core.evaluation.baseline_verifiers import believed_line
+from nip_core.evaluation.baseline_words import believed_line
 from nip_core.evaluation.embedding import Embedded, embed_transcript, embedded_json, thin_out
 from nip_core.evaluation.episode_transcripts import Transcript
 from nip_core.evaluation.figures_in_words import (

@@ -28,7 +28,6 @@ class Parameters(BaseModel):
         frozen=True,
         validate_default=True,
         allow_inf_nan=False,
-        defer_build=True,  # at the first use: who reads what is on record builds few of them
         hide_input_in_errors=True,  # a value may be a secret that was put in the wrong place
     )
 

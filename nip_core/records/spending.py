@@ -27,6 +27,7 @@ from nip_core.parameters.prices import price_calls, price_training
 from nip_core.rollouts.journal import Record
 from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.rollouts.shard_manifests import committed_shards
 from nip_core.run_store.facts import DatasetFacts, ShardFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.run_store.run import RunStore
@@ -181,7 +182,7 @@ class PlayedTables:
 
     def player(self, split: str) -> str | None:
         """Name the run behind the split, by its first shard; None: it has none committed."""
-        from nip_core.rollouts.tables import StoredRollouts, committed_shards
+        from nip_core.rollouts.tables import StoredRollouts
 
         # All episodes of a split have one: the first that is found tells.
         for manifest in committed_shards(self._store, f"{self._rollouts}/{split}").values():
@@ -205,8 +206,6 @@ class PlayedTables:
         return self._without_shared(spent, split) if split in self._trees else spent
 
     def _unmeasured(self, split: str) -> Spent:
-        from nip_core.rollouts.tables import committed_shards
-
         store, journals = self._store, f"{self._journals}/{split}"
         # Journals first: one that goes meanwhile is that of a shard which is committed by then.
         begun = {
@@ -224,8 +223,6 @@ class PlayedTables:
         return add_up(parts)
 
     def _without_shared(self, spent: Spent, split: str) -> Spent:
-        from nip_core.rollouts.tables import committed_shards
-
         shards = committed_shards(self._store, f"{self._rollouts}/{split}").values()
         return reduce(
             _less, (ShardFacts.from_manifest(shard).shared_prompts or {} for shard in shards), spent

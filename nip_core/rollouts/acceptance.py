@@ -18,7 +18,10 @@ from nip_core.protocols import ACCEPT, REJECT, TokenChoice
 from nip_core.protocols.scales import DecisionScale
 from nip_core.rollouts.trees import Leaf, for_each_episode
 
-LIKELIEST = 20  # the most that engines give: what is not among them is the less likely for it
+LIKELIEST = 5
+"""Both words are among so many where a model decides; if one is not, its probability is at most
+that of the last. Asking for 20 takes 8 % of the processor time of play, for 5 at most 2
+(`benchmarks/p_accept.py`)."""
 _WORDS = {ACCEPT: "accept", REJECT: "reject"}
 _BEFORE_WORD = re.compile(r"^[^a-z]+")
 _DECISION_LINE = re.compile(r"(?m)^\W*(?:final )?decision\b")
@@ -107,6 +110,8 @@ def find_acceptance(episodes: pa.Table, generations: pa.Table) -> pa.Array:
     gave it, and where the answer has none. `episodes` need `EPISODES_OF_ACCEPTANCE`, `generations`
     `GENERATIONS_OF_ACCEPTANCE`; shared answers of a tree count for each of its leaves.
     """
+    if generations["p_accept"].null_count == generations.num_rows:
+        return pa.nulls(episodes.num_rows, pa.float64())
     # 1. The answers that may have decided an episode, in the order of play.
     spoken = generations.select(GENERATIONS_OF_ACCEPTANCE)
     decided = pc.and_(

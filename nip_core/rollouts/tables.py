@@ -4,7 +4,6 @@ RolloutTables    episodes and generations, of a shard or of a whole split
 Tables           these and the timings of a shard (see `nip_core.rollouts.schema`)
 build_tables     rows -> Tables, in an order that does not depend on timing
 commit_shard     Tables -> files with a manifest of their own
-committed_shards what is committed of a split that may still be played
 join_shards      all shards of a split -> the manifest that makes them readable
 read_rollouts    the committed split as two tables
 StoredRollouts   several committed splits, read by column or shard by shard
@@ -28,6 +27,12 @@ import pyarrow as pa
 from nip_core.errors import CorruptionError, StageError
 from nip_core.rollouts.parquet import parquet_bytes, parquet_table
 from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS, TIMINGS
+from nip_core.rollouts.shard_manifests import (
+    SHARD_INPUT,
+    shard_is_committed,
+    shard_manifest,
+    shards_of,
+)
 from nip_core.rollouts.table_rows import AttackChoice, Episode, Generation, Timing, stored_row
 from nip_core.run_store.facts import SplitFacts
 from nip_core.run_store.lease import Lease
@@ -45,7 +50,6 @@ _Row = Episode | Generation | Timing | AttackChoice
 _SCHEMAS = {"episodes": EPISODES, "generations": GENERATIONS, "timings": TIMINGS}
 _OF_ATTACKS = {"choices": CHOICES}
 _KNOWN = {**_SCHEMAS, **_OF_ATTACKS}
-_SHARD_INPUT = "shard/"
 SHARED_PROMPTS = "shared_prompts"
 """In a shard's manifest: by agent, tokens of prompts that stand in several rows and were read once
 (see `nip_core.records.spending`)."""
@@ -163,27 +167,6 @@ def commit_shard(
     )
 
 
-def shard_is_committed(store: Store, directory: str, shard: str) -> bool:
-    """Tell whether the shard has its manifest."""
-    return is_committed(store, directory, shard_manifest(shard))
-
-
-def committed_shards(store: Store, directory: str) -> dict[str, Manifest]:
-    """Read the manifests of a split's committed shards, by shard."""
-    prefix, suffix = shard_manifest("").split(".")
-    shards = [
-        name.removeprefix(prefix).removesuffix(f".{suffix}")
-        for name in store.list(directory)
-        if name.startswith(prefix)
-    ]
-    return {shard: read_manifest(store, directory, shard_manifest(shard)) for shard in shards}
-
-
-def shards_of(split: Manifest) -> tuple[str, ...]:
-    """Name the shards of a committed split."""
-    return tuple(name.removeprefix(_SHARD_INPUT) for name in split.inputs)
-
-
 def join_shards(
     store: Store, directory: str, shards: Sequence[str], *, lease: Lease | None = None
 ) -> Manifest:
@@ -209,7 +192,7 @@ def join_shards(
         store,
         directory,
         {},
-        inputs={_SHARD_INPUT + shard: manifest.digest for shard, manifest in manifests.items()},
+        inputs={SHARD_INPUT + shard: manifest.digest for shard, manifest in manifests.items()},
         rows={name: sum(m.rows.get(name, 0) for m in manifests.values()) for name in names},
         extra=SplitFacts(canonical_digest=hashes.digest()).to_extra(),
         lease=lease,
@@ -337,11 +320,6 @@ def _encode_row(row: Mapping[str, Any]) -> bytes:
     }
     # NaN, which the schema allows in rewards and log-probabilities, is written as such.
     return json.dumps(row, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def shard_manifest(shard: str) -> str:
-    """Name a shard's own manifest."""
-    return f"manifest-{shard}.json"
 
 
 def _read_table(

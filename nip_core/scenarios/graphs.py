@@ -16,6 +16,7 @@ from typing import Annotated, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from nip_core.distribution import how_to_install
 from nip_core.errors import DatasetError
 from nip_core.hashing import derive_seed
 from nip_core.protocols import Protocol
@@ -150,7 +151,7 @@ class Graphs(Scenario):
         if importlib.util.find_spec("networkx") is None:
             raise ValueError(
                 "scenario: graphs needs networkx, which is not installed; "
-                "pip install 'nip-loop[graphs]'"
+                f"{how_to_install('graphs')}"
             )
 
 

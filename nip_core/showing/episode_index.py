@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from nip_core.errors import NipError
 from nip_core.rollouts.acceptance import GENERATIONS_OF_ACCEPTANCE, find_acceptance
-from nip_core.rollouts.tables import StoredRollouts, committed_shards, shards_of
+from nip_core.rollouts.shard_manifests import committed_shards, shards_of
+from nip_core.rollouts.tables import StoredRollouts
 from nip_core.rollouts.trees import for_each_episode
 from nip_core.run_store.manifest import MANIFEST, read_manifest
 from nip_core.run_store.run import RunStore

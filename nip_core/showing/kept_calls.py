@@ -19,6 +19,7 @@ What is not covered: a folder for temporary files that is in memory; there they 
 
 import os
 import tempfile
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +51,7 @@ CALLS = pa.schema(
 OF_GENERATIONS = ("episode", "branch_path", "agent", "round", "invalid_reason", "text", "reasoning")
 OF_EPISODES = ("key", "branch_path", *TREE_COLUMNS)
 _PER_PIECE = 4096  # calls, a megabyte or two
+_BEGIN_AFTER_S = 1.0  # so that the page that has asked for the run comes first
 _LEFT_FREE = 1 << 30  # bytes of the disk, which others need too
 
 
@@ -125,10 +127,11 @@ class KeptCalls:
             is_idle = not self._waiting
             self._waiting.extend(fresh)
         if fresh and is_idle:
-            self._worker.submit(self._keep_next)
+            self._worker.submit(self._keep_next, _BEGIN_AFTER_S)
 
-    def _keep_next(self) -> None:
+    def _keep_next(self, begin_after_s: float = 0.0) -> None:
         """Keep the next shard. A task each, so that the end of the program waits for one alone."""
+        time.sleep(begin_after_s)
         with self._lock:
             if not self._waiting or self.trouble:
                 return

@@ -239,19 +239,21 @@ class RunNotes:
 def _apply(line: NoteLine, before: EpisodeNote | None) -> EpisodeNote:
     if before is None:
         return EpisodeNote(line.key, bool(line.star), line.note or "", line.at, line.about)
-    return replace(
-        before,
-        star=before.star if line.star is None else line.star,
-        note=before.note if line.note is None else line.note,
-        at=line.at,
-        about=line.about,
-    )
+    changed = replace(before, star=before.star if line.star is None else line.star)
+    if line.note is None and before.note:
+        return changed  # which is still about what it was written about
+    note = before.note if line.note is None else line.note
+    return replace(changed, note=note, at=line.at, about=line.about)
 
 
 def _keep_both(line: NoteLine, before: EpisodeNote | None, seen: str | None) -> NoteLine | None:
     """Put a note below one that its writer has not seen; None where nothing changes."""
     star, note = (False, "") if before is None else (before.star, before.note)
-    if line.note is not None and seen is not None and seen != mark_of(note) and note != line.note:
-        line = line.model_copy(update={"note": f"{note}\n\n{line.note}".strip()})
-    is_same = line.star in (None, star) and line.note in (None, note)
-    return None if is_same else line
+    words = line.note
+    if words is not None and seen is not None and seen != mark_of(note) and note != words:
+        words = f"{note}\n\n{words}".strip()
+    changes = {
+        "star": None if line.star == star else line.star,
+        "note": None if words == note else words,
+    }
+    return None if {*changes.values()} == {None} else line.model_copy(update=changes)

@@ -2,7 +2,7 @@
 
 encode_row     a row as a line of JSON, with exactly the texts that were recorded; decode_row: back
 CsvColumns     which columns rows have, and their cells
-write_csv_line a line of cells; as_cell: one of them
+write_csv_lines lines of cells; as_cell: one of them
 
 A spreadsheet executes nothing of a CSV, whatever a model wrote: a text that would begin a formula
 gets an apostrophe before it (as OWASP advises), control codes are shown as JSON escapes them, and
@@ -11,10 +11,9 @@ mark: without it Excel reads UTF-8 as something else; pandas, Polars and DuckDB 
 """
 
 import csv
-import io
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
 from functools import cached_property
 
@@ -29,6 +28,7 @@ _FORMULA = re.compile(r"\s*[=+\-@\u2212\ufe62\ufe63\ufe66\ufe6b\uff0b\uff0d\uff1
 """What a spreadsheet may take for the beginning of a formula, full-width forms too."""
 _HIDDEN = re.compile("[\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """What readers may take for the end of a line, what turns letters around, halves of pairs."""
+_DELETE = b"\x7f"
 _NAMES = [field.name for field in fields(ReadableEpisode)]
 _BEFORE_TEXTS = _NAMES[: _NAMES.index("columns")]
 _AFTER_TEXTS = _NAMES[_NAMES.index("asked") + 1 :]
@@ -39,10 +39,12 @@ Cell = str | int | float | bool | list[str] | None
 def encode_row(row: ReadableEpisode) -> bytes:
     """Write a row as a line of JSON, without the line's end."""
     try:
-        text = orjson.dumps(row).decode()
+        line = orjson.dumps(row)
     except TypeError:  # half of a pair, which UTF-8 can't have and an escape can
-        text = json.dumps(asdict(row), ensure_ascii=False, separators=(",", ":"))
-    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
+        line = json.dumps(asdict(row), separators=(",", ":")).encode()
+    if line.isascii() and _DELETE not in line:
+        return line  # as most are
+    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", line.decode()).encode()
 
 
 def decode_row(line: bytes) -> ReadableEpisode:
@@ -71,11 +73,22 @@ def as_cell(value: Cell) -> str:
     return f"'{shown}" if _FORMULA.match(shown) else shown
 
 
-def write_csv_line(cells: Iterable[str]) -> bytes:
-    """Write cells as a line of RFC 4180, in UTF-8."""
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\r\n").writerow(cells)
-    return line.getvalue().encode("utf-8", "replace")
+def write_csv_lines(rows: Iterable[Sequence[str]]) -> Iterator[bytes]:
+    """Write rows of cells as lines of RFC 4180, in UTF-8."""
+    line = _Line()
+    writer = csv.writer(line, lineterminator="\r\n")
+    for row in rows:
+        writer.writerow(row)
+        yield line.text.encode("utf-8", "replace")
+
+
+class _Line:
+    """What a writer of CSV has written last."""
+
+    text = ""
+
+    def write(self, text: str) -> None:
+        self.text = text
 
 
 class CsvColumns:

@@ -19,7 +19,7 @@ from nip_core.records.stage_seconds import read_seconds_so_far
 from nip_core.records.status import find_first_incomplete
 from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN, group_size
-from nip_core.rollouts.tables import committed_shards
+from nip_core.rollouts.shard_manifests import committed_shards
 from nip_core.run_store.run import RunStore
 from nip_core.session.session import Session
 from nip_core.stages.training import list_scheduled_groups

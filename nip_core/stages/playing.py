@@ -25,6 +25,7 @@ from nip_core.parameters.hosting import is_deterministic
 from nip_core.parameters.recording import gives_logprobs, records_p_accept
 from nip_core.records.rewinds import find_stage_of_split
 from nip_core.records.spending import count_shared_prompts
+from nip_core.rollouts.acceptance import LIKELIEST
 from nip_core.rollouts.best_of_n import BestOfN
 from nip_core.rollouts.engine import PlayedShard, PlaySpec, play_episodes
 from nip_core.rollouts.episode import Branch, ShardContext, no_branching, play_episode
@@ -46,15 +47,9 @@ from nip_core.rollouts.plan import (
     plan_episodes,
     replay_episodes,
 )
+from nip_core.rollouts.shard_manifests import shard_is_committed, shard_manifest
 from nip_core.rollouts.table_rows import CallRecord, recorded_calls, recorded_labels
-from nip_core.rollouts.tables import (
-    SHARED_PROMPTS,
-    build_tables,
-    commit_shard,
-    join_shards,
-    shard_is_committed,
-    shard_manifest,
-)
+from nip_core.rollouts.tables import SHARED_PROMPTS, build_tables, commit_shard, join_shards
 from nip_core.rollouts.trees import Branching, parse_path
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.facts import ShardFacts, SplitFacts
@@ -63,7 +58,6 @@ from nip_core.run_store.run import read_document
 from nip_core.session.session import Session
 from nip_core.stages.served import find_models, find_new_models, find_opponents
 
-_LIKELIEST = 5  # tokens at each place: both verdicts are among them
 # More than can play, so that no call that is free waits for a shard to begin; not all there are,
 # because what is under way is in memory.
 _EPISODES_READY = 4  # under way or waiting for a place, for each call in flight
@@ -246,7 +240,7 @@ class SplitPlay:
             for agent in agents:
                 settings, is_recorded = parameters.model_agents[agent], agent in recorded
                 has_some = gives_logprobs(parameters, settings)
-                kept = parameters.rollouts.record_top_logprobs if has_some else 0
+                recorded_top = parameters.rollouts.record_top_logprobs if has_some else 0
                 players[agent] = Player(
                     agent,
                     self.models[group],
@@ -255,7 +249,7 @@ class SplitPlay:
                     # Tokens are trained as they were generated.
                     record_tokens=is_recorded,
                     record_logprobs=is_recorded and not is_deterministic(parameters, settings),
-                    top_logprobs=max(kept, _LIKELIEST if agent in judges else 0),
+                    top_logprobs=max(recorded_top, LIKELIEST if agent in judges else 0),
                     record_p_accept=records_p_accept(parameters, settings),
                 )
         return players

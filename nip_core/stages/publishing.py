@@ -22,7 +22,8 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError
 from nip_core.session.contents import read_code_version
 from nip_core.session.session import Session
-from nip_core.showing.summary import find_report, write_report
+from nip_core.showing.reports import write_report
+from nip_core.showing.summary import find_report
 
 _SHOWN = 5
 _NEWEST = 20  # iterations whose stages a table of costs names one by one

@@ -27,7 +27,6 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import list_files
 from nip_core.upkeep.file_checks import Check
 from nip_core.upkeep.verify_records import check_records
-from nip_core.upkeep.verify_servers import check_servers
 
 _SHOWN = 3
 _SINCE_BEGUN = ("run.json", "left_out.json", "iterations/", "journals/", "openings/", "superseded/")
@@ -67,6 +66,7 @@ def has_begun(run: RunStore) -> bool:
 
 async def verify_all(run: RunStore) -> Check:
     """Do `verify_run`, and check the models and jobs at their servers."""
+    from nip_core.upkeep.verify_servers import check_servers  # with the clients of servers
 
     check = verify_run(run)
     await check_servers(check)

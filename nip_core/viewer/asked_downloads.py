@@ -37,10 +37,15 @@ def read_format(end: str) -> Format:
 def find_episode_download(
     run: ShownRun, asked: Iterable[tuple[str, str]], kind: Format
 ) -> Download:
-    """Find the rows of a list, in its order."""
-    episodes, query = run.episodes(), Query.parse(asked)
+    """Find the rows of a list, in its order; with `asked=yes` they have what was asked."""
+    pairs = [*asked]
+    with_asked = dict(pairs).get("asked", "")
+    if with_asked not in ("", "yes"):
+        raise QueryError(f"asked={with_asked}: use yes")
+    episodes, query = run.episodes(), Query.parse(pairs, ("asked",))
     rows = find_asked_rows(run, episodes, query)
-    return download_episodes(run, episodes, rows, query.to_filters(), kind)
+    filters = query.to_filters()
+    return download_episodes(run, episodes, rows, filters, kind, with_asked == "yes")
 
 
 def find_pair_download(runs: ShownRuns, asked: Mapping[str, str], kind: Format) -> Download:

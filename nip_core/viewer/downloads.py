@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit
@@ -34,7 +35,7 @@ from nip_core.showing.row_formats import (
     CsvColumns,
     decode_row,
     encode_row,
-    write_csv_line,
+    write_csv_lines,
 )
 from nip_core.viewer.runs import ShownRun
 
@@ -94,15 +95,18 @@ def _explaining() -> Iterator[None]:
         ) from error
 
 
-def _spool(run: ShownRun, episodes: Episodes, rows: NDArray[np.int64]) -> SpooledRows:
+def _spool(
+    run: ShownRun, episodes: Episodes, rows: NDArray[np.int64], with_asked: bool
+) -> SpooledRows:
     """Read some episodes shard by shard. Raises CorruptionError, or StoreError on a full disk."""
+    game = run.game if with_asked else None
     chosen = episodes.table.select(["shard", "place"]).take(pa.array(rows, pa.int64()))
     shards, places = (np.asarray(chosen[name].to_numpy()) for name in ("shard", "place"))
     notes, spooled = run.notes.read(), SpooledRows(len(rows))
     for shard in np.unique(shards):
         at = np.flatnonzero(shards == shard)
         stored = StoredRollouts.of_shard(run.tree.store, episodes.shards[shard].manifest)
-        read = read_episode_rows(stored, places[at].tolist(), notes, run.game)
+        read = read_episode_rows(stored, places[at].tolist(), notes, game)
         for number, row in zip(at.tolist(), read, strict=True):
             spooled.put(number, encode_row(row))
             spooled.columns.add(row)
@@ -111,12 +115,17 @@ def _spool(run: ShownRun, episodes: Episodes, rows: NDArray[np.int64]) -> Spoole
 
 
 def download_episodes(
-    run: ShownRun, episodes: Episodes, rows: NDArray[np.int64], asked: EpisodeFilters, kind: Format
+    run: ShownRun,
+    episodes: Episodes,
+    rows: NDArray[np.int64],
+    asked: EpisodeFilters,
+    kind: Format,
+    with_asked: bool = False,
 ) -> Download:
-    """Make the file of some episodes."""
+    """Make the file of some episodes, if wanted with what was asked."""
 
     def make_lines() -> Iterator[bytes]:
-        spooled, numbers = _spool(run, episodes, rows), range(len(rows))
+        spooled, numbers = _spool(run, episodes, rows, with_asked), range(len(rows))
         if kind == "jsonl":
             return (spooled.get(number) + b"\n" for number in numbers)
         columns = spooled.columns
@@ -143,7 +152,7 @@ def download_pairs(
     """Make the file of pairs of episodes: both, and what has changed between them."""
 
     def make_lines() -> Iterator[bytes]:
-        a, b = (_spool(side.run, side.episodes, side.rows) for side in sides)
+        a, b = (_spool(side.run, side.episodes, side.rows, False) for side in sides)
         numbered = enumerate(changes)
         if kind == "jsonl":
             line = b'{"change":"%s","a":%s,"b":%s}\n'
@@ -160,8 +169,8 @@ def download_pairs(
 
 
 def _write_csv(names: Sequence[str], rows: Iterator[Sequence[str]]) -> Iterator[bytes]:
-    yield CSV_BEGIN.encode() + write_csv_line(names)
-    yield from map(write_csv_line, rows)
+    yield CSV_BEGIN.encode()
+    yield from write_csv_lines(chain([names], rows))
 
 
 def _make_download(
@@ -189,9 +198,16 @@ def _take_part(lines: Iterator[bytes]) -> Iterator[bytes]:
 def write_line(run: ShownRun, filters: EpisodeFilters) -> str:
     """Write the line of Python that gives the rows of filters. It can be run as it stands."""
     place = _name_store(run.tree.store.url)
-    store = "" if place == "runs" else f", store={place!r}"
-    given = ", ".join(f"{name}={value!r}" for name, value in filters.given.items())
-    return f"run({run.tree.name!r}{store}).where({given}).rows"
+    store = "" if place == "runs" else f", store={_write_literal(place)}"
+    given = ", ".join(f"{name}={_write_literal(value)}" for name, value in filters.given.items())
+    return f"run({_write_literal(run.tree.name)}{store}).where({given}).rows"
+
+
+def _write_literal(value: str | float | bool) -> str:
+    """Write a value in Python; a text in double quotes, where these are not in it."""
+    if not isinstance(value, str) or '"' in value:
+        return repr(value)
+    return f'"{repr(chr(39) + value)[2:]}'  # with an apostrophe in it, repr takes double quotes
 
 
 def _name_store(url: str, working: Callable[[], Path] = Path.cwd) -> str:

@@ -86,7 +86,7 @@ def _open_side(runs: ShownRuns, side: str, asked: str) -> PairSide:
     run = runs.get(name)
     if run is None:
         raise NotThereError(f"{side}: there is no run {name[:60]!r} among those that are shown")
-    episodes = run.episodes()
+    episodes = run.episodes(with_calls=False)
     at = find_episode(episodes, key)
     page, damage = None, ""
     try:
@@ -173,15 +173,15 @@ def _mark_turns(
     texts = first.message.text, second.message.text
     if texts[0] == texts[1]:
         return (_leave(first, "same in both"), _leave(second, "same in both")), 0
-    found = mark_words(*texts, most)
-    places = max(sum(piece.differs for piece in of) for of in (found.first, found.second))
+    marking = mark_words(*texts, most)
+    places = max(sum(piece.differs for piece in of) for of in (marking.first, marking.second))
     words = f"differs in {places} place{'' if places == 1 else 's'}"
     if not places:
         words = "differs in spaces alone"
-    elif not found.is_exact:
+    elif not marking.is_exact:
         words = "differs; too long to mark by words"
-    marked = MarkedTurn(first, found.first, words)
-    return (marked, replace(marked, turn=second, pieces=found.second)), found.steps
+    marked = MarkedTurn(first, marking.first, words)
+    return (marked, replace(marked, turn=second, pieces=marking.second)), marking.steps
 
 
 def _leave(turn: ShownTurn | None, words: str) -> MarkedTurn | None:

@@ -36,7 +36,8 @@ _HEADERS = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
+    # With "no-referrer" browsers would say "null" for the origin of the viewer's own forms.
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
@@ -190,14 +191,12 @@ class Guard:
 def _comes_from_here(headers: Headers) -> bool:
     """Tell whether a request comes from a page of this viewer, or from no page at all.
 
-    Browsers say so twice. With this viewer's referrer policy an origin is "null" for its own pages
-    too; then the other header has to say that it is the same.
+    Browsers say so twice, but for the one header if the address is not encrypted and not of this
+    machine. A page without an origin of its own says "null".
     """
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None and site != "same-origin":
         return False
     if origin is None:
         return True
-    if origin == "null":
-        return site == "same-origin"
     return urlsplit(origin).netloc.lower() == headers.get("host", "").lower()

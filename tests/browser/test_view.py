@@ -45,6 +45,8 @@ def pages(viewed):
         "run": "/runs/small",
         "matrix": "/runs/small/matrix",
         "episodes": "/runs/small/episodes",
+        "search": "/runs/small/episodes?text=e&agent=prover",
+        "hits": f"/runs/small/episodes/{key}?text=e",
         "nothing": "/runs/small/episodes?problem=no-such-problem",
         "episode": f"/runs/small/episodes/{key}?verdict=wrong",
         "asked": f"/runs/small/episodes/{key}?tab=asked",

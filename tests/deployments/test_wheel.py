@@ -1,6 +1,7 @@
 """What pip installs: the wheel, as a user has it who has no checkout."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -9,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from nip_core import DISTRIBUTION, how_to_install
+from nip_core import DISTRIBUTION
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("nip_core", "nip_inspect", "nip_prefect", "nip_lm_server")
-SOURCES = (*PACKAGES, "flows", "tasks", "deployments")
+SOURCES = (*PACKAGES, "flows", "tasks", "deployments", "scripts")
 FILES = ("pyproject.toml", "README.md", "LICENSE", "prefect.yaml")
 
 
@@ -89,9 +90,7 @@ def test_it_installs_four_packages_that_no_module_of_a_users_is_called_like(inst
 def test_the_distribution_is_named_in_the_messages_as_it_is_built(installed):
     [info] = installed.glob("*.dist-info")
     metadata = (info / "METADATA").read_text().splitlines()
-    assert f"Name: {DISTRIBUTION}" in metadata and how_to_install("local").endswith(
-        "nip-loop[local]'"
-    )
+    assert f"Name: {DISTRIBUTION}" in metadata
 
 
 def test_it_has_the_configurations_and_the_deployments(installed):
@@ -100,6 +99,25 @@ def test_it_has_the_configurations_and_the_deployments(installed):
     assert (installed / "nip_prefect" / "prefect.yaml").read_text() == (
         ROOT / "prefect.yaml"
     ).read_text()
+
+
+def test_what_builds_vllms_environment_is_in_it(installed, tmp_path):
+    done = nip(installed, tmp_path, "doctor", "--vllm")
+    [build] = [line for line in done.stdout.splitlines() if " bash " in line]
+    script = Path(shlex.split(build)[2])
+    assert installed in script.parents and script.name == "build_vllm_cpu.sh"
+    # It is whole: the script, what it sources, and the versions that it installs.
+    for name in ("environment.sh", "build_vllm_cuda.sh", "vllm_cuda_constraints.txt"):
+        assert (script.parent / name).read_bytes() == (ROOT / "scripts" / name).read_bytes()
+    started = subprocess.run(
+        ["bash", script, tmp_path / "place"],
+        env={**os.environ, "PYTHON": "false"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    # Up to the interpreter, which is none here, everything that it reads was there.
+    assert started.returncode and "No such file" not in started.stderr, started.stderr
 
 
 def test_a_users_modules_named_tasks_and_flows_do_not_get_in_its_way(installed, tmp_path):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from nip_core import how_to_install
 from nip_core.errors import SettingsError
 from nip_prefect.flows.export import export
 
@@ -35,5 +36,5 @@ def test_without_inspect_ai_it_says_what_to_install(runs, monkeypatch):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "inspect_ai", None)
     assert said(run_store=str(runs)) == (
-        "--to inspect: needs the package inspect_ai: pip install 'nip-loop[inspect]'"
+        f"--to inspect: needs the package inspect_ai: {how_to_install('inspect')}"
     )

@@ -76,6 +76,16 @@ def test_links_are_those_that_the_installed_names_need():
         "nip_prefect/flows",
         "nip_prefect/tasks",
         "nip_prefect/prefect.yaml",
+    } | {
+        # What builds vLLM's environment is run from scripts/ here, and comes with the wheel.
+        f"nip_lm_server/engines/vllm/scripts/{name}"
+        for name in (
+            "environment.sh",
+            "build_vllm_cpu.sh",
+            "build_vllm_cuda.sh",
+            "vllm_cpu_constraints.txt",
+            "vllm_cuda_constraints.txt",
+        )
     }
 
 

@@ -56,8 +56,8 @@ def test_bitsandbytes_takes_its_plugin_where_vllm_has_it_no_more() -> None:
     [
         ({"capability": None, "devices": 0}, {}, "takes 1 .* sees 0.*CUDA 13.0.*580 or newer"),
         ({"devices": 1}, {"devices": 2}, "takes 2 .* sees 1"),
-        ({}, {"device": "cpu"}, "CUDA build: scripts/build_vllm_cpu.sh"),
-        ({"cpu_build": True}, {"device": "cuda:0"}, "CPU build: scripts/build_vllm_cuda.sh"),
+        ({}, {"device": "cpu"}, "CUDA build: .*build_vllm_cpu.sh"),
+        ({"cpu_build": True}, {"device": "cuda:0"}, "CPU build: .*build_vllm_cuda.sh"),
     ],
 )
 def test_devices_that_are_not_there_are_refused_before_vllm_is_started(

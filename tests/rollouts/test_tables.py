@@ -16,6 +16,7 @@ from nip_core.errors import CorruptionError, StageError, StoreError
 from nip_core.hashing import derive_key
 from nip_core.rollouts.parquet import parquet_bytes, parquet_table
 from nip_core.rollouts.schema import EPISODES, GENERATIONS, TIMINGS
+from nip_core.rollouts.shard_manifests import shard_is_committed
 from nip_core.rollouts.tables import (
     StoredRollouts,
     Tables,
@@ -23,7 +24,6 @@ from nip_core.rollouts.tables import (
     commit_shard,
     join_shards,
     read_rollouts,
-    shard_is_committed,
 )
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import read_committed_file, read_manifest

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nip_core import how_to_install
 from nip_core.errors import DatasetError
 from nip_core.parameters import CodeValidationParameters
 from nip_core.scenarios import Problem, dataset_files, find_scenario
@@ -474,4 +475,4 @@ def test_a_hugging_face_dataset_is_read(tmp_path, monkeypatch):
 
 def test_without_the_package_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert "pip install 'nip-loop[local]'" in error_of("some/name")
+    assert how_to_install("local") in error_of("some/name")

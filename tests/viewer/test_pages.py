@@ -133,6 +133,32 @@ def test_two_iterations_stand_side_by_side_with_changed_verdicts_first(client, e
         assert re.findall(r'<th scope="row"><a href="/pair[^"]*">([^<]+)</a>', other) == listed
 
 
+def test_what_differs_on_many_episodes_needs_no_file_and_more_is_said_when_asked(
+    client, monkeypatch
+):
+    address = "/compare?a=small@0&b=small@2&split=test"
+    few = client.get(address).text
+    monkeypatch.setattr("nip_core.viewer.side_by_side.MOST_READ", 19)
+    many = client.get(address).text
+    (more,) = re.findall(r'href="([^"]*follows=1[^"]*)"', many)
+    assert "follows=1" not in few
+    said = [
+        re.findall(r"<li>(The verifier|It|\d+ verdicts) (.*?)</li>", page) for page in (few, many)
+    ]
+    assert len(said[1]) == 3 and said[0][-3:] == said[1]
+    assert "follows=1" in client.get(f"/compare{html.unescape(more)}").text
+
+
+def test_a_run_and_its_report_say_the_same_of_the_first_test_and_the_last(client, trained):
+    report = (trained / "small" / "report.html").read_text(encoding="utf-8")
+    said = [
+        re.search(r"<p>(Iteration 2 beside iteration 0, .*?)</ul>", page, re.DOTALL)[1]
+        for page in (report, client.get("/runs/small").text)
+    ]
+    assert said[0] == said[1]
+    assert "The verifier accepts in" in text_of(said[0]) and " broken." in said[0]
+
+
 def test_of_every_run_iterations_can_be_compared_however_long_others_are():
     tables = {
         run: pa.table({"split": ["test"] * count, "iteration": pa.array(range(count), pa.int32())})

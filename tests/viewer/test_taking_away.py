@@ -2,10 +2,13 @@
 
 import csv
 import html
+import inspect
 import io
 import json
 import re
 import unicodedata
+from dataclasses import fields
+from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
@@ -14,7 +17,12 @@ from viewing import client_of, everything, text_of
 
 import nip_core
 from nip_core.errors import SettingsError
+from nip_core.run_store.store import open_store
+from nip_core.showing.episode_filters import SORTS, EpisodeFilters
 from nip_core.showing.row_formats import as_cell
+from nip_core.showing.run_tables import RunTables
+from nip_core.viewer.downloads import write_line
+from nip_core.viewer.runs import ShownRuns
 
 QUERIES = [
     {},
@@ -25,6 +33,7 @@ QUERIES = [
     {"problem": "CLAMP", "mutation": "none"},
     {"text": "the", "agent": "prover", "iteration": "0"},
     {"agent": "verifier", "round": "0", "split": "train"},
+    {"sort": "confident", "split": "test"},
     {"verdict": "right", "text": "nowhere at all"},
 ]
 
@@ -59,6 +68,22 @@ def test_file_line_of_python_and_list_have_the_same_rows(client, asked):
     assert {*found.generations["episode"].to_pylist()} == {*keys}
 
 
+@pytest.mark.parametrize("text", ["it's", 'say "x"', "'\\\"", "\u202e\x01é😀\n", "{x}"])
+def test_the_line_of_python_says_odd_texts_as_they_are(trained, text):
+    shown = ShownRuns(open_store(trained, read_only=True)).get("small")
+    filters = EpisodeFilters(split="test", problem=f'"{text}"', note=text, invalid=False, label=-1)
+    line = write_line(shown, filters)
+    assert line.isprintable()
+    assert eval(line.removesuffix(".rows"), {"run": nip_core.run})._filters == filters
+
+
+def test_each_filter_of_the_list_is_one_of_python():
+    filters = [field.name for field in fields(EpisodeFilters)]
+    where = inspect.signature(RunTables.where).parameters
+    assert sorted(where) == sorted(["self", *filters])
+    assert all(re.search(rf"\b{order}\b", RunTables.where.__doc__) for order in SORTS)
+
+
 def test_a_row_has_all_that_the_tables_have_of_its_episode(client, trained):
     tables = nip_core.run("small", store=str(trained)).where(iteration=0, split="test")
     row = rows_of(client, "/runs/small/episodes.jsonl", iteration="0", split="test")[0]
@@ -77,7 +102,9 @@ def test_a_row_has_all_that_the_tables_have_of_its_episode(client, trained):
 
 def test_a_row_has_what_the_agent_that_decided_was_asked(scripted):
     client, shown = client_of(scripted[0]), 0
-    for row in rows_of(client, "/runs/scripted/episodes.jsonl"):
+    plain = rows_of(client, "/runs/scripted/episodes.jsonl")
+    assert {row["asked"] for row in plain} == {None}
+    for row in rows_of(client, "/runs/scripted/episodes.jsonl", asked="yes"):
         page = client.get(f"/runs/scripted/episodes/{row['key']}?tab=asked").text
         last = page.rpartition('<section class="asked"')[2]
         chat = re.findall(
@@ -98,6 +125,25 @@ def test_filters_of_episodes_are_refused_by_tables_of_whole_splits(trained):
         _ = small.metrics
     with pytest.raises(SettingsError, match="decision 'yes': use one of reject, accept"):
         small.where(decision="yes")
+
+
+def test_the_line_of_view_md_is_that_of_the_page_where_runs_are_in_runs(
+    trained, tmp_path, monkeypatch
+):
+    page = (Path(__file__).parents[2] / "docs" / "view.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"```python\n(from nip_core import run\n.*?)```", page, re.DOTALL)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "quickstart").symlink_to(trained / "small")
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(block, names)
+    asked = {"split": "test", "verdict": "wrong"}
+    client = client_of("runs")
+    assert [row.key for row in names["rows"]] == everything(
+        client, "/runs/quickstart/episodes", **asked
+    )
+    shown = html.unescape(client.get("/runs/quickstart/episodes", params=asked).text)
+    assert block.strip() in shown
 
 
 def test_pairs_of_a_comparison_are_taken_away_in_its_order(client):
@@ -148,7 +194,8 @@ def taken(hostile):
     csv.field_size_limit(1 << 24)
     client = client_of(hostile)
     address = "/runs/scripted/episodes"
-    return rows_of(client, f"{address}.jsonl"), client.get(f"{address}.csv"), client
+    files = (rows_of(client, f"{address}.jsonl"), client.get(f"{address}.csv?asked=yes"))
+    return *files, client
 
 
 def test_a_spreadsheet_executes_nothing_of_a_hostile_run(taken):

@@ -1,6 +1,7 @@
 """The environment of vLLM: found, asked, and refused where it would be wrong.
 
 find_executable     the Python of vLLM's environment
+find_build_script   what builds one
 inspect             what that environment is: versions, CPU build or CUDA
 Installation        the answer; its `check` refuses what would serve wrongly or not at all
 without_ours        an environment without our settings and secrets
@@ -31,7 +32,7 @@ NEWEST_VLLM = (0, 32)
 BITSANDBYTES_APART = (0, 28)
 """From here on bitsandbytes is no part of vLLM but its plugin (vLLM pull request 43529)."""
 BITSANDBYTES_PLUGIN = "vllm-bnb-plugin"
-_BUILD = "scripts/build_vllm_cuda.sh, or build_vllm_cpu.sh without a GPU, builds a right one"
+_BUILD = "`nip doctor --vllm` says how to build a right one"
 _INSPECT = """
 import importlib.metadata as m, json
 def version(name):
@@ -129,7 +130,7 @@ class Installation:
         if device.startswith(other):
             raise EngineError(
                 f"device is {device!r}, but {self.python} has vLLM's {build} build: "
-                f"scripts/build_vllm_{other}.sh builds the other"
+                f"`nip doctor --vllm` has the script build_vllm_{other}.sh, which builds the other"
             )
         # Only a torch for CUDA counts CUDA devices; of any other vLLM itself will tell.
         if self.cpu_build or self.torch_cuda is None or self.devices >= devices:
@@ -155,8 +156,8 @@ def find_executable(executable: str | None, environment: Mapping[str, str]) -> P
     command = named or shutil.which("vllm", path=environment.get("PATH"))
     if command is None:
         raise EngineError(
-            "vLLM was not found: install it into a virtual environment of its own "
-            "(scripts/build_vllm_cuda.sh; without a GPU scripts/build_vllm_cpu.sh) and give that "
+            "vLLM was not found: install it into a virtual environment of its own (`nip doctor "
+            "--vllm` prints the commands) and give that "
             f"environment's `vllm` as the engine's option `executable` or in {EXECUTABLE_VARIABLE}"
         )
     # Not resolved: a virtual environment's Python is a link, and known by the link's place.
@@ -166,6 +167,15 @@ def find_executable(executable: str | None, environment: Mapping[str, str]) -> P
     if not os.access(python, os.X_OK):
         raise EngineError(f"there is no executable {python} (vLLM was looked for at {command})")
     return python
+
+
+def find_build_script(is_for_cuda: bool) -> Path:
+    """Return the script that builds an environment with vLLM, for CUDA or for the CPU.
+
+    With what it reads it is a part of the wheel, too.
+    """
+    name = "build_vllm_cuda.sh" if is_for_cuda else "build_vllm_cpu.sh"
+    return Path(__file__).parent / "scripts" / name
 
 
 async def inspect(python: Path, environment: Mapping[str, str]) -> Installation:

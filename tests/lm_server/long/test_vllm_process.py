@@ -213,7 +213,7 @@ def test_the_executable_is_found_by_option_variable_or_path(tmp_path):
     assert find_executable(str(python), {}) == python
     assert find_executable(None, {"NIP_VLLM": str(directory / "vllm")}) == python
     assert find_executable(None, {"PATH": str(directory)}) == python
-    with pytest.raises(EngineError, match="build_vllm_cpu"):
+    with pytest.raises(EngineError, match="nip doctor --vllm"):
         find_executable(None, {"PATH": ""})
     with pytest.raises(EngineError, match="no executable"):
         find_executable(str(tmp_path / "vllm"), {})

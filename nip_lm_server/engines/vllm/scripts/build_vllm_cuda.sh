@@ -1,0 +1,1 @@
+../../../../scripts/build_vllm_cuda.sh
