@@ -24,14 +24,16 @@ from nip_core.run_store.manifest import is_committed
 from nip_core.showing.transcripts import rebuild_game
 
 
-def read_split_verdicts(parts: Sequence[StoredRollouts], game: Game | None) -> JudgedEpisodes:
+def read_split_verdicts(
+    parts: Sequence[StoredRollouts], game: Game | None, with_arguments: bool = True
+) -> JudgedEpisodes:
     """Read the verdicts of rollouts, one part in memory at a time. Raises CorruptionError.
 
-    Without the game nobody is said to have argued for anything.
+    Without arguments, and without the game, nobody is said to have argued for anything.
     """
     claims = {} if game is None else game.scenario.claims
     split_by = () if game is None else game.scenario.split_by
-    protocol = None if game is None else game.protocol
+    protocol = game.protocol if game is not None and with_arguments else None
     return join_judged(
         [
             read_judged(

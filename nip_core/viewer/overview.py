@@ -19,13 +19,13 @@ from nip_core.showing.changes import say_changes
 from nip_core.showing.episode_filters import EpisodeFilters, find_rows
 from nip_core.showing.episode_index import Episodes
 from nip_core.viewer.charts import SMALL, Chart, Line, lay_out_chart
+from nip_core.viewer.judged import MOST_READ
 from nip_core.viewer.measures import count_verdicts, measure_calibration
 from nip_core.viewer.pages import Values, list_iterations, list_splits
 from nip_core.viewer.queries import QueryError
 from nip_core.viewer.runs import Overview, ShownRun
 
 _MOST_POINTS = 200
-_MOST_DESCRIBED = 5_000  # episodes of a test
 _RATES: dict[str, Callable[[SplitMetrics], tuple[float | None, Interval95 | None]]] = {
     "accuracy": lambda of: (of.accuracy, of.accuracy_ci95),
     "completeness": lambda of: (of.completeness, of.completeness_ci95),
@@ -71,13 +71,13 @@ def _describe_tests(run: ShownRun, episodes: Episodes, overview: Overview) -> li
     tested = [entry.iteration for entry in overview.values.get("tested", [])]
     if len(tested) < 2:
         return []
-    sides = []
-    for iteration in (tested[0], tested[-1]):
-        rows = find_rows(episodes.table, EpisodeFilters(iteration=iteration, split=TEST))
-        # Of more, reading what was said takes longer than the page; a comparison does it.
-        if len(rows) > _MOST_DESCRIBED:
-            return []
-        sides.append(run.judged.read(episodes, rows, run.game))
+    rows = [
+        find_rows(episodes.table, EpisodeFilters(iteration=iteration, split=TEST))
+        for iteration in (tested[0], tested[-1])
+    ]
+    # Of more, reading what was said takes longer than the page; a comparison does it.
+    is_read = max(map(len, rows)) <= MOST_READ
+    sides = [run.judged.read(episodes, of, run.game, is_read) for of in rows]
     if sides[0] is None or sides[1] is None:
         return []
     changes = measure_changes(sides[0], sides[1], run.seed)

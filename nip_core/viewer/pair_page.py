@@ -86,7 +86,7 @@ def _open_side(runs: ShownRuns, side: str, asked: str) -> PairSide:
     run = runs.get(name)
     if run is None:
         raise NotThereError(f"{side}: there is no run {name[:60]!r} among those that are shown")
-    episodes = run.episodes()
+    episodes = run.episodes(with_calls=False)
     at = find_episode(episodes, key)
     page, damage = None, ""
     try:

@@ -141,6 +141,8 @@ class Comparison:
     b: str = ""
     split: str = ""
     kind: str = ""
+    follows: str = ""
+    """Whether to say whom the verifier follows although that takes reading much."""
     page: int = 1
 
     @classmethod
@@ -149,7 +151,7 @@ class Comparison:
         unknown = {*asked} - {field.name for field in fields(cls)}
         if unknown:
             raise QueryError(
-                f"{', '.join(sorted(unknown))}: a comparison has a, b, split, kind and page"
+                f"{', '.join(sorted(unknown))}: a comparison has a, b, split, kind, follows, page"
             )
         values: dict[str, Any] = {**asked}
         compared = cls(**{**values, "page": max(1, read_number(values.get("page"), 1))})

@@ -21,6 +21,7 @@ from nip_core.evaluation.verdict_changes import JudgedEpisodes, measure_changes
 from nip_core.rollouts.plan import TEST
 from nip_core.showing.episode_filters import EpisodeFilters, find_rows
 from nip_core.showing.episode_index import Episodes
+from nip_core.viewer.judged import MOST_READ
 from nip_core.viewer.matrix import KIND_WORDS, KINDS, pair_episodes
 from nip_core.viewer.pages import (
     NotThereError,
@@ -76,9 +77,10 @@ def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
     base = {"a": a, "b": b, "split": split}
 
     def address(**changes: Any) -> str:
-        named = {**base, "kind": kind, **changes}
+        named = {**base, "kind": kind, "follows": query.follows, **changes}
         return f"?{urlencode({name: v for name, v in named.items() if v not in ('', None)})}"
 
+    is_read = bool(query.follows) or max(part.num_rows for part in parts) <= MOST_READ
     rates = [
         (pc.sum(pc.equal(part["verdict"], "right")).as_py() or 0, part.num_rows) for part in parts
     ]
@@ -89,7 +91,8 @@ def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
         "address": address,
         "names": names,
         "rates": rates,
-        "difference": describe_difference(*sides),
+        "difference": describe_difference(sides[0], sides[1], is_read),
+        "is_read": is_read,
     }
 
 
@@ -116,9 +119,9 @@ class ComparedPlace:
         """Take its rows from the index."""
         return self.episodes.table.take(pa.array(self.rows, pa.int64()))
 
-    def judged(self) -> JudgedEpisodes | None:
+    def judged(self, with_arguments: bool) -> JudgedEpisodes | None:
         """Read its verdicts, and what was argued; None where a file can't be read."""
-        return self.run.judged.read(self.episodes, self.rows, self.run.game)
+        return self.run.judged.read(self.episodes, self.rows, self.run.game, with_arguments)
 
 
 def find_place(runs: ShownRuns, place: str, split: str) -> ComparedPlace:
@@ -127,16 +130,16 @@ def find_place(runs: ShownRuns, place: str, split: str) -> ComparedPlace:
     run = runs.get(name)
     if run is None:
         raise NotThereError(f"there is no run {name[:60]!r} among those that are shown")
-    iteration, episodes = read_number(number, 0), run.episodes()
+    iteration, episodes = read_number(number, 0), run.episodes(with_calls=False)
     filters = EpisodeFilters(iteration=iteration, split=split or None)
     return ComparedPlace(place, run, iteration, episodes, find_rows(episodes.table, filters))
 
 
-def describe_difference(
-    a: ComparedPlace, b: ComparedPlace, *, with_accuracy: bool = True
-) -> list[str]:
+def describe_difference(a: ComparedPlace, b: ComparedPlace, with_arguments: bool) -> list[str]:
     """Say what differs between two places: on which episodes, then sentences; [] for nothing."""
-    sides = a.judged(), b.judged()
+    if a.name == b.name:
+        return []
+    sides = a.judged(with_arguments), b.judged(with_arguments)
     if sides[0] is None or sides[1] is None:
         return []
     changes = measure_changes(sides[0], sides[1], a.run.seed)
@@ -146,4 +149,4 @@ def describe_difference(
     is_later = a.run is b.run and a.iteration < b.iteration
     names = None if is_later else (a.name, b.name)
     where = f"On the {describe_pairs(changes)} that both have:"
-    return [where, *describe_changes(changes, names, with_accuracy=with_accuracy)]
+    return [where, *describe_changes(changes, names)]

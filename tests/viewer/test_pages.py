@@ -133,6 +133,22 @@ def test_two_iterations_stand_side_by_side_with_changed_verdicts_first(client, e
         assert re.findall(r'<th scope="row"><a href="/pair[^"]*">([^<]+)</a>', other) == listed
 
 
+def test_what_differs_on_many_episodes_needs_no_file_and_more_is_said_when_asked(
+    client, monkeypatch
+):
+    address = "/compare?a=small@0&b=small@2&split=test"
+    few = client.get(address).text
+    monkeypatch.setattr("nip_core.viewer.side_by_side.MOST_READ", 19)
+    many = client.get(address).text
+    (more,) = re.findall(r'href="([^"]*follows=1[^"]*)"', many)
+    assert "follows=1" not in few
+    said = [
+        re.findall(r"<li>(The verifier|It|\d+ verdicts) (.*?)</li>", page) for page in (few, many)
+    ]
+    assert len(said[1]) == 3 and said[0][-3:] == said[1]
+    assert "follows=1" in client.get(f"/compare{html.unescape(more)}").text
+
+
 def test_a_run_and_its_report_say_the_same_of_the_first_test_and_the_last(client, trained):
     report = (trained / "small" / "report.html").read_text(encoding="utf-8")
     said = [
