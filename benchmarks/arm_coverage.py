@@ -27,7 +27,7 @@ from measured_commit import describe_commit
 
 from nip_core.evaluation.statistics import two_way as two_way_module
 from nip_core.evaluation.statistics.power import seeds_needed
-from nip_core.evaluation.statistics.two_way import two_sided_p, two_way
+from nip_core.evaluation.statistics.two_way import TwoWay, two_sided_p, two_way
 
 SEEDS = (2, 3, 4, 5, 6)
 SHAPES = {"33 x 8": (33, 8), "100 x 4": (100, 4)}
@@ -86,9 +86,7 @@ def plan(draws, random):
     rows = []
     for name, shape in SHAPES.items():
         for spreads in SPREADS:
-            # So many seeds that the spread is known.
-            seen = compare(draw(random, 500, shape, spreads, DIFFERENCE), shape[1], 0)
-            needed = seeds_needed(DIFFERENCE, seen)
+            needed = seeds_needed(DIFFERENCE, true_spread(random, shape, spreads))
             row = {
                 "questions": name,
                 "spread_of_seeds": spreads[0],
@@ -106,6 +104,16 @@ def plan(draws, random):
             row["shown"] = sum(shown) / draws
             row["near"] = {s: near(draws, random, shape, spreads, s, needed) for s in (3, 6)}
     return rows
+
+
+def true_spread(random, shape, spreads, seeds=50, draws=200):
+    """Average the spread of many draws, each with questions of its own."""
+    seen = [
+        compare(draw(random, seeds, shape, spreads, DIFFERENCE), shape[1], k) for k in range(draws)
+    ]
+    error = np.mean([mean.error**2 for mean in seen]) ** 0.5
+    of_seeds = np.mean([mean.seed_variance for mean in seen])
+    return TwoWay(DIFFERENCE, float(error), 0.0, None, seeds, shape[0], float(of_seeds))
 
 
 def near(draws, random, shape, spreads, seeds, needed):

@@ -59,7 +59,7 @@ app = typer.Typer(
     cls=_Stoppable,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},  # of every command below, too
+    context_settings={"help_option_names": ["--help", "-h"]},  # of every command below, too
 )
 
 

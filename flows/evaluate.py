@@ -20,6 +20,8 @@ from nip_prefect.tasks.runtime import offered_settings, open_run
 
 def _flow_run_name() -> str:
     typed = flow_run.parameters
+    if (lent := offered_settings()) is not None:
+        return name_flow_run("evaluate", lent.run_name)
     return name_flow_run("evaluate", Path(typed.get("config_file") or typed["config"]).stem)
 
 

@@ -34,6 +34,8 @@ Count = Annotated[int, Field(ge=1)]
 
 def _flow_run_name() -> str:
     typed = flow_run.parameters
+    if (lent := offered_settings()) is not None:
+        return name_flow_run("train", lent.run_name)
     file = typed.get("config_file") or typed["config"]
     return name_flow_run("train", typed.get("run_name") or Path(file).stem)
 

@@ -55,6 +55,7 @@ from nip_inspect.export_sample import Split, sample_of, usage_by_agent, usage_by
 from nip_inspect.scoring import RATES, is_right, summary
 
 SPLITS = (TEST, TRAIN, VALIDATION, CANDIDATE, ATTACK)
+_THREADS = "_ZSTD_THREADS"
 _BREAKDOWNS = ("by_difficulty", "by_mutation")
 Row = dict[str, Any]
 
@@ -95,15 +96,16 @@ def _in_haste() -> Iterator[None]:
     Inspect compresses each sample with twelve threads of its own, which pays for large ones alone.
     The collector would look again and again at objects that all live until the log is written.
     """
-    threads, collects = getattr(inspect_zipfile, "_ZSTD_THREADS", None), gc.isenabled()
+    collects = gc.isenabled()
     gc.disable()
-    inspect_zipfile._ZSTD_THREADS = (
-        0  # in this thread; where there is no such name, nothing reads it
-    )
+    threads = getattr(inspect_zipfile, _THREADS, None)
+    if threads is not None:  # else this version of Inspect has no such name, and its own way
+        setattr(inspect_zipfile, _THREADS, 0)
     try:
         yield
     finally:
-        inspect_zipfile._ZSTD_THREADS = threads
+        if threads is not None:
+            setattr(inspect_zipfile, _THREADS, threads)
         if collects:
             gc.enable()
 

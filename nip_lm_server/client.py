@@ -15,7 +15,7 @@ published adapters   public_probe
 room on a disk   want_of_space, MIN_FREE_BYTES
 secrets      is_secret_name, of environment variables
 processes    identities of processes, ending with a parent, the end of a log
-vLLM         describe_vllm, vllm_build_script; served_lora_rank, DEFAULT_LORA_RANK,
+vLLM         describe_vllm, find_vllm, vllm_build_script; served_lora_rank, DEFAULT_LORA_RANK,
              LARGEST_LORA_RANK
 
 A contract of `make check` holds that nobody imports anything else. What a server runs on (torch,
@@ -127,6 +127,7 @@ __all__ = [
     "driver_version",
     "examine",
     "find_model",
+    "find_vllm",
     "formats",
     "group_advantages",
     "has_cuda",
@@ -302,6 +303,21 @@ def describe_vllm(environment: Mapping[str, str]) -> str:
         raise VllmMissingError(str(error)) from error
     build = "CPU build" if installation.cpu_build else f"built for CUDA {installation.torch_cuda}"
     return "; ".join([f"{installation.versions['vllm']}, {build}, {python.parent}", *warnings])
+
+
+def find_vllm(executable: str | None, environment: Mapping[str, str]) -> Path:
+    """Find the Python of vLLM's environment, without asking it anything.
+
+    `executable` is the engine's option of that name. Raises VllmMissingError, which says how to get
+    one.
+    """
+    from nip_lm_server.engines.base import EngineError
+    from nip_lm_server.engines.vllm.installation import find_executable
+
+    try:
+        return find_executable(executable, environment)
+    except EngineError as error:
+        raise VllmMissingError(str(error)) from error
 
 
 def vllm_build_script(is_for_cuda: bool) -> Path:

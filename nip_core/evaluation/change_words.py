@@ -66,11 +66,11 @@ def _describe_counts(changes: VerdictChanges, names: tuple[str, str] | None) -> 
     mended, broken, other = map(number, (changes.mended, changes.broken, changes.other))
     if changes.accuracy is None:
         return f"{other} verdict{'' if changes.other == 1 else 's'} changed."
-    from_wrong = f" {other} changed from wrong to wrong." if changes.other else ""
+    still_wrong = f" {other} changed from wrong to wrong." if changes.other else ""
     if not changes.mended and not changes.broken:
-        return f"No verdict became right or wrong.{from_wrong}"
+        return f"No verdict became right or wrong.{still_wrong}"
     if names is not None:
         alone = f"{mended} in {names[1]} alone, {broken} in {names[0]} alone"
-        return f"Verdicts that are right in one only: {alone}.{from_wrong}"
+        return f"Verdicts that are right in one only: {alone}.{still_wrong}"
     plural = " was" if changes.mended == 1 else "s were"
-    return f"{mended} verdict{plural} mended, {broken} broken.{from_wrong}"
+    return f"{mended} verdict{plural} mended, {broken} broken.{still_wrong}"

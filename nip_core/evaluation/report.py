@@ -349,8 +349,13 @@ def _attacked_kinds(attack: ShownAttack | None) -> list[tuple[str, Measures, Mea
     if attack is None:
         return []
     first, last = (attack.rows[k].by_mutation for k in (0, -1))
-    return [
+    pairs = [
         (kind, first.get(kind, Measures()), after) for kind, after in last.items() if kind != "none"
+    ]
+    return [
+        (kind, before, after)
+        for kind, before, after in pairs
+        if before.soundness is not None or after.soundness is not None
     ]
 
 

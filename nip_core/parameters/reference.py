@@ -138,7 +138,7 @@ def describe_setting(kind: type[BaseModel], name: str) -> str:
 @cache
 def _read_docstrings(kind: type[BaseModel]) -> dict[str, str]:
     """Read the texts below the fields of a class and of those that it refines."""
-    found: dict[str, str] = {}
+    docstrings: dict[str, str] = {}
     for refined in reversed(kind.__mro__):
         if issubclass(refined, BaseModel) and refined is not BaseModel:
             [of_class] = ast.parse(textwrap.dedent(inspect.getsource(refined))).body
@@ -147,8 +147,8 @@ def _read_docstrings(kind: type[BaseModel]) -> dict[str, str]:
                 field = above.target if isinstance(above, ast.AnnAssign) else None
                 text = below.value if isinstance(below, ast.Expr) else None
                 if isinstance(field, ast.Name) and isinstance(text, ast.Constant):
-                    found[field.id] = inspect.cleandoc(str(text.value))
-    return found
+                    docstrings[field.id] = inspect.cleandoc(str(text.value))
+    return docstrings
 
 
 def _is_block(field: FieldInfo) -> bool:

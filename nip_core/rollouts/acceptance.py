@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -110,23 +111,25 @@ def find_acceptance(episodes: pa.Table, generations: pa.Table) -> pa.Array:
     gave it, and where the answer has none. `episodes` need `EPISODES_OF_ACCEPTANCE`, `generations`
     `GENERATIONS_OF_ACCEPTANCE`; shared answers of a tree count for each of its leaves.
     """
-    if generations["p_accept"].null_count == generations.num_rows:
-        return pa.nulls(episodes.num_rows, pa.float64())
-    # 1. The answers that may have decided an episode, in the order of play.
     spoken = generations.select(GENERATIONS_OF_ACCEPTANCE)
+    if spoken["p_accept"].null_count == spoken.num_rows:  # as in most tables of earlier versions
+        return pa.nulls(episodes.num_rows, pa.float64())
+    # 1. The answers that may have decided an episode.
     decided = pc.and_(
         pc.and_(pc.equal(spoken["agent"], "verifier"), pc.is_null(spoken["invalid_reason"])),
         pc.is_in(spoken["decision"], value_set=pa.array([*_WORDS], spoken["decision"].type)),
     )
-    said = for_each_episode(episodes, spoken.filter(decided)).combine_chunks()
-    # 2. The last one of each: what comes later in an episode is in a later round.
-    last = said.sort_by("round").group_by("episode", use_threads=False)
-    with_nulls = pc.ScalarAggregateOptions(skip_nulls=False)
-    of_episode = last.aggregate([("decision", "last"), ("p_accept", "last", with_nulls)])
+    said = for_each_episode(episodes, spoken.filter(decided))
+    owner = pc.index_in(said["episode"], value_set=episodes["key"].combine_chunks())
+    said = said.filter(pc.is_valid(owner))
+    owners = owner.drop_null().to_numpy()
+    # 2. The last one of each: a later one overwrites it. In numpy, as there may be many shards.
+    order = np.argsort(said["round"].to_numpy(), kind="stable")
+    decision = np.full(episodes.num_rows, -1)
+    likely = np.full(episodes.num_rows, np.nan)
+    decision[owners[order]] = said["decision"].to_numpy()[order]
+    likely[owners[order]] = said["p_accept"].to_numpy()[order]  # null is NaN
     # 3. It counts where the episode went by it.
-    at = pc.index_in(episodes["key"], value_set=of_episode["episode"].combine_chunks())
-    same = pc.equal(pc.take(of_episode["decision_last"], at), episodes["decision"])
-    counts = pc.and_(same, pc.not_equal(episodes["outcome"], "failed"))
-    likely = pc.if_else(counts, pc.take(of_episode["p_accept_last"], at), None)
-    array = likely.combine_chunks() if isinstance(likely, pa.ChunkedArray) else likely
-    return array.cast(pa.float64())
+    failed = pc.equal(episodes["outcome"], "failed").to_numpy()
+    counts = (decision == episodes["decision"].to_numpy()) & ~failed
+    return pa.array(np.where(counts, likely, np.nan), pa.float64(), from_pandas=True)

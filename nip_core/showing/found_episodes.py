@@ -96,7 +96,7 @@ class FoundEpisodes:
         return [rows[number] for number in sorted(rows)]
 
     def _in_shard(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Which of the found ones are in a shard, and where there."""
+        """Find those that are in a shard: their numbers, and their places there."""
         shards = np.asarray(self._index["shard"].to_numpy())[self._rows]
         at = np.flatnonzero(shards == number)
         return at, np.asarray(self._index["place"].to_numpy())[self._rows[at]].astype(np.int64)

@@ -28,7 +28,7 @@ def _doing(records: Records, iteration: int) -> str:
         if plan is not None and not is_committed(run.store, directory):
             shards = committed_shards(run.store, directory).values()
             played = sum(shard.rows.get("episodes", 0) for shard in shards)
-            whole = f"{played} of {plan.episodes} {split} episodes are in finished shards"
+            whole = f"{played:,} of {plan.episodes:,} {split} episodes are in finished shards"
             return f"{whole}, answers since then are kept"
     # 2. Jobs, of which each says how it is.
     jobs = records.of(iteration).jobs

@@ -112,6 +112,8 @@ class RunTables:
         verdict: str | None = None,
         decision: str | None = None,
         label: int | None = None,
+        p_from: float | None = None,
+        p_to: float | None = None,
         outcome: str | None = None,
         invalid: bool | None = None,
         difficulty: str | None = None,
@@ -121,8 +123,6 @@ class RunTables:
         text: str | None = None,
         agent: str | None = None,
         round: int | None = None,
-        p_from: float | None = None,
-        p_to: float | None = None,
         noted: str | None = None,
         note: str | None = None,
         order: str | None = None,
@@ -131,17 +131,18 @@ class RunTables:
 
         The filters are those of the list in ``nip view``, which shows this call beside its rows.
         `verdict` is right, wrong, failed or not-right; `decision` accept, reject, neither or
-        "no decision"; `label` 1, 0 or -1 (none); `invalid` whether an answer was. `problem` is a
-        part of the name, or all of it in quotation marks. `text` stands in a message or a thought,
-        written by `agent` in `round`. `p_from` and `p_to` bound P(accept). `noted` is starred, note
-        or any; `note` a part of one. `order` is that of the list: failures, played, problem,
-        tokens, invalid, reward, rounds, confident, unsure.
+        "no decision"; `label` 1, 0 or -1 (none); `p_from` and `p_to` bound P(accept); `invalid`
+        whether an answer was. `problem` is a part of the name, or all of it in quotation marks.
+        `text` stands in a message or a thought, written by `agent` in `round`. `noted` is starred,
+        note or any; `note` a part of one.
+        `order` is that of the list: failures, played, problem, tokens, invalid, reward, rounds,
+        confident (and wrong first), unsure.
 
         Raises SettingsError for an iteration or a split of which nothing is on record, and for a
         value that a filter does not have.
         """
-        given = {name: value for name, value in locals().items() if value is not None}
-        del given["self"]
+        arguments = locals()
+        chosen = {n: v for n, v in arguments.items() if n != "self" and v is not None}
         there = self._records.iterations()
         if iteration is not None and iteration not in there:
             raise SettingsError(
@@ -150,7 +151,7 @@ class RunTables:
             )
         if split is not None and split not in _SPLITS:
             raise SettingsError(f"split {split!r}: use one of {', '.join(_SPLITS)}")
-        return RunTables(self._tree, replace(self._filters, **given))
+        return RunTables(self._tree, replace(self._filters, **chosen))
 
     @property
     def name(self) -> str:
@@ -269,7 +270,7 @@ class RunTables:
 
     @cached_property
     def _found(self) -> FoundEpisodes | None:
-        """What the filters find; None where they ask for whole splits."""
+        """The episodes of the filters; None where these ask for whole splits."""
         return None if self._filters.is_of_places else self._find(self._filters)
 
     def _find(self, filters: EpisodeFilters) -> FoundEpisodes:

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from nip_core.concurrency import gather_or_cancel, in_thread
 from nip_core.errors import RunConflictError
+from nip_core.evaluation.figures_in_words import amount
 from nip_core.hashing import digest
 from nip_core.parameters import RandomAgentParameters
 from nip_core.parameters.checks import find_attackers
@@ -240,7 +241,7 @@ class SplitPlay:
             for agent in agents:
                 settings, is_recorded = parameters.model_agents[agent], agent in recorded
                 has_some = gives_logprobs(parameters, settings)
-                kept = parameters.rollouts.record_top_logprobs if has_some else 0
+                recorded_top = parameters.rollouts.record_top_logprobs if has_some else 0
                 players[agent] = Player(
                     agent,
                     self.models[group],
@@ -249,7 +250,7 @@ class SplitPlay:
                     # Tokens are trained as they were generated.
                     record_tokens=is_recorded,
                     record_logprobs=is_recorded and not is_deterministic(parameters, settings),
-                    top_logprobs=max(kept, LIKELIEST if agent in judges else 0),
+                    top_logprobs=max(recorded_top, LIKELIEST if agent in judges else 0),
                     record_p_accept=records_p_accept(parameters, settings),
                 )
         return players
@@ -330,7 +331,8 @@ def plan_split(session: Session, iteration: int, split: str) -> list[str]:
     before = f", {done} of them are there already" if done else ""
     session.tell(
         "play",
-        f"iteration {iteration}: playing {split} problems, {plan.episodes} episodes{before}",
+        f"iteration {iteration}: playing {split} problems, "
+        f"{amount(plan.episodes, 'episode')}{before}",
         iteration=iteration,
         split=split,
         episodes=plan.episodes,

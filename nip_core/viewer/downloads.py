@@ -10,6 +10,7 @@ however many rows there are. What can't be read is known before anything is sent
 cut short looks like a whole one.
 """
 
+import errno
 import os
 import re
 import tempfile
@@ -43,6 +44,7 @@ Format = Literal["csv", "jsonl"]
 FORMATS: Mapping[Format, str] = {"csv": "text/csv; charset=utf-8", "jsonl": "application/jsonl"}
 _PART_BYTES = 1 << 18
 _NAME_CHARACTERS = 100
+_LOOK_BYTES, _LEFT_FREE = 1 << 26, 1 << 30
 
 
 @dataclass(frozen=True)
@@ -64,15 +66,24 @@ class SpooledRows:
             self._file = tempfile.TemporaryFile(buffering=1 << 20)  # noqa: SIM115, as it lives as long as this
         self._begins = np.zeros(count, np.int64)
         self._sizes = np.zeros(count, np.int64)
-        self._end = 0
+        self._end = self._looked_at = 0
         self.columns = CsvColumns()
 
     def put(self, number: int, line: bytes) -> None:
         """Write the line of a row."""
         with _explaining():
+            if self._end > self._looked_at + _LOOK_BYTES:
+                self._look_for_room()
             self._file.write(line)
         self._begins[number], self._sizes[number] = self._end, len(line)
         self._end += len(line)
+
+    def _look_for_room(self) -> None:
+        """Raise OSError where little of the disk is free, which others need, too."""
+        disk = os.fstatvfs(self._file.fileno())
+        if disk.f_bavail * disk.f_frsize < _LEFT_FREE:
+            raise OSError(errno.ENOSPC, "less than 1 GB is free")
+        self._looked_at = self._end
 
     def flush(self) -> None:
         """Call it before the first `get`."""

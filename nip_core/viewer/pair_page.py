@@ -173,15 +173,15 @@ def _mark_turns(
     texts = first.message.text, second.message.text
     if texts[0] == texts[1]:
         return (_leave(first, "same in both"), _leave(second, "same in both")), 0
-    compared = mark_words(*texts, most)
-    places = max(sum(piece.differs for piece in of) for of in (compared.first, compared.second))
+    marking = mark_words(*texts, most)
+    places = max(sum(piece.differs for piece in of) for of in (marking.first, marking.second))
     words = f"differs in {places} place{'' if places == 1 else 's'}"
     if not places:
         words = "differs in spaces alone"
-    elif not compared.is_exact:
+    elif not marking.is_exact:
         words = "differs; too long to mark by words"
-    marked = MarkedTurn(first, compared.first, words)
-    return (marked, replace(marked, turn=second, pieces=compared.second)), compared.steps
+    marked = MarkedTurn(first, marking.first, words)
+    return (marked, replace(marked, turn=second, pieces=marking.second)), marking.steps
 
 
 def _leave(turn: ShownTurn | None, words: str) -> MarkedTurn | None:

@@ -15,7 +15,7 @@ from nip_core.rollouts.plan import plan_episodes
 from nip_core.scenarios.datasets import load_problems
 from nip_lm_server.spec import ServerSpec
 
-EPISODES = 12
+EPISODES = 6
 
 
 async def play(game, url, specs, **recorded):

@@ -58,7 +58,7 @@ def test_how_sure_a_difference_is_stands_behind_it(rate, words):
         ((0, 0, 3), "No verdict became right or wrong. 3 changed from wrong to wrong."),
         (
             (2, 1_234, 1),
-            "2 verdicts were mended, 1\u202f234 broken. 1 changed from wrong to wrong.",
+            "2 verdicts were mended, 1,234 broken. 1 changed from wrong to wrong.",
         ),
     ],
 )
