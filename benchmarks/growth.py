@@ -148,12 +148,12 @@ async def train(place: Path, iterations: int) -> dict[str, Any]:
             return result
         if function is not publish:
             return await directly(function, *arguments)
-        session, after, done, _, samples = arguments
-        of = publishing.setdefault(int(done - 0.25), {})
+        session, after, iteration, _, samples = arguments
+        of = publishing.setdefault(iteration, {})
         sent = artifacts.bytes
         with meter.measured(of):
             function(*arguments)
-            await publish_artifacts(session, after, samples)
+            await publish_artifacts(session, after, iteration, samples)
         of["bytes_sent"] = of.get("bytes_sent", 0) + artifacts.bytes - sent
         return None
 

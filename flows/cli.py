@@ -59,6 +59,7 @@ app = typer.Typer(
     cls=_Stoppable,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},  # of every command below, too
 )
 
 
@@ -104,6 +105,8 @@ def main() -> None:
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     # Prefect's own server takes longer than its default of 20 s on a busy or slow machine.
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "300")
+    # To look for plugins, of which nip has none, pydantic reads what every package says of itself.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # What is on this machine is asked directly, by the processes that are started, too.
     spare_this_machine(os.environ)
     hide_unusable(os.environ)

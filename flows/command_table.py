@@ -43,7 +43,7 @@ PANELS: dict[str, tuple[Line, ...]] = {
         ("problems", "problems", "Make datasets of your own."),
     ),
     "Carry over": (
-        ("track", "track", "Send trackers what they lack of a run."),
+        ("track", "track", "Send trackers whatever they are missing of a run."),
         ("export", "export", "Write a run in the form of another program."),
         ("push", "hub:push", "Publish a model or the data of a run on the Hub."),
         ("pull", "hub:pull", "Download a model or data from the Hub, and check it."),

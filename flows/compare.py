@@ -21,7 +21,7 @@ from nip_prefect.flows.terminal import say
 
 if TYPE_CHECKING:
     from nip_core.sweep.comparison import RunComparison
-    from nip_core.sweep.diff import PairedTest, RunDifferences
+    from nip_core.sweep.diff import GroupModels, PairedTest, RunDifferences
 
 Store = Annotated[
     str, typer.Option(help="Where runs are kept that are named without a path or an address.")
@@ -80,19 +80,29 @@ def compare(
 
 
 def _show_difference(differing: "RunDifferences") -> None:
+    from nip_core.sweep.diff import find_lone_agents
+
     width = max(shutil.get_terminal_size((80, 24)).columns, 80)
     console = make_console(width=width)
     for letter, run in zip("ab", differing.runs, strict=True):
         say(f"{letter}  {run.run}, {run.status} ({run.place})")
     say(f"\nsettings: {'' if differing.settings else 'the same'}".rstrip())
+    lone = find_lone_agents(differing.settings)
+    for name, of in lone.items():
+        say(f"  agents.{name}: only {of.run} has it, {of.model or 'at random'}")
     for key, values in differing.settings.items():
-        _show_pair(key, [_text(value) for value in values], width)
+        if not any(key.startswith(f"agents.{name}.") for name in lone):
+            _show_pair(key, [_text(value) for value in values], width)
     first, second = differing.code
     say(f"code: {first}" if first == second else f"code: a {first}, b {second}")
     names = ", ".join(differing.data)
     say(f"data: {f'not the same: {names}' if names else 'the same'}")
-    for group, of in differing.models.items():
-        for when, pair in (("first", of.first), ("last", of.last)):
+    for group, models in differing.models.items():
+        only = _find_only(models)
+        if only is not None:
+            say(f"models: {group}: only {only} has such a group")
+            continue
+        for when, pair in (("first", models.first), ("last", models.last)):
             same = {True: "the same", False: "not the same", None: "not known to be the same"}
             say(f"models: {group}, {when}: {same[pair.same]}")
             for letter, model in (("a", pair.a), ("b", pair.b)):
@@ -102,6 +112,14 @@ def _show_difference(differing: "RunDifferences") -> None:
     if differing.results:
         console.print(_results_table(differing.results))
         say("b less a in points, paired by problem; p exact, after McNemar")
+
+
+def _find_only(models: "GroupModels") -> str | None:
+    """Say which run alone has the group; None where both have."""
+    pairs = (models.first, models.last)
+    if all(pair.b is None for pair in pairs):
+        return "a"
+    return "b" if all(pair.a is None for pair in pairs) else None
 
 
 def _results_table(results: Sequence["PairedTest"]) -> Table:
@@ -161,4 +179,6 @@ def _show_pair(key: str, texts: list[str], width: int) -> None:
 
 
 def _text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    from nip_core.run_store.settings_difference import ABSENT
+
+    return ABSENT if value == ABSENT else json.dumps(value, ensure_ascii=False)

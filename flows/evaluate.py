@@ -14,12 +14,15 @@ from nip_core.stages.proving import prove_serving
 from nip_prefect.flows.form import Bundled
 from nip_prefect.flows.hooks import HOOKS_OF_TESTS
 from nip_prefect.flows.iteration import call
+from nip_prefect.tasks.flow_run_names import name_flow_run
 from nip_prefect.tasks.runtime import offered_settings, open_run
 
 
 def _flow_run_name() -> str:
     typed = flow_run.parameters
-    return f"evaluate-{Path(typed.get('config_file') or typed['config']).stem}"
+    if (lent := offered_settings()) is not None:
+        return name_flow_run("evaluate", lent.run_name)
+    return name_flow_run("evaluate", Path(typed.get("config_file") or typed["config"]).stem)
 
 
 @flow(

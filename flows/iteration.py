@@ -18,12 +18,12 @@ from nip_core.stages.remote_shards import count_while
 from nip_core.stages.training import submit_job
 from nip_prefect.flows.remote_shards import play_remotely
 from nip_prefect.tasks.calls import TASKS
+from nip_prefect.tasks.flow_run_names import name_flow_run, tag_run, with_tags, without_tags
 from nip_prefect.tasks.runtime import limit_by_tag, session_of
 
 
 @flow(
     name="iteration",
-    flow_run_name="{run}-{iteration}",
     persist_result=False,
     result_serializer="json",
 )
@@ -32,18 +32,19 @@ async def iteration(run: str, iteration: int, prove: bool = False) -> loop.Itera
 
     `prove`: prove first that the models which are to play answer; a swap just before has done so.
     """
-    return await loop.iterate(session_of(run), iteration, prove, call)
+    with without_tags():
+        return await loop.iterate(session_of(run), iteration, prove, call)
 
 
 @flow(
     name="retest",
-    flow_run_name="{run}-{iteration}",
     persist_result=False,
     result_serializer="json",
 )
 async def retest(run: str, iteration: int) -> loop.IterationEnd:
     """Test the models of a base run's iteration again, once; nothing is trained."""
-    return await loop.retest(session_of(run), iteration, call)
+    with without_tags():
+        return await loop.retest(session_of(run), iteration, call)
 
 
 async def call(function: Callable[..., Any], session: Session, *arguments: Any) -> Any:
@@ -51,7 +52,10 @@ async def call(function: Callable[..., Any], session: Session, *arguments: Any) 
     run = session.run.name
     if function in (loop.iterate, loop.retest):
         *place, _ = arguments
-        result = await (iteration if function is loop.iterate else retest)(run, *place)
+        one = iteration if function is loop.iterate else retest
+        named = one.with_options(flow_run_name=name_flow_run(one.name, run, place[0]))
+        with with_tags(tag_run(run)):
+            result = await named(run, *place)
         # Prefect matches subflows of a retried run by order of call, not by parameters.
         if result.iteration != place[0]:
             raise StageError(f"iteration {place[0]} returned the result of {result.iteration}")

@@ -169,7 +169,7 @@ def _add(table: Table, doing: Doing, bar: int) -> None:
         return
     # 1. How far it is.
     unit = "" if doing.unit == EPISODES else "step "
-    parts = [f"{unit}{doing.done}/{doing.total}"] if doing.total and bar else []
+    parts = [f"{unit}{doing.done:,}/{doing.total:,}"] if doing.total and bar else []
     parts += [format_share(doing)] if doing.total and not bar else []
     parts += [status] if (status := status_words(doing)) else []
     parts.append(left_words(doing))

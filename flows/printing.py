@@ -14,22 +14,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from nip_core.costs.spent_and_estimated import USD, make_cost_rows
 from nip_core.evaluation.attack_metrics import ShownAttack
 from nip_core.evaluation.attack_words import loss_sentences
-from nip_core.evaluation.baseline_verifiers import believed_line
+from nip_core.evaluation.baseline_words import believed_line
 from nip_core.evaluation.figures_in_words import (
+    amount,
+    file_size,
     gate_line,
     group_reasons,
     list_spans,
     plain_percent,
     problems_words,
 )
-from nip_core.evaluation.league_figures import opponent_words
 from nip_core.evaluation.split_metrics import Opponent, SplitMetrics
 from nip_core.parameters import HyperParameters
 from nip_core.records.models import Decision
@@ -69,18 +69,23 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
         print_json({"parameters": parameters.to_dict(), **known})
         _warn(parameters, estimate)
         return
+    import yaml
+
     say("# what differs from the defaults; nip train CONFIG --dry-run --json has all settings")
     differing = parameters.model_dump(mode="json", exclude_defaults=True)
     say(yaml.safe_dump(differing, sort_keys=False, allow_unicode=True))
-    say(f"{estimate.iterations} iterations, nothing was started:")
+    say(f"{amount(estimate.iterations, 'iteration')}, nothing was started:")
     for group, model in origin.models[0].items() if origin.models else ():
         if model.from_run is not None:
             say(f"  {group} begins with {model.model}, of {model.from_run}")
-    say(f"  {estimate.train_episodes} training and {estimate.test_episodes} test episodes")
+    say(
+        f"  {estimate.train_episodes:,} training and "
+        f"{amount(estimate.test_episodes, 'test episode')}"
+    )
     if estimate.attack_episodes:
-        say(f"  {estimate.attack_episodes} problems on which the verifier is attacked")
+        say(f"  {amount(estimate.attack_episodes, 'problem')} on which the verifier is attacked")
     if estimate.gate_episodes:
-        say(f"  {estimate.gate_episodes} validation episodes to choose models by")
+        say(f"  {amount(estimate.gate_episodes, 'validation episode')} to choose models by")
     if line := _detectable(estimate):
         say(f"  {line}")
     measures = any(map(speaks_nip, parameters.model_agents.values()))
@@ -88,7 +93,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
         say(f"  {describe_left_out(left_out) or 'no problems left out, too long for a model'}")
     elif measures and parameters.dataset_options.on_too_long == "leave_out":
         say("  problems too long for a model are left out, which its server says at the start")
-    say(f"  at most {estimate.disk_bytes / 1e6:.0f} MB on disk, models not counted")
+    say(f"  at most {file_size(estimate.disk_bytes)} on disk, models not counted")
     _print_costs(parameters, estimate)
     _warn(parameters, estimate)
 
@@ -96,6 +101,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
 def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
     """Print on standard error what is probably not meant, after everything else."""
     from nip_core.parameters.shutdowns import list_shutdown_warnings
+    from nip_core.servers.missing_packages import list_missing_packages
     from nip_core.session.attacked_run import warn_of_untold
 
     sys.stdout.flush()
@@ -106,6 +112,7 @@ def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
         *_short_budget(parameters, estimate),
         *_shows_little(parameters, estimate),
         *warn_of_untold(parameters),
+        *list_missing_packages(parameters),
     ):
         say(f"nip: warning: {line}", file=sys.stderr)
 
@@ -123,12 +130,12 @@ def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
     }
     say(f"  {'':<20}{'expected':>16}{'at most':>16}")
     for name, (expected, most) in rows.items():
-        say(f"  {name:<20}{expected:>16}{most:>16}")
+        say(f"  {name:<20}{expected:>16,}{most:>16,}")
     if estimate.usd is None or estimate.expected_usd is None:
         say("  cost unknown: add to the configuration, with US dollars per million tokens,")
         say("\n".join(f"    {line}" for line in ("prices:", *write_price_lines(parameters))))
     else:
-        say(f"  {'US dollars':<20}{estimate.expected_usd:>16.2f}{estimate.usd:>16.2f}")
+        say(f"  {'US dollars':<20}{estimate.expected_usd:>16,.2f}{estimate.usd:>16,.2f}")
     say(f"  expected: {estimate.expected_by}")
     say("  at most: an upper bound, but for answers that have to be asked for again")
     for cap, limit in list_caps(parameters).items():
@@ -280,21 +287,32 @@ def _show_attack(attack: dict[str, Any], console: "Console") -> None:
         f"({attack['model']})",
         soft_wrap=True,
     )
-    table = Table(box=SIMPLE_HEAD, padding=0)
     kind = "n" if "by_n" in attack else "step"
     first = "messages" if kind == "n" else "step"
-    for heading in (first, "soundness", "95 % interval", "fooled", "completeness", "problems"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    heads = (first, "soundness", "95 % interval", "fooled", "completeness", "problems")
+    rows = []
     for entry in attack[f"by_{kind}"]:
-        interval = entry["soundness_ci95"]
-        table.add_row(
-            str(entry[kind]),
-            plain_percent(entry["soundness"]),
-            f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else "-",
-            str(entry["fooled"]),
-            plain_percent(entry["completeness"]),
-            str(entry["distinct_problems"]),
+        interval, fooled, problems = (
+            entry[name] for name in ("soundness_ci95", "fooled", "distinct_problems")
         )
+        rows.append(
+            (
+                f"{entry[kind]:,}",
+                plain_percent(entry["soundness"]),
+                f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else "-",
+                "-" if fooled is None else f"{fooled:,}",
+                plain_percent(entry["completeness"]),
+                "-" if problems is None else f"{problems:,}",
+            )
+        )
+    # What no row has says nothing: an attack on wrong solutions alone has no completeness.
+    kept = [i for i in range(len(heads)) if i == 0 or any(row[i] != "-" for row in rows)]
+    table = Table(box=SIMPLE_HEAD, padding=0)
+    for i in kept:
+        table.add_column(heads[i], justify="right", no_wrap=True)
+    for row in rows:
+        if any(row[i] != "-" for i in kept[1:]):
+            table.add_row(*(row[i] for i in kept))
     console.print(table)
     for sentence in loss_sentences(ShownAttack.model_validate(attack)):
         say(sentence)
@@ -340,6 +358,8 @@ def _show_baselines(result: dict[str, Any], console: "Console") -> None:
 
 def _show_league(iterations: list[dict[str, Any]], console: "Console") -> None:
     """Print how training episodes ended against the models of each iteration."""
+    from nip_core.evaluation.league_figures import opponent_words
+
     say("training episodes by opponent:")
     table = Table(box=SIMPLE_HEAD, padding=0)
     table.add_column("iteration", justify="right", no_wrap=True)
@@ -352,7 +372,7 @@ def _show_league(iterations: list[dict[str, Any]], console: "Console") -> None:
             table.add_row(
                 str(entry["iteration"]),
                 opponent_words(Opponent.model_validate(row)),
-                str(row["episodes"]),
+                f"{row['episodes']:,}",
                 plain_percent(row["accuracy"]),
                 f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else "-",
                 plain_percent(row["completeness"]),
@@ -385,11 +405,13 @@ def show_run(result: dict[str, Any]) -> None:
     table.add_column("jobs", overflow="fold")
     for entry in result["iterations"]:
         test = entry["test"]
+        if "attack" in result and test is None and not entry["jobs"]:
+            continue  # an attack's own tables have what it is about
         interval = (test or {}).get("accuracy_ci95")
         figures = (
             plain_percent(test and test["completeness"]),
             plain_percent(test and test["soundness"]),
-            str((test or {}).get("distinct_problems") or "-"),
+            f"{test['distinct_problems']:,}" if test and test["distinct_problems"] else "-",
         )
         table.add_row(
             str(entry["iteration"]),
@@ -398,7 +420,8 @@ def show_run(result: dict[str, Any]) -> None:
             *(() if is_narrow else figures),
             _jobs_cell({group: job["status"] for group, job in entry["jobs"].items()}, width),
         )
-    console.print(table)
+    if table.row_count:
+        console.print(table)
     tests = [entry["test"] for entry in result["iterations"] if entry["test"]]
     problems, questions = (tests[-1].get(key) if tests else None for key in _COUNTS)
     if problems and questions and questions < problems:

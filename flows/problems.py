@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nip_core.errors import SettingsError
+from nip_core.evaluation.figures_in_words import amount
 from nip_core.parameters.providers import ProviderName
 from nip_prefect.flows.printing import print_json
 from nip_prefect.flows.terminal import say
@@ -138,8 +139,8 @@ def _show(built: "Built") -> None:
     splits = {} if built.sheet is None else built.sheet.splits
     for split, counts in splits.items():
         say(
-            f"{split}: {counts.problems} problems, {counts.correct} correct and "
-            f"{counts.buggy} buggy rows"
+            f"{split}: {amount(counts.problems, 'problem')}, {counts.correct:,} correct and "
+            f"{amount(counts.buggy, 'buggy row')}"
         )
     for file in built.files:
         say(str(file))

@@ -1,13 +1,25 @@
 """Flow runs that Prefect takes for running, but whose process is gone, are ended and go on."""
 
 from typing import Annotated, Any
+from uuid import UUID
 
 from prefect import flow, get_client, get_run_logger
+from prefect.client.orchestration import PrefectClient
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.logging.loggers import flow_run_logger
+from prefect.runtime import flow_run as current
 from pydantic import Field
 
 from nip_prefect.flows.hooks import cancel_remote_jobs, tell
-from nip_prefect.tasks.reconcile import bury, dead_among, list_active, list_restartable, restart
+from nip_prefect.tasks.reconcile import (
+    bury,
+    dead_among,
+    delete_idle,
+    list_active,
+    list_restartable,
+    name_outcome,
+    restart,
+)
 
 Seconds = Annotated[float, Field(ge=0)]
 
@@ -23,7 +35,8 @@ async def reconcile(
     """Find dead flow runs of nip, set them to Crashed, and let crashed ones go on.
 
     A worker or machine that dies leaves its flow runs as Running for ever. Here a run's own lease
-    decides whether its process is alive. Run it on a schedule, every few minutes.
+    decides whether its process is alive. Run it on a schedule, every few minutes. Its flow run is
+    named by what it did, and of those with nothing to do only the newest is kept.
 
     Args:
         silent_after_s: Seconds without a sign of life after which a flow run counts as dead that
@@ -59,10 +72,23 @@ async def reconcile(
             max_attempts=max_attempts,
         )
         for flow_run in again:
-            await restart(client, flow_run)
-            log.info("%s (%s): started again", flow_run.name, flow_run.id)
+            attempt = await restart(client, flow_run, max_attempts)
+            log.info("%s (%s): started again, %s", flow_run.name, flow_run.id, attempt)
+            flow_run_logger(flow_run).info("Started again by reconcile: %s.", attempt)
+        await _leave_a_trace(client, len(dead), len(again))
     return _names(dead=dead, restarted=again)
 
 
 def _names(**found: list[Any]) -> dict[str, list[str]]:
     return {what: [flow_run.name for flow_run in runs] for what, runs in found.items()}
+
+
+async def _leave_a_trace(client: PrefectClient, dead: int, restarted: int) -> None:
+    """Name this flow run by its deeds, and delete idle earlier ones."""
+    identifier = current.get_id()
+    assert identifier is not None  # it is called within the flow
+    await name_outcome(client, UUID(identifier), dead, restarted)
+    try:
+        await delete_idle(client, UUID(identifier))
+    except PrefectHTTPStatusError as error:  # nothing but a longer list comes of it
+        get_run_logger().warning("idle flow runs of reconcile are not deleted: %s", error)

@@ -22,6 +22,7 @@ from nip_core.run_store.lease import Lease, acquire
 from nip_core.run_store.store import open_store
 from nip_core.sweep.swept_runs import Sweep
 from nip_prefect.flows.remote_shards import task_runner
+from nip_prefect.tasks.flow_run_names import name_flow_run, with_tags, without_tags
 from nip_prefect.tasks.run_process import LEAVE_S, Ended, run_remotely
 
 _HERE = ("127.0.0.1", "localhost", "::1")
@@ -59,14 +60,18 @@ class Cluster:
         _check_prefect(self._address)
         name = self._sweep.name
         _work[name] = lambda: self._in_threads(play, runs)
+        named = play_runs.with_options(
+            task_runner=self._runner, flow_run_name=name_flow_run("sweep", name)
+        )
         try:
-            play_runs.with_options(task_runner=self._runner)(name)
+            with with_tags(f"sweep:{name}"):
+                named(name)
         finally:
             del _work[name]
 
     def _in_threads(self, play: Callable[[Any], None], runs: Sequence[Any]) -> None:
         # Tasks belong to the flow run that the thread's context names.
-        with ThreadPoolExecutor(self._jobs) as pool:
+        with without_tags(), ThreadPoolExecutor(self._jobs) as pool:
             for ending in [pool.submit(contextvars.copy_context().run, play, run) for run in runs]:
                 ending.result()
 
@@ -118,7 +123,6 @@ class Cluster:
 
 @flow(
     name="sweep",
-    flow_run_name="{sweep}",
     persist_result=False,
     result_serializer="json",
 )

@@ -13,6 +13,7 @@ from nip_core.parameters.loop_settings import RolloutParameters
 from nip_core.session.session import Session
 from nip_core.stages.remote_shards import Ticket, make_ticket
 from nip_prefect.tasks.calls import play_shard_remotely
+from nip_prefect.tasks.flow_run_names import name_flow_run, tag_run, with_tags, without_tags
 
 SETTING = "rollouts.task_runner"
 _RUNNERS = {"dask": ("prefect_dask", "DaskTaskRunner"), "ray": ("prefect_ray", "RayTaskRunner")}
@@ -31,13 +32,17 @@ async def play_remotely(
     if not shards:
         return []
     settings = session.parameters.rollouts
-    on_cluster = play_shards.with_options(task_runner=task_runner(settings))
-    return await on_cluster(make_ticket(session), iteration, split, list(shards))
+    run = session.run.name
+    on_cluster = play_shards.with_options(
+        task_runner=task_runner(settings),
+        flow_run_name=name_flow_run("play", run, split, iteration),
+    )
+    with with_tags(tag_run(run)):
+        return await on_cluster(make_ticket(session), iteration, split, list(shards))
 
 
 @flow(
     name="play-shards",
-    flow_run_name="{split}-{iteration}",
     persist_result=False,
     result_serializer="json",
 )
@@ -45,9 +50,10 @@ async def play_shards(
     ticket: Ticket, iteration: int, split: str, shards: list[str]
 ) -> list[dict[str, Any]]:
     """Play shards as tasks of this flow's task runner."""
-    futures = play_shard_remotely.map(
-        unmapped(ticket), unmapped(iteration), unmapped(split), shards
-    )
+    with without_tags():
+        futures = play_shard_remotely.map(
+            unmapped(ticket), unmapped(iteration), unmapped(split), shards
+        )
     played: list[Any] = await asyncio.to_thread(futures.result)
     return played
 

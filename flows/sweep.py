@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from nip_core.errors import NipError, SettingsError, StoreError
+from nip_core.evaluation.figures_in_words import amount
 from nip_prefect.flows.printing import print_json
 from nip_prefect.flows.terminal import say
 
@@ -120,7 +121,7 @@ def declare(
     for hypothesis in declaration.plan.hypotheses:
         primary = "primary: " if hypothesis.primary else ""
         say(f"{primary}{hypothesis.says} ({hypothesis.figure}, {hypothesis.expected})")
-    say(f"{len(declaration.plan.runs)} runs; nothing was started")
+    say(f"{amount(len(declaration.plan.runs), 'run')}; nothing was started")
     how = "declared" if is_new else f"was declared at {declaration.declared_at}"
     say(f"{how}: {declaration.sha256}")
 
@@ -347,9 +348,9 @@ def _show_plan(planned: Any, as_json: bool) -> None:
         return
     width = max(len(step.name) for _, step, _ in rows)
     for _, step, estimate in rows:
-        cost = "cost unknown" if estimate.usd is None else f"${estimate.usd:.2f}"
-        say(f"{step.name:<{width}}  {estimate.calls:>9} calls  {cost}")
+        cost = "cost unknown" if estimate.usd is None else f"${estimate.usd:,.2f}"
+        say(f"{step.name:<{width}}  {estimate.calls:>11,} calls  {cost}")
     known = [e.usd for _, _, e in rows if e.usd is not None]
-    total = f"${sum(known):.2f}" if len(known) == len(rows) else "cost unknown"
+    total = f"${sum(known):,.2f}" if len(known) == len(rows) else "cost unknown"
     calls = sum(e.calls for _, _, e in rows)
-    say(f"{len(rows)} runs, at most {calls} calls, {total}; none started")
+    say(f"{amount(len(rows), 'run')}, at most {amount(calls, 'call')}, {total}; none started")

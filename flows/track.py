@@ -1,4 +1,4 @@
-"""The command `nip track`: sends trackers what they lack of a run."""
+"""The command `nip track`: sends trackers whatever they are missing of a run."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -31,8 +31,8 @@ def track(
     ] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Send trackers what they lack of RUN. What they have is not sent again; exit code 3 if one
-    does not take it."""
+    """Send trackers whatever they are missing of RUN. What they have is not sent again; exit code 3
+    if one does not take it."""
     from nip_core.records.named_run import find_run
     from nip_core.records.rewinds import list_unfinished_rewinds
     from nip_core.run_store.run import RunStore

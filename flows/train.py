@@ -24,6 +24,7 @@ from nip_prefect.flows.form import Bundled
 from nip_prefect.flows.hooks import HOOKS
 from nip_prefect.flows.iteration import call
 from nip_prefect.tasks.flow_run_marks import note_goal
+from nip_prefect.tasks.flow_run_names import name_flow_run
 from nip_prefect.tasks.publish import published_state
 from nip_prefect.tasks.runtime import offered_settings, open_run
 
@@ -33,8 +34,14 @@ Count = Annotated[int, Field(ge=1)]
 
 def _flow_run_name() -> str:
     typed = flow_run.parameters
+    if (lent := offered_settings()) is not None:
+        return name_flow_run("train", lent.run_name)
     file = typed.get("config_file") or typed["config"]
-    return f"train-{typed.get('run_name') or Path(file).stem}"
+    return name_flow_run("train", typed.get("run_name") or Path(file).stem)
+
+
+def _name_of_continued() -> str:
+    return name_flow_run("continue", flow_run.parameters["run"])
 
 
 @flow(
@@ -103,7 +110,7 @@ async def train(
 
 @flow(
     name="continue-run",
-    flow_run_name="continue-{run}",
+    flow_run_name=_name_of_continued,
     persist_result=False,
     result_serializer="json",
     **HOOKS,

@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 from nip_core.errors import CorruptionError, SettingsError
+from nip_core.evaluation.figures_in_words import amount, file_size
 from nip_prefect.flows.options import AsJson, RunName, RunStoreUrl
 from nip_prefect.flows.printing import print_json
 from nip_prefect.flows.terminal import say
@@ -59,9 +60,10 @@ def verify(
             say(f"not checked: {note}")
         count = len(findings.problems)
         say(
-            f"run {run}: {len(findings.present)} files, {findings.bytes} bytes read, "
-            f"{count or 'no'} {'problem' if count == 1 else 'problems'}, "
-            f"{len(findings.unknown)} unknown"
+            f"run {run}: {amount(len(findings.present), 'file')}, "
+            f"{file_size(findings.bytes)} read, "
+            f"{amount(count, 'problem') if count else 'no problems'}, "
+            f"{len(findings.unknown):,} unknown"
         )
     if findings.problems:
         raise typer.Exit(_DAMAGED)

@@ -39,6 +39,12 @@ def view(
     has_token: Annotated[
         bool, typer.Option("--token/--no-token", help="Let in only who has the printed address.")
     ] = True,
+    takes_notes: Annotated[
+        bool,
+        typer.Option(
+            "--notes/--no-notes", help="Take notes and stars, beside the run; never without token."
+        ),
+    ] = True,
     opens: Annotated[
         bool | None,
         typer.Option("--open/--no-open", help="Open a browser; default: where there is a screen."),
@@ -61,7 +67,9 @@ def view(
     bound = listening.getsockname()[1]
     token = secrets.token_urlsafe(24) if has_token else None
     # Browsers share cookies between the ports of a machine.
-    app = make_app(shown, token, {host, socket.gethostname()}, f"nip_view_{bound}")
+    app = make_app(
+        shown, token, {host, socket.gethostname()}, f"nip_view_{bound}", takes_notes=takes_notes
+    )
     threading.Thread(target=_warm_up, args=(shown,), daemon=True).start()
     name = f"[{host}]" if ":" in host else host
     end = f"?token={token}" if token else ""

@@ -39,7 +39,7 @@ from nip_core.stages import (
     training,
 )
 from nip_core.stages.playing import CommittedSplit
-from nip_core.stages.publishing import publish
+from nip_core.stages.publishing import Milestone, publish
 from nip_core.stages.stage_times import StageTimes
 from nip_core.stages.training import JobEnd
 
@@ -117,7 +117,7 @@ async def _all_iterations(session: Session, call: Call) -> str | None:
             await play(session, last, ATTACK, call)
     if parameters.attack.run is not None:
         await call(measuring.measure, session, last, ATTACK)
-    await _publish(call, session, "the last test", last + 1, played=tested)
+    await _publish(call, session, "test", last, played=tested)
     return None
 
 
@@ -147,15 +147,14 @@ async def iterate(
     #    time, where it sends something to Prefect's server.
     groups = training.list_scheduled_groups(parameters, iteration)
     async with times.during("dataset"):
-        after = f"playing iteration {iteration}"
-        published = _publish(call, session, after, iteration + 0.5, report=False, played=True)
+        published = _publish(call, session, "play", iteration, report=False, played=True)
         chosen = (call(choosing.build_dataset, session, iteration, group) for group in groups)
         await gather_or_cancel([published, *chosen])
     # 4. Train. A job that the settings say not to wait for any longer stops the run here.
     async with times.during("train"):
         parked = await _train_groups(session, iteration, groups, call)
     if parked is not None:
-        await _publish(call, session, f"parking iteration {iteration}", iteration + 0.5)
+        await _publish(call, session, "park", iteration)
         return IterationEnd(iteration, parked=parked)
     # 5. Gate: the models that play against those that are to follow.
     if gating.is_due(session, iteration):
@@ -174,8 +173,7 @@ async def iterate(
     times.finish()
     is_last = iteration + 1 == parameters.rl.num_iterations
     if not is_last or is_tested(parameters, iteration + 1):  # else the run's last follows at once
-        after = f"training iteration {iteration}"
-        await _publish(call, session, after, iteration + 1)
+        await _publish(call, session, "train", iteration)
     return IterationEnd(iteration, models)
 
 
@@ -186,7 +184,7 @@ async def retest(session: Session, iteration: int, call: Call = directly) -> Ite
         with session.progress.during(iteration, "test"):
             await play_and_measure(session, iteration, TEST, call)
     models = swapping.pass_on(session, iteration)
-    await _publish(call, session, f"testing iteration {iteration}", iteration + 1, played=True)
+    await _publish(call, session, "test", iteration, played=True)
     return IterationEnd(iteration, models)
 
 
@@ -212,14 +210,14 @@ async def play_and_measure(
 async def _publish(
     call: Call,
     session: Session,
-    after: str,
-    iterations_done: float,
+    after: Milestone,
+    iteration: int,
     *,
     report: bool = True,
     played: bool = False,
 ) -> None:
-    """Show what is committed by now; in the middle of an iteration half of it counts as done."""
-    await call(publish, session, after, iterations_done, report, played)
+    """Show what is committed after this milestone of the iteration."""
+    await call(publish, session, after, iteration, report, played)
 
 
 async def _train_groups(

@@ -11,13 +11,16 @@ are the run's own, as `nip show` has them. The lineage stands in the header's me
 What is not covered: the seeds of single calls, and raw requests, which no run keeps.
 """
 
+import gc
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from inspect_ai._util import zipfile as inspect_zipfile
 from inspect_ai.log import (
     EvalConfig,
     EvalDataset,
@@ -52,6 +55,7 @@ from nip_inspect.export_sample import Split, sample_of, usage_by_agent, usage_by
 from nip_inspect.scoring import RATES, is_right, summary
 
 SPLITS = (TEST, TRAIN, VALIDATION, CANDIDATE, ATTACK)
+_THREADS = "_ZSTD_THREADS"
 _BREAKDOWNS = ("by_difficulty", "by_mutation")
 Row = dict[str, Any]
 
@@ -74,14 +78,36 @@ def export_run(
         raise SettingsError(f"{directory}: can't be written to ({error.strerror})") from None
     written = []
     for iteration, split in chosen:
-        log = split_log(records, iteration, split, game)
-        stamp = str(log.eval.created)[:19].replace(":", "-")
-        path = directory / f"{stamp}_{log.eval.task}_{log.eval.task_id}.eval"
-        half = path.with_suffix(".partial")
-        write_eval_log(log, half, format="eval")
+        with _in_haste():
+            log = split_log(records, iteration, split, game)
+            stamp = str(log.eval.created)[:19].replace(":", "-")
+            path = directory / f"{stamp}_{log.eval.task}_{log.eval.task_id}.eval"
+            half = path.with_suffix(".partial")
+            write_eval_log(log, half, format="eval")
         os.replace(half, path)
         written.append(path)
     return written
+
+
+@contextmanager
+def _in_haste() -> Iterator[None]:
+    """Spare two thirds of the time for many small samples.
+
+    Inspect compresses each sample with twelve threads of its own, which pays for large ones alone.
+    The collector would look again and again at objects that all live until the log is written.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    threads = getattr(inspect_zipfile, _THREADS, None)
+    if threads is not None:  # else this version of Inspect has no such name, and its own way
+        setattr(inspect_zipfile, _THREADS, 0)
+    try:
+        yield
+    finally:
+        if threads is not None:
+            setattr(inspect_zipfile, _THREADS, threads)
+        if collects:
+            gc.enable()
 
 
 def _chosen(

@@ -29,6 +29,8 @@ from inspect_ai.solver import TaskState
 
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS
 from nip_core.evaluation.statistics.clustered import clustered_mean
+from nip_core.rollouts.table_rows import Generation
+from nip_inspect.transcript import explanation
 
 Row = Mapping[str, Any]
 EPISODE, GENERATIONS = "nip:episode", "nip:generations"
@@ -44,8 +46,8 @@ def is_right(row: Row) -> bool:
     return bool(row["outcome"] != "failed" and row["decision"] == row["y"])
 
 
-def verdict_score(row: Row) -> Score:
-    """The score of an episode: correct or not, and what was decided."""
+def verdict_score(row: Row, answers: Sequence[Generation]) -> Score:
+    """The score of an episode: correct or not, what was decided, and what was said in the end."""
     words = DECISION_WORDS[row["decision"]]
     if row["outcome"] == "failed":
         words = f"failed: {row['error']}"
@@ -54,7 +56,7 @@ def verdict_score(row: Row) -> Score:
     return Score(
         value=CORRECT if is_right(row) else INCORRECT,
         answer=DECISION_WORDS[row["decision"]],
-        explanation=words,
+        explanation=explanation(words, answers),
         metadata={name: row[name] for name in ("y", "outcome", "rounds", "decision_value")},
     )
 
@@ -133,7 +135,8 @@ def verdict() -> Scorer:
     """Score whether the verdict of the episode is right."""
 
     async def score(state: TaskState, target: Target) -> Score:
-        return verdict_score(state.store.get(EPISODE))
+        answers = [Generation(**row) for row in state.store.get(GENERATIONS)]
+        return verdict_score(state.store.get(EPISODE), answers)
 
     return score
 

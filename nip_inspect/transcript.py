@@ -4,6 +4,7 @@ moves_of       what the valid answers of an episode were taken for
 Remark         a line of the transcript, in a span of its channel where it is a message
 remarks        those of one generation
 conversation   an episode as messages, for reading; output_of, its last answer
+explanation    why the verdict is what it is: the deciding answer, and the last of each other agent
 """
 
 from collections.abc import Mapping, Sequence
@@ -95,6 +96,17 @@ def output_of(rows: Sequence[Generation]) -> ModelOutput:
     if not rows:
         return ModelOutput.from_content("", "")
     return ModelOutput.from_content(rows[-1].model_served, rows[-1].text)
+
+
+def explanation(verdict: str, rows: Sequence[Generation]) -> str:
+    """Explain a verdict by the answer that decided, and by the last of each other agent."""
+    last = {row.agent: row for row in rows if row.invalid_reason is None}
+    decided = [row for row in last.values() if row.decision != NO_DECISION][-1:]
+    parts = [verdict]
+    for row in sorted(last.values(), key=lambda row: row not in decided):
+        what = f"decides: {DECISION_WORDS[row.decision]}" if row in decided else "last message"
+        parts.append(f"**{row.agent}** (round {row.round}, {what})\n\n{row.text}")
+    return "\n\n".join(parts)
 
 
 def _note(game: Game | None, agent: str, channel: str) -> str:

@@ -15,69 +15,71 @@ published adapters   public_probe
 room on a disk   want_of_space, MIN_FREE_BYTES
 secrets      is_secret_name, of environment variables
 processes    identities of processes, ending with a parent, the end of a log
-vLLM         describe_vllm, vllm_build_script; served_lora_rank, DEFAULT_LORA_RANK,
+vLLM         describe_vllm, find_vllm, vllm_build_script; served_lora_rank, DEFAULT_LORA_RANK,
              LARGEST_LORA_RANK
 
 A contract of `make check` holds that nobody imports anything else. What a server runs on (torch,
-vllm, an HTTP framework) is imported when it is started, not with this.
+vllm, an HTTP framework) is imported when it is started, and each name of this module when somebody
+asks for it.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nip_lm_server import formats
-from nip_lm_server.auth import is_secret_name
-from nip_lm_server.devices import OLDEST_DRIVERS, compile_caches, driver_version, has_cuda
-from nip_lm_server.engines.vllm.options import (
-    DEFAULT_LORA_RANK,
-    LARGEST_LORA_RANK,
-    served_lora_rank,
-)
-from nip_lm_server.formats import (
-    MIN_EXAMPLES,
-    AdvantageMode,
-    JsonlError,
-    Problem,
-    describe_problems,
-    to_jsonl,
-    validate,
-)
-from nip_lm_server.formats.advantages import Deviation, group_advantages
-from nip_lm_server.formats.bounds import ReadError, parse_json
-from nip_lm_server.formats.token_counts import count_tokens
-from nip_lm_server.formats.untrusted import parse_yaml, read_text
-from nip_lm_server.launch import (
-    OwnerError,
-    ServerHandle,
-    is_running,
-    start_or_attach,
-    stop,
-    stop_state_dir,
-)
-from nip_lm_server.processes import (
-    die_with_parent_process,
-    process_identity,
-    read_tail,
-    watch_parent,
-)
-from nip_lm_server.serving.lay_out_adapter import LaidOut, lay_out_adapter
-from nip_lm_server.spec import EngineSpec, ServerSpec, base_served_name
-from nip_lm_server.state.directory import DATABASE, FILES, KEY_FILE, MODELS, StateError
-from nip_lm_server.state.disk import MANIFEST, MIN_FREE_BYTES, want_of_space
-from nip_lm_server.state.examine import Examined, examine, stored_ids
-from nip_lm_server.state.garbage import State, StateInUseError, read_state, remove
-from nip_lm_server.state.import_models import find_model, import_models
-from nip_lm_server.state.manifest import CHECKSUM, checksum_of, content_digest
-from nip_lm_server.state.models import AdapterError
-from nip_lm_server.version import SERVER_VERSION, compatible
-from nip_lm_server.wire import (
-    ACTIVE_STATUSES,
-    ENDED_STATUSES,
-    METHOD_HYPERPARAMETERS,
-    NipSettings,
-)
+if TYPE_CHECKING:
+    from nip_lm_server import formats
+    from nip_lm_server.auth import is_secret_name
+    from nip_lm_server.devices import OLDEST_DRIVERS, compile_caches, driver_version, has_cuda
+    from nip_lm_server.engines.vllm.options import (
+        DEFAULT_LORA_RANK,
+        LARGEST_LORA_RANK,
+        served_lora_rank,
+    )
+    from nip_lm_server.formats import (
+        MIN_EXAMPLES,
+        AdvantageMode,
+        JsonlError,
+        Problem,
+        describe_problems,
+        to_jsonl,
+        validate,
+    )
+    from nip_lm_server.formats.advantages import Deviation, group_advantages
+    from nip_lm_server.formats.bounds import ReadError, parse_json
+    from nip_lm_server.formats.token_counts import count_tokens
+    from nip_lm_server.formats.untrusted import parse_yaml, read_text
+    from nip_lm_server.launch import (
+        OwnerError,
+        ServerHandle,
+        is_running,
+        start_or_attach,
+        stop,
+        stop_state_dir,
+    )
+    from nip_lm_server.processes import (
+        die_with_parent_process,
+        process_identity,
+        read_tail,
+        watch_parent,
+    )
+    from nip_lm_server.serving.lay_out_adapter import LaidOut, lay_out_adapter
+    from nip_lm_server.spec import EngineSpec, ServerSpec, base_served_name
+    from nip_lm_server.state.directory import DATABASE, FILES, KEY_FILE, MODELS, StateError
+    from nip_lm_server.state.disk import MANIFEST, MIN_FREE_BYTES, want_of_space
+    from nip_lm_server.state.examine import Examined, examine, stored_ids
+    from nip_lm_server.state.garbage import State, StateInUseError, read_state, remove
+    from nip_lm_server.state.import_models import find_model, import_models
+    from nip_lm_server.state.manifest import CHECKSUM, checksum_of, content_digest
+    from nip_lm_server.state.models import AdapterError
+    from nip_lm_server.version import SERVER_VERSION, compatible
+    from nip_lm_server.wire import (
+        ACTIVE_STATUSES,
+        ENDED_STATUSES,
+        METHOD_HYPERPARAMETERS,
+        NipSettings,
+    )
 
 __all__ = [
     "ACTIVE_STATUSES",
@@ -125,6 +127,7 @@ __all__ = [
     "driver_version",
     "examine",
     "find_model",
+    "find_vllm",
     "formats",
     "group_advantages",
     "has_cuda",
@@ -153,6 +156,124 @@ __all__ = [
     "watch_parent",
 ]
 
+_WHERE: dict[str, tuple[str, ...]] = {
+    "nip_lm_server.auth": ("is_secret_name",),
+    "nip_lm_server.devices": (
+        "OLDEST_DRIVERS",
+        "compile_caches",
+        "driver_version",
+        "has_cuda",
+    ),
+    "nip_lm_server.engines.vllm.options": (
+        "DEFAULT_LORA_RANK",
+        "LARGEST_LORA_RANK",
+        "served_lora_rank",
+    ),
+    "nip_lm_server.formats": (
+        "MIN_EXAMPLES",
+        "AdvantageMode",
+        "JsonlError",
+        "Problem",
+        "describe_problems",
+        "to_jsonl",
+        "validate",
+    ),
+    "nip_lm_server.formats.advantages": (
+        "Deviation",
+        "group_advantages",
+    ),
+    "nip_lm_server.formats.bounds": (
+        "ReadError",
+        "parse_json",
+    ),
+    "nip_lm_server.formats.token_counts": ("count_tokens",),
+    "nip_lm_server.formats.untrusted": (
+        "parse_yaml",
+        "read_text",
+    ),
+    "nip_lm_server.launch": (
+        "OwnerError",
+        "ServerHandle",
+        "is_running",
+        "start_or_attach",
+        "stop",
+        "stop_state_dir",
+    ),
+    "nip_lm_server.processes": (
+        "die_with_parent_process",
+        "process_identity",
+        "read_tail",
+        "watch_parent",
+    ),
+    "nip_lm_server.serving.lay_out_adapter": (
+        "LaidOut",
+        "lay_out_adapter",
+    ),
+    "nip_lm_server.spec": (
+        "EngineSpec",
+        "ServerSpec",
+        "base_served_name",
+    ),
+    "nip_lm_server.state.directory": (
+        "DATABASE",
+        "FILES",
+        "KEY_FILE",
+        "MODELS",
+        "StateError",
+    ),
+    "nip_lm_server.state.disk": (
+        "MANIFEST",
+        "MIN_FREE_BYTES",
+        "want_of_space",
+    ),
+    "nip_lm_server.state.examine": (
+        "Examined",
+        "examine",
+        "stored_ids",
+    ),
+    "nip_lm_server.state.garbage": (
+        "State",
+        "StateInUseError",
+        "read_state",
+        "remove",
+    ),
+    "nip_lm_server.state.import_models": (
+        "find_model",
+        "import_models",
+    ),
+    "nip_lm_server.state.manifest": (
+        "CHECKSUM",
+        "checksum_of",
+        "content_digest",
+    ),
+    "nip_lm_server.state.models": ("AdapterError",),
+    "nip_lm_server.version": (
+        "SERVER_VERSION",
+        "compatible",
+    ),
+    "nip_lm_server.wire": (
+        "ACTIVE_STATUSES",
+        "ENDED_STATUSES",
+        "METHOD_HYPERPARAMETERS",
+        "NipSettings",
+    ),
+}
+"""Which names stand in which module. One is imported when somebody asks for the name: who reads a
+document of a run needs a tenth of what launches a server, and would wait for all of it."""
+_MODULES = {name: module for module, names in _WHERE.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what this module offers, at its first use."""
+    if name == "formats":
+        value: Any = import_module("nip_lm_server.formats")
+    elif name in _MODULES:
+        value = getattr(import_module(_MODULES[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
 
 def serve_command() -> Callable[..., None]:
     """Return the server's command, for Typer.
@@ -169,6 +290,8 @@ def describe_vllm(environment: Mapping[str, str]) -> str:
 
     Raises VllmMissingError, which says how to get one.
     """
+    import asyncio
+
     from nip_lm_server.engines.base import EngineError
     from nip_lm_server.engines.vllm.installation import find_executable, inspect
 
@@ -180,6 +303,21 @@ def describe_vllm(environment: Mapping[str, str]) -> str:
         raise VllmMissingError(str(error)) from error
     build = "CPU build" if installation.cpu_build else f"built for CUDA {installation.torch_cuda}"
     return "; ".join([f"{installation.versions['vllm']}, {build}, {python.parent}", *warnings])
+
+
+def find_vllm(executable: str | None, environment: Mapping[str, str]) -> Path:
+    """Find the Python of vLLM's environment, without asking it anything.
+
+    `executable` is the engine's option of that name. Raises VllmMissingError, which says how to get
+    one.
+    """
+    from nip_lm_server.engines.base import EngineError
+    from nip_lm_server.engines.vllm.installation import find_executable
+
+    try:
+        return find_executable(executable, environment)
+    except EngineError as error:
+        raise VllmMissingError(str(error)) from error
 
 
 def vllm_build_script(is_for_cuda: bool) -> Path:
@@ -199,6 +337,8 @@ def public_probe(base_model: str, adapter: Path) -> dict[str, Any]:
     `base_model` is a directory or a name on the Hub. Raises TorchMissingError where that can't be
     computed, AdapterError if one of them can't be read.
     """
+    from nip_lm_server.state.models import AdapterError
+
     try:
         from nip_lm_server.engines.embedded.public_probe import compute_public_probe
 

@@ -20,7 +20,7 @@ from nip_core.stages.choosing import build_dataset
 from nip_core.stages.measuring import measure
 from nip_core.stages.playing import commit_split, plan_split, play_shard
 from nip_core.stages.proving import prove_candidates, prove_serving
-from nip_core.stages.publishing import publish
+from nip_core.stages.publishing import Milestone, publish
 from nip_core.stages.remote_shards import Ticket, open_apart
 from nip_core.stages.swapping import swap_models
 from nip_core.stages.training import submit_job, wait_for_job
@@ -43,11 +43,11 @@ def _task(function: Callable[..., Any], name: str, run_name: str) -> Task[..., A
 
 
 async def _publish(
-    session: Session, after: str, iterations_done: float, report: bool, samples: bool
+    session: Session, after: Milestone, iteration: int, report: bool, samples: bool
 ) -> None:
     """Write the report, and the artifacts that show the run in Prefect's UI."""
-    publish(session, after, iterations_done, report, samples)
-    await publish_artifacts(session, after, samples)
+    publish(session, after, iteration, report, samples)
+    await publish_artifacts(session, after, iteration, samples)
 
 
 TASKS: dict[Callable[..., Any], Task[..., Any]] = {
@@ -61,7 +61,7 @@ TASKS: dict[Callable[..., Any], Task[..., Any]] = {
     prove_candidates: _task(prove_candidates, "prove-candidates", "prove-candidates-{iteration}"),
     prove_serving: _task(prove_serving, "prove-serving", "prove-serving-{iteration}"),
     swap_models: _task(swap_models, "swap-models", "swap-{iteration}"),
-    publish: _task(_publish, "publish", "publish-{after}"),
+    publish: _task(_publish, "publish", "publish-{after}-{iteration}"),
 }
 
 

@@ -8,6 +8,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.runtime import flow_run
 
 from nip_core.session.session import Session
+from nip_prefect.tasks.flow_run_names import NIP, name_flow_run, tag_run
 
 RUN, STORE, OWNER, ATTEMPT = "nip.run", "nip.store", "nip.owner", "nip.attempt"
 EPOCH = "nip.epoch"
@@ -26,7 +27,7 @@ class Mark:
 
 
 async def mark_flow_run(session: Session) -> None:
-    """Put the mark of an open session on the session's flow run."""
+    """Put the mark of an open session on the session's flow run, and name and tag it by the run."""
     identifier = flow_run.get_id()
     if identifier is None:
         return
@@ -37,8 +38,13 @@ async def mark_flow_run(session: Session) -> None:
         ATTEMPT: flow_run.get_run_count(),
         EPOCH: session.lease.epoch,
     }
+    # Until here it is named by what was typed, which need not say the run's name.
+    kind = str(flow_run.get_flow_name()).removesuffix("-run")
+    name = name_flow_run(kind, session.run.name)
+    tags = {*flow_run.get_tags(), NIP, tag_run(session.run.name)}
     async with get_client() as client:
         await client.update_flow_run_labels(UUID(identifier), labels)
+        await client.update_flow_run(UUID(identifier), name=name, tags=sorted(tags))
 
 
 async def note_goal(iterations: int) -> int:

@@ -19,7 +19,7 @@ from prefect.artifacts import (
     acreate_table_artifact,
 )
 
-from nip_core.evaluation.baseline_verifiers import believed_line
+from nip_core.evaluation.baseline_words import believed_line
 from nip_core.evaluation.embedding import thin_out
 from nip_core.evaluation.report import metrics_table
 from nip_core.evaluation.split_metrics import SplitMetrics
@@ -27,22 +27,29 @@ from nip_core.evaluation.transcripts_markdown import transcripts_markdown
 from nip_core.rollouts.plan import TEST
 from nip_core.session.session import Session
 from nip_core.showing.transcripts import choose_newest_sample
-from nip_core.stages.publishing import describe_state, list_spending
+from nip_core.stages.publishing import (
+    Milestone,
+    describe_milestone,
+    describe_state,
+    list_spending,
+)
 
 _SAMPLES = 5
 _BAR = 40
 _ROWS = 60  # of iterations in a table; of a longer run some are left out
 
 
-async def publish_artifacts(session: Session, after: str, samples: bool) -> None:
-    """Write the artifacts of all committed data.
+async def publish_artifacts(
+    session: Session, after: Milestone, iteration: int, samples: bool
+) -> None:
+    """Write the artifacts of all committed data, after this milestone of the iteration.
 
     The `samples` are read from whole splits, and left out where nothing was played since they were
     published.
     """
     try:
         with session.progress.doing("publishing to Prefect"):
-            await _publish_all(session, after, samples)
+            await _publish_all(session, describe_milestone(after, iteration), samples)
     except Exception as error:
         # A view for people: the run goes on without it, and a later stage publishes it again.
         get_run_logger().warning("artifacts not published: %s: %s", type(error).__name__, error)

@@ -3,8 +3,11 @@
 list_active        flow runs that Prefect counts as going on
 dead_among         those of them whose process is gone
 bury               set one, its subflows and its tasks to Crashed; it frees concurrency slots
+bury_parts         the subflows and tasks alone
 list_restartable   crashed flow runs that are to go on
 restart            let a worker take one up again
+name_outcome       name a flow run of `reconcile` by what it did
+delete_idle        delete the earlier ones that had nothing to do, or a day has hundreds of them
 
 A flow run that has opened its run is marked with the lease it holds (see `flow_run_marks`): it is
 dead if that lease was released or replaced, or if its heartbeat stands still for the time to live.
@@ -13,17 +16,20 @@ log line, no heartbeat event.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.filters import FlowFilter, FlowRunFilter, LogFilter, TaskRunFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort, LogSort
 from prefect.events.filters import EventFilter
+from prefect.exceptions import ObjectNotFound
 from prefect.states import AwaitingRetry, Cancelled, Crashed
 
 from nip_core.errors import NipError
@@ -37,6 +43,8 @@ _GOING_ON = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 _OPEN = {"state": {"type": {"any_": _GOING_ON}}}
 _OUR_FLOWS = FlowFilter.model_validate({"name": {"any_": list(FLOWS)}})
 _MOST = 200
+IDLE = "reconcile-idle"
+"""The name of a flow run of `reconcile` that found nothing to do."""
 _log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 1.0
 
@@ -145,16 +153,22 @@ async def _silent_s(client: PrefectClient, flow_run: FlowRun) -> float:
 async def bury(client: PrefectClient, flow_run: FlowRun) -> None:
     """Record a flow run's process as gone: Crashed, or Cancelled if somebody asked for it."""
     state: State[Any] = Crashed(message="Its process is gone; found by reconcile.")
-    of_it = {"any_": [flow_run.id]}
-    children = FlowRunFilter.model_validate({"parent_flow_run_id": of_it, **_OPEN})
-    for child in await client.read_flow_runs(flow_run_filter=children):
-        await bury(client, child)
-    tasks = TaskRunFilter.model_validate({"flow_run_id": of_it, **_OPEN})
-    for task_run in await client.read_task_runs(task_run_filter=tasks):
-        await client.set_task_run_state(task_run.id, state, force=True)
+    await bury_parts(client, flow_run.id, state)
     if flow_run.state_type is StateType.CANCELLING:
         state = Cancelled(message="Its process is gone; found by reconcile.")
     await client.set_flow_run_state(flow_run.id, state, force=True)
+
+
+async def bury_parts(client: PrefectClient, identifier: UUID, state: State[Any]) -> None:
+    """Set the open subflows and tasks of a flow run to this state."""
+    of_it = {"any_": [identifier]}
+    children = FlowRunFilter.model_validate({"parent_flow_run_id": of_it, **_OPEN})
+    for child in await client.read_flow_runs(flow_run_filter=children):
+        await bury_parts(client, child.id, state)
+        await client.set_flow_run_state(child.id, state, force=True)
+    tasks = TaskRunFilter.model_validate({"flow_run_id": of_it, **_OPEN})
+    for task_run in await client.read_task_runs(task_run_filter=tasks):
+        await client.set_task_run_state(task_run.id, state, force=True)
 
 
 async def list_restartable(
@@ -213,6 +227,31 @@ def _is_held(mark: Mark) -> bool:
     return seen is None or (seen.owner not in (None, mark.owner) and not seen.is_gone)
 
 
-async def restart(client: PrefectClient, flow_run: FlowRun) -> None:
-    """Do the same as the button Retry: the next free worker goes on with it."""
-    await client.set_flow_run_state(flow_run.id, AwaitingRetry(), force=True)
+async def restart(client: PrefectClient, flow_run: FlowRun, max_attempts: int) -> str:
+    """Do the same as the button Retry: the next free worker goes on with it; return the attempt."""
+    attempt = f"attempt {flow_run.run_count + 1} of {max_attempts}"
+    state: State[Any] = AwaitingRetry(message=f"Started again by reconcile: {attempt}.")
+    await client.set_flow_run_state(flow_run.id, state, force=True)
+    return attempt
+
+
+async def name_outcome(client: PrefectClient, identifier: UUID, dead: int, restarted: int) -> None:
+    """Name the flow run of `reconcile` by what it did, as reconcile-1-dead-1-restarted."""
+    did = [f"{n}-{what}" for n, what in ((dead, "dead"), (restarted, "restarted")) if n]
+    await client.update_flow_run(identifier, name="-".join(["reconcile", *did]) if did else IDLE)
+
+
+async def delete_idle(client: PrefectClient, but: UUID) -> None:
+    """Delete the ended, idle flow runs of `reconcile`, all `but` one."""
+    ended = {"state": {"type": {"any_": [StateType.COMPLETED, StateType.CANCELLED]}}}
+    for flow_run in await client.read_flow_runs(
+        flow_filter=FlowFilter.model_validate({"name": {"any_": ["reconcile"]}}),
+        flow_run_filter=FlowRunFilter.model_validate(ended),
+        sort=FlowRunSort.START_TIME_DESC,
+        limit=_MOST,
+    ):
+        # One that was due while another went on is cancelled before it has begun.
+        did_nothing = flow_run.name == IDLE or flow_run.run_count == 0
+        if did_nothing and flow_run.id != but:
+            with contextlib.suppress(ObjectNotFound):  # deleted meanwhile by somebody else
+                await client.delete_flow_run(flow_run.id)

@@ -107,7 +107,7 @@ def last_line(log: str) -> str:
 
 @task(
     name="run-apart",
-    task_run_name="{name}",
+    task_run_name="run-{name}",
     cache_policy=NO_CACHE,
     persist_result=False,
     result_serializer="json",

@@ -11,12 +11,15 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
+from uuid import UUID
 
 from aiohttp import ClientError
 from prefect import Task, get_client, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.exceptions import ObjectNotFound
+from prefect.runtime import flow_run
+from prefect.states import Crashed
 
 from nip_core.errors import ServerError
 from nip_core.parameters import HyperParameters
@@ -25,6 +28,7 @@ from nip_core.session.session import Session
 from nip_prefect.tasks.flow_run_marks import mark_flow_run
 from nip_prefect.tasks.lost_signals import stops_all_the_same
 from nip_prefect.tasks.progress import show_progress
+from nip_prefect.tasks.reconcile import bury_parts
 from nip_prefect.tasks.secrets import environment_for
 
 P = ParamSpec("P")
@@ -71,9 +75,24 @@ async def open_run(
         # Its iterations are flow runs of their own, whose logs Prefect shows on other pages: what
         # is logged here stands on one.
         session = replace(session, log=get_run_logger())
+        if (attempt := flow_run.get_run_count()) > 1:
+            session.log.info("attempt %d of this flow run; what is finished is kept", attempt)
+            await _end_earlier_attempts()
         stack.enter_context(_hold(session))
         await stack.enter_async_context(show_progress(session))
         yield session
+
+
+async def _end_earlier_attempts() -> None:
+    """Set to Crashed the remains of earlier attempts of this flow run.
+
+    A worker that reports a crash does so of the flow run alone, not of its iterations.
+    """
+    identifier = flow_run.get_id()
+    assert identifier is not None  # it has a number of attempts
+    async with get_client() as client:
+        state: State[Any] = Crashed(message="Its process is gone; a later attempt goes on.")
+        await bury_parts(client, UUID(identifier), state)
 
 
 @contextmanager
@@ -107,10 +126,11 @@ async def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any
     try:
         await state.aresult()
     except (ServerError, ClientError, TimeoutError, ConnectionError) as error:
+        attempt, most = task_run.run_count + 1, (task.retries or 0) + 1
+        words = f"{task_run.name} failed and is tried again, attempt {attempt} of {most}: {error}"
         for session in _sessions.values():
             session.progress.count_retry(f"{task.name}: {error}")
-            words = f"{task.name} failed and is tried again: {error}"
-            session.progress.tell("retry", words, task=task.name)
+            session.tell("retry", words, task=task.name)
         return True
     except Exception:
         return False

@@ -14,7 +14,7 @@ def evaluate(
     verbose: Verbose = False,
 ) -> None:
     """Test the newest models of CONFIG's run; the base models if there are none yet."""
-    from nip_core.evaluation.baseline_verifiers import believed_line
+    from nip_core.evaluation.baseline_words import believed_line
     from nip_core.evaluation.figures_in_words import verdict_line
     from nip_core.evaluation.invalid import invalid_line, invalid_warning
     from nip_core.evaluation.split_metrics import SplitMetrics

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import sys
 import unicodedata
 from pathlib import Path
 from typing import Annotated
@@ -62,6 +63,21 @@ def init(
     say(f"  nip train {typed} --dry-run   what it would take; nothing is started")
     say(f"  nip prompt {typed}            what agents are asked")
     say(f"  nip train {typed}             train")
+    _warn_of_missing(file)
+
+
+def _warn_of_missing(file: Path) -> None:
+    """Say what the configuration needs that is not installed here."""
+    from nip_core.parameters import load_parameters
+    from nip_core.servers.missing_packages import list_missing_packages
+
+    try:
+        lines = list_missing_packages(load_parameters(str(file)))
+    except SettingsError:  # of a file that was copied; whoever trains with it is told
+        return
+    sys.stdout.flush()
+    for line in lines:
+        say(f"nip: warning: {line}", file=sys.stderr)
 
 
 def _run_name(stem: str) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from nip_core.errors import SettingsError
+from nip_core.evaluation.figures_in_words import amount
 from nip_prefect.flows.options import AsJson, Config, Overrides, Shown, ShownAs
 from nip_prefect.flows.terminal import say
 
@@ -62,7 +63,7 @@ def play(
 
     def show_files(result: dict[str, Any]) -> None:
         rows = result["rows"]
-        say(f"{rows['episodes']} episodes, {rows['generations']} generations")
+        say(f"{amount(rows['episodes'], 'episode')}, {amount(rows['generations'], 'generation')}")
         say(f"canonical digest {result['canonical_digest']}")
         for file in result["files"]:
             say(file)

@@ -27,7 +27,8 @@ def report(
     from nip_core.run_store.lease import refuse_if_held
     from nip_core.run_store.run import RunStore
     from nip_core.run_store.store import open_store
-    from nip_core.showing.summary import find_report, write_report
+    from nip_core.showing.reports import write_report
+    from nip_core.showing.summary import find_report
 
     tree = find_run(run, run_store, say_left_out)
     if anew or find_report(tree) is None:

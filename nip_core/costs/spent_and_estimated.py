@@ -8,16 +8,19 @@ make_cost_rows    that in words for people
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, StrictFloat
 
-from nip_core.costs.estimate import Estimate
 from nip_core.parameters.stored import read_costing_settings
 from nip_core.records.iterations import Records
 from nip_core.records.spent_in_all import add_up_spending
 from nip_core.run_store.documents import encode
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore, read_document
+
+if TYPE_CHECKING:  # what reckons is not needed for what was reckoned
+    from nip_core.costs.estimate import Estimate
 
 ESTIMATE = "estimate.json"
 """At the root of a run: its `Estimate`, by the settings with which it was last opened."""
@@ -70,7 +73,7 @@ def _by_name(
     return dict(zip(_NAMES, (prompt, completion, training, tokens, usd), strict=True))
 
 
-def record_estimate(run: RunStore, estimate: Estimate, is_new: bool, lease: Lease) -> None:
+def record_estimate(run: RunStore, estimate: "Estimate", is_new: bool, lease: Lease) -> None:
     """Write the run's estimate if it `is_new`, because settings have changed, or is not there."""
     path = f"{run.root}/{ESTIMATE}"
     if is_new or not run.store.exists(path):

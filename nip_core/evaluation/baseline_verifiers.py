@@ -1,26 +1,20 @@
 """What one would score without the learned verifier: yardsticks for the real metrics.
 
 believe_the_prover   a verifier that decides whatever the provers said last
+read_last_claims     what each prover said last, by episode
 majority             a verifier that plays a problem several times and decides as it mostly did
 majority_decisions   these decisions
-remarks              what a test's baselines say of it, in words
-believed_line        what believing the prover would give, in a line
-left_out_words       how many episodes that leaves out
-alone_words          one of these sentences, for a sweep
-shows_checking       whether a verifier was right more often than one that believes the prover
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nip_core.evaluation.figures_in_words import plain_interval, plain_percent
-from nip_core.evaluation.invalid import invalid_line, invalid_warning
 from nip_core.evaluation.metrics import evaluate
-from nip_core.evaluation.split_metrics import BatchMetrics, BelievedMetrics, SplitMetrics
+from nip_core.evaluation.split_metrics import BatchMetrics, BelievedMetrics
 from nip_core.protocols import ACCEPT, NO_DECISION, REJECT
 from nip_core.rollouts.trees import for_each_episode
 
@@ -67,6 +61,21 @@ def believe_the_prover(
     return BelievedMetrics(**dict(believed), without_prover=left_out)
 
 
+def read_last_claims(
+    episodes: pa.Table,
+    generations: pa.Table,
+    claims: Mapping[str, int],
+    provers: Collection[str],
+) -> dict[tuple[str, str], int]:
+    """Read by episode and prover the verdict that its last valid message claims.
+
+    `claims` are those of `believe_the_prover`. A message without a claim has `NO_DECISION`, and a
+    prover without a message is not there. Raises ValueError as `believe_the_prover` does.
+    """
+    spoken = _spoken(for_each_episode(episodes, generations), provers)
+    return _find_last_claims(spoken, _compile(claims))
+
+
 def majority(
     episodes: pa.Table, *, seed: int = 0, questions: Mapping[str, str] | None = None
 ) -> BatchMetrics | None:
@@ -102,81 +111,6 @@ def majority_decisions(episodes: pa.Table) -> dict[str, int]:
     return decided
 
 
-def remarks(
-    test: SplitMetrics, rate_alone: float | None = None, hinted: Collection[str] = ()
-) -> list[str]:
-    """Say in sentences what is to be held against a test's accuracy; [] for nothing.
-
-    `rate_alone` is `Scenario.rate_alone` for a test without provers, else None; `hinted` are the
-    agents whose setting `retry_hint` is on. docs/statistics.md has the rules.
-    """
-    lines = []
-    if (alone := None if rate_alone is None else _too_right_alone(test, rate_alone)) is not None:
-        lines.append(f"A{alone[1:]}")
-    believed = test.believe_the_prover
-    if believed is not None and shows_checking(test) is False:
-        words = left_out_words(believed)
-        lines.append(
-            f"A verifier that believes the prover would be right in "
-            f"{plain_percent(believed.accuracy)}{f' ({words})' if words else ''}; this one, in "
-            f"{plain_percent(test.accuracy)}, is not shown to be right more often. Its accuracy "
-            "does not show that it checks."
-        )
-    if (invalid := invalid_line(test.invalid_answers)) is not None:
-        lines.append(f"{invalid[0].upper()}{invalid[1:]}.")
-    if (warning := invalid_warning(test.invalid_answers, hinted)) is not None:
-        lines.append(f"Warning: {warning}")
-    return lines
-
-
-def _too_right_alone(test: SplitMetrics, rate_alone: float) -> str | None:
-    if test.accuracy is None or test.accuracy_ci95 is None or test.accuracy_ci95[0] <= rate_alone:
-        return None
-    return alone_words(test.accuracy, test.accuracy_ci95, rate_alone)
-
-
-def believed_line(test: SplitMetrics) -> str | None:
-    """Say what believing the prover would give in this test; None where nobody can be believed."""
-    believed = test.believe_the_prover
-    if believed is None or believed.accuracy is None:
-        return None
-    words = left_out_words(believed)
-    more = f" ({words})" if words else ""
-    return f"believing the prover would give {plain_percent(believed.accuracy)}{more}"
-
-
-def left_out_words(believed: BelievedMetrics) -> str:
-    """Say how many episodes the metrics of `believe_the_prover` leave out; "" for none."""
-    count = believed.without_prover
-    if count is None:  # an earlier version's, whose rollouts are gone
-        return "episodes in which no prover spoke counted as wrong"
-    if count == 0:
-        return ""
-    plural = "episode" if count == 1 else "episodes"
-    return f"{count:,} {plural} in which no prover spoke left out"
-
-
-def alone_words(accuracy: float, interval: Sequence[float], rate_alone: float) -> str:
-    """Say how a verifier without provers is right too often for what it can check."""
-    return (
-        f"alone the verifier is right in {plain_percent(accuracy)} ({plain_interval(interval)}), "
-        f"more than the {plain_percent(rate_alone)} that checking what it can check gives: the "
-        "problems give the label away, or it can check more."
-    )
-
-
-def shows_checking(test: SplitMetrics) -> bool | None:
-    """Return whether the verifier was right more often than a believer of the prover.
-
-    It was where the interval of its accuracy lies above that of the other. None where one of them
-    has no interval.
-    """
-    believed, interval = test.believe_the_prover, test.accuracy_ci95
-    if believed is None or believed.accuracy_ci95 is None or interval is None:
-        return None
-    return interval[0] > believed.accuracy_ci95[1]
-
-
 def _replaced(episodes: pa.Table, **columns: list[Any]) -> pa.Table:
     """Replace columns of the episodes, and drop the rewards and values of the real verdicts."""
     rows = episodes.num_rows
@@ -201,15 +135,22 @@ def _spoken(generations: pa.Table, provers: Collection[str]) -> pa.Table:
 
 def _decided(spoken: pa.Table, patterns: list[tuple[re.Pattern[str], int]]) -> dict[str, int]:
     """Decide each episode as all claims in it say; those without one answer are left out."""
+    claimed: dict[str, set[int]] = {}
+    for (episode, _), claim in _find_last_claims(spoken, patterns).items():
+        claimed.setdefault(episode, set()).add(claim)
+    certain = {episode: found - {NO_DECISION} for episode, found in claimed.items()}
+    return {episode: found.pop() for episode, found in certain.items() if len(found) == 1}
+
+
+def _find_last_claims(
+    spoken: pa.Table, patterns: list[tuple[re.Pattern[str], int]]
+) -> dict[tuple[str, str], int]:
+    """Find by episode and prover what its last message claims, `NO_DECISION` for nothing."""
     speakers = zip(spoken["episode"].to_pylist(), spoken["agent"].to_pylist(), strict=True)
     # Later rows overwrite earlier ones: what remains is each prover's last message.
     last = {speaker: row for row, speaker in enumerate(speakers)}
     texts = spoken["text"].take(pa.array(list(last.values()), pa.int64())).to_pylist()
-    claimed: dict[str, set[int]] = {}
-    for (episode, _), text in zip(last, texts, strict=True):
-        claimed.setdefault(episode, set()).add(_claim(text, patterns))
-    certain = {episode: found - {NO_DECISION} for episode, found in claimed.items()}
-    return {episode: found.pop() for episode, found in certain.items() if len(found) == 1}
+    return {speaker: _claim(text, patterns) for speaker, text in zip(last, texts, strict=True)}
 
 
 def _compile(claims: Mapping[str, int]) -> list[tuple[re.Pattern[str], int]]:

@@ -12,9 +12,10 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from nip_core.evaluation.episode_transcripts import Transcript
+if TYPE_CHECKING:
+    from nip_core.evaluation.episode_transcripts import Transcript
 
 T = TypeVar("T")
 _KEY_CHARACTERS = 12  # of the name of a system prompt, enough for any number of them
@@ -30,7 +31,7 @@ class Embedded:
     """By the names that the text has for them, its system prompts, ready as well."""
 
 
-def embed_transcript(transcript: Transcript) -> Embedded:
+def embed_transcript(transcript: "Transcript") -> Embedded:
     """Make a transcript ready for a page, with names in the place of its system prompts."""
     names = {prompt: _name(prompt) for prompt in transcript.system_prompts.values()}
     plain = {

@@ -44,10 +44,19 @@ def points_cell(value: float | None, interval: Sequence[float] | None = None) ->
     return f"{100 * value:+.1f}{bounds}"
 
 
+def probability(value: float | None) -> str:
+    """Write a probability as "0.97", near its ends as "0.998" or "> 0.999", a dash for None."""
+    if value is None:
+        return DASH
+    if 0.0005 <= value < 0.9995:
+        return f"{value:.2f}" if 0.005 <= value < 0.995 else f"{value:.3f}"
+    return f">{THIN}0.999" if value > 0.5 else f"<{THIN}0.001"
+
+
 def cap_amount(cap: str, value: float) -> str:
     """Write a value of the cap "tokens" or "usd" with its unit, as "120 tokens" or "$1.50"."""
     if cap == "tokens":
-        return f"{value:.0f} tokens"
+        return amount(round(value), "token")
     return f"${value:.2f}" if value >= 1 else f"${value:.4g}"
 
 
@@ -69,12 +78,21 @@ def axis_tick(value: float) -> str:
     return f"{value:.4g}"
 
 
+def amount(count: int | None, noun: str, plural: str = "") -> str:
+    """Write how many there are, as "1 episode" or "1,000 episodes"; `plural` is an irregular one.
+
+    A dash stands for None.
+    """
+    shown = DASH if count is None else f"{count:,}"
+    return f"{shown} {noun if count == 1 else plural or f'{noun}s'}"
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """Write a number with `digits` significant digits and grouped thousands; a dash for None."""
     if value is None:
         return DASH
     if isinstance(value, int) or (math.isfinite(value) and abs(value) >= 1_000):
-        return f"{round(value):,}".replace(",", THIN)
+        return f"{round(value):,}"
     return f"{value:.{digits}g}"
 
 
@@ -162,7 +180,7 @@ def verdict_line(test: SplitMetrics) -> str:
     return (
         f"accuracy {plain_percent(test.accuracy)} (95 % interval {plain_percent(low)} to "
         f"{plain_percent(high)}), completeness {plain_percent(test.completeness)}, soundness "
-        f"{plain_percent(test.soundness)}, {test.episodes} episodes on "
+        f"{plain_percent(test.soundness)}, {amount(test.episodes, 'episode')} on "
         f"{problems_words(test.distinct_problems, test.questions)}"
     )
 
@@ -176,7 +194,7 @@ def result_line(metrics: SplitMetrics, before: float | None) -> str:
     interval = "" if low is None or high is None else f" [{100 * low:.1f}, {100 * high:.1f}]"
     change = "" if before is None else f", before {plain_percent(before)}"
     return (
-        f"accuracy {plain_percent(metrics.accuracy)}{interval} (n={metrics.episodes})"
+        f"accuracy {plain_percent(metrics.accuracy)}{interval} (n={metrics.episodes:,})"
         f"{change}, completeness {plain_percent(metrics.completeness)}, "
         f"soundness {plain_percent(metrics.soundness)}"
     )
@@ -184,11 +202,10 @@ def result_line(metrics: SplitMetrics, before: float | None) -> str:
 
 def problems_words(problems: int | None, questions: int | None) -> str:
     """Say how many, as "264 problems of 33 questions", or "400 problems" without variants."""
-    plural = "" if problems == 1 else "s"
-    counted = f"{DASH if problems is None else problems} problem{plural}"
+    counted = amount(problems, "problem")
     if questions is None or questions == problems:
         return counted
-    return f"{counted} of {questions} question{'' if questions == 1 else 's'}"
+    return f"{counted} of {amount(questions, 'question')}"
 
 
 def p_value(p: float | None) -> str:
@@ -251,11 +268,16 @@ def list_spans(numbers: Sequence[int]) -> str:
 
 
 def gate_line(decision: GateDecision) -> str:
-    """Say the gate's decision, and by how much, in a line."""
+    """Say the gate's decision, and by how much, in a line: of rates in points."""
+    is_rate = decision.metric == "accuracy"
+    factor, form, unit = (100, "+.1f", " points") if is_rate else (1, "+.3f", "")
     interval = "no interval: one question"
     if decision.ci95 is not None:
-        interval = "95 % interval {:+.3f} to {:+.3f}".format(*decision.ci95)
+        low, high = (format(factor * bound, form) for bound in decision.ci95)
+        interval = f"95 % interval {low} to {high}"
+    counted = amount(decision.problems, "validation problem")
     return (
-        f"{promotion_words(decision)} on {decision.problems} validation problems (difference "
-        f"{decision.difference:+.3f}, {interval}, margin {decision.margin:g})"
+        f"{promotion_words(decision)} on {counted} (difference "
+        f"{format(factor * decision.difference, form)}{unit}, {interval}, margin "
+        f"{factor * decision.margin:g}{unit})"
     )

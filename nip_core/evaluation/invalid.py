@@ -7,14 +7,14 @@ invalid_warning   what to do where they are many
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.compute as pc
+from typing import TYPE_CHECKING, Any
 
 from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.evaluation.split_metrics import InvalidAnswers, InvalidCounts
 from nip_core.game.reasons import KINDS, is_about_decision, sort_reason
+
+if TYPE_CHECKING:  # Arrow counts, and what was counted is put into words without it
+    import pyarrow as pa
 
 _COLUMNS = ("agent", "attempt", "invalid_reason", "finish_reason", "text")
 _IN_WORDS: Mapping[str, str] = {str(kind): words for kind, words in KINDS.items()}
@@ -22,8 +22,10 @@ _IN_WORDS: Mapping[str, str] = {str(kind): words for kind, words in KINDS.items(
 _MANY = 1 / 3  # of an agent's first answers
 
 
-def invalid_answers(generations: pa.Table) -> InvalidAnswers | None:
+def invalid_answers(generations: "pa.Table") -> InvalidAnswers | None:
     """Count the answers without a valid form; None where all have one."""
+    import pyarrow.compute as pc
+
     invalid = generations.filter(pc.is_valid(generations["invalid_reason"])).select(_COLUMNS)
     if not invalid.num_rows:
         return None

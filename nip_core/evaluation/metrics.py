@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.errors import DatasetError
-from nip_core.evaluation.confidence_intervals import Interval, bootstrap_mean
+from nip_core.evaluation.confidence_intervals import Interval
 from nip_core.evaluation.split_metrics import (
     AgentMeasures,
     BatchMetrics,
@@ -48,7 +48,7 @@ from nip_core.evaluation.spread import (
     number_questions,
     sums_by,
 )
-from nip_core.evaluation.statistics.clustered import clustered_mean
+from nip_core.evaluation.statistics.clustered import difference_interval
 from nip_core.evaluation.statistics.differences import sign_flips
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION
 from nip_core.rollouts.table_rows import read_rows
@@ -216,17 +216,11 @@ def paired_difference(
         )
     differences = _problem_means(second, b, reward_of) - _problem_means(first, a, reward_of)
     question = number_questions(first.problem_ids, find_questions(a, split_by))
-    questions = int(question.max(initial=-1)) + 1
-    if questions == len(differences):
-        interval = bootstrap_mean(differences, seed)
-    else:
-        mean = clustered_mean(differences, question)
-        interval = None if mean is None else mean.interval()
     return PairedDifference(
         difference=_mean(differences),
-        ci95=interval,
+        ci95=difference_interval(differences, question, seed),
         problems=len(first.problem_ids),
-        questions=questions,
+        questions=int(question.max(initial=-1)) + 1,
         p=None if reward_of else _mcnemar(first, second, question),
     )
 

@@ -60,15 +60,30 @@
     return transcript.search.includes(form.elements.text.value.trim().toLowerCase());
   }
 
+  // One line of a text, whatever is in it.
+  function shorten(text, most) {
+    const line = [...text.slice(0, 4 * most).replace(/[\s\u0000-\u001f\u007f-\u009f]+/g, " ").trim()];
+    return line.length > most ? `${line.slice(0, most - 1).join("").trimEnd()}…` : line.join("");
+  }
+
+  function isolated(className, text) {
+    return element("span", className, element("bdi", "", text));
+  }
+
   function entry(transcript) {
     const mark = element("span", `mark ${side(transcript.right)}`, transcript.right ? "✓" : "✗");
     mark.title = side(transcript.right);
+    const question = transcript.texts.find(({ language }) => language === null) || transcript.texts[0];
+    const last = transcript.messages.filter(
+      ({ agent, invalid_reason: reason }) => agent.startsWith("prover") && reason === null).pop();
     const button = element(
       "button", "", mark,
-      element("span", "name", transcript.problem),
+      isolated("name", (question && shorten(question.text, 80)) || transcript.problem),
+      ...(last ? [isolated("said", shorten(last.text, 120))] : []),
       element("span", "small",
         `iteration ${transcript.iteration}, ${transcript.split}: ` +
         `${verdict(transcript)}, is ${truth(transcript)}`),
+      element("span", "small", transcript.problem),
     );
     button.type = "button";
     button.dataset.key = transcript.key;

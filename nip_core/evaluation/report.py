@@ -38,7 +38,7 @@ from markupsafe import Markup
 
 from nip_core.evaluation.attack_metrics import ShownAttack
 from nip_core.evaluation.attack_words import causes, caution, loss_sentences
-from nip_core.evaluation.baseline_verifiers import believed_line
+from nip_core.evaluation.baseline_words import believed_line
 from nip_core.evaluation.embedding import Embedded, embed_transcript, embedded_json, thin_out
 from nip_core.evaluation.episode_transcripts import Transcript
 from nip_core.evaluation.figures_in_words import (
@@ -52,6 +52,7 @@ from nip_core.evaluation.figures_in_words import (
     percent_range,
     plain_range,
     points,
+    probability,
     problems_words,
     promotion_words,
     seconds,
@@ -145,6 +146,7 @@ class ReportData:
     passed_over: tuple[int, int] = (0, 0)
     """How many iterations have no transcripts in the report, and how many episodes these have."""
     baselines: Mapping[str, Measures] = field(default_factory=dict)  # by name
+    changes: Sequence[str] = ()  # between the first test and the last; the first line heads others
     remarks: Sequence[str] = ()  # on the last test, see `baselines.remarks`
     attack: ShownAttack | None = None  # of a run that attacks
     comparisons: Sequence[Comparison] = ()
@@ -240,7 +242,17 @@ def report_environment(*loaders: BaseLoader) -> Environment:
         autoescape=True,
         undefined=StrictUndefined,
     )
-    shown = (percent, percent_range, number, signed, signed_range, plain_range, points, seconds)
+    shown = (
+        percent,
+        percent_range,
+        probability,
+        number,
+        signed,
+        signed_range,
+        plain_range,
+        points,
+        seconds,
+    )
     environment.filters |= {function.__name__: function for function in (*shown, p_value)}
     environment.globals |= {"bound": _bound, "problems_words": problems_words}
     environment.globals |= {"opponent_words": opponent_words, "once": _once}
@@ -337,8 +349,13 @@ def _attacked_kinds(attack: ShownAttack | None) -> list[tuple[str, Measures, Mea
     if attack is None:
         return []
     first, last = (attack.rows[k].by_mutation for k in (0, -1))
-    return [
+    pairs = [
         (kind, first.get(kind, Measures()), after) for kind, after in last.items() if kind != "none"
+    ]
+    return [
+        (kind, before, after)
+        for kind, before, after in pairs
+        if before.soundness is not None or after.soundness is not None
     ]
 
 

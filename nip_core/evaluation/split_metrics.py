@@ -25,7 +25,8 @@ class Figures(BaseModel):
 
     # What a later version has added stays where a document is read and written again, as in the
     # blocks of finished iterations.
-    model_config = ConfigDict(frozen=True, extra="allow")
+    # Built at the first use: most of these kinds are parts of another one, which has its own.
+    model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
 
     def as_json(self) -> dict[str, Any]:
         """Encode the figures as they stand in a file: absent keys stay absent."""
@@ -96,6 +97,25 @@ class Measures(Figures):
             "completeness": self.completeness,
             "soundness": self.soundness,
         }
+
+
+class AcceptanceMeasures(Figures):
+    """What P(accept) of the verdicts says, see `acceptance_figures`."""
+
+    episodes: StrictInt
+    """How many have one: the others are in none of these figures."""
+    mean_if_right: StrictFloat | None = None
+    """The mean of right solutions."""
+    mean_if_right_ci95: Interval95 | None = None
+    mean_if_wrong: StrictFloat | None = None
+    mean_if_wrong_ci95: Interval95 | None = None
+    brier: StrictFloat | None = None
+    """The mean squared distance to the label: 0 is perfect, 0.25 is what saying one half gives."""
+    brier_ci95: Interval95 | None = None
+    calibration_error: StrictFloat | None = None
+    """The mean distance, in tenths of the range, between what was said and how often it was so."""
+    auroc: StrictFloat | None = None
+    """How often a right solution has a higher one than a wrong one."""
 
 
 class BatchMetrics(Measures):
@@ -198,6 +218,8 @@ class SplitMetrics(BatchMetrics):
 
     believe_the_prover: BelievedMetrics | None = None
     majority: BatchMetrics | None = None
+    p_accept_figures: AcceptanceMeasures | None = None
+    """Absent where no verdict has a P(accept)."""
     by_opponent: tuple[OpponentMetrics, ...] = ()
     invalid_answers: InvalidAnswers | None = None
     problems_left_out: StrictInt | None = None

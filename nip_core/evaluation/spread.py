@@ -4,8 +4,6 @@ ByProblem           those of different problems
 ByQuestion          those of different questions: variants of one question are alike
 Asked               which of both is asked for
 find_questions      which question, or text, each problem is of; shared_text, of one problem
-pick_intervals      the intervals among metrics, where they differ from others
-replace_intervals   metrics with those in their place
 
 Where each question has one problem that is played once, both say the same.
 """
@@ -17,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import JsonValue
 
 from nip_core.evaluation.confidence_intervals import (
     Interval,
@@ -30,8 +27,6 @@ from nip_core.evaluation.statistics.clustered import clustered_mean, clustered_r
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-
-_SUFFIX = "_ci95"
 
 
 class ByProblem:
@@ -150,31 +145,3 @@ def shared_text(question_id: str, columns: Mapping[str, str], split_by: Sequence
     """Name what a problem shares with its variants; `columns` are its further ones by name."""
     shared = [name for name in split_by if name in columns]
     return f"{shared[0]} {columns[shared[0]]}" if shared else f"id {question_id}"
-
-
-def pick_intervals(
-    metrics: Mapping[str, JsonValue], other: Mapping[str, JsonValue]
-) -> dict[str, JsonValue]:
-    """Pick the intervals of `metrics` with another value in `other`, in the same nesting."""
-    picked: dict[str, JsonValue] = {}
-    for name, value in metrics.items():
-        beside = other.get(name)
-        if isinstance(value, dict) and isinstance(beside, dict):
-            inner = pick_intervals(value, beside)
-            picked |= {name: inner} if inner else {}
-        elif name.endswith(_SUFFIX) and value != beside:
-            picked[name] = value
-    return picked
-
-
-def replace_intervals(
-    metrics: Mapping[str, JsonValue], intervals: Mapping[str, JsonValue]
-) -> dict[str, JsonValue]:
-    """Put the intervals of `pick_intervals` in the place of those of `metrics`."""
-    replaced = dict(metrics)
-    for name in intervals.keys() & metrics.keys():
-        value, before = intervals[name], metrics[name]
-        if isinstance(value, dict) and isinstance(before, dict):
-            value = replace_intervals(before, value)
-        replaced[name] = value
-    return replaced

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from nip_core.game.parsing import AnswerForm, parse_response
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move, Protocol, Turn
+from nip_core.scenarios.prompt_versions import reasons_first
 from nip_core.scenarios.prompts import FilledPrompt, SystemPrompts
 
 _MOST_KEPT = 4096  # short texts with their moves
@@ -160,7 +161,7 @@ class Rules:
             channels=channels,
             headers=protocol.headers(agent, channels, seed),
             scale=protocol.scale if protocol.may_decide(agent) else None,
-            has_reasoning=self._parameters.system_prompt_version == "v2",
+            has_reasoning=reasons_first(self._parameters.system_prompt_version),
             must_decide=protocol.must_decide(agent, round_, seed),
         )
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import yaml
 from pydantic import JsonValue
 
+from nip_core.evaluation.figures_in_words import amount
 from nip_core.hub.nip_json import (
     AdapterFacts,
     BaseFacts,
@@ -178,9 +179,9 @@ def _describe_results(results: ResultFacts | None, playing: Mapping[str, str]) -
         (_WORDS[name], f"{entry.value:.4g}", _write_range(entry.ci95))
         for name, entry in results.measures.items()
     ]
-    counted = f"{results.episodes} episodes, {results.problems} problems"
+    counted = f"{amount(results.episodes, 'episode')}, {amount(results.problems, 'problem')}"
     if results.questions is not None:
-        counted += f", {results.questions} questions"
+        counted += f", {amount(results.questions, 'question')}"
     models = ", ".join(f"{group}: `{model}`" for group, model in playing.items())
     return [
         f"The run's test of iteration {results.iteration}: `{results.dataset}`, split "

@@ -22,7 +22,7 @@ from nip_core.hub.privacy import hide_lineage, hide_places
 from nip_core.hub.repository import CARD, new_directory, seal
 from nip_core.rollouts.parquet import parquet_bytes, parquet_table
 from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS
-from nip_core.rollouts.tables import shard_manifest, shards_of
+from nip_core.rollouts.shard_manifests import shard_manifest, shards_of
 from nip_core.run_store.facts import DatasetFacts, SplitFacts
 from nip_core.run_store.manifest import is_committed, read_committed_file, read_manifest
 from nip_core.run_store.run import RunStore

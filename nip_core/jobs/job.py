@@ -176,7 +176,7 @@ class JobEvent(BaseModel):
 class JobAttempt(BaseModel):
     """One attempt to train a model: what was asked for, and what came of it."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
     format_version: Literal[1] = 1
     state: State

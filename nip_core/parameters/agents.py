@@ -213,7 +213,7 @@ class PureTextAgentParameters(AgentParameters):
     """Told to the agent as the limit of a message, in words, at least 1."""
     max_tokens_per_message: Annotated[int, Field(ge=1)] | None = None
     """Most tokens generated per message, at least 1. None: 1.5 * max_response_words, and where
-    agents reason first (code_validation.system_prompt_version: v2) 1000 more."""
+    agents reason first (system_prompt_version v2 or v4) 1000 more."""
     num_invalid_generation_retries: Annotated[int, Field(ge=0, le=100)] = 20
     """How often an answer in an invalid form is asked for again before the episode fails, 0 to
     100. So is a message where only a decision is of use; the last one stands."""

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 
 from nip_core.parameters.not_for_text import NOT_FOR_TEXT
 from nip_core.parameters.plain import PlainDict, PlainMapping
@@ -25,7 +26,6 @@ class Parameters(BaseModel):
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
-        use_attribute_docstrings=True,
         validate_default=True,
         allow_inf_nan=False,
         hide_input_in_errors=True,  # a value may be a secret that was put in the wrong place
@@ -96,8 +96,10 @@ class Parameters(BaseModel):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-encodable settings, defaults included, each group with its class as `_type`."""
-        tagged: dict[str, Any] = _with_tags(self, self.model_dump(mode="json"))
-        return tagged
+        # Not by `model_dump`, which would build the serializer of each class that is asked.
+        set_ = (name for name in type(self).model_fields if name in self.__dict__)
+        fields = {name: _as_plain(getattr(self, name)) for name in set_}
+        return self._tags() | fields | self._marks()
 
     @classmethod
     def from_dict(cls, params_dict: PlainMapping, ignore_extra_keys: bool = False) -> Self:
@@ -161,13 +163,21 @@ def _subclasses(kind: type[Parameters]) -> list[type[Parameters]]:
     return [kind, *(inner for child in kind.__subclasses__() for inner in _subclasses(child))]
 
 
-def _with_tags(value: Any, dumped: Any) -> Any:
-    if isinstance(value, Parameters):
-        fields = {name: _with_tags(getattr(value, name), dumped[name]) for name in dumped}
-        return value._tags() | fields | value._marks()
-    if isinstance(value, dict):
-        return {key: _with_tags(inner, dumped[key]) for key, inner in value.items()}
-    return dumped
+def _as_plain(value: Any) -> Any:
+    """Give a value as JSON has it."""
+    if isinstance(value, Parameters | AgentUpdateSchedule):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return {key: _as_plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        # Groups in a list have no `_type`: what is written there is of one kind.
+        return [
+            {name: of for name, of in _as_plain(inner).items() if name not in inner._tags()}
+            if isinstance(inner, Parameters)
+            else _as_plain(inner)
+            for inner in value
+        ]
+    return to_jsonable_python(value)
 
 
 def groups_in(annotation: Any) -> tuple[type[Parameters], ...]:

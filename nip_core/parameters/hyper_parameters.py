@@ -49,10 +49,12 @@ from nip_core.parameters.loop_settings import (
 )
 from nip_core.parameters.not_for_text import UNAVAILABLE
 from nip_core.parameters.opponents import OpponentsParameters, check_opponents
+from nip_core.parameters.recording import check_recording
 from nip_core.parameters.tracking import Trackers
 from nip_core.protocols import list_agent_names, make_protocol
-from nip_core.scenarios import find_scenario, make_scenario
+from nip_core.scenarios import choose_own_version, find_scenario, make_scenario
 from nip_core.scenarios.checked import describe_raised
+from nip_core.scenarios.prompt_versions import OF_OWN_SCENARIOS, reasons_first
 
 DATA_NEUTRAL = frozenset(
     {
@@ -108,7 +110,8 @@ class HyperParameters(Parameters):
     gradient."""
     dataset: Annotated[str, Field(min_length=1)]
     """A dataset of the scenario's own ("problems" and "families" for code_validation), a file or
-    directory of Parquet or JSONL, or a Hugging Face dataset."""
+    directory of Parquet or JSONL, or a Hugging Face dataset. A relative path, here and in other
+    settings, is looked for beside the YAML, then in the working directory."""
     test_dataset_split: Literal["test", "validation"] = "test"
     """The split that tests play: "test" or "validation"."""
     interaction_protocol: str = "nip"
@@ -187,6 +190,20 @@ class HyperParameters(Parameters):
             complete[name] = agent if is_random(agent) else lay_over(default, agent)
         return {**values, "agents": complete}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_prompts(cls, values: Any) -> Any:
+        """Name the version of prompts of a scenario of one's own: settings say what was played."""
+        if not isinstance(values, dict) or ":" not in str(values.get("scenario", "")):
+            return values
+        of_scenario = values.get("scenario_settings") or {}
+        if not isinstance(of_scenario, dict) or "system_prompt_version" in of_scenario:
+            return values
+        version = choose_own_version(str(values["scenario"]), OF_OWN_SCENARIOS)
+        if version is None:
+            return values
+        return {**values, "scenario_settings": {**of_scenario, "system_prompt_version": version}}
+
     @field_validator("trainer", "scenario", mode="before")
     @classmethod
     def _say_why(cls, value: Any, info: ValidationInfo) -> Any:
@@ -203,6 +220,7 @@ class HyperParameters(Parameters):
         check_agents(self)
         check_schedules(self)
         check_log_probs(self)
+        check_recording(self)
         self._check_rounds()
         check_training(self)
         check_attack(self)
@@ -332,7 +350,7 @@ class HyperParameters(Parameters):
         settings = self.model_agents[agent]
         if settings.max_tokens_per_message is not None:
             return settings.max_tokens_per_message
-        reasons = self.system_prompt_version == "v2"
+        reasons = reasons_first(self.system_prompt_version)
         return int(1.5 * settings.max_response_words) + (_REASONING_TOKENS if reasons else 0)
 
     @property

@@ -10,7 +10,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -19,10 +18,11 @@ from nip_core.errors import SettingsError
 from nip_core.parameters.agents import AGENT_KINDS
 from nip_core.parameters.base import Parameters, groups_in, may_hold
 from nip_core.parameters.hyper_parameters import HyperParameters
+from nip_core.parameters.named_files import find_beside
 from nip_core.parameters.plain import PlainDict, PlainMapping
 from nip_core.parameters.tracking import TrackerParameters, Trackers
 from nip_core.parameters.unknown import guess_setting
-from nip_lm_server.client import ReadError, parse_yaml, read_text
+from nip_lm_server.client import ReadError
 
 _MOST_KEYS = 64  # in the address of a setting
 
@@ -40,20 +40,20 @@ def load_parameters(
     Raises SettingsError; nothing has been spent then.
     """
     # 1. The file, and the overrides on top.
+    overrides = tuple(overrides)
     if isinstance(config, Mapping):
-        in_file, place = dict(config), "configuration"
+        place, in_file = "configuration", dict(config)
+        values = _merge(in_file, overrides)
     else:
-        in_file, place = read_yaml(config_file(config)), str(config)
-    values = in_file
-    for override in overrides:
-        values = _with_override(values, override)
+        place, in_file = str(config), read_yaml(config_file(config))
+        values = merge_settings(config, overrides)
     # 2. Check all of it.
     try:
         return HyperParameters.model_validate(values)
     except ValidationError as error:
         lines = _lines(error)
     # 3. Say whose fault it is: what is wrong without the overrides stands in the file.
-    of_file = lines if values is in_file else _problems(in_file)
+    of_file = lines if not overrides else _problems(config, in_file)
     of_overrides = [line for line in lines if line not in of_file]
     if of_overrides:  # what is wrong without them as well may be what they were to mend
         raise SettingsError("--set: " + "; ".join(of_overrides))
@@ -61,8 +61,16 @@ def load_parameters(
 
 
 def merge_settings(config: str | Path, overrides: Iterable[str] = ()) -> PlainDict:
-    """The settings of a file with overrides on top, as `load_parameters` checks them."""
-    values = read_yaml(config_file(config))
+    """The settings of a file with overrides on top, as `load_parameters` checks them.
+
+    Paths are as they are found: beside the file, or in the working directory. Raises SettingsError.
+    """
+    overrides, file = tuple(overrides), config_file(config)
+    values = _merge(read_yaml(file), overrides)
+    return find_beside(values, str(file), typed=_merge({}, overrides))
+
+
+def _merge(values: PlainDict, overrides: Iterable[str]) -> PlainDict:
     for override in overrides:
         values = _with_override(values, override)
     return values
@@ -77,11 +85,14 @@ def load_trackers(values: Any, place: str) -> tuple[TrackerParameters, ...]:
     return trackers
 
 
-def _problems(values: PlainMapping) -> list[str]:
+def _problems(config: str | Path | Mapping[str, Any], values: PlainMapping) -> list[str]:
     try:
-        HyperParameters.model_validate(values)
+        found = values if isinstance(config, Mapping) else merge_settings(config)
+        HyperParameters.model_validate(found)
     except ValidationError as error:
         return _lines(error)
+    except SettingsError:  # a path that an override replaces
+        return []
     return []
 
 
@@ -89,13 +100,19 @@ def _lines(error: ValidationError) -> list[str]:
     return list(dict.fromkeys(_explain(detail) for detail in error.errors()))
 
 
-_parsed = lru_cache(maxsize=16)(parse_yaml)  # a sweep reads the same file for each of its runs
+@lru_cache(maxsize=16)  # a sweep reads the same file for each of its runs
+def _parse(text: str) -> Any:
+    from nip_lm_server.client import parse_yaml  # with YAML, which few commands read
+
+    return parse_yaml(text)
 
 
 def read_yaml(path: Path) -> PlainDict:
     """The mapping in a file, within the limits of `parse_yaml`. Raises SettingsError."""
+    from nip_lm_server.client import read_text
+
     try:
-        values = deepcopy(_parsed(read_text(path)))
+        values = deepcopy(_parse(read_text(path)))
     except ReadError as error:
         raise SettingsError(f"{path}: {error}") from None
     if not isinstance(values, dict):
@@ -104,6 +121,8 @@ def read_yaml(path: Path) -> PlainDict:
 
 
 def _with_override(values: PlainDict, override: str) -> PlainDict:
+    from nip_lm_server.client import parse_yaml
+
     address, equals, text = override.partition("=")
     if not equals or not address.strip():
         raise SettingsError(f"--set {_shown(override)}: write it as a.b=c")
@@ -206,6 +225,8 @@ def list_settings_below(keys: tuple[str, ...]) -> dict[str, str | None]:
 
 def _as_written(default: Any) -> str:
     """Write a default as YAML in a line; "…" for one without a plain value."""
+    import yaml
+
     is_plain = default is None or isinstance(default, str | int | float | bool)
     return yaml.safe_dump(default).splitlines()[0] if is_plain else "…"
 

@@ -200,7 +200,7 @@ class PromotionParameters(Parameters):
 
 
 class RolloutParameters(Parameters):
-    """How episodes are played. None of this changes the data."""
+    """How episodes are played, and what is recorded of them. None of this changes what is said."""
 
     concurrency: Annotated[int, Field(ge=1, le=4096)] = 64
     """Most calls in flight, 1 to 4096. A call is in flight until its answer is durable, which takes
@@ -213,6 +213,13 @@ class RolloutParameters(Parameters):
     """Longest wait for one answer, in seconds, above 0."""
     transport_retries: Annotated[int, Field(ge=0, le=100)] = 8
     """How often a call is sent again after a connection error, 429 or 5xx, 0 to 100."""
+    record_p_accept: bool | None = None
+    """Record with each verdict how likely "accept" was against "reject" (P(accept), docs/view.md).
+    None: of agents that the run's own server answers, with an engine that has a model; true: of
+    those at other APIs too, which may refuse to tell; false: of nobody."""
+    record_top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    """Record every token of every answer with its log-probability and so many of the likeliest in
+    its place, 0 to 20, for engines that give them. 0: none. They are part of the tables' digest."""
     task_runner: Literal["local", "dask", "ray"] = "local"
     """Where shards are played: "local", in the flow's own process, or on a cluster, by Prefect's
     task runner for "dask" or "ray". Every process has `concurrency` calls in flight of its own, and

@@ -8,8 +8,6 @@ settings price its model.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import yaml
-
 from nip_core.parameters.agents import PureTextAgentParameters
 from nip_core.parameters.loop_settings import Price
 from nip_core.parameters.providers import PROVIDERS
@@ -36,6 +34,8 @@ def write_price_lines(parameters: "HyperParameters") -> list[str]:
 
     P, C and T stand for the US dollars, which nip does not know; as they are, they are refused.
     """
+    import yaml
+
     missing, lines = find_missing_prices(parameters), []
     for model in missing:
         agents = [a for a in parameters.model_agents.values() if a.model_name == model]

@@ -4,11 +4,16 @@ docs/settings.md           settings that people set
 docs/settings-original.md  with `original`: those kept for the ancestor's configurations
 """
 
+import ast
 import dataclasses
 import inspect
 import sys
+import textwrap
+from functools import cache
+from itertools import pairwise
 from typing import get_origin
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -40,7 +45,7 @@ _ORIGINAL = """# Settings of the original
 
 Made by `python -m nip_core.parameters.reference original`. A configuration of
 [neural-interactive-proofs](howto/paper.md#configurations-of-the-original) is read as it is. These
-settings are kept for that alone; whoever writes a new configuration needs
+settings are kept for that alone; a new configuration needs
 [the others](settings.md).
 
 ## Set otherwise here
@@ -93,7 +98,7 @@ def page_of_original_settings() -> str:
         for name, instead in table.items():
             field = kinds[kind].model_fields[name]
             address = f"`{_prefixes()[kind]}{name}`"
-            meaning = _cell(field.description)
+            meaning = _cell(describe_setting(kinds[kind], name))
             rows.append(f"| {address} | {_default(field)} | {meaning} | {instead} |")
     return _ORIGINAL + "\n".join(rows) + "\n\n" + _unused()
 
@@ -115,8 +120,35 @@ def _section(address: str, kind: type[Parameters]) -> str:
         neutral = any(full == n or full.startswith(f"{n}.") for n in DATA_NEUTRAL)
         shared = address == "agents.<name>" and name in GROUP_SETTINGS
         marks = " ◦" * neutral + " †" * shared
-        lines.append(f"| `{name}`{marks} | {_default(field)} | {_cell(field.description)} |")
+        lines.append(
+            f"| `{name}`{marks} | {_default(field)} | {_cell(describe_setting(kind, name))} |"
+        )
     return "\n".join(lines).rstrip() + "\n"
+
+
+def describe_setting(kind: type[BaseModel], name: str) -> str:
+    """Say what a setting means, in the words below it; "" where there are none.
+
+    Read from the source when somebody asks. Pydantic can do the same while it makes a class, for
+    which every command would wait.
+    """
+    return kind.model_fields[name].description or _read_docstrings(kind).get(name, "")
+
+
+@cache
+def _read_docstrings(kind: type[BaseModel]) -> dict[str, str]:
+    """Read the texts below the fields of a class and of those that it refines."""
+    docstrings: dict[str, str] = {}
+    for refined in reversed(kind.__mro__):
+        if issubclass(refined, BaseModel) and refined is not BaseModel:
+            [of_class] = ast.parse(textwrap.dedent(inspect.getsource(refined))).body
+            assert isinstance(of_class, ast.ClassDef)
+            for above, below in pairwise(of_class.body):
+                field = above.target if isinstance(above, ast.AnnAssign) else None
+                text = below.value if isinstance(below, ast.Expr) else None
+                if isinstance(field, ast.Name) and isinstance(text, ast.Constant):
+                    docstrings[field.id] = inspect.cleandoc(str(text.value))
+    return docstrings
 
 
 def _is_block(field: FieldInfo) -> bool:

@@ -8,6 +8,10 @@ from nip_core.parameters.budget import BudgetParameters
 from nip_core.parameters.hyper_parameters import HyperParameters
 from nip_core.parameters.loop_settings import Price
 from nip_core.parameters.plain import PlainDict, PlainMapping
+from nip_core.scenarios import choose_own_version
+from nip_core.scenarios.prompt_versions import FIRST, OF_OWN_SCENARIOS
+
+_VERSION = "system_prompt_version"
 
 
 def complete_settings(stored: PlainMapping) -> dict[str, Any]:
@@ -15,7 +19,29 @@ def complete_settings(stored: PlainMapping) -> dict[str, Any]:
 
     Nothing is checked, and what is not known any more stays as it is.
     """
-    return change_groups(HyperParameters, stored, _complete)
+    completed = change_groups(HyperParameters, stored, _complete)
+    name, of_scenario = str(completed["scenario"]), completed["scenario_settings"]
+    if ":" in name and isinstance(of_scenario, dict) and _VERSION not in of_scenario:
+        # Of before there was another default for scenarios of one's own.
+        version = choose_own_version(name, FIRST)
+        if version is not None:
+            completed["scenario_settings"] = {**of_scenario, _VERSION: version}
+    return completed
+
+
+def keep_prompts(parameters: HyperParameters, stored: PlainMapping) -> HyperParameters:
+    """Give the settings of a run that goes on, with the version of prompts that it began with.
+
+    A run of before prompts had another default has none on record.
+    """
+    of_run = stored.get("scenario_settings")
+    is_default = parameters.scenario_settings.get(_VERSION) == OF_OWN_SCENARIOS
+    if not is_default or not isinstance(of_run, dict) or _VERSION in of_run:
+        return parameters
+    begun_with = complete_settings(stored)["scenario_settings"]
+    values = parameters.to_dict()
+    values["scenario_settings"] |= {_VERSION: begun_with.get(_VERSION, OF_OWN_SCENARIOS)}
+    return HyperParameters.from_dict(values)
 
 
 def read_settings(stored: PlainMapping) -> HyperParameters:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nip_core.errors import CorruptionError, SettingsError
+from nip_core.evaluation.figures_in_words import amount
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.model_names import base_name
 from nip_core.problems import difficulty, written_bugs
@@ -342,8 +343,8 @@ def _agree(options: BuildOptions, estimate: BuildEstimate, say: Say) -> None:
     if options.writer is None and options.verifier is None:
         return
     say(
-        f"at most {estimate.calls} calls, {estimate.prompt_tokens} prompt and "
-        f"{estimate.completion_tokens} generated tokens, ${estimate.usd:.2f}"
+        f"at most {amount(estimate.calls, 'call')}, {estimate.prompt_tokens:,} prompt and "
+        f"{estimate.completion_tokens:,} generated tokens, ${estimate.usd:,.2f}"
     )
     if options.at_most_usd is not None and estimate.usd > options.at_most_usd:
         raise SettingsError(

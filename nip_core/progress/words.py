@@ -78,9 +78,9 @@ def doing_words(doing: Doing) -> str:
     """Return what is being done and how far it is, as "training verifier: step 12/90 (13 %), ..."""
     parts = []
     if doing.unit == EPISODES:
-        parts.append(f"{doing.done}/{doing.total} episodes ({format_share(doing)})")
+        parts.append(f"{doing.done:,}/{doing.total:,} episodes ({format_share(doing)})")
     elif doing.total:
-        parts.append(f"step {doing.done}/{doing.total} ({format_share(doing)})")
+        parts.append(f"step {doing.done:,}/{doing.total:,} ({format_share(doing)})")
     if status := status_words(doing):
         parts.append(status)
     if doing.loss is not None:
@@ -143,7 +143,8 @@ def count_words(counts: Counts) -> str:
     """Return what was kept, went wrong and was spent; "" where there is nothing to tell."""
     parts = []
     if counts.calls_reused:
-        parts.append(f"{counts.calls_reused:,} answers taken from the journal")
+        answers = "answer" if counts.calls_reused == 1 else "answers"
+        parts.append(f"{counts.calls_reused:,} {answers} taken from the journal")
     if counts.retries:
         parts.append(f"{counts.retries} retries, the last after {counts.last_trouble}")
     if counts.failed:

@@ -11,7 +11,7 @@ was done again, the documents themselves are read.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from nip_core.errors import StoreError
 from nip_core.evaluation.attack_metrics import AttackMetrics
@@ -33,8 +33,13 @@ _FORMAT_VERSION = 2  # higher with each change of a part: blocks of before are w
 _BREAKDOWNS = ("by_difficulty", "by_mutation")  # shown of the first test and the last alone
 
 
+_READ_LATER = ConfigDict(defer_build=True)  # a run of fewer iterations has no blocks
+
+
 class BlockMetrics(BaseModel):
     """The figures of an iteration in a block, without breakdowns."""
+
+    model_config = _READ_LATER
 
     test: SplitMetrics | None = None
     train: SplitMetrics | None = None
@@ -56,6 +61,8 @@ class BlockMetrics(BaseModel):
 class BlockPart(BaseModel):
     """One iteration in a block."""
 
+    model_config = _READ_LATER
+
     swap: Swap | None
     served: dict[str, str]
     promotion: Decision | None
@@ -74,6 +81,8 @@ PARTS = tuple(name for name in BlockPart.model_fields if name != "metrics")
 
 class Block(BaseModel):
     """``shown/0000.json``: iterations that are over, once more, to be read at once."""
+
+    model_config = _READ_LATER
 
     format_version: int
     rewinds: int

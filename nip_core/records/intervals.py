@@ -15,25 +15,24 @@ without baselines; what it would say is computed from their rollouts.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pydantic import JsonValue
 
 from nip_core.errors import StoreError
-from nip_core.evaluation.any_of import any_of
-from nip_core.evaluation.baseline_verifiers import believe_the_prover, majority
-from nip_core.evaluation.metrics import evaluate
+from nip_core.evaluation.interval_parts import pick_intervals, replace_intervals
 from nip_core.evaluation.split_metrics import Baselines, RateBound, SplitIntervals, SplitMetrics
-from nip_core.evaluation.spread import find_questions, pick_intervals, replace_intervals
-from nip_core.evaluation.statistics.differences import at_most
 from nip_core.parameters.stored import read_settings
 from nip_core.protocols import make_protocol
 from nip_core.rollouts.plan import TEST
-from nip_core.rollouts.tables import RolloutTables, read_rollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore, read_document
 from nip_core.scenarios import find_scenario, make_scenario
+
+if TYPE_CHECKING:  # Arrow and NumPy: a run that has its documents is shown without them
+    import pyarrow as pa
+
+    from nip_core.rollouts.tables import RolloutTables
 
 
 def read_shown_metrics(
@@ -56,6 +55,8 @@ def read_shown_metrics(
             if is_committed(run.store, directory):
                 # Whatever version wrote the settings, they are read as they stand.
                 seed, split_by = int(parameters.get("seed") or 0), find_split_columns(parameters)
+                from nip_core.rollouts.tables import read_rollouts
+
                 rollouts = read_rollouts(run.store, directory)
                 document = document or measure_intervals(rollouts, metrics, seed, split_by)
                 # Only a test is held against baselines.
@@ -136,7 +137,7 @@ def _claims_and_provers(
 
 
 def measure_baselines(
-    rollouts: RolloutTables,
+    rollouts: "RolloutTables",
     metrics: SplitMetrics,
     seed: int,
     split_by: Sequence[str],
@@ -144,6 +145,10 @@ def measure_baselines(
     provers: Collection[str],
 ) -> Baselines:
     """Measure the baselines that these metrics have, as they are shown, without breakdowns."""
+    from nip_core.evaluation.any_of import any_of
+    from nip_core.evaluation.baseline_verifiers import believe_the_prover
+    from nip_core.evaluation.spread import find_questions
+
     shown: dict[str, Any] = {}
     # Where the test has the counterpart alone: one measured without has nothing to be compared.
     questions = find_questions(rollouts.episodes, split_by)
@@ -157,9 +162,14 @@ def measure_baselines(
 
 
 def measure_intervals(
-    rollouts: RolloutTables, metrics: SplitMetrics, seed: int, split_by: Sequence[str]
+    rollouts: "RolloutTables", metrics: SplitMetrics, seed: int, split_by: Sequence[str]
 ) -> SplitIntervals:
     """Measure, from a split's rollouts, the intervals that take its questions as independent."""
+    from nip_core.evaluation.acceptance_figures import measure_acceptance
+    from nip_core.evaluation.baseline_verifiers import majority
+    from nip_core.evaluation.metrics import evaluate
+    from nip_core.evaluation.spread import find_questions
+
     questions = find_questions(rollouts.episodes, split_by)
     count = len({*questions.values()})
     intervals: dict[str, JsonValue] = {}
@@ -170,13 +180,19 @@ def measure_intervals(
         voted = majority(rollouts.episodes, seed=seed, questions=questions)
         if voted is not None and metrics.majority is not None:
             intervals["majority"] = pick_intervals(voted.as_json(), metrics.majority.as_json())
+        if (recorded := metrics.p_accept_figures) is not None:
+            likely = measure_acceptance(*tables, seed=seed, questions=questions)
+            picked = pick_intervals(likely.as_json() if likely else {}, recorded.as_json())
+            intervals |= {"p_accept_figures": picked} if picked else {}
     bounds = _bounds(rollouts.episodes, metrics, questions)
     return SplitIntervals(questions=count, intervals=intervals, bounds=bounds)
 
 
 def _bounds(
-    episodes: pa.Table, metrics: SplitMetrics, questions: Mapping[str, str]
+    episodes: "pa.Table", metrics: SplitMetrics, questions: Mapping[str, str]
 ) -> dict[str, RateBound]:
+    from nip_core.evaluation.statistics.differences import at_most
+
     rows = list(zip(episodes["problem"].to_pylist(), episodes["y"].to_pylist(), strict=True))
     bounds = {}
     # Each rate with the label of the problems that it is about.

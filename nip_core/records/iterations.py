@@ -15,12 +15,9 @@ is derived from, so a kill between the two costs nothing.
 
 from dataclasses import asdict
 from functools import cached_property
-from typing import Any, Self
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, Self
 
 from nip_core.evaluation.attack_metrics import AttackMetrics
-from nip_core.evaluation.metrics import paired_difference
 from nip_core.evaluation.split_metrics import PairedDifference, SplitMetrics
 from nip_core.jobs.document import count_billed_tokens, read_job
 from nip_core.records.blocks import (
@@ -44,13 +41,14 @@ from nip_core.records.spending import (
 )
 from nip_core.records.stage_seconds import StageSeconds, read_seconds_so_far
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
-from nip_core.rollouts.schema import EPISODES
-from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import MANIFEST, is_committed, read_manifest
 from nip_core.run_store.run import RunStore, read_document
 from nip_core.run_store.store import MissingFileError, list_files
+
+if TYPE_CHECKING:  # a run that has its documents is shown without Arrow
+    import pyarrow as pa
 
 
 class IterationRecord:
@@ -203,6 +201,8 @@ class IterationRecord:
         # The first test has nothing to be compared with.
         if first is None or first >= self.iteration:
             return None
+        from nip_core.evaluation.metrics import paired_difference
+
         record = self._records.shown.record
         before, after = (self._records.test_episodes(i) for i in (first, self.iteration))
         split_by = find_split_columns(record.parameters)
@@ -365,10 +365,13 @@ class Records:
             self._first_test = next(tested, None)
         return self._first_test
 
-    def test_episodes(self, iteration: int) -> pa.Table:
+    def test_episodes(self, iteration: int) -> "pa.Table":
         """The test episodes of an iteration; those of the first test are kept."""
         if iteration in self._test_episodes:
             return self._test_episodes[iteration]
+        from nip_core.rollouts.schema import EPISODES
+        from nip_core.rollouts.tables import StoredRollouts
+
         stored = StoredRollouts(self.run.store, [self.run.rollouts(iteration, TEST)])
         episodes = stored.episodes(EPISODES.names)
         # Every later test is compared with the first; the others are used once.

@@ -96,7 +96,7 @@ def settle_left_out(
         if is_played and all_ and len(out[split]) == len(all_):
             agents = sorted({str(facts["agent"]) for facts in out[split].values()})
             raise SettingsError(
-                f"all {len(all_)} {split} problems are too long for the model of "
+                f"all {len(all_):,} {split} problems are too long for the model of "
                 f"{', '.join(agents)}: lower max_tokens_per_message, use shorter problems or "
                 "another model"
             )
@@ -110,10 +110,12 @@ def record_left_out(run: RunStore, out: LeftOut, lease: Lease) -> None:
 
 def describe_left_out(out: LeftOut) -> str:
     """Return how many problems of each split are left out; empty if none are."""
-    counts = [f"{len(problems)} {split}" for split, problems in sorted(out.items()) if problems]
+    counts = {split: len(problems) for split, problems in sorted(out.items()) if problems}
     if not counts:
         return ""
-    return f"{' and '.join(counts)} problems left out, too long for a model"
+    noun = "problem" if sum(counts.values()) == 1 else "problems"
+    shown = " and ".join(f"{count:,} {split}" for split, count in counts.items())
+    return f"{shown} {noun} left out, too long for a model"
 
 
 def _path(run: RunStore) -> str:

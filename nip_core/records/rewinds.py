@@ -22,19 +22,20 @@ again is a new attempt, and so a new job with a model of its own.
 import logging
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from nip_core.errors import CorruptionError, JobError, RunConflictError, SettingsError
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import Backend, Busy, JobRecord, NoAnswer, Refused
-from nip_core.jobs.ledger import open_ledger
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.model_names import speaks_nip
-from nip_core.rollouts.chat_client import Endpoint
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, list_files
 from nip_lm_server.client import ENDED_STATUSES
+
+if TYPE_CHECKING:
+    from nip_core.rollouts.chat_client import Endpoint
 
 Stage = Literal["test", "play", "dataset", "train", "swap"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -218,7 +219,7 @@ def list_open_jobs(run: RunStore, among: Collection[str] | None = None) -> list[
 async def cancel_jobs(
     run: RunStore,
     parameters: HyperParameters,
-    control: Mapping[str, Endpoint],
+    control: "Mapping[str, Endpoint]",
     among: Collection[str] | None = None,
 ) -> list[str]:
     """Ask for every submitted job of the run to be stopped; returns their ids.
@@ -228,6 +229,8 @@ async def cancel_jobs(
     Raises JobError, when all were asked, if a back-end refused (unless the job has ended), or did
     not answer for long; or if it is not known whether there is a job.
     """
+    from nip_core.jobs.ledger import open_ledger  # with the client of a server
+
     # All are asked, whatever comes of one, as nobody may look after them later.
     cancelled, troubles = [], []
     for record in list_open_jobs(run, among):

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nip_core.evaluation.attack_metrics import AttackMetrics
 from nip_core.evaluation.split_metrics import SplitMetrics
@@ -27,12 +27,14 @@ from nip_core.parameters.prices import price_calls, price_training
 from nip_core.rollouts.journal import Record
 from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
-from nip_core.rollouts.table_rows import Generation, Timing, read_rows, recorded_calls
-from nip_core.rollouts.tables import StoredRollouts, committed_shards
+from nip_core.rollouts.shard_manifests import committed_shards
 from nip_core.run_store.facts import DatasetFacts, ShardFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
+
+if TYPE_CHECKING:  # what is measured is added up without Arrow
+    from nip_core.rollouts.table_rows import Generation, Timing
 
 Metrics = SplitMetrics | AttackMetrics
 
@@ -102,7 +104,7 @@ def add_up(parts: Iterable[Spent]) -> Spent:
 
 
 def count_shared_prompts(
-    generations: Sequence[Generation], timings: Sequence[Timing]
+    generations: "Sequence[Generation]", timings: "Sequence[Timing]"
 ) -> dict[str, int]:
     """By agent, the prompt tokens of rows whose answer came by the same call as an earlier row's.
 
@@ -180,6 +182,8 @@ class PlayedTables:
 
     def player(self, split: str) -> str | None:
         """Name the run behind the split, by its first shard; None: it has none committed."""
+        from nip_core.rollouts.tables import StoredRollouts
+
         # All episodes of a split have one: the first that is found tells.
         for manifest in committed_shards(self._store, f"{self._rollouts}/{split}").values():
             rows = StoredRollouts.of_shard(self._store, manifest).episodes(["run"])
@@ -226,18 +230,23 @@ class PlayedTables:
 
 
 def _of_shard(store: Store, manifest: Manifest) -> Spent:
+    from nip_core.rollouts.table_rows import read_rows
+    from nip_core.rollouts.tables import StoredRollouts
+
     shard = StoredRollouts.of_shard(store, manifest)
     rows = [*read_rows(shard.generations(_Counted._fields), _Counted)]
     return _less(_of_rows(rows), ShardFacts.from_manifest(manifest).shared_prompts or {})
 
 
 def _of_journal(records: Sequence[Record], name: str) -> Spent:
+    from nip_core.rollouts.table_rows import recorded_calls
+
     made = recorded_calls(records, name).values()
     rows = [record.generation for record in made]
     return _less(_of_rows(rows), count_shared_prompts(rows, [record.timing for record in made]))
 
 
-def _of_rows(rows: Sequence[_Counted | Generation]) -> Spent:
+def _of_rows(rows: "Sequence[_Counted | Generation]") -> Spent:
     by_agent: dict[str, tuple[int, int]] = {}
     for row in rows:
         prompt, generated = by_agent.get(row.agent, (0, 0))

@@ -1,7 +1,6 @@
 """An attack by best-of-n: of several messages, the one is played that the verifier likes best.
 
 BestOfN     plays an episode so, for several n at once
-estimate_acceptance  how likely the verifier was to accept, by the log-probabilities of its answer
 
 Numbered in order. In every round in which an attacking prover moves:
 
@@ -23,15 +22,13 @@ agents that don't attack write in the same round is asked for once; the rows of 
 have a copy of it, with a count of 0 tokens.
 """
 
-import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nip_core.concurrency import gather_or_cancel
 from nip_core.hashing import derive_key
-from nip_core.protocols import ACCEPT, NO_DECISION, TokenChoice
-from nip_core.protocols.scales import DecisionScale
+from nip_core.protocols import ACCEPT, NO_DECISION
+from nip_core.rollouts.acceptance import estimate_acceptance, has_two_answers
 from nip_core.rollouts.episode import (
     EpisodeState,
     Played,
@@ -43,7 +40,6 @@ from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.table_rows import AttackChoice, CallRecord, Episode
 from nip_core.rollouts.trees import make_child
 
-_BEFORE_WORD = re.compile(r"^[^a-z]+")
 _FAILED = -1.0  # a message that is none is worse than any that is one
 _PLAYED_ON = 0  # the child in a round in which there is nothing to choose
 
@@ -64,6 +60,7 @@ class BestOfN:
     attackers: frozenset[str]
     continuations: int
     temperature: float | None = None  # with which the verifier samples
+    by_tokens: bool = True  # where there are some; else by verdicts
 
     async def play(self, spec: EpisodeSpec, context: ShardContext) -> Played:
         """Play one problem for every n. Raises as `play_episode` does."""
@@ -172,10 +169,10 @@ class BestOfN:
         """
         if state.decision == NO_DECISION:
             return 0.0
-        protocol = state.context.game.protocol
-        for turn in reversed(state.turns):
+        is_known = self.by_tokens and has_two_answers(state.context.game.protocol.scale)
+        for turn in reversed(state.turns) if is_known else ():
             if turn.agent == "verifier" and turn.move.decision == state.decision and turn.tokens:
-                likely = estimate_acceptance(turn.tokens, protocol.scale, self.temperature)
+                likely = estimate_acceptance(turn.tokens, state.decision, self.temperature)
                 if likely is not None:
                     return likely
                 break
@@ -186,45 +183,6 @@ class BestOfN:
 class _Estimate:
     p_accept: float
     played: list[Played] = field(default_factory=list)
-
-
-def estimate_acceptance(
-    tokens: Sequence[TokenChoice], scale: DecisionScale, temperature: float | None = None
-) -> float | None:
-    """Estimate the probability of "accept" against "reject" where the answer's deciding word
-    begins.
-
-    All that stands before that word is taken as written. `tokens` have the natural logarithms of
-    the model's probabilities before `temperature`, with which it samples (None or 0 count as 1,
-    which keeps the order). A word that is not among the likeliest counts as likely as the least
-    likely of those, which is the most that it can be. None where the scale has other words, or the
-    answer neither.
-    """
-    if set(scale.values) != {"accept", "reject"}:
-        return None
-    # 1. The token with the first letter of the last of the two words.
-    text = "".join(token.token for token in tokens).lower()
-    place = max(text.rfind("accept"), text.rfind("reject"))
-    if place < 0:
-        return None
-    end = 0
-    for token in tokens:
-        end += len(token.token)
-        if end > place:
-            break
-    # 2. How likely each of the words was there.
-    top = {**token.top, token.token: token.logprob}
-    least = math.exp(min(top.values()))
-    masses = {"accept": 0.0, "reject": 0.0}
-    for alternative, logprob in top.items():
-        letters = _BEFORE_WORD.sub("", alternative.lower())
-        for word in masses:
-            if letters and (word.startswith(letters) or letters.startswith(word)):
-                masses[word] += math.exp(logprob)
-    accept, reject = (mass or least for mass in masses.values())
-    # 3. At the temperature of play, of these two alone.
-    odds = (math.log(accept) - math.log(reject)) / (temperature or 1.0)
-    return 1.0 / (1.0 + math.exp(-max(-700.0, min(700.0, odds))))
 
 
 async def _keep_state(state: EpisodeState) -> EpisodeState:

@@ -315,7 +315,9 @@ def _refuse_other_model(names: Sequence[str], served: str) -> None:
 
 def _make_storable(text: Any) -> str:
     """Replace half a surrogate pair: JSON may carry it, UTF-8 and Parquet can't."""
-    return str(text).encode("utf-8", "replace").decode()
+    storable = str(text)
+    # Nearly every text is; there may be thousands of tokens in an answer.
+    return storable if storable.isascii() else storable.encode("utf-8", "replace").decode()
 
 
 def _read_ids(given: Any) -> list[int] | None:

@@ -18,7 +18,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from nip_core.errors import StageError
-from nip_core.game.answer_rows import RecordedToken
+from nip_core.game.answer_rows import RecordedToken, read_tokens
 from nip_core.game.decisions import InvalidDecision
 from nip_core.game.parsing import AnswerForm, lacks_decision, parse_response
 from nip_core.game.reasons import NO_CONTENT, NO_DECISION_GIVEN
@@ -26,6 +26,7 @@ from nip_core.game.render import ChatMessage, Game, InvalidResponse
 from nip_core.parameters import PureTextAgentParameters, RandomAgentParameters
 from nip_core.parameters.dialects import find_dialect
 from nip_core.protocols import Move
+from nip_core.rollouts.acceptance import LIKELIEST, can_be_estimated, estimate_acceptance
 from nip_core.rollouts.chat_client import ChatAnswer, ChatCompletions, Endpoint
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.table_rows import CallRecord, Generation, Timing
@@ -46,6 +47,7 @@ class Player:
     record_tokens: bool = False  # keep token ids, to be trained on as they are
     record_logprobs: bool = False  # and their log-probabilities, where the engine has them
     top_logprobs: int = 0  # ask for the likeliest tokens, so many, and do without if there are none
+    record_p_accept: bool = False  # of its verdicts, where the engine says
 
     @property
     def gives_several(self) -> bool:
@@ -63,6 +65,8 @@ class Call:
     form: AnswerForm
     started: datetime
     answers: Sequence[ChatAnswer]
+    kept_top: int = 0  # likeliest tokens that are kept at each place; there may be more
+    temperature: float | None = None  # that was asked for
 
     def record(
         self,
@@ -84,7 +88,7 @@ class Call:
             move = judge_answer(answer, self.form, retries_left, objection)
         except InvalidResponse as response:
             move, invalid = Move(), response.reason
-        tokens = _choose_tokens(player, answer)
+        tokens = _choose_tokens(player, answer, self.kept_top)
         generation = Generation(
             key=spec.generation_key(round_, player.agent, attempt),
             parent_key=parent,
@@ -98,6 +102,7 @@ class Call:
             text=answer.text or "",
             decision=move.decision,
             decision_value=move.value,
+            p_accept=self._estimate_acceptance(answer, move),
             finish_reason=answer.finish_reason,
             invalid_reason=invalid,
             prompt_tokens=answer.prompt_tokens,
@@ -116,6 +121,12 @@ class Call:
             transport_retries=answer.transport_retries,
         )
         return CallRecord(generation, timing), move
+
+    def _estimate_acceptance(self, answer: ChatAnswer, move: Move) -> float | None:
+        tokens = read_tokens(answer.tokens)
+        if not self.player.record_p_accept or tokens is None or not can_be_estimated(self.form):
+            return None
+        return estimate_acceptance(tokens, move.decision, self.temperature)
 
 
 @asynccontextmanager
@@ -141,23 +152,28 @@ async def ask(
     limit = game.parameters.max_tokens(player.agent)
     body = request_body(player.model, player.parameters, chat, seed, limit, n)
     top_logprobs = game.top_logprobs(player.agent)
+    kept_top = max(top_logprobs, player.top_logprobs)
+    # Where nothing can be decided there is nothing to estimate, and answers are long.
+    estimated = LIKELIEST if player.record_p_accept and can_be_estimated(form) else 0
     # A provider that refuses the field would fail every call; an attack can do without.
     takes_logprobs = find_dialect(player.parameters).takes_logprobs
-    if takes_logprobs and (asked := max(top_logprobs, player.top_logprobs)):
+    if takes_logprobs and (asked := max(kept_top, estimated)):
         body |= {"logprobs": True, "top_logprobs": asked}
     if player.record_tokens:
         # Training takes the answers for samples of the model's own distribution, so nothing may
         # change it, and a server's defaults may. Other settings that could (top_k, min_p) aren't
         # sent: an lm_server has none by default, and not every engine of it takes them.
         body |= {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0}
-        body |= {"return_token_ids": True, "logprobs": bool(top_logprobs) or player.record_logprobs}
+        needs_logprobs = bool(top_logprobs or estimated) or player.record_logprobs
+        body |= {"return_token_ids": True, "logprobs": needs_logprobs}
     async with client.answers(player.endpoint, body) as answers:
         if top_logprobs and any(answer.tokens is None for answer in answers[:n]):
             raise StageError(
                 f"{player.endpoint.base_url}: model {player.model} gives no log-probabilities; set "
                 "zk_protocol.similarity: text or use an engine that does"
             )
-        yield Call(player, form, started, answers[:n])
+        temperature = body.get("temperature")
+        yield Call(player, form, started, answers[:n], kept_top, temperature)
 
 
 def random_answer(form: AnswerForm, seed: int) -> str:
@@ -185,13 +201,17 @@ class _Tokens(NamedTuple):
     likeliest: list[RecordedToken] | None
 
 
-def _choose_tokens(player: Player, answer: ChatAnswer) -> _Tokens:
-    """Choose the parts of an answer's tokens to record.
+def _choose_tokens(player: Player, answer: ChatAnswer, top: int) -> _Tokens:
+    """Choose the parts of an answer's tokens to record, with `top` of the likeliest at each place.
 
-    Raises StageError where they are to be trained on and the server gives none.
+    What was asked for to estimate P(accept) alone is left out, so that tables are the same with
+    and without it. Raises StageError where they are to be trained on and the server gives none.
     """
+    likeliest: list[RecordedToken] | None = None
+    if top and answer.tokens is not None:
+        likeliest = [{**token, "top": token["top"][:top]} for token in answer.tokens]
     if not player.record_tokens or player.endpoint is None:
-        return _Tokens(None, None, None, answer.tokens)
+        return _Tokens(None, None, None, likeliest)
     if answer.token_ids is None or answer.prompt_token_ids is None:
         raise StageError(
             f"{player.endpoint.base_url}: model {player.model} gives no token ids, which trainer "
@@ -205,7 +225,7 @@ def _choose_tokens(player: Player, answer: ChatAnswer) -> _Tokens:
         completion_ids=answer.token_ids,
         logprobs=chosen if has_all else None,
         # Otherwise the same figures would be kept twice.
-        likeliest=answer.tokens if any(t["top"] for t in answer.tokens or ()) else None,
+        likeliest=likeliest if any(t["top"] for t in likeliest or ()) else None,
     )
 
 

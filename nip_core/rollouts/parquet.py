@@ -78,17 +78,19 @@ def parquet_table(
         written = file.schema_arrow
     except (pa.ArrowException, OSError) as error:
         raise _make_damage_error(name, error) from error
-    is_current = has_current_version(written, schema, name)
+    asked = schema.names if columns is None else columns
+    if not has_current_version(written, schema, name):
+        filled = in_current_version(written.empty_table(), schema)
+        if not filled.schema.equals(schema):
+            raise CorruptionError(f"{name}: its columns are not those of schema {SCHEMA_VERSION}")
+    kept = [column for column in asked if column in written.names]
     try:
-        # Of another version everything is read: what it lacks shows in the whole.
-        table = file.read(columns=columns if is_current else None)
+        # A shard is small: its columns are read before Arrow's threads have shared them out.
+        table = file.read(columns=kept, use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise _make_damage_error(name, error) from error
-    if not is_current:
-        table = in_current_version(table, schema)
-        if not table.schema.equals(schema):
-            raise CorruptionError(f"{name}: its columns are not those of schema {SCHEMA_VERSION}")
-    return table if columns is None else table.select(columns)
+    part = pa.schema([schema.field(column) for column in asked], schema.metadata)
+    return in_current_version(table, part).select(asked)
 
 
 def _make_damage_error(name: str, error: Exception) -> CorruptionError:

@@ -18,13 +18,13 @@ below (in the order of the numbers), the others reach it by the beginning of the
 `parent_key` is the last valid generation of the node before. Without branching paths are "".
 
 Version 2 added `decision_value` and `token_logprobs`, version 3 `columns`, version 4 `opponent` and
-`opponent_iteration`, version 5 `reasoning` and `reasoning_tokens`, version 6 `drawn`; tables of
-earlier versions are read as if they had them, empty.
+`opponent_iteration`, version 5 `reasoning` and `reasoning_tokens`, version 6 `drawn`, version 7
+`p_accept`; tables of earlier versions are read as if they had them, empty.
 """
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 _METADATA = {"nip.schema_version": str(SCHEMA_VERSION)}
 
@@ -91,6 +91,9 @@ GENERATIONS = pa.schema(
         pa.field("text", pa.string(), nullable=False),
         pa.field("decision", pa.int8(), nullable=False),  # as in `episodes`
         pa.field("decision_value", pa.float64()),
+        pa.field(
+            "p_accept", pa.float64()
+        ),  # of "accept" against "reject"; null: unknown; in no digest
         pa.field("finish_reason", pa.string(), nullable=False),
         pa.field("invalid_reason", pa.string()),  # null: the answer was valid and is in the history
         pa.field("prompt_tokens", pa.int32(), nullable=False),

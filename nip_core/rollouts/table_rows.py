@@ -78,6 +78,7 @@ class Generation:
     text: str
     decision: int
     decision_value: float | None = None
+    p_accept: float | None = None
     finish_reason: str
     invalid_reason: str | None = None
     prompt_tokens: int

@@ -4,7 +4,6 @@ RolloutTables    episodes and generations, of a shard or of a whole split
 Tables           these and the timings of a shard (see `nip_core.rollouts.schema`)
 build_tables     rows -> Tables, in an order that does not depend on timing
 commit_shard     Tables -> files with a manifest of their own
-committed_shards what is committed of a split that may still be played
 join_shards      all shards of a split -> the manifest that makes them readable
 read_rollouts    the committed split as two tables
 StoredRollouts   several committed splits, read by column or shard by shard
@@ -28,6 +27,12 @@ import pyarrow as pa
 from nip_core.errors import CorruptionError, StageError
 from nip_core.rollouts.parquet import parquet_bytes, parquet_table
 from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS, TIMINGS
+from nip_core.rollouts.shard_manifests import (
+    SHARD_INPUT,
+    shard_is_committed,
+    shard_manifest,
+    shards_of,
+)
 from nip_core.rollouts.table_rows import AttackChoice, Episode, Generation, Timing, stored_row
 from nip_core.run_store.facts import SplitFacts
 from nip_core.run_store.lease import Lease
@@ -45,16 +50,16 @@ _Row = Episode | Generation | Timing | AttackChoice
 _SCHEMAS = {"episodes": EPISODES, "generations": GENERATIONS, "timings": TIMINGS}
 _OF_ATTACKS = {"choices": CHOICES}
 _KNOWN = {**_SCHEMAS, **_OF_ATTACKS}
-_SHARD_INPUT = "shard/"
 SHARED_PROMPTS = "shared_prompts"
 """In a shard's manifest: by agent, tokens of prompts that stand in several rows and were read once
 (see `nip_core.records.spending`)."""
 _DIGEST_VERSION = 2
 _LATER = ("columns", "opponent", "opponent_iteration", "reasoning", "reasoning_tokens")
 """What later versions of the schema have added, which is left out of digests where it is empty."""
-_FOLLOWS = ("drawn",)
-"""What follows from problem and seed, and is in no digest: so a run that was recorded before
-there was such a column has the digests of one that is played today."""
+_IN_NO_DIGEST = ("drawn", "p_accept")
+"""What says nothing new of the game, so that a run from before there was such a column has the
+digests of one that is played today: `drawn` follows from problem and seed, and `p_accept` is what
+the engine says of an answer that is there; its last bits depend on what shares the batch."""
 
 
 @dataclass(frozen=True)
@@ -162,27 +167,6 @@ def commit_shard(
     )
 
 
-def shard_is_committed(store: Store, directory: str, shard: str) -> bool:
-    """Tell whether the shard has its manifest."""
-    return is_committed(store, directory, shard_manifest(shard))
-
-
-def committed_shards(store: Store, directory: str) -> dict[str, Manifest]:
-    """Read the manifests of a split's committed shards, by shard."""
-    prefix, suffix = shard_manifest("").split(".")
-    shards = [
-        name.removeprefix(prefix).removesuffix(f".{suffix}")
-        for name in store.list(directory)
-        if name.startswith(prefix)
-    ]
-    return {shard: read_manifest(store, directory, shard_manifest(shard)) for shard in shards}
-
-
-def shards_of(split: Manifest) -> tuple[str, ...]:
-    """Name the shards of a committed split."""
-    return tuple(name.removeprefix(_SHARD_INPUT) for name in split.inputs)
-
-
 def join_shards(
     store: Store, directory: str, shards: Sequence[str], *, lease: Lease | None = None
 ) -> Manifest:
@@ -208,7 +192,7 @@ def join_shards(
         store,
         directory,
         {},
-        inputs={_SHARD_INPUT + shard: manifest.digest for shard, manifest in manifests.items()},
+        inputs={SHARD_INPUT + shard: manifest.digest for shard, manifest in manifests.items()},
         rows={name: sum(m.rows.get(name, 0) for m in manifests.values()) for name in names},
         extra=SplitFacts(canonical_digest=hashes.digest()).to_extra(),
         lease=lease,
@@ -294,7 +278,8 @@ def read_rollouts(store: Store, directory: str) -> RolloutTables:
 def canonical_digest(episodes: pa.Table, generations: pa.Table) -> str:
     """Compute a SHA-256 over all columns of both tables with the rows in the order of their keys.
 
-    Shards, row order, Parquet encodings, timings and what is drawn by seed have no part in it.
+    Shards, row order, Parquet encodings, timings, what is drawn by seed and P(accept) have no part
+    in it.
     """
     hashes = _RowHashes()
     hashes.add(RolloutTables(episodes, generations))
@@ -331,15 +316,10 @@ def _encode_row(row: Mapping[str, Any]) -> bytes:
     row = {
         name: value
         for name, value in row.items()
-        if name not in _FOLLOWS and (name not in _LATER or value is not None)
+        if name not in _IN_NO_DIGEST and (name not in _LATER or value is not None)
     }
     # NaN, which the schema allows in rewards and log-probabilities, is written as such.
     return json.dumps(row, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def shard_manifest(shard: str) -> str:
-    """Name a shard's own manifest."""
-    return f"manifest-{shard}.json"
 
 
 def _read_table(

@@ -19,10 +19,12 @@ The tree lies directly under the store::
     <run>/iterations/0003/models.json, metrics-<split>.json, intervals-<split>.json, times.json
     <run>/shown/0000.json                   iterations that are over, again, to be read at once
     <run>/tracking/, superseded/0001/       points of trackers; what was set aside to be done again
+    <run>/notes.jsonl                       what people have noted of episodes; nobody's manifest
 """
 
 import json
 import logging
+import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -32,6 +34,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from nip_core.errors import RunConflictError, SettingsError, StoreError
+from nip_core.parameters.named_files import find_on_record
 from nip_core.run_store.documents import decode, encode, validate_document
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import MANIFEST
@@ -40,6 +43,8 @@ from nip_core.run_store.settings_difference import (
     ABSENT,
     Difference,
     compare_leaves,
+    drop_same_files,
+    find_same_contents,
     flatten,
     is_neutral,
     settings_on_record,
@@ -148,6 +153,11 @@ class RunStore:
         """The document with the intervals by question of one split of the iteration."""
         return f"{self.iteration(iteration)}/intervals-{_part(split)}.json"
 
+    @property
+    def notes(self) -> str:
+        """The notes of people about episodes; see `nip_core.showing.notes`."""
+        return f"{self.root}/notes.jsonl"
+
     def journal(self, iteration: int, split: str, shard: str) -> str:
         """The journal of a shard: a file on a disk, a directory of segments elsewhere."""
         return f"{self.root}/journals/{iteration:04d}/{_part(split)}/{_part(shard)}.journal"
@@ -179,6 +189,7 @@ class RunStore:
             data_neutral=sorted(identity.data_neutral),
             created_at=moment,
             forked_from=forked_from,
+            directory=os.getcwd(),
         )
         # 2. A killed fork has copied iterations, and not yet said of what run they are.
         if not forked_from:
@@ -220,10 +231,12 @@ class RunStore:
             {**settings_on_record(stored.parameters, given), _SEED: stored.seed},
             {**flatten(given), _SEED: identity.seed},
         )
+        difference = drop_same_files(difference)
         if "seed" in difference:  # said once
             difference.pop(_SEED, None)
         # 2. Without what changes no data.
-        conflicts = {k: v for k, v in difference.items() if not is_neutral(k, neutral)}
+        harmless = {*neutral, *find_same_contents(difference, stored.contents, identity.contents)}
+        conflicts = {k: v for k, v in difference.items() if not is_neutral(k, harmless)}
         # 3. A file of the same name may hold something else by now.
         changed_contents = compare_leaves(flatten(stored.contents), flatten(identity.contents))
         conflicts |= {f"content of {key}": value for key, value in changed_contents.items()}
@@ -270,9 +283,10 @@ class RunStore:
         for name in self.store.list(f"{self.root}/openings"):
             place = f"{self.root}/openings/{name}"
             latest = validate_document(self.read_json(place), OpeningDocument, place)
+        at = self.store.local_path(self.root)
         return RunRecord(
             document.run,
-            latest.parameters,
+            find_on_record(latest.parameters, latest.directory, at),
             latest.code_version,
             document.seed,
             document.created_at,
@@ -296,6 +310,7 @@ class RunStore:
             code_version=code_version,
             parameters=dict(parameters),
             changed={key: list(values) for key, values in difference.items()},
+            directory=os.getcwd(),
         )
         number = len(self.store.list(f"{self.root}/openings")) + 1
         while not self.store.put_if_absent(

@@ -25,6 +25,8 @@ class RunDocument(BaseModel):
     data_neutral: list[str] = []
     created_at: str
     forked_from: str | None
+    directory: str | None = None
+    """The working directory then; relative paths among the parameters start there."""
 
 
 class OpeningDocument(BaseModel):
@@ -37,3 +39,5 @@ class OpeningDocument(BaseModel):
     parameters: dict[str, Any]
     changed: dict[str, list[Any]] = {}
     """By dotted key, the value before and the new one."""
+    directory: str | None = None
+    """The working directory then."""

@@ -1,11 +1,14 @@
 """How the settings of two runs differ, as leaves by dotted key.
 
 settings_difference   what two runs on record were told differently
+drop_same_files       of these, without two paths to one file
+find_same_contents    which of these are two paths to equal content
 flatten               nested settings as leaves by dotted key
 compare_leaves        where two mappings of leaves differ, with both values
 """
 
 import json
+import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -19,6 +22,14 @@ Difference = dict[str, tuple[JsonValue, JsonValue]]
 """By dotted key, one value and the other."""
 
 ABSENT = "(absent)"
+_CONTENTS = {
+    "scenario": "scenario",
+    "interaction_protocol": "protocol",
+    "dataset": "problems",
+    "lm_server.replies": "replies",
+}
+"""By setting with a path, the digest of what lies there, in the contents on record."""
+_CLASSES = ("scenario", "interaction_protocol")
 _VALUE_SHOWN = 80  # characters
 
 
@@ -58,6 +69,57 @@ def compare_leaves(stored: Leaves, given: Leaves) -> Difference:
 def is_neutral(key: str, data_neutral: Collection[str]) -> bool:
     """Tell whether a leaf is, or lies under, one of the `data_neutral` settings."""
     return any(key == neutral or key.startswith(f"{neutral}.") for neutral in data_neutral)
+
+
+def drop_same_files(difference: Difference) -> Difference:
+    """Leave out two paths to one file: from another directory it is called otherwise."""
+    return {key: paths for key, paths in difference.items() if not _is_one_file(key, *paths)}
+
+
+def find_same_contents(
+    difference: Difference, stored: Mapping[str, Any], given: Mapping[str, Any]
+) -> set[str]:
+    """Find the settings with two paths to equal content, by the digests on record and now."""
+    before, now = flatten(stored), flatten(given)
+    return {key for key, paths in difference.items() if _is_same_content(key, paths, before, now)}
+
+
+def _is_one_file(key: str, a: JsonValue, b: JsonValue) -> bool:
+    if not (_content_of(key) and isinstance(a, str) and isinstance(b, str)):
+        return False
+    (file, name), (other, other_name) = _split(key, a), _split(key, b)
+    try:
+        return name == other_name and os.path.samefile(file, other)
+    except (OSError, ValueError):
+        return False
+
+
+def _is_same_content(
+    key: str, paths: tuple[JsonValue, JsonValue], before: Leaves, now: Leaves
+) -> bool:
+    content = _content_of(key)
+    if not content or not all(isinstance(path, str) and path != ABSENT for path in paths):
+        return False
+    if len({_split(key, str(path))[1] for path in paths}) > 1:  # two classes of one file
+        return False
+    digests = [
+        {k: v for k, v in leaves.items() if k == content or k.startswith(f"{content}.")}
+        for leaves in (before, now)
+    ]
+    return bool(digests[0]) and digests[0] == digests[1]
+
+
+def _content_of(key: str) -> str:
+    """Name the digest of what a setting's path leads to; "" of a setting without a path."""
+    if key.startswith("agents.") and key.endswith(".system_prompt_template_path"):
+        return f"templates.{key.split('.')[1]}"
+    return _CONTENTS.get(key, "")
+
+
+def _split(key: str, path: str) -> tuple[str, str]:
+    """Split ``path/to/file.py:Class``."""
+    file, _, name = path.rpartition(":") if key in _CLASSES else (path, "", "")
+    return file, name
 
 
 def show_value(value: JsonValue) -> str:

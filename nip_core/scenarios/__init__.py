@@ -29,6 +29,8 @@ from nip_core.scenarios.base import (
     Words,
     check_scenario,
 )
+from nip_core.scenarios.prompt_versions import FIRST, PromptVersion, fits_any_words
+from nip_core.scenarios.words_checks import check_words
 
 __all__ = [
     "NO_LABEL",
@@ -42,6 +44,7 @@ __all__ = [
     "Scenario",
     "ScenarioSettings",
     "Words",
+    "choose_own_version",
     "find_scenario",
     "make_scenario",
     "scenario_names",
@@ -75,6 +78,22 @@ def find_scenario(name: str) -> type[Scenario]:
     return kind
 
 
+def choose_own_version(name: str, version: PromptVersion) -> str | None:
+    """Choose the version of prompts for a scenario of one's own whose settings name none.
+
+    That of its class, where it sets one, else `version`. None where the scenario can't be found, or
+    has its settings in another block.
+    """
+    try:
+        kind = find_scenario(name)
+    except ValueError:  # is said with all else that is wrong
+        return None
+    if kind.settings_block != Scenario.settings_block:
+        return None
+    of_class: str = kind.Settings.model_fields["system_prompt_version"].default
+    return version if of_class == FIRST else of_class
+
+
 def make_scenario(parameters: GameSettings) -> Scenario:
     """Make the scenario of the settings. Raises ValueError if its own settings are wrong."""
     kind = find_scenario(parameters.scenario)
@@ -95,6 +114,8 @@ def make_scenario(parameters: GameSettings) -> Scenario:
         raise ValueError(f"scenario: {kind.__name__}.__init__ must call super().__init__(settings)")
     try:
         check_scenario(scenario)  # it may have set its own words and columns
+        if fits_any_words(scenario.settings.system_prompt_version):
+            check_words(scenario.words, kind.__name__)
     except ValueError as error:
         raise ValueError(f"scenario: {error}") from None
     return scenario

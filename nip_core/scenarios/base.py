@@ -20,13 +20,13 @@ from typing import Any, ClassVar, Literal, get_args
 from pydantic import BaseModel, ConfigDict
 
 from nip_core.protocols import Protocol
+from nip_core.scenarios.prompt_versions import FIRST, PromptVersion
 
 PROVER: Literal["prover"] = "prover"
 VERIFIER: Literal["verifier"] = "verifier"
 Role = Literal["prover", "verifier"]
 """Who is shown a column: agents that argue, or all others (the verifier and, in zero-knowledge
 games, the adversarial verifier and the simulator)."""
-PromptVersion = Literal["v1", "v2", "short"]
 Row = Mapping[str, Any]
 NO_LABEL = -1
 """`y` of a problem whose solution is written in play, until it is."""
@@ -35,13 +35,12 @@ NO_LABEL = -1
 class ScenarioSettings(BaseModel):
     """Settings that every scenario has; a scenario's own class adds others."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)
 
-    system_prompt_version: PromptVersion = "v1"
-    """Which prompt templates: "v1" (answer at once), "v2" (reason first, then answer; what stands
-    before the answer stays with the agent), or "short" for very small models."""
+    system_prompt_version: PromptVersion = FIRST
+    """Which prompts: "v1" (answer at once), "v2" (reason first, then answer; what stands before the
+    answer stays with the agent), "v3" and "v4" (these two in sentences that fit the words of every
+    scenario), or "short" for very small models. Of a scenario of one's own the default is "v3"."""
 
 
 @dataclass(frozen=True)

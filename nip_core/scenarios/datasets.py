@@ -23,11 +23,12 @@ from itertools import islice
 from typing import Any
 
 from nip_core.errors import DatasetError
-from nip_core.hashing import derive_key, derive_seed, half_pair
+from nip_core.hashing import derive_key, derive_seed
 from nip_core.scenarios.base import NO_LABEL, Problem, Row, Scenario
 from nip_core.scenarios.checked import call_scenario, describe_raised
 from nip_core.scenarios.dataset_files import Table, read_tables
 from nip_core.scenarios.prompt_phrases import join_words
+from nip_core.scenarios.row_texts import refuse_half_pair, require_text
 from nip_core.scenarios.rows import SPLITS
 
 _MOST_ROWS = 1_000_000
@@ -237,7 +238,7 @@ def _rows(scenario: Scenario, table: Table) -> Iterator[tuple[Row, str]]:
     required = [name for name in order if name in scenario.required_columns()]
     missing = [name for name in required if name not in table.columns]
     wrong, right = scenario.words.labels
-    labels = f", which is 1 for a {right} and 0 for a {wrong} one" if "y" in required else ""
+    labels = f", which is 1 ({right}) or 0 ({wrong})" if "y" in required else ""
     raise DatasetError(
         f"{table.name}: no column {' and no column '.join(missing)} (it has "
         f"{', '.join(sorted(table.columns))}); a dataset needs {join_words(required)}{labels}"
@@ -260,23 +261,9 @@ def _split_of(scenario: Scenario, row: Row, name: str) -> str:
     return "train" if place < 70 else "validation" if place < 80 else "test"
 
 
-def require_text(row: Row, column: str, name: str) -> str:
-    """Return a text of a row. Raises DatasetError, naming the row `name`, if there is none."""
-    value = row.get(column)
-    if not isinstance(value, str) or not value.strip():
-        raise DatasetError(f"{name}: {column} must be a text that is not empty (got {value!r:.80})")
-    return _whole(value, column, name)
-
-
-def _whole(text: str, column: str, name: str) -> str:
-    if half := half_pair(text):
-        raise DatasetError(f"{name}: {column} has {half}; mend the text, or leave the row out")
-    return text
-
-
 def _optional(row: Row, column: str, name: str) -> str | None:
     value = row.get(column)
-    return None if value is None else _whole(str(value), column, name)
+    return None if value is None else refuse_half_pair(str(value), column, name)
 
 
 def _problem(scenario: Scenario, row: Row, name: str) -> Problem:

@@ -16,9 +16,11 @@ from nip_core.protocols import ACCEPT, Protocol
 from nip_core.protocols.scales import DecisionScale
 from nip_core.protocols.settings import SecrecySettings
 from nip_core.scenarios.base import Words
+from nip_core.scenarios.prompt_versions import fits_any_words, form_of
 from nip_core.tolerance import at_least
 
 _COUNTS = {2: "two", 4: "four", 5: "five", 6: "six", 7: "seven"}
+_CERTAINLY_NOT = "it certainly is not"
 _NUMBER_MEANINGS = {
     "likert_int_scale_11": (
         "The number says how far you agree that ",
@@ -26,7 +28,7 @@ _NUMBER_MEANINGS = {
     ),
     "out_of_10": (
         "The number says how sure you are that ",
-        ("it certainly is not", "you cannot say", "it certainly is"),
+        (_CERTAINLY_NOT, "you cannot say", "it certainly is"),
     ),
 }
 _NUMBER_MEANINGS["out_of_100"] = _NUMBER_MEANINGS["out_of_10"]
@@ -41,11 +43,11 @@ def decision_form(scale: DecisionScale, words: Words, version: str) -> str:
         "v1": "Write exactly one {line} and nothing else:",
         "v2": "Let the last line of your answer be exactly one {line}; only that line counts:",
         "short": "To decide, write one {line}:",
-    }[version]
+    }[form_of(version)]
     lines = [f"Decision: {answer}" for answer in _shown(scale)]
     if scale.is_numeric:
         line = f"line like these, with a whole number from {scale.lowest} to {scale.highest}"
-        if version == "v1":
+        if form_of(version) == "v1":
             line += ","
     else:
         line = f"of these {_COUNTS[len(lines)]} lines"
@@ -86,7 +88,8 @@ def _meaning(scale: DecisionScale, words: Words, version: str) -> list[str]:
             return [f"{scale.lowest} is reject, {scale.highest} accept, {middle} neither."]
         return ["Disagree is reject, agree is accept."]
     if len(scale.values) == 2:
-        return [f"Accept if {words.correct}, reject if it is not."]
+        otherwise = "otherwise" if fits_any_words(version) else "if it is not"
+        return [f"Accept if {words.correct}, reject {otherwise}."]
     if not scale.is_numeric:
         neither = "" if middle is None else f', and "{middle}" as neither'
         return [
@@ -94,6 +97,8 @@ def _meaning(scale: DecisionScale, words: Words, version: str) -> list[str]:
             f"to agree as accept{neither}."
         ]
     what, (lowest, between, highest) = _NUMBER_MEANINGS[scale.name]
+    if fits_any_words(version) and lowest == _CERTAINLY_NOT:
+        lowest, highest = "you are sure of the opposite", "you are sure of it"
     return [
         f"{what}{words.correct}: {scale.lowest} means that {lowest}, {middle} that {between}, "
         f"{scale.highest} that {highest}. A number below {middle} counts as reject, one above it "

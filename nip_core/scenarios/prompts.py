@@ -28,6 +28,7 @@ from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtoco
 from nip_core.scenarios import prompt_phrases as phrases
 from nip_core.scenarios.base import PROVER, VERIFIER, Role, Scenario
 from nip_core.scenarios.checked import call_for_text, list_seen_columns, read_own_sentences
+from nip_core.scenarios.prompt_versions import form_of
 from nip_lm_server.client import ReadError, read_text
 
 PLACEHOLDERS = (
@@ -118,7 +119,8 @@ class SystemPrompts:
         self._zero_knowledge = parameters.zk_protocol
         self._parameters = parameters
         self._agents = parameters.model_agents
-        self._version: str = scenario.settings.system_prompt_version
+        self._in_words: str = scenario.settings.system_prompt_version
+        self._version = form_of(self._in_words)
         self._asks = any(protocol.max_questions(seed) for seed in _SEEDS)
         message = _DECIDE[self._version]
         if self._asks:
@@ -243,7 +245,8 @@ class SystemPrompts:
         own, game = self._scenario.template_directory, self._base.name
         if own is None:
             return
-        for path in sorted((own / self._version / game).glob("*.txt")):
+        places = [own / version / game for version in {self._in_words, self._version}]
+        for path in sorted(path for place in places for path in place.glob("*.txt")):
             if path.stem not in self._base.agent_names:
                 raise SettingsError(
                     f"scenario {self._scenario.name}: template {path} is for no agent of {game}, "
@@ -252,9 +255,12 @@ class SystemPrompts:
 
     def _template_path(self, game: str, name: str) -> Path:
         """Return where a template lies: with the scenario if it has it, else here."""
-        place = Path(self._version) / game / f"{name}.txt"
-        own = self._scenario.template_directory
-        return own / place if own is not None and (own / place).exists() else _TEMPLATES / place
+        place, own = Path(game) / f"{name}.txt", self._scenario.template_directory
+        if own is not None:
+            for version in (self._in_words, self._version):
+                if (own / version / place).exists():
+                    return own / version / place
+        return _TEMPLATES / self._version / place
 
     def _game_without_questions(self) -> str:
         """Name the game to borrow templates from, where the verifier has one turn, at the end."""
@@ -301,7 +307,7 @@ class SystemPrompts:
             **self._words.placeholders(),
             "agent_stance_string": phrases.verdict(base, speaker, stance) if speaker else "",
             "expert_aim": phrases.expert_aim(base, self._words, stance, version),
-            "decision_form": phrases.decision_form(protocol.scale, self._words, version),
+            "decision_form": phrases.decision_form(protocol.scale, self._words, self._in_words),
             "turn_form": "",
             "verifier_reward": phrases.verifier_reward(base),
             **dict.fromkeys(("other_aim", "prover_task", "prover_reward"), ""),
@@ -338,7 +344,7 @@ class SystemPrompts:
 
     def _turn_form(self, agent: str, seed: int, questions: int) -> str:
         """Say all a verifier may do in its turns."""
-        decide = phrases.decision_form(self._protocol.scale, self._words, self._version)
+        decide = phrases.decision_form(self._protocol.scale, self._words, self._in_words)
         if questions == 0:
             return decide
         words = self._word_limit(agent)

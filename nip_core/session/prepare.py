@@ -17,6 +17,7 @@ from nip_core.errors import SettingsError
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters
 from nip_core.parameters.model_names import check_named
+from nip_core.parameters.stored import keep_prompts
 from nip_core.records.left_out import drop_left_out, read_left_out_by_settings
 from nip_core.records.rewinds import finish_rewinds
 from nip_core.rollouts.plan import SPLITS
@@ -78,6 +79,8 @@ def prepare(
     record = _record(run if forked_from is None else forked_from)
     check_named(parameters)
     check_trackers(parameters.tracking, environment)
+    if record is not None:
+        parameters = keep_prompts(parameters, record.parameters)
     parameters = resolve_settings(parameters, store, record)
     # 2. What they name: prompts, problems, keys, the model's path, other runs' models.
     game = Game(parameters)

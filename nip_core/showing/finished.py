@@ -17,7 +17,8 @@ from nip_core.records.transcript_files import name_transcripts_file
 from nip_core.rollouts.plan import ATTACK, TEST
 from nip_core.run_store.run import read_document
 from nip_core.session.prepare import Prepared
-from nip_core.showing.summary import summarise_run, write_report
+from nip_core.showing.reports import write_report
+from nip_core.showing.summary import summarise_run
 from nip_core.upkeep.verify import check_run
 
 

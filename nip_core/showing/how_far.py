@@ -8,7 +8,7 @@ from typing import Any
 
 from nip_core.records.iterations import Records
 from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION, SplitPlan
-from nip_core.rollouts.tables import committed_shards
+from nip_core.rollouts.shard_manifests import committed_shards
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import read_document
 
@@ -28,7 +28,7 @@ def _doing(records: Records, iteration: int) -> str:
         if plan is not None and not is_committed(run.store, directory):
             shards = committed_shards(run.store, directory).values()
             played = sum(shard.rows.get("episodes", 0) for shard in shards)
-            whole = f"{played} of {plan.episodes} {split} episodes are in finished shards"
+            whole = f"{played:,} of {plan.episodes:,} {split} episodes are in finished shards"
             return f"{whole}, answers since then are kept"
     # 2. Jobs, of which each says how it is.
     jobs = records.of(iteration).jobs

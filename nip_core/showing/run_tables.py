@@ -9,14 +9,17 @@ RunTables  its tables, each read when it is first asked for, and checked while i
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from nip_core.errors import SettingsError
+from nip_core.errors import NipError, SettingsError
 from nip_core.evaluation.attack_metrics import AttackMetrics
 from nip_core.evaluation.split_metrics import SplitMetrics
+from nip_core.game.render import Game
 from nip_core.records.iterations import IterationRecord, Records
 from nip_core.records.jobs_shown import DatasetShown, JobShown
 from nip_core.records.named_run import find_run, open_runs
@@ -25,8 +28,13 @@ from nip_core.rollouts.schema import EPISODES, GENERATIONS, TIMINGS
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
+from nip_core.showing.episode_filters import EpisodeFilters
+from nip_core.showing.episode_rows import ReadableEpisode
+from nip_core.showing.found_episodes import FoundEpisodes
 from nip_core.showing.listing import list_summaries
+from nip_core.showing.notes import RunNotes
 from nip_core.showing.summary import find_report, summarise_run
+from nip_core.showing.transcripts import rebuild_game
 from nip_core.trainers.dataset import open_dataset
 
 _SPLITS = (TRAIN, VALIDATION, TEST, CANDIDATE, ATTACK)
@@ -91,18 +99,50 @@ class RunTables:
     raise CorruptionError, which names the file.
     """
 
-    def __init__(
-        self, tree: RunStore, iterations: frozenset[int] | None = None, split: str | None = None
-    ) -> None:
-        """Reads nothing. Of `iterations` and of a `split` alone, None: of all."""
-        self._tree, self._iterations, self._split = tree, iterations, split
-        self._records = Records(tree)
+    def __init__(self, tree: RunStore, filters: EpisodeFilters | None = None) -> None:
+        """Reads nothing. Without `filters` it is all of the run."""
+        self._tree, self._filters = tree, filters or EpisodeFilters()
+        self._records, self._notes = Records(tree), RunNotes(tree)
 
-    def where(self, iteration: int | None = None, split: str | None = None) -> "RunTables":
-        """The same run with the rows of one iteration, or of one split, alone.
+    def where(
+        self,
+        iteration: int | None = None,
+        split: str | None = None,
+        *,
+        verdict: str | None = None,
+        decision: str | None = None,
+        label: int | None = None,
+        p_from: float | None = None,
+        p_to: float | None = None,
+        outcome: str | None = None,
+        invalid: bool | None = None,
+        difficulty: str | None = None,
+        mutation: str | None = None,
+        model: str | None = None,
+        problem: str | None = None,
+        text: str | None = None,
+        agent: str | None = None,
+        round: int | None = None,
+        noted: str | None = None,
+        note: str | None = None,
+        order: str | None = None,
+    ) -> "RunTables":
+        """The same run with some of its rows: of an iteration, of a split, of some episodes.
 
-        Raises SettingsError for an iteration or a split of which nothing is on record.
+        The filters are those of the list in ``nip view``, which shows this call beside its rows.
+        `verdict` is right, wrong, failed or not-right; `decision` accept, reject, neither or
+        "no decision"; `label` 1, 0 or -1 (none); `p_from` and `p_to` bound P(accept); `invalid`
+        whether an answer was. `problem` is a part of the name, or all of it in quotation marks.
+        `text` stands in a message or a thought, written by `agent` in `round`. `noted` is starred,
+        note or any; `note` a part of one.
+        `order` is that of the list: failures, played, problem, tokens, invalid, reward, rounds,
+        confident (and wrong first), unsure.
+
+        Raises SettingsError for an iteration or a split of which nothing is on record, and for a
+        value that a filter does not have.
         """
+        arguments = locals()
+        chosen = {n: v for n, v in arguments.items() if n != "self" and v is not None}
         there = self._records.iterations()
         if iteration is not None and iteration not in there:
             raise SettingsError(
@@ -111,8 +151,7 @@ class RunTables:
             )
         if split is not None and split not in _SPLITS:
             raise SettingsError(f"split {split!r}: use one of {', '.join(_SPLITS)}")
-        chosen = self._iterations if iteration is None else frozenset([iteration])
-        return RunTables(self._tree, chosen, self._split if split is None else split)
+        return RunTables(self._tree, replace(self._filters, **chosen))
 
     @property
     def name(self) -> str:
@@ -137,6 +176,8 @@ class RunTables:
     @cached_property
     def episodes(self) -> pa.Table:
         """One row per episode: problem, label, verdict, outcome, rewards."""
+        if self._found is not None:
+            return self._found.episodes()
         directories = [directory for _, _, directory in self._committed()]
         return StoredRollouts(self._tree.store, directories).episodes(EPISODES.names)
 
@@ -164,15 +205,19 @@ class RunTables:
                 if is_committed(self._tree.store, directory):
                     dataset = open_dataset(self._tree.store, directory)
                     columns = {"group": group, "method": dataset.method}
-                    tables.append(_with_columns(dataset.table(), columns))
+                    table = _with_columns(dataset.table(), columns)
+                    if self._found is not None:
+                        table = table.filter(pc.is_in(table["episode"], value_set=self._found.keys))
+                    tables.append(table)
         return pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
 
     @cached_property
     def metrics(self) -> pa.Table:
         """One row per iteration and split: rates with 95 % intervals, and counts."""
+        self._refuse_filters("metrics")
         rows = []
         for record in self._chosen():
-            for split in _SPLITS if self._split is None else (self._split,):
+            for split in self._splits:
                 if (measured := record.figures(split)) is not None:
                     rows.append({"iteration": record.iteration, "split": split, **_rates(measured)})
         return pa.Table.from_pylist(rows, _METRICS)
@@ -180,26 +225,70 @@ class RunTables:
     @cached_property
     def iterations(self) -> pa.Table:
         """One row per iteration: its test, what it has spent, how long it took."""
+        self._refuse_filters("iterations")
         return pa.Table.from_pylist([self._iteration(r) for r in self._chosen()], _ITERATIONS)
 
     @cached_property
     def models(self) -> pa.Table:
         """One row per iteration and group: its model, and the end of its training."""
+        self._refuse_filters("models")
         rows = [row for record in self._chosen() for row in _models(record)]
         return pa.Table.from_pylist(rows, _MODELS)
 
+    @property
+    def rows(self) -> list[ReadableEpisode]:
+        """The episodes with all of their texts and notes, as *Download these rows* has them.
+
+        ``pandas.DataFrame`` and ``polars.DataFrame`` take the list as it is.
+        """
+        found = self._found or self._find(self._filters)
+        return found.readable(self._game)
+
+    @cached_property
+    def _game(self) -> Game | None:
+        try:
+            return rebuild_game(self._records.shown.record)
+        except NipError:
+            return None  # its settings name what is not here
+
+    @property
+    def notes(self) -> pa.Table:
+        """One row per episode with a star or a note, whether it is there by now or not."""
+        return self._notes.table()
+
     def __repr__(self) -> str:
-        only = [f"iteration {i}" for i in sorted(self._iterations or ())]
-        only += [f"split {self._split}"] if self._split else []
+        only = [f"{name} {value}" for name, value in self._filters.given.items()]
         which = f" ({', '.join(only)})" if only else ""
         return (
             f"<run {self.name!r} in {self._tree.store.url}{which}: episodes, generations, timings, "
-            "examples, metrics, iterations, models>"
+            "examples, metrics, iterations, models, rows, notes>"
         )
 
+    @property
+    def _splits(self) -> tuple[str, ...]:
+        return _SPLITS if self._filters.split is None else (self._filters.split,)
+
+    @cached_property
+    def _found(self) -> FoundEpisodes | None:
+        """The episodes of the filters; None where these ask for whole splits."""
+        return None if self._filters.is_of_places else self._find(self._filters)
+
+    def _find(self, filters: EpisodeFilters) -> FoundEpisodes:
+        # In the order of `nip view`: by iteration, then by the split's name.
+        directories = sorted(directory for _, _, directory in self._committed())
+        return FoundEpisodes(self._tree.store, directories, filters, self._notes)
+
+    def _refuse_filters(self, table: str) -> None:
+        if not self._filters.is_of_places:
+            others = sorted(self._filters.given.keys() - {"iteration", "split"})
+            raise SettingsError(
+                f"{table} are of whole iterations and splits, and know no {', '.join(others)}; "
+                "ask for them without"
+            )
+
     def _chosen(self) -> list[IterationRecord]:
-        chosen = self._iterations
-        return [r for r in self._records.all() if chosen is None or r.iteration in chosen]
+        chosen = self._filters.iteration
+        return [r for r in self._records.all() if chosen is None or r.iteration == chosen]
 
     def _iteration(self, record: IterationRecord) -> dict[str, Any]:
         is_last = record.iteration == self._records.shown.last  # which is nothing but a test
@@ -218,9 +307,9 @@ class RunTables:
     def _committed(self) -> Iterator[tuple[int, str, str]]:
         """Iteration, split and directory of what is committed and asked for."""
         for iteration in self._records.iterations():
-            if self._iterations is not None and iteration not in self._iterations:
+            if self._filters.iteration not in (None, iteration):
                 continue
-            for split in _SPLITS if self._split is None else (self._split,):
+            for split in self._splits:
                 directory = self._tree.rollouts(iteration, split)
                 if is_committed(self._tree.store, directory):
                     yield iteration, split, directory
@@ -231,6 +320,9 @@ class RunTables:
         for iteration, split, directory in self._committed():
             stored = StoredRollouts(self._tree.store, [directory])
             table = stored.timings() if kind == "timings" else stored.generations(schema.names)
+            if self._found is not None:
+                mine = pc.is_in(table["key"], value_set=self._found.generation_keys)
+                table = table.filter(mine)
             tables.append(_with_columns(table, {"iteration": iteration, "split": split}))
         return pa.concat_tables(tables)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nip_core.costs.estimate import Estimate
-from nip_core.evaluation.figures_in_words import plain_percent
+from nip_core.evaluation.figures_in_words import amount, plain_percent
 from nip_core.jobs.document import read_job
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
@@ -19,7 +19,7 @@ from nip_core.records.stage_seconds import read_seconds_so_far
 from nip_core.records.status import find_first_incomplete
 from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN, group_size
-from nip_core.rollouts.tables import committed_shards
+from nip_core.rollouts.shard_manifests import committed_shards
 from nip_core.run_store.run import RunStore
 from nip_core.session.session import Session
 from nip_core.stages.training import list_scheduled_groups
@@ -73,13 +73,13 @@ def describe_opening(session: Session) -> str:
     last = parameters.rl.num_iterations
     tested = [i for i in range(last + 1) if is_tested(parameters, i)]
     size = 0 if estimate is None or not tested else estimate.test_episodes // len(tested)
-    plural = "" if last == 1 else "s"
+    iterations = amount(last, "iteration")
     if parameters.base_run.base_run_type == "rerun_tests":
-        plays = f"the tests of {last} iteration{plural} again, and trains nothing"
+        plays = f"the tests of {iterations} again, and trains nothing"
     else:
         every = len(session.problems[TRAIN]) * group_size(parameters, TRAIN)
         count = parameters.rollouts_per_iteration or every
-        plays = f"{last} iteration{plural} of {count} episodes"
+        plays = f"{iterations} of {amount(count, 'episode')}"
         groups = [g for g in parameters.trainable_groups if _trains(parameters, g, last)]
         plays += f", trains {' and '.join(groups) or 'nothing'}"
     return f"plays {plays}; {_tests_words(tested, last, size)}; kept in {session.run.store.url}"
@@ -92,7 +92,7 @@ def _trains(parameters: HyperParameters, group: str, last: int) -> bool:
 def _tests_words(tested: Sequence[int], last: int, size: int) -> str:
     if not tested:
         return "no tests"
-    count = f"{len(tested)} test{'' if len(tested) == 1 else 's'} of {size} episodes"
+    count = f"{amount(len(tested), 'test')} of {amount(size, 'episode')}"
     if tested == [last]:
         return f"{count}, after the last"
     first = "the first before any training" if tested[0] == 0 else ""
@@ -140,7 +140,10 @@ def describe_resumption(session: Session) -> str:
         shards = committed_shards(run.store, run.rollouts(i, split)).values()
         episodes = sum(manifest.rows.get("episodes", 0) for manifest in shards)
         if episodes and not (split == TEST and details):
-            details.append(f"{episodes} {what} episodes are played")
+            is_one = episodes == 1
+            details.append(
+                f"{amount(episodes, f'{what} episode')} {'is' if is_one else 'are'} played"
+            )
     if answers := _answers_in_journals(run, i):
         details.append(f"{answers:,} answers are in journals and not asked for again")
     for group in parameters.trainable_groups:

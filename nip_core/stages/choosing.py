@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from nip_core.evaluation.figures_in_words import amount
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.prices import price_training
 from nip_core.rollouts.plan import TRAIN
@@ -83,7 +84,8 @@ def _announce(session: Session, iteration: int, group: str, dataset: Manifest) -
     examples, episodes = facts.examples, facts.episodes
     session.tell(
         "dataset",
-        f"iteration {iteration}: {group} has {examples} training examples from {episodes} episodes",
+        f"iteration {iteration}: {group} has {amount(examples, 'training example')} from "
+        f"{amount(episodes, 'episode')}",
         iteration=iteration,
         group=group,
         examples=examples,
@@ -111,10 +113,10 @@ def _cost(parameters: HyperParameters, group: str, dataset: Dataset) -> dict[str
 def describe_dataset(facts: DatasetFacts, epochs: int) -> str:
     """Return what a dataset's manifest says of it and its cost, in a few words."""
     count, out = facts.examples, facts.validation_examples
-    words = [f"{count - out} examples", *([f"{out} for validation"] if out else [])]
+    words = [amount(count - out, "example"), *([f"{out:,} for validation"] if out else [])]
     tokens, usd = facts.tokens, facts.training_usd
-    words.append("tokens unknown" if tokens is None else f"{tokens} tokens")
-    words.append(f"{epochs} epochs")
+    words.append("tokens unknown" if tokens is None else amount(tokens, "token"))
+    words.append(amount(epochs, "epoch"))
     if usd is not None:
         words.append(f"{usd:.2f} US dollars")
     return ", ".join(words)

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
+from nip_core.evaluation.acceptance_figures import measure_acceptance
 from nip_core.evaluation.attack_figures import (
     OwnTest,
     attack_line,
@@ -17,7 +18,8 @@ from nip_core.evaluation.attack_figures import (
     without_lying,
 )
 from nip_core.evaluation.attack_metrics import Attacked, AttackMetrics
-from nip_core.evaluation.baseline_verifiers import believe_the_prover, believed_line, majority
+from nip_core.evaluation.baseline_verifiers import believe_the_prover, majority
+from nip_core.evaluation.baseline_words import believed_line
 from nip_core.evaluation.episode_transcripts import transcripts_from_tables
 from nip_core.evaluation.figures_in_words import result_line
 from nip_core.evaluation.invalid import invalid_answers, invalid_line, invalid_warning
@@ -37,13 +39,8 @@ from nip_core.records.transcript_files import CHECKSUM_SUFFIX, name_transcripts_
 from nip_core.rollouts.labels import add_counts
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES
-from nip_core.rollouts.tables import (
-    RolloutTables,
-    StoredRollouts,
-    read_rollouts,
-    shard_manifest,
-    shards_of,
-)
+from nip_core.rollouts.shard_manifests import shard_manifest, shards_of
+from nip_core.rollouts.tables import RolloutTables, StoredRollouts, read_rollouts
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.facts import LabelCounts, ShardFacts, SplitFacts
 from nip_core.run_store.manifest import read_manifest
@@ -132,6 +129,9 @@ def _measured(session: Session, iteration: int, split: str) -> SplitMetrics:
             figures["believe_the_prover"] = believed
     if (voted := majority(rollouts.episodes, seed=session.parameters.seed)) and split == TEST:
         figures["majority"] = voted
+    seed = session.parameters.seed
+    if likely := measure_acceptance(rollouts.episodes, rollouts.generations, seed=seed):
+        figures["p_accept_figures"] = likely
     if split == TRAIN and (by_opponent := _by_opponent(session, iteration, rollouts.episodes)):
         figures["by_opponent"] = by_opponent
     if invalid := invalid_answers(rollouts.generations):

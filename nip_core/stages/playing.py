@@ -18,12 +18,15 @@ from typing import Any, cast
 
 from nip_core.concurrency import gather_or_cancel, in_thread
 from nip_core.errors import RunConflictError
+from nip_core.evaluation.figures_in_words import amount
 from nip_core.hashing import digest
 from nip_core.parameters import RandomAgentParameters
 from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.hosting import is_deterministic
+from nip_core.parameters.recording import gives_logprobs, records_p_accept
 from nip_core.records.rewinds import find_stage_of_split
 from nip_core.records.spending import count_shared_prompts
+from nip_core.rollouts.acceptance import LIKELIEST
 from nip_core.rollouts.best_of_n import BestOfN
 from nip_core.rollouts.engine import PlayedShard, PlaySpec, play_episodes
 from nip_core.rollouts.episode import Branch, ShardContext, no_branching, play_episode
@@ -45,15 +48,9 @@ from nip_core.rollouts.plan import (
     plan_episodes,
     replay_episodes,
 )
+from nip_core.rollouts.shard_manifests import shard_is_committed, shard_manifest
 from nip_core.rollouts.table_rows import CallRecord, recorded_calls, recorded_labels
-from nip_core.rollouts.tables import (
-    SHARED_PROMPTS,
-    build_tables,
-    commit_shard,
-    join_shards,
-    shard_is_committed,
-    shard_manifest,
-)
+from nip_core.rollouts.tables import SHARED_PROMPTS, build_tables, commit_shard, join_shards
 from nip_core.rollouts.trees import Branching, parse_path
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.facts import ShardFacts, SplitFacts
@@ -62,7 +59,6 @@ from nip_core.run_store.run import read_document
 from nip_core.session.session import Session
 from nip_core.stages.served import find_models, find_new_models, find_opponents
 
-_LIKELIEST = 5  # tokens at each place: both verdicts are among them
 # More than can play, so that no call that is free waits for a shard to begin; not all there are,
 # because what is under way is in memory.
 _EPISODES_READY = 4  # under way or waiting for a place, for each call in flight
@@ -224,7 +220,10 @@ class SplitPlay:
         parameters = self.session.parameters
         attack, verifier = parameters.attack, parameters.model_agents["verifier"]
         provers = frozenset(find_attackers(parameters))
-        return BestOfN(attack.n, provers, attack.continuations, verifier.temperature).play
+        by_tokens = attack.score_by == "log_probs"
+        return BestOfN(
+            attack.n, provers, attack.continuations, verifier.temperature, by_tokens=by_tokens
+        ).play
 
     def _players(self) -> dict[str, Player]:
         """Every agent with the model of its group."""
@@ -241,6 +240,8 @@ class SplitPlay:
             recorded = parameters.training_agents(group, self.iteration) if is_trained else ()
             for agent in agents:
                 settings, is_recorded = parameters.model_agents[agent], agent in recorded
+                has_some = gives_logprobs(parameters, settings)
+                recorded_top = parameters.rollouts.record_top_logprobs if has_some else 0
                 players[agent] = Player(
                     agent,
                     self.models[group],
@@ -249,7 +250,8 @@ class SplitPlay:
                     # Tokens are trained as they were generated.
                     record_tokens=is_recorded,
                     record_logprobs=is_recorded and not is_deterministic(parameters, settings),
-                    top_logprobs=_LIKELIEST if agent in judges else 0,
+                    top_logprobs=max(recorded_top, LIKELIEST if agent in judges else 0),
+                    record_p_accept=records_p_accept(parameters, settings),
                 )
         return players
 
@@ -329,7 +331,8 @@ def plan_split(session: Session, iteration: int, split: str) -> list[str]:
     before = f", {done} of them are there already" if done else ""
     session.tell(
         "play",
-        f"iteration {iteration}: playing {split} problems, {plan.episodes} episodes{before}",
+        f"iteration {iteration}: playing {split} problems, "
+        f"{amount(plan.episodes, 'episode')}{before}",
         iteration=iteration,
         split=split,
         episodes=plan.episodes,

@@ -11,6 +11,7 @@ from typing import Any
 
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import ServerError, StageError
+from nip_core.evaluation.figures_in_words import amount
 from nip_core.jobs.job import Busy, NoAnswer, Refused
 from nip_core.jobs.openai_backend import OpenAIBackend, open_backend
 from nip_core.jobs.server_calls import LmServer
@@ -80,7 +81,8 @@ async def _prove_each(
 
     if not models:
         return []
-    with session.progress.doing(f"proving that {len(models)} models answer"):
+    answers = "answers" if len(models) == 1 else "answer"
+    with session.progress.doing(f"proving that {amount(len(models), 'model')} {answers}"):
         return await session.with_server(prove_each)
 
 

@@ -1,6 +1,7 @@
 """Publishing the state of a run where others can read it, and comparing its store with that.
 
 publish         bring the report up to date, and tell the trackers
+Milestone       what of an iteration was done last; describe_milestone says it in words
 describe_state  the run's state as a document: its manifests, models and where they are
 list_spending   tokens and money so far by stage
 check_store     refuse a store that lacks what was published: going on would play and pay it again
@@ -8,7 +9,7 @@ check_store     refuse a store that lacks what was published: going on would pla
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from nip_core.errors import CorruptionError
 from nip_core.hashing import digest
@@ -21,27 +22,42 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError
 from nip_core.session.contents import read_code_version
 from nip_core.session.session import Session
-from nip_core.showing.summary import find_report, write_report
+from nip_core.showing.reports import write_report
+from nip_core.showing.summary import find_report
 
 _SHOWN = 5
 _NEWEST = 20  # iterations whose stages a table of costs names one by one
 
 
+Milestone = Literal["play", "park", "train", "test"]
+"""What of an iteration was done last, as names of task runs have it."""
+_DONE: Mapping[Milestone, str] = {
+    "play": "playing",
+    "park": "parking",
+    "train": "training",
+    "test": "testing",
+}
+
+
+def describe_milestone(after: Milestone, iteration: int) -> str:
+    """Say in words what was done last, as "playing iteration 0"."""
+    return f"{_DONE[after]} iteration {iteration}"
+
+
 def publish(
-    session: Session, after: str, iterations_done: float, report: bool, samples: bool
+    session: Session, after: Milestone, iteration: int, report: bool, samples: bool
 ) -> None:
     """Tell the trackers of what is new, and write the report where `report`.
 
-    Trackers are not waited for; the report takes its time. `iterations_done` counts the last test
-    as one. The other two are for whoever shows more, as Prefect's artifacts do: `after` is the
-    stage that was done last, and with `samples` episodes were played since the last time.
+    Trackers are not waited for; the report takes its time. `samples` is for whoever shows more, as
+    Prefect's artifacts do: with it, episodes were played since the last time.
     """
     # A runner that was replaced must not put an older report in the place of a newer one.
     session.lease.check()
     if session.feeders is not None:
         session.feeders.look()
     if report:
-        is_finished = iterations_done > session.parameters.rl.num_iterations
+        is_finished = after == "test" and iteration == session.parameters.rl.num_iterations
         status = "finished" if is_finished else "running"
         with session.progress.doing("writing the report"):
             write_report(session.run, status, session.records)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nip_core.errors import CorruptionError, DeadlineError, JobError, ParkedError
+from nip_core.evaluation.figures_in_words import amount
 from nip_core.hashing import digest
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import BackendTrouble, JobRecord, JobSpec, JobView
@@ -242,7 +243,7 @@ def _figures(record: JobRecord) -> _Figures:
     told = read_step_figures(record.backend_events)
     losses = [step.loss for step in told.values() if step.loss is not None]
     facts: dict[str, Any] = {"steps": max(told, default=None), "tokens": record.trained_tokens}
-    words = f", {facts['steps']} steps" if told else ""
+    words = f", {amount(facts['steps'], 'step')}" if told else ""
     if losses:
         facts |= {"first_loss": losses[0], "last_loss": losses[-1]}
         words += f", loss {losses[0]:.3g} to {losses[-1]:.3g}"

@@ -12,7 +12,8 @@ docs/statistics.md has the rules: what is said follows from intervals and p-valu
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
-from nip_core.evaluation.baseline_verifiers import alone_words, majority_decisions
+from nip_core.evaluation.baseline_verifiers import majority_decisions
+from nip_core.evaluation.baseline_words import alone_words
 from nip_core.evaluation.confidence_intervals import wilson_of_rate
 from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.parameters import HyperParameters

@@ -1,16 +1,17 @@
 """The differences of two runs: settings, code, data, models and results.
 
 find_differences  two runs -> RunDifferences
+find_lone_agents  the agents that only one of them has
 RunDifferences    all of it, as `nip diff` shows it
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from nip_core.errors import DatasetError
 from nip_core.evaluation.split_metrics import Interval95
 from nip_core.parameters.plain import Plain
-from nip_core.run_store.settings_difference import flatten, settings_difference
+from nip_core.run_store.settings_difference import ABSENT, flatten, settings_difference
 from nip_core.sweep.played import LABELS, PlayedRun, compare_tests
 
 _OWN = ("run_name", "run_store")
@@ -69,6 +70,16 @@ class RatePair:
 
 
 @dataclass(frozen=True)
+class LoneAgent:
+    """An agent that only one of the runs has."""
+
+    run: str
+    """Which: "a" or "b"."""
+    model: str | None
+    """Its base model; None of an agent that acts at random."""
+
+
+@dataclass(frozen=True)
 class PairedTest:
     """A test of each run, compared."""
 
@@ -118,6 +129,20 @@ def find_differences(a: PlayedRun, b: PlayedRun) -> RunDifferences:
         results=results,
         not_compared=not_compared,
     )
+
+
+def find_lone_agents(settings: Mapping[str, tuple[Plain, Plain]]) -> dict[str, LoneAgent]:
+    """Find the agents that only one run has, by name, among settings that differ."""
+    lone = {}
+    for key, values in settings.items():
+        block, _, rest = key.partition(".")
+        name, _, setting = rest.partition(".")
+        # Every agent with a model has one of these, and every other one the second.
+        if block == "agents" and setting in ("model_name", "is_random") and ABSENT in values:
+            has_it = 1 if values[0] == ABSENT else 0
+            model = settings.get(f"agents.{name}.model_name", values)[has_it]
+            lone[name] = LoneAgent("ab"[has_it], str(model) if isinstance(model, str) else None)
+    return lone
 
 
 def _describe(run: PlayedRun) -> DifferingRun:

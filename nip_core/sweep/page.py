@@ -90,7 +90,10 @@ def arms_table(results: SweepResults) -> str:
             cells += map(_cell, attack.rates.values())
             cells += map(_change, attack.losses.values())
         rows.append(cells)
-    return markdown_table(heads, rows)
+    # Where an attack has no figure in any arm there is no column for it.
+    own = len(heads) - sum(len(a.rates) + len(a.losses) for a in results.arms[0].attacks.values())
+    kept = [i for i in range(len(heads)) if i < own or any(row[i] != DASH for row in rows)]
+    return markdown_table([heads[i] for i in kept], [[row[i] for i in kept] for row in rows])
 
 
 def differences_table(differences: ArmDifferences) -> str:

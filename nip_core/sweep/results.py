@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from nip_core.errors import StoreError
 from nip_core.evaluation.attack_words import caution
-from nip_core.evaluation.baseline_verifiers import shows_checking
+from nip_core.evaluation.baseline_words import shows_checking
 from nip_core.evaluation.plots import Mark, arms_svg
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.records.attack_on_record import read_shown_attack

@@ -34,6 +34,7 @@ from nip_core.errors import SettingsError
 from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.parameters.load import merge_settings, read_yaml
+from nip_core.parameters.named_files import find_in_sweep
 from nip_core.parameters.plain import PlainDict, PlainMapping
 from nip_core.run_store.run import RUN_NAME
 from nip_core.sweep.attacks import AttackEntry, SweptAttack, Value, plan_attack
@@ -245,9 +246,10 @@ def _plan_run(
         changes.append(("run_store", file.run_store))
     if "run_name" in dict(changes) or any(text.startswith("run_name=") for text in more):
         raise SettingsError(f"{path}: {told}: run_name follows from the sweep's name and values")
+    found = [(setting, find_in_sweep(setting, value, str(path))) for setting, value in changes]
     try:
         overrides = (
-            *(f"{setting}={json.dumps(value, ensure_ascii=False)}" for setting, value in changes),
+            *(f"{setting}={json.dumps(value, ensure_ascii=False)}" for setting, value in found),
             *more,
             f"run_name={json.dumps(run_name)}",
         )

@@ -17,11 +17,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from nip_core.errors import CorruptionError, StoreError
+from nip_core.parameters import HyperParameters
+from nip_core.parameters.stored import read_settings
 from nip_core.records.rewinds import find_stage
+from nip_core.records.run_shown import RunShown, open_shown
 from nip_core.run_store.manifest import MANIFEST, Manifest, measure_file, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, Store
@@ -93,6 +93,16 @@ class Check:
         self.add(path, "missing", expected, "none", remedy, derived=derived)
 
     # What is read
+
+    @cached_property
+    def shown(self) -> RunShown:
+        """The run's record and settings, read once. Raises StoreError where they are damaged."""
+        return open_shown(self.run)
+
+    @cached_property
+    def settings(self) -> HyperParameters:
+        """Its settings as those of today. Raises ValueError if they can't be."""
+        return read_settings(self.shown.record.parameters)
 
     def read(
         self,
@@ -206,6 +216,9 @@ def as_local(store: Store, path: str) -> Iterator[Path]:
 
 
 def _rows(file: Path) -> int | str:
+    import pyarrow as pa  # a look that the files are there does without
+    import pyarrow.parquet as pq
+
     try:
         return int(pq.read_metadata(file).num_rows)
     except (pa.ArrowException, OSError) as error:

@@ -12,12 +12,10 @@ from nip_core.errors import StoreError
 from nip_core.hashing import digest
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import JobRecord
-from nip_core.parameters.stored import read_settings
 from nip_core.records.models import name_opponents
-from nip_core.records.run_shown import open_shown
 from nip_core.records.transcript_files import CHECKSUM_SUFFIX
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN
-from nip_core.rollouts.tables import shard_manifest, shards_of
+from nip_core.rollouts.shard_manifests import shard_manifest, shards_of
 from nip_core.run_store.manifest import MANIFEST, MANIFEST_NAME, Manifest, measure_file
 from nip_core.upkeep.file_checks import Check, as_local
 
@@ -116,7 +114,7 @@ class IterationCheck:
 
     def _must_be_tested(self) -> bool:
         try:
-            shown = open_shown(self.run)
+            shown = self.check_.shown
             is_due = self.is_swapped or self.number == shown.last
             return is_due and self.number in shown.tested
         except StoreError:
@@ -143,9 +141,9 @@ class IterationCheck:
         if split != TRAIN or check.since or any(path in check.problems for path in before):
             return
         try:
-            shown = open_shown(self.run)
+            shown = check.shown
             served = [shown.first_models, *(_models(check.document(path)) for path in before)]
-            expected = name_opponents(read_settings(shown.record.parameters), served)
+            expected = name_opponents(check.settings, served)
         except (StoreError, ValueError, KeyError):
             return  # run.json is damaged, which is said, or of a version with other settings
         if shown.record.forked_from is not None:

@@ -1,7 +1,8 @@
-"""A local page over the tables of runs: every episode, not a sample. Reads, never writes.
+"""A local page over the tables of runs: every episode, not a sample.
 
-index         the episodes of a run as columns in memory, read once for each committed shard
 queries       what an address asks for: filters, order, page
+text_search   finds episodes by what was written in them, and cuts texts at what was looked for
+episode_list  the rows of a list with their texts
 matrix        problems by iterations, and episodes of two places in pairs
 measures      confusion and calibration
 charts        curves as points of an SVG
@@ -10,8 +11,12 @@ runs          the runs that are shown, each with its index and its records
 pages         what each page shows
 overview      what the page of a run shows
 side_by_side  what pages show of two places, or two episodes
+downloads     rows and pairs as files; asked_downloads: which ones an address asks for
+noting        notes and stars on pages, and what a form has sent
 security      who may ask: host names, a token, headers
 app           routes
+
+It reads runs, and writes nothing but notes, beside them (`nip_core.showing.notes`).
 
 The tables of a page and its style are those of the report (`nip_core.evaluation.report`).
 

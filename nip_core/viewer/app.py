@@ -10,21 +10,36 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from nip_core.distribution import __version__
-from nip_core.errors import NipError
+from nip_core.errors import NipError, SettingsError
 from nip_core.evaluation.report import asset, report_environment
 from nip_core.viewer import pages
+from nip_core.viewer.asked_downloads import (
+    find_episode_download,
+    find_pair_download,
+    read_format,
+)
 from nip_core.viewer.charts import Line, lay_out_chart
+from nip_core.viewer.downloads import Download
+from nip_core.viewer.noting import NoteDesk, RefusedNoteError, find_way_back
 from nip_core.viewer.overview import run_page
+from nip_core.viewer.pair_page import pair_page
 from nip_core.viewer.queries import QueryError
 from nip_core.viewer.runs import ShownRun, ShownRuns
 from nip_core.viewer.security import Guard
-from nip_core.viewer.side_by_side import compare_page, pair_page
+from nip_core.viewer.side_by_side import compare_page
 
 _STATIC = {
     "report.css": "text/css",
@@ -57,13 +72,19 @@ def _draw_losses(points: Any) -> Any:
 
 
 def make_app(
-    runs: ShownRuns, token: str | None, hosts: Collection[str] = (), cookie: str = "nip_view"
+    runs: ShownRuns,
+    token: str | None,
+    hosts: Collection[str] = (),
+    cookie: str = "nip_view",
+    *,
+    takes_notes: bool = True,
 ) -> ASGIApp:
-    """Make the viewer of these runs, behind its guard. It reads, and writes nothing."""
-    views = _Views(runs)
+    """Make the viewer of these runs, behind its guard. It writes notes, and nothing else."""
+    views = _Views(runs, NoteDesk(token, takes_notes))
     routes = [
         Route("/", views.runs),
         Route("/compare", views.compare),
+        Route("/compare.{kind}", views.compared_rows),
         Route("/pair", views.pair),
         Route("/static/{version}/{name}", views.static),
         Route("/favicon.ico", views.icon),  # browsers ask for it on the page that takes the token
@@ -71,13 +92,18 @@ def make_app(
         Route("/runs/{run}/state", views.state),
         Route("/runs/{run}/matrix", views.matrix),
         Route("/runs/{run}/episodes", views.episodes),
+        Route("/runs/{run}/episodes.{kind}", views.episode_rows),
         Route("/runs/{run}/episodes/{key}", views.episode),
+        Route("/runs/{run}/episodes/{key}/note", views.note, methods=["POST"]),
         Route("/runs/{run}/jobs", views.jobs),
         Route("/runs/{run}/settings", views.settings),
     ]
     handlers: dict[Any, Callable[[Request, Any], Response]] = {
         QueryError: lambda request, error: _render_error(
             request, 400, "The address asks for something that there is not", str(error)
+        ),
+        RefusedNoteError: lambda request, error: _render_error(
+            request, 403, "The note was not kept", str(error)
         ),
         pages.NotThereError: lambda request, error: _render_error(
             request, 404, "Not there", str(error)
@@ -116,11 +142,18 @@ def _render_error(request: Request, code: int, title: str, words: str) -> HTMLRe
     return _render_page(request, "sorry", code, title=title, words=words)
 
 
+def _send(request: Request, download: Download) -> Response:
+    """Send a file; of one that is only asked about, nothing is read."""
+    headers = {"Content-Disposition": f'attachment; filename="{download.name}"'}
+    parts = iter(()) if request.method == "HEAD" else download.make_parts()
+    return StreamingResponse(parts, media_type=download.media_type, headers=headers)
+
+
 class _Views:
     """A method for each route; each runs in a thread."""
 
-    def __init__(self, runs: ShownRuns) -> None:
-        self._runs = runs
+    def __init__(self, runs: ShownRuns, desk: NoteDesk) -> None:
+        self._runs, self._desk = runs, desk
 
     def _run(self, request: Request) -> ShownRun:
         name = request.path_params["run"]
@@ -155,13 +188,36 @@ class _Views:
     def episodes(self, request: Request) -> Response:
         run = self._run(request)
         values = pages.episodes_page(run, request.query_params.multi_items())
-        return _render_page(request, "episodes", **self._live(run), **values)
+        desk = self._desk.of(run)
+        return _render_page(request, "episodes", **self._live(run), **values, desk=desk)
+
+    def episode_rows(self, request: Request) -> Response:
+        run, kind = self._run(request), read_format(request.path_params["kind"])
+        asked = request.query_params.multi_items()
+        return _send(request, find_episode_download(run, asked, kind))
 
     def episode(self, request: Request) -> Response:
         run, asked = self._run(request), request.query_params
         key = request.path_params["key"]
         values = pages.episode_page(run, key, asked.get("tab", ""), asked.multi_items())
-        return _render_page(request, "episode", run=run, **values)
+        return _render_page(request, "episode", run=run, **values, desk=self._desk.of(run))
+
+    async def note(self, request: Request) -> Response:
+        # The guard has seen to it that the body is short, and who it is from.
+        body = await request.body()
+        return await run_in_threadpool(self._write_note, request, body)
+
+    def _write_note(self, request: Request, body: bytes) -> Response:
+        run, key = self._run(request), request.path_params["key"]
+        sent = self._desk.read(body, "authorization" in request.headers)
+        episodes = run.episodes()
+        episode = episodes.take([pages.find_episode(episodes, key)])[0]
+        try:
+            run.notes.write(episode, star=sent.star, note=sent.note, seen=sent.seen)
+        except SettingsError as error:
+            raise RefusedNoteError(f"{error}. Go back, and write less.") from error
+        back = find_way_back(run, key, request.query_params.multi_items())
+        return RedirectResponse(back, 303)
 
     def jobs(self, request: Request) -> Response:
         run = self._run(request)
@@ -175,6 +231,10 @@ class _Views:
     def compare(self, request: Request) -> Response:
         values = compare_page(self._runs, request.query_params)
         return _render_page(request, "compare", **values)
+
+    def compared_rows(self, request: Request) -> Response:
+        kind = read_format(request.path_params["kind"])
+        return _send(request, find_pair_download(self._runs, request.query_params, kind))
 
     def pair(self, request: Request) -> Response:
         return _render_page(request, "pair", **pair_page(self._runs, request.query_params))

@@ -2,18 +2,13 @@
 
 EpisodePage   what is shown of it
 read_episode  reads it
-TextSearch    finds episodes by what was written in them
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from threading import Lock
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from nip_core.errors import CorruptionError, NipError
 from nip_core.evaluation.episode_transcripts import Message, Transcript, transcript_of
@@ -22,15 +17,13 @@ from nip_core.rollouts.parquet import open_parquet
 from nip_core.rollouts.schema import EPISODES, GENERATIONS
 from nip_core.rollouts.table_rows import Episode, Generation, Timing, read_rows
 from nip_core.rollouts.tables import StoredRollouts
-from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
-from nip_core.viewer.index import Episodes, Shard
+from nip_core.showing.kept_calls import Shard
+from nip_core.viewer.token_chances import ShownTokens, lay_out_tokens
 
 _LONG = ("prompt_token_ids", "completion_token_ids", "completion_logprobs")
 _READ = tuple(name for name in GENERATIONS.names if name not in _LONG)
-_SEARCHED = ("text", "reasoning")
-_MOST_SEARCHES = 4
 
 
 @dataclass(frozen=True)
@@ -44,6 +37,8 @@ class ShownTurn:
     """Who reads the channels that it was sent to, but for whoever sent it."""
     chat: tuple[ChatMessage, ...] | None
     """The chat that its model was sent; None: it can't be told."""
+    tokens: ShownTokens | None
+    """Its tokens with their probabilities, where they are recorded."""
     new: int
     """How many of the chat's last messages the agent had not seen in its turn before."""
 
@@ -82,6 +77,7 @@ def read_episode(store: Store, shard: Shard, key: str, game: Game | None) -> Epi
                 latency_s.get(of.key),
                 _find_readers(message, game),
                 chat,
+                lay_out_tokens(of.token_logprobs),
                 0 if chat is None else max(0, len(chat) - before),
             )
         )
@@ -143,48 +139,6 @@ def _render_chats(
     except (InvalidResponse, NipError, KeyError, ValueError, IndexError) as error:
         return {}, f"What was asked can't be made again: {error}"
     return chats, ""
-
-
-class TextSearch:
-    """Finds episodes by texts in them. Remembers the last few searches."""
-
-    def __init__(self, store: Store) -> None:
-        """Reads nothing yet."""
-        self._store, self._lock = store, Lock()
-        # By text and shard. A split that is played again has shards of the same names.
-        self._known: OrderedDict[str, dict[tuple[str, str], pa.Array]] = OrderedDict()
-
-    def keys(self, episodes: Episodes, rows: NDArray[np.int64], text: str) -> pa.Array:
-        """Find the keys of episodes with a text in a message or a thought, in the shards of `rows`.
-
-        Upper and lower case are the same. Raises CorruptionError.
-        """
-        with self._lock:
-            known = self._known.setdefault(text, {})
-            self._known.move_to_end(text)
-            while len(self._known) > _MOST_SEARCHES:
-                self._known.popitem(last=False)
-        numbers = np.unique(np.asarray(episodes.table["shard"].to_numpy())[rows])
-        shards = {(s.name, s.manifest.digest): s for s in map(episodes.shards.__getitem__, numbers)}
-        for key, shard in shards.items():
-            if key not in known:
-                known[key] = self._in_shard(shard, text)
-        parts = [known[key] for key in shards]
-        return pa.concat_arrays(parts) if parts else pa.array([], pa.string())
-
-    def _in_shard(self, shard: Shard, text: str) -> pa.Array:
-        stored = StoredRollouts.of_shard(self._store, shard.manifest)
-        generations = stored.generations(("episode", "branch_path", *_SEARCHED))
-        having = [
-            pc.fill_null(pc.match_substring(generations[name], text, ignore_case=True), False)
-            for name in _SEARCHED
-        ]
-        matching = generations.filter(pc.or_(*having)).select(["episode", "branch_path"])
-        if not matching.num_rows:
-            return pa.array([], pa.string())
-        episodes = stored.episodes(("key", "branch_path", *TREE_COLUMNS))
-        keys = for_each_episode(episodes, matching)["episode"]
-        return pc.unique(keys).cast(pa.string())
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Problems by iterations, and the episodes of two places in pairs.
 
 count_matrix   by problem and iteration how its episodes ended, failures first
-pair_episodes  episodes of one problem and sample in two places, changed verdicts first
+order_pairs    episodes of one problem and sample in two places, changed verdicts first
+pair_episodes  some of these
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from nip_core.viewer.index import FAILED, RIGHT, WRONG
+from nip_core.showing.episode_index import FAILED, RIGHT, WRONG
 
 _ENDS = (RIGHT, WRONG, FAILED)
 MOST_COLUMNS = 24
@@ -208,7 +209,13 @@ class EpisodePair:
         return "same" if self.a.decision == self.b.decision else "other"
 
 
-KINDS = ("broken", "mended", "other", "same")
+KIND_WORDS = {
+    "broken": "right, then wrong",
+    "mended": "wrong, then right",
+    "other": "another verdict",
+    "same": "the same",
+}
+KINDS = tuple(KIND_WORDS)
 _OF_BOTH = ("problem", "sample", "y")
 _OF_EACH = tuple(field.name for field in fields(PairedEpisode))
 
@@ -222,13 +229,35 @@ class EpisodePairs:
     alone: tuple[int, int]  # episodes that the other place has not
 
 
-def pair_episodes(
-    a: pa.Table, b: pa.Table, page: int, per_page: int, kind: str = ""
-) -> EpisodePairs:
-    """Pair the episodes of two places by problem, sample and, in trees, branch.
+@dataclass(frozen=True)
+class OrderedPairs:
+    """All pairs of two places, and in which order those of a kind are shown."""
 
-    Of the pairs those of a `page`, counted from 1; behind the last one it is the last.
-    """
+    joined: pa.Table
+    rows: NDArray[np.int64]  # of `joined`, in their order
+    counts: dict[str, int]
+
+    def take(self, first: int, count: int) -> tuple[EpisodePair, ...]:
+        """Read `count` pairs in their order, from the `first` on."""
+        chosen = self.joined.take(pa.array(self.rows[first : first + count])).to_pylist()
+        return tuple(
+            EpisodePair(
+                **{name: row[name] for name in _OF_BOTH},
+                a=PairedEpisode(**{name: row[f"{name} a"] for name in _OF_EACH}),
+                b=PairedEpisode(**{name: row[f"{name} b"] for name in _OF_EACH}),
+            )
+            for row in chosen
+        )
+
+    def find(self, a: str, b: str) -> int | None:
+        """Find the place of the pair with these keys in the order; None: it is not among them."""
+        same = pc.and_(pc.equal(self.joined["key a"], a), pc.equal(self.joined["key b"], b))
+        places = np.flatnonzero(self.rows == pc.index(same, True).as_py())
+        return int(places[0]) if len(places) else None
+
+
+def order_pairs(a: pa.Table, b: pa.Table, kind: str = "") -> OrderedPairs:
+    """Pair the episodes of two places by problem, sample and, in trees, branch."""
     # 1. Join on what names an episode in its place.
     names = ["problem", "sample", "branch_path"]
     columns = [*names, "y", *_OF_EACH]
@@ -253,20 +282,19 @@ def pair_episodes(
     rows = np.arange(len(numbers)) if not kind else np.flatnonzero(numbers == KINDS.index(kind))
     names_rank = np.asarray(pc.rank(joined["problem"], tiebreaker="dense").to_numpy())
     sample = np.asarray(joined["sample"].to_numpy())
-    rows = rows[np.lexsort((sample[rows], names_rank[rows].astype(np.int64), numbers[rows]))]
-    # 3. Those of the page.
-    first = per_page * (min(page, max(1, -(-len(rows) // per_page))) - 1)
-    chosen = joined.take(pa.array(rows[first : first + per_page])).to_pylist()
-    pairs = tuple(
-        EpisodePair(
-            **{name: row[name] for name in _OF_BOTH},
-            a=PairedEpisode(**{name: row[f"{name} a"] for name in _OF_EACH}),
-            b=PairedEpisode(**{name: row[f"{name} b"] for name in _OF_EACH}),
-        )
-        for row in chosen
-    )
-    return EpisodePairs(
-        pairs,
-        {name: int(counts[k]) for k, name in enumerate(KINDS)},
-        (a.num_rows - len(numbers), b.num_rows - len(numbers)),
-    )
+    # The leaves of a tree differ in their branch alone; without it their order would be Arrow's.
+    branch = np.asarray(pc.rank(joined["branch_path"], tiebreaker="dense").to_numpy())
+    keys = (branch.astype(np.int64), sample, names_rank.astype(np.int64), numbers)
+    rows = rows[np.lexsort([key[rows] for key in keys])]
+    return OrderedPairs(joined, rows, {name: int(counts[k]) for k, name in enumerate(KINDS)})
+
+
+def pair_episodes(
+    a: pa.Table, b: pa.Table, page: int, per_page: int, kind: str = ""
+) -> EpisodePairs:
+    """Read the pairs of a `page` of two places, counted from 1; behind the last it is the last."""
+    pairs = order_pairs(a, b, kind)
+    first = per_page * (min(page, max(1, -(-len(pairs.rows) // per_page))) - 1)
+    paired = pairs.joined.num_rows
+    alone = (a.num_rows - paired, b.num_rows - paired)
+    return EpisodePairs(pairs.take(first, per_page), pairs.counts, alone)

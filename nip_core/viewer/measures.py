@@ -9,15 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from nip_core.evaluation.confidence_intervals import Interval, wilson
+from nip_core.evaluation.calibration import Calibration, calibrate
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION, REJECT
 
 DECISIONS = (ACCEPT, REJECT, NEITHER, NO_DECISION)
 LABELS = (1, 0)
-_MOST_VALUES = 12  # different ones, of which each is a group of its own
-_BINS = 10
 
 
 @dataclass(frozen=True)
@@ -45,33 +42,16 @@ def count_verdicts(table: pa.Table) -> Confusion:
     return Confusion(counts, {label: int(np.sum((y == label) & is_failed)) for label in LABELS})
 
 
-@dataclass(frozen=True)
-class Group:
-    """Verdicts of nearly one value."""
-
-    said: float  # how likely the solution is right by the scale, from 0 to 1
-    seen: float  # how often it is
-    interval: Interval | None
-    episodes: int
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Of all verdicts on a scale. `error` is the mean distance between said and seen, by episodes,
-    `brier` the mean squared distance between said and the label."""
-
-    groups: tuple[Group, ...]
-    error: float
-    brier: float
-    episodes: int
-
-
 def measure_calibration(table: pa.Table) -> Calibration | None:
-    """Compare what verdicts on a scale say with the labels; None where nothing but its ends was
-    used, or nothing was decided.
+    """Compare P(accept) with the labels, or what verdicts on a scale say where there is none.
 
-    A value v from -1 to 1 says that the solution is right with probability (v + 1) / 2.
+    A value v from -1 to 1 says that the solution is right with probability (v + 1) / 2. None where
+    nothing was decided, or nothing but the ends of a scale was used.
     """
+    known = pc.and_(pc.is_valid(table["p_accept"]), pc.greater_equal(table["y"], 0))
+    if pc.any(known).as_py():
+        likely, right = (table[name].filter(known).to_numpy() for name in ("p_accept", "y"))
+        return calibrate(np.asarray(likely, np.float64), np.asarray(right, np.float64))
     said, label = table["decision_value"], table["y"]
     decided = pc.and_(pc.is_valid(said), pc.equal(table["outcome"], "finished"))
     # An episode of a problem without a label can't be compared with one.
@@ -81,15 +61,4 @@ def measure_calibration(table: pa.Table) -> Calibration | None:
         return None
     claims = (values + 1) / 2
     y = np.asarray(label.filter(counted).to_numpy(), dtype=np.float64)
-    distinct = np.unique(claims)
-    if len(distinct) <= _MOST_VALUES:
-        number = np.searchsorted(distinct, claims)
-    else:
-        number = np.minimum((claims * _BINS).astype(np.int64), _BINS - 1)
-    groups = tuple(_make_group(claims[number == k], y[number == k]) for k in np.unique(number))
-    error = sum(abs(of.said - of.seen) * of.episodes for of in groups) / len(claims)
-    return Calibration(groups, error, float(np.mean((claims - y) ** 2)), len(claims))
-
-
-def _make_group(claims: NDArray[np.float64], y: NDArray[np.float64]) -> Group:
-    return Group(float(claims.mean()), float(y.mean()), wilson(float(y.sum()), len(y)), len(y))
+    return calibrate(claims, y, is_scale=True)

@@ -12,8 +12,14 @@ from nip_core.errors import NipError
 from nip_core.evaluation.embedding import thin_out
 from nip_core.evaluation.report import IterationSpending
 from nip_core.evaluation.split_metrics import AgentMeasures, Interval95, SplitMetrics
+from nip_core.evaluation.verdict_changes import measure_changes
 from nip_core.parameters.stored import read_costing_settings
+from nip_core.rollouts.plan import TEST
+from nip_core.showing.changes import say_changes
+from nip_core.showing.episode_filters import EpisodeFilters, find_rows
+from nip_core.showing.episode_index import Episodes
 from nip_core.viewer.charts import SMALL, Chart, Line, lay_out_chart
+from nip_core.viewer.judged import MOST_READ
 from nip_core.viewer.measures import count_verdicts, measure_calibration
 from nip_core.viewer.pages import Values, list_iterations, list_splits
 from nip_core.viewer.queries import QueryError
@@ -50,12 +56,32 @@ def run_page(run: ShownRun, split: str = "", iteration: str = "") -> Values:
         "chosen": chosen,
         "confusion": count_verdicts(here) if here.num_rows else None,
         "calibration": scaled,
+        "calibrated": "P(accept)" if here["p_accept"].null_count < here.num_rows else "the scale",
         "calibration_chart": _draw_calibration(scaled),
         "curve": _draw_curve(overview),
         "charts": _draw_charts(overview, run),
         "usd": _cost_by_iteration(run),
+        "changes": _describe_tests(run, episodes, overview),
         **overview.values,
     }
+
+
+def _describe_tests(run: ShownRun, episodes: Episodes, overview: Overview) -> list[str]:
+    """Say what differs between the first test and the last."""
+    tested = [entry.iteration for entry in overview.values.get("tested", [])]
+    if len(tested) < 2:
+        return []
+    rows = [
+        find_rows(episodes.table, EpisodeFilters(iteration=iteration, split=TEST))
+        for iteration in (tested[0], tested[-1])
+    ]
+    # Of more, reading what was said takes longer than the page; a comparison does it.
+    is_read = max(map(len, rows)) <= MOST_READ
+    sides = [run.judged.read(episodes, of, run.game, is_read) for of in rows]
+    if sides[0] is None or sides[1] is None:
+        return []
+    changes = measure_changes(sides[0], sides[1], run.seed)
+    return [] if changes is None else say_changes(changes, tested[0], tested[-1])
 
 
 def _draw_curve(overview: Overview) -> Chart | None:

@@ -6,7 +6,7 @@ Each takes a run and what its address asks for, and gives the values of the temp
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -19,25 +19,27 @@ from nip_core.evaluation.episode_transcripts import DECISION_WORDS, Message
 from nip_core.evaluation.report import GroupReport, IterationReport
 from nip_core.jobs.job import JobRecord
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.showing.episode_filters import (
+    CHOICES,
+    SORTS,
+    filter_rows,
+    find_rows,
+    list_models,
+    sort_rows,
+)
+from nip_core.showing.episode_index import Episodes, IndexedEpisode, read_episodes
+from nip_core.viewer.downloads import write_line
+from nip_core.viewer.episode_list import find_in_turns, list_episodes
 from nip_core.viewer.episode_page import EpisodePage, UsedExample, read_episode, read_examples
-from nip_core.viewer.index import Episodes, IndexedEpisode, read_episodes
 from nip_core.viewer.matrix import (
     MATRIX_SORTS,
     MOST_COLUMNS,
     PairedEpisode,
     count_matrix,
 )
-from nip_core.viewer.queries import (
-    CHOICES,
-    PER_PAGE,
-    SORTS,
-    Query,
-    QueryError,
-    find_rows,
-    list_models,
-    read_number,
-)
+from nip_core.viewer.queries import PER_PAGE, Query, QueryError, read_number
 from nip_core.viewer.runs import Overview, ShownRun, ShownRuns
+from nip_core.viewer.timeline import lay_out_timeline
 
 Values = dict[str, Any]
 SPLITS = (TEST, TRAIN, VALIDATION, CANDIDATE, ATTACK)
@@ -60,11 +62,12 @@ def list_iterations(table: pa.Table) -> list[int]:
 
 
 def find_asked_rows(run: ShownRun, episodes: Episodes, query: Query) -> Any:
-    """Find the rows of a query; texts are looked for in the files."""
-    if not query.text:
-        return find_rows(episodes.table, query)
-    without = find_rows(episodes.table, query)
-    return find_rows(episodes.table, query, run.search.keys(episodes, without, query.text))
+    """Find the rows of a query, in its order. Raises CorruptionError where texts can't be read."""
+    filters = query.to_filters()
+    rows = filter_rows(episodes.table, filters, run.notes.find_keys(filters))
+    if filters.asks_for_calls:
+        rows = run.search.find(run.index.calls, episodes, rows, query)
+    return sort_rows(episodes.table, rows, query.sort)
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ def list_choices(run: ShownRun, episodes: Episodes) -> Values:
     """List the values of each filter, for its menu."""
     table = episodes.table
     wrong, right = run.words
+    rounds = pc.max(table["rounds"]).as_py() or 0
 
     def values(name: str) -> list[tuple[str, str]]:
         known = [value for value in pc.unique(table[name]).to_pylist() if value is not None]
@@ -105,6 +109,8 @@ def list_choices(run: ShownRun, episodes: Episodes) -> Values:
         "difficulty": values("difficulty"),
         "mutation": values("mutation"),
         "model": [(name, name) for name in list_models(table)][:_MOST_CHOICES],
+        "agent": [(name, name) for name in episodes.agents],
+        "round": [(str(k), str(k)) for k in range(min(rounds, _MOST_CHOICES))],
         **{name: [*choices.items()] for name, choices in CHOICES.items()},
         "label": [("1", right), ("0", wrong)],
     }
@@ -141,7 +147,7 @@ def matrix_page(run: ShownRun, asked: Mapping[str, str], pairs: list[tuple[str, 
     """Show problems by iterations."""
     episodes = run.episodes()
     query = Query.parse(pairs, ("sort", "until"))
-    if query.iteration or query.text:
+    if query.iteration or query.asks_for_calls:
         raise QueryError("the matrix shows all iterations; look for texts among the episodes")
     sort = asked.get("sort") or "failures"
     if sort not in MATRIX_SORTS:
@@ -150,7 +156,8 @@ def matrix_page(run: ShownRun, asked: Mapping[str, str], pairs: list[tuple[str, 
     split = query.split or (splits[0] if splits else "")
     # Of an iteration that shows one verdict, the rows are those of problems that have it there.
     plain = Query.parse([(n, v) for n, v in query.filters.items() if n != "split"])
-    rows = find_rows(episodes.table, Query(**{**vars(plain), "split": split, "sort": "played"}))
+    filters = replace(plain.to_filters(), split=split or None, order="played")
+    rows = find_rows(episodes.table, filters, run.notes.find_keys(filters))
     table = episodes.table.take(pa.array(rows))
     every = list_iterations(table)
     until = read_number(asked.get("until"), every[-1] if every else 0)
@@ -194,9 +201,12 @@ def episodes_page(run: ShownRun, pairs: list[tuple[str, str]]) -> Values:
         "episodes": episodes,
         "menus": list_choices(run, episodes),
         "sorts": SORTS,
-        "rows": episodes.take(chosen),
+        "rows": list_episodes(run.index.calls, episodes, chosen, query, run.is_prover),
         "paging": paged,
+        "trouble": run.index.calls.trouble,
         "verdicts": verdicts,
+        "has_acceptance": pc.any(pc.is_valid(episodes.table["p_accept"])).as_py(),
+        "line": write_line(run, query.to_filters()),
     }
 
 
@@ -245,10 +255,14 @@ def episode_page(run: ShownRun, key: str, tab: str, pairs: list[tuple[str, str]]
         "same": _find_same_problem(episodes, at),
         "about": episodes.take([at])[0],
         "page": None,
+        "timeline": None,
+        "found": [],
         "damage": "",
     }
     try:
         values["page"] = page = open_episode(run, episodes, at)
+        values["timeline"] = lay_out_timeline(page, run.game) if tab == "" else None
+        values["found"] = find_in_turns(page.turns, query)
         values["lineage"] = _trace_lineage(run, page) if tab == "facts" else None
     except (NipError, OSError) as error:
         values["damage"] = str(error)

@@ -2,53 +2,29 @@
 
 Query       the filters of an address, checked
 QueryError  an address that asks for something that there is not
-find_rows   the rows of the index that a query asks for, in its order
-CHOICES     filters with a fixed set of values; SORTS, orders
+Comparison  what the address of a comparison asks for
+
+What the filters mean is said in `nip_core.showing.episode_filters`, for a line of Python alike.
 
 The address is the state: what a page shows follows from it alone, so that it can be sent, and gone
 back to.
 """
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import urlencode
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
-
-from nip_core.viewer.index import FAILED, RIGHT, WRONG
+from nip_core.showing.episode_filters import CHOICES, SORTS, EpisodeFilters
 
 PER_PAGE = 50
 MOST_TEXT = 200  # characters of what is looked for
-CHOICES: Mapping[str, Mapping[str, str]] = {
-    "verdict": {WRONG: "wrong", RIGHT: "right", FAILED: "failed", "not-right": "wrong or failed"},
-    "outcome": {"finished": "finished", "terminated": "terminated", "failed": "failed"},
-    "decision": {"1": "accept", "0": "reject", "3": "neither", "2": "no decision"},
-    "label": {"1": "1", "0": "0", "-1": "none"},
-    "invalid": {"1": "some", "0": "none"},
-}
-SORTS: Mapping[str, str] = {
-    "failures": "failures first",
-    "played": "as played",
-    "problem": "by problem",
-    "tokens": "most tokens",
-    "invalid": "most invalid answers",
-    "reward": "lowest reward",
-    "rounds": "most rounds",
-}
-_EQUAL = {
-    "split": "split",
-    "difficulty": "difficulty",
-    "mutation": "mutation",
-    "outcome": "outcome",
-}
-_EQUAL_NUMBER = {"iteration": "iteration", "decision": "decision", "label": "y"}
-"""Filters that a row passes if its column, beside them, has their value."""
-_NONE = "none"  # stands for a value that is not there
-_WORST_FIRST = pa.array([FAILED, WRONG, RIGHT])
+_SAME = (
+    *("split", "verdict", "outcome", "difficulty", "mutation", "model", "problem"),
+    *("text", "agent", "noted", "note"),
+)
+"""Filters that are called the same, and are texts, in an address and in a line of Python."""
 
 
 class QueryError(ValueError):
@@ -65,6 +41,10 @@ class Query:
     outcome: str = ""
     decision: str = ""
     label: str = ""
+    p_from: str = ""
+    """The lowest P(accept), from 0 to 1."""
+    p_to: str = ""
+    """The highest."""
     difficulty: str = ""
     mutation: str = ""
     model: str = ""
@@ -72,6 +52,14 @@ class Query:
     problem: str = ""
     """A part of the problem's name; in quotation marks, all of it."""
     text: str = ""
+    """What was written in a message or a thought."""
+    agent: str = ""
+    """Who wrote the text; without a text, who took a turn."""
+    round: str = ""
+    """When that was."""
+    noted: str = ""
+    note: str = ""
+    """What stands in the note."""
     sort: str = "failures"
     page: int = 1
 
@@ -90,15 +78,40 @@ class Query:
             value = values.get(name, "")
             if value and value not in choices:
                 raise QueryError(f"{name}={value}: use one of {', '.join(choices)}")
-        for name in ("iteration", "page"):
+        for name in ("iteration", "round", "page"):
             value = values.get(name, "")
             if value and not (value.isascii() and value.isdigit() and len(value) < 10):
                 raise QueryError(f"{name}={value}: a number was expected")
-        if len(values.get("text", "")) > MOST_TEXT:
-            raise QueryError(f"text: at most {MOST_TEXT} characters")
+        for name in ("p_from", "p_to"):
+            if values.get(name):
+                read_probability(name, values[name])
+        for name in ("text", "note"):
+            if len(values.get(name, "")) > MOST_TEXT:
+                raise QueryError(f"{name}: at most {MOST_TEXT} characters")
         values["page"] = max(1, int(values.get("page") or 1))
         values["sort"] = values.get("sort") or "failures"
         return cls(**values)
+
+    @property
+    def asks_for_calls(self) -> bool:
+        """Say whether it takes what models wrote to answer, and not the index alone."""
+        return bool(self.text or self.agent or self.round)
+
+    def to_filters(self) -> EpisodeFilters:
+        """Return what the address asks for, as a line of Python asks for it."""
+        asked = self.filters
+        texts = {name: asked.get(name) for name in _SAME}
+        return EpisodeFilters(
+            iteration=int(self.iteration) if self.iteration else None,
+            decision=CHOICES["decision"][self.decision] if self.decision else None,
+            label=int(self.label) if self.label else None,
+            p_from=read_probability("p_from", self.p_from) if self.p_from else None,
+            p_to=read_probability("p_to", self.p_to) if self.p_to else None,
+            invalid=self.invalid == "1" if self.invalid else None,
+            round=int(self.round) if self.round else None,
+            order=self.sort,
+            **texts,
+        )
 
     @property
     def filters(self) -> dict[str, str]:
@@ -128,6 +141,8 @@ class Comparison:
     b: str = ""
     split: str = ""
     kind: str = ""
+    follows: str = ""
+    """Whether to say whom the verifier follows although that takes reading much."""
     page: int = 1
 
     @classmethod
@@ -136,13 +151,40 @@ class Comparison:
         unknown = {*asked} - {field.name for field in fields(cls)}
         if unknown:
             raise QueryError(
-                f"{', '.join(sorted(unknown))}: a comparison has a, b, split, kind and page"
+                f"{', '.join(sorted(unknown))}: a comparison has a, b, split, kind, follows, page"
             )
         values: dict[str, Any] = {**asked}
         compared = cls(**{**values, "page": max(1, read_number(values.get("page"), 1))})
         if compared.kind and compared.kind not in kinds:
             raise QueryError(f"kind={compared.kind}: use one of {', '.join(kinds)}")
         return compared
+
+
+@dataclass(frozen=True)
+class PairQuery:
+    """What the address of a pair asks for: two episodes, RUN/KEY, and among which pairs."""
+
+    a: str = ""
+    b: str = ""
+    kind: str = ""
+
+    @classmethod
+    def parse(cls, asked: Mapping[str, str], kinds: Collection[str]) -> "PairQuery":
+        """Read an address; `kinds` are those that pairs have. Raises QueryError."""
+        unknown = {*asked} - {field.name for field in fields(cls)}
+        if unknown:
+            raise QueryError(f"{', '.join(sorted(unknown))}: a pair has a, b and kind")
+        query = cls(**asked)
+        if query.kind and query.kind not in kinds:
+            raise QueryError(f"kind={query.kind}: use one of {', '.join(kinds)}")
+        return query
+
+
+def read_probability(name: str, text: str) -> float:
+    """Read a probability of an address. Raises QueryError."""
+    if not re.fullmatch(r"[01]|[01]?\.[0-9]{1,9}", text) or float(text) > 1:
+        raise QueryError(f"{name}={text}: a number from 0 to 1 was expected, like 0.9")
+    return float(text)
 
 
 def read_number(text: str | None, default: int) -> int:
@@ -152,84 +194,3 @@ def read_number(text: str | None, default: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise QueryError(f"{text}: a number was expected")
     return int(text)
-
-
-def find_rows(
-    table: pa.Table, query: Query, with_text: pa.Array | None = None
-) -> NDArray[np.int64]:
-    """Find the rows of the index a query asks for, in its order.
-
-    `with_text` has the keys of the episodes in which the text of the query stands.
-    """
-    mask = None
-    for condition in _build_conditions(table, query, with_text):
-        mask = condition if mask is None else pc.and_kleene(mask, condition)
-    if mask is None:
-        rows = np.arange(table.num_rows)
-    else:
-        rows = np.flatnonzero(pc.fill_null(mask, False).to_numpy(zero_copy_only=False))
-    return _sort(table, rows, query.sort)
-
-
-def _build_conditions(table: pa.Table, query: Query, with_text: pa.Array | None) -> Iterable[Any]:
-    for name, column in _EQUAL_NUMBER.items():
-        if value := getattr(query, name):
-            yield pc.equal(table[column], int(value))
-    for name, column in _EQUAL.items():
-        if value := getattr(query, name):
-            is_none = value == _NONE and name in ("difficulty", "mutation")
-            yield pc.is_null(table[column]) if is_none else pc.equal(table[column], value)
-    if query.verdict:
-        verdicts, is_other = table["verdict"], query.verdict == "not-right"
-        yield pc.not_equal(verdicts, RIGHT) if is_other else pc.equal(verdicts, query.verdict)
-    if query.invalid:
-        compare = pc.greater if query.invalid == "1" else pc.equal
-        yield compare(table["invalid"], 0)
-    if query.model:
-        yield _has_model(table["models"], query.model)
-    if query.problem:
-        names = table["problem"]
-        exact = len(query.problem) > 1 and query.problem[0] == query.problem[-1] == '"'
-        if exact:
-            yield pc.equal(names, query.problem[1:-1])
-        else:
-            yield pc.match_substring(names, query.problem, ignore_case=True)
-    if with_text is not None:
-        yield pc.is_in(table["key"], value_set=with_text)
-
-
-def _has_model(models: Any, name: str) -> Any:
-    """Tell for each set of names whether it has this one. There are few different sets."""
-    encoded = pc.dictionary_encode(models).combine_chunks()
-    having = [name in (of or "").split("\n") for of in encoded.dictionary.to_pylist()]
-    return pc.take(pa.array(having, pa.bool_()), encoded.indices)
-
-
-def list_models(table: pa.Table) -> list[str]:
-    """List the names of all models in the index."""
-    sets = pc.unique(table["models"]).to_pylist()
-    return sorted({name for of in sets if of for name in of.split("\n")})
-
-
-def _sort(table: pa.Table, rows: NDArray[np.int64], sort: str) -> NDArray[np.int64]:
-    """Sort rows; equal ones stay as they were played, the newest iteration first."""
-
-    def numbers(name: str) -> NDArray[Any]:
-        column = table[name].combine_chunks()
-        return np.asarray(column.to_numpy(zero_copy_only=False))[rows]
-
-    newest = -numbers("iteration").astype(np.int64)
-    if sort == "played":
-        return rows
-    if sort == "failures":
-        worst = pc.index_in(table["verdict"], value_set=_WORST_FIRST)
-        first = np.asarray(worst.to_numpy())[rows]
-    elif sort == "problem":
-        ranks = pc.rank(table["problem"], tiebreaker="dense")
-        first = np.asarray(ranks.to_numpy())[rows].astype(np.int64)
-    elif sort == "reward":
-        first = numbers("reward")
-    else:
-        names = {"tokens": "completion_tokens", "invalid": "invalid", "rounds": "rounds"}
-        first = -numbers(names[sort]).astype(np.int64)
-    return rows[np.lexsort((np.arange(len(rows)), newest, first))]

@@ -19,10 +19,12 @@ from nip_core.records.iterations import Records
 from nip_core.records.status import find_status
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store
-from nip_core.showing.summary import read_report_data
+from nip_core.showing.episode_index import Episodes, RunIndex
+from nip_core.showing.notes import RunNotes
+from nip_core.showing.reports import read_report_data
 from nip_core.showing.transcripts import rebuild_game
-from nip_core.viewer.episode_page import TextSearch
-from nip_core.viewer.index import Episodes, RunIndex
+from nip_core.viewer.judged import JudgedPlaces
+from nip_core.viewer.text_search import TextSearch
 
 _AT_MOST_EVERY_S = 1.0
 _DAMAGE = (
@@ -51,7 +53,9 @@ class ShownRun:
     ) -> None:
         """Reads nothing yet. `name` is what addresses call it."""
         self.tree, self.name = tree, name
-        self.search = TextSearch(tree.store)
+        self.search = TextSearch()
+        self.judged = JudgedPlaces(tree.store)
+        self.notes = RunNotes(tree)
         self.lock = RLock()
         self._clock = clock
         self._run_json: str | None = None
@@ -72,15 +76,19 @@ class ShownRun:
         except (NipError, OSError):
             return  # which whoever reads it is told
         if self._run_json not in (None, run_json):
+            self.index.calls.forget()
             self._forget()
         self._run_json = run_json
 
-    def episodes(self) -> Episodes:
-        """Read new shards, at most once a second, and return all episodes."""
+    def episodes(self, with_calls: bool = True) -> Episodes:
+        """Read new shards, at most once a second, and return all episodes.
+
+        Without calls, for who looks at the index alone, their texts are not kept.
+        """
         with self.lock:
             if self._clock() - self._looked_s >= _AT_MOST_EVERY_S:
                 self._forget_if_made_anew()
-                self.index.refresh()
+                self.index.refresh(with_calls)
                 self._looked_s = self._clock()
             return self.index.now
 
@@ -152,6 +160,17 @@ class ShownRun:
             return rebuild_game(self.records.shown.record)
         except NipError:
             return None
+
+    def is_prover(self, agent: str) -> bool:
+        """Tell whether an agent is a prover; where the game can't be made, by its name."""
+        if self.game is not None and agent in self.game.protocol.agent_names:
+            return self.game.protocol.is_prover(agent)
+        return agent.startswith("prover")
+
+    @property
+    def seed(self) -> int:
+        """Return the seed of the run, which its intervals are drawn from; 0 without its game."""
+        return 0 if self.game is None else self.game.parameters.seed
 
     @property
     def words(self) -> tuple[str, str]:

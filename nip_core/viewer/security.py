@@ -2,12 +2,15 @@
 
 Guard  the ASGI middleware around the pages
 is_loopback whether an address is this machine's alone
+make_form_token  what the viewer's own forms have in them
 
 What is covered: another user of the machine, and a web page in the same browser. Neither reads
 anything without the token, which is in no address but the first, and in no program's arguments: it
 becomes a cookie that no script can read and that no other site's page can send. A name that
 somebody has pointed at this machine (DNS rebinding) is refused, as are all methods that could
-change something.
+change something, but for one thing: a note about an episode. It takes the cookie, a form that this
+viewer has made (`form_token`), and a browser that says it comes from a page of this viewer; or a
+program with the token in a header. A viewer without a token takes none.
 What is not covered: whoever reads this process's output, or the traffic of an address that is not
 loopback, which is not encrypted; use ssh. And a server at another port of the same name to which
 the same browser goes: browsers send it the cookie, too.
@@ -16,8 +19,9 @@ the same browser goes: browsers send it the cookie, too.
 import hmac
 import html
 import ipaddress
+import re
 from collections.abc import Collection
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.requests import cookie_parser
@@ -32,10 +36,26 @@ _HEADERS = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
+    # With "no-referrer" browsers would say "null" for the origin of the viewer's own forms.
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+
+
+_NOTE = re.compile(r"/runs/[^/]+/episodes/[^/]+/note")
+"""The only places where something can be written."""
+MOST_BODY_BYTES = 1 << 17
+
+
+def make_form_token(token: str) -> str:
+    """Make what the viewer's own forms have in them, and no other site's page can know."""
+    return hmac.digest(token.encode(), b"a form of nip view", "sha256").hex()
+
+
+def is_form_token(text: str, form_token: str) -> bool:
+    """Compare what a form has sent, in a time that tells nothing."""
+    return hmac.compare_digest(text.encode("utf-8", "replace"), form_token.encode())
 
 
 def is_loopback(host: str) -> bool:
@@ -49,12 +69,15 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """Lets through who knows the token, by a name of this machine, to look and no more."""
+    """Lets through who knows the token, by a name of this machine, to look and to write notes."""
 
     def __init__(
         self, app: ASGIApp, token: str | None, hosts: Collection[str] = (), cookie: str = "nip_view"
     ) -> None:
-        """With `token` None nobody is asked for one. `hosts` are names besides this machine's."""
+        """With `token` None nobody is asked for one, and nothing is written.
+
+        `hosts` are names besides this machine's.
+        """
         self._app, self._token, self._cookie = app, token, cookie
         self._hosts = {"localhost", *(host.lower() for host in hosts)}
 
@@ -84,6 +107,8 @@ class Guard:
                 "This name is not the viewer's. Use the address that nip view has printed.\n",
                 status_code=421,
             )
+        if scope["method"] == "POST" and _NOTE.fullmatch(str(scope["path"])):
+            return self._refuse_note(headers)
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("Nothing can be changed here.\n", 405, {"Allow": "GET, HEAD"})
         if self._token is None:
@@ -94,8 +119,26 @@ class Guard:
         if offered and self._is_token(offered[-1]):
             return self._set_cookie(str(scope["path"]), [p for p in query if p[0] != "token"])
         # 2. The cookie, or for programs a header.
-        if self._is_let_in(headers):
-            return None
+        return None if self._is_let_in(headers) else self._want_token()
+
+    def _refuse_note(self, headers: Headers) -> Response | None:
+        """Refuse what does not come from a page of this viewer, or is too long."""
+        if self._token is None:
+            words = "A viewer without a token takes no notes; start nip view without --no-token."
+            return PlainTextResponse(f"{words}\n", 403)
+        if not self._is_let_in(headers):
+            return self._want_token()
+        if not _comes_from_here(headers):
+            return PlainTextResponse("Notes are taken from the viewer's own pages alone.\n", 403)
+        length = headers.get("content-length", "")
+        if not (length.isascii() and length.isdigit()):
+            return PlainTextResponse("The length of the note has to be said before.\n", 411)
+        if len(length) > 9 or int(length) > MOST_BODY_BYTES:
+            return PlainTextResponse("The note is too long.\n", 413)
+        return None
+
+    @staticmethod
+    def _want_token() -> Response:
         return PlainTextResponse(
             "The viewer wants its token: open the whole address that nip view has printed, which "
             "ends in ?token=… . Programs send it as Authorization: Bearer.\n",
@@ -143,3 +186,17 @@ class Guard:
         # Until the browser is closed: it is sent to every server of this name, whatever its port.
         response.set_cookie(self._cookie, str(self._token), httponly=True, samesite="strict")
         return response
+
+
+def _comes_from_here(headers: Headers) -> bool:
+    """Tell whether a request comes from a page of this viewer, or from no page at all.
+
+    Browsers say so twice, but for the one header if the address is not encrypted and not of this
+    machine. A page without an origin of its own says "null".
+    """
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None and site != "same-origin":
+        return False
+    if origin is None:
+        return True
+    return urlsplit(origin).netloc.lower() == headers.get("host", "").lower()

@@ -1,7 +1,8 @@
-"""The pages that set episodes side by side: two places of runs, and two episodes.
+"""The page that sets two places of runs side by side: their episodes in pairs.
 
-compare_page  the episodes of two places in pairs
-pair_page     two episodes
+compare_page         values of the template
+ComparedPlace        the episodes of a place; find_place finds them
+describe_difference  what differs, in sentences
 """
 
 from collections.abc import Mapping
@@ -9,25 +10,27 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from nip_core.errors import NipError
+from nip_core.evaluation.change_words import describe_changes, describe_pairs
 from nip_core.evaluation.embedding import thin_out
+from nip_core.evaluation.verdict_changes import JudgedEpisodes, measure_changes
 from nip_core.rollouts.plan import TEST
-from nip_core.viewer.episode_page import EpisodePage
-from nip_core.viewer.index import IndexedEpisode
-from nip_core.viewer.matrix import KINDS, pair_episodes
+from nip_core.showing.episode_filters import EpisodeFilters, find_rows
+from nip_core.showing.episode_index import Episodes
+from nip_core.viewer.judged import MOST_READ
+from nip_core.viewer.matrix import KIND_WORDS, KINDS, pair_episodes
 from nip_core.viewer.pages import (
     NotThereError,
     Values,
-    find_episode,
     list_iterations,
     list_splits,
-    open_episode,
     paginate,
 )
-from nip_core.viewer.queries import PER_PAGE, Comparison, Query, find_rows, read_number
+from nip_core.viewer.queries import PER_PAGE, Comparison, read_number
 from nip_core.viewer.runs import ShownRun, ShownRuns
 
 _MOST_PLACES, _FEWEST_PLACES = 400, 10  # of all runs, and of one
@@ -50,7 +53,7 @@ def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
     """Show the episodes of two places in pairs, changed verdicts first."""
     query = Comparison.parse(asked, KINDS)
     a, b, kind = query.a, query.b, query.kind
-    tables = {run.name: run.episodes().table for run in runs.all()}
+    tables = {run.name: run.episodes(with_calls=False).table for run in runs.all()}
     splits = sorted({split for table in tables.values() for split in list_splits(table)})
     split = query.split or (TEST if TEST in splits else (splits[0] if splits else ""))
     places = list_places(tables, split)
@@ -61,21 +64,23 @@ def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
         "splits": splits,
         "places": places,
         "kind": kind,
-        "kinds": KINDS,
+        "kinds": KIND_WORDS,
         "pairs": None,
     }
     if not (a and b):
         return values
-    parts = [_read_episodes_at(runs, place, split) for place in (a, b)]
+    sides = [find_place(runs, place, split) for place in (a, b)]
+    parts = [side.table for side in sides]
     names = [place.rpartition("@")[0] for place in (a, b)]
     shown = pair_episodes(parts[0], parts[1], query.page, PER_PAGE, kind)
     total = shown.counts[kind] if kind else sum(shown.counts.values())
     base = {"a": a, "b": b, "split": split}
 
     def address(**changes: Any) -> str:
-        named = {**base, "kind": kind, **changes}
+        named = {**base, "kind": kind, "follows": query.follows, **changes}
         return f"?{urlencode({name: v for name, v in named.items() if v not in ('', None)})}"
 
+    is_read = bool(query.follows) or max(part.num_rows for part in parts) <= MOST_READ
     rates = [
         (pc.sum(pc.equal(part["verdict"], "right")).as_py() or 0, part.num_rows) for part in parts
     ]
@@ -86,44 +91,62 @@ def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
         "address": address,
         "names": names,
         "rates": rates,
+        "difference": describe_difference(sides[0], sides[1], is_read),
+        "is_read": is_read,
     }
 
 
-def _read_episodes_at(runs: ShownRuns, place: str, split: str) -> pa.Table:
-    name, _, iteration = place.rpartition("@")
-    run = runs.get(name)
-    if run is None:
-        raise NotThereError(f"there is no run {name[:60]!r} among those that are shown")
-    query = Query(iteration=str(read_number(iteration, 0)), split=split, sort="played")
-    table = run.episodes().table
-    return table.take(pa.array(find_rows(table, query), pa.int64()))
+def choose_split(runs: ShownRuns, asked: str) -> str:
+    """Choose the split of a comparison: the one that is asked for, else tests."""
+    known = {split for run in runs.all() for split in list_splits(run.episodes().table)}
+    return asked or (TEST if TEST in known else min(known, default=""))
 
 
 @dataclass(frozen=True)
-class PairSide:
-    """One of two episodes side by side; `page` is None where it can't be read."""
+class ComparedPlace:
+    """The episodes of one split in an iteration of a run."""
 
+    name: str
+    """RUN@ITERATION."""
     run: ShownRun
-    key: str
-    about: IndexedEpisode
-    page: EpisodePage | None
-    damage: str
+    iteration: int
+    episodes: Episodes
+    rows: NDArray[np.int64]
+    """Of the index."""
+
+    @property
+    def table(self) -> pa.Table:
+        """Take its rows from the index."""
+        return self.episodes.table.take(pa.array(self.rows, pa.int64()))
+
+    def judged(self, with_arguments: bool) -> JudgedEpisodes | None:
+        """Read its verdicts, and what was argued; None where a file can't be read."""
+        return self.run.judged.read(self.episodes, self.rows, self.run.game, with_arguments)
 
 
-def pair_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
-    """Show two episodes side by side: `a` and `b` are RUN/KEY."""
-    sides = []
-    for side in ("a", "b"):
-        name, _, key = asked.get(side, "").rpartition("/")
-        run = runs.get(name)
-        if run is None:
-            raise NotThereError(f"{side}: there is no run {name[:60]!r} among those that are shown")
-        episodes = run.episodes()
-        at = find_episode(episodes, key)
-        page, damage = None, ""
-        try:
-            page = open_episode(run, episodes, at)
-        except (NipError, OSError) as error:
-            damage = str(error)
-        sides.append(PairSide(run, key, episodes.take([at])[0], page, damage))
-    return {"sides": sides}
+def find_place(runs: ShownRuns, place: str, split: str) -> ComparedPlace:
+    """Find the episodes of a place, RUN@ITERATION, in the index. Raises NotThereError."""
+    name, _, number = place.rpartition("@")
+    run = runs.get(name)
+    if run is None:
+        raise NotThereError(f"there is no run {name[:60]!r} among those that are shown")
+    iteration, episodes = read_number(number, 0), run.episodes(with_calls=False)
+    filters = EpisodeFilters(iteration=iteration, split=split or None)
+    return ComparedPlace(place, run, iteration, episodes, find_rows(episodes.table, filters))
+
+
+def describe_difference(a: ComparedPlace, b: ComparedPlace, with_arguments: bool) -> list[str]:
+    """Say what differs between two places: on which episodes, then sentences; [] for nothing."""
+    if a.name == b.name:
+        return []
+    sides = a.judged(with_arguments), b.judged(with_arguments)
+    if sides[0] is None or sides[1] is None:
+        return []
+    changes = measure_changes(sides[0], sides[1], a.run.seed)
+    if changes is None:
+        return []
+    # Only iterations of one run have an order.
+    is_later = a.run is b.run and a.iteration < b.iteration
+    names = None if is_later else (a.name, b.name)
+    where = f"On the {describe_pairs(changes)} that both have:"
+    return [where, *describe_changes(changes, names)]

@@ -95,12 +95,15 @@ def check_depth(value: Any, most: int = MAX_DEPTH) -> None:
     raise JsonBoundsError(f"it is nested more than {most} deep")
 
 
+_NESTS = (list, dict)  # as a tuple it is asked twice as fast
+
+
 def _inside(value: Any) -> list[Any]:
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, list):
         return []
-    return [child for child in value if isinstance(child, list | dict)]
+    return [child for child in value if isinstance(child, _NESTS)]
 
 
 class _Patient(json.JSONDecoder):

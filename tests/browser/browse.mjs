@@ -5,9 +5,12 @@
 // DIR has playwright-core and axe-core in node_modules (scripts/build_view.sh). The plan:
 //   {"chromium": PATH, "origin": "http://127.0.0.1:PORT", "token": TOKEN or null,
 //    "sizes": [[1440, 900], [390, 844]], "schemes": ["light", "dark"],
-//    "pages": [{"name": NAME, "path": PATH, "shot": FILE or null, "full": true}]}
+//    "pages": [{"name": NAME, "path": PATH, "shot": FILE or null, "full": true}],
+//    "measured": [SELECTOR], "opened": false}
 // The results are a list with one entry for each page, size and scheme: its violations by axe-core,
-// what its console has said, how wide its content is, and its text.
+// what its console has said, how wide its content is, its text, and from where to where the
+// elements of each selector are, those alone that can be seen. With "opened" axe-core looks at what
+// is folded too.
 import { createRequire } from "node:module";
 import { readFileSync } from "node:fs";
 import path from "node:path";
@@ -39,10 +42,16 @@ for (const [width, height] of plan.sizes) {
       page.on("console", listen);
       page.on("pageerror", crashed);
       await page.goto(plan.origin + address, { waitUntil: "load" });
+      const places = await page.evaluate((selectors) => Object.fromEntries(selectors.map((selector) => [selector,
+          [...document.querySelectorAll(selector)].filter((element) => element.checkVisibility()).map((element) => {
+            const { left, right } = element.getBoundingClientRect();
+            return [left, right];
+          })])), plan.measured ?? []);
       if (shot) {
         const file = shot.replace("{size}", width).replace("{scheme}", scheme);
         await page.screenshot({ path: file, fullPage: full ?? false });
       }
+      if (plan.opened) await page.evaluate(() => { for (const fold of document.querySelectorAll("details")) fold.open = true; });
       // The page's policy lets no script in, so axe-core is evaluated by the debugger.
       await page.evaluate(axe);
       const found = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ["violations"] }));
@@ -52,6 +61,7 @@ for (const [width, height] of plan.sizes) {
         passes: found.passes.length,
         scroll_width: await page.evaluate(() => document.documentElement.scrollWidth),
         text: await page.evaluate(() => document.body.innerText),
+        places,
       });
       page.off("console", listen);
       page.off("pageerror", crashed);

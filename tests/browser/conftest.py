@@ -53,6 +53,17 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rl = {"num_iterations": 2, "rollouts_per_iteration": 40, "num_epochs": 1}
     scale = {"shared_reward": True, "verifier_decision_scale": "likert_scale_5"}
     asyncio.run(train_here(write_config(folder, rl=rl, protocol_common=scale)))
+    # Several channels, and more iterations than a narrow screen has room for.
+    model = {"model_provider": "SelfHosted", "model_name": "deterministic"}
+    longer = {
+        "run_name": "longer",
+        "interaction_protocol": "debate",
+        "agents": {"_default": {**model, "max_tokens_per_message": 64}},
+        "protocol_common": {},
+        "rl": {**rl, "num_iterations": 5},
+        "dataset_options": {"max_test_size": 8, "max_train_size": 200},
+    }
+    asyncio.run(train_here(write_config(folder, **longer)))
     return folder / "runs"
 
 

@@ -20,6 +20,8 @@ from nip_core.run_store.store import open_store
 
 SIZES = ((1440, 900), (390, 844))
 SCHEMES = ("light", "dark")
+TABS, FILTERS = "nav.tabs a", ".filters-fold select"
+CELLS, PROBLEMS = ".matrix td.cell-box", ".matrix tbody th"
 
 
 def asked(viewed, path):
@@ -36,11 +38,15 @@ def pages(viewed):
     key = re.search(r"episodes/([\w-]{16})", asked(viewed, "/runs/small/episodes?verdict=wrong"))[1]
     compared = "/compare?a=small@0&b=small@2&split=test"
     pair = re.search(r'href="(/pair\?[^"]+)"', asked(viewed, compared))[1].replace("&amp;", "&")
+    listed = asked(viewed, "/runs/longer/episodes?split=test&iteration=5")
+    debated = re.search(r"episodes/([\w-]{16})", listed)[1]
     return {
         "runs": "/",
         "run": "/runs/small",
         "matrix": "/runs/small/matrix",
         "episodes": "/runs/small/episodes",
+        "search": "/runs/small/episodes?text=e&agent=prover",
+        "hits": f"/runs/small/episodes/{key}?text=e",
         "nothing": "/runs/small/episodes?problem=no-such-problem",
         "episode": f"/runs/small/episodes/{key}?verdict=wrong",
         "asked": f"/runs/small/episodes/{key}?tab=asked",
@@ -49,6 +55,8 @@ def pages(viewed):
         "settings": "/runs/small/settings",
         "compare": compared,
         "pair": pair,
+        "iterations": "/runs/longer/matrix",
+        "channels": f"/runs/longer/episodes/{debated}",
     }
 
 
@@ -63,6 +71,8 @@ def looks(viewed, pages):
         "sizes": SIZES,
         "schemes": SCHEMES,
         "patience_ms": 1000 * PATIENCE_S,
+        "measured": [TABS, FILTERS, CELLS, PROBLEMS],
+        "opened": True,
         "pages": [
             {
                 "name": name,
@@ -100,6 +110,25 @@ def test_no_page_is_wider_than_the_screen_and_none_complains(looks):
     assert [(look["name"], look["said"]) for look in looks if look["said"]] == []
 
 
+def test_every_tab_can_be_reached_and_a_narrow_screen_folds_the_filters(looks):
+    for look in looks:
+        tabs, filters = look["places"][TABS], look["places"][FILTERS]
+        assert tabs and all(0 <= left < right <= look["width"] for left, right in tabs)
+        if look["name"] in ("episodes", "matrix"):
+            assert bool(filters) == (look["width"] > 1000)
+
+
+def test_a_narrow_screen_has_room_for_four_iterations_and_shows_the_newest(looks):
+    for look in looks:
+        if look["name"] != "iterations":
+            continue
+        cells, problems = look["places"][CELLS], look["places"][PROBLEMS]
+        beside = max(right for _, right in problems)
+        last = max(right for _, right in cells)
+        seen = {left for left, right in cells if left >= beside and right <= look["width"]}
+        assert last <= look["width"] and len(seen) >= 4
+
+
 def test_every_page_has_its_content(looks):
     words = {
         "run": ("Accuracy", "Confusion", "Calibration of the scale", "Reward of a test episode"),
@@ -108,7 +137,9 @@ def test_every_page_has_its_content(looks):
         "asked": ("system", "answer of"),
         "facts": ("seed", "protocol", "Models that answered"),
         "jobs": ("succeeded",),
-        "compare": ("Changed verdicts",),
+        "compare": ("Changed verdicts", "The verifier", "broken."),
+        "pair": ("Comparison", "Solution", "the other message lacks"),
+        "channels": ("Who speaks when", "to prover0_channel"),
     }
     for look in looks:
         for word in words.get(look["name"], ()):

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 RUNS = [f"at-once-{number}" for number in range(10)]
 GROUPS = ("prover", "verifier")
 SHARDS = {("test", 0): 1, ("train", 0): 2, ("test", 1): 1}
-PUBLISHED = ("playing iteration 0", "training iteration 0", "the last test")
+PUBLISHED = ("play-0", "train-0", "test-1")
 TROUBLE = re.compile(
     "ERROR|FATAL|PANIC|CRITICAL|Traceback|deadlock|locked|lock timeout|Error flushing"
     "|Dropping event|Duplicate task_run"
@@ -78,7 +78,6 @@ def start(up: Up, folder: Path, name: str) -> subprocess.Popen[bytes]:
         rl={"num_iterations": 1, "rollouts_per_iteration": 40, "num_epochs": 1},
         lm_server={"url": f"http://127.0.0.1:{up.lm_port}"},
     )
-    config = config.rename(folder / f"{name}.yaml")  # the flow run is called after it
     environment = {
         **os.environ,
         "PREFECT_HOME": str(folder / "prefect"),
@@ -97,7 +96,7 @@ def flow_runs_of(up: Up, names: list[str]) -> list[dict[str, Any]]:
 
 def task_runs_of(up: Up, name: str) -> list[dict[str, Any]]:
     """Task runs of a run; those that stand for a subflow in its parent left out."""
-    names = {"name": {"any_": [f"train-{name}", f"{name}-0"]}}
+    names = {"name": {"any_": [f"train-{name}", f"iteration-{name}-0"]}}
     found = up.api("/task_runs/filter", {"flow_runs": names})
     return [task for task in found if not task["name"].startswith("iteration")]
 
@@ -132,7 +131,7 @@ def check_state(up: Up, folder: Path, name: str) -> None:
     }
     assert len(committed) == len(SHARDS) + len(GROUPS)
     assert state["manifests"] == committed
-    assert (state["run"], state["stage"]) == (name, PUBLISHED[-1])
+    assert (state["run"], state["stage"]) == (name, "testing iteration 1")
     assert (state["store"], state["finished_iterations"]) == (run.store.url, 1)
     versions = up.api("/artifacts/filter", wanted)
     assert len(versions) == len(PUBLISHED)
@@ -148,9 +147,10 @@ def test_ten_runs_at_once_lose_no_state_and_meet_no_lock(up, tmp_path):
             process.kill()
             process.wait(timeout=60)
     for name in RUNS:
-        flow_runs = flow_runs_of(up, [f"train-{name}", f"{name}-0"])
+        flow_runs = flow_runs_of(up, [f"train-{name}", f"iteration-{name}-0"])
         states = sorted((f["name"], f["state_type"], f["run_count"]) for f in flow_runs)
-        assert states == [(f"{name}-0", "COMPLETED", 1), (f"train-{name}", "COMPLETED", 1)]
+        names = [f"iteration-{name}-0", f"train-{name}"]
+        assert states == [(flow_run, "COMPLETED", 1) for flow_run in names]
         check_tasks(up, name)
         check_state(up, tmp_path / name, name)
         assert trouble_in(tmp_path / name / "log") == []

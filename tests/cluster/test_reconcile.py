@@ -77,6 +77,11 @@ async def test_a_flow_run_whose_process_is_gone_is_finished(stack, killed, tmp_p
     # A worker that lives reports the crash of a flow itself.
     assert len(dead) == (killed != "flow"), await states_of(started.id)
     assert len(restarted) == 1 and ended.run_count == 2
+    assert ended.name == f"train-{name}-attempt-2"
+    of_it = {"flow_runs": {"parent_flow_run_id": {"any_": [str(ended.id)]}}}
+    iterations = stack.api("/flow_runs/filter", of_it)
+    assert all(set(ended.tags) <= set(flow_run["tags"]) for flow_run in iterations)
+    assert {f["state_type"] for f in iterations} <= {"COMPLETED", "CRASHED"}  # none goes on
     worker.terminate()
     worker.wait(timeout=60)
 

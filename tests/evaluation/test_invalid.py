@@ -3,7 +3,7 @@
 import json
 import re
 
-from nip_core.evaluation.baseline_verifiers import remarks
+from nip_core.evaluation.baseline_words import remarks
 from nip_core.evaluation.invalid import invalid_answers, invalid_line, invalid_warning
 from nip_core.evaluation.split_metrics import InvalidAnswers, SplitMetrics
 from nip_core.game.reasons import KINDS

@@ -9,12 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nip_core.errors import DatasetError
-from nip_core.evaluation.baseline_verifiers import (
-    believe_the_prover,
-    believed_line,
-    left_out_words,
-    majority,
-)
+from nip_core.evaluation.baseline_verifiers import believe_the_prover, majority
+from nip_core.evaluation.baseline_words import believed_line, left_out_words
 from nip_core.evaluation.confidence_intervals import wilson
 from nip_core.evaluation.metrics import evaluate, mean_by_problem, paired_difference
 from nip_core.evaluation.split_metrics import SplitMetrics

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from nip_core.evaluation.confidence_intervals import wilson
+from nip_core.evaluation.interval_parts import pick_intervals, replace_intervals
 from nip_core.evaluation.metrics import evaluate, paired_difference
-from nip_core.evaluation.spread import find_questions, pick_intervals, replace_intervals
+from nip_core.evaluation.spread import find_questions
 from nip_core.evaluation.statistics.clustered import clustered_mean, clustered_rate
 
 

@@ -54,6 +54,30 @@ def test_the_help_fits_80_columns_and_names_each_command_in_a_line(nip):
     assert order == COMMANDS and order[0] == "quickstart"
 
 
+@pytest.mark.parametrize("words", [(), ("train",), ("problems",), ("problems", "build")])
+def test_h_is_short_for_help(nip, words):
+    asked = nip(*words, "-h")
+    assert asked.returncode == 0 and asked.stdout == nip(*words, "--help").stdout
+
+
+@pytest.mark.parametrize("words", [("ls",), ("show", "small")])
+def test_looking_at_runs_imports_nothing_that_plays_trains_or_reckons(store, words):
+    code = (
+        "import sys\nfrom nip_prefect.flows.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'prefect', 'openai', 'pyarrow', 'numpy', 'aiohttp', 'jinja2', 'yaml',"
+        " 'matplotlib'}\n"
+        "print('HEAVY', sorted(heavy & set(sys.modules)))"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code, *words, "--run-store", str(store)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+    assert "50.0 %" in shown or "finished" in shown
+    assert shown.rstrip().endswith("HEAVY []")
+
+
 def test_a_misspelt_command_is_answered_with_the_nearest(nip):
     refused = nip("trian")
     assert refused.returncode == 2
@@ -82,20 +106,6 @@ def test_help_version_and_completion_import_nothing_that_a_run_needs():
             timeout=180,
         )
         assert done.stdout.splitlines()[-1] == "HEAVY []", (arguments, done.stdout, done.stderr)
-
-
-def test_listing_runs_imports_neither_prefect_nor_torch(store):
-    code = (
-        "import sys\nfrom nip_prefect.flows.cli import main\ntry: main()\nexcept SystemExit: pass\n"
-        "print('HEAVY', sorted({'torch', 'prefect', 'openai', 'matplotlib'} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "ls", "--run-store", str(store)],
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert done.stdout.splitlines()[-1] == "HEAVY []", done.stderr
 
 
 def test_ls_shows_every_run_and_says_which_can_not_be_read(nip, store):

@@ -5,13 +5,25 @@ from dataclasses import dataclass, replace
 
 import pytest
 from prefect import get_client
-from prefect.states import Cancelling, Completed, Crashed, Pending, Running
+from prefect.client.schemas.filters import FlowFilter
+from prefect.states import Cancelled, Cancelling, Completed, Crashed, Pending, Running
 
 from nip_core.run_store.lease import ThisMachine, acquire
 from nip_core.run_store.store import open_store
+from nip_prefect.flows.reconcile import reconcile
 from nip_prefect.flows.train import train
 from nip_prefect.tasks.flow_run_marks import ATTEMPT, EPOCH, OWNER, RUN, STORE
-from nip_prefect.tasks.reconcile import bury, dead_among, list_active, list_restartable
+from nip_prefect.tasks.reconcile import (
+    bury,
+    dead_among,
+    delete_idle,
+    list_active,
+    list_restartable,
+    name_outcome,
+    restart,
+)
+
+OF_RECONCILE = FlowFilter.model_validate({"name": {"any_": ["reconcile"]}})
 
 
 @pytest.fixture
@@ -148,3 +160,27 @@ async def test_a_flow_run_without_a_deployment_cannot_be_started_again(client, f
     local = await client.create_flow_run(train, parameters={"config": "c"}, state=Running())
     await client.set_flow_run_state(local.id, Crashed(), force=True)
     assert local.id not in await again(client)
+
+
+async def test_a_flow_run_that_is_started_again_says_which_attempt_it_is(client, flow_runs):
+    crashed = await flow_runs.make(Running(), Crashed())
+    assert await restart(client, crashed, 5) == "attempt 2 of 5"
+    state = (await client.read_flow_run(crashed.id)).state
+    assert state.is_scheduled() and "attempt 2 of 5" in state.message
+
+
+async def test_of_the_flow_runs_of_reconcile_those_that_did_something_stay(client):
+    async def make(state, dead, restarted):
+        made = await client.create_flow_run(reconcile, state=Running())
+        await name_outcome(client, made.id, dead, restarted)
+        await client.set_flow_run_state(made.id, state, force=True)
+        return made.id
+
+    idle = [await make(Completed(), 0, 0) for _ in range(3)]
+    useful, failed = await make(Completed(), 1, 2), await make(Crashed(), 0, 0)
+    too_many = (await client.create_flow_run(reconcile, state=Cancelled())).id
+    await delete_idle(client, idle[-1])
+    names = {r.id: r.name for r in await client.read_flow_runs(flow_filter=OF_RECONCILE)}
+    assert names.keys() >= {idle[-1], useful, failed}
+    assert not names.keys() & {*idle[:-1], too_many}
+    assert names[useful] == "reconcile-1-dead-2-restarted"

@@ -1,12 +1,16 @@
 """The loop end to end on the deterministic engine, through Prefect."""
 
+import asyncio
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from prefect import get_client
 from prefect.artifacts import Artifact
+from prefect.client.schemas.filters import FlowRunFilter
 from small_game import FEW, train_here, write_config
 
 from nip_core.errors import RunConflictError
@@ -78,6 +82,24 @@ def test_what_is_finished_is_shown_with_nothing_started(trained, command, monkey
     else:
         assert shown["iteration"] == 2
         assert shown["test"]["accuracy"] == result["iterations"][2]["test"]["accuracy"]
+
+
+async def test_prefect_finds_a_run_by_its_tag_and_all_names_are_of_one_form(trained):
+    tagged = FlowRunFilter.model_validate({"tags": {"all_": ["nip", "run:small"]}})
+    async with get_client() as client:
+        flow_runs = await client.read_flow_runs(flow_run_filter=tagged)
+        assert {"train-small", "iteration-small-0", "iteration-small-1"} <= {
+            flow_run.name for flow_run in flow_runs
+        }
+        for _ in range(100):  # the server writes task runs down somewhat later
+            tasks = await client.read_task_runs(flow_run_filter=tagged)
+            if "publish-test-2" in {task_run.name for task_run in tasks}:
+                break
+            await asyncio.sleep(0.1)
+    names = {task_run.name for task_run in tasks}
+    assert {"publish-play-0", "publish-train-0", "publish-test-2", "plan-train-1"} <= names
+    wrong = {name for name in names if not re.fullmatch(r"[a-z]+(-[a-z0-9]+)+", name)}
+    assert not wrong
 
 
 async def test_each_iteration_plays_with_what_the_one_before_trained(trained):

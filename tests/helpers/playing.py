@@ -85,17 +85,18 @@ class Played:
 
 def make_context(
     game, url, client, log, recorded=None, failures=None, model=None, key="key", progress=None,
-    branch=no_branching, labels=None,
+    branch=no_branching, labels=None, of_players=None,
 ):  # fmt: skip
     """Each agent plays with `model`, or with one that is named like it.
 
-    `recorded` are records of a journal by key, `labels` those of solutions.
+    `recorded` are records of a journal by key, `labels` those of solutions, `of_players` further
+    fields of all players with a model.
     """
     endpoint = Endpoint(url, key)
     players = {
         agent: Player(agent, RANDOM_MODEL, None, own)
         if isinstance(own, RandomAgentParameters)
-        else Player(agent, model or f"{agent}-model", endpoint, own)
+        else Player(agent, model or f"{agent}-model", endpoint, own, **(of_players or {}))
         for agent, own in game.parameters.agents.items()
     }
     progress = progress or Progress()

@@ -38,9 +38,9 @@ def exported(run, tmp_path_factory):
     return files, time.process_time() - started
 
 
-def test_400_episodes_take_less_than_20_s(exported):
+def test_400_episodes_take_less_than_4_s(exported):
     files, took_s = exported
-    assert len(files) == 1 and took_s < 20
+    assert len(files) == 1 and took_s < 4
 
 
 def test_inspects_own_reader_has_the_runs_figures(run, exported):
@@ -80,6 +80,25 @@ def test_every_reward_and_verdict_is_there(run, exported):
             entry["agent"]: entry["reward"] for entry in row["rewards"]
         }
     assert not rows
+
+
+def test_a_score_is_explained_by_the_deciding_answer_and_the_last_of_the_others(run, exported):
+    log = read_eval_log(str(exported[0][0]))
+    rows = read_rollouts(run.store, run.rollouts(0, TEST)).generations.to_pylist()
+    for sample in log.samples:
+        valid = [r for r in rows if r["episode"] == sample.uuid and r["invalid_reason"] is None]
+        last = {r["agent"]: r for r in sorted(valid, key=lambda r: r["round"])}
+        decided = last.pop("verifier")
+        verdict, *said = sample.scores["verdict"].explanation.split("\n\n**")
+        assert verdict == f"{sample.scores['verdict'].answer}"
+        head, _, text = said[0].partition("\n\n")
+        decision = sample.scores["verdict"].answer
+        assert head == f"verifier** (round {decided['round']}, decides: {decision})"
+        assert text == decided["text"]
+        assert said[1:] == [
+            f"{agent}** (round {row['round']}, last message)\n\n{row['text']}"
+            for agent, row in last.items()
+        ]
 
 
 def test_the_transcript_has_every_call_with_its_chat(run, exported):

@@ -9,7 +9,11 @@ import pytest
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.base import Parameters, groups_in
 from nip_core.parameters.not_for_text import NOT_FOR_TEXT, OTHERWISE, is_for_ancestor
-from nip_core.parameters.reference import page_of_original_settings, page_of_settings
+from nip_core.parameters.reference import (
+    describe_setting,
+    page_of_original_settings,
+    page_of_settings,
+)
 from nip_core.parameters.update_schedule import SCHEDULES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -59,7 +63,7 @@ def test_every_setting_is_on_one_page_and_the_one_where_people_look(kind, name):
     on = [f"`{name}`" in pages[0], bool(re.search(rf"`[\w.<>]*{name}`", pages[1]))]
     for_ancestor = is_for_ancestor(kind.__name__, name)
     assert on[for_ancestor]
-    keeps = (kind.model_fields[name].description or "").startswith("Keeps its default")
+    keeps = describe_setting(kind, name).startswith("Keeps its default")
     assert keeps == (name in NOT_FOR_TEXT.get(kind.__name__, {})), "see NOT_FOR_TEXT"
 
 
@@ -72,7 +76,7 @@ def test_what_is_set_otherwise_are_settings():
 @pytest.mark.parametrize(("kind", "name"), FIELDS)
 def test_every_setting_says_what_it_means_and_which_values_it_takes(kind, name):
     field = kind.model_fields[name]
-    meaning = (field.description or "").replace(",", "")
+    meaning = describe_setting(kind, name).replace(",", "")
     assert meaning.endswith((".", ".)"))
     for limit in limits(field.annotation, tuple(field.metadata)):
         assert re.search(rf"(?<![\d.]){re.escape(limit)}(?!\d)", meaning), limit

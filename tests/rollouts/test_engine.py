@@ -163,6 +163,7 @@ async def test_nip_with_three_rounds_asks_answers_and_decides():
             "text": said[r],
             "decision": 1 if r == 2 else 2,
             "decision_value": 1.0 if r == 2 else None,
+            "p_accept": None,
             "finish_reason": "stop",
             "invalid_reason": None,
             "prompt_tokens": 7,

@@ -6,6 +6,7 @@ trained as an lm_server trains.
 
 import importlib.util
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,11 +70,11 @@ def make_game(**changes):
     )
 
 
-async def play_at(url, log, model="tiny", on=None, **recorded):
-    """The training rollouts of iteration 0, in which the verifier's tokens are recorded."""
+async def play_at(url, log, model="tiny", on=None, first=None, **recorded):
+    """The `first` training rollouts of iteration 0, in which the verifier's tokens are recorded."""
     game = make_game()
     on = on or load_problems(game.scenario, "families", "train")
-    specs = plan_episodes(game.parameters, on, "train", 0)
+    specs = plan_episodes(game.parameters, on, "train", 0)[:first]
     async with ChatClient(concurrency=16, timeout_s=60, retries=1) as client:
         table = make_context(game, url, client, log, model=model, key=KEY)
         verifier = replace(table.players["verifier"], record_tokens=True, **recorded)
@@ -88,8 +89,10 @@ async def played(tmp_path_factory):
     spec = ServerSpec("embedded", TINY, served_model_name="tiny", options={"threads": 1})
     log = MemoryLog()
     async with serve(tmp_path_factory.mktemp("state") / "s", spec=spec) as here:
-        rollouts = await play_at(f"{here.url}/v1", log, record_logprobs=True)
-    return rollouts, log
+        recorded = {"record_logprobs": True, "record_p_accept": True}
+        rollouts = await play_at(f"{here.url}/v1", log, **recorded)
+        few = await play_at(f"{here.url}/v1", MemoryLog(), first=4, record_logprobs=True)
+    return rollouts, log, few
 
 
 def rows_of(played, agent):
@@ -112,6 +115,60 @@ async def test_the_recorded_log_probabilities_are_the_model_s_own(played):
         prompt, answer = row["prompt_token_ids"], row["completion_token_ids"]
         alone = peft_logprobs(Path(TINY), None, [*prompt, *answer])[-len(answer) :]
         assert row["completion_logprobs"] == pytest.approx(alone, abs=1e-3)
+
+
+async def test_p_accept_is_that_of_the_model_s_own_probabilities_at_the_deciding_word(played):
+    tokenizer, alone = chat_template.load_tokenizer(TINY), Alone(TINY)
+    decided = [row for row in rows_of(played, "verifier") if row["decision"] in (0, 1)]
+    assert len(decided) == 16 and {row["decision"] for row in decided} == {0, 1}
+    for row in decided:
+        prompt, answer = row["prompt_token_ids"], row["completion_token_ids"]
+        word = {1: "accept", 0: "reject"}[row["decision"]]
+        # The token with the word's first letter: the shortest beginning of the answer that has it.
+        begins = [tokenizer.decode(answer[:n]).lower() for n in range(len(answer) + 1)]
+        letters = begins[-1].index(word) + 1
+        place = next(n for n, text in enumerate(begins) if len(text) >= letters) - 1
+        logprobs = alone.logprobs_after([*prompt, *answer[:place]])
+        likely = logprobs.topk(5)
+        masses = {"accept": 0.0, "reject": 0.0}
+        for token, logprob in zip(likely.indices.tolist(), likely.values.tolist(), strict=True):
+            text = tokenizer.decode([token]).strip().lower()
+            for name in masses:
+                masses[name] += math.exp(logprob) if text and name.startswith(text) else 0.0
+        # Tokens that are trained are sampled at temperature 1.
+        assert all(masses.values())
+        expected = masses["accept"] / sum(masses.values())
+        assert row["p_accept"] == pytest.approx(expected, abs=1e-6)
+
+
+async def test_recording_p_accept_changes_no_text_and_no_digest(played):
+    with_it, without = (
+        {row["key"]: row for shard in rollouts.shards() for row in shard.generations.to_pylist()}
+        for rollouts in (played[0], played[2])
+    )
+    assert without.keys() < with_it.keys() and len(without) == 12
+    for key, row in without.items():
+        assert row["p_accept"] is None
+        same = {**with_it[key], "p_accept": None}
+        # Their last bits depend on what shared the batch, whoever asks for what.
+        assert same.pop("completion_logprobs") == pytest.approx(
+            row.pop("completion_logprobs"), abs=2e-4
+        )
+        assert {**same, "episode": row["episode"]} == row
+
+
+class Alone:
+    """The model by transformers, without a server."""
+
+    def __init__(self, path):
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self.torch, self.model = torch, AutoModelForCausalLM.from_pretrained(path).eval()
+
+    def logprobs_after(self, ids):
+        with self.torch.inference_mode():
+            return self.model(self.torch.tensor([ids])).logits[0, -1].log_softmax(-1)
 
 
 async def test_of_agents_that_are_not_trained_no_tokens_are_kept(played):

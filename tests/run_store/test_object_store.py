@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ import s3_server
 from nip_core import how_to_install
 from nip_core.errors import CorruptionError, SettingsError, StoreError
 from nip_core.rollouts.journal_segments import SegmentJournal, open_journal, remove_journal
+from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store, open_store
+from nip_core.showing.episode_index import IndexedEpisode
+from nip_core.showing.notes import RunNotes
 
 FENCE = "run/fences/000001"
 
@@ -335,3 +339,18 @@ def test_a_damaged_segment_is_named(bucket: str, damage: str) -> None:
         store.put(path, bytes(data))
     with pytest.raises(CorruptionError, match=path):
         play(store, 2)
+
+
+def test_notes_of_two_viewers_of_a_place_are_all_kept(location: str) -> None:
+    place = open_store(location)
+    place.put("small/run.json", b"{}")
+    trees = [RunStore(open_store(location, read_only=True), "small") for _ in range(2)]
+    plain: dict[Any, Any] = {str: "", int: 1, float: 0.0}
+    values = {field.name: plain.get(field.type) for field in fields(IndexedEpisode)}
+    for number in range(4):
+        episode = IndexedEpisode(**{**values, "key": f"key-{number}"})
+        RunNotes(trees[number % 2]).write(episode, star=True, note=f"=note\n{number}")
+    for tree in trees:
+        notes = RunNotes(tree).read()
+        assert [of.note for of in notes.values()] == [f"=note\n{number}" for number in range(4)]
+    assert place.list("small") == ["notes.jsonl", "run.json"]

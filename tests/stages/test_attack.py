@@ -22,9 +22,8 @@ from nip_core import loop
 from nip_core.errors import DatasetError, ServerError, SettingsError
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
-from nip_core.protocols import TokenChoice
-from nip_core.protocols.scales import SCALES
-from nip_core.rollouts.best_of_n import estimate_acceptance
+from nip_core.protocols import ACCEPT, NO_DECISION, REJECT, TokenChoice
+from nip_core.rollouts.acceptance import estimate_acceptance
 from nip_core.rollouts.tables import StoredRollouts, read_rollouts
 from nip_core.rollouts.trees import parse_path
 from nip_core.run_store.run import RunStore
@@ -33,7 +32,8 @@ from nip_core.servers.kept_models import has_model
 from nip_core.servers.own_server import find_server_directory
 from nip_core.session.prepare import estimate_settings
 from nip_core.session.problems_of_run import load_all_problems
-from nip_core.showing.summary import summarise_run, write_report
+from nip_core.showing.reports import write_report
+from nip_core.showing.summary import summarise_run
 from nip_core.sweep.attack_run import attack_settings
 from nip_core.upkeep.clean import find_unused
 from nip_core.upkeep.verify import verify_run
@@ -404,19 +404,24 @@ def token(text, **top):
 
 
 def test_acceptance_is_read_where_the_deciding_word_begins():
-    scale = SCALES["accept_reject"]
     before = [TokenChoice("I would accept. Decision:", 0.0, {})]
     choice = token(" reject", accept=math.log(0.2), reject=math.log(0.6), maybe=math.log(0.2))
-    assert estimate_acceptance([*before, choice], scale) == pytest.approx(0.25)
-    assert estimate_acceptance([*before, choice], scale, 0.5) == pytest.approx(0.1)
-    assert estimate_acceptance([*before, choice], scale, 0.0) == pytest.approx(0.25)
+    assert estimate_acceptance([*before, choice], REJECT) == pytest.approx(0.25)
+    assert estimate_acceptance([*before, choice], REJECT, 0.5) == pytest.approx(0.1)
+    assert estimate_acceptance([*before, choice], REJECT, 0.0) == pytest.approx(0.25)
     # Words of several tokens, and one that is not among the likeliest.
     halves = [TokenChoice(" Acc", math.log(0.9), {" Acc": math.log(0.9), " no": math.log(0.1)})]
     halves.append(TokenChoice("ept", 0.0, {"ept": 0.0}))
-    assert estimate_acceptance(halves, scale) == pytest.approx(0.9)
-    # No word of the scale, or another scale.
-    assert estimate_acceptance([TokenChoice("why?", 0.0, {})], scale) is None
-    assert estimate_acceptance([choice], SCALES["out_of_10"]) is None
+    assert estimate_acceptance(halves, ACCEPT) == pytest.approx(0.9)
+    # What the reason says is no verdict, nor is what was said to an earlier line.
+    reason = TokenChoice("; nothing to accept or reject here", 0.0, {"; nothing": 0.0})
+    line = TokenChoice("Why reject?\nDecision:", 0.0, {})
+    for said in ([line, choice, reason], [line, choice, TokenChoice(". I reject it", -9.0, {})]):
+        assert estimate_acceptance(said, REJECT) == pytest.approx(0.25)
+    # Not decided, or in other words.
+    assert estimate_acceptance([TokenChoice("why?", 0.0, {})], ACCEPT) is None
+    assert estimate_acceptance([*before[1:], choice], ACCEPT) is None
+    assert estimate_acceptance([choice], NO_DECISION) is None
 
 
 @pytest.mark.parametrize("text", ["0", "4,1", "1,1", "1.5", "x", "", "1,,4", "-1"])

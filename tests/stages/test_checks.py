@@ -19,7 +19,8 @@ from nip_core.parameters import load_parameters
 from nip_core.records.left_out import settle_left_out
 from nip_core.session.opening import open_session
 from nip_core.session.prompt_checks import _sample_conversation
-from nip_core.showing.summary import summarise_run, write_report
+from nip_core.showing.reports import write_report
+from nip_core.showing.summary import summarise_run
 from nip_core.stages.playing import split_play
 from nip_lm_server.client import ServerHandle
 from nip_lm_server.spec import EngineSpec, ServerSpec

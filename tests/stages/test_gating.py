@@ -184,4 +184,4 @@ def test_variants_of_one_question_are_told_apart_from_questions():
             assert decision.ci95 is None and "no interval: one question" in shown
         else:
             low, high = decision.ci95
-            assert low < 0 < high and "95 % interval -0.1" in shown
+            assert low < 0 < high and f"95 % interval {100 * low:+.1f} to " in shown

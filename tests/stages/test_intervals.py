@@ -46,7 +46,7 @@ def test_a_run_of_an_earlier_version_is_shown_by_question(tmp_path, monkeypatch,
     assert metrics.completeness_ci95 == wilson(28, 40)
     assert read_shown_metrics(run, 0, TEST, metrics, SETTINGS) == metrics  # its rollouts are gone
     monkeypatch.setattr(intervals, "is_committed", lambda *_: True)
-    monkeypatch.setattr(intervals, "read_rollouts", lambda *_: rollouts)
+    monkeypatch.setattr("nip_core.rollouts.tables.read_rollouts", lambda *_: rollouts)
     shown = read_shown_metrics(run, 0, TEST, metrics, SETTINGS)
     low, high = shown.completeness_ci95
     assert high - low > 1.5 * (metrics.completeness_ci95[1] - metrics.completeness_ci95[0])

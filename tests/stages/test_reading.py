@@ -104,12 +104,15 @@ def test_the_page_on_data_reads_a_run_as_it_says(store, tmp_path, monkeypatch):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "quickstart").symlink_to(Path(store) / "small")
     monkeypatch.chdir(tmp_path)
-    first, second = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    first, second, third = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     names = {}
     exec(first, names)
     assert names["episodes"].num_rows > 0
     exec(second, names)
     assert {"iteration", "mutation", "accuracy", "len"} == {*names["accuracy"].columns}
+    exec(third, names)
+    assert names["likely"].height == names["test"].episodes.num_rows
+    assert names["likely"]["p_accept"].null_count() == names["likely"].height  # a deterministic run
     for table in TABLES:
         assert f"`{table}`" in section
     for columns in (names["quickstart"].iterations, names["quickstart"].models):

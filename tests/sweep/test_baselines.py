@@ -10,12 +10,12 @@ from scripted_server import scripted_server
 from stored_rows import typed_tables
 
 from nip_core import loop
-from nip_core.evaluation.baseline_verifiers import remarks
+from nip_core.evaluation.baseline_words import remarks
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.rollouts.tables import commit_shard, join_shards
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.showing.summary import write_report
+from nip_core.showing.reports import write_report
 from nip_core.sweep.arm_baselines import ByMajority, baseline_kind, baseline_lines
 from nip_core.sweep.counted import LastTest
 from nip_core.sweep.page import render_results

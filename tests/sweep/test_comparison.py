@@ -13,6 +13,7 @@ from nip_core.parameters import load_parameters
 from nip_core.rollouts.tables import commit_shard, join_shards
 from nip_core.run_store.documents import encode
 from nip_core.run_store.run import Identity, RunStore
+from nip_core.run_store.settings_difference import ABSENT
 from nip_core.run_store.store import open_store
 from nip_core.sweep.comparison import (
     RunComparison,
@@ -20,7 +21,7 @@ from nip_core.sweep.comparison import (
     comparison_table,
     write_comparison,
 )
-from nip_core.sweep.diff import find_differences
+from nip_core.sweep.diff import LoneAgent, find_differences, find_lone_agents
 from nip_core.sweep.played import find_played_run
 from nip_prefect.flows.cli import app
 
@@ -175,3 +176,18 @@ def test_a_page_replaces_that_of_the_same_runs_and_nothing_else(runs, tmp_path):
     with pytest.raises(SettingsError, match="something else is there"):
         write_comparison(compare_runs([a, b]), tmp_path / "mine")
     assert (tmp_path / "mine" / "index.html").read_text() == "mine"
+
+
+def test_an_agent_that_only_one_run_has_is_found_among_the_settings():
+    settings = {
+        "agents.prover.model_name": ("tiny", ABSENT),
+        "agents.prover.lora_rank": (8, ABSENT),
+        "agents.judge.is_random": (ABSENT, True),
+        "agents.verifier.model_name": ("tiny", "large"),
+        "agents.verifier.is_random": (False, False),
+        "seed": (1, 2),
+    }
+    assert find_lone_agents(settings) == {
+        "prover": LoneAgent("a", "tiny"),
+        "judge": LoneAgent("b", None),
+    }

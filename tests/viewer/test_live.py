@@ -9,7 +9,7 @@ from viewing import client_of, everything, text_of
 
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.viewer.index import RunIndex
+from nip_core.showing.episode_index import RunIndex
 
 
 class Clock:

@@ -17,6 +17,7 @@ from nip_core.run_store.store import open_store
 from nip_core.showing.asked_chats import Place, render_chat_on_record
 from nip_core.viewer.side_by_side import list_places
 
+COMPARED = "/compare?a=small@0&b=small@2&split=test"
 LINK = re.compile(r'(?:href|action)="(/[^"]*|\?[^"]*)"')
 
 
@@ -119,11 +120,43 @@ def test_two_iterations_stand_side_by_side_with_changed_verdicts_first(client, e
     page = client.get("/compare?a=small@0&b=small@2&split=test").text
     listed = re.findall(r'<th scope="row"><a href="/pair[^"]*">([^<]+)</a>', page)
     assert {*listed} == problems
+    said = text_of(page)
+    assert f"{len(mended)} verdict" in said and f" mended, {len(broken)} broken." in said
+    assert f"On the {len(problems)} episodes that both have:" in said
+    backward = text_of(client.get("/compare?a=small@2&b=small@0&split=test").text)
+    alone = f"{len(broken)} in small@0 alone, {len(mended)} in small@2 alone."
+    assert alone in backward and "mended," not in backward
     assert {*listed[: len(broken)]} == broken
     assert {*listed[len(broken) : len(broken) + len(mended)]} == mended
     for number in (0, 999):  # a page that is not there is the nearest one
         other = client.get(f"/compare?a=small@0&b=small@2&split=test&page={number}").text
         assert re.findall(r'<th scope="row"><a href="/pair[^"]*">([^<]+)</a>', other) == listed
+
+
+def test_what_differs_on_many_episodes_needs_no_file_and_more_is_said_when_asked(
+    client, monkeypatch
+):
+    address = "/compare?a=small@0&b=small@2&split=test"
+    few = client.get(address).text
+    monkeypatch.setattr("nip_core.viewer.side_by_side.MOST_READ", 19)
+    many = client.get(address).text
+    (more,) = re.findall(r'href="([^"]*follows=1[^"]*)"', many)
+    assert "follows=1" not in few
+    said = [
+        re.findall(r"<li>(The verifier|It|\d+ verdicts) (.*?)</li>", page) for page in (few, many)
+    ]
+    assert len(said[1]) == 3 and said[0][-3:] == said[1]
+    assert "follows=1" in client.get(f"/compare{html.unescape(more)}").text
+
+
+def test_a_run_and_its_report_say_the_same_of_the_first_test_and_the_last(client, trained):
+    report = (trained / "small" / "report.html").read_text(encoding="utf-8")
+    said = [
+        re.search(r"<p>(Iteration 2 beside iteration 0, .*?)</ul>", page, re.DOTALL)[1]
+        for page in (report, client.get("/runs/small").text)
+    ]
+    assert said[0] == said[1]
+    assert "The verifier accepts in" in text_of(said[0]) and " broken." in said[0]
 
 
 def test_of_every_run_iterations_can_be_compared_however_long_others_are():
@@ -141,6 +174,51 @@ def test_what_is_compared_stays_chosen_where_the_menu_does_not_have_it(client):
     page = client.get("/compare?a=small@2&b=small@0&split=train").text
     assert "<option selected>small@2</option>" in page
     assert "<option selected>small@0</option>" in page
+
+
+def links(page, path):
+    return [html.unescape(link) for link in re.findall(rf'href="({path}[^"]*)"', page)]
+
+
+def test_a_pair_leads_back_to_its_comparison_and_to_its_neighbours(client):
+    for kind in ("", "&kind=same"):
+        pairs = links(client.get(COMPARED + kind).text, "/pair")
+        assert len(pairs) > 2
+        for place in (0, 1, len(pairs) - 1):
+            page = client.get(pairs[place]).text
+            (back,) = links(page, "/compare.a")
+            assert {*back.partition("?")[2].split("&")} == {
+                *(COMPARED + kind).partition("?")[2].split("&")
+            }
+            for name, step in (("before", -1), ("after", 1)):
+                found = re.findall(rf'<a data-{name} href="([^"]*)"', page)
+                there = pairs[place + step : place + step + 1] if place + step >= 0 else []
+                assert [*map(html.unescape, found)] == there
+
+
+def test_a_pair_shows_its_problem_once_and_the_same_words_unmarked(client):
+    page = client.get(links(client.get(f"{COMPARED}&kind=same").text, "/pair")[0]).text
+    assert len(re.findall(r"<h2 class=\"label\">Solution</h2>", page)) == 1
+    for side in re.findall(r"<article.*?</article>", page, re.DOTALL):
+        assert ("same in both" in side) == ("<mark" not in side)
+
+
+def test_what_a_model_wrote_is_text_also_where_it_is_marked(scripted):
+    client = client_of(scripted[0])
+    keys = re.findall(r"/episodes/([\w-]{16})", client.get("/runs/scripted/episodes").text)
+    address = f"/pair?a=scripted/{keys[0]}&b=scripted/{keys[-1]}"
+    page = client.get(address)
+    assert page.status_code == 200
+    assert "<script>alert" not in page.text and "<img" not in page.text
+    assert "<script>alert(1)</script>" in text_of(page.text)
+
+
+def test_an_address_of_a_pair_with_an_unknown_part_says_what_there_is(client):
+    (pair, *_) = links(client.get(COMPARED).text, "/pair")
+    for wrong in (f"{pair}&kind=better", f"{pair}&sort=kind"):
+        answer = client.get(wrong)
+        assert answer.status_code == 400
+        assert "broken, mended" in answer.text or "a, b and kind" in answer.text
 
 
 def test_what_was_asked_is_what_was_sent_word_for_word(scripted):

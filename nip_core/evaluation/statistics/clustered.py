@@ -2,6 +2,7 @@
 
 clustered_rate   95 % interval of a rate: Wilson's, of as many trials as the rows are worth
 clustered_mean   a mean with its standard error and degrees of freedom
+difference_interval  95 % interval of a mean of differences
 Mean             what that is, and its intervals
 effective_trials how many independent trials the rows of some questions are worth
 totals_by        sums of rows by question
@@ -16,7 +17,13 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from nip_core.evaluation.confidence_intervals import Z_95, Interval, wilson, wilson_of_rate
+from nip_core.evaluation.confidence_intervals import (
+    Z_95,
+    Interval,
+    bootstrap_mean,
+    wilson,
+    wilson_of_rate,
+)
 from nip_core.evaluation.statistics.distributions import log_gamma, t_quantile
 
 Floats = NDArray[np.float64]
@@ -136,6 +143,18 @@ def clustered_mean(values: Floats, clusters: Ints, weights: Floats | None = None
     """
     sums, sizes = totals_by(clusters, values, weights)
     return None if len(sizes) == 0 else _mean_of(sums, sizes)
+
+
+def difference_interval(differences: Floats, clusters: Ints, seed: int) -> Interval | None:
+    """Compute the 95 % interval of the mean of `differences`, one per problem, by question.
+
+    A bootstrap from `seed` where every question has one problem, else `clustered_mean`. None
+    without problems, and with several of one question.
+    """
+    if int(clusters.max(initial=-1)) + 1 == len(differences):
+        return bootstrap_mean(differences, seed)
+    mean = clustered_mean(differences, clusters)
+    return None if mean is None else mean.interval()
 
 
 def _mean_of(sums: Floats, sizes: Floats) -> Mean:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from nip_core.errors import DatasetError
 from nip_core.scenarios.base import Row
-from nip_core.scenarios.datasets import require_text
+from nip_core.scenarios.row_texts import require_text
 
 NESTED = {"question", "solutions", "buggy_solutions"}
 

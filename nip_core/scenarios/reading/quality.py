@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from nip_core.errors import DatasetError
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.scenarios.base import Row
-from nip_core.scenarios.datasets import require_text
+from nip_core.scenarios.row_texts import require_text
 
 COLUMNS = {"article", "questions"}
 _BEST_DISTRACTOR = ("untimed_best_distractor", "untimed_eval3_distractor")

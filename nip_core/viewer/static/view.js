@@ -12,7 +12,7 @@
     for (const field of form.elements) if (field.name && field.value === "") field.disabled = true;
     setTimeout(() => { for (const field of form.elements) field.disabled = false; });
   }
-  document.addEventListener("submit", (event) => tidy(event.target));
+  document.addEventListener("submit", (event) => { if (event.target.method === "get") tidy(event.target); });
   document.addEventListener("change", (event) => {
     const form = event.target.closest("form[data-auto]");
     if (form && event.target.tagName === "SELECT") form.requestSubmit();
@@ -29,7 +29,12 @@
     if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target)) return;
     if (event.key === "/") {
       const search = document.querySelector("[data-search]") || document.querySelector("input[type=search]");
-      if (search) { event.preventDefault(); search.focus(); }
+      if (search) {
+        event.preventDefault();
+        const fold = search.closest("details");
+        if (fold) fold.open = true;
+        search.focus();
+      }
     } else if (event.key === "j" || event.key === "k") {
       const link = document.querySelector(event.key === "j" ? "a[data-after]" : "a[data-before]");
       if (link) { link.click(); return; }
@@ -56,7 +61,8 @@
       const { state } = await answer.json();
       if (failed >= 3) news.textContent = "The viewer answers again.";
       failed = 0;
-      const busy = typing(document.activeElement || body) || String(getSelection()) !== "";
+      const isWritten = [...document.querySelectorAll("textarea")].some((field) => field.value !== field.defaultValue);
+      const busy = isWritten || typing(document.activeElement || body) || String(getSelection()) !== "";
       if (state === body.dataset.state || busy) return;
       const page = await fetch(location.href);
       if (!page.ok) throw new Error(String(page.status));

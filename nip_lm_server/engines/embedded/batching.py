@@ -261,21 +261,24 @@ class Decoder:
         )
 
     def _choose(self, rows: Sequence[Row], sampler: BatchSampler, logits: torch.Tensor) -> None:
+        asking = [i for i, row in enumerate(rows) if row.wants_logprobs or row.wants_top]
         chosen = sampler.choose(
             logits,
             self._mask_allowed(rows, logits.shape[1]),
-            logprobs=any(row.wants_logprobs for row in rows),
+            logprobs=bool(asking),
             top=max((row.wants_top for row in rows), default=0),
+            asking=asking,
         )
+        places = {index: place for place, index in enumerate(asking)}
         for index, row in enumerate(rows):
             # Finished rows stay in the batch for a while: what is chosen for them is nobody's.
             if not _is_live(row):
                 continue
             # Who reads the row meanwhile counts tokens: all else of a token comes before it.
             if chosen.logprobs is not None and row.wants_logprobs:
-                row.logprobs.append(chosen.logprobs[index])
+                row.logprobs.append(chosen.logprobs[places[index]])
             if chosen.top is not None and row.wants_top:
-                row.top_logprobs.append(chosen.top[index][: row.wants_top])
+                row.top_logprobs.append(chosen.top[places[index]][: row.wants_top])
             if row.guide is not None:
                 row.guide.push(chosen.ids[index])
             row.generated.append(chosen.ids[index])

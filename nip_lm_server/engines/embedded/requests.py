@@ -209,7 +209,7 @@ class RowReader:
         return tuple(TopLogprob(self._show(token), logprob) for token, logprob in likeliest)
 
     def _show(self, token: int) -> str:
-        return self._worker.decode([token], special=True)
+        return self._worker.show_token(token)
 
 
 def abandon(rows: Sequence[Row]) -> None:

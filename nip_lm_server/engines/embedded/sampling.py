@@ -48,7 +48,7 @@ def row_random(seed: int, choice: int = 0) -> random.Random:
 
 @dataclass(frozen=True)
 class Chosen:
-    """One token per row; of each, its log-probability and the likeliest tokens, where asked."""
+    """One token per row; of those that ask, its log-probability and the likeliest tokens."""
 
     ids: list[int]
     logprobs: list[float] | None = None
@@ -105,11 +105,12 @@ class BatchSampler:
         *,
         logprobs: bool,
         top: int = 0,
+        asking: Sequence[int] | None = None,
     ) -> Chosen:
         """One token per row, from logits of shape [rows, vocabulary].
 
         Log-probabilities are those of the model itself: before temperature, penalty, top-p and
-        what is allowed.
+        what is allowed. They are those of the rows `asking`, in that order; None: of all.
         """
         # 1. What the settings and a grammar make of the model's scores.
         logits = logits.float()
@@ -130,14 +131,19 @@ class BatchSampler:
         # Most batches ask for none, and are spared a sum over the vocabulary.
         if not logprobs and not top:
             return Chosen(chosen.tolist())
+        ids = chosen
+        # What few ask for is not computed for all.
+        if asking is not None:
+            some = torch.tensor(asking, device=logits.device)
+            logits, chosen = logits[some], chosen[some]
         total = logits.logsumexp(-1)
         of_chosen = logits.gather(1, chosen[:, None])[:, 0] - total
         if not top:
-            return Chosen(chosen.tolist(), of_chosen.tolist())
+            return Chosen(ids.tolist(), of_chosen.tolist())
         best = logits.topk(min(top, logits.shape[1]))
         rows = zip(best.indices.tolist(), (best.values - total[:, None]).tolist(), strict=True)
         alternatives = [list(zip(ids, values, strict=True)) for ids, values in rows]
-        return Chosen(chosen.tolist(), of_chosen.tolist(), alternatives)
+        return Chosen(ids.tolist(), of_chosen.tolist(), alternatives)
 
     def _apply_penalty(self, logits: torch.Tensor) -> torch.Tensor:
         if not len(self._penalised):

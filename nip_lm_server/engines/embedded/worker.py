@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -104,6 +105,8 @@ class ModelWorker:
         # The event loop encodes prompts while this thread decodes answers; the tokenizer is not
         # made for that.
         self._tokenizer_lock = threading.Lock()
+        # Of one token, special or not. Kept, as the likeliest ones are the same all the time.
+        self.show_token = cache(lambda token: self.decode([token], special=True))
         self._guides_lock = threading.Lock()
         self._vocabulary: Any = None
         self._closing = False

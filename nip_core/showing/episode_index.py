@@ -1,17 +1,18 @@
 """The episodes of a run as columns in memory.
 
 RunIndex  reads each committed shard once, and names what it can't read
-Shard     one of them
 COLUMNS   what the index has of each episode
 
 A shard counts from when its own manifest is there, so a split that is still being played grows
-while one looks. What is long (questions, solutions, what models wrote) stays in the files.
+while one looks. Of questions the index has the beginning, what models wrote is kept by `KeptCalls`;
+the rest of what is long stays in the run's files.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Any
 
@@ -21,10 +22,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from nip_core.errors import NipError
-from nip_core.rollouts.tables import StoredRollouts, committed_shards, shards_of
-from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
-from nip_core.run_store.manifest import MANIFEST, Manifest, read_manifest
+from nip_core.rollouts.acceptance import GENERATIONS_OF_ACCEPTANCE, find_acceptance
+from nip_core.rollouts.shard_manifests import committed_shards, shards_of
+from nip_core.rollouts.tables import StoredRollouts
+from nip_core.rollouts.trees import for_each_episode
+from nip_core.run_store.manifest import MANIFEST, read_manifest
 from nip_core.run_store.run import RunStore
+from nip_core.showing.kept_calls import OF_EPISODES, OF_GENERATIONS, KeptCalls, Shard, read_calls
 
 RIGHT, WRONG, FAILED = "right", "wrong", "failed"
 
@@ -33,18 +37,10 @@ _PLAIN = (
     *("y", "difficulty", "mutation", "prover_stance", "opponent", "rounds"),
     *("decision", "decision_value", "outcome"),
 )
-_OF_GENERATIONS = (
+_COUNTED_OF = (
     *("episode", "branch_path", "model_served", "invalid_reason"),
     *("prompt_tokens", "completion_tokens"),
 )
-_SUMMED = {
-    "episode": "episode",
-    "count_all_sum": "calls",
-    "is_invalid_sum_sum": "invalid",
-    "prompt_tokens_sum_sum": "prompt_tokens",
-    "completion_tokens_sum_sum": "completion_tokens",
-}
-"""Names that Arrow gives to sums of sums, and ours."""
 _COUNTED = {
     "calls": pa.int32(),
     "invalid": pa.int32(),
@@ -52,18 +48,11 @@ _COUNTED = {
     "completion_tokens": pa.int64(),
     "models": pa.string(),
 }
-COLUMNS = (*_PLAIN, "verdict", "reward", *_COUNTED, "shard", "place")
+COLUMNS = (*_PLAIN, "about", "verdict", "reward", "p_accept", *_COUNTED, "shard", "place")
+_OF_EPISODES = tuple(dict.fromkeys((*_PLAIN, "question", "rewards", *OF_EPISODES)))
+_MOST_OF_QUESTION = 160  # characters, of which a list shows the first ones
 _WHOLE_LOOK_S = 30.0
 _AT_ONCE = 2  # shards, each of which is in memory while it is read
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A committed shard, whether its split is or not."""
-
-    directory: str
-    name: str
-    manifest: Manifest
 
 
 @dataclass(frozen=True)
@@ -87,9 +76,13 @@ class IndexedEpisode:
     decision: int
     decision_value: float | None
     outcome: str
+    about: str
+    """The beginning of the question; of a problem without one, of the solution."""
     verdict: str
     reward: float
     """Of all agents together."""
+    p_accept: float | None
+    """How likely the verifier was to accept where it decided; None: it is not known."""
     calls: int
     invalid: int
     prompt_tokens: int
@@ -113,6 +106,8 @@ class Episodes:
     """In words, the parts of the run that can't be read."""
     unfinished: frozenset[tuple[int, str]]
     """Iterations and splits of which more is to come."""
+    agents: tuple[str, ...] = ()
+    """All that play, in the order of the first shard."""
 
     def take(self, rows: Sequence[int] | NDArray[np.int64]) -> list[IndexedEpisode]:
         """Read some rows, in this order."""
@@ -125,20 +120,31 @@ class RunIndex:
     def __init__(self, run: RunStore, clock: Callable[[], float] = time.monotonic) -> None:
         """Reads nothing yet."""
         self._run, self._clock, self._lock = run, clock, RLock()
+        self._with_calls = False
+        self.calls = KeptCalls(run.store)
         self._forget()
 
     def _forget(self) -> None:
+        self.calls.forget()
         self._rewinds: int | None = None
         self._shards: dict[str, Shard] = {}  # by place
         self._tables: list[pa.Table] = []
         self._damage: dict[str, str] = {}
         self._joined: set[str] = set()  # directories of whole splits
+        self._agents: dict[str, None] = {}
         self._looked_s = float("-inf")
-        self.now = Episodes(_no_episodes(), (), 0, (), frozenset())
+        self.now = Episodes(make_empty_index(), (), 0, (), frozenset())
+        self.calls = KeptCalls(self._run.store)
 
-    def refresh(self) -> Episodes:
-        """Read new shards. Damage is named in the result, and never raised."""
+    def refresh(self, with_calls: bool = True) -> Episodes:
+        """Read new shards. Damage is named in the result, and never raised.
+
+        Without calls their texts are read when they are asked for, else soon. From a bucket they
+        come with the rest, so that no file is fetched twice.
+        """
         with self._lock:
+            is_here = self._run.store.local_path(self._run.root) is not None
+            self._with_calls = with_calls and not is_here
             try:
                 self._start_again_if_rewound()
                 directories = self._directories()
@@ -150,6 +156,8 @@ class RunIndex:
             with ThreadPoolExecutor(_AT_ONCE) as threads:
                 tables = [*threads.map(self._columns_of, fresh)]
             self._take(fresh, tables, frozenset(unfinished))
+            if with_calls:
+                self.calls.keep_soon(self.now.shards)
             return self.now
 
     # What is there
@@ -160,7 +168,7 @@ class RunIndex:
         if self._rewinds is not None and self._rewinds != rewinds:
             version = self.now.version
             self._forget()
-            self.now = Episodes(_no_episodes(), (), version + 1, (), frozenset())
+            self.now = Episodes(make_empty_index(), (), version + 1, (), frozenset())
         self._rewinds = rewinds
 
     @property
@@ -213,11 +221,16 @@ class RunIndex:
     # Reading
 
     def _columns_of(self, shard: Shard) -> pa.Table | None:
+        stored = StoredRollouts.of_shard(self._run.store, shard.manifest)
         try:
-            return read_columns(StoredRollouts.of_shard(self._run.store, shard.manifest))
+            part = read_part(stored, self._with_calls)
         except (NipError, OSError, pa.ArrowException, KeyError, ValueError) as error:
             self._damage[shard.name] = str(error)
             return None
+        self._agents |= dict.fromkeys(part.agents)
+        if part.calls is not None:
+            self.calls.keep(shard, part.calls)
+        return part.columns
 
     def _take(
         self,
@@ -234,13 +247,13 @@ class RunIndex:
         damage = tuple(self._damage[place] for place in sorted(self._damage))
         if len(shards) == len(before.shards):
             if (damage, unfinished) != (before.damage, before.unfinished):
-                self.now = Episodes(
-                    before.table, before.shards, before.version + 1, damage, unfinished
-                )
+                version = before.version + 1
+                self.now = replace(before, version=version, damage=damage, unfinished=unfinished)
             return
         whole = pa.concat_tables(self._tables).combine_chunks()
         self._tables = [whole]
-        self.now = Episodes(whole, tuple(shards), before.version + 1, damage, unfinished)
+        agents = tuple(self._agents)
+        self.now = Episodes(whole, tuple(shards), before.version + 1, damage, unfinished, agents)
 
 
 def read_episodes(table: pa.Table) -> list[IndexedEpisode]:
@@ -248,35 +261,70 @@ def read_episodes(table: pa.Table) -> list[IndexedEpisode]:
     return [IndexedEpisode(**row) for row in table.to_pylist()]
 
 
-def _no_episodes() -> pa.Table:
+def make_empty_index() -> pa.Table:
+    """Make an index of no episodes."""
     from nip_core.rollouts.schema import EPISODES
 
     kinds = {name: EPISODES.field(name).type for name in _PLAIN}
-    kinds |= {"verdict": pa.string(), "reward": pa.float64(), **_COUNTED}
+    kinds |= {"about": pa.string(), "verdict": pa.string(), "reward": pa.float64()}
+    kinds |= {"p_accept": pa.float64(), **_COUNTED}
     kinds |= {"shard": pa.int32(), "place": pa.int32()}
     return pa.table({name: pa.array([], kinds[name]) for name in COLUMNS})
 
 
-def read_columns(rollouts: StoredRollouts) -> pa.Table:
+@dataclass(frozen=True)
+class IndexedPart:
+    """What the index has of a shard."""
+
+    columns: pa.Table
+    agents: tuple[str, ...]
+    calls: pa.Table | None
+
+
+def read_part(stored: StoredRollouts, with_calls: bool = False) -> IndexedPart:
+    """Read what the index has of a shard, and where asked for the texts of its calls."""
+    of_columns = tuple(dict.fromkeys((*_COUNTED_OF, *GENERATIONS_OF_ACCEPTANCE)))
+    names = (*of_columns, *(OF_GENERATIONS if with_calls else ()))
+    episodes = stored.episodes(_OF_EPISODES)
+    if not pc.all(pc.not_equal(pc.utf8_trim_whitespace(episodes["question"]), "")).as_py():
+        episodes = stored.episodes((*_OF_EPISODES, "solution"))
+    generations = stored.generations(tuple(dict.fromkeys(names)))
+    return IndexedPart(
+        read_columns(episodes, generations.select(of_columns)),
+        tuple(_list_agents(episodes["rewards"].combine_chunks())),
+        read_calls(episodes, generations) if with_calls else None,
+    )
+
+
+def read_columns(episodes: pa.Table, generations: pa.Table) -> pa.Table:
     """Read the columns of the index, without `shard`, of a shard's episodes in their order."""
     # 1. What stands in the table of episodes.
-    episodes = rollouts.episodes(tuple(dict.fromkeys((*_PLAIN, "rewards", *TREE_COLUMNS))))
-    table = episodes.select(_PLAIN)
+    table = episodes.select(_PLAIN).append_column("about", _cut_questions(episodes))
     failed = pc.equal(episodes["outcome"], FAILED)
     right = pc.and_not(pc.equal(episodes["decision"], episodes["y"]), failed)
     verdict = pc.if_else(failed, FAILED, pc.if_else(right, RIGHT, WRONG))
     table = table.append_column("verdict", verdict)
     table = table.append_column("reward", _sum_rewards(episodes["rewards"].combine_chunks()))
+    table = table.append_column("p_accept", find_acceptance(episodes, generations))
     # 2. What its generations come to; those of a tree count for each leaf that has them.
-    generations = rollouts.generations(_OF_GENERATIONS)
-    counted = _count_generations(for_each_episode(episodes, generations))
-    at = pc.index_in(episodes["key"], value_set=counted["episode"].combine_chunks())
-    for name, kind in _COUNTED.items():
-        column = pc.take(counted[name], at).cast(kind)
-        if kind != pa.string():
-            column = pc.fill_null(column, 0)
+    spoken = generations.select(_COUNTED_OF)
+    counted = _count_generations(episodes, for_each_episode(episodes, spoken))
+    for name, column in counted.items():
         table = table.append_column(name, column)
     return table.append_column("place", pa.array(np.arange(table.num_rows, dtype=np.int32)))
+
+
+def _cut_questions(episodes: pa.Table) -> Any:
+    """Cut the beginnings of questions, and of solutions where there is no question."""
+    about = pc.utf8_trim_whitespace(episodes["question"])
+    if "solution" in episodes.column_names:
+        solutions = pc.utf8_trim_whitespace(episodes["solution"])
+        about = pc.if_else(pc.equal(about, ""), solutions, about)
+    return pc.utf8_slice_codeunits(about, 0, _MOST_OF_QUESTION)
+
+
+def _list_agents(rewards: Any) -> list[str]:
+    return list(pc.unique(pc.struct_field(pc.list_flatten(rewards), "agent")).to_pylist())
 
 
 def _sum_rewards(rewards: Any) -> pa.Array:
@@ -286,27 +334,29 @@ def _sum_rewards(rewards: Any) -> pa.Array:
     return pa.array(np.bincount(parents, weights=values, minlength=len(rewards)))
 
 
-def _count_generations(generations: pa.Table) -> pa.Table:
+def _count_generations(episodes: pa.Table, generations: pa.Table) -> dict[str, pa.Array]:
     """Count calls, invalid answers and tokens by episode, and list its models."""
-    marked = generations.append_column(
-        "is_invalid", pc.is_valid(generations["invalid_reason"]).cast(pa.int32())
-    )
-    sums = ("is_invalid", "prompt_tokens", "completion_tokens")
-    by_model = marked.group_by(["episode", "model_served"], use_threads=False).aggregate(
-        [([], "count_all"), *((name, "sum") for name in sums)]
-    )
-    whole = (
-        by_model.sort_by("model_served")
-        .group_by("episode", use_threads=False)
-        .aggregate(
-            [
-                ("model_served", "list"),
-                ("count_all", "sum"),
-                *((f"{name}_sum", "sum") for name in sums),
-            ]
-        )
-    )
-    models = pc.binary_join(whole["model_served_list"], "\n")
-    return (
-        whole.select([*_SUMMED]).rename_columns([*_SUMMED.values()]).append_column("models", models)
-    )
+    keys = episodes["key"].combine_chunks()
+    known = pc.index_in(generations["episode"], value_set=keys)
+    owners = pc.fill_null(known, len(keys)).to_numpy()  # strangers count for nobody
+    invalid = pc.is_valid(generations["invalid_reason"]).to_numpy()
+
+    def count(weights: NDArray[Any] | None = None) -> NDArray[Any]:
+        return np.bincount(owners, weights, len(keys) + 1)[:-1]
+
+    names = pc.dictionary_encode(generations["model_served"]).combine_chunks()
+    has = np.zeros((len(keys) + 1, len(names.dictionary)), np.bool_)
+    has[owners, names.indices.to_numpy()] = True
+    # There are few different sets of models.
+    sets, numbers = np.unique(has[:-1], axis=0, return_inverse=True)
+    every = names.dictionary.to_pylist()
+    joined = ["\n".join(sorted(itertools.compress(every, of))) or None for of in sets]
+    return {
+        "calls": pa.array(count(), pa.int32()),
+        "invalid": pa.array(count(invalid).astype(np.int32)),
+        "prompt_tokens": pa.array(count(generations["prompt_tokens"].to_numpy()).astype(np.int64)),
+        "completion_tokens": pa.array(
+            count(generations["completion_tokens"].to_numpy()).astype(np.int64)
+        ),
+        "models": pa.array(joined, pa.string()).take(pa.array(numbers.reshape(-1))),
+    }

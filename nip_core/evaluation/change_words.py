@@ -1,0 +1,76 @@
+"""What differs between two places of runs, in sentences.
+
+describe_changes  the sentences
+describe_pairs    on how many episodes they rest
+
+They say what the verdicts are and were, with the interval of the difference, and nothing of causes.
+"""
+
+from nip_core.evaluation.figures_in_words import number, percent, points, problems_words
+from nip_core.evaluation.verdict_changes import RateChange, VerdictChanges
+
+
+def describe_pairs(changes: VerdictChanges) -> str:
+    """Say on how many episodes the changes rest, as "800 episodes (400 problems)"."""
+    counted = f"{number(changes.episodes)} episode{'' if changes.episodes == 1 else 's'}"
+    if changes.episodes == changes.problems == changes.questions:
+        return counted
+    return f"{counted} ({problems_words(changes.problems, changes.questions)})"
+
+
+def describe_changes(
+    changes: VerdictChanges, names: tuple[str, str] | None = None, *, with_accuracy: bool = True
+) -> list[str]:
+    """Say in sentences what differs; `names` are those of the sides where neither is the earlier.
+
+    Without `with_accuracy` what others say is left out.
+    """
+    rates = [
+        (f"follows {'the prover' if prover == 'prover' else prover} in", followed)
+        for prover, followed in changes.follows.items()
+    ]
+    rates.append(("accepts in", changes.acceptance))
+    if with_accuracy and changes.accuracy is not None:
+        rates.append(("is right in", changes.accuracy))
+    lines = [
+        f"{'It' if k else 'The verifier'} {does} {_describe_rate(rate, names, changes.episodes)}."
+        for k, (does, rate) in enumerate(rates)
+    ]
+    return [*lines, _describe_counts(changes, names)]
+
+
+def _describe_rate(rate: RateChange, names: tuple[str, str] | None, episodes: int) -> str:
+    before, after = percent(rate.before), percent(rate.after)
+    among = "" if rate.episodes == episodes else f", over {number(rate.episodes)} of the episodes"
+    how = f"{_describe_difference(rate)}{among}"
+    if names is not None:
+        return f"{after} in {names[1]} and {before} in {names[0]} ({how})"
+    if rate.before == rate.after:
+        return f"{after}, as before ({how})"
+    return f"{after}; it was {before} ({how})"
+
+
+def _describe_difference(rate: RateChange) -> str:
+    """Say how sure a difference is."""
+    if rate.ci95 is None:
+        return f"{points(rate.difference, True)}, no interval: one question"
+    low, high = rate.ci95
+    if low == high:
+        return f"{points(rate.difference, True)}, the same on each problem"
+    interval = f"95\u202f% interval {100 * low:+.1f} to {100 * high:+.1f}"
+    noise = "within noise, " if low <= 0 <= high else ""
+    return f"{points(rate.difference, True)}, {noise}{interval}"
+
+
+def _describe_counts(changes: VerdictChanges, names: tuple[str, str] | None) -> str:
+    mended, broken, other = map(number, (changes.mended, changes.broken, changes.other))
+    if changes.accuracy is None:
+        return f"{other} verdict{'' if changes.other == 1 else 's'} changed."
+    still_wrong = f" {other} changed from wrong to wrong." if changes.other else ""
+    if not changes.mended and not changes.broken:
+        return f"No verdict became right or wrong.{still_wrong}"
+    if names is not None:
+        alone = f"{mended} in {names[1]} alone, {broken} in {names[0]} alone"
+        return f"Verdicts that are right in one only: {alone}.{still_wrong}"
+    plural = " was" if changes.mended == 1 else "s were"
+    return f"{mended} verdict{plural} mended, {broken} broken.{still_wrong}"

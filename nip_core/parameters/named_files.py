@@ -1,0 +1,207 @@
+"""Files that settings name by a path, and the folders in which they are looked for.
+
+Folder          a folder, with what an error calls it
+find_beside     the settings of a file, with each path as it is found from the working directory
+find_on_record  the settings of a run on record, found from elsewhere than where it was begun
+find_in_sweep   one setting of a sweep's file
+
+A path in a YAML file is looked for beside that file first, then in the working directory; one that
+was typed (``--set``) the other way round. What is found stands in the settings as a path from the
+working directory, so that whoever reads it later need not know where the YAML lay. A run's record
+keeps that path; it is read from elsewhere by the folder in which the run's store lies.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nip_core.errors import SettingsError
+from nip_core.models import BUNDLED
+from nip_core.parameters.plain import Plain, PlainDict, PlainMapping
+from nip_core.scenarios import find_scenario
+
+_CLASSES = ("scenario", "interaction_protocol")
+_DATA_ENDINGS = (".parquet", ".jsonl", ".jsonl.gz", ".train", ".dev", ".test")
+_SELF_HOSTED = "SelfHosted"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Where files are looked for."""
+
+    path: str
+    """As it is joined with a file's path; "" is the working directory."""
+    called: str = "the working directory"
+
+
+_HERE = Folder("")
+
+
+@dataclass(frozen=True)
+class _NamedFile:
+    """A file that a setting names, or might name."""
+
+    keys: tuple[str, ...]
+    file: str
+    name_in_file: str = ""
+    """``:Class`` where one stands behind the path."""
+    is_needed: bool = True
+    """Whether it can be nothing but a path; other texts may name a data set or a model."""
+
+    @property
+    def address(self) -> str:
+        return ".".join(self.keys)
+
+
+def find_beside(values: PlainMapping, file: str, typed: PlainMapping | None = None) -> PlainDict:
+    """Give `values` with each path as it is found beside `file`, or in the working directory.
+
+    `typed` are those of them that were typed. Raises SettingsError for a path that is in
+    neither folder.
+    """
+    beside = Folder(os.path.dirname(file), f"beside {os.path.basename(file)}")
+    result = dict(values)
+    for named in _list_named(values):
+        is_typed = bool(_text(typed, *named.keys))
+        folders = (_HERE, beside) if is_typed else (beside, _HERE)
+        found = _find(named, folders, values)
+        if found is None and named.is_needed:
+            place = "--set" if is_typed else file
+            raise SettingsError(f"{place}: {_say_missing(named, folders)}")
+        if found is not None:
+            result = _with(result, named.keys, found)
+    return result
+
+
+def find_on_record(stored: PlainMapping, directory: str | None, place: Path | None) -> PlainMapping:
+    """Give a run's settings on record with paths that lead to its files from here.
+
+    A path that is not in the working directory is looked for in the `directory` in which the run
+    was begun, where that is on record, and by the `place` of the run by now (None in a bucket): a
+    project may have moved. What is nowhere stays as it is.
+    """
+    moved = _find_moved(_text(stored, "run_store"), place)
+    begun = [folder for folder in (moved, directory) if folder is not None]
+    result = stored
+    for named in _list_named(stored) if begun else ():
+        found = _find(named, (_HERE, *map(Folder, begun)), stored)
+        if found is not None:
+            result = _with(result, named.keys, found)
+    return result
+
+
+def find_in_sweep(setting: str, value: Plain, file: str) -> Plain:
+    """Give a value of a sweep's file: a path as it is found beside it, else the value itself."""
+    values: Plain = value
+    for key in reversed(setting.split(".")):
+        values = {key: values}
+    for named in _list_named(values if isinstance(values, dict) else {}):
+        found = _find(named, (Folder(os.path.dirname(file)),), {}) if named.is_needed else None
+        if found is not None:
+            return found
+    return value
+
+
+def _find_moved(run_store: str, place: Path | None) -> str | None:
+    """Find the directory from which `run_store` leads to the run at `place`."""
+    parts = Path(run_store).parts
+    if place is None or "://" in run_store or os.path.isabs(run_store) or ".." in parts:
+        return None
+    store = place.resolve().parent
+    folders = [store, *store.parents]
+    is_there = store.parts[-len(parts) :] == parts and len(parts) < len(folders)
+    return str(folders[len(parts)]) if parts and is_there else None
+
+
+def _list_named(values: PlainMapping) -> Iterator[_NamedFile]:
+    """List what names a relative path, or might; settings of a wrong form are refused later."""
+    for key in _CLASSES:
+        file, _, name = _text(values, key).rpartition(":")
+        if file.endswith(".py"):
+            yield from _relative(_NamedFile((key,), file, f":{name}"))
+    dataset = _text(values, "dataset")
+    is_data = dataset.endswith(_DATA_ENDINGS) or _is_written_as_path(dataset)
+    yield from _relative(_NamedFile(("dataset",), dataset, is_needed=is_data))
+    yield from _relative(
+        _NamedFile(("lm_server", "replies"), _text(values, "lm_server", "replies"))
+    )
+    agents = values.get("agents")
+    for name in agents if isinstance(agents, Mapping) else ():
+        template = ("agents", name, "system_prompt_template_path")
+        yield from _relative(_NamedFile(template, _text(values, *template)))
+        model = _text(values, "agents", name, "model_name")
+        provider = _text(values, "agents", name, "model_provider") or _text(
+            values, "agents", "_default", "model_provider"
+        )
+        if provider == _SELF_HOSTED and model not in BUNDLED:
+            is_path = _is_written_as_path(model)
+            named = _NamedFile(("agents", name, "model_name"), model, is_needed=is_path)
+            yield from _relative(named)
+
+
+def _relative(named: _NamedFile) -> Iterator[_NamedFile]:
+    """Pass on what is a relative path."""
+    if named.file and not named.file.startswith(("/", "~")):
+        yield named
+
+
+def _is_written_as_path(text: str) -> bool:
+    """Tell a path from a name on the Hugging Face Hub, which is NAME or OWNER/NAME."""
+    return text.startswith(".") or text.count("/") > 1
+
+
+def _text(values: Any, *keys: str) -> str:
+    for key in keys:
+        values = values.get(key) if isinstance(values, Mapping) else None
+    return values if isinstance(values, str) else ""
+
+
+def _find(named: _NamedFile, folders: Sequence[Folder], values: PlainMapping) -> str | None:
+    """Return the setting with the path of the first folder that has the file; None if none has."""
+    for folder in folders:
+        path = os.path.join(folder.path, named.file)
+        if os.path.lexists(path):
+            if _is_own(named, values):
+                return None
+            # As it is written where it leads to the same file: equal settings stay equal.
+            shown = named.file if _is_same(path, named.file) else path
+            return f"{shown}{named.name_in_file}"
+    return None
+
+
+def _is_same(path: str, other: str) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return path == other
+
+
+def _is_own(named: _NamedFile, values: PlainMapping) -> bool:
+    """Tell whether a word is the name of data that come with the scenario."""
+    if named.keys != ("dataset",) or named.is_needed:
+        return False
+    try:
+        kind = find_scenario(_text(values, "scenario") or "code_validation")
+    except ValueError:  # is said with all else that is wrong
+        return False
+    return named.file in kind.bundled or named.file in kind.generated
+
+
+def _say_missing(named: _NamedFile, folders: Sequence[Folder]) -> str:
+    places: dict[str, str] = {}
+    for folder in folders:
+        place = os.path.abspath(os.path.join(folder.path, named.file))
+        places[place] = f"{places[place]} and {folder.called}" if place in places else folder.called
+    looked = ", then for ".join(f"{place!r} ({called})" for place, called in places.items())
+    return (
+        f"{named.address}: there is no {named.file!r:.200}; looked for {looked}; name a file that "
+        "is there"
+    )
+
+
+def _with(values: Any, keys: Sequence[str], value: str) -> PlainDict:
+    """Give `values` with another value at an address that is there."""
+    inner = value if len(keys) == 1 else _with(values[keys[0]], keys[1:], value)
+    return {**values, keys[0]: inner}

@@ -1,0 +1,135 @@
+"""P(accept): how likely a model was to accept rather than reject, where it decided.
+
+LIKELIEST             how many of the likeliest tokens are asked for at each place
+can_be_estimated      whether a verdict of this form says how likely the other one was
+estimate_acceptance   by the log-probabilities of an answer's tokens
+find_acceptance       by episode, that of the answer which gave it its verdict
+"""
+
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nip_core.game.parsing import AnswerForm
+from nip_core.protocols import ACCEPT, REJECT, TokenChoice
+from nip_core.protocols.scales import DecisionScale
+from nip_core.rollouts.trees import Leaf, for_each_episode
+
+LIKELIEST = 5
+"""Both words are among so many where a model decides; if one is not, its probability is at most
+that of the last. Asking for 20 takes 8 % of the processor time of play, for 5 at most 2
+(`benchmarks/p_accept.py`)."""
+_WORDS = {ACCEPT: "accept", REJECT: "reject"}
+_BEFORE_WORD = re.compile(r"^[^a-z]+")
+_DECISION_LINE = re.compile(r"(?m)^\W*(?:final )?decision\b")
+GENERATIONS_OF_ACCEPTANCE = (
+    *("episode", "branch_path", "round", "agent"),
+    *("decision", "invalid_reason", "p_accept"),
+)
+"""The columns of `generations` that `find_acceptance` reads."""
+EPISODES_OF_ACCEPTANCE = (*Leaf._fields, "decision", "outcome")
+"""The columns of `episodes` that `find_acceptance` reads."""
+
+
+def has_two_answers(scale: DecisionScale) -> bool:
+    """Tell whether a verifier answers "accept" or "reject" and nothing between."""
+    return set(scale.values) == set(_WORDS.values())
+
+
+def can_be_estimated(form: AnswerForm) -> bool:
+    """Tell whether an answer of this form may have a verdict of which P(accept) is known."""
+    return form.scale is not None and has_two_answers(form.scale)
+
+
+def estimate_acceptance(
+    tokens: Sequence[TokenChoice], decision: int, temperature: float | None = None
+) -> float | None:
+    """Estimate the probability of "accept" against "reject" where the word of `decision` begins.
+
+    All that stands before that word is taken as written. `tokens` have the natural logarithms of
+    the model's probabilities before `temperature`, with which it samples (None or 0 count as 1,
+    which keeps the order). A word that is not among the likeliest counts as likely as the least
+    likely of those, which is the most that it can be. None where nothing was decided, or in other
+    words.
+    """
+    place = _find_token(tokens, decision)
+    if place is None:
+        return None
+    # 1. How likely each of the words was there.
+    top = {**place.top, place.token: place.logprob}
+    least = math.exp(min(top.values()))
+    masses = dict.fromkeys(_WORDS.values(), 0.0)
+    for alternative, logprob in top.items():
+        letters = _BEFORE_WORD.sub("", alternative.lower())
+        for word in masses:
+            if letters and (word.startswith(letters) or letters.startswith(word)):
+                masses[word] += math.exp(logprob)
+    # 2. At the temperature of play, of these two alone. What is too unlikely for a number is 0.
+    accept, reject = (_log(mass or least) for mass in masses.values())
+    if max(accept, reject) == -math.inf:
+        return None
+    odds = (accept - reject) / (temperature or 1.0)
+    return 1.0 / (1.0 + math.exp(-max(-700.0, min(700.0, odds))))
+
+
+def _log(mass: float) -> float:
+    return math.log(mass) if mass > 0 else -math.inf
+
+
+def _find_token(tokens: Sequence[TokenChoice], decision: int) -> TokenChoice | None:
+    """Find the token with the first letter of the deciding word.
+
+    It is the first one in the last line that begins with "Decision", else the last one.
+    """
+    word = _WORDS.get(decision)
+    if word is None:
+        return None
+    parts = [token.token.lower() for token in tokens]
+    text = "".join(parts)
+    *_, line = (None, *_DECISION_LINE.finditer(text))
+    place = -1 if line is None else text.find(word, line.end())
+    if place < 0:
+        place = text.rfind(word)
+    if place < 0:
+        return None
+    end = 0
+    for token, part in zip(tokens, parts, strict=True):
+        end += len(part)
+        if end > place:
+            return token
+    return None
+
+
+def find_acceptance(episodes: pa.Table, generations: pa.Table) -> pa.Array:
+    """Find P(accept) of each episode: that of the verifier's last answer with the verdict.
+
+    Null where the episode failed or has no verdict, where another than the verifier's own answer
+    gave it, and where the answer has none. `episodes` need `EPISODES_OF_ACCEPTANCE`, `generations`
+    `GENERATIONS_OF_ACCEPTANCE`; shared answers of a tree count for each of its leaves.
+    """
+    spoken = generations.select(GENERATIONS_OF_ACCEPTANCE)
+    if spoken["p_accept"].null_count == spoken.num_rows:  # as in most tables of earlier versions
+        return pa.nulls(episodes.num_rows, pa.float64())
+    # 1. The answers that may have decided an episode.
+    decided = pc.and_(
+        pc.and_(pc.equal(spoken["agent"], "verifier"), pc.is_null(spoken["invalid_reason"])),
+        pc.is_in(spoken["decision"], value_set=pa.array([*_WORDS], spoken["decision"].type)),
+    )
+    said = for_each_episode(episodes, spoken.filter(decided))
+    owner = pc.index_in(said["episode"], value_set=episodes["key"].combine_chunks())
+    said = said.filter(pc.is_valid(owner))
+    owners = owner.drop_null().to_numpy()
+    # 2. The last one of each: a later one overwrites it. In numpy, as there may be many shards.
+    order = np.argsort(said["round"].to_numpy(), kind="stable")
+    decision = np.full(episodes.num_rows, -1)
+    likely = np.full(episodes.num_rows, np.nan)
+    decision[owners[order]] = said["decision"].to_numpy()[order]
+    likely[owners[order]] = said["p_accept"].to_numpy()[order]  # null is NaN
+    # 3. It counts where the episode went by it.
+    failed = pc.equal(episodes["outcome"], "failed").to_numpy()
+    counts = (decision == episodes["decision"].to_numpy()) & ~failed
+    return pa.array(np.where(counts, likely, np.nan), pa.float64(), from_pandas=True)

@@ -1,0 +1,58 @@
+"""What a run's own server needs and this installation lacks, before anything is started.
+
+list_missing_packages   by the settings, each in a sentence with the command that helps
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+
+from nip_core.distribution import how_to_install
+from nip_core.parameters import HyperParameters
+from nip_core.parameters.hosting import is_deterministic, uses_own_server
+from nip_lm_server.client import VllmMissingError, find_vllm
+
+_LOCAL = ("torch", "transformers", "peft", "trl", "accelerate", "datasets", "safetensors")
+"""With which the server trains, whatever engine plays."""
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def list_missing_packages(
+    parameters: HyperParameters,
+    environment: Mapping[str, str] = os.environ,
+    is_installed: Callable[[str], bool] = _is_installed,
+) -> list[str]:
+    """Say what is missing for the engine of the run's own server, and for its trainings.
+
+    Nothing is imported: a package that is there and broken is found by `nip doctor`.
+    """
+    hosted = [
+        agent
+        for agent in parameters.model_agents.values()
+        if uses_own_server(parameters, agent) and not is_deterministic(parameters, agent)
+    ]
+    if not hosted:
+        return []
+    settings, lines = parameters.lm_server, []
+    plays_apart = settings.engine == "vllm"
+    trains = any(
+        uses_own_server(parameters, parameters.group_parameters(group))
+        for group in parameters.trainable_groups
+    )
+    missing = [name for name in _LOCAL if not is_installed(name)]
+    if missing and (trains or not plays_apart):
+        what = "to train" if plays_apart else "to play and to train"
+        lines.append(
+            f"lm_server.engine: {settings.engine} needs {', '.join(missing)} {what}, which "
+            f"{'is' if len(missing) == 1 else 'are'} not installed here: {how_to_install('local')}"
+        )
+    if plays_apart:
+        executable = settings.options.get("executable")
+        try:
+            find_vllm(executable if isinstance(executable, str) else None, environment)
+        except VllmMissingError as error:
+            lines.append(f"lm_server.engine: {error}")
+    return lines

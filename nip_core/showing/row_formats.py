@@ -1,0 +1,147 @@
+"""Rows of episodes as lines of JSON and of CSV.
+
+encode_row     a row as a line of JSON, with exactly the texts that were recorded; decode_row: back
+CsvColumns     which columns rows have, and their cells
+write_csv_lines lines of cells; as_cell: one of them
+
+A spreadsheet executes nothing of a CSV, whatever a model wrote: a text that would begin a formula
+gets an apostrophe before it (as OWASP advises), control codes are shown as JSON escapes them, and
+each line end is one. What is a number here is a number there. The file begins with a byte order
+mark: without it Excel reads UTF-8 as something else; pandas, Polars and DuckDB pass over it.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, fields
+from functools import cached_property
+
+import orjson
+
+from nip_core.game.render import ChatMessage
+from nip_core.redaction import printable
+from nip_core.showing.episode_rows import ReadableEpisode, ReadableMessage
+
+CSV_BEGIN = "\ufeff"
+_FORMULA = re.compile(r"\s*[=+\-@\u2212\ufe62\ufe63\ufe66\ufe6b\uff0b\uff0d\uff1d\uff20]|[\t\r\n]")
+"""What a spreadsheet may take for the beginning of a formula, full-width forms too."""
+_HIDDEN = re.compile("[\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What readers may take for the end of a line, what turns letters around, halves of pairs."""
+_DELETE = b"\x7f"
+_NAMES = [field.name for field in fields(ReadableEpisode)]
+_BEFORE_TEXTS = _NAMES[: _NAMES.index("columns")]
+_AFTER_TEXTS = _NAMES[_NAMES.index("asked") + 1 :]
+
+Cell = str | int | float | bool | list[str] | None
+
+
+def encode_row(row: ReadableEpisode) -> bytes:
+    """Write a row as a line of JSON, without the line's end."""
+    try:
+        line = orjson.dumps(row)
+    except TypeError:  # half of a pair, which UTF-8 can't have and an escape can
+        line = json.dumps(asdict(row), separators=(",", ":")).encode()
+    if line.isascii() and _DELETE not in line:
+        return line  # as most are
+    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", line.decode()).encode()
+
+
+def decode_row(line: bytes) -> ReadableEpisode:
+    """Read what `encode_row` has written."""
+    try:
+        value = orjson.loads(line)
+    except ValueError:  # half of a pair
+        value = json.loads(line)
+    value["messages"] = [ReadableMessage(**message) for message in value["messages"]]
+    return ReadableEpisode(**value)
+
+
+def as_cell(value: Cell) -> str:
+    """Write a value as a spreadsheet is to show it, and not to execute it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "TRUE" if value else "FALSE"
+    if isinstance(value, int | float):
+        return repr(value)
+    text = value if isinstance(value, str) else ", ".join(value)
+    # Most texts are plain, and there are many.
+    shown = text if text.isprintable() else printable(text.replace("\r\n", "\n"))
+    if shown[:1].isalnum():
+        return shown
+    return f"'{shown}" if _FORMULA.match(shown) else shown
+
+
+def write_csv_lines(rows: Iterable[Sequence[str]]) -> Iterator[bytes]:
+    """Write rows of cells as lines of RFC 4180, in UTF-8."""
+    line = _Line()
+    writer = csv.writer(line, lineterminator="\r\n")
+    for row in rows:
+        writer.writerow(row)
+        yield line.text.encode("utf-8", "replace")
+
+
+class _Line:
+    """What a writer of CSV has written last."""
+
+    text = ""
+
+    def write(self, text: str) -> None:
+        self.text = text
+
+
+class CsvColumns:
+    """The columns of some rows: those that every row has, and what these rows have beside them."""
+
+    def __init__(self) -> None:
+        """Knows no row yet."""
+        self._texts: dict[str, None] = {}
+        self._agents: dict[str, None] = {}
+        self._turns: set[tuple[int, str]] = set()
+
+    def add(self, row: ReadableEpisode) -> None:
+        """Take the columns of a row."""
+        self._texts.update(dict.fromkeys(row.columns))
+        self._agents.update(dict.fromkeys(row.rewards))
+        self._turns.update((message.round, message.agent) for message in row.messages)
+
+    @cached_property
+    def _turns_in_order(self) -> list[tuple[int, str]]:
+        places = {agent: place for place, agent in enumerate(self._agents)}
+        return sorted(
+            self._turns, key=lambda turn: (turn[0], places.get(turn[1], len(places)), turn[1])
+        )
+
+    def names(self) -> list[str]:
+        """List the names of all columns, in their order. No row is to come after that."""
+        return [
+            *_BEFORE_TEXTS,
+            *(f"column_{name}" if name in _NAMES else as_cell(name) for name in self._texts),
+            *(f"round_{round_}_{agent}" for round_, agent in self._turns_in_order),
+            "asked",
+            *(f"reward_{agent}" for agent in self._agents),
+            *_AFTER_TEXTS,
+        ]
+
+    def cells(self, row: ReadableEpisode) -> list[str]:
+        """Write a row, a cell for each of `names`."""
+        # The last answer of a turn is the valid one, or there is none.
+        said = {(message.round, message.agent): message.text for message in row.messages}
+        values: list[Cell] = [
+            *(getattr(row, name) for name in _BEFORE_TEXTS),
+            *map(row.columns.get, self._texts),
+            *map(said.get, self._turns_in_order),
+            None if row.asked is None else _write_chat(row.asked),
+            *map(row.rewards.get, self._agents),
+            *(getattr(row, name) for name in _AFTER_TEXTS),
+        ]
+        return [as_cell(value) for value in values]
+
+
+def _write_chat(chat: Sequence[ChatMessage]) -> str:
+    """Write a chat as one text, with who says what."""
+    return "\n\n".join(
+        f"[{', '.join(filter(None, (message['role'], message.get('name'))))}]\n{message['content']}"
+        for message in chat
+    )

@@ -1,0 +1,71 @@
+"""Which rows an address asks for as a file.
+
+find_episode_download  the rows of a list, all pages of it
+find_pair_download     the pairs of a comparison
+read_format            the end of an address
+"""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nip_core.viewer.downloads import (
+    FORMATS,
+    ComparedSide,
+    Download,
+    Format,
+    download_episodes,
+    download_pairs,
+)
+from nip_core.viewer.matrix import KINDS, order_pairs
+from nip_core.viewer.pages import NotThereError, find_asked_rows
+from nip_core.viewer.queries import Comparison, Query, QueryError
+from nip_core.viewer.runs import ShownRun, ShownRuns
+from nip_core.viewer.side_by_side import choose_split, find_place
+
+
+def read_format(end: str) -> Format:
+    """Read the end of an address. Raises NotThereError for another than rows have."""
+    for kind in FORMATS:
+        if end == kind:
+            return kind
+    raise NotThereError(f"rows are there as {' and '.join(FORMATS)}, not as {end[:20]!r}")
+
+
+def find_episode_download(
+    run: ShownRun, asked: Iterable[tuple[str, str]], kind: Format
+) -> Download:
+    """Find the rows of a list, in its order; with `asked=yes` they have what was asked."""
+    pairs = [*asked]
+    with_asked = dict(pairs).get("asked", "")
+    if with_asked not in ("", "yes"):
+        raise QueryError(f"asked={with_asked}: use yes")
+    episodes, query = run.episodes(), Query.parse(pairs, ("asked",))
+    rows = find_asked_rows(run, episodes, query)
+    filters = query.to_filters()
+    return download_episodes(run, episodes, rows, filters, kind, with_asked == "yes")
+
+
+def find_pair_download(runs: ShownRuns, asked: Mapping[str, str], kind: Format) -> Download:
+    """Find the pairs of a comparison, in its order."""
+    query = Comparison.parse(asked, KINDS)
+    if not (query.a and query.b):
+        raise QueryError("a and b: a comparison is of two places, RUN@ITERATION")
+    split = choose_split(runs, query.split)
+    places = (query.a, query.b)
+    a, b = (find_place(runs, place, split).table for place in places)
+    ordered = order_pairs(a, b, query.kind)
+    pairs = ordered.take(0, len(ordered.rows))
+    sides = []
+    for place, keys in zip(
+        places, ([pair.a.key for pair in pairs], [pair.b.key for pair in pairs]), strict=True
+    ):
+        run = runs.get(place.rpartition("@")[0])
+        assert run is not None  # its episodes were read
+        episodes = run.episodes()
+        found = pc.index_in(pa.array(keys, pa.string()), value_set=episodes.table["key"])
+        rows = np.asarray(found.to_numpy(zero_copy_only=False)).astype(np.int64)
+        sides.append(ComparedSide(place, run, episodes, rows))
+    return download_pairs((sides[0], sides[1]), [pair.kind for pair in pairs], kind)

@@ -1,0 +1,55 @@
+"""The tokens of an answer with their probabilities, as an episode's page shows them.
+
+lay_out_tokens  of a recorded answer, None where nothing was recorded
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nip_core.game.answer_rows import RecordedToken, TokenLogprob
+
+_MOST_TOKENS = 500  # a page of more is slow to open; the rest is in the table
+_MOST_OTHERS = 5
+_SIGNS = {" ": "␣", "\n": "⏎", "\t": "⇥"}
+
+
+@dataclass(frozen=True)
+class TokenChance:
+    """A token as one can read it, and its probability."""
+
+    text: str
+    p: float
+
+
+@dataclass(frozen=True)
+class ShownToken(TokenChance):
+    """A token of the answer, with the likeliest others in its place."""
+
+    others: tuple[TokenChance, ...]
+
+
+@dataclass(frozen=True)
+class ShownTokens:
+    """The first tokens of an answer."""
+
+    tokens: tuple[ShownToken, ...]
+    left_out: int
+
+
+def lay_out_tokens(recorded: Sequence[RecordedToken] | None) -> ShownTokens | None:
+    """Lay out the tokens of an answer, as the column `token_logprobs` has them."""
+    if not recorded:
+        return None
+    shown = []
+    for token in recorded[:_MOST_TOKENS]:
+        others = [other for other in token["top"] if other["token"] != token["token"]]
+        read = tuple(_read_chance(other) for other in others[:_MOST_OTHERS])
+        own = _read_chance(token)
+        shown.append(ShownToken(own.text, own.p, read))
+    return ShownTokens(tuple(shown), len(recorded) - len(shown))
+
+
+def _read_chance(token: RecordedToken | TokenLogprob) -> TokenChance:
+    signs = (_SIGNS.get(c, c if c.isprintable() else f"\\u{ord(c):04x}") for c in token["token"])
+    return TokenChance("".join(signs) or "∅", math.exp(min(0.0, token["logprob"])))

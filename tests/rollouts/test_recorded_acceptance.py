@@ -1,0 +1,111 @@
+"""P(accept) is recorded where a verdict comes with log-probabilities, and changes nothing else."""
+
+import copy
+import math
+
+import pytest
+from aiohttp import web
+from playing import agent_of, play
+
+from nip_core.parameters import load_parameters
+from nip_core.rollouts.tables import canonical_digest
+
+RECORDS = {"record_p_accept": True}
+HOW_LIKELY = {" accept": 0.6, " Accept": 0.1, " reject": 0.2, " so": 0.1}
+
+
+def settings(protocol="nip", **more):
+    model = {"model_provider": "SelfHosted", "freeze_agent": True, "temperature": 0.5}
+    rounds = {"nip_protocol": {"max_message_rounds": 3}} if protocol == "nip" else {}
+    return load_parameters(
+        {
+            "run_name": "a",
+            "dataset": "x",
+            "interaction_protocol": protocol,
+            "code_validation": {"system_prompt_version": "short"},
+            "rl": {"rollouts_per_iteration": None},
+            "agents": {"_default": model},
+            **rounds,
+            **more,
+        }
+    )
+
+
+def answer(text, tokens, asked):
+    content = [
+        {
+            "token": token,
+            "logprob": math.log(top[token]),
+            "top_logprobs": [{"token": t, "logprob": math.log(p)} for t, p in top.items()],
+        }
+        for token, top in tokens
+    ]
+    given = {"content": content} if asked else None
+    choice = {"message": {"content": text}, "finish_reason": "stop", "logprobs": given}
+    return {"choices": [choice]}
+
+
+def judge(body):
+    """Ask, answer, accept; with log-probabilities for those who want some."""
+    text = "Answer: yes"
+    if agent_of(body) == "verifier":
+        is_first = len(body["messages"]) < 4
+        text = "Question: why?" if is_first else "Decision: accept, because it is right"
+    before = {"Decision:": 1.0}
+    reason = {", because it is right": 1.0}
+    tokens = [("Decision:", before), (" accept", HOW_LIKELY), (*reason, reason)]
+    said = answer(text, tokens if text.startswith("Decision") else [], body.get("logprobs"))
+    return web.json_response({"model": body["model"], **said})
+
+
+async def test_only_who_may_decide_is_asked_for_tokens_and_only_p_accept_is_kept():
+    played = await play(settings(), judge, of_players=RECORDS)
+    asked = {(agent_of(body), body.get("top_logprobs")) for body in played.server.bodies}
+    assert asked == {("verifier", 5), ("prover", None)}
+    rows = played.answers()
+    # 0.7 against 0.2 at the word that decides, at the temperature of play.
+    assert rows[-1].p_accept == pytest.approx(0.7**2 / (0.7**2 + 0.2**2), abs=1e-12)
+    assert [row.p_accept for row in rows[:-1]] == [None, None]
+    assert {row.token_logprobs for row in rows} == {None}
+
+
+async def test_what_is_said_and_its_digest_are_the_same_with_and_without_it():
+    with_it = await play(settings(), judge, of_players=RECORDS)
+    without = await play(settings(), judge)
+    assert {body.get("logprobs") for body in without.server.bodies} == {None}
+    digests = {
+        canonical_digest(t.episodes, t.generations) for t in (with_it.tables(), without.tables())
+    }
+    assert len(digests) == 1
+    assert without.tables().generations["p_accept"].null_count == 3
+
+
+async def test_a_resumed_shard_has_what_its_journal_has_also_of_an_earlier_version():
+    played = await play(settings(), judge, of_players=RECORDS)
+    again = await play(settings(), judge, of_players=RECORDS, recorded=played.log.by_key())
+    assert again.server.bodies == [] and again.answers() == played.answers()
+    earlier = copy.deepcopy(played.log.by_key())
+    for record in earlier.values():
+        del record["generation"]["p_accept"]
+    resumed = await play(settings(), judge, of_players=RECORDS, recorded=earlier)
+    assert [row.p_accept for row in resumed.answers()] == [None] * 3
+    assert resumed.rewards() == played.rewards()
+
+
+async def test_a_scale_with_more_answers_is_asked_for_no_tokens():
+    scale = {"verifier_decision_scale": "out_of_10"}
+
+    def script(body):
+        return "Decision: 7" if agent_of(body) == "verifier" else "Answer: yes"
+
+    played = await play(settings("adp", protocol_common=scale), script, of_players=RECORDS)
+    assert {body.get("logprobs") for body in played.server.bodies} == {None}
+    assert {row.p_accept for row in played.answers()} == {None}
+
+
+async def test_of_tokens_that_are_kept_there_are_as_many_as_were_asked_for_without_it():
+    kept = await play(settings(), judge, of_players={**RECORDS, "top_logprobs": 2})
+    rows = kept.answers()
+    [place] = [t for t in rows[-1].token_logprobs if t["token"] == " accept"]
+    assert [other["token"] for other in place["top"]] == [" accept", " Accept"]
+    assert rows[-1].p_accept == pytest.approx(0.49 / 0.53, abs=1e-12)

@@ -1,0 +1,271 @@
+"""The rows of a list can be taken away: as files and by Python they are those that the list has."""
+
+import csv
+import html
+import inspect
+import io
+import json
+import re
+import unicodedata
+from dataclasses import fields
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pytest
+from hostile_run import FORMULAS, HALF, LONG, TEXTS, make_hostile
+from viewing import client_of, everything, text_of
+
+import nip_core
+from nip_core.errors import SettingsError
+from nip_core.run_store.store import open_store
+from nip_core.showing.episode_filters import SORTS, EpisodeFilters
+from nip_core.showing.row_formats import as_cell
+from nip_core.showing.run_tables import RunTables
+from nip_core.viewer.downloads import write_line
+from nip_core.viewer.runs import ShownRuns
+
+QUERIES = [
+    {},
+    {"split": "test", "iteration": "1", "sort": "tokens"},
+    {"verdict": "wrong", "sort": "reward"},
+    {"verdict": "not-right", "label": "0", "sort": "problem"},
+    {"decision": "1", "outcome": "finished", "invalid": "0", "sort": "played"},
+    {"problem": "CLAMP", "mutation": "none"},
+    {"text": "the", "agent": "prover", "iteration": "0"},
+    {"agent": "verifier", "round": "0", "split": "train"},
+    {"sort": "confident", "split": "test"},
+    {"verdict": "right", "text": "nowhere at all"},
+]
+
+
+@pytest.fixture(scope="module")
+def client(trained):
+    return client_of(trained)
+
+
+def rows_of(client, address, **asked):
+    answer = client.get(address, params=asked)
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line) for line in answer.content.splitlines()]
+
+
+@pytest.mark.parametrize("asked", QUERIES, ids=lambda asked: "-".join(asked.values()) or "all")
+def test_file_line_of_python_and_list_have_the_same_rows(client, asked):
+    keys = everything(client, "/runs/small/episodes", **asked)
+    rows = rows_of(client, "/runs/small/episodes.jsonl", **asked)
+    assert [row["key"] for row in rows] == keys
+    assert bool(keys) == (asked.get("text") != "nowhere at all")
+    if not keys:
+        return
+    page = client.get("/runs/small/episodes", params=asked).text
+    line = html.unescape(re.search(r"<code>(from nip_core import run.*?)</code>", page, re.S)[1])
+    names = {}
+    exec(line, names)
+    assert [row.key for row in names["rows"]] == keys
+    assert [row.note for row in names["rows"]] == [row["note"] for row in rows]
+    found = eval(line.rpartition("rows = ")[2].removesuffix(".rows"), {"run": nip_core.run})
+    assert found.episodes["key"].to_pylist() == keys
+    assert {*found.generations["episode"].to_pylist()} == {*keys}
+
+
+@pytest.mark.parametrize("text", ["it's", 'say "x"', "'\\\"", "\u202e\x01é😀\n", "{x}"])
+def test_the_line_of_python_says_odd_texts_as_they_are(trained, text):
+    shown = ShownRuns(open_store(trained, read_only=True)).get("small")
+    filters = EpisodeFilters(split="test", problem=f'"{text}"', note=text, invalid=False, label=-1)
+    line = write_line(shown, filters)
+    assert line.isprintable()
+    assert eval(line.removesuffix(".rows"), {"run": nip_core.run})._filters == filters
+
+
+def test_each_filter_of_the_list_is_one_of_python():
+    filters = [field.name for field in fields(EpisodeFilters)]
+    where = inspect.signature(RunTables.where).parameters
+    assert sorted(where) == sorted(["self", *filters])
+    assert all(re.search(rf"\b{order}\b", RunTables.where.__doc__) for order in SORTS)
+
+
+def test_a_row_has_all_that_the_tables_have_of_its_episode(client, trained):
+    tables = nip_core.run("small", store=str(trained)).where(iteration=0, split="test")
+    row = rows_of(client, "/runs/small/episodes.jsonl", iteration="0", split="test")[0]
+    [episode] = tables.episodes.filter(pc.equal(tables.episodes["key"], row["key"])).to_pylist()
+    generations = tables.generations
+    calls = generations.filter(pc.equal(generations["episode"], row["key"])).to_pylist()
+    said = [(c["round"], c["agent"], c["text"], c["model_served"]) for c in calls]
+    assert [(m["round"], m["agent"], m["text"], m["model"]) for m in row["messages"]] == said != []
+    assert row["rewards"] == {entry["agent"]: entry["reward"] for entry in episode["rewards"]}
+    for name in ("question", "solution", "problem", "split", "iteration", "rounds", "seed"):
+        assert row[name] == episode[name]
+    assert row["label"] == episode["y"]
+    assert (row["verdict"] == "right") == (episode["decision"] == episode["y"])
+    assert row["prompt_tokens"] == sum(call["prompt_tokens"] for call in calls)
+
+
+def test_a_row_has_what_the_agent_that_decided_was_asked(scripted):
+    client, shown = client_of(scripted[0]), 0
+    plain = rows_of(client, "/runs/scripted/episodes.jsonl")
+    assert {row["asked"] for row in plain} == {None}
+    for row in rows_of(client, "/runs/scripted/episodes.jsonl", asked="yes"):
+        page = client.get(f"/runs/scripted/episodes/{row['key']}?tab=asked").text
+        last = page.rpartition('<section class="asked"')[2]
+        chat = re.findall(
+            r'<div class="chat (system|user|assistant)">.*?<p class="prose">(.*?)</p></div>',
+            last,
+            re.DOTALL,
+        )
+        if row["decision"] != "no decision":
+            shown += 1
+            asked = [(message["role"], message["content"]) for message in row["asked"]]
+            assert asked == [(role, html.unescape(text)) for role, text in chat]
+    assert shown > 10
+
+
+def test_filters_of_episodes_are_refused_by_tables_of_whole_splits(trained):
+    small = nip_core.run("small", store=str(trained)).where(split="test", verdict="wrong")
+    with pytest.raises(SettingsError, match=r"metrics are of whole .* know no verdict"):
+        _ = small.metrics
+    with pytest.raises(SettingsError, match="decision 'yes': use one of reject, accept"):
+        small.where(decision="yes")
+
+
+def test_the_line_of_view_md_is_that_of_the_page_where_runs_are_in_runs(
+    trained, tmp_path, monkeypatch
+):
+    page = (Path(__file__).parents[2] / "docs" / "view.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"```python\n(from nip_core import run\n.*?)```", page, re.DOTALL)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "quickstart").symlink_to(trained / "small")
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(block, names)
+    asked = {"split": "test", "verdict": "wrong"}
+    client = client_of("runs")
+    assert [row.key for row in names["rows"]] == everything(
+        client, "/runs/quickstart/episodes", **asked
+    )
+    shown = html.unescape(client.get("/runs/quickstart/episodes", params=asked).text)
+    assert block.strip() in shown
+
+
+def test_pairs_of_a_comparison_are_taken_away_in_its_order(client):
+    asked = {"a": "small@0", "b": "small@2", "split": "test"}
+    page = client.get("/compare", params=asked).text
+    shown = re.findall(r"/pair\?a=small/([\w-]{16})&amp;b=small/([\w-]{16})", page)
+    rows = rows_of(client, "/compare.jsonl", **asked)
+    assert [(row["a"]["key"], row["b"]["key"]) for row in rows] == shown != []
+    assert {row["a"]["iteration"] for row in rows} == {0}
+    table = read_csv(client.get("/compare.csv", params=asked))
+    assert [(row["a_key"].lstrip("'"), row["change"]) for row in table] == [
+        (row["a"]["key"], row["change"]) for row in rows
+    ]
+    broken = rows_of(client, "/compare.jsonl", **asked, kind="broken")
+    assert broken == [row for row in rows if row["change"] == "broken"]
+
+
+def test_a_file_has_a_name_and_a_look_at_it_reads_nothing(client, trained):
+    address = "/runs/small/episodes.csv?split=test&verdict=wrong"
+    for method in ("HEAD", "GET"):
+        answer = client.request(method, address)
+        assert answer.status_code == 200
+        name = 'attachment; filename="small-test-wrong.csv"'
+        assert answer.headers["content-disposition"] == name
+        assert answer.headers["content-type"] == "text/csv; charset=utf-8"
+    assert client.head(address).content == b""
+    assert client_of(trained, token="a token").get(address).status_code == 401
+    assert client.get("/runs/small/episodes.xlsx").status_code == 404
+    assert client.get("/runs/small/episodes.csv?colour=red").status_code == 400
+
+
+# A hostile run
+
+
+@pytest.fixture(scope="module")
+def hostile(scripted, tmp_path_factory):
+    return make_hostile(scripted[0], tmp_path_factory.mktemp("hostile") / "runs", "scripted")
+
+
+def read_csv(answer):
+    assert answer.status_code == 200, answer.text
+    text = answer.content.decode("utf-8-sig")
+    return list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+
+
+@pytest.fixture(scope="module")
+def taken(hostile):
+    csv.field_size_limit(1 << 24)
+    client = client_of(hostile)
+    address = "/runs/scripted/episodes"
+    files = (rows_of(client, f"{address}.jsonl"), client.get(f"{address}.csv?asked=yes"))
+    return *files, client
+
+
+def test_a_spreadsheet_executes_nothing_of_a_hostile_run(taken):
+    rows, answer, _ = taken
+    table = read_csv(answer)
+    assert [row["key"].lstrip("'") for row in table] == [row["key"] for row in rows]
+    numbers = {"decision_value", "p_accept"} | {n for n in table[0] if n.startswith("reward_")}
+    for row in [{name: name for name in table[0]}, *table]:
+        for name, cell in row.items():
+            if name in numbers and name != cell:
+                assert cell == "" or float(cell) is not None
+            else:
+                start = unicodedata.normalize("NFKC", cell.lstrip()[:1])
+                assert start not in {"=", "+", "-", "@"}, (name, cell[:40])
+                assert cell[:1] not in {"\t", "\r", "\n"}
+    assert {row["question"] for row in table} >= {f"'{FORMULAS[0]}", "'\t=1+1"}
+    codes = {c for c in answer.content.decode() if unicodedata.category(c) in ("Cc", "Cf", "Zl")}
+    assert codes == {"\n", "\r", "\t", "\ufeff"}  # and of these carriage returns end rows alone
+    assert answer.content.count(b"\r") == len(table) + 1 == answer.content.count(b"\r\n")
+
+
+def test_pandas_reads_a_hostile_file_with_numbers_as_numbers(taken):
+    pandas = pytest.importorskip("pandas")
+    rows, answer, _ = taken
+    table = pandas.read_csv(io.BytesIO(answer.content), keep_default_na=False)
+    assert list(table.columns)[:2] == ["key", "run"] and len(table) == len(rows)
+    assert table["reward_prover"].dtype.kind == "f" and table["prompt_tokens"].dtype.kind == "i"
+    assert table["star"].dtype.kind == "b"
+    longest = max((m["text"] for row in rows for m in row["messages"]), key=len)
+    assert longest == LONG
+
+
+def test_lines_of_json_have_exactly_the_texts_and_no_other_line_ends(taken, hostile):
+    rows, _, client = taken
+    body = client.get("/runs/scripted/episodes.jsonl").content
+    assert len(body.decode().splitlines()) == len(rows)
+    tables = nip_core.run("scripted", store=str(hostile))
+    episodes = {row["key"]: row for row in tables.episodes.to_pylist()}
+    for row in rows:
+        assert row["question"] == episodes[row["key"]]["question"]
+        assert row["columns"]["=odd"] == HALF
+    said = {text for text in tables.generations["text"].to_pylist()}
+    assert {message["text"] for row in rows for message in row["messages"]} == said
+    assert said >= {*TEXTS, LONG}
+
+
+def test_hostile_texts_are_text_on_every_page(taken):
+    rows, _, client = taken
+    key = rows[0]["key"]
+    other = rows[1]["key"]
+    for address in (
+        "/runs/scripted/episodes",
+        "/runs/scripted/episodes?text=script",
+        "/runs/scripted/matrix",
+        f"/runs/scripted/episodes/{key}",
+        f"/runs/scripted/episodes/{key}?tab=asked",
+        f"/runs/scripted/episodes/{key}?tab=facts",
+        f"/pair?a=scripted/{key}&b=scripted/{other}",
+        "/compare?a=scripted@0&b=scripted@0",
+    ):
+        answer = client.get(address)
+        assert answer.status_code == 200, address
+        assert "alert(1)</script>" not in answer.text and "<img" not in answer.text
+        assert "</template>" not in answer.text
+        assert not [
+            tag for tag in re.findall(r"<script[^>]*>", answer.text) if "/static" not in tag
+        ]
+    assert "alert(1)" in text_of(client.get("/runs/scripted/episodes?text=script").text)
+
+
+@pytest.mark.parametrize("value", [-1.5, 3, True, None])
+def test_numbers_stay_numbers(value):
+    assert as_cell(value) == {-1.5: "-1.5", 3: "3", True: "TRUE", None: ""}[value]
