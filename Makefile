@@ -245,6 +245,7 @@ bench: install
 	$(BIN)/python benchmarks/resume.py --out docs/results/resume.json
 	$(BIN)/python benchmarks/solutions.py --out docs/results/solutions.json
 	$(BIN)/python benchmarks/interval_coverage.py --out docs/results/interval_coverage.json
+	$(BIN)/python benchmarks/arm_coverage.py --out docs/results/arm_coverage.json
 	$(BIN)/python benchmarks/prefect_share.py --out docs/results/prefect_share.json
 	$(BIN)/python benchmarks/embedded_engine.py --http
 	NIP_VLLM=$(abspath $(VLLM))/bin/vllm $(BIN)/python benchmarks/pass_through.py
