@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from nip_core.game.parsing import AnswerForm
 from nip_core.protocols import ACCEPT, REJECT, TokenChoice
 from nip_core.protocols.scales import DecisionScale
-from nip_core.rollouts.trees import Leaf, for_each_episode
+from nip_core.rollouts.trees import for_each_episode
 
 LIKELIEST = 5
 """Both words are among so many where a model decides; if one is not, its probability is at most
@@ -31,8 +31,6 @@ GENERATIONS_OF_ACCEPTANCE = (
     *("decision", "invalid_reason", "p_accept"),
 )
 """The columns of `generations` that `find_acceptance` reads."""
-EPISODES_OF_ACCEPTANCE = (*Leaf._fields, "decision", "outcome")
-"""The columns of `episodes` that `find_acceptance` reads."""
 
 
 def has_two_answers(scale: DecisionScale) -> bool:
@@ -108,7 +106,7 @@ def find_acceptance(episodes: pa.Table, generations: pa.Table) -> pa.Array:
     """Find P(accept) of each episode: that of the verifier's last answer with the verdict.
 
     Null where the episode failed or has no verdict, where another than the verifier's own answer
-    gave it, and where the answer has none. `episodes` need `EPISODES_OF_ACCEPTANCE`, `generations`
+    gave it, and where the answer has none. `generations` need
     `GENERATIONS_OF_ACCEPTANCE`; shared answers of a tree count for each of its leaves.
     """
     spoken = generations.select(GENERATIONS_OF_ACCEPTANCE)
@@ -119,16 +117,16 @@ def find_acceptance(episodes: pa.Table, generations: pa.Table) -> pa.Array:
         pc.and_(pc.equal(spoken["agent"], "verifier"), pc.is_null(spoken["invalid_reason"])),
         pc.is_in(spoken["decision"], value_set=pa.array([*_WORDS], spoken["decision"].type)),
     )
-    said = for_each_episode(episodes, spoken.filter(decided))
-    owner = pc.index_in(said["episode"], value_set=episodes["key"].combine_chunks())
-    said = said.filter(pc.is_valid(owner))
+    answers = for_each_episode(episodes, spoken.filter(decided))
+    owner = pc.index_in(answers["episode"], value_set=episodes["key"].combine_chunks())
+    answers = answers.filter(pc.is_valid(owner))
     owners = owner.drop_null().to_numpy()
     # 2. The last one of each: a later one overwrites it. In numpy, as there may be many shards.
-    order = np.argsort(said["round"].to_numpy(), kind="stable")
+    order = np.argsort(answers["round"].to_numpy(), kind="stable")
     decision = np.full(episodes.num_rows, -1)
     likely = np.full(episodes.num_rows, np.nan)
-    decision[owners[order]] = said["decision"].to_numpy()[order]
-    likely[owners[order]] = said["p_accept"].to_numpy()[order]  # null is NaN
+    decision[owners[order]] = answers["decision"].to_numpy()[order]
+    likely[owners[order]] = answers["p_accept"].to_numpy()[order]  # null is NaN
     # 3. It counts where the episode went by it.
     failed = pc.equal(episodes["outcome"], "failed").to_numpy()
     counts = (decision == episodes["decision"].to_numpy()) & ~failed
