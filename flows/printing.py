@@ -306,13 +306,13 @@ def _show_attack(attack: dict[str, Any], console: "Console") -> None:
             )
         )
     # What no row has says nothing: an attack on wrong solutions alone has no completeness.
-    kept = [i for i in range(len(heads)) if i == 0 or any(row[i] != "-" for row in rows)]
+    filled = [i for i in range(len(heads)) if i == 0 or any(row[i] != "-" for row in rows)]
     table = Table(box=SIMPLE_HEAD, padding=0)
-    for i in kept:
+    for i in filled:
         table.add_column(heads[i], justify="right", no_wrap=True)
     for row in rows:
-        if any(row[i] != "-" for i in kept[1:]):
-            table.add_row(*(row[i] for i in kept))
+        if any(row[i] != "-" for i in filled[1:]):
+            table.add_row(*(row[i] for i in filled))
     console.print(table)
     for sentence in loss_sentences(ShownAttack.model_validate(attack)):
         say(sentence)

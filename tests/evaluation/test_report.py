@@ -149,7 +149,7 @@ def test_the_page_shows_the_numbers(report) -> None:
         "+22.0 to +40.0, paired over 100 problems",
         "123 of 300",
         "2.5 → 0.75",
-        "4 321",
+        "4,321",
         "tiny-players-0",
         "skipped: 7 examples, 10 needed",
         "believe the prover",
@@ -291,7 +291,7 @@ def test_what_the_trainer_left_out_is_shown_with_the_method_and_the_price(report
     )
     data = replace(report, iterations=[replace(report.iterations[0], groups={"players": group})])
     text = Page(build_report(data)).text.replace(" ", " ")
-    for expected in ("candidates 300 too close 177", "method dpo", "about 5 000", "about $0.12"):
+    for expected in ("candidates 300 too close 177", "method dpo", "about 5,000", "about $0.12"):
         assert expected in text, expected
 
 

@@ -433,7 +433,7 @@ def test_the_table_of_a_run_is_whole_at_the_width_of_a_terminal(columns, capsys,
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= columns and "…" not in "".join(lines)
     [row] = [line for line in lines if line.split()[:1] == ["11"]]
-    for cell in ("43.8 %", "40.3 to 47.2", "100.0 %", "87.5 %", "1216", "succeeded"):
+    for cell in ("43.8 %", "40.3 to 47.2", "100.0 %", "87.5 %", "1,216", "succeeded"):
         assert cell in row
     assert "keep_model" in "".join(lines)
 
