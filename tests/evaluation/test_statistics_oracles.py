@@ -12,6 +12,8 @@ from nip_core.evaluation.statistics.distributions import (
     t_cdf,
     t_quantile,
 )
+from nip_core.evaluation.statistics.power import seeds_needed
+from nip_core.evaluation.statistics.two_way import TwoWay
 
 special = pytest.importorskip("scipy.special", reason="scipy is a part of the extra dev")
 
@@ -44,6 +46,34 @@ def test_one_sided_bounds_are_clopper_and_pearson_s() -> None:
     for events, trials in ((0, 33), (1, 33), (12, 264)):
         expected = special.betaincinv(events + 1, trials - events, 0.95)
         assert at_most(events, trials) == pytest.approx(expected, rel=1e-8)
+
+
+def exact_seeds(difference, spread):
+    """The pairs that show a difference in 80 of 100 cases, by the noncentral t distribution."""
+    for seeds in range(2, 5_000):
+        shift, limit = difference * seeds**0.5 / spread, special.stdtrit(seeds - 1, 0.975)
+        shown = 1 - special.nctdtr(seeds - 1, shift, limit)
+        if shown >= 0.8:
+            return seeds
+    raise AssertionError("never shown")
+
+
+@pytest.mark.parametrize("spread", [0.03, 0.05, 0.1, 0.4])
+def test_seeds_needed_are_those_of_the_noncentral_t(spread) -> None:
+    error = spread / 4**0.5
+    seen = TwoWay(0.1, error, 3.0, None, 4, 10**6, error**2)
+    assert abs(seeds_needed(0.05, seen) - exact_seeds(0.05, spread)) <= 1
+
+
+def test_more_seeds_leave_the_questions_share_as_it_is() -> None:
+    seen = TwoWay(0.1, 0.05, 3.0, None, 4, 30, 0.05**2 - 0.02**2)
+    # The questions alone have an error of 2 points, so 5 points are not to be seen, and 8 are.
+    assert seeds_needed(0.05, seen) is None
+    few, many = seeds_needed(0.2, seen), seeds_needed(0.08, seen)
+    assert 2 <= few < many < 100
+    assert seeds_needed(0.0, seen) is None
+    with pytest.raises(ValueError, match="says nothing of more seeds"):
+        seeds_needed(0.1, TwoWay(0.1, None, 0.0, None, 1, 30))
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ from nip_core.run_store.store import open_store
 from nip_core.sweep.arm_differences import subtract_first_arm
 from nip_core.sweep.counted import Counted, LastTest
 from nip_core.sweep.declaration import Hypothesis
-from nip_core.sweep.page import differences_summary, render_results
+from nip_core.sweep.page import _ROUGHLY, differences_summary, render_results
 from nip_core.sweep.results_document import (
     ArmDifferences,
     ArmResult,
@@ -137,6 +137,14 @@ def test_one_seed_and_other_problems_are_no_comparison(sweep, counted):
     for row in of_rare:
         assert f"| {row.figure} | rare |" in text
     assert "(one seed shows no spread) | – | 1 | – | – |" in text
+
+
+def test_how_rough_the_seeds_are_is_what_chi_square_says_of_a_variance():
+    for pairs, words in _ROUGHLY.items():
+        df = pairs - 1
+        low, high = (df / special.chdtri(df, tail) for tail in (0.1, 0.9))
+        said = [float(end) for end in words.split(" to ")]
+        assert said == pytest.approx([low, high], rel=0.15)
 
 
 def test_what_was_declared_stands_under_declared_alone(sweep, counted):
