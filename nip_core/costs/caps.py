@@ -107,8 +107,8 @@ class Budget:
         spent = _by_cap(self.spent, self._parameters)
         for cap, most in list_caps(self._parameters).items():
             if spent[cap] >= most:
-                cap_is = f"budget.{cap}: {cap_amount(cap, most)} is reached"
-                return f"{cap_is}, {cap_amount(cap, spent[cap])} is spent"
+                cap_is = f"budget.{cap}: the cap of {cap_amount(cap, most)} is reached"
+                return f"{cap_is}, with {cap_amount(cap, spent[cap])} spent"
         return None
 
     def tell(self, log: logging.Logger | logging.LoggerAdapter[logging.Logger]) -> None:
@@ -157,7 +157,7 @@ def check_budget(
 
 def budget_line(cap: str, spent: float, most: float) -> str:
     """Say how much of a cap is spent, in words."""
-    had = f"{spent:.0f}" if cap == "tokens" else cap_amount(cap, spent)
+    had = f"{spent:,.0f}" if cap == "tokens" else cap_amount(cap, spent)
     return f"{100 * spent / most:.0f} % spent, {had} of {cap_amount(cap, most)}"
 
 

@@ -4,7 +4,7 @@ The errors name the file, the setting, what was got and, for a name that is near
 name that was probably meant.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
@@ -42,18 +42,19 @@ def load_parameters(
     # 1. The file, and the overrides on top.
     overrides = tuple(overrides)
     if isinstance(config, Mapping):
-        place, in_file = "configuration", dict(config)
-        values = _merge(in_file, overrides)
+        place, file, in_file = "configuration", None, dict(config)
     else:
-        place, in_file = str(config), read_yaml(config_file(config))
-        values = merge_settings(config, overrides)
+        # Read once: of a pipe there is nothing left for a second time.
+        place, file = str(config), config_file(config)
+        in_file = read_yaml(file)
+    values = _merge_found(in_file, overrides, file)
     # 2. Check all of it.
     try:
         return HyperParameters.model_validate(values)
     except ValidationError as error:
         lines = _lines(error)
     # 3. Say whose fault it is: what is wrong without the overrides stands in the file.
-    of_file = lines if not overrides else _problems(config, in_file)
+    of_file = lines if not overrides else _find_problems(in_file, file)
     of_overrides = [line for line in lines if line not in of_file]
     if of_overrides:  # what is wrong without them as well may be what they were to mend
         raise SettingsError("--set: " + "; ".join(of_overrides))
@@ -65,9 +66,13 @@ def merge_settings(config: str | Path, overrides: Iterable[str] = ()) -> PlainDi
 
     Paths are as they are found: beside the file, or in the working directory. Raises SettingsError.
     """
-    overrides, file = tuple(overrides), config_file(config)
-    values = _merge(read_yaml(file), overrides)
-    return find_beside(values, str(file), typed=_merge({}, overrides))
+    file = config_file(config)
+    return _merge_found(read_yaml(file), tuple(overrides), file)
+
+
+def _merge_found(in_file: PlainDict, overrides: Sequence[str], file: Path | None) -> PlainDict:
+    values = _merge(in_file, overrides)
+    return values if file is None else find_beside(values, str(file), _merge({}, overrides))
 
 
 def _merge(values: PlainDict, overrides: Iterable[str]) -> PlainDict:
@@ -85,10 +90,9 @@ def load_trackers(values: Any, place: str) -> tuple[TrackerParameters, ...]:
     return trackers
 
 
-def _problems(config: str | Path | Mapping[str, Any], values: PlainMapping) -> list[str]:
+def _find_problems(in_file: PlainDict, file: Path | None) -> list[str]:
     try:
-        found = values if isinstance(config, Mapping) else merge_settings(config)
-        HyperParameters.model_validate(found)
+        HyperParameters.model_validate(_merge_found(in_file, (), file))
     except ValidationError as error:
         return _lines(error)
     except SettingsError:  # a path that an override replaces

@@ -100,7 +100,9 @@ async def test_calls_stop_at_a_cap_and_overshoot_it_by_what_was_in_flight(
         ChatClient(concurrency=CONCURRENCY, timeout_s=10, retries=0, admit=budget.call) as client,
     ):
         context = make_context(game, server.url, client, log, progress=progress, branch=branch)
-        with pytest.raises(BudgetError, match=rf"budget\.{cap}: .* is reached, .* is spent; raise"):
+        with pytest.raises(
+            BudgetError, match=rf"budget\.{cap}: the cap of .* is reached, with .* spent; raise"
+        ):
             await play_episodes(specs, context)
         assert server.in_flight == 0 and server.most_in_flight == CONCURRENCY
     # 1. All that the server has answered is on record, and counted as it was billed.
@@ -175,7 +177,9 @@ async def test_a_run_that_is_stopped_by_its_budget_goes_on_and_pays_nothing_agai
 
     # 1. It stops in the middle of a shard, over the cap by what was in flight.
     first = await go(config, "budget.tokens=30000")
-    assert isinstance(first.result, BudgetError) and "30000 tokens is reached" in str(first.result)
+    assert isinstance(first.result, BudgetError) and "the cap of 30,000 tokens is reached" in str(
+        first.result
+    )
     stopped_at = spent()
     assert 30_000 <= stopped_at.tokens < 30_000 + CONCURRENCY * 500
     assert stopped_at.calls == first.calls and first.warning
@@ -184,7 +188,7 @@ async def test_a_run_that_is_stopped_by_its_budget_goes_on_and_pays_nothing_agai
     assert isinstance(again.result, BudgetError) and again.calls == 0
     with pytest.raises(SettingsError) as refused:
         await go(config, "budget.tokens=29999")
-    for words in ("budget.tokens: 29999 tokens is below", f"{stopped_at.tokens} tokens"):
+    for words in ("budget.tokens: 29,999 tokens is below", f"{stopped_at.tokens} tokens"):
         assert words in str(refused.value)
     # 3. Enough to play, not to train: no job is asked for.
     dear = ("prices.deterministic.training_usd=1000000", "budget.usd=1")

@@ -36,5 +36,5 @@ async def test_tokens_and_cost_are_those_of_what_is_trained_on(tmp_path):
     assert facts.tokens == tokens
     assert facts.training_usd == pytest.approx(2 * tokens * 3.0 / 1e6)
     assert describe_dataset(facts, 2).startswith(
-        f"{len(trained)} examples, {len(rows) - len(trained)} for validation, {tokens} tokens, "
+        f"{len(trained)} examples, {len(rows) - len(trained)} for validation, {tokens:,} tokens, "
     )
