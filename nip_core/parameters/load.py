@@ -19,7 +19,7 @@ from nip_core.parameters.agents import AGENT_KINDS
 from nip_core.parameters.base import Parameters, groups_in, may_hold
 from nip_core.parameters.hyper_parameters import HyperParameters
 from nip_core.parameters.named_files import find_beside
-from nip_core.parameters.plain import PlainDict, PlainMapping
+from nip_core.parameters.plain import PlainDict
 from nip_core.parameters.tracking import TrackerParameters, Trackers
 from nip_core.parameters.unknown import guess_setting
 from nip_lm_server.client import ReadError

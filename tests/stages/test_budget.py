@@ -188,7 +188,7 @@ async def test_a_run_that_is_stopped_by_its_budget_goes_on_and_pays_nothing_agai
     assert isinstance(again.result, BudgetError) and again.calls == 0
     with pytest.raises(SettingsError) as refused:
         await go(config, "budget.tokens=29999")
-    for words in ("budget.tokens: 29,999 tokens is below", f"{stopped_at.tokens} tokens"):
+    for words in ("budget.tokens: 29,999 tokens is below", f"{stopped_at.tokens:,} tokens"):
         assert words in str(refused.value)
     # 3. Enough to play, not to train: no job is asked for.
     dear = ("prices.deterministic.training_usd=1000000", "budget.usd=1")
