@@ -196,6 +196,7 @@ def episodes_page(run: ShownRun, pairs: list[tuple[str, str]]) -> Values:
     paged = paginate(len(rows), query.page)
     chosen = rows[paged.first : paged.last]
     verdicts = _count_verdicts(episodes.table, rows)
+    filters = query.to_filters()
     return {
         "query": query,
         "episodes": episodes,
@@ -206,7 +207,8 @@ def episodes_page(run: ShownRun, pairs: list[tuple[str, str]]) -> Values:
         "trouble": run.index.calls.trouble,
         "verdicts": verdicts,
         "has_acceptance": pc.any(pc.is_valid(episodes.table["p_accept"])).as_py(),
-        "line": write_line(run, query.to_filters()),
+        "line": write_line(run, filters),
+        "is_unfinished": episodes.is_unfinished(filters.iteration, filters.split),
     }
 
 
