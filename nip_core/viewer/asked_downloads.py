@@ -8,14 +8,13 @@ What can't be read is left out of a page, which names it. A file would not say w
 there is none: as the line of Python has no rows then.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.errors import CorruptionError
-from nip_core.showing.episode_index import Episodes
 from nip_core.viewer.downloads import (
     FORMATS,
     ComparedSide,
@@ -52,7 +51,7 @@ def find_episode_download(
     episodes, query = run.episodes(), Query.parse(pairs, ("asked",))
     rows = find_asked_rows(run, episodes, query)
     filters = query.to_filters()
-    _refuse_damage(episodes, filters.iteration, filters.split)
+    _refuse_damage(episodes.find_damage(filters.iteration, filters.split))
     return download_episodes(run, episodes, rows, filters, kind, with_asked == "yes")
 
 
@@ -65,7 +64,7 @@ def find_pair_download(runs: ShownRuns, asked: Mapping[str, str], kind: Format) 
     places = (query.a, query.b)
     found = [find_place(runs, place, split) for place in places]
     for side in found:
-        _refuse_damage(side.episodes, side.iteration, split)
+        _refuse_damage(side.find_damage())
     ordered = order_pairs(found[0].table, found[1].table, query.kind)
     pairs = ordered.take(0, len(ordered.rows))
     sides = []
@@ -81,9 +80,8 @@ def find_pair_download(runs: ShownRuns, asked: Mapping[str, str], kind: Format) 
     return download_pairs((sides[0], sides[1]), [pair.kind for pair in pairs], kind)
 
 
-def _refuse_damage(episodes: Episodes, iteration: int | None, split: str | None) -> None:
+def _refuse_damage(damage: Sequence[str]) -> None:
     """Raise CorruptionError if some of what is asked for can't be read."""
-    damage = episodes.find_damage(iteration, split or None)
     if damage:
         more = len(damage) - _MOST_NAMED
         named = "; ".join(damage[:_MOST_NAMED]) + (f"; and {more:,} more" if more > 0 else "")

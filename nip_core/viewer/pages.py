@@ -185,6 +185,7 @@ def matrix_page(run: ShownRun, asked: Mapping[str, str], pairs: list[tuple[str, 
         "address": address,
         "earlier": earlier[-1] if earlier else None,
         "later": later[min(MOST_COLUMNS, len(later)) - 1] if later else None,
+        "missing": episodes.find_damage(filters.iteration, filters.split),
         "episodes": episodes,
     }
 
@@ -208,6 +209,7 @@ def episodes_page(run: ShownRun, pairs: list[tuple[str, str]]) -> Values:
         "verdicts": verdicts,
         "has_acceptance": pc.any(pc.is_valid(episodes.table["p_accept"])).as_py(),
         "line": write_line(run, filters),
+        "missing": episodes.find_damage(filters.iteration, filters.split),
         "is_unfinished": episodes.is_unfinished(filters.iteration, filters.split),
     }
 

@@ -99,6 +99,18 @@ def test_a_damaged_shard_is_named_and_the_rest_is_shown(copied):
             answer = client.request(method, address)
             assert answer.status_code == (200 if is_whole else 503), address
         assert is_whole or damaged.name in client.get(address).text
+    # No link leads to a file that is refused: a browser would not show why.
+    for address, is_whole in {
+        "/runs/small/episodes": False,
+        "/runs/small/episodes?split=test": True,
+        "/runs/small/matrix?split=train": False,
+        "/runs/small/matrix?split=test": True,
+        "/compare?a=small@0&b=small@1&split=train": False,
+        "/compare?a=small@0&b=small@1&split=test": True,
+    }.items():
+        page = client.get(address).text
+        assert (".jsonl" in page) == is_whole, address
+        assert is_whole or damaged.name in page
     tables = run("small", store=str(store))
     assert len(tables.where(iteration=1, split="test", order="failures").rows) == 20
     with pytest.raises(CorruptionError, match=damaged.name):
