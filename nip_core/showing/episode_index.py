@@ -118,14 +118,9 @@ class Episodes:
 
     def find_damage(self, iteration: int | None, split: str | None) -> tuple[str, ...]:
         """Say in words what can't be read of an iteration and a split; None: of all of them."""
-        found = []
-        for place, words in self.damaged.items():
-            named = _PLACE.search(place)
-            # What lies above iterations and splits is a part of all of them.
-            at, of = (int(named[1]), named[2]) if named else (None, None)
-            if _are_same(at, iteration) and _are_same(of, split):
-                found.append(words)
-        return tuple(found)
+        return tuple(
+            words for place, words in self.damaged.items() if _is_of(place, iteration, split)
+        )
 
     def is_unfinished(self, iteration: int | None, split: str | None) -> bool:
         """Say whether more of an iteration and a split is to come; None: of any of them."""
@@ -139,6 +134,12 @@ class Episodes:
 def _are_same(one: int | str | None, other: int | str | None) -> bool:
     """Compare two iterations or splits, of which None is any."""
     return one is None or other is None or one == other
+
+
+def _is_of(place: str, iteration: int | None, split: str | None) -> bool:
+    """Tell whether a place has a part in an iteration and a split, as what lies above them has."""
+    named = _PLACE.search(place)
+    return not named or (_are_same(int(named[1]), iteration) and _are_same(named[2], split))
 
 
 class RunIndex:
