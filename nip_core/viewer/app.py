@@ -40,6 +40,7 @@ from nip_core.viewer.queries import QueryError
 from nip_core.viewer.runs import ShownRun, ShownRuns
 from nip_core.viewer.security import Guard
 from nip_core.viewer.side_by_side import compare_page
+from nip_core.viewer.token_chances import write_closely
 
 _STATIC = {
     "report.css": "text/css",
@@ -60,6 +61,7 @@ def templates() -> Environment:
     environment = report_environment(PackageLoader("nip_core.viewer", "templates"))
     environment.filters["decided"] = pages.describe_verdict
     environment.filters["decision_words"] = pages.describe_decision
+    environment.filters["closely"] = write_closely
     environment.globals["nip_version"] = __version__
     environment.globals["loss_chart"] = _draw_losses
     environment.trim_blocks = environment.lstrip_blocks = True
@@ -200,7 +202,8 @@ class _Views:
         run, asked = self._run(request), request.query_params
         key = request.path_params["key"]
         values = pages.episode_page(run, key, asked.get("tab", ""), asked.multi_items())
-        return _render_page(request, "episode", run=run, **values, desk=self._desk.of(run))
+        desk, status = self._desk.of(run), run.overview().status
+        return _render_page(request, "episode", run=run, status=status, **values, desk=desk)
 
     async def note(self, request: Request) -> Response:
         # The guard has seen to it that the body is short, and who it is from.
@@ -226,7 +229,8 @@ class _Views:
     def settings(self, request: Request) -> Response:
         run = self._run(request)
         overview = run.overview()
-        return _render_page(request, "settings", run=run, overview=overview, **overview.values)
+        values = {**overview.values, "status": overview.status}
+        return _render_page(request, "settings", run=run, overview=overview, **values)
 
     def compare(self, request: Request) -> Response:
         values = compare_page(self._runs, request.query_params)
