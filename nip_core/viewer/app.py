@@ -33,7 +33,7 @@ from nip_core.viewer.asked_downloads import (
 )
 from nip_core.viewer.charts import Line, lay_out_chart
 from nip_core.viewer.downloads import Download
-from nip_core.viewer.noting import NoteDesk, RefusedNoteError, find_way_back
+from nip_core.viewer.noting import JOINED, NoteDesk, RefusedNoteError, find_way_back
 from nip_core.viewer.overview import run_page
 from nip_core.viewer.pair_page import pair_page
 from nip_core.viewer.queries import QueryError
@@ -189,8 +189,9 @@ class _Views:
 
     def episodes(self, request: Request) -> Response:
         run = self._run(request)
-        values = pages.episodes_page(run, request.query_params.multi_items())
-        desk = self._desk.of(run)
+        asked = request.query_params
+        values = pages.episodes_page(run, asked.multi_items())
+        desk = self._desk.of(run, asked.get(JOINED, ""))
         return _render_page(request, "episodes", **self._live(run), **values, desk=desk)
 
     def episode_rows(self, request: Request) -> Response:
@@ -202,7 +203,7 @@ class _Views:
         run, asked = self._run(request), request.query_params
         key = request.path_params["key"]
         values = pages.episode_page(run, key, asked.get("tab", ""), asked.multi_items())
-        desk, status = self._desk.of(run), run.overview().status
+        desk, status = self._desk.of(run, asked.get(JOINED, "")), run.overview().status
         return _render_page(request, "episode", run=run, status=status, **values, desk=desk)
 
     async def note(self, request: Request) -> Response:
@@ -216,10 +217,10 @@ class _Views:
         episodes = run.episodes()
         episode = episodes.take([pages.find_episode(episodes, key)])[0]
         try:
-            run.notes.write(episode, star=sent.star, note=sent.note, seen=sent.seen)
+            is_joined = run.notes.write(episode, star=sent.star, note=sent.note, seen=sent.seen)
         except SettingsError as error:
             raise RefusedNoteError(f"{error}. Go back, and write less.") from error
-        back = find_way_back(run, key, request.query_params.multi_items())
+        back = find_way_back(run, key, request.query_params.multi_items(), is_joined)
         return RedirectResponse(back, 303)
 
     def jobs(self, request: Request) -> Response:

@@ -52,7 +52,7 @@ def lay_out_tokens(recorded: Sequence[RecordedToken] | None) -> ShownTokens | No
 
 
 def write_closely(p: float) -> str:
-    """Write a probability with two digits of its distance from 0 or 1, as "1.2e-06", "0.9999988"."""
+    """Write a probability with two digits of its distance from 0 or 1, as "0.9999988"."""
     if not 0.5 < p < 1:
         return f"{p:.2g}"
     return f"{p:.{1 - math.floor(math.log10(1 - p))}f}".rstrip("0")
