@@ -263,8 +263,8 @@ def test_the_decision_of_the_gate_is_shown(report) -> None:
     )
     text = Page(build_report(decided)).text.replace(" ", " ")
     for expected in (
-        "0 accuracy 65.0 % 61.0 % -4.0 pts -10.0 pts to +2.0 pts 60 problems 0.0 pts refused",
-        "1 verifier reward +0.65 +0.61 -0.04 -0.10 to +0.02 60 problems 0.05 taken",
+        "0 accuracy 65.0 % 61.0 % −4.0 pts −10.0 pts to +2.0 pts 60 problems 0.0 pts refused",
+        "1 verifier reward +0.65 +0.61 −0.04 −0.10 to +0.02 60 problems 0.05 taken",
         "verifier: ft:tiny:a-0000-verifier",
     ):
         assert expected in text, expected
