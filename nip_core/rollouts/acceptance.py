@@ -21,8 +21,8 @@ from nip_core.rollouts.trees import for_each_episode
 
 LIKELIEST = 5
 """Both words are among so many where a model decides; if one is not, its probability is at most
-that of the last. Asking for 20 takes 8 % of the processor time of play, for 5 at most 2
-(`benchmarks/p_accept.py`)."""
+that of the last. Asking for 5 takes some 5 % of the processor time of play with the bundled tiny
+model, for 20 more (`benchmarks/p_accept.py`)."""
 _WORDS = {ACCEPT: "accept", REJECT: "reject"}
 _BEFORE_WORD = re.compile(r"^[^a-z]+")
 _DECISION_LINE = re.compile(r"(?m)^\W*(?:final )?decision\b")
