@@ -407,7 +407,7 @@ def decided_words(what: Transcript | Message) -> str:
 
 
 def judged_words(transcript: Transcript) -> str:
-    """Say a verdict beside the label, as "wrong: rejected, but it is correct"."""
+    """Say a verdict beside the label, as "wrong: rejected, but the solution is correct"."""
     if transcript.outcome == "failed":
         words = "failed"
     else:
@@ -417,8 +417,10 @@ def judged_words(transcript: Transcript) -> str:
             words += f" ({value:+g})"
     if transcript.y == NO_LABEL:
         return f"{words}; {transcript.label}"
+    truth = f"the {transcript.thing} is {transcript.label}"
     if transcript.outcome == "failed":
-        return f"{words}; it is {transcript.label}"
+        return f"{words}; {truth}"
     if transcript.right:
-        return f"right: {words}, and it is {transcript.label}"
-    return f"wrong: {words}, but it is {transcript.label}"
+        return f"right: {words}, and {truth}"
+    is_opposite = transcript.decision in (ACCEPT, REJECT)
+    return f"wrong: {words}{', but' if is_opposite else ';'} {truth}"

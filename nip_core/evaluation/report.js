@@ -31,12 +31,14 @@
   const verdict = (transcript) =>
     transcript.outcome === "failed" ? "failed" : decided(transcript);
   // The verdict beside the label, as `judged_words` of episode_transcripts.py has it.
-  const judged = ({ outcome, decision, decision_value: value, y, right, label }) => {
+  const judged = ({ outcome, decision, decision_value: value, y, right, thing, label }) => {
     const scaled = value === null || [-1, 0, 1].includes(value) ? "" : ` (${value > 0 ? "+" : ""}${value})`;
     const words = outcome === "failed" ? "failed" : PAST[decision] + scaled;
     if (![0, 1].includes(y)) return `${words}; ${label}`;
-    if (outcome === "failed") return `${words}; it is ${label}`;
-    return right ? `right: ${words}, and it is ${label}` : `wrong: ${words}, but it is ${label}`;
+    const truth = `the ${thing} is ${label}`;
+    if (outcome === "failed") return `${words}; ${truth}`;
+    if (right) return `right: ${words}, and ${truth}`;
+    return `wrong: ${words}${[0, 1].includes(decision) ? ", but" : ";"} ${truth}`;
   };
   const sign = ({ outcome, right }) => (outcome === "failed" ? "!" : right ? "✓" : "✗");
 

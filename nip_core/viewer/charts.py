@@ -105,9 +105,7 @@ def lay_out_chart(
     y_range = (0.0, 1.0) if is_rate else _pad(min(ys), max(ys))
     return Chart(
         title,
-        _describe_shares(title, known, x_name)
-        if diagonal
-        else _describe(title, known, x_name, is_rate),
+        _describe_shares(title, known) if diagonal else _describe(title, known, x_name, is_rate),
         x_name,
         tuple(
             _lay_out_panel(name, size, known, x_range, y_range, is_rate, chance, diagonal)
@@ -139,9 +137,9 @@ def _describe(title: str, lines: Sequence[Line], x_name: str, is_rate: bool) -> 
     return f"{title}: {'; '.join(parts)}"
 
 
-def _describe_shares(title: str, lines: Sequence[Line], x_name: str) -> str:
+def _describe_shares(title: str, lines: Sequence[Line]) -> str:
     parts = [
-        f"{line.name}: {percent(y)} where {x_name} is {percent(x)}"
+        f"{percent(y)} {line.name} where {percent(x)} is said"
         for line in lines
         for x, y, _ in line.points
     ]
