@@ -121,7 +121,7 @@ def test_what_was_asked_stands_open_where_the_answer_decided(client):
     page = client.get(f"/runs/small/episodes/{key}?tab=asked").text
     *earlier, deciding = page.split('<section class="asked"')[1:]
     assert "decides: accept" in text_of(deciding) and "P(accept)" in deciding
-    assert "<details open>" in deciding and "had in its last turn" in deciding
+    assert "<details open>" in deciding and "from its earlier turns" in deciding
     assert not any("decides" in of or "<details open>" in of for of in earlier)
 
 
