@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 
 from nip_core.distribution import __version__
 from nip_core.errors import NipError, SettingsError
+from nip_core.evaluation.episode_transcripts import judged_words
 from nip_core.evaluation.report import asset, report_environment
 from nip_core.viewer import pages
 from nip_core.viewer.asked_downloads import (
@@ -60,6 +61,7 @@ def templates() -> Environment:
     """Load the viewer's templates and the report's, with the same ways to show values."""
     environment = report_environment(PackageLoader("nip_core.viewer", "templates"))
     environment.filters["decided"] = pages.describe_verdict
+    environment.filters["judged_words"] = judged_words
     environment.filters["decision_words"] = pages.describe_decision
     environment.filters["closely"] = write_closely
     environment.globals["nip_version"] = __version__
@@ -102,7 +104,7 @@ def make_app(
     ]
     handlers: dict[Any, Callable[[Request, Any], Response]] = {
         QueryError: lambda request, error: _render_error(
-            request, 400, "The address asks for something that there is not", str(error)
+            request, 400, "This address is not understood", str(error)
         ),
         RefusedNoteError: lambda request, error: _render_error(
             request, 403, "The note was not kept", str(error)

@@ -1,7 +1,7 @@
 """What an address asks for of a run's episodes: filters, an order, a page.
 
 Query       the filters of an address, checked
-QueryError  an address that asks for something that there is not
+QueryError  an address that is not understood
 Comparison  what the address of a comparison asks for
 
 What the filters mean is said in `nip_core.showing.episode_filters`, for a line of Python alike.

@@ -142,7 +142,7 @@ def test_every_page_has_its_content(looks):
         "asked": ("system", "answer of"),
         "facts": ("seed", "protocol", "Models that answered"),
         "jobs": ("succeeded",),
-        "compare": ("Changed verdicts", "The verifier", "broken."),
+        "compare": ("Right on one side only", "The verifier", "became wrong."),
         "pair": ("Comparison", "Solution", "the other message lacks"),
         "channels": ("Who speaks when", "to prover0_channel"),
     }

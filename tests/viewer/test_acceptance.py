@@ -121,15 +121,19 @@ def test_what_was_asked_stands_open_where_the_answer_decided(client):
     page = client.get(f"/runs/small/episodes/{key}?tab=asked").text
     *earlier, deciding = page.split('<section class="asked"')[1:]
     assert "decides: accept" in text_of(deciding) and "P(accept)" in deciding
-    assert "<details open>" in deciding and "had in its last turn" in deciding
+    assert "<details open>" in deciding and "from its earlier turns" in deciding
     assert not any("decides" in of or "<details open>" in of for of in earlier)
 
 
 def test_the_page_of_a_run_compares_it_with_the_labels(client):
-    page = text_of(client.get("/runs/small?split=train").text)
+    shown = client.get("/runs/small?split=train").text
+    (chart,) = re.findall(r'<figure class="chart square">.*?</figure>', shown, re.DOTALL)
+    lines = re.findall(r'<polyline( class="chance")? points', chart)
+    assert {*lines} == {' class="chance"'}  # what lies between groups is not known
+    page = text_of(shown)
     assert "Calibration of P(accept)" in page
     brier = sum((p - y) ** 2 for y, _, p in SAID.values() if p is not None) / 5
-    assert "5 verdicts; mean distance" in page and f"Brier score {brier:.3f}" in page
+    assert "5 verdicts; calibration error" in page and f"Brier score {brier:.3f}" in page
 
 
 def test_tokens_are_shown_with_their_probabilities_as_text(client):
