@@ -167,14 +167,20 @@ class PairQuery:
     a: str = ""
     b: str = ""
     kind: str = ""
+    side: str = ""
+    """Which of the two the reader came from, a or b; "" for the comparison."""
+    list: str = ""
+    """The query of the list that this episode was opened from, as in that list's address."""
 
     @classmethod
     def parse(cls, asked: Mapping[str, str], kinds: Collection[str]) -> "PairQuery":
         """Read an address; `kinds` are those that pairs have. Raises QueryError."""
         unknown = {*asked} - {field.name for field in fields(cls)}
         if unknown:
-            raise QueryError(f"{', '.join(sorted(unknown))}: a pair has a, b and kind")
+            raise QueryError(f"{', '.join(sorted(unknown))}: a pair has a, b, kind, side and list")
         query = cls(**asked)
+        if query.side not in ("", "a", "b"):
+            raise QueryError(f"side={query.side}: use a or b")
         if query.kind and query.kind not in kinds:
             raise QueryError(f"kind={query.kind}: use one of {', '.join(kinds)}")
         return query

@@ -4,6 +4,7 @@ import html
 import json
 import re
 from collections import Counter
+from urllib.parse import parse_qsl, urlsplit
 
 import pyarrow as pa
 import pytest
@@ -50,6 +51,10 @@ def test_no_link_of_any_page_leads_nowhere(client):
         kinds[kind] += 1
         answer = client.get(address)
         assert answer.status_code == 200, address
+        if address.startswith("/runs/small") and answer.headers["content-type"].startswith(
+            "text/html"
+        ):
+            assert '<span class="status finished">finished</span>' in answer.text, address
         for link in map(html.unescape, LINK.findall(answer.text)):
             waiting.append(link if link.startswith("/") else address.partition("?")[0] + link)
     assert {"/runs/small/jobs", "/runs/small/matrix", "/pair"} <= kinds.keys()
@@ -197,6 +202,32 @@ def test_a_pair_leads_back_to_its_comparison_and_to_its_neighbours(client):
                 assert [*map(html.unescape, found)] == there
 
 
+def test_an_episode_stands_beside_the_nearest_with_another_verdict_and_is_led_back_to(
+    client, episodes
+):
+    asked, seen = "?split=test&sort=problem", set()
+    tests = [row for row in episodes if row["split"] == "test"]
+    for row in tests[:30]:
+        episode = f"/runs/small/episodes/{row['key']}{asked}"
+        (link,) = links(client.get(episode).text, "/pair")
+        named = dict(parse_qsl(urlsplit(link).query))
+        own, other = ("a", "b") if named["side"] == "a" else ("b", "a")
+        assert named[own] == f"small/{row['key']}"
+        plays = {
+            f"small/{of['key']}": (of["iteration"], of["decision"] == of["y"])
+            for of in tests
+            if (of["problem"], of["sample"]) == (row["problem"], row["sample"])
+        }
+        (at, is_right), (there, is_other_right) = plays.pop(named[own]), plays[named[other]]
+        assert (at < there) == (own == "a")
+        changed = [abs(i - at) for i, is_good in plays.values() if is_good != is_right]
+        assert abs(there - at) == min(changed) if changed else there == max(plays.values())[0]
+        seen.add((bool(changed), is_other_right))
+        back = links(client.get(link).text, "/runs/small/episodes")
+        assert [f"/runs/small/episodes{asked}", episode] == back[:2]
+    assert len(seen) > 2
+
+
 def test_a_pair_shows_its_problem_once_and_the_same_words_unmarked(client):
     page = client.get(links(client.get(f"{COMPARED}&kind=same").text, "/pair")[0]).text
     assert len(re.findall(r"<h2 class=\"label\">Solution</h2>", page)) == 1
@@ -216,10 +247,12 @@ def test_what_a_model_wrote_is_text_also_where_it_is_marked(scripted):
 
 def test_an_address_of_a_pair_with_an_unknown_part_says_what_there_is(client):
     (pair, *_) = links(client.get(COMPARED).text, "/pair")
+    assert client.get(f"{pair}&side=c").status_code == 400
+    assert client.get(f"{pair}&side=a&list=to%3D//example.org").status_code == 400
     for wrong in (f"{pair}&kind=better", f"{pair}&sort=kind"):
         answer = client.get(wrong)
         assert answer.status_code == 400
-        assert "broken, mended" in answer.text or "a, b and kind" in answer.text
+        assert "broken, mended" in answer.text or "a, b, kind, side" in answer.text
 
 
 def test_what_was_asked_is_what_was_sent_word_for_word(scripted):
