@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.errors import NipError
+from nip_core.evaluation.figures_in_words import true_minus
 from nip_core.game.render import Game, Situation, parse_columns
 from nip_core.hashing import derive_key
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION, REJECT, Move, Protocol, Turn
@@ -414,7 +415,7 @@ def judged_words(transcript: Transcript) -> str:
         words = _PAST_WORDS[transcript.decision]
         value = transcript.decision_value
         if value is not None and abs(value) not in (0, 1):
-            words += f" ({value:+g})"
+            words += true_minus(f" ({value:+g})")
     if transcript.y == NO_LABEL:
         return f"{words}; {transcript.label}"
     truth = f"the {transcript.thing} is {transcript.label}"

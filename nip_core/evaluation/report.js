@@ -26,13 +26,14 @@
   const PAST = ["rejected", "accepted", "no decision", "neither accepted nor rejected"];
   const side = (right) => (right ? "right" : "wrong");
   // The value says more than the word only between the ends of the scale.
+  const minus = (number) => String(number).replace("-", "\u2212");
   const decided = ({ decision, decision_value: value }) => DECISIONS[decision] +
-    (value === null || [-1, 0, 1].includes(value) ? "" : ` (${value > 0 ? "+" : ""}${value})`);
+    (value === null || [-1, 0, 1].includes(value) ? "" : ` (${value > 0 ? "+" : ""}${minus(value)})`);
   const verdict = (transcript) =>
     transcript.outcome === "failed" ? "failed" : decided(transcript);
   // The verdict beside the label, as `judged_words` of episode_transcripts.py has it.
   const judged = ({ outcome, decision, decision_value: value, y, right, thing, label }) => {
-    const scaled = value === null || [-1, 0, 1].includes(value) ? "" : ` (${value > 0 ? "+" : ""}${value})`;
+    const scaled = value === null || [-1, 0, 1].includes(value) ? "" : ` (${value > 0 ? "+" : ""}${minus(value)})`;
     const words = outcome === "failed" ? "failed" : PAST[decision] + scaled;
     if (![0, 1].includes(y)) return `${words}; ${label}`;
     const truth = `the ${thing} is ${label}`;
@@ -115,7 +116,7 @@
       chip(transcript.stance ? `${transcript.stance} prover` : argued);
     }
     for (const agent of Object.keys(transcript.rewards).sort()) {
-      chip(`${agent} reward ${Number(transcript.rewards[agent].toFixed(3))}`);
+      chip(`${agent} reward ${minus(Number(transcript.rewards[agent].toFixed(3)))}`);
     }
     return box;
   }

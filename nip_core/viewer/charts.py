@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from nip_core.evaluation.figures_in_words import axis_tick, percent, true_minus
+from nip_core.evaluation.figures_in_words import axis_tick, number, percent, true_minus
 
 WIDE, NARROW = (1160, 300), (358, 220)
 SMALL = (358, 170)
@@ -127,7 +127,7 @@ def _pad(low: float, high: float) -> tuple[float, float]:
 
 def _describe(title: str, lines: Sequence[Line], x_name: str, is_rate: bool) -> str:
     def shown(y: float | None) -> str:
-        return "" if y is None else (f"{100 * y:.1f} %" if is_rate else true_minus(f"{y:.4g}"))
+        return "" if y is None else (f"{100 * y:.1f} %" if is_rate else true_minus(number(y, 4)))
 
     parts = [
         f"{line.name} from {shown(line.points[0][1])} at {x_name} {line.points[0][0]:g} "
@@ -139,7 +139,7 @@ def _describe(title: str, lines: Sequence[Line], x_name: str, is_rate: bool) -> 
 
 def _describe_shares(title: str, lines: Sequence[Line]) -> str:
     parts = [
-        f"{percent(y)} {line.name} where {percent(x)} is said"
+        f"{percent(y)} of solutions were right where {percent(x)} is said"
         for line in lines
         for x, y, _ in line.points
     ]
@@ -201,7 +201,7 @@ def _draw(
     marks = []
     for x, y, interval in line.points:
         assert y is not None
-        shown = f"{100 * y:.1f} %" if is_rate else true_minus(f"{y:.4g}")
+        shown = f"{100 * y:.1f} %" if is_rate else true_minus(number(y, 4))
         place = percent(x) if is_share else f"{x:g}"
         low, high = (None, None) if interval is None else map(down, interval)
         marks.append(Mark(across(x), down(y), low, high, f"{line.name}, {place}: {shown}"))

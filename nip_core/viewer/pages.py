@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from nip_core.errors import NipError
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS, Message
+from nip_core.evaluation.figures_in_words import true_minus
 from nip_core.evaluation.report import GroupReport, IterationReport
 from nip_core.jobs.job import JobRecord
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
@@ -383,4 +384,4 @@ def describe_verdict(episode: IndexedEpisode | PairedEpisode) -> str:
 def describe_decision(decided: IndexedEpisode | PairedEpisode | Message) -> str:
     """Say a decision in words, with its value if that is between the ends of the scale."""
     value, words = decided.decision_value, DECISION_WORDS[decided.decision]
-    return words if value is None or abs(value) in (0, 1) else f"{words}, {value:+g}"
+    return words if value is None or abs(value) in (0, 1) else true_minus(f"{words}, {value:+g}")

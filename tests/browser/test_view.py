@@ -137,7 +137,7 @@ def test_a_narrow_screen_has_room_for_four_iterations_and_shows_the_newest(looks
 def test_every_page_has_its_content(looks):
     words = {
         "run": ("Accuracy", "Confusion", "Calibration of the scale", "Reward of a test episode"),
-        "matrix": ("right of all",),
+        "matrix": ("right, all problems",),
         "episode": ("verifier", "prover", "round 0"),
         "asked": ("system", "answer of"),
         "facts": ("seed", "protocol", "Models that answered"),
