@@ -7,8 +7,10 @@ find_in_calls   the episodes in which a text stands, or somebody took a turn
 CHOICES         filters with a fixed set of values, and their words; SORTS, orders
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -48,6 +50,8 @@ _EQUAL = ("split", "difficulty", "mutation", "outcome")
 _NONE = "none"  # stands for a value that is not there
 _WORST_FIRST = pa.array([FAILED, WRONG, RIGHT])
 _SEARCHED = ("text", "reasoning")
+_MOST = 2**31 - 1
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +95,8 @@ class EpisodeFilters:
     """One of `SORTS`; None: as played."""
 
     def __post_init__(self) -> None:
+        for name, value in self.given.items():
+            _check_kind(name, value)
         choices: dict[str, Iterable[str]] = {
             **{name: CHOICES[name] for name in ("verdict", "outcome", "noted")},
             "decision": DECISIONS,
@@ -102,12 +108,14 @@ class EpisodeFilters:
                 raise SettingsError(f"{name} {value!r}: use one of {', '.join(known)}")
         if self.label not in (None, -1, 0, 1):
             raise SettingsError(f"label {self.label!r}: use 1 (right), 0 (wrong) or -1 (none)")
-        for name, value in (("p_from", self.p_from), ("p_to", self.p_to)):
-            if value is not None and not 0 <= value <= 1:
-                raise SettingsError(f"{name} {value!r}: use a probability, from 0 to 1")
+        lowest, highest = (0 if self.p_from is None else self.p_from), self.p_to
+        if highest is not None and lowest > highest:
+            raise SettingsError(
+                f"p_from {lowest!r} is above p_to {highest!r}: no P(accept) is both"
+            )
 
     @property
-    def given(self) -> dict[str, str | int | bool]:
+    def given(self) -> dict[str, str | float | bool]:
         """The filters in use by name, in the order of the fields, the order among them."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
@@ -126,6 +134,30 @@ class EpisodeFilters:
     def is_of_places(self) -> bool:
         """Say whether all that is asked for is an iteration or a split."""
         return self.given.keys() <= {"iteration", "split"}
+
+
+def _check_kind(name: str, value: object) -> None:
+    """Raise SettingsError for a value of another kind than its filter has.
+
+    Numbers of NumPy are numbers too, as notebooks get them from tables.
+    """
+    if name == "invalid":
+        if not isinstance(value, bool | np.bool_):
+            raise SettingsError(f"{name} {value!r}: use True or False")
+    elif name in ("p_from", "p_to"):
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
+            raise SettingsError(f"{name} {value!r}: use a probability, a number from 0 to 1")
+    elif name in ("iteration", "round", "label"):
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise SettingsError(f"{name} {value!r}: use a whole number")
+        if name != "label" and not 0 <= int(value) <= _MOST:
+            raise SettingsError(f"{name} {value!r}: use a number from 0 on")
+    elif not isinstance(value, str):
+        raise SettingsError(f"{name} {value!r}: use a text")
+    elif _HALF.search(value):
+        raise SettingsError(
+            f"{name} {value!r}: this has half of a pair of code units, which no text of a table has"
+        )
 
 
 def find_rows(

@@ -9,8 +9,9 @@ the rest of what is long stays in the run's files.
 """
 
 import itertools
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from threading import RLock
@@ -51,6 +52,7 @@ _COUNTED = {
 COLUMNS = (*_PLAIN, "about", "verdict", "reward", "p_accept", *_COUNTED, "shard", "place")
 _OF_EPISODES = tuple(dict.fromkeys((*_PLAIN, "question", "rewards", *OF_EPISODES)))
 _MOST_OF_QUESTION = 160  # characters, of which a list shows the first ones
+_PLACE = re.compile(r"/iterations/([0-9]+)/rollouts(?:/([^/]+))?")
 _WHOLE_LOOK_S = 30.0
 _AT_ONCE = 2  # shards, each of which is in memory while it is read
 
@@ -102,16 +104,41 @@ class Episodes:
     table: pa.Table
     shards: tuple[Shard, ...]
     version: int
-    damage: tuple[str, ...]
-    """In words, the parts of the run that can't be read."""
+    damaged: Mapping[str, str]
+    """By place, in words, the parts of the run that can't be read."""
     unfinished: frozenset[tuple[int, str]]
     """Iterations and splits of which more is to come."""
     agents: tuple[str, ...] = ()
     """All that play, in the order of the first shard."""
 
+    @property
+    def damage(self) -> tuple[str, ...]:
+        """Say in words what can't be read."""
+        return tuple(self.damaged.values())
+
+    def find_damage(self, iteration: int | None, split: str | None) -> tuple[str, ...]:
+        """Say in words what can't be read of an iteration and a split; None: of all of them."""
+        found = []
+        for place, words in self.damaged.items():
+            named = _PLACE.search(place)
+            # What lies above iterations and splits is a part of all of them.
+            at, of = (int(named[1]), named[2]) if named else (None, None)
+            if _are_same(at, iteration) and _are_same(of, split):
+                found.append(words)
+        return tuple(found)
+
+    def is_unfinished(self, iteration: int | None, split: str | None) -> bool:
+        """Say whether more of an iteration and a split is to come; None: of any of them."""
+        return any(_are_same(at, iteration) and _are_same(of, split) for at, of in self.unfinished)
+
     def take(self, rows: Sequence[int] | NDArray[np.int64]) -> list[IndexedEpisode]:
         """Read some rows, in this order."""
         return read_episodes(self.table.take(pa.array(rows, pa.int64())))
+
+
+def _are_same(one: int | str | None, other: int | str | None) -> bool:
+    """Compare two iterations or splits, of which None is any."""
+    return one is None or other is None or one == other
 
 
 class RunIndex:
@@ -133,7 +160,7 @@ class RunIndex:
         self._joined: set[str] = set()  # directories of whole splits
         self._agents: dict[str, None] = {}
         self._looked_s = float("-inf")
-        self.now = Episodes(make_empty_index(), (), 0, (), frozenset())
+        self.now = Episodes(make_empty_index(), (), 0, {}, frozenset())
         self.calls = KeptCalls(self._run.store)
 
     def refresh(self, with_calls: bool = True) -> Episodes:
@@ -168,7 +195,7 @@ class RunIndex:
         if self._rewinds is not None and self._rewinds != rewinds:
             version = self.now.version
             self._forget()
-            self.now = Episodes(make_empty_index(), (), version + 1, (), frozenset())
+            self.now = Episodes(make_empty_index(), (), version + 1, {}, frozenset())
         self._rewinds = rewinds
 
     @property
@@ -244,16 +271,16 @@ class RunIndex:
                 number = pa.array(np.full(table.num_rows, len(shards), np.int32))
                 self._tables.append(table.append_column("shard", number).select(COLUMNS))
                 shards.append(shard)
-        damage = tuple(self._damage[place] for place in sorted(self._damage))
+        damaged = {place: self._damage[place] for place in sorted(self._damage)}
         if len(shards) == len(before.shards):
-            if (damage, unfinished) != (before.damage, before.unfinished):
+            if (damaged, unfinished) != (before.damaged, before.unfinished):
                 version = before.version + 1
-                self.now = replace(before, version=version, damage=damage, unfinished=unfinished)
+                self.now = replace(before, version=version, damaged=damaged, unfinished=unfinished)
             return
         whole = pa.concat_tables(self._tables).combine_chunks()
         self._tables = [whole]
         agents = tuple(self._agents)
-        self.now = Episodes(whole, tuple(shards), before.version + 1, damage, unfinished, agents)
+        self.now = Episodes(whole, tuple(shards), before.version + 1, damaged, unfinished, agents)
 
 
 def read_episodes(table: pa.Table) -> list[IndexedEpisode]:

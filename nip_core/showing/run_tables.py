@@ -138,11 +138,12 @@ class RunTables:
         `order` is that of the list: failures, played, problem, tokens, invalid, reward, rounds,
         confident (and wrong first), unsure.
 
-        Raises SettingsError for an iteration or a split of which nothing is on record, and for a
+        Raises SettingsError for an iteration, a split or an agent that is not on record, and for a
         value that a filter does not have.
         """
         arguments = locals()
         chosen = {n: v for n, v in arguments.items() if n != "self" and v is not None}
+        filters = replace(self._filters, **chosen)
         there = self._records.iterations()
         if iteration is not None and iteration not in there:
             raise SettingsError(
@@ -151,7 +152,9 @@ class RunTables:
             )
         if split is not None and split not in _SPLITS:
             raise SettingsError(f"split {split!r}: use one of {', '.join(_SPLITS)}")
-        return RunTables(self._tree, replace(self._filters, **chosen))
+        if agent is not None and agent not in (agents := self.parameters.get("agents", {})):
+            raise SettingsError(f"agent {agent!r}: there are {', '.join(agents)}")
+        return RunTables(self._tree, filters)
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import (
     HTMLResponse,
     JSONResponse,
@@ -39,7 +39,7 @@ from nip_core.viewer.overview import run_page
 from nip_core.viewer.pair_page import pair_page
 from nip_core.viewer.queries import QueryError
 from nip_core.viewer.runs import ShownRun, ShownRuns
-from nip_core.viewer.security import Guard
+from nip_core.viewer.security import Guard, is_of_program
 from nip_core.viewer.side_by_side import compare_page
 from nip_core.viewer.token_chances import write_closely
 
@@ -210,12 +210,15 @@ class _Views:
 
     async def note(self, request: Request) -> Response:
         # The guard has seen to it that the body is short, and who it is from.
-        body = await request.body()
+        try:
+            body = await request.body()
+        except ClientDisconnect:  # who has hung up gets no answer, and nothing is kept
+            return Response(status_code=400)
         return await run_in_threadpool(self._write_note, request, body)
 
     def _write_note(self, request: Request, body: bytes) -> Response:
         run, key = self._run(request), request.path_params["key"]
-        sent = self._desk.read(body, "authorization" in request.headers)
+        sent = self._desk.read(body, is_of_program(request.scope))
         episodes = run.episodes()
         episode = episodes.take([pages.find_episode(episodes, key)])[0]
         try:

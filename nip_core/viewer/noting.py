@@ -63,10 +63,10 @@ class NoteDesk:
         form_token = None if why_not or damage else self._form_token
         return RunDesk(form_token, why_not, noted, damage, joined)
 
-    def read(self, body: bytes, has_header: bool) -> "SentNote":
+    def read(self, body: bytes, is_of_program: bool) -> "SentNote":
         """Read a form. Raises RefusedNoteError unless it is one that this viewer has made.
 
-        A program that has sent its token in a header (`has_header`) needs no form.
+        A program that has sent its token in a header (`is_of_program`) needs no form.
         """
         if self._form_token is None:
             raise RefusedNoteError(f"No notes are taken: {self._why_not}.")
@@ -80,7 +80,7 @@ class NoteDesk:
             )
         except ValueError as error:
             raise RefusedNoteError(f"This is no form of this viewer ({error}).") from error
-        if not has_header and not is_form_token(sent.get("form", ""), self._form_token):
+        if not is_of_program and not is_form_token(sent.get("form", ""), self._form_token):
             raise RefusedNoteError(
                 "This page was made before nip view was started anew. Go back, reload the page, "
                 "and write the note again."

@@ -187,6 +187,7 @@ def matrix_page(run: ShownRun, asked: Mapping[str, str], pairs: list[tuple[str, 
         "address": address,
         "earlier": earlier[-1] if earlier else None,
         "later": later[min(MOST_COLUMNS, len(later)) - 1] if later else None,
+        "missing": episodes.find_damage(filters.iteration, filters.split),
         "episodes": episodes,
     }
 
@@ -198,6 +199,7 @@ def episodes_page(run: ShownRun, pairs: list[tuple[str, str]]) -> Values:
     paged = paginate(len(rows), query.page)
     chosen = rows[paged.first : paged.last]
     verdicts = _count_verdicts(episodes.table, rows)
+    filters = query.to_filters()
     return {
         "query": query,
         "episodes": episodes,
@@ -208,8 +210,10 @@ def episodes_page(run: ShownRun, pairs: list[tuple[str, str]]) -> Values:
         "trouble": run.index.calls.trouble,
         "verdicts": verdicts,
         "has_acceptance": pc.any(pc.is_valid(episodes.table["p_accept"])).as_py(),
-        "line": write_line(run, query.to_filters()),
+        "line": write_line(run, filters),
         "store": write_store(run),
+        "missing": episodes.find_damage(filters.iteration, filters.split),
+        "is_unfinished": episodes.is_unfinished(filters.iteration, filters.split),
     }
 
 

@@ -85,6 +85,9 @@ class Query:
         for name in ("p_from", "p_to"):
             if values.get(name):
                 read_probability(name, values[name])
+        lowest, highest = values.get("p_from"), values.get("p_to")
+        if lowest and highest and float(lowest) > float(highest):
+            raise QueryError(f"p_from={lowest} is above p_to={highest}: no P(accept) is both")
         for name in ("text", "note"):
             if len(values.get(name, "")) > MOST_TEXT:
                 raise QueryError(f"{name}: at most {MOST_TEXT} characters")

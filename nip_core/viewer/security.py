@@ -3,6 +3,7 @@
 Guard  the ASGI middleware around the pages
 is_loopback whether an address is this machine's alone
 make_form_token  what the viewer's own forms have in them
+is_of_program  whether a note comes with the token in a header, and needs no form
 
 What is covered: another user of the machine, and a web page in the same browser. Neither reads
 anything without the token, which is in no address but the first, and in no program's arguments: it
@@ -21,7 +22,7 @@ import html
 import ipaddress
 import re
 from collections.abc import Collection
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.requests import cookie_parser
@@ -46,6 +47,7 @@ _HEADERS = {
 _NOTE = re.compile(r"/runs/[^/]+/episodes/[^/]+/note")
 """The only places where something can be written."""
 MOST_BODY_BYTES = 1 << 17
+_IS_PROGRAM = "has_token_in_header"
 
 
 def make_form_token(token: str) -> str:
@@ -56,6 +58,11 @@ def make_form_token(token: str) -> str:
 def is_form_token(text: str, form_token: str) -> bool:
     """Compare what a form has sent, in a time that tells nothing."""
     return hmac.compare_digest(text.encode("utf-8", "replace"), form_token.encode())
+
+
+def is_of_program(scope: Scope) -> bool:
+    """Tell whether the guard has seen the token in a header of a note's request."""
+    return scope.get("state", {}).get(_IS_PROGRAM) is True
 
 
 def is_loopback(host: str) -> bool:
@@ -108,7 +115,7 @@ class Guard:
                 status_code=421,
             )
         if scope["method"] == "POST" and _NOTE.fullmatch(str(scope["path"])):
-            return self._refuse_note(headers)
+            return self._refuse_note(headers, scope)
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("Nothing can be changed here.\n", 405, {"Allow": "GET, HEAD"})
         if self._token is None:
@@ -121,17 +128,19 @@ class Guard:
         # 2. The cookie, or for programs a header.
         return None if self._is_let_in(headers) else self._want_token()
 
-    def _refuse_note(self, headers: Headers) -> Response | None:
+    def _refuse_note(self, headers: Headers, scope: Scope) -> Response | None:
         """Refuse what does not come from a page of this viewer, or is too long."""
         if self._token is None:
             words = "A viewer without a token takes no notes; start nip view without --no-token."
             return PlainTextResponse(f"{words}\n", 403)
         if not self._is_let_in(headers):
             return self._want_token()
-        if not _comes_from_here(headers):
+        scope.setdefault("state", {})[_IS_PROGRAM] = self._has_bearer(headers)
+        if not _comes_from_here(headers, scope.get("scheme", "http")):
             return PlainTextResponse("Notes are taken from the viewer's own pages alone.\n", 403)
         length = headers.get("content-length", "")
-        if not (length.isascii() and length.isdigit()):
+        # With both headers the length would be that of the pieces, however many they are.
+        if "transfer-encoding" in headers or not (length.isascii() and length.isdigit()):
             return PlainTextResponse("The length of the note has to be said before.\n", 411)
         if len(length) > 9 or int(length) > MOST_BODY_BYTES:
             return PlainTextResponse("The note is too long.\n", 413)
@@ -164,9 +173,12 @@ class Guard:
         assert self._token is not None
         return hmac.compare_digest(text.encode("utf-8", "replace"), self._token.encode())
 
-    def _is_let_in(self, headers: Headers) -> bool:
+    def _has_bearer(self, headers: Headers) -> bool:
         kind, _, bearer = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and self._is_token(bearer.strip()):
+        return kind.lower() == "bearer" and self._is_token(bearer.strip())
+
+    def _is_let_in(self, headers: Headers) -> bool:
+        if self._has_bearer(headers):
             return True
         # Of other servers of this machine there may be any cookies, which a strict parser stops at.
         cookie = cookie_parser(headers.get("cookie", "")).get(self._cookie)
@@ -188,7 +200,7 @@ class Guard:
         return response
 
 
-def _comes_from_here(headers: Headers) -> bool:
+def _comes_from_here(headers: Headers, scheme: str) -> bool:
     """Tell whether a request comes from a page of this viewer, or from no page at all.
 
     Browsers say so twice, but for the one header if the address is not encrypted and not of this
@@ -199,4 +211,5 @@ def _comes_from_here(headers: Headers) -> bool:
         return False
     if origin is None:
         return True
-    return urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
+    # Letter by letter, as browsers write an origin in one way; it need not be an address at all.
+    return origin.lower() == f"{scheme}://{headers.get('host', '')}".lower()

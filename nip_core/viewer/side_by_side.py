@@ -93,6 +93,7 @@ def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
         "rates": rates,
         "difference": describe_difference(sides[0], sides[1], is_read),
         "is_read": is_read,
+        "missing": [words for side in sides for words in side.find_damage()],
     }
 
 
@@ -110,6 +111,8 @@ class ComparedPlace:
     """RUN@ITERATION."""
     run: ShownRun
     iteration: int
+    split: str
+    """All of them where it is ""."""
     episodes: Episodes
     rows: NDArray[np.int64]
     """Of the index."""
@@ -118,6 +121,10 @@ class ComparedPlace:
     def table(self) -> pa.Table:
         """Take its rows from the index."""
         return self.episodes.table.take(pa.array(self.rows, pa.int64()))
+
+    def find_damage(self) -> tuple[str, ...]:
+        """Say in words what of its split can't be read."""
+        return self.episodes.find_damage(self.iteration, self.split or None)
 
     def judged(self, with_arguments: bool) -> JudgedEpisodes | None:
         """Read its verdicts, and what was argued; None where a file can't be read."""
@@ -132,7 +139,7 @@ def find_place(runs: ShownRuns, place: str, split: str) -> ComparedPlace:
         raise NotThereError(f"there is no run {name[:60]!r} among those that are shown")
     iteration, episodes = read_number(number, 0), run.episodes(with_calls=False)
     filters = EpisodeFilters(iteration=iteration, split=split or None)
-    return ComparedPlace(place, run, iteration, episodes, find_rows(episodes.table, filters))
+    return ComparedPlace(place, run, iteration, split, episodes, find_rows(episodes.table, filters))
 
 
 def describe_difference(a: ComparedPlace, b: ComparedPlace, with_arguments: bool) -> list[str]:

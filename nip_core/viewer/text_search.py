@@ -25,6 +25,13 @@ from nip_core.viewer.queries import Query
 
 _MOST_SEARCHES = 4
 _AT_ONCE = 2  # shards, of which a piece is in memory while it is read
+# Python takes all of these for one letter; the search tells them apart.
+_TURKISH = {
+    "i": "(?-i:[iI])",
+    "I": "(?-i:[iI])",
+    "\u0130": "(?-i:\u0130)",
+    "\u0131": "(?-i:\u0131)",
+}
 _SPACES = re.compile(r"[\s\x00-\x1f\x7f-\x9f]+")
 
 _Asked = tuple[str, str, str]
@@ -104,8 +111,9 @@ class TextPart:
 
 
 def find_pattern(text: str) -> re.Pattern[str]:
-    """Make the pattern of what is looked for."""
-    return re.compile(re.escape(text), re.IGNORECASE)
+    """Make the pattern of what is looked for, in which letters are the same as for the search."""
+    letters = (_TURKISH.get(letter, re.escape(letter)) for letter in text)
+    return re.compile("".join(letters), re.IGNORECASE)
 
 
 def split_text(text: str, pattern: re.Pattern[str], before: int = 0) -> tuple[TextPart, ...]:

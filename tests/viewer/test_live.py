@@ -7,6 +7,8 @@ import shutil
 import pytest
 from viewing import client_of, everything, text_of
 
+from nip_core import run
+from nip_core.errors import CorruptionError
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.showing.episode_index import RunIndex
@@ -41,6 +43,11 @@ def test_shards_of_a_split_that_is_being_played_are_shown_as_they_come(copied):
     assert len(before) == 20
     page = client.get("/runs/small/episodes").text
     assert "more are being played" in page and 'data-live="/runs/small/state"' in page
+    # A line of Python reads whole splits, so it has less here, which is said beside it.
+    assert "Python has them once" in page
+    assert "Python has them once" not in client.get("/runs/small/episodes?split=test").text
+    played = run("small", store=str(store)).where(split="train", iteration=1, order="played")
+    assert played.rows == []
     state = client.get("/runs/small/state").json()["state"]
     assert client.get("/runs/small/state").json()["state"] == state
     for path in aside.iterdir():
@@ -49,7 +56,8 @@ def test_shards_of_a_split_that_is_being_played_are_shown_as_they_come(copied):
     assert client.get("/runs/small/state").json()["state"] != state
     after = everything(client, "/runs/small/episodes", split="train", iteration="1")
     assert len(after) == 40 and {*before} < {*after}
-    assert "more are being played" not in client.get("/runs/small/episodes").text
+    page = client.get("/runs/small/episodes").text
+    assert "more are being played" not in page and "Python has them once" not in page
 
 
 def test_a_finished_run_is_not_asked_for_news(trained):
@@ -77,6 +85,36 @@ def test_a_damaged_shard_is_named_and_the_rest_is_shown(copied):
         assert answer.status_code == 200
         assert damaged.name in answer.text
     assert len(everything(client, "/runs/small/episodes", split="train")) == 60
+    # A file would not say what it lacks, so there is one of whole splits alone, as from Python.
+    for address, is_whole in {
+        "/runs/small/episodes.csv": False,
+        "/runs/small/episodes.jsonl?iteration=1": False,
+        "/runs/small/episodes.csv?split=train&sort=played": False,
+        "/runs/small/episodes.csv?iteration=0": True,
+        "/runs/small/episodes.jsonl?iteration=1&split=test": True,
+        "/compare.csv?a=small@0&b=small@1&split=train": False,
+        "/compare.jsonl?a=small@0&b=small@1&split=test": True,
+    }.items():
+        for method in ("GET", "HEAD"):
+            answer = client.request(method, address)
+            assert answer.status_code == (200 if is_whole else 503), address
+        assert is_whole or damaged.name in client.get(address).text
+    # No link leads to a file that is refused: a browser would not show why.
+    for address, is_whole in {
+        "/runs/small/episodes": False,
+        "/runs/small/episodes?split=test": True,
+        "/runs/small/matrix?split=train": False,
+        "/runs/small/matrix?split=test": True,
+        "/compare?a=small@0&b=small@1&split=train": False,
+        "/compare?a=small@0&b=small@1&split=test": True,
+    }.items():
+        page = client.get(address).text
+        assert (".jsonl" in page) == is_whole, address
+        assert is_whole or damaged.name in page
+    tables = run("small", store=str(store))
+    assert len(tables.where(iteration=1, split="test", order="failures").rows) == 20
+    with pytest.raises(CorruptionError, match=damaged.name):
+        _ = tables.where(iteration=1).rows
 
 
 def test_damage_that_comes_later_is_named_by_the_episode_that_needs_the_file(copied):

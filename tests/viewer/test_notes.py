@@ -1,5 +1,6 @@
 """Notes and stars are kept beside a run: nobody's words are lost, and the run does not notice."""
 
+import asyncio
 import html
 import json
 import re
@@ -183,6 +184,9 @@ def test_a_note_that_was_written_meanwhile_is_not_overwritten(client):
         ({"Origin": "null"}, 403),
         ({"Origin": "https://example.org"}, 403),
         ({"Origin": "http://127.0.0.1:8000"}, 403),
+        ({"Origin": "https://127.0.0.1"}, 403),  # of another server at this name
+        ({"Origin": "http://[::1"}, 403),
+        ({"Origin": "http://127.0.0.1/x"}, 403),
         ({"Sec-Fetch-Site": "cross-site"}, 403),
         ({"Sec-Fetch-Site": "same-site"}, 403),
         ({"Sec-Fetch-Site": "none"}, 403),
@@ -207,6 +211,9 @@ def test_without_the_token_or_the_form_nothing_is_written(client, store):
     assert stranger.post(f"{action}&token={TOKEN}", data=fields).status_code == 401
     for form in ("", "0" * 64, TOKEN):
         assert client.post(action, data={**fields, "form": form}).status_code == 403
+    for header in ("Basic zzz", "Bearer zzz", f"Basic {TOKEN}", f"{TOKEN}", ""):
+        answer = client.post(action, data={**fields, "form": ""}, headers={"Authorization": header})
+        assert answer.status_code == 403
     long = {**fields, "note": "n" * (MOST_CHARACTERS + 1)}
     assert client.post(action, data=long).status_code == 403
     assert client.post(action, data={**fields, "note": "n" * 200_000}).status_code == 413
@@ -229,6 +236,37 @@ def test_a_program_with_the_token_writes_without_a_form(store):
     )
     assert answer.status_code == 303
     assert run("small", store=str(store)).notes["note"].to_pylist() == ["by a program"]
+
+
+def post_by_hand(store, messages, **headers):
+    """What a server gets that passes a request on as it came, in these messages."""
+    key, statuses = episodes_of(store)[0].key, []
+    named = {"host": "127.0.0.1", "authorization": f"Bearer {TOKEN}", **headers}
+    scope = {
+        **{"type": "http", "method": "POST", "query_string": b""},
+        "path": f"/runs/small/episodes/{key}/note",
+        "headers": [(n.replace("_", "-").encode(), v.encode()) for n, v in named.items()],
+    }
+
+    async def receive():
+        return messages.pop(0)
+
+    async def send(message):
+        statuses.append(message.get("status"))
+
+    asyncio.run(client_of(store, token=TOKEN).app(scope, receive, send))
+    assert run("small", store=str(store)).notes.num_rows == 0
+    return statuses[0]
+
+
+def test_who_hangs_up_writes_nothing_and_leaves_no_error(store):
+    half = {"type": "http.request", "body": b"note=hal", "more_body": True}
+    assert post_by_hand(store, [half, {"type": "http.disconnect"}], content_length="100") == 400
+
+
+def test_a_length_that_is_not_that_of_the_body_is_refused_unread(store):
+    headers = {"content_length": "6", "transfer_encoding": "chunked"}
+    assert post_by_hand(store, [], **headers) == 411
 
 
 def test_the_way_back_leads_to_no_other_site(client):
@@ -268,6 +306,9 @@ def test_damaged_notes_are_named_and_nothing_is_added_to_them(client, store):
     assert "small/notes.jsonl, line 2: no note" in page and rows_on(page)
     assert client.get(f"/runs/small/episodes/{key}").status_code == 200
     assert client.post(action, data={**fields, "note": "more"}).status_code == 503
+    # Rows without notes would look like rows of which nobody has noted anything.
+    refused = client.get("/runs/small/episodes.csv")
+    assert refused.status_code == 503 and "small/notes.jsonl, line 2" in refused.text
     assert path.read_bytes() == before
     with pytest.raises(CorruptionError, match="line 2"):
         _ = run("small", store=str(store)).notes

@@ -362,6 +362,7 @@ def test_a_page_asks_for_nothing_but_what_the_viewer_itself_serves(client):
         ("/runs/small/episodes?colour=red", 400, "no such filter"),
         ("/runs/small/episodes?verdict=blue", 400, "use one of wrong, right"),
         ("/runs/small/episodes?iteration=x", 400, "a number was expected"),
+        ("/runs/small/episodes?p_from=.9&p_to=0.1", 400, "p_from=.9 is above p_to=0.1"),
         ("/runs/small?split=nowhere", 400, "there are test, train"),
         ("/runs/small/episodes/0123456789abcdef", 404, "there is no episode"),
         ("/runs/nowhere", 404, "there is no run"),

@@ -10,6 +10,7 @@ import unicodedata
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pyarrow.compute as pc
 import pytest
 from hostile_run import FORMULAS, HALF, LONG, TEXTS, make_hostile
@@ -131,6 +132,47 @@ def test_filters_of_episodes_are_refused_by_tables_of_whole_splits(trained):
         _ = small.metrics
     with pytest.raises(SettingsError, match="decision 'yes': use one of reject, accept"):
         small.where(decision="yes")
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"invalid": "no"}, "invalid 'no': use True or False"),
+        ({"invalid": 0}, "invalid 0: use True or False"),
+        ({"p_from": "0.9"}, "p_from '0.9': use a probability, a number from 0 to 1"),
+        ({"p_from": float("nan")}, "p_from nan: use a probability"),
+        ({"p_to": True}, "p_to True: use a probability"),
+        ({"p_from": 0.9, "p_to": 0.1}, "p_from 0.9 is above p_to 0.1"),
+        ({"iteration": "2"}, "iteration '2': use a whole number"),
+        ({"iteration": True}, "iteration True: use a whole number"),
+        ({"round": 1.5}, "round 1.5: use a whole number"),
+        ({"round": 2**80}, "use a number from 0 on"),
+        ({"round": -1}, "round -1: use a number from 0 on"),
+        ({"label": True}, "label True: use a whole number"),
+        ({"label": 2}, "label 2: use 1 (right), 0 (wrong) or -1 (none)"),
+        ({"split": 3}, "split 3: use a text"),
+        ({"verdict": ["wrong"]}, "verdict ['wrong']: use a text"),
+        ({"noted": True}, "noted True: use a text"),
+        ({"text": b"a"}, "text b'a': use a text"),
+        ({"text": "\ud800"}, "half of a pair"),
+        ({"agent": "nobody"}, "agent 'nobody': there are prover, verifier"),
+    ],
+    ids=str,
+)
+def test_a_wrong_value_of_a_filter_is_named_with_what_it_may_be(trained, asked, words):
+    with pytest.raises(SettingsError) as refused:
+        nip_core.run("small", store=str(trained)).where(**asked)
+    assert words in str(refused.value)
+
+
+def test_numbers_of_a_notebook_are_numbers(trained):
+    small = nip_core.run("small", store=str(trained))
+    plain = small.where(0, label=1, invalid=False, round=1, p_from=0.0)
+    arrays = {"iteration": np.int64(0), "label": np.int8(1), "invalid": np.False_}
+    found = small.where(**arrays, round=np.int32(1), p_from=np.float32(0))
+    assert found.episodes == plain.episodes
+    whole = small.where(np.int64(0), label=np.int8(1)).episodes
+    assert whole == small.where(0, label=1).episodes and whole.num_rows
 
 
 def test_the_line_of_view_md_is_that_of_the_page_where_runs_are_in_runs(

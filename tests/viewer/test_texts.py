@@ -5,6 +5,8 @@ import re
 import shutil
 import tempfile
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from handmade import Rollouts
 from hypothesis import example, given, settings
@@ -209,3 +211,14 @@ def test_marks_take_nothing_from_a_text(text, wanted):
 def test_a_beginning_is_one_line_that_is_short_enough(text, most):
     line = shorten(text, most)
     assert len(line) <= most and not re.search(r"[\n\r\t\x00\x85\u2028]", line)
+
+
+def test_letters_that_a_search_tells_apart_are_told_apart_by_marks():
+    cased = [
+        c for c in (*map(chr, range(0x580)), *"\u1e9e\u212a\u212b") if {c.lower(), c.upper()} != {c}
+    ]
+    letters, text = pa.array(cased), "".join(cased)
+    for letter in cased:
+        found = letters.filter(pc.match_substring(letters, letter, ignore_case=True))
+        marked = [part.text for part in split_text(text, find_pattern(letter)) if part.hit]
+        assert marked == found.to_pylist()
