@@ -6,7 +6,13 @@ describe_pairs    on how many episodes they rest
 They say what the verdicts are and were, with the interval of the difference, and nothing of causes.
 """
 
-from nip_core.evaluation.figures_in_words import number, percent, points, problems_words
+from nip_core.evaluation.figures_in_words import (
+    number,
+    percent,
+    points,
+    problems_words,
+    true_minus,
+)
 from nip_core.evaluation.verdict_changes import RateChange, VerdictChanges
 
 
@@ -42,15 +48,16 @@ def describe_changes(
 def _describe_rate(rate: RateChange, names: tuple[str, str] | None, episodes: int) -> str:
     before, after = percent(rate.before), percent(rate.after)
     among = "" if rate.episodes == episodes else f", over {number(rate.episodes)} of the episodes"
-    how = f"{_describe_difference(rate)}{among}"
+    is_change = names is None
+    how = f"{_describe_difference(rate, is_change)}{among}"
     if names is not None:
-        return f"{after} in {names[1]} and {before} in {names[0]} ({how})"
+        return f"{after} of episodes in {names[1]} and {before} in {names[0]} ({how})"
     if rate.before == rate.after:
-        return f"{after}, as before ({how})"
-    return f"{after}; it was {before} ({how})"
+        return f"{after} of episodes, as before ({how})"
+    return f"{after} of episodes; it was {before} ({how})"
 
 
-def _describe_difference(rate: RateChange) -> str:
+def _describe_difference(rate: RateChange, is_change: bool) -> str:
     """Say how sure a difference is."""
     if rate.ci95 is None:
         return f"{points(rate.difference, True)}, no interval: one question"
@@ -58,8 +65,8 @@ def _describe_difference(rate: RateChange) -> str:
     if low == high:
         return f"{points(rate.difference, True)}, the same on each problem"
     interval = f"95\u202f% interval {100 * low:+.1f} to {100 * high:+.1f}"
-    noise = "within noise, " if low <= 0 <= high else ""
-    return f"{points(rate.difference, True)}, {noise}{interval}"
+    unclear = f"no clear {'change' if is_change else 'difference'}, " if low <= 0 <= high else ""
+    return f"{points(rate.difference, True)}, {unclear}{true_minus(interval)}"
 
 
 def _describe_counts(changes: VerdictChanges, names: tuple[str, str] | None) -> str:
@@ -72,5 +79,5 @@ def _describe_counts(changes: VerdictChanges, names: tuple[str, str] | None) -> 
     if names is not None:
         alone = f"{mended} in {names[1]} alone, {broken} in {names[0]} alone"
         return f"Verdicts that are right in one only: {alone}.{still_wrong}"
-    plural = " was" if changes.mended == 1 else "s were"
-    return f"{mended} verdict{plural} mended, {broken} broken.{still_wrong}"
+    plural = "" if changes.mended == 1 else "s"
+    return f"{mended} verdict{plural} became right, {broken} became wrong.{still_wrong}"

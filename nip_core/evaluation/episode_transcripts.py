@@ -5,6 +5,7 @@ reasons                    why each episode of a batch is worth reading
 transcripts_from_tables    those of a batch that are worth reading, and a stable sample of the rest
 transcript_of              a certain one, with the rows of its messages
 decided_words              a verdict in words
+judged_words               a verdict beside the label, in words
 
 The sample depends on the seed and on which problem is played how often, not on the iteration:
 where the same problems are played in every iteration (as in a test), the sample shows the same
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.errors import NipError
+from nip_core.evaluation.figures_in_words import true_minus
 from nip_core.game.render import Game, Situation, parse_columns
 from nip_core.hashing import derive_key
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION, REJECT, Move, Protocol, Turn
@@ -32,6 +34,13 @@ DECISION_WORDS = {
     ACCEPT: "accept",
     NO_DECISION: "no decision",
     NEITHER: "neither",
+}
+
+_PAST_WORDS = {
+    REJECT: "rejected",
+    ACCEPT: "accepted",
+    NO_DECISION: "no decision",
+    NEITHER: "neither accepted nor rejected",
 }
 
 REASONS = ("failed", "wrong", "invalid", "changed", "sample")
@@ -396,3 +405,23 @@ def decided_words(what: Transcript | Message) -> str:
     if what.decision_value is None or abs(what.decision_value) in (0, 1):
         return words
     return f"{words}, {what.decision_value:+g}"
+
+
+def judged_words(transcript: Transcript) -> str:
+    """Say a verdict beside the label, as "wrong: rejected, but the solution is correct"."""
+    if transcript.outcome == "failed":
+        words = "failed"
+    else:
+        words = _PAST_WORDS[transcript.decision]
+        value = transcript.decision_value
+        if value is not None and abs(value) not in (0, 1):
+            words += true_minus(f" ({value:+g})")
+    if transcript.y == NO_LABEL:
+        return f"{words}; {transcript.label}"
+    truth = f"the {transcript.thing} is {transcript.label}"
+    if transcript.outcome == "failed":
+        return f"{words}; {truth}"
+    if transcript.right:
+        return f"right: {words}, and {truth}"
+    is_opposite = transcript.decision in (ACCEPT, REJECT)
+    return f"wrong: {words}{', but' if is_opposite else ';'} {truth}"

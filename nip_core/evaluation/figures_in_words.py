@@ -5,6 +5,7 @@ figure reads alike in a report, a table, a log and a terminal.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -14,6 +15,11 @@ DASH = "–"
 ALL_EQUAL = "all equal"
 """In the place of an interval that would have a width of 0."""
 THIN = "\u202f"  # narrow no-break space, between a number and its unit
+
+
+def true_minus(text: str) -> str:
+    """Put the minus of typesetters before numbers, for pages; a terminal has the hyphen."""
+    return re.sub(r"(?<![\w.])-(?=\d)", "−", text)
 
 
 def percent(value: float | None) -> str:
@@ -74,8 +80,8 @@ def axis_tick(value: float) -> str:
     """Write a number at an axis in four digits, as "0.25", "1.5 k" or "2 M"."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            return f"{value / size:g} {unit}"
-    return f"{value:.4g}"
+            return true_minus(f"{value / size:g} {unit}")
+    return true_minus(f"{value:.4g}")
 
 
 def amount(count: int | None, noun: str, plural: str = "") -> str:
@@ -98,7 +104,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def signed(value: float | None) -> str:
     """Write a reward as "+0.56", a dash for None."""
-    return DASH if value is None else f"{value:+.2f}"
+    return DASH if value is None else true_minus(f"{value:+.2f}")
 
 
 def signed_range(interval: Sequence[float]) -> str:
@@ -117,7 +123,7 @@ def plain_range(interval: Sequence[float]) -> str:
 
 def points(difference: float, is_rate: bool) -> str:
     """Write a difference of rates as "+3.1 pts", of rewards as "+0.31"."""
-    return f"{100 * difference:+.1f}{THIN}pts" if is_rate else f"{difference:+.2f}"
+    return true_minus(f"{100 * difference:+.1f}{THIN}pts" if is_rate else f"{difference:+.2f}")
 
 
 class GateDecision(Protocol):

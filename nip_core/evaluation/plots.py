@@ -130,8 +130,9 @@ def _draw_arms(axes: Any, arms: Arms) -> None:
         ]
         rows = [row + 20 * line.shift for row, _ in measured]
         means = [mark.mean for _, mark in measured]
-        below = [mark.mean - mark.lowest for _, mark in measured]
-        above = [mark.highest - mark.mean for _, mark in measured]
+        # Of equal figures the mean may be rounded to beside them, and a bar of less than 0 is none.
+        below = [max(0.0, mark.mean - mark.lowest) for _, mark in measured]
+        above = [max(0.0, mark.highest - mark.mean) for _, mark in measured]
         axes.errorbar(
             means,
             rows,

@@ -23,13 +23,25 @@
     return made;
   }
 
+  const PAST = ["rejected", "accepted", "no decision", "neither accepted nor rejected"];
   const side = (right) => (right ? "right" : "wrong");
-  const truth = (transcript) => transcript.label;
   // The value says more than the word only between the ends of the scale.
+  const minus = (number) => String(number).replace("-", "\u2212");
   const decided = ({ decision, decision_value: value }) => DECISIONS[decision] +
-    (value === null || [-1, 0, 1].includes(value) ? "" : ` (${value > 0 ? "+" : ""}${value})`);
+    (value === null || [-1, 0, 1].includes(value) ? "" : ` (${value > 0 ? "+" : ""}${minus(value)})`);
   const verdict = (transcript) =>
     transcript.outcome === "failed" ? "failed" : decided(transcript);
+  // The verdict beside the label, as `judged_words` of episode_transcripts.py has it.
+  const judged = ({ outcome, decision, decision_value: value, y, right, thing, label }) => {
+    const scaled = value === null || [-1, 0, 1].includes(value) ? "" : ` (${value > 0 ? "+" : ""}${minus(value)})`;
+    const words = outcome === "failed" ? "failed" : PAST[decision] + scaled;
+    if (![0, 1].includes(y)) return `${words}; ${label}`;
+    const truth = `the ${thing} is ${label}`;
+    if (outcome === "failed") return `${words}; ${truth}`;
+    if (right) return `right: ${words}, and ${truth}`;
+    return `wrong: ${words}${[0, 1].includes(decision) ? ", but" : ";"} ${truth}`;
+  };
+  const sign = ({ outcome, right }) => (outcome === "failed" ? "!" : right ? "✓" : "✗");
 
   for (const transcript of transcripts) {
     transcript.search = [
@@ -71,7 +83,7 @@
   }
 
   function entry(transcript) {
-    const mark = element("span", `mark ${side(transcript.right)}`, transcript.right ? "✓" : "✗");
+    const mark = element("span", `mark ${side(transcript.right)}`, sign(transcript));
     mark.title = side(transcript.right);
     const question = transcript.texts.find(({ language }) => language === null) || transcript.texts[0];
     const last = transcript.messages.filter(
@@ -82,7 +94,7 @@
       ...(last ? [isolated("said", shorten(last.text, 120))] : []),
       element("span", "small",
         `iteration ${transcript.iteration}, ${transcript.split}: ` +
-        `${verdict(transcript)}, is ${truth(transcript)}`),
+        judged(transcript)),
       element("span", "small", transcript.problem),
     );
     button.type = "button";
@@ -94,7 +106,7 @@
   function chips(transcript) {
     const box = element("ul", "chips");
     const chip = (text, kind) => box.append(element("li", `chip ${kind || ""}`, text));
-    chip(`${verdict(transcript)}, is ${truth(transcript)}`, side(transcript.right));
+    chip(`${sign(transcript)} ${judged(transcript)}`, side(transcript.right));
     if (transcript.outcome !== "failed") chip(transcript.outcome);
     if (transcript.difficulty) chip(transcript.difficulty);
     if (transcript.mutation) chip(`mutation: ${transcript.mutation}`);
@@ -104,7 +116,7 @@
       chip(transcript.stance ? `${transcript.stance} prover` : argued);
     }
     for (const agent of Object.keys(transcript.rewards).sort()) {
-      chip(`${agent} reward ${Number(transcript.rewards[agent].toFixed(3))}`);
+      chip(`${agent} reward ${minus(Number(transcript.rewards[agent].toFixed(3)))}`);
     }
     return box;
   }

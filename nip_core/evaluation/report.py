@@ -58,6 +58,7 @@ from nip_core.evaluation.figures_in_words import (
     seconds,
     signed,
     signed_range,
+    true_minus,
 )
 from nip_core.evaluation.league_figures import opponent_words
 from nip_core.evaluation.plots import (
@@ -200,7 +201,7 @@ def page_values(report: ReportData) -> dict[str, Any]:
         "attack_words": loss_sentences(report.attack) if report.attack else [],
         "attacked": (report.attack.varies, report.attack.rows) if report.attack else None,
         "attacked_kinds": _attacked_kinds(report.attack),
-        "change": _change(tests[0], tests[-1], report.comparisons) if len(tests) > 1 else "",
+        "change": _change(tested, report.comparisons) if len(tests) > 1 else "",
         "comparisons": [(of, by_iteration.get(of.iteration)) for of in report.comparisons],
         "verdicts": verdicts,
         "asked_again": _asked_again(tested),
@@ -335,13 +336,26 @@ def _has_neither(metrics: Iterable[Measures]) -> bool:
     return any(measured.neither_rate for measured in metrics)
 
 
-def _change(first: SplitMetrics, last: SplitMetrics, comparisons: Sequence[Comparison]) -> str:
-    """Say how the accuracy changed; "" where it can't be said."""
-    if comparisons and comparisons[-1].change.difference is not None:
-        return f"Accuracy changed by {how_much(comparisons[-1].change)}."
-    if first.accuracy is None or last.accuracy is None:
+def _change(tested: Sequence[IterationReport], comparisons: Sequence[Comparison]) -> str:
+    """Say how the accuracy changed; "" where it can't be said.
+
+    What believing the prover gave before is said too, as a verifier may just have come to do so.
+    """
+    first, last = tested[0].test, tested[-1].test
+    if first is None or last is None or first.accuracy is None or last.accuracy is None:
         return ""
-    return f"Accuracy changed by {100 * (last.accuracy - first.accuracy):+.1f} points."
+    if comparisons and comparisons[-1].change.difference is not None:
+        change = how_much(comparisons[-1].change)
+    else:
+        change = f"{100 * (last.accuracy - first.accuracy):+.1f} points"
+    believed = first.believed_accuracy
+    more = (
+        ""
+        if believed is None
+        else f" In iteration {tested[0].iteration}, believing the prover would have given "
+        f"{percent(believed)}."
+    )
+    return f"Accuracy changed by {true_minus(change)}.{more}"
 
 
 def _attacked_kinds(attack: ShownAttack | None) -> list[tuple[str, Measures, Measures]]:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nip_core.errors import SettingsError
 from nip_core.game.answer_rows import Attempted, Spoken, read_tokens
 from nip_core.game.chat_format import format_chat
 from nip_core.game.decisions import InvalidResponse
@@ -18,7 +19,7 @@ from nip_core.game.rules import Rules
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move, Protocol, RoundResult, TokenChoice, Turn, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
-from nip_core.scenarios import Problem, Scenario, make_scenario
+from nip_core.scenarios import Problem, Scenario, check_own_words, make_scenario
 from nip_core.scenarios.checked import call_for_text, draw_columns
 from nip_core.scenarios.prompts import SystemPrompts
 
@@ -58,9 +59,14 @@ class Game:
     """A protocol on a scenario, with its prompts: everything needed to render and to judge."""
 
     def __init__(self, parameters: HyperParameters):
+        """Raises SettingsError for a scenario's words or templates that make no prompts."""
         self.parameters = parameters
         self.protocol: Protocol = make_protocol(parameters)
         self.scenario: Scenario = make_scenario(parameters)
+        try:
+            check_own_words(self.scenario, parameters.scenario)
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
         self.prompts = SystemPrompts(parameters, self.protocol, self.scenario)
         self._rules = Rules(parameters, self.protocol, self.prompts)
         self._formats = {name: a.chat_format for name, a in parameters.model_agents.items()}

@@ -25,7 +25,10 @@ that of the last. Asking for 5 takes some 5 % of the processor time of play with
 model, for 20 more (`benchmarks/p_accept.py`)."""
 _WORDS = {ACCEPT: "accept", REJECT: "reject"}
 _BEFORE_WORD = re.compile(r"^[^a-z]+")
-_DECISION_LINE = re.compile(r"(?m)^\W*(?:final )?decision\b")
+_LABEL = re.compile(
+    r"(?m)^\W*(?:my |the )?(?:final )?(?:decision|verdict|answer)\b[^\w\n]*?(?:[:=–—-]|$)"
+)
+"""What a verdict stands behind, as in "Decision:"; "Decision criteria: ..." is none."""
 GENERATIONS_OF_ACCEPTANCE = (
     *("episode", "branch_path", "round", "agent"),
     *("decision", "invalid_reason", "p_accept"),
@@ -52,10 +55,10 @@ def estimate_acceptance(
     the model's probabilities before `temperature`, with which it samples (None or 0 count as 1,
     which keeps the order). A word that is not among the likeliest counts as likely as the least
     likely of those, which is the most that it can be. None where nothing was decided, or in other
-    words.
+    words, and where the token does not say so: it has no alternatives, or begins with other text.
     """
     place = _find_token(tokens, decision)
-    if place is None:
+    if place is None or not {*place.top} - {place.token}:
         return None
     # 1. How likely each of the words was there.
     top = {**place.top, place.token: place.logprob}
@@ -66,6 +69,8 @@ def estimate_acceptance(
         for word in masses:
             if letters and (word.startswith(letters) or letters.startswith(word)):
                 masses[word] += math.exp(logprob)
+    if not masses[_WORDS[decision]]:
+        return None
     # 2. At the temperature of play, of these two alone. What is too unlikely for a number is 0.
     accept, reject = (_log(mass or least) for mass in masses.values())
     if max(accept, reject) == -math.inf:
@@ -81,19 +86,20 @@ def _log(mass: float) -> float:
 def _find_token(tokens: Sequence[TokenChoice], decision: int) -> TokenChoice | None:
     """Find the token with the first letter of the deciding word.
 
-    It is the first one in the last line that begins with "Decision", else the last one.
+    It is the first one behind the last label such as "Decision:", else the last one.
     """
     word = _WORDS.get(decision)
     if word is None:
         return None
     parts = [token.token.lower() for token in tokens]
     text = "".join(parts)
-    *_, line = (None, *_DECISION_LINE.finditer(text))
-    place = -1 if line is None else text.find(word, line.end())
-    if place < 0:
-        place = text.rfind(word)
-    if place < 0:
+    # Not within another word, as in "unacceptable".
+    starts = [match.start() for match in re.finditer(rf"(?<![a-z]){word}", text)]
+    if not starts:
         return None
+    labels = [match.end() for match in _LABEL.finditer(text)]
+    behind = [start for start in starts if labels and start >= labels[-1]]
+    place = behind[0] if behind else starts[-1]
     end = 0
     for token, part in zip(tokens, parts, strict=True):
         end += len(part)

@@ -44,6 +44,7 @@ __all__ = [
     "Scenario",
     "ScenarioSettings",
     "Words",
+    "check_own_words",
     "choose_own_version",
     "find_scenario",
     "make_scenario",
@@ -114,8 +115,20 @@ def make_scenario(parameters: GameSettings) -> Scenario:
         raise ValueError(f"scenario: {kind.__name__}.__init__ must call super().__init__(settings)")
     try:
         check_scenario(scenario)  # it may have set its own words and columns
-        if fits_any_words(scenario.settings.system_prompt_version):
-            check_words(scenario.words, kind.__name__)
     except ValueError as error:
         raise ValueError(f"scenario: {error}") from None
     return scenario
+
+
+def check_own_words(scenario: Scenario, name: str) -> None:
+    """Raise ValueError for words of one's own that would fit into no sentence of the prompts.
+
+    `name` is as the settings name the scenario. Settings can be read without this check: a run that
+    goes on has the version of prompts that it began with, which is known only then.
+    """
+    if ":" not in name or not fits_any_words(scenario.settings.system_prompt_version):
+        return
+    try:
+        check_words(scenario.words, type(scenario).__name__)
+    except ValueError as error:
+        raise ValueError(f"scenario: {error}") from None

@@ -13,6 +13,7 @@ from nip_core.scenarios.base import Words
 
 _ARTICLES = ("a", "an", "the")
 _ASKING = ("whether", "which", "what", "how", "who", "whose", "where", "when", "why")
+_VERBS = ("is", "are", "was", "were", "has", "have", "does", "do", "can", "will", "not")
 _BEGINNINGS = re.compile(
     r"(A|An|The|This|That|These|Those|It|They|There|Each|Every|All|Both|No|One|Some|Any|If"
     r"|Whether|What|Which|Who)\b"
@@ -57,7 +58,7 @@ def _say_of_thing(text: str) -> str:
 
 
 def _say_of_clause(text: str) -> str:
-    is_whole = _BEGINNINGS.match(text) or _ends(text) or _first(text) in (*_ASKING, "if")
+    is_whole = _BEGINNINGS.match(text) or _ends(text) or _first(text) in (*_ASKING, *_VERBS, "if")
     if is_whole or len(text.split()) < 2:
         return (
             'stands after "whether" and "if": write a clause without a capital and without a full '

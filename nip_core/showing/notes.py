@@ -180,12 +180,12 @@ class RunNotes:
         note: str | None = None,
         seen: str | None = None,
         now: datetime | None = None,
-    ) -> None:
+    ) -> bool:
         """Give an episode a star, or take it away; and write its note. None leaves what there is.
 
         `seen` is the mark of the note that the writer has read. If it is another by now, somebody
-        has written meanwhile: then both stay. Raises SettingsError for a note that is too long,
-        StoreError if the store takes nothing.
+        has written meanwhile: then both stay, and the result is True. Raises SettingsError for a
+        note that is too long, StoreError if the store takes nothing.
         """
         if note is not None:
             note = note.replace("\r\n", "\n").replace("\r", "\n").strip()
@@ -207,14 +207,15 @@ class RunNotes:
             before = self._parse(data).get(episode.key)
             added = _keep_both(line, before, seen)
             if added is None:
-                return
+                return False
+            is_joined = added.note not in (None, line.note)
             more = data + (b"" if data.endswith(b"\n") or not data else b"\n")
             more += added.model_dump_json(exclude_none=True).encode() + b"\n"
             if not data and not tag:
                 if store.put_if_absent(self._path, more):
-                    return
+                    return is_joined
             elif store.put_if_match(self._path, more, tag) is not None:
-                return
+                return is_joined
         raise StoreError(f"{self._path}: others keep writing notes; try again")
 
     def find_obstacle(self) -> str:

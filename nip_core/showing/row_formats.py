@@ -30,18 +30,21 @@ _HIDDEN = re.compile("[\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069
 """What readers may take for the end of a line, what turns letters around, halves of pairs."""
 _DELETE = b"\x7f"
 _NAMES = [field.name for field in fields(ReadableEpisode)]
+_NAMES_WITHOUT_ASKED = [name for name in _NAMES if name != "asked"]
 _BEFORE_TEXTS = _NAMES[: _NAMES.index("columns")]
 _AFTER_TEXTS = _NAMES[_NAMES.index("asked") + 1 :]
 
 Cell = str | int | float | bool | list[str] | None
 
 
-def encode_row(row: ReadableEpisode) -> bytes:
+def encode_row(row: ReadableEpisode, with_asked: bool = True) -> bytes:
     """Write a row as a line of JSON, without the line's end."""
+    names = _NAMES if with_asked else _NAMES_WITHOUT_ASKED
     try:
-        line = orjson.dumps(row)
+        line = orjson.dumps({name: getattr(row, name) for name in names})
     except TypeError:  # half of a pair, which UTF-8 can't have and an escape can
-        line = json.dumps(asdict(row), separators=(",", ":")).encode()
+        values = asdict(row)
+        line = json.dumps({name: values[name] for name in names}, separators=(",", ":")).encode()
     if line.isascii() and _DELETE not in line:
         return line  # as most are
     return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", line.decode()).encode()
@@ -53,6 +56,7 @@ def decode_row(line: bytes) -> ReadableEpisode:
         value = orjson.loads(line)
     except ValueError:  # half of a pair
         value = json.loads(line)
+    value.setdefault("asked", None)
     value["messages"] = [ReadableMessage(**message) for message in value["messages"]]
     return ReadableEpisode(**value)
 
@@ -94,8 +98,9 @@ class _Line:
 class CsvColumns:
     """The columns of some rows: those that every row has, and what these rows have beside them."""
 
-    def __init__(self) -> None:
+    def __init__(self, with_asked: bool) -> None:
         """Knows no row yet."""
+        self._asked = ("asked",) if with_asked else ()
         self._texts: dict[str, None] = {}
         self._agents: dict[str, None] = {}
         self._turns: set[tuple[int, str]] = set()
@@ -119,7 +124,7 @@ class CsvColumns:
             *_BEFORE_TEXTS,
             *(f"column_{name}" if name in _NAMES else as_cell(name) for name in self._texts),
             *(f"round_{round_}_{agent}" for round_, agent in self._turns_in_order),
-            "asked",
+            *self._asked,
             *(f"reward_{agent}" for agent in self._agents),
             *_AFTER_TEXTS,
         ]
@@ -132,7 +137,7 @@ class CsvColumns:
             *(getattr(row, name) for name in _BEFORE_TEXTS),
             *map(row.columns.get, self._texts),
             *map(said.get, self._turns_in_order),
-            None if row.asked is None else _write_chat(row.asked),
+            *(None if row.asked is None else _write_chat(row.asked) for _ in self._asked),
             *map(row.rewards.get, self._agents),
             *(getattr(row, name) for name in _AFTER_TEXTS),
         ]

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 
 from nip_core.distribution import __version__
 from nip_core.errors import NipError, SettingsError
+from nip_core.evaluation.episode_transcripts import judged_words
 from nip_core.evaluation.report import asset, report_environment
 from nip_core.viewer import pages
 from nip_core.viewer.asked_downloads import (
@@ -33,13 +34,14 @@ from nip_core.viewer.asked_downloads import (
 )
 from nip_core.viewer.charts import Line, lay_out_chart
 from nip_core.viewer.downloads import Download
-from nip_core.viewer.noting import NoteDesk, RefusedNoteError, find_way_back
+from nip_core.viewer.noting import JOINED, NoteDesk, RefusedNoteError, find_way_back
 from nip_core.viewer.overview import run_page
 from nip_core.viewer.pair_page import pair_page
 from nip_core.viewer.queries import QueryError
 from nip_core.viewer.runs import ShownRun, ShownRuns
 from nip_core.viewer.security import Guard, is_of_program
 from nip_core.viewer.side_by_side import compare_page
+from nip_core.viewer.token_chances import write_closely
 
 _STATIC = {
     "report.css": "text/css",
@@ -59,7 +61,9 @@ def templates() -> Environment:
     """Load the viewer's templates and the report's, with the same ways to show values."""
     environment = report_environment(PackageLoader("nip_core.viewer", "templates"))
     environment.filters["decided"] = pages.describe_verdict
+    environment.filters["judged_words"] = judged_words
     environment.filters["decision_words"] = pages.describe_decision
+    environment.filters["closely"] = write_closely
     environment.globals["nip_version"] = __version__
     environment.globals["loss_chart"] = _draw_losses
     environment.trim_blocks = environment.lstrip_blocks = True
@@ -100,7 +104,7 @@ def make_app(
     ]
     handlers: dict[Any, Callable[[Request, Any], Response]] = {
         QueryError: lambda request, error: _render_error(
-            request, 400, "The address asks for something that there is not", str(error)
+            request, 400, "This address is not understood", str(error)
         ),
         RefusedNoteError: lambda request, error: _render_error(
             request, 403, "The note was not kept", str(error)
@@ -187,8 +191,9 @@ class _Views:
 
     def episodes(self, request: Request) -> Response:
         run = self._run(request)
-        values = pages.episodes_page(run, request.query_params.multi_items())
-        desk = self._desk.of(run)
+        asked = request.query_params
+        values = pages.episodes_page(run, asked.multi_items())
+        desk = self._desk.of(run, asked.get(JOINED, ""))
         return _render_page(request, "episodes", **self._live(run), **values, desk=desk)
 
     def episode_rows(self, request: Request) -> Response:
@@ -200,7 +205,8 @@ class _Views:
         run, asked = self._run(request), request.query_params
         key = request.path_params["key"]
         values = pages.episode_page(run, key, asked.get("tab", ""), asked.multi_items())
-        return _render_page(request, "episode", run=run, **values, desk=self._desk.of(run))
+        desk, status = self._desk.of(run, asked.get(JOINED, "")), run.overview().status
+        return _render_page(request, "episode", run=run, status=status, **values, desk=desk)
 
     async def note(self, request: Request) -> Response:
         # The guard has seen to it that the body is short, and who it is from.
@@ -216,10 +222,10 @@ class _Views:
         episodes = run.episodes()
         episode = episodes.take([pages.find_episode(episodes, key)])[0]
         try:
-            run.notes.write(episode, star=sent.star, note=sent.note, seen=sent.seen)
+            is_joined = run.notes.write(episode, star=sent.star, note=sent.note, seen=sent.seen)
         except SettingsError as error:
             raise RefusedNoteError(f"{error}. Go back, and write less.") from error
-        back = find_way_back(run, key, request.query_params.multi_items())
+        back = find_way_back(run, key, request.query_params.multi_items(), is_joined)
         return RedirectResponse(back, 303)
 
     def jobs(self, request: Request) -> Response:
@@ -229,7 +235,8 @@ class _Views:
     def settings(self, request: Request) -> Response:
         run = self._run(request)
         overview = run.overview()
-        return _render_page(request, "settings", run=run, overview=overview, **overview.values)
+        values = {**overview.values, "status": overview.status}
+        return _render_page(request, "settings", run=run, overview=overview, **values)
 
     def compare(self, request: Request) -> Response:
         values = compare_page(self._runs, request.query_params)

@@ -5,9 +5,9 @@ lay_out_chart  lines with their axes, in two sizes: for a wide page, and for a n
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from nip_core.evaluation.figures_in_words import axis_tick
+from nip_core.evaluation.figures_in_words import axis_tick, number, percent, true_minus
 
 WIDE, NARROW = (1160, 300), (358, 220)
 SMALL = (358, 170)
@@ -25,6 +25,8 @@ class Line:
     name: str
     kind: str
     points: Sequence[Measured]
+    is_joined: bool = True
+    """Whether its points are joined; groups that are few say nothing of what lies between."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Drawn:
     kind: str
     pieces: tuple[str, ...]
     marks: tuple[Mark, ...]
+    is_joined: bool = True
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ def lay_out_chart(
     diagonal: bool = False,
 ) -> Chart | None:
     """Lay lines out; None where there is nothing to draw."""
-    known = [Line(line.name, line.kind, [*filter(_is_finite, line.points)]) for line in lines]
+    known = [replace(line, points=[*filter(_is_finite, line.points)]) for line in lines]
     known = [line for line in known if line.points]
     if not known:
         return None
@@ -102,7 +105,7 @@ def lay_out_chart(
     y_range = (0.0, 1.0) if is_rate else _pad(min(ys), max(ys))
     return Chart(
         title,
-        _describe(title, known, x_name, is_rate),
+        _describe_shares(title, known) if diagonal else _describe(title, known, x_name, is_rate),
         x_name,
         tuple(
             _lay_out_panel(name, size, known, x_range, y_range, is_rate, chance, diagonal)
@@ -124,12 +127,21 @@ def _pad(low: float, high: float) -> tuple[float, float]:
 
 def _describe(title: str, lines: Sequence[Line], x_name: str, is_rate: bool) -> str:
     def shown(y: float | None) -> str:
-        return "" if y is None else (f"{100 * y:.1f} %" if is_rate else f"{y:.4g}")
+        return "" if y is None else (f"{100 * y:.1f} %" if is_rate else true_minus(number(y, 4)))
 
     parts = [
         f"{line.name} from {shown(line.points[0][1])} at {x_name} {line.points[0][0]:g} "
         f"to {shown(line.points[-1][1])} at {line.points[-1][0]:g}"
         for line in lines
+    ]
+    return f"{title}: {'; '.join(parts)}"
+
+
+def _describe_shares(title: str, lines: Sequence[Line]) -> str:
+    parts = [
+        f"{percent(y)} of solutions were right where {percent(x)} is said"
+        for line in lines
+        for x, y, _ in line.points
     ]
     return f"{title}: {'; '.join(parts)}"
 
@@ -157,7 +169,7 @@ def _lay_out_panel(
         share = (y - y_range[0]) / y_span
         return bottom - (bottom - top) * min(1.0, max(0.0, share))
 
-    drawn = tuple(_draw(line, across, down, is_rate) for line in lines)
+    drawn = tuple(_draw(line, across, down, is_rate, diagonal) for line in lines)
     x_steps = _choose_ticks(*x_range, _MOST_TICKS.get(size, 5), whole=not diagonal)
     x_ticks = [(across(x), f"{100 * x:.0f} %" if diagonal else f"{x:g}") for x in x_steps]
     y_steps = [0, 0.25, 0.5, 0.75, 1] if is_rate else _choose_ticks(*y_range, 5, whole=False)
@@ -184,17 +196,23 @@ def _draw(
     across: Callable[[float], float],
     down: Callable[[float], float],
     is_rate: bool,
+    is_share: bool,
 ) -> Drawn:
     marks = []
     for x, y, interval in line.points:
         assert y is not None
-        shown = f"{100 * y:.1f} %" if is_rate else f"{y:.4g}"
+        shown = f"{100 * y:.1f} %" if is_rate else true_minus(number(y, 4))
+        place = percent(x) if is_share else f"{x:g}"
         low, high = (None, None) if interval is None else map(down, interval)
-        marks.append(Mark(across(x), down(y), low, high, f"{line.name}, {x:g}: {shown}"))
+        marks.append(Mark(across(x), down(y), low, high, f"{line.name}, {place}: {shown}"))
     path = " ".join(f"{mark.x:.1f},{mark.y:.1f}" for mark in marks)
     many = len(marks) > 60  # marks of so many can't be told apart
     return Drawn(
-        line.name, line.kind, (path,) if len(marks) > 1 else (), () if many else tuple(marks)
+        line.name,
+        line.kind,
+        (path,) if len(marks) > 1 and line.is_joined else (),
+        () if many else tuple(marks),
+        line.is_joined,
     )
 
 

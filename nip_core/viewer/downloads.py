@@ -2,7 +2,7 @@
 
 Download        a file to be sent: its name, its kind, its parts
 download_episodes, download_pairs  the rows of a query, and the pairs of a comparison
-write_line      the line of Python that gives the rows of a query
+write_line, write_store  the line of Python that gives the rows of a query, and where they lie
 
 Rows come in the order of the list, and stand in the run by shards. So each shard is read once, its
 rows are put into a file without a name, and from there they are sent: memory holds one shard,
@@ -30,7 +30,7 @@ from nip_core.errors import StoreError
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.showing.episode_filters import EpisodeFilters
 from nip_core.showing.episode_index import Episodes
-from nip_core.showing.episode_rows import read_episode_rows
+from nip_core.showing.episode_rows import ReadableEpisode, read_episode_rows
 from nip_core.showing.row_formats import (
     CSV_BEGIN,
     CsvColumns,
@@ -44,6 +44,7 @@ Format = Literal["csv", "jsonl"]
 FORMATS: Mapping[Format, str] = {"csv": "text/csv; charset=utf-8", "jsonl": "application/jsonl"}
 _PART_BYTES = 1 << 18
 _NAME_CHARACTERS = 100
+_USUAL_STORE = "runs"
 _LOOK_BYTES, _LEFT_FREE = 1 << 26, 1 << 30
 
 
@@ -60,17 +61,20 @@ class Download:
 class SpooledRows:
     """Rows of episodes in a file without a name, by their number."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, with_asked: bool) -> None:
         """Makes the file, in the system's folder for these; it is gone with the object."""
         with _explaining():
             self._file = tempfile.TemporaryFile(buffering=1 << 20)  # noqa: SIM115, as it lives as long as this
         self._begins = np.zeros(count, np.int64)
         self._sizes = np.zeros(count, np.int64)
         self._end = self._looked_at = 0
-        self.columns = CsvColumns()
+        self.columns = CsvColumns(with_asked)
+        self._with_asked = with_asked
 
-    def put(self, number: int, line: bytes) -> None:
-        """Write the line of a row."""
+    def put(self, number: int, row: ReadableEpisode) -> None:
+        """Write a row."""
+        line = encode_row(row, self._with_asked)
+        self.columns.add(row)
         with _explaining():
             if self._end > self._looked_at + _LOOK_BYTES:
                 self._look_for_room()
@@ -113,14 +117,13 @@ def _spool(
     game = run.game if with_asked else None
     chosen = episodes.table.select(["shard", "place"]).take(pa.array(rows, pa.int64()))
     shards, places = (np.asarray(chosen[name].to_numpy()) for name in ("shard", "place"))
-    notes, spooled = run.notes.read(), SpooledRows(len(rows))
+    notes, spooled = run.notes.read(), SpooledRows(len(rows), with_asked)
     for shard in np.unique(shards):
         at = np.flatnonzero(shards == shard)
         stored = StoredRollouts.of_shard(run.tree.store, episodes.shards[shard].manifest)
         read = read_episode_rows(stored, places[at].tolist(), notes, game)
         for number, row in zip(at.tolist(), read, strict=True):
-            spooled.put(number, encode_row(row))
-            spooled.columns.add(row)
+            spooled.put(number, row)
     spooled.flush()
     return spooled
 
@@ -144,7 +147,8 @@ def download_episodes(
         return _write_csv(columns.names(), cells)
 
     named = [str(v) for name, v in asked.given.items() if name != "order"]
-    return _make_download([run.name, *(named or ["episodes"])], kind, make_lines)
+    names = [run.name, *(named or ["episodes"])]
+    return _make_download(names, kind, make_lines, "-asked" if with_asked else "")
 
 
 @dataclass(frozen=True)
@@ -185,10 +189,10 @@ def _write_csv(names: Sequence[str], rows: Iterator[Sequence[str]]) -> Iterator[
 
 
 def _make_download(
-    named: Sequence[str], kind: Format, make_lines: Callable[[], Iterator[bytes]]
+    named: Sequence[str], kind: Format, make_lines: Callable[[], Iterator[bytes]], end: str = ""
 ) -> Download:
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(named)).strip("-.")[:_NAME_CHARACTERS]
-    return Download(f"{name}.{kind}", FORMATS[kind], lambda: _join_parts(make_lines()))
+    return Download(f"{name}{end}.{kind}", FORMATS[kind], lambda: _join_parts(make_lines()))
 
 
 def _join_parts(lines: Iterator[bytes]) -> Iterator[bytes]:
@@ -209,9 +213,16 @@ def _take_part(lines: Iterator[bytes]) -> Iterator[bytes]:
 def write_line(run: ShownRun, filters: EpisodeFilters) -> str:
     """Write the line of Python that gives the rows of filters. It can be run as it stands."""
     place = _name_store(run.tree.store.url)
-    store = "" if place == "runs" else f", store={_write_literal(place)}"
+    store = "" if place == _USUAL_STORE else f", {write_store(run)}"
     given = ", ".join(f"{name}={_write_literal(value)}" for name, value in filters.given.items())
     return f"run({_write_literal(run.tree.name)}{store}).where({given}).rows"
+
+
+def write_store(run: ShownRun) -> str:
+    """Write the argument that names the store of a run wherever a line of Python is run."""
+    parts = urlsplit(run.tree.store.url)
+    place = unquote(parts.path) if parts.scheme == "file" else run.tree.store.url
+    return f"store={_write_literal(place)}"
 
 
 def _write_literal(value: str | float | bool) -> str:
@@ -227,4 +238,4 @@ def _name_store(url: str, working: Callable[[], Path] = Path.cwd) -> str:
     if parts.scheme != "file":
         return url
     folder = Path(unquote(parts.path))
-    return "runs" if folder == working() / "runs" else str(folder)
+    return _USUAL_STORE if folder == working() / _USUAL_STORE else str(folder)

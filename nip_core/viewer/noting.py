@@ -15,6 +15,8 @@ from nip_core.showing.notes import MOST_CHARACTERS, EpisodeNote, mark_of
 from nip_core.viewer.runs import ShownRun
 from nip_core.viewer.security import is_form_token, make_form_token
 
+JOINED = "joined"
+"""In an address: the episode whose note has just been joined with another."""
 _MOST_FIELDS = 8
 
 
@@ -31,6 +33,8 @@ class RunDesk:
     """In words, why no notes are taken; "" where they are."""
     noted: Mapping[str, EpisodeNote]
     damage: str
+    joined: str
+    """The episode whose note has just been joined with another; "" for none."""
     most: int = MOST_CHARACTERS
     no_note: str = mark_of("")
 
@@ -47,7 +51,7 @@ class NoteDesk:
         elif token is None:
             self._why_not = "nip view was started with --no-token, so anybody here could write"
 
-    def of(self, run: ShownRun) -> RunDesk:
+    def of(self, run: ShownRun, joined: str = "") -> RunDesk:
         """Read the notes of a run. Damage is named in the result, and never raised."""
         noted: Mapping[str, EpisodeNote] = {}
         damage = ""
@@ -56,7 +60,8 @@ class NoteDesk:
         except (NipError, OSError) as error:
             damage = str(error)
         why_not = self._why_not or run.notes.find_obstacle()
-        return RunDesk(None if why_not or damage else self._form_token, why_not, noted, damage)
+        form_token = None if why_not or damage else self._form_token
+        return RunDesk(form_token, why_not, noted, damage, joined)
 
     def read(self, body: bytes, is_of_program: bool) -> "SentNote":
         """Read a form. Raises RefusedNoteError unless it is one that this viewer has made.
@@ -96,11 +101,21 @@ class SentNote:
     """The mark of the note that the form has shown."""
 
 
-def find_way_back(run: ShownRun, key: str, asked: Iterable[tuple[str, str]]) -> str:
-    """Find the page on which somebody has written: the episode, or the list with it."""
+def find_way_back(
+    run: ShownRun, key: str, asked: Iterable[tuple[str, str]], is_joined: bool
+) -> str:
+    """Find the page on which somebody has written: the episode, or the list with it.
+
+    If the note was joined with one that its writer had not seen, the page says so.
+    """
     pairs = [*asked]
     is_list = ("to", "list") in pairs
-    query = urlencode([pair for pair in pairs if pair[0] != "to"])
+    query = urlencode(
+        [
+            *(pair for pair in pairs if pair[0] not in ("to", JOINED)),
+            *([(JOINED, key)] if is_joined else []),
+        ]
+    )
     end = f"?{query}" if query else ""
     if is_list:
         return f"/runs/{run.name}/episodes{end}#e-{key}"

@@ -4,11 +4,11 @@ run_page  values of the template
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import pyarrow.compute as pc
 
 from nip_core.errors import NipError
+from nip_core.evaluation.calibration import Calibration
 from nip_core.evaluation.embedding import thin_out
 from nip_core.evaluation.report import IterationSpending
 from nip_core.evaluation.split_metrics import AgentMeasures, Interval95, SplitMetrics
@@ -47,6 +47,7 @@ def run_page(run: ShownRun, split: str = "", iteration: str = "") -> Values:
     chosen = int(iteration) if iteration else (iterations[-1] if iterations else None)
     here = played.filter(pc.equal(played["iteration"], -1 if chosen is None else chosen))
     scaled = measure_calibration(here)
+    calibrated = "P(accept)" if here["p_accept"].null_count < here.num_rows else "the scale"
     return {
         "overview": overview,
         "episodes": episodes,
@@ -56,8 +57,8 @@ def run_page(run: ShownRun, split: str = "", iteration: str = "") -> Values:
         "chosen": chosen,
         "confusion": count_verdicts(here) if here.num_rows else None,
         "calibration": scaled,
-        "calibrated": "P(accept)" if here["p_accept"].null_count < here.num_rows else "the scale",
-        "calibration_chart": _draw_calibration(scaled),
+        "calibrated": calibrated,
+        "calibration_chart": _draw_calibration(scaled, calibrated),
         "curve": _draw_curve(overview),
         "charts": _draw_charts(overview, run),
         "usd": _cost_by_iteration(run),
@@ -97,14 +98,14 @@ def _draw_curve(overview: Overview) -> Chart | None:
     return lay_out_chart("Test problems", lines, is_rate=True, chance=0.5)
 
 
-def _draw_calibration(scaled: Any) -> Chart | None:
+def _draw_calibration(scaled: Calibration | None, calibrated: str) -> Chart | None:
     if scaled is None:
         return None
     points = [(of.said, of.seen, of.interval) for of in scaled.groups]
     return lay_out_chart(
-        "Calibration",
-        [Line("how often the solution was right", "accuracy", points)],
-        x_name="what the verdict says",
+        f"What {calibrated} says, and what was so",
+        [Line("solutions that were right", "accuracy", points, is_joined=False)],
+        x_name=f"how likely right, by {calibrated}",
         is_rate=True,
         sizes=((460, 320), (340, 260)),
         diagonal=True,
@@ -137,7 +138,9 @@ def _draw_charts(overview: Overview, run: ShownRun) -> list[Chart]:
         return [(i, loss[-1][1] if loss else None, None) for i, loss in known]
 
     spent = _list_spent(overview)
-    usd = [(i, value, None) for i, value in _cost_by_iteration(run).items() if value]
+    shown = {i for i, _ in spent}
+    costs = _cost_by_iteration(run).items()
+    usd = [(i, value, None) for i, value in costs if value and i in shown]
     made = [
         lay_out_chart("Reward of a test episode", rewards, sizes=(SMALL, SMALL)),
         lay_out_chart(
@@ -162,7 +165,11 @@ def _draw_charts(overview: Overview, run: ShownRun) -> list[Chart]:
 
 def _list_spent(overview: Overview) -> list[tuple[float, IterationSpending]]:
     rows = overview.values.get("spending", [])
-    return [(i, spent) for i, spent, entry in rows if entry is not None]
+    played = [(i, spent, entry) for i, spent, entry in rows if entry is not None]
+    # Of the last iteration there is mostly a test alone: beside whole ones it seems cheap.
+    if len(played) > 1 and played[-1][2].train is None:
+        played = played[:-1]
+    return [(i, spent) for i, spent, _ in played]
 
 
 def _cost_by_iteration(run: ShownRun) -> dict[int, float | None]:

@@ -5,7 +5,7 @@ runs_page, run_page, matrix_page, episodes_page, episode_page, jobs_page, compar
 Each takes a run and what its address asks for, and gives the values of the template of its name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from nip_core.errors import NipError
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS, Message
+from nip_core.evaluation.figures_in_words import true_minus
 from nip_core.evaluation.report import GroupReport, IterationReport
 from nip_core.jobs.job import JobRecord
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
@@ -27,8 +28,8 @@ from nip_core.showing.episode_filters import (
     list_models,
     sort_rows,
 )
-from nip_core.showing.episode_index import Episodes, IndexedEpisode, read_episodes
-from nip_core.viewer.downloads import write_line
+from nip_core.showing.episode_index import RIGHT, Episodes, IndexedEpisode, read_episodes
+from nip_core.viewer.downloads import write_line, write_store
 from nip_core.viewer.episode_list import find_in_turns, list_episodes
 from nip_core.viewer.episode_page import EpisodePage, UsedExample, read_episode, read_examples
 from nip_core.viewer.matrix import (
@@ -37,6 +38,7 @@ from nip_core.viewer.matrix import (
     PairedEpisode,
     count_matrix,
 )
+from nip_core.viewer.noting import JOINED
 from nip_core.viewer.queries import PER_PAGE, Query, QueryError, read_number
 from nip_core.viewer.runs import Overview, ShownRun, ShownRuns
 from nip_core.viewer.timeline import lay_out_timeline
@@ -192,7 +194,7 @@ def matrix_page(run: ShownRun, asked: Mapping[str, str], pairs: list[tuple[str, 
 
 def episodes_page(run: ShownRun, pairs: list[tuple[str, str]]) -> Values:
     """Show the episodes of a query."""
-    episodes, query = run.episodes(), Query.parse(pairs)
+    episodes, query = run.episodes(), Query.parse(pairs, (JOINED,))
     rows = find_asked_rows(run, episodes, query)
     paged = paginate(len(rows), query.page)
     chosen = rows[paged.first : paged.last]
@@ -209,6 +211,7 @@ def episodes_page(run: ShownRun, pairs: list[tuple[str, str]]) -> Values:
         "verdicts": verdicts,
         "has_acceptance": pc.any(pc.is_valid(episodes.table["p_accept"])).as_py(),
         "line": write_line(run, filters),
+        "store": write_store(run),
         "missing": episodes.find_damage(filters.iteration, filters.split),
         "is_unfinished": episodes.is_unfinished(filters.iteration, filters.split),
     }
@@ -237,9 +240,10 @@ def episode_page(run: ShownRun, key: str, tab: str, pairs: list[tuple[str, str]]
     """Show one episode, with its neighbours in the query of the address, and its lineage."""
     if tab not in ("", "asked", "facts"):
         raise QueryError(f"tab={tab}: use asked or facts")
-    episodes, query = run.episodes(), Query.parse(pairs, ("tab",))
+    episodes, query = run.episodes(), Query.parse(pairs, ("tab", JOINED))
     at = find_episode(episodes, key)
     rows = find_asked_rows(run, episodes, query)
+    same, about = _find_same_problem(episodes, at), episodes.take([at])[0]
     places = np.flatnonzero(rows == at)
     place = int(places[0]) if len(places) else None
 
@@ -256,8 +260,9 @@ def episode_page(run: ShownRun, key: str, tab: str, pairs: list[tuple[str, str]]
         "of": len(rows),
         "before": neighbour(-1),
         "after": neighbour(1),
-        "same": _find_same_problem(episodes, at),
-        "about": episodes.take([at])[0],
+        "same": same,
+        "beside": _choose_beside(same, about),
+        "about": about,
         "page": None,
         "timeline": None,
         "found": [],
@@ -280,6 +285,24 @@ def _find_same_problem(episodes: Episodes, at: int) -> list[IndexedEpisode]:
         equal = pc.equal(table[name], table[name][at])
         mask = equal if mask is None else pc.and_(mask, equal)
     return read_episodes(table.filter(mask).sort_by("iteration"))[-_MOST_CHOICES:]
+
+
+def _choose_beside(
+    same: Sequence[IndexedEpisode], about: IndexedEpisode
+) -> tuple[IndexedEpisode, IndexedEpisode] | None:
+    """Choose the two plays that are worth being read side by side, the earlier one first.
+
+    The other one is the nearest that was right where this one was not, or the other way round;
+    without one it is the newest.
+    """
+    others = [row for row in same if row.key != about.key]
+    if not others:
+        return None
+    is_right = about.verdict == RIGHT
+    changed = [row for row in others if (row.verdict == RIGHT) != is_right]
+    other = min(changed, key=lambda row: abs(row.iteration - about.iteration), default=others[-1])
+    first, second = sorted((other, about), key=lambda row: row.iteration)
+    return first, second
 
 
 @dataclass(frozen=True)
@@ -365,4 +388,4 @@ def describe_verdict(episode: IndexedEpisode | PairedEpisode) -> str:
 def describe_decision(decided: IndexedEpisode | PairedEpisode | Message) -> str:
     """Say a decision in words, with its value if that is between the ends of the scale."""
     value, words = decided.decision_value, DECISION_WORDS[decided.decision]
-    return words if value is None or abs(value) in (0, 1) else f"{words}, {value:+g}"
+    return words if value is None or abs(value) in (0, 1) else true_minus(f"{words}, {value:+g}")

@@ -8,7 +8,7 @@ align_turns  all of them
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 from nip_core.errors import NipError
 from nip_core.evaluation.episode_transcripts import Text
@@ -16,7 +16,7 @@ from nip_core.showing.episode_index import IndexedEpisode
 from nip_core.viewer.episode_page import EpisodePage, ShownTurn
 from nip_core.viewer.matrix import KIND_WORDS, KINDS, OrderedPairs, order_pairs
 from nip_core.viewer.pages import NotThereError, Values, find_episode, open_episode
-from nip_core.viewer.queries import PER_PAGE, PairQuery
+from nip_core.viewer.queries import PER_PAGE, PairQuery, Query
 from nip_core.viewer.runs import ShownRun, ShownRuns
 from nip_core.viewer.side_by_side import find_place
 from nip_core.viewer.word_marks import MOST_STEPS, Piece, mark_words
@@ -78,6 +78,7 @@ def pair_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
         "is_one_problem": has_both and texts[0] == texts[1],
         "is_long": max(sum(len(text.text) for text in of) for of in texts) > _LONG_PROBLEM,
         **_find_neighbours(runs, query, first, second),
+        "ways_back": _find_ways_back(query, first, second),
     }
 
 
@@ -94,6 +95,17 @@ def _open_side(runs: ShownRuns, side: str, asked: str) -> PairSide:
     except (NipError, OSError) as error:
         damage = str(error)
     return PairSide(run, key, episodes.take([at])[0], page, damage)
+
+
+def _find_ways_back(query: PairQuery, first: PairSide, second: PairSide) -> list[tuple[str, str]]:
+    """List the pages a reader came by, each with its address: the list, and the episode in it."""
+    if not query.side:
+        return []
+    side = first if query.side == "a" else second
+    # Read and written again, so that it leads to a list and nowhere else.
+    end = Query.parse(parse_qsl(query.list)).address(page=1)
+    base = f"/runs/{side.run.name}/episodes"
+    return [("Episodes", base + end), ("Episode", f"{base}/{side.key}{end}")]
 
 
 def _find_neighbours(

@@ -1,7 +1,7 @@
 """What an address asks for of a run's episodes: filters, an order, a page.
 
 Query       the filters of an address, checked
-QueryError  an address that asks for something that there is not
+QueryError  an address that is not understood
 Comparison  what the address of a comparison asks for
 
 What the filters mean is said in `nip_core.showing.episode_filters`, for a line of Python alike.
@@ -170,14 +170,20 @@ class PairQuery:
     a: str = ""
     b: str = ""
     kind: str = ""
+    side: str = ""
+    """Which of the two the reader came from, a or b; "" for the comparison."""
+    list: str = ""
+    """The query of the list that this episode was opened from, as in that list's address."""
 
     @classmethod
     def parse(cls, asked: Mapping[str, str], kinds: Collection[str]) -> "PairQuery":
         """Read an address; `kinds` are those that pairs have. Raises QueryError."""
         unknown = {*asked} - {field.name for field in fields(cls)}
         if unknown:
-            raise QueryError(f"{', '.join(sorted(unknown))}: a pair has a, b and kind")
+            raise QueryError(f"{', '.join(sorted(unknown))}: a pair has a, b, kind, side and list")
         query = cls(**asked)
+        if query.side not in ("", "a", "b"):
+            raise QueryError(f"side={query.side}: use a or b")
         if query.kind and query.kind not in kinds:
             raise QueryError(f"kind={query.kind}: use one of {', '.join(kinds)}")
         return query

@@ -1,6 +1,7 @@
 """The tokens of an answer with their probabilities, as an episode's page shows them.
 
 lay_out_tokens  of a recorded answer, None where nothing was recorded
+write_closely   a probability with as many digits as tell it from 0 and 1
 """
 
 import math
@@ -48,6 +49,13 @@ def lay_out_tokens(recorded: Sequence[RecordedToken] | None) -> ShownTokens | No
         own = _read_chance(token)
         shown.append(ShownToken(own.text, own.p, read))
     return ShownTokens(tuple(shown), len(recorded) - len(shown))
+
+
+def write_closely(p: float) -> str:
+    """Write a probability with two digits of its distance from 0 or 1, as "0.9999988"."""
+    if not 0.5 < p < 1:
+        return f"{p:.2g}"
+    return f"{p:.{1 - math.floor(math.log10(1 - p))}f}".rstrip("0")
 
 
 def _read_chance(token: RecordedToken | TokenLogprob) -> TokenChance:

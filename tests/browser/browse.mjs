@@ -62,6 +62,9 @@ for (const [width, height] of plan.sizes) {
         scroll_width: await page.evaluate(() => document.documentElement.scrollWidth),
         text: await page.evaluate(() => document.body.innerText),
         places,
+        // Fields that are cut off at the edge of the table they stand in, and what is hard to hit.
+        cut: await page.evaluate(() => [...document.querySelectorAll(".scroll textarea")].filter((field) => field.getBoundingClientRect().right > field.closest(".scroll").getBoundingClientRect().right).length),
+        low: await page.evaluate(() => [...document.querySelectorAll("main :is(a, button, summary)")].filter((target) => target.checkVisibility() && target.getBoundingClientRect().height < 24).map((target) => target.textContent.trim())),
       });
       page.off("console", listen);
       page.off("pageerror", crashed);

@@ -41,6 +41,19 @@ const noted = rows.filter((of) => of.star || of.note).map(({ key, star, note }) 
 await page.locator("tr:target th a").first().click();
 const note = page.locator("#note textarea");
 const opened = await note.inputValue();
+// Typed and not kept it is not left behind, neither by a link nor by a key.
+const asked = [];
+page.on("dialog", (dialog) => { asked.push(dialog.type()); dialog.dismiss(); });
+await note.fill("not kept");
+if (plan.scripts) {
+  const there = page.url();
+  for (const leave of [() => page.locator("a[data-after]").click({ noWaitAfter: true }), () => page.keyboard.press("j")]) {
+    const dialog = page.waitForEvent("dialog");
+    await note.blur();
+    await Promise.all([dialog, leave()]);
+  }
+  if (page.url() !== there || await note.inputValue() !== "not kept") errors.push("the note is lost");
+}
 await note.fill("");
 await page.locator("#note").getByRole("button", { name: "Keep" }).click();
 await page.waitForURL((url) => url.hash === "#note");
@@ -48,4 +61,4 @@ await page.locator("#note button.star").click();
 await page.locator("#note button.star[aria-pressed=false]").waitFor();
 const emptied = await note.inputValue();
 await browser.close();
-process.stdout.write(JSON.stringify({ back, file: download.suggestedFilename(), noted, opened, emptied, errors }));
+process.stdout.write(JSON.stringify({ back, file: download.suggestedFilename(), noted, opened, asked, emptied, errors }));

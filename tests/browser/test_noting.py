@@ -34,5 +34,6 @@ def test_a_reader_notes_what_they_saw_and_takes_it_away(viewed, scripts):
     assert (noted["star"], noted["note"]) == (True, NOTE)
     assert seen["back"] == f"#e-{noted['key']}"
     assert (seen["opened"], seen["emptied"], seen["errors"]) == (NOTE, "", [])
+    assert seen["asked"] == 2 * scripts * ["beforeunload"]  # and not when it was kept
     assert seen["file"] == "small-test.jsonl"
     assert run("small", store=str(viewed.store)).notes.num_rows == 0

@@ -110,6 +110,11 @@ def test_no_page_is_wider_than_the_screen_and_none_complains(looks):
     assert [(look["name"], look["said"]) for look in looks if look["said"]] == []
 
 
+def test_no_note_is_cut_off_and_what_one_aims_at_is_high_enough(looks):
+    assert [(x["name"], x["width"]) for x in looks if x["cut"]] == []
+    assert [(x["name"], x["width"], x["low"][:4]) for x in looks if x["low"]] == []
+
+
 def test_every_tab_can_be_reached_and_a_narrow_screen_folds_the_filters(looks):
     for look in looks:
         tabs, filters = look["places"][TABS], look["places"][FILTERS]
@@ -132,12 +137,12 @@ def test_a_narrow_screen_has_room_for_four_iterations_and_shows_the_newest(looks
 def test_every_page_has_its_content(looks):
     words = {
         "run": ("Accuracy", "Confusion", "Calibration of the scale", "Reward of a test episode"),
-        "matrix": ("right of all",),
+        "matrix": ("right, all problems",),
         "episode": ("verifier", "prover", "round 0"),
         "asked": ("system", "answer of"),
         "facts": ("seed", "protocol", "Models that answered"),
         "jobs": ("succeeded",),
-        "compare": ("Changed verdicts", "The verifier", "broken."),
+        "compare": ("Right on one side only", "The verifier", "became wrong."),
         "pair": ("Comparison", "Solution", "the other message lacks"),
         "channels": ("Who speaks when", "to prover0_channel"),
     }

@@ -19,28 +19,34 @@ def test_what_it_was_stands_beside_what_it_is():
     several = replace(CHANGES, problems=200, questions=20)
     assert describe_pairs(several) == "400 episodes (200 problems of 20 questions)"
     assert describe_changes(CHANGES, with_accuracy=False) == [
-        f"The verifier follows the prover in 100.0\u202f%; it was 55.0\u202f% ({POINTS}, {INTERVAL} "
-        "+39.5 to +49.0).",
-        "It accepts in 48.2\u202f%; it was 51.0\u202f% (-2.8\u202fpts, within noise, "
-        f"{INTERVAL} -9.0 to +3.0).",
-        "177 verdicts were mended, 4 broken.",
+        "The verifier follows the prover in 100.0\u202f% of episodes; it was 55.0\u202f% "
+        f"({POINTS}, {INTERVAL} +39.5 to +49.0).",
+        "It accepts in 48.2\u202f% of episodes; it was 51.0\u202f% (−2.8\u202fpts, no clear "
+        f"change, {INTERVAL} −9.0 to +3.0).",
+        "177 verdicts became right, 4 became wrong.",
     ]
 
 
 def test_of_two_runs_none_is_said_to_be_the_earlier():
     lines = describe_changes(CHANGES, ("a@2", "b@2"))
     assert lines[0].startswith(
-        "The verifier follows the prover in 100.0\u202f% in b@2 and 55.0\u202f% in a@2 ("
+        "The verifier follows the prover in 100.0\u202f% of episodes in b@2 and 55.0\u202f% in a@2 ("
     )
-    assert lines[2].startswith("It is right in 100.0\u202f% in b@2 and 55.0\u202f% in a@2")
+    assert "no clear difference" in lines[1]
+    assert lines[2].startswith(
+        "It is right in 100.0\u202f% of episodes in b@2 and 55.0\u202f% in a@2"
+    )
     assert lines[-1] == "Verdicts that are right in one only: 177 in b@2 alone, 4 in a@2 alone."
-    assert "was" not in " ".join(lines) and "mended" not in " ".join(lines)
+    assert "was" not in " ".join(lines) and "became" not in " ".join(lines)
 
 
 @pytest.mark.parametrize(
     ("rate", "words"),
     [
-        (RateChange(0.5, 0.5, (-0.1, 0.1), 400), "50.0\u202f%, as before (+0.0\u202fpts, within"),
+        (
+            RateChange(0.5, 0.5, (-0.1, 0.1), 400),
+            "50.0\u202f% of episodes, as before (+0.0\u202fpts, no clear",
+        ),
         (RateChange(0.5, 1.0, None, 400), "(+50.0\u202fpts, no interval: one question)"),
         (RateChange(0.0, 1.0, (1.0, 1.0), 400), "(+100.0\u202fpts, the same on each problem)"),
         (RateChange(0.5, 0.75, (0.1, 0.4), 12), "+10.0 to +40.0, over 12 of the episodes)"),
@@ -53,12 +59,12 @@ def test_how_sure_a_difference_is_stands_behind_it(rate, words):
 @pytest.mark.parametrize(
     ("counts", "words"),
     [
-        ((1, 0, 0), "1 verdict was mended, 0 broken."),
+        ((1, 0, 0), "1 verdict became right, 0 became wrong."),
         ((0, 0, 0), "No verdict became right or wrong."),
         ((0, 0, 3), "No verdict became right or wrong. 3 changed from wrong to wrong."),
         (
             (2, 1_234, 1),
-            "2 verdicts were mended, 1,234 broken. 1 changed from wrong to wrong.",
+            "2 verdicts became right, 1,234 became wrong. 1 changed from wrong to wrong.",
         ),
     ],
 )

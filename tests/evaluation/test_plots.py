@@ -4,7 +4,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 
-from nip_core.evaluation.plots import learning_curve_svg
+from nip_core.evaluation.plots import Mark, arms_svg, learning_curve_svg
 from nip_core.evaluation.split_metrics import SplitMetrics
 
 
@@ -50,6 +50,15 @@ def test_nothing_measured_still_draws() -> None:
     empty = measured(None, None, None, None)
     assert "without measurements" in learning_curve_svg([(0, empty)])
     ET.fromstring(learning_curve_svg([(k, POINTS[1][1]) for k in range(40)]))
+
+
+def test_arms_whose_runs_are_all_alike_are_drawn() -> None:
+    rate = 14 / 30
+    mean = (rate + rate + rate) / 3  # rounded to below each of them
+    assert mean < rate
+    mark = Mark(mean, rate, rate)
+    arms = [("a", {"accuracy": mark, "completeness": mark, "soundness": mark})]
+    assert arms_svg(arms).startswith("<svg")
 
 
 def test_importing_the_evaluation_does_not_import_matplotlib() -> None:

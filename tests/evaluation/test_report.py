@@ -19,7 +19,12 @@ from nip_core.evaluation.report import (
     build_report,
     metrics_table,
 )
-from nip_core.evaluation.split_metrics import PairedDifference, RateBound, SplitMetrics
+from nip_core.evaluation.split_metrics import (
+    BelievedMetrics,
+    PairedDifference,
+    RateBound,
+    SplitMetrics,
+)
 from nip_core.evaluation.spread import find_questions
 from nip_core.evaluation.statistics.differences import at_most
 from nip_core.records.models import Decision, ServedModel
@@ -251,6 +256,32 @@ def _decision(promoted: bool, metric: str = "accuracy") -> Decision:
     )  # fmt: skip
 
 
+def test_precision_is_a_dash_where_all_solutions_have_one_label(report) -> None:
+    (table,) = re.findall(r'aria-label="Accuracy by mutation".*?</table>', build_report(report))
+    (row,) = re.findall(r"<tr><td[^>]*>constant</td>.*?</tr>", table)
+    completeness, soundness, precision, _ = re.findall(r"<td.*?</td>", row)[5:]
+    assert "–</td>" in precision and "–" in completeness and "%" in soundness
+    verdicts = re.findall(r'aria-label="Verdicts by iteration".*?</table>', build_report(report))
+    assert "–</td>" not in verdicts[0]
+
+
+def test_an_iteration_without_times_is_said_to_be_missing_in_the_totals(report) -> None:
+    assert "not on record" not in Page(build_report(report)).text
+    first, second = report.iterations
+    untimed = replace(report, iterations=[first, replace(second, stage_s={})])
+    text = Page(build_report(untimed)).text
+    assert "Those of iteration 1 are not on record and not in the totals; its tokens are." in text
+
+
+def test_what_believing_the_prover_gave_before_stands_beside_the_change(report) -> None:
+    assert "would have given" not in Page(build_report(report)).text
+    first, second = report.iterations
+    test = first.test.model_copy(update={"believe_the_prover": BelievedMetrics(accuracy=0.99)})
+    believed = replace(report, iterations=[replace(first, test=test), second])
+    text = Page(build_report(believed)).text.replace("\u202f", " ")
+    assert "In iteration 0, believing the prover would have given 99.0 %." in text
+
+
 def test_the_decision_of_the_gate_is_shown(report) -> None:
     assert "Promotion" not in Page(build_report(report)).text
     first, second = report.iterations
@@ -263,8 +294,8 @@ def test_the_decision_of_the_gate_is_shown(report) -> None:
     )
     text = Page(build_report(decided)).text.replace(" ", " ")
     for expected in (
-        "0 accuracy 65.0 % 61.0 % -4.0 pts -10.0 pts to +2.0 pts 60 problems 0.0 pts refused",
-        "1 verifier reward +0.65 +0.61 -0.04 -0.10 to +0.02 60 problems 0.05 taken",
+        "0 accuracy 65.0 % 61.0 % −4.0 pts −10.0 pts to +2.0 pts 60 problems 0.0 pts refused",
+        "1 verifier reward +0.65 +0.61 −0.04 −0.10 to +0.02 60 problems 0.05 taken",
         "verifier: ft:tiny:a-0000-verifier",
     ):
         assert expected in text, expected

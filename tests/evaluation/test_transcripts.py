@@ -3,6 +3,7 @@
 import pyarrow as pa
 
 from nip_core.evaluation.episode_transcripts import (
+    judged_words,
     reasons,
     transcripts_from_tables,
 )
@@ -106,6 +107,30 @@ def test_a_failed_episode_is_never_right(episodes_of, generations_of) -> None:
     [found] = transcripts_from_tables(episodes, generations_of(), 1, 0)
     assert not found.right
     assert "HTTP 500" in transcripts_markdown([found], 1)
+
+
+def test_a_verdict_says_whether_it_is_right_in_words_of_the_label(episodes_of, generations_of):
+    rows = [
+        {"y": 1, "decision": 0},
+        {"y": 0, "decision": 0},
+        {"y": 1, "decision": 1, "decision_value": 0.5},
+        {"y": 1, "decision": 2},
+        {"y": 0, "decision": 3},
+        {"y": 1, "decision": 2, "outcome": "failed", "error": "no answer"},
+        {"y": -1, "decision": 2, "outcome": "failed", "error": "no label"},
+    ]
+    episodes = episodes_of(*rows)
+    chosen = transcripts_from_tables(episodes, generations_of(), len(rows), seed=0)
+    said = {of.key: judged_words(of) for of in chosen}
+    assert [said[key] for key in episodes["key"].to_pylist()] == [
+        "wrong: rejected, but the solution is right",
+        "right: rejected, and the solution is wrong",
+        "right: accepted (+0.5), and the solution is right",
+        "wrong: no decision; the solution is right",
+        "wrong: neither accepted nor rejected; the solution is wrong",
+        "failed; the solution is right",
+        "failed; not labelled",
+    ]
 
 
 def test_markdown_of_a_message_can_not_leave_its_fence(episodes_of, generations_of) -> None:

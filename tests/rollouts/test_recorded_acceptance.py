@@ -8,6 +8,8 @@ from aiohttp import web
 from playing import agent_of, play
 
 from nip_core.parameters import load_parameters
+from nip_core.protocols import ACCEPT, REJECT, TokenChoice
+from nip_core.rollouts.acceptance import estimate_acceptance
 from nip_core.rollouts.tables import canonical_digest
 
 RECORDS = {"record_p_accept": True}
@@ -109,3 +111,35 @@ async def test_of_tokens_that_are_kept_there_are_as_many_as_were_asked_for_witho
     [place] = [t for t in rows[-1].token_logprobs if t["token"] == " accept"]
     assert [other["token"] for other in place["top"]] == [" accept", " Accept"]
     assert rows[-1].p_accept == pytest.approx(0.49 / 0.53, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("before", "word", "behind"),
+    [
+        ("Decision criteria: reject if a step fails.\nMy final answer:", " reject", ""),
+        ("Verdict:", " accept", "\nReasons to accept: all steps hold."),
+        ("It is unacceptable to stop here. I", " accept", " it, as no step is unacceptable."),
+        ("**Decision**\n\n", "accept", " (I see no reason to reject)"),
+    ],
+)
+def test_it_is_read_where_the_verdict_stands(before, word, behind):
+    decision = ACCEPT if "accept" in word else REJECT
+    right = {word: math.log(0.8), " accept" if decision == REJECT else " reject": math.log(0.2)}
+    wrong = {" accept": math.log(0.5), " reject": math.log(0.5)}
+    pieces = [piece for text in (before, behind) for piece in (text.split(" "),)]
+    around = [[TokenChoice(f" {part}", 0.0, wrong) for part in parts] for parts in pieces]
+    tokens = [*around[0], TokenChoice(word, right[word], right), *around[1]]
+    likely = estimate_acceptance(tokens, decision)
+    assert likely == pytest.approx(0.8 if decision == ACCEPT else 0.2)
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        TokenChoice(" accept", -0.1, {}),
+        TokenChoice(" accept", -0.1, {" accept": -0.1}),
+        TokenChoice('"decision":"accept"', -0.1, {'"decision":"accept"': -0.1, "I": -2.0}),
+    ],
+)
+def test_a_token_that_says_nothing_of_the_other_word_gives_none(token):
+    assert estimate_acceptance([token], ACCEPT) is None

@@ -128,6 +128,7 @@ def test_names_and_foreign_words_keep_their_capitals():
         ("thing", ""),
         ("claim", "The balance is right"),
         ("claim", "whether a balance is right"),
+        ("claim", "is not wrong"),
         ("correct", "right"),
         ("correct", "the balance adds up."),
         ("correct_in_short", "if it adds up"),
@@ -145,11 +146,15 @@ def test_words_that_fit_into_no_sentence_are_refused_by_name(field, text):
         check_words(replace(GOOD, **{field: text}), "Sums")
 
 
-def test_they_are_refused_when_settings_are_read_but_not_in_versions_that_took_any(own, tmp_path):
+def test_they_are_refused_before_a_run_begins_but_not_in_versions_that_took_any(own, tmp_path):
     (tmp_path / "minutes.py").write_text(MODULE.replace('"a historian"', '"historian"'))
     with pytest.raises(SettingsError, match=r"Minutes\.words\.expert .*\(got 'historian'\)"):
-        load_parameters(own)
-    load_parameters(own, ["scenario_settings.system_prompt_version=v1"])
+        prepare(load_parameters(own), {})
+    begun = prepare(load_parameters(own, ["scenario_settings.system_prompt_version=v1"]), {})
+    # Neither in a run that was begun when there was no other version.
+    settings = {**begun.identity.parameters, "scenario_settings": {}}
+    begun.run.create_or_open(replace(begun.identity, parameters=settings))
+    assert prepare(load_parameters(own), {}).game.parameters.system_prompt_version == "v1"
 
 
 def test_new_runs_of_ones_own_scenario_have_the_new_version_on_record(own):

@@ -14,6 +14,8 @@ from nip_core.errors import SettingsError
 from nip_core.rollouts.tables import commit_shard, join_shards
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
+from nip_core.viewer.app import templates
+from nip_core.viewer.token_chances import write_closely
 
 SAID = {
     # y, decision, P(accept); in the order of "confident and wrong first"
@@ -98,11 +100,40 @@ def test_the_list_and_the_deciding_turn_have_it_as_a_tag(client):
     assert 'class="chip p-accept"' not in without
 
 
+def test_p_accept_near_its_ends_is_said_as_it_is(client):
+    key = client.keys["sure and wrong"]
+    for tab in ("", "?tab=asked"):
+        [tag] = re.findall(
+            r'class="chip p-accept" title="([^"]*)"',
+            client.get(f"/runs/small/episodes/{key}{tab}").text,
+        )
+        assert tag.startswith("0.98: how likely")
+    facts = " ".join(text_of(client.get(f"/runs/small/episodes/{key}?tab=facts").text).split())
+    assert "P(accept) 0.98 " in facts
+    said = {1.2345e-6: "1.2e-06", 0.99999876: "0.9999988", 0.5: "0.5", 0.0: "0", 1.0: "1"}
+    assert {p: write_closely(p) for p in said} == said
+    tag = templates().get_template("acceptance.html.jinja").module.tag
+    assert ", namely 1.2e-06" in tag(1.2345e-6) and "namely" not in tag(0.98)
+
+
+def test_what_was_asked_stands_open_where_the_answer_decided(client):
+    key = client.keys["sure and wrong"]
+    page = client.get(f"/runs/small/episodes/{key}?tab=asked").text
+    *earlier, deciding = page.split('<section class="asked"')[1:]
+    assert "decides: accept" in text_of(deciding) and "P(accept)" in deciding
+    assert "<details open>" in deciding and "from its earlier turns" in deciding
+    assert not any("decides" in of or "<details open>" in of for of in earlier)
+
+
 def test_the_page_of_a_run_compares_it_with_the_labels(client):
-    page = text_of(client.get("/runs/small?split=train").text)
+    shown = client.get("/runs/small?split=train").text
+    (chart,) = re.findall(r'<figure class="chart square">.*?</figure>', shown, re.DOTALL)
+    lines = re.findall(r'<polyline( class="chance")? points', chart)
+    assert {*lines} == {' class="chance"'}  # what lies between groups is not known
+    page = text_of(shown)
     assert "Calibration of P(accept)" in page
     brier = sum((p - y) ** 2 for y, _, p in SAID.values() if p is not None) / 5
-    assert "5 verdicts; mean distance" in page and f"Brier score {brier:.3f}" in page
+    assert "5 verdicts; calibration error" in page and f"Brier score {brier:.3f}" in page
 
 
 def test_tokens_are_shown_with_their_probabilities_as_text(client):

@@ -79,7 +79,8 @@ def test_a_star_and_a_note_are_shown_found_and_taken_away(client, store):
         page = client.get(address).text
         assert form_of(page, second)[1]["note"] == words
         assert "</textarea><b>" not in page
-    assert re.search(rf'/{first}/note.*?aria-pressed="true".*?/{second}/note', page, re.S)
+    assert re.search(rf'form="note-of-{first}" [^>]*aria-pressed="true"', page)
+    assert re.search(rf'form="note-of-{second}" [^>]*aria-pressed="false"', page)
     # 2. By filters.
     assert everything(client, "/runs/small/episodes", noted="starred") == [first]
     assert everything(client, "/runs/small/episodes", noted="note") == [second]
@@ -97,6 +98,11 @@ def test_a_star_and_a_note_are_shown_found_and_taken_away(client, store):
     send(client, client.get(LIST).text, first, star="0")
     send(client, client.get(LIST).text, second, note=" ")
     assert run("small", store=str(store)).notes.num_rows == 0
+
+
+def test_where_notes_are_taken_their_filters_are_there_before_the_first(client, store):
+    assert 'name="noted"' in client.get(LIST).text
+    assert 'name="noted"' not in client_of(store).get(LIST).text
 
 
 def test_verifying_says_the_same_with_notes_and_without(client, store):
@@ -154,9 +160,17 @@ def test_a_note_that_was_written_meanwhile_is_not_overwritten(client):
     page = client.get(LIST).text
     key = rows_on(page)[0]
     assert send(client, page, key, note="mine").status_code == 303
-    assert send(client, page, key, note="yours").status_code == 303  # from the same old page
+    answer = send(client, page, key, note="yours")  # from the same old page
+    assert answer.status_code == 303
+    both = "Somebody else had written meanwhile; both texts stand here."
+    back = client.get(answer.headers["location"]).text
+    assert back.count(both) == 1 and both in back[back.index(f'id="e-{key}"') :]
+    opened = f"/runs/small/episodes/{key}?split=test"
+    assert both in client.get(f"{opened}&joined={key}").text
+    assert both not in client.get(opened).text and "joined" not in form_of(back, key)[0]
     assert form_of(client.get(LIST).text, key)[1]["note"] == "mine\n\nyours"
-    assert send(client, client.get(LIST).text, key, note="ours").status_code == 303
+    answer = send(client, client.get(LIST).text, key, note="ours")
+    assert answer.headers["location"] == f"{LIST}#e-{key}"
     assert form_of(client.get(LIST).text, key)[1]["note"] == "ours"
 
 

@@ -4,6 +4,7 @@ import html
 import json
 import re
 from collections import Counter
+from urllib.parse import parse_qsl, urlsplit
 
 import pyarrow as pa
 import pytest
@@ -50,6 +51,10 @@ def test_no_link_of_any_page_leads_nowhere(client):
         kinds[kind] += 1
         answer = client.get(address)
         assert answer.status_code == 200, address
+        if address.startswith("/runs/small") and answer.headers["content-type"].startswith(
+            "text/html"
+        ):
+            assert '<span class="status finished">finished</span>' in answer.text, address
         for link in map(html.unescape, LINK.findall(answer.text)):
             waiting.append(link if link.startswith("/") else address.partition("?")[0] + link)
     assert {"/runs/small/jobs", "/runs/small/matrix", "/pair"} <= kinds.keys()
@@ -118,19 +123,20 @@ def test_two_iterations_stand_side_by_side_with_changed_verdicts_first(client, e
     mended = {p for p, (before, after) in rights.items() if after and not before}
     assert broken or mended
     page = client.get("/compare?a=small@0&b=small@2&split=test").text
-    listed = re.findall(r'<th scope="row"><a href="/pair[^"]*">([^<]+)</a>', page)
+    listed = re.findall(r'scope="row"><a href="/pair[^"]*">([^<]+)</a>', page)
     assert {*listed} == problems
     said = text_of(page)
-    assert f"{len(mended)} verdict" in said and f" mended, {len(broken)} broken." in said
+    assert f"{len(mended)} verdict" in said
+    assert f" became right, {len(broken)} became wrong." in said
     assert f"On the {len(problems)} episodes that both have:" in said
     backward = text_of(client.get("/compare?a=small@2&b=small@0&split=test").text)
     alone = f"{len(broken)} in small@0 alone, {len(mended)} in small@2 alone."
-    assert alone in backward and "mended," not in backward
+    assert alone in backward and "became right" not in backward
     assert {*listed[: len(broken)]} == broken
     assert {*listed[len(broken) : len(broken) + len(mended)]} == mended
     for number in (0, 999):  # a page that is not there is the nearest one
         other = client.get(f"/compare?a=small@0&b=small@2&split=test&page={number}").text
-        assert re.findall(r'<th scope="row"><a href="/pair[^"]*">([^<]+)</a>', other) == listed
+        assert re.findall(r'scope="row"><a href="/pair[^"]*">([^<]+)</a>', other) == listed
 
 
 def test_what_differs_on_many_episodes_needs_no_file_and_more_is_said_when_asked(
@@ -156,7 +162,7 @@ def test_a_run_and_its_report_say_the_same_of_the_first_test_and_the_last(client
         for page in (report, client.get("/runs/small").text)
     ]
     assert said[0] == said[1]
-    assert "The verifier accepts in" in text_of(said[0]) and " broken." in said[0]
+    assert "The verifier accepts in" in text_of(said[0]) and " became wrong." in said[0]
 
 
 def test_of_every_run_iterations_can_be_compared_however_long_others_are():
@@ -196,6 +202,32 @@ def test_a_pair_leads_back_to_its_comparison_and_to_its_neighbours(client):
                 assert [*map(html.unescape, found)] == there
 
 
+def test_an_episode_stands_beside_the_nearest_with_another_verdict_and_is_led_back_to(
+    client, episodes
+):
+    asked, seen = "?split=test&sort=problem", set()
+    tests = [row for row in episodes if row["split"] == "test"]
+    for row in tests[:30]:
+        episode = f"/runs/small/episodes/{row['key']}{asked}"
+        (link,) = links(client.get(episode).text, "/pair")
+        named = dict(parse_qsl(urlsplit(link).query))
+        own, other = ("a", "b") if named["side"] == "a" else ("b", "a")
+        assert named[own] == f"small/{row['key']}"
+        plays = {
+            f"small/{of['key']}": (of["iteration"], of["decision"] == of["y"])
+            for of in tests
+            if (of["problem"], of["sample"]) == (row["problem"], row["sample"])
+        }
+        (at, is_right), (there, is_other_right) = plays.pop(named[own]), plays[named[other]]
+        assert (at < there) == (own == "a")
+        changed = [abs(i - at) for i, is_good in plays.values() if is_good != is_right]
+        assert abs(there - at) == min(changed) if changed else there == max(plays.values())[0]
+        seen.add((bool(changed), is_other_right))
+        back = links(client.get(link).text, "/runs/small/episodes")
+        assert [f"/runs/small/episodes{asked}", episode] == back[:2]
+    assert len(seen) > 2
+
+
 def test_a_pair_shows_its_problem_once_and_the_same_words_unmarked(client):
     page = client.get(links(client.get(f"{COMPARED}&kind=same").text, "/pair")[0]).text
     assert len(re.findall(r"<h2 class=\"label\">Solution</h2>", page)) == 1
@@ -215,10 +247,12 @@ def test_what_a_model_wrote_is_text_also_where_it_is_marked(scripted):
 
 def test_an_address_of_a_pair_with_an_unknown_part_says_what_there_is(client):
     (pair, *_) = links(client.get(COMPARED).text, "/pair")
+    assert client.get(f"{pair}&side=c").status_code == 400
+    assert client.get(f"{pair}&side=a&list=to%3D//example.org").status_code == 400
     for wrong in (f"{pair}&kind=better", f"{pair}&sort=kind"):
         answer = client.get(wrong)
         assert answer.status_code == 400
-        assert "broken, mended" in answer.text or "a, b and kind" in answer.text
+        assert "broken, mended" in answer.text or "a, b, kind, side" in answer.text
 
 
 def test_what_was_asked_is_what_was_sent_word_for_word(scripted):

@@ -62,6 +62,7 @@ def test_file_line_of_python_and_list_have_the_same_rows(client, asked):
     line = html.unescape(re.search(r"<code>(from nip_core import run.*?)</code>", page, re.S)[1])
     names = {}
     exec(line, names)
+    assert "Run it in the folder" not in page  # as the line names the store
     assert [row.key for row in names["rows"]] == keys
     assert [row.note for row in names["rows"]] == [row["note"] for row in rows]
     found = eval(line.rpartition("rows = ")[2].removesuffix(".rows"), {"run": nip_core.run})
@@ -104,7 +105,12 @@ def test_a_row_has_all_that_the_tables_have_of_its_episode(client, trained):
 def test_a_row_has_what_the_agent_that_decided_was_asked(scripted):
     client, shown = client_of(scripted[0]), 0
     plain = rows_of(client, "/runs/scripted/episodes.jsonl")
-    assert {row["asked"] for row in plain} == {None}
+    assert not any("asked" in row for row in plain)
+    address = "/runs/scripted/episodes.csv?split=test"
+    assert not any("asked" in row for row in read_csv(client.get(address)))
+    asked = client.get(f"{address}&asked=yes")
+    assert any(row["asked"] for row in read_csv(asked))
+    assert 'filename="scripted-test-asked.csv"' in asked.headers["content-disposition"]
     for row in rows_of(client, "/runs/scripted/episodes.jsonl", asked="yes"):
         page = client.get(f"/runs/scripted/episodes/{row['key']}?tab=asked").text
         last = page.rpartition('<section class="asked"')[2]
@@ -186,6 +192,11 @@ def test_the_line_of_view_md_is_that_of_the_page_where_runs_are_in_runs(
     )
     shown = html.unescape(client.get("/runs/quickstart/episodes", params=asked).text)
     assert block.strip() in shown
+    # Elsewhere it is run with what the page says beside it.
+    store = re.search(r"or put <code>(store=.*?)</code> behind", shown)[1]
+    line = block.strip().rpartition("rows = ")[2].replace('"quickstart"', f'"quickstart", {store}')
+    monkeypatch.chdir(tmp_path / "runs")
+    assert eval(line, {"run": nip_core.run}) == names["rows"]
 
 
 def test_pairs_of_a_comparison_are_taken_away_in_its_order(client):

@@ -1,7 +1,7 @@
 "use strict";
 /* What makes the pages quicker to use; all of them work without it. Looks for news of a run, lets
-   menus apply at once, and moves by j, k and /. What comes from the server is a whole page of it,
-   with everything that a model wrote escaped there. */
+   menus apply at once, moves by j, k and /, and asks before a typed note is lost. What comes from
+   the server is a whole page of it, with everything that a model wrote escaped there. */
 (() => {
   const EVERY_MS = 2000;
   const body = document.body;
@@ -46,6 +46,16 @@
     }
   });
 
+  // A note that was typed and not kept isn't lost without a question, whatever leads away.
+  let sent = null;
+  const written = () => [...document.querySelectorAll("textarea")].filter((field) => field.value !== field.defaultValue);
+  document.addEventListener("submit", (event) => { if (event.target.method === "post") sent = event.target; });
+  addEventListener("beforeunload", (event) => {
+    const lost = written().some((field) => field.form !== sent);
+    sent = null;  // one may stay, and leave otherwise
+    if (lost) event.preventDefault();
+  });
+
   // While a run goes on: ask whether anything is new, and if so take the page again.
   const live = body.dataset.live;
   if (!live) return;
@@ -53,6 +63,7 @@
   function opened() {
     return [...document.querySelectorAll("main details")].map((part) => part.open);
   }
+  const isBusy = () => written().length > 0 || typing(document.activeElement || body) || String(getSelection()) !== "";
   async function look() {
     if (document.hidden) return;
     try {
@@ -61,12 +72,11 @@
       const { state } = await answer.json();
       if (failed >= 3) news.textContent = "The viewer answers again.";
       failed = 0;
-      const isWritten = [...document.querySelectorAll("textarea")].some((field) => field.value !== field.defaultValue);
-      const busy = isWritten || typing(document.activeElement || body) || String(getSelection()) !== "";
-      if (state === body.dataset.state || busy) return;
+      if (state === body.dataset.state || isBusy()) return;
       const page = await fetch(location.href);
       if (!page.ok) throw new Error(String(page.status));
       const fresh = new DOMParser().parseFromString(await page.text(), "text/html");
+      if (isBusy()) return;  // somebody has begun to type while the page was read
       const folds = opened();
       for (const part of ["main", "header.bar"]) {
         document.querySelector(part).replaceWith(fresh.querySelector(part));
