@@ -89,7 +89,7 @@ async def played(tmp_path_factory):
     spec = ServerSpec("embedded", TINY, served_model_name="tiny", options={"threads": 1})
     log = MemoryLog()
     async with serve(tmp_path_factory.mktemp("state") / "s", spec=spec) as here:
-        recorded = {"record_logprobs": True, "record_p_accept": True}
+        recorded = {"record_logprobs": True, "record_p_accept": True, "top_logprobs": 5}
         rollouts = await play_at(f"{here.url}/v1", log, **recorded)
         few = await play_at(f"{here.url}/v1", MemoryLog(), first=4, record_logprobs=True)
     return rollouts, log, few
@@ -117,7 +117,7 @@ async def test_the_recorded_log_probabilities_are_the_model_s_own(played):
         assert row["completion_logprobs"] == pytest.approx(alone, abs=1e-3)
 
 
-async def test_p_accept_is_that_of_the_model_s_own_probabilities_at_the_deciding_word(played):
+async def test_p_accept_is_that_of_the_log_probabilities_and_of_the_model_alone(played):
     tokenizer, alone = chat_template.load_tokenizer(TINY), Alone(TINY)
     decided = [row for row in rows_of(played, "verifier") if row["decision"] in (0, 1)]
     assert len(decided) == 16 and {row["decision"] for row in decided} == {0, 1}
@@ -128,17 +128,24 @@ async def test_p_accept_is_that_of_the_model_s_own_probabilities_at_the_deciding
         begins = [tokenizer.decode(answer[:n]).lower() for n in range(len(answer) + 1)]
         letters = begins[-1].index(word) + 1
         place = next(n for n, text in enumerate(begins) if len(text) >= letters) - 1
-        logprobs = alone.logprobs_after([*prompt, *answer[:place]])
-        likely = logprobs.topk(5)
-        masses = {"accept": 0.0, "reject": 0.0}
-        for token, logprob in zip(likely.indices.tolist(), likely.values.tolist(), strict=True):
-            text = tokenizer.decode([token]).strip().lower()
-            for name in masses:
-                masses[name] += math.exp(logprob) if text and name.startswith(text) else 0.0
-        # Tokens that are trained are sampled at temperature 1.
-        assert all(masses.values())
-        expected = masses["accept"] / sum(masses.values())
-        assert row["p_accept"] == pytest.approx(expected, abs=1e-6)
+        recorded = [(of["token"], of["logprob"]) for of in row["token_logprobs"][place]["top"]]
+        assert row["p_accept"] == pytest.approx(share_of_accept(recorded), abs=1e-6)
+        # The model by itself: its last bits are others, as nothing shares its batch.
+        likely = alone.logprobs_after([*prompt, *answer[:place]]).topk(5)
+        texts = [tokenizer.decode([token]) for token in likely.indices.tolist()]
+        own = share_of_accept(zip(texts, likely.values.tolist(), strict=True))
+        assert row["p_accept"] == pytest.approx(own, abs=1e-4)
+
+
+def share_of_accept(likely):
+    """P(accept) at temperature 1, with which tokens that are trained are sampled."""
+    masses = {"accept": 0.0, "reject": 0.0}
+    for token, logprob in likely:
+        text = token.strip().lower()
+        for name in masses:
+            masses[name] += math.exp(logprob) if text and name.startswith(text) else 0.0
+    assert all(masses.values())
+    return masses["accept"] / sum(masses.values())
 
 
 async def test_recording_p_accept_changes_no_text_and_no_digest(played):
@@ -149,7 +156,7 @@ async def test_recording_p_accept_changes_no_text_and_no_digest(played):
     assert without.keys() < with_it.keys() and len(without) == 12
     for key, row in without.items():
         assert row["p_accept"] is None
-        same = {**with_it[key], "p_accept": None}
+        same = {**with_it[key], "p_accept": None, "token_logprobs": row["token_logprobs"]}
         # Their last bits depend on what shared the batch, whoever asks for what.
         assert same.pop("completion_logprobs") == pytest.approx(
             row.pop("completion_logprobs"), abs=2e-4
