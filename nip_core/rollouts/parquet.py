@@ -60,7 +60,8 @@ def open_parquet(source: bytes | Path) -> pq.ParquetFile:
 
     No object of Python is read, and nothing is read ahead. A thread of Arrow that reads ahead lets
     go of the object some time after the data is here. If Python ends in that moment, the thread
-    ends the process by SIGABRT, after all the work is done.
+    ends the process by SIGABRT, after all the work is done. So whoever reads the file asks for no
+    threads either (`use_threads=False`).
     """
     reader = pa.BufferReader(source) if isinstance(source, bytes) else source
     return pq.ParquetFile(reader, pre_buffer=False)

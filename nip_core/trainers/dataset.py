@@ -273,14 +273,14 @@ class Dataset:
     def table(self) -> pa.Table:
         """Read all rows, in the current version's columns."""
         with self._open() as file:
-            return self._current(file.read())
+            return self._current(file.read(use_threads=False))
 
     def column(self, name: str) -> list[Any]:
         """Read a column as a list, null everywhere if the file's version did not have it."""
         with self._open() as file:
             if name not in file.schema_arrow.names:
                 return [None] * self.examples
-            values: list[Any] = file.read([name])[name].to_pylist()
+            values: list[Any] = file.read([name], use_threads=False)[name].to_pylist()
             return values
 
     def _open(self) -> pq.ParquetFile:

@@ -170,7 +170,7 @@ def read_examples(run: RunStore, iteration: int, group: str, key: str) -> list[U
     columns = ["agent", "reason", "reward"]
     try:
         file = open_parquet(read_committed_file(store, manifest, names[0]))
-        table = file.read(columns=["episode", *columns]).select(["episode", *columns])
+        table = file.read(["episode", *columns], use_threads=False).select(["episode", *columns])
     except (pa.ArrowException, OSError, KeyError) as error:
         raise CorruptionError(f"{manifest.path(names[0])}: can't be read ({error})") from error
     examples = table.filter(pc.equal(table["episode"], key)).select(columns).to_pylist()
