@@ -27,7 +27,7 @@ from nip_core.viewer.matrix import KINDS, order_pairs
 from nip_core.viewer.pages import NotThereError, find_asked_rows
 from nip_core.viewer.queries import Comparison, Query, QueryError
 from nip_core.viewer.runs import ShownRun, ShownRuns
-from nip_core.viewer.side_by_side import choose_split, find_place
+from nip_core.viewer.side_by_side import choose_compared_split, find_place
 
 _MOST_NAMED = 3
 
@@ -60,7 +60,7 @@ def find_pair_download(runs: ShownRuns, asked: Mapping[str, str], kind: Format) 
     query = Comparison.parse(asked, KINDS)
     if not (query.a and query.b):
         raise QueryError("a and b: a comparison is of two places, RUN@ITERATION")
-    split = choose_split(runs, query.split)
+    split = choose_compared_split(runs, query.split)
     places = (query.a, query.b)
     found = [find_place(runs, place, split) for place in places]
     for side in found:

@@ -151,15 +151,10 @@ class Comparison:
     @classmethod
     def parse(cls, asked: Mapping[str, str], kinds: Collection[str]) -> "Comparison":
         """Read an address; `kinds` are those that pairs have. Raises QueryError."""
-        unknown = {*asked} - {field.name for field in fields(cls)}
-        if unknown:
-            raise QueryError(
-                f"{', '.join(sorted(unknown))}: a comparison has a, b, split, kind, follows, page"
-            )
+        _check_names(asked, cls, "a comparison")
         values: dict[str, Any] = {**asked}
         compared = cls(**{**values, "page": max(1, read_number(values.get("page"), 1))})
-        if compared.kind and compared.kind not in kinds:
-            raise QueryError(f"kind={compared.kind}: use one of {', '.join(kinds)}")
+        _check_kind(compared.kind, kinds)
         return compared
 
 
@@ -178,15 +173,24 @@ class PairQuery:
     @classmethod
     def parse(cls, asked: Mapping[str, str], kinds: Collection[str]) -> "PairQuery":
         """Read an address; `kinds` are those that pairs have. Raises QueryError."""
-        unknown = {*asked} - {field.name for field in fields(cls)}
-        if unknown:
-            raise QueryError(f"{', '.join(sorted(unknown))}: a pair has a, b, kind, side and list")
+        _check_names(asked, cls, "a pair")
         query = cls(**asked)
         if query.side not in ("", "a", "b"):
             raise QueryError(f"side={query.side}: use a or b")
-        if query.kind and query.kind not in kinds:
-            raise QueryError(f"kind={query.kind}: use one of {', '.join(kinds)}")
+        _check_kind(query.kind, kinds)
         return query
+
+
+def _check_names(asked: Mapping[str, str], query: type[Any], what: str) -> None:
+    """Raise QueryError for a name in an address that is no field of this query."""
+    names = [field.name for field in fields(query)]
+    if unknown := {*asked} - {*names}:
+        raise QueryError(f"{', '.join(sorted(unknown))}: {what} has {', '.join(names)}")
+
+
+def _check_kind(kind: str, kinds: Collection[str]) -> None:
+    if kind and kind not in kinds:
+        raise QueryError(f"kind={kind}: use one of {', '.join(kinds)}")
 
 
 def read_probability(name: str, text: str) -> float:

@@ -97,7 +97,7 @@ def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
     }
 
 
-def choose_split(runs: ShownRuns, asked: str) -> str:
+def choose_compared_split(runs: ShownRuns, asked: str) -> str:
     """Choose the split of a comparison: the one that is asked for, else tests."""
     known = {split for run in runs.all() for split in list_splits(run.episodes().table)}
     return asked or (TEST if TEST in known else min(known, default=""))

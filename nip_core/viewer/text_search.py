@@ -81,7 +81,7 @@ def _find_places(calls: KeptCalls, shard: Shard, query: Query) -> NDArray[np.int
 
 
 def _search_piece(piece: pa.RecordBatch, query: Query) -> NDArray[np.int32]:
-    piece = filter_calls(piece, query)
+    piece = select_calls(piece, query)
     places = piece["places"]
     if query.text:
         having = pc.match_substring(piece["text"], query.text, ignore_case=True)
@@ -93,7 +93,7 @@ def _search_piece(piece: pa.RecordBatch, query: Query) -> NDArray[np.int32]:
     return np.asarray(pc.list_flatten(places).to_numpy(zero_copy_only=False))
 
 
-def filter_calls(piece: pa.RecordBatch, query: Query) -> pa.RecordBatch:
+def select_calls(piece: pa.RecordBatch, query: Query) -> pa.RecordBatch:
     """Keep the calls of the query's agent and round."""
     if query.agent:
         piece = piece.filter(pc.equal(piece["agent"], query.agent))
