@@ -16,11 +16,12 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from inspect_ai._util import zipfile as inspect_zipfile
 from inspect_ai.log import (
     EvalConfig,
     EvalDataset,
@@ -55,7 +56,8 @@ from nip_inspect.export_sample import Split, sample_of, usage_by_agent, usage_by
 from nip_inspect.scoring import RATES, is_right, summary
 
 SPLITS = (TEST, TRAIN, VALIDATION, CANDIDATE, ATTACK)
-_THREADS = "_ZSTD_THREADS"
+_ZIP, _THREADS = "inspect_ai._util.zipfile", "_ZSTD_THREADS"
+"""A private part of Inspect; versions without it go their own way."""
 _BREAKDOWNS = ("by_difficulty", "by_mutation")
 Row = dict[str, Any]
 
@@ -98,14 +100,18 @@ def _in_haste() -> Iterator[None]:
     """
     collects = gc.isenabled()
     gc.disable()
-    threads = getattr(inspect_zipfile, _THREADS, None)
-    if threads is not None:  # else this version of Inspect has no such name, and its own way
-        setattr(inspect_zipfile, _THREADS, 0)
+    try:
+        zipping: ModuleType | None = import_module(_ZIP)
+    except ImportError:
+        zipping = None
+    threads = getattr(zipping, _THREADS, None)
+    if zipping is not None and threads is not None:
+        setattr(zipping, _THREADS, 0)
     try:
         yield
     finally:
-        if threads is not None:
-            setattr(inspect_zipfile, _THREADS, threads)
+        if zipping is not None and threads is not None:
+            setattr(zipping, _THREADS, threads)
         if collects:
             gc.enable()
 
