@@ -4,6 +4,7 @@ Shard       a committed shard
 CALLS       what is kept of each call
 read_calls  makes it of the tables of a shard
 KeptCalls   keeps it shard by shard, and gives it back in pieces
+refuse_full_disk  what is written to such files leaves room for others
 
 A search reads every text of a run. In the run's own files they are packed, among other columns, and
 checked by digest each time, which takes seconds; here they are plain, and checked once. The file
@@ -17,6 +18,7 @@ alone.
 What is not covered: a folder for temporary files that is in memory; there they take of it.
 """
 
+import errno
 import os
 import tempfile
 import time
@@ -96,6 +98,13 @@ def read_calls(episodes: pa.Table, generations: pa.Table) -> pa.Table:
     )
 
 
+def refuse_full_disk(number: int, size: int = 0) -> None:
+    """Raise OSError if `size` more bytes in the open file would leave others too little room."""
+    disk = os.fstatvfs(number)
+    if disk.f_bavail * disk.f_frsize < size + _LEFT_FREE:
+        raise OSError(errno.ENOSPC, "less than 1 GB is free there")
+
+
 @dataclass(frozen=True)
 class _Piece:
     """A part of the file."""
@@ -169,9 +178,7 @@ class KeptCalls:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="nip-view-")  # noqa: SIM115 kept open
             number, piece = self._file.fileno(), _Piece(self._end, len(view))
-            disk = os.fstatvfs(number)
-            if disk.f_bavail * disk.f_frsize < len(view) + _LEFT_FREE:
-                raise OSError("less than 1 GB is free there")
+            refuse_full_disk(number, len(view))
             self._end += len(view)
         written = 0
         while written < len(view):

@@ -10,7 +10,6 @@ however many rows there are. What can't be read is known before anything is sent
 cut short looks like a whole one.
 """
 
-import errno
 import os
 import re
 import tempfile
@@ -31,6 +30,7 @@ from nip_core.rollouts.tables import StoredRollouts
 from nip_core.showing.episode_filters import EpisodeFilters
 from nip_core.showing.episode_index import Episodes
 from nip_core.showing.episode_rows import ReadableEpisode, read_episode_rows
+from nip_core.showing.kept_calls import refuse_full_disk
 from nip_core.showing.row_formats import (
     CSV_BEGIN,
     CsvColumns,
@@ -45,7 +45,7 @@ FORMATS: Mapping[Format, str] = {"csv": "text/csv; charset=utf-8", "jsonl": "app
 _PART_BYTES = 1 << 18
 _NAME_CHARACTERS = 100
 _USUAL_STORE = "runs"
-_LOOK_BYTES, _LEFT_FREE = 1 << 26, 1 << 30
+_LOOK_BYTES = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -77,17 +77,11 @@ class SpooledRows:
         self.columns.add(row)
         with _explaining():
             if self._end > self._looked_at + _LOOK_BYTES:
-                self._look_for_room()
+                refuse_full_disk(self._file.fileno())
+                self._looked_at = self._end
             self._file.write(line)
         self._begins[number], self._sizes[number] = self._end, len(line)
         self._end += len(line)
-
-    def _look_for_room(self) -> None:
-        """Raise OSError where little of the disk is free, which others need, too."""
-        disk = os.fstatvfs(self._file.fileno())
-        if disk.f_bavail * disk.f_frsize < _LEFT_FREE:
-            raise OSError(errno.ENOSPC, "less than 1 GB is free")
-        self._looked_at = self._end
 
     def flush(self) -> None:
         """Call it before the first `get`."""
