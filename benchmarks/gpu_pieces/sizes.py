@@ -131,6 +131,7 @@ BRIEF = replace(
     episodes=32,
     epochs=1,
     killed_steps=100,
+    quickstart=("rl.num_iterations=1",),
     largest="3b",
 )
 """A part of `GPU`, at the same lengths and over the smaller shape: minutes for most pieces."""

@@ -139,8 +139,8 @@ def test_what_a_job_on_the_card_trained_is_proved_and_other_weights_are_not(tiny
     assert not wrong.matches, wrong.detail
 
 
-def test_asleep_it_leaves_the_card_and_wakes_with_its_adapters(base, tmp_path):
-    path = make_adapter(base, tmp_path / "adapter", seed=1)
+def test_asleep_it_leaves_the_card_and_wakes_with_its_adapters(larger, tmp_path):
+    path = make_adapter(larger, tmp_path / "adapter", seed=1)
 
     async def nap(engine):
         questions = [ask("who", name, temperature=0.0) for name in ("base", "ft:1")]
@@ -153,9 +153,10 @@ def test_asleep_it_leaves_the_card_and_wakes_with_its_adapters(base, tmp_path):
         after = [await engine.generate(question) for question in questions]
         return before, after, awake, asleep, proof
 
-    before, after, awake, asleep, proof = on_the_card(base, {"ft:1": path}, nap)
+    before, after, awake, asleep, proof = on_the_card(larger, {"ft:1": path}, nap)
     assert outcomes(after) == outcomes(before)
-    assert asleep < 0.2 * awake, (asleep, awake)
+    # cuBLAS keeps its workspace of 32 MiB.
+    assert asleep < 0.1 * awake, (asleep, awake)
     assert proof.matches, proof.detail
 
 
@@ -174,7 +175,7 @@ def test_a_server_trains_and_answers_on_one_card(base, tmp_path, share_device):
         assert ended.keys() <= allowed and ended["length"] + ended["stop"], ended
         engine = server.engine()
         assert (engine["state"], engine["epoch"], engine["restarts"]) == ("running", 1, 0)
-        assert engine["device"].startswith("cuda")
+        assert engine["status"]["device"].startswith("cuda")
         for name in models:
             assert server.client.models.retrieve(name).nip["proof"]["matches"] is True
             assert server.ask(name, temperature=0) in ANSWERED
