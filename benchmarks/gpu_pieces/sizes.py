@@ -131,7 +131,12 @@ BRIEF = replace(
     episodes=32,
     epochs=1,
     killed_steps=100,
-    quickstart=("rl.num_iterations=1",),
+    quickstart=(
+        "rl.num_iterations=1",
+        "rl.rollouts_per_iteration=100",
+        "dataset_options.max_test_size=100",
+        "agents.verifier.num_epochs=2",
+    ),
     largest="3b",
 )
 """A part of `GPU`, at the same lengths and over the smaller shape: minutes for most pieces."""

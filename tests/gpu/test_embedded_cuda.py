@@ -155,8 +155,9 @@ def test_asleep_it_leaves_the_card_and_wakes_with_its_adapters(larger, tmp_path)
 
     before, after, awake, asleep, proof = on_the_card(larger, {"ft:1": path}, nap)
     assert outcomes(after) == outcomes(before)
-    # cuBLAS keeps its workspace of 32 MiB.
-    assert asleep < 0.1 * awake, (asleep, awake)
+    # What stays are workspaces of cuBLAS, 32 MiB for each thread.
+    weights = (larger / "model.safetensors").stat().st_size
+    assert awake - asleep > 0.95 * weights, (awake, asleep, weights)
     assert proof.matches, proof.detail
 
 
