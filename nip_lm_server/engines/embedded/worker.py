@@ -423,6 +423,9 @@ class ModelWorker:
         del self.decoder, self.lora
         self.loaded = replace(self.loaded, model=None)  # answers that ended are still decoded
         gc.unfreeze()  # the start of the server may have frozen what holds on to the model
+        # A model's modules hold on to each other, and nothing else would look for them soon: on a
+        # card the weights would stay beside the training that the engine was stopped for.
+        gc.collect()
         if torch.cuda.is_available():
             with contextlib.suppress(Exception):  # after an error on the device it refuses
                 torch.cuda.empty_cache()

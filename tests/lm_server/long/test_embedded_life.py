@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import resource
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -316,3 +317,15 @@ async def test_an_adapter_of_a_higher_rank_than_the_engine_takes_is_refused(base
     with pytest.raises(EngineError, match="rank 9, but this engine takes at most 8"):
         await engine.load_adapter("nine", make_adapter(base, tmp_path / "9", seed=1, rank=9))
     await engine.stop()
+
+
+async def test_an_engine_that_is_stopped_leaves_no_weights_behind(base, adapter):
+    engine = EmbeddedEngine(str(base), threads=1)
+    await engine.start()
+    await engine.load_adapter("ft", adapter)
+    assert (await engine.prove("ft", adapter)).matches
+    await engine.generate(ask("once", "ft"))
+    weights = [weakref.ref(p) for p in engine._worker.loaded.model.parameters()]
+    await engine.stop()
+    # At once, not when somebody happens to look for garbage: a training waits for the card.
+    assert not any(weight() is not None for weight in weights)
