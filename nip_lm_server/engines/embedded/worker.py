@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -36,6 +37,7 @@ from nip_lm_server.engines.embedded.loaded_model import (
 )
 from nip_lm_server.engines.embedded.lora import LoraAdapter, RowwiseLora
 from nip_lm_server.engines.embedded.prompt_tokens import PromptEncoder
+from nip_lm_server.engines.embedded.slot_decoder import make_decoder
 from nip_lm_server.engines.guided import Guide, begin_matching, make_vocabulary
 
 JOIN_EVERY_STEPS = 8
@@ -51,9 +53,11 @@ would cost."""
 _DRAIN_INTERVAL_S = 0.02
 """Each look is a command that runs between two steps, so more looks than steps would tell no
 more."""
-_CPU_CACHE_BYTES = 2 << 30
-"""A rule of thumb: with less, requests wait for room sooner; with more, the cache takes memory that
-trainings on the same machine need."""
+_CPU_CACHE_BYTES = 4 << 30
+"""A rule of thumb: with less, requests wait for room sooner, and what they begin with is read again;
+with more, the cache takes memory that trainings on the same machine need. It is taken as it fills."""
+_CPU_CACHE_SHARE = 0.25
+"""Of the machine's memory, at most, for the same reason."""
 _CUDA_CACHE_SHARE = 0.6
 """The rest of the free memory is for the passes themselves, which grow with prompts and rows. How
 much that is depends on the model, so this is a rule of thumb too."""
@@ -96,7 +100,6 @@ class ModelWorker:
         self.death: Future[str] = Future()
         self.state: EngineState = "starting"
         self.adapters: dict[str, LoraAdapter] = {}
-        self.generated_tokens = 0
         self._cache_tokens = 0
         self._waiting: deque[Pending] = deque()
         self._running: list[Pending] = []
@@ -167,6 +170,12 @@ class ModelWorker:
             self._refuse_unless("running")
             self._waiting.append(pending)
             self._wake.notify()
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter; as a command, in the thread."""
+        adapter = self.adapters.pop(name, None)
+        if adapter is not None:
+            self.decoder.forget(adapter)
 
     async def run(self, action: Callable[[], _T]) -> _T:
         """Run `action` in this thread, between two forward passes.
@@ -273,18 +282,21 @@ class ModelWorker:
         loaded = self.loaded = load_engine_model(self._model_path, self._options)
         self.prompts = PromptEncoder(loaded.tokenizer, self._tokenizer_lock, loaded.max_model_len)
         self.lora = RowwiseLora(loaded.model)
-        self.decoder = Decoder(loaded.model, self.lora, loaded.stop_tokens)
         # 2. One that answers otherwise in a batch than alone is refused. The same try tells the
         #    bytes of a token. What is free on a card is read here, when weights and try are on it
         #    and with all that others have there; a machine's memory tells nothing so firm, as other
         #    programs come and go, so there it is a fixed size.
-        token_bytes = check_batching(self.decoder, loaded, self._model_path)
+        library = Decoder(loaded.model, self.lora, loaded.stop_tokens)
+        token_bytes = check_batching(library, loaded, self._model_path)
+        # 3. What runs it: our own pass where that computes the same.
+        self.decoder = make_decoder(loaded, self.lora)
         room = self._options.cache_bytes
         if room is None:
-            room = _CPU_CACHE_BYTES
+            room = min(_CPU_CACHE_BYTES, int(_CPU_CACHE_SHARE * _machine_memory()))
             if loaded.device != "cpu":
                 room = int(_CUDA_CACHE_SHARE * torch.cuda.mem_get_info(loaded.device)[0])
         self._cache_tokens = room // token_bytes
+        self.decoder.most_bytes = room
 
     def _loop(self) -> None:
         steps = JOIN_EVERY_STEPS
@@ -325,7 +337,7 @@ class ModelWorker:
     def _advance_safely(self, advance: Callable[[], list[Row]]) -> None:
         """Advance the batch; if this fails, fail its requests and go on with the next ones."""
         try:
-            finished = advance()
+            advance()
         except Exception as error:
             if is_fatal(error):
                 raise  # ends the thread, and with it the engine, which is then started anew
@@ -336,7 +348,6 @@ class ModelWorker:
             self._fail_running(failure)
             return
         # Who waits is told at the end, who listens to a stream after every step.
-        self.generated_tokens += sum(len(row.generated) for row in finished)
         for pending in self._running:
             pending.ended = all(row.finish_reason is not None for row in pending.rows)
         _tell([pending for pending in self._running if pending.ended or pending.streamed])
@@ -384,6 +395,7 @@ class ModelWorker:
         # On a CPU the weights would stay in the same memory, so the cache is all that is given
         # back.
         if self.loaded.device != "cpu":
+            self.decoder.leave_model()
             self._move("cpu")
             # torch keeps freed memory for itself, where the training could not have it.
             torch.cuda.empty_cache()
@@ -391,6 +403,7 @@ class ModelWorker:
     def _return_to_device(self) -> None:
         if self.loaded.device != "cpu":
             self._move(self.loaded.device)
+            self.decoder.return_to_model()
 
     def _move(self, device: str) -> None:
         self.loaded.model.to(device)
@@ -441,6 +454,14 @@ def _tell(requests: Sequence[Pending]) -> None:
 def _set_all(events: Sequence[asyncio.Event]) -> None:
     for event in events:
         event.set()
+
+
+def _machine_memory() -> int:
+    """Bytes of the machine's memory; a system that does not tell is taken to have plenty."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 1 << 40
 
 
 def _without_memory(error: Exception) -> EngineError:
