@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -27,6 +26,7 @@ import torch
 
 from nip_lm_server.engines.base import EngineError, EngineState
 from nip_lm_server.engines.embedded.batching import Decoder, Row
+from nip_lm_server.engines.embedded.kv_cache import find_cache_room
 from nip_lm_server.engines.embedded.loaded_model import (
     EmbeddedOptions,
     LoadedModel,
@@ -53,17 +53,9 @@ would cost."""
 _DRAIN_INTERVAL_S = 0.02
 """Each look is a command that runs between two steps, so more looks than steps would tell no
 more."""
-_CPU_CACHE_BYTES = 4 << 30
-"""A rule of thumb: with less, requests wait for room sooner, and what they begin with is read again;
-with more, the cache takes memory that trainings on the same machine need. It is taken as it fills."""
-_CPU_CACHE_SHARE = 0.25
-"""Of the machine's memory, at most, for the same reason."""
-_CUDA_CACHE_SHARE = 0.6
-"""The rest of the free memory is for the passes themselves, which grow with prompts and rows. How
-much that is depends on the model, so this is a rule of thumb too."""
-
 _T = TypeVar("_T")
 _log = logging.getLogger("nip.lm_server.engine")
+_KEPT_GRAMMARS = 32
 
 
 @dataclass(eq=False)
@@ -112,6 +104,7 @@ class ModelWorker:
         self.show_token = cache(lambda token: self.decode([token], special=True))
         self._guides_lock = threading.Lock()
         self._vocabulary: Any = None
+        self._begun: dict[str, Guide] = {}
         self._closing = False
         # A daemon: nothing can interrupt a pass, and one that hangs must not keep the server from
         # ending.
@@ -173,8 +166,7 @@ class ModelWorker:
 
     def unload(self, name: str) -> None:
         """Forget an adapter; as a command, in the thread."""
-        adapter = self.adapters.pop(name, None)
-        if adapter is not None:
+        if adapter := self.adapters.pop(name, None):
             self.decoder.forget(adapter)
 
     async def run(self, action: Callable[[], _T]) -> _T:
@@ -215,10 +207,11 @@ class ModelWorker:
                 )
             )
 
-    def guide(self, grammar: str) -> Guide:
+    def guide(self, grammar: str, param: str) -> Guide:
         """Begin an answer with a grammar. Raises EngineRequestError for too large a one.
 
-        The model's vocabulary is made when it is needed first.
+        The model's vocabulary is made when it is needed first. The newest grammars are kept at
+        their beginning: players send the same few again and again.
         """
         # One of several requests makes the vocabulary, and the others wait for that one.
         with self._guides_lock:
@@ -228,7 +221,13 @@ class ModelWorker:
                     self._vocabulary = make_vocabulary(
                         loaded.tokenizer, config.vocab_size, loaded.stop_tokens
                     )
-        return Guide(begin_matching(self._vocabulary, grammar, "response_format"))
+            begun = self._begun.pop(grammar, None)
+            if begun is None:
+                begun = Guide(begin_matching(self._vocabulary, grammar, param))
+            self._begun[grammar] = begun
+            if len(self._begun) > _KEPT_GRAMMARS:
+                del self._begun[next(iter(self._begun))]
+            return begun.copy()
 
     def _refuse_unless(self, *states: EngineState) -> None:
         if self._closing or self.state not in states:
@@ -248,8 +247,9 @@ class ModelWorker:
         # ever.
         except BaseException as error:
             self.state = "failed"
-            failure = error if isinstance(error, EngineError) else self._cant_serve(error)
-            self._started.set_exception(failure)
+            failure = EngineError(f"can't serve {self._model_path!r}: {error!r}")
+            failure.__cause__ = error
+            self._started.set_exception(error if isinstance(error, EngineError) else failure)
             return
         # In this order: who is told that it has started may submit at once.
         self.state = "running"
@@ -272,31 +272,19 @@ class ModelWorker:
         if reason is not None:
             self.death.set_result(reason)
 
-    def _cant_serve(self, error: BaseException) -> EngineError:
-        failure = EngineError(f"can't serve {self._model_path!r}: {error!r}")
-        failure.__cause__ = error
-        return failure
-
     def _load(self) -> None:
         # 1. The model, and what runs it.
         loaded = self.loaded = load_engine_model(self._model_path, self._options)
         self.prompts = PromptEncoder(loaded.tokenizer, self._tokenizer_lock, loaded.max_model_len)
         self.lora = RowwiseLora(loaded.model)
-        # 2. One that answers otherwise in a batch than alone is refused. The same try tells the
-        #    bytes of a token. What is free on a card is read here, when weights and try are on it
-        #    and with all that others have there; a machine's memory tells nothing so firm, as other
-        #    programs come and go, so there it is a fixed size.
+        # 2. One that answers otherwise in a batch than alone is refused; bytes of a token by the way.
         library = Decoder(loaded.model, self.lora, loaded.stop_tokens)
         token_bytes = check_batching(library, loaded, self._model_path)
         # 3. What runs it: our own pass where that computes the same.
         self.decoder = make_decoder(loaded, self.lora)
-        room = self._options.cache_bytes
-        if room is None:
-            room = min(_CPU_CACHE_BYTES, int(_CPU_CACHE_SHARE * _machine_memory()))
-            if loaded.device != "cpu":
-                room = int(_CUDA_CACHE_SHARE * torch.cuda.mem_get_info(loaded.device)[0])
+        # 4. Room, now that all else is on the device.
+        room = self.decoder.most_bytes = find_cache_room(self._options.cache_bytes, loaded.device)
         self._cache_tokens = room // token_bytes
-        self.decoder.most_bytes = room
 
     def _loop(self) -> None:
         steps = JOIN_EVERY_STEPS
@@ -454,14 +442,6 @@ def _tell(requests: Sequence[Pending]) -> None:
 def _set_all(events: Sequence[asyncio.Event]) -> None:
     for event in events:
         event.set()
-
-
-def _machine_memory() -> int:
-    """Bytes of the machine's memory; a system that does not tell is taken to have plenty."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 1 << 40
 
 
 def _without_memory(error: Exception) -> EngineError:
