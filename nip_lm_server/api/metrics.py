@@ -130,12 +130,12 @@ class Metrics:
             self._epoch.labels(engine.base_model).set(engine.epoch)
             self._restarts.labels(engine.base_model).set(base.restarts)
             self._adapters.labels(engine.base_model).set(len(engine.loaded_adapters()))
-            status = engine.status()
-            if status.get("waiting") is not None:
-                self._waiting.labels(engine.base_model).set(status["waiting"])
+            facts = engine.status()
+            if facts.get("waiting") is not None:
+                self._waiting.labels(engine.base_model).set(facts["waiting"])
             for kind in ("asked", "done", "reused"):
-                if f"prompt_tokens_{kind}" in status:
-                    count = status[f"prompt_tokens_{kind}"]
+                count = facts.get(f"prompt_tokens_{kind}")
+                if count is not None:
                     self._prompts.labels(engine.base_model, kind).set(count)
         return generate_latest(self.registry)
 

@@ -21,8 +21,9 @@ ROOM = 64
 more room is memory that short answers never fill, less is more copies."""
 
 _CPU_CACHE_BYTES = 4 << 30
-"""A rule of thumb: with less, requests wait for room sooner, and what they begin with is read again;
-with more, the cache takes memory that trainings on the same machine need. It is taken as it fills."""
+"""A rule of thumb: with less, requests wait for room sooner, and what they begin with is read
+again; with more, the cache takes memory that trainings on the same machine need. It is taken as it
+fills."""
 _CPU_CACHE_SHARE = 0.25
 """Of the machine's memory, at most, for the same reason."""
 _CUDA_CACHE_SHARE = 0.6

@@ -277,7 +277,7 @@ class ModelWorker:
         loaded = self.loaded = load_engine_model(self._model_path, self._options)
         self.prompts = PromptEncoder(loaded.tokenizer, self._tokenizer_lock, loaded.max_model_len)
         self.lora = RowwiseLora(loaded.model)
-        # 2. One that answers otherwise in a batch than alone is refused; bytes of a token by the way.
+        # 2. One that answers otherwise in a batch than alone is refused; a token's bytes.
         library = Decoder(loaded.model, self.lora, loaded.stop_tokens)
         token_bytes = check_batching(library, loaded, self._model_path)
         # 3. What runs it: our own pass where that computes the same.
