@@ -129,7 +129,9 @@ class SlotDecoder(Decoder):
 
     def _read(self) -> list[Row]:
         """Run one pass over prompts, if any wait; returns the rows that its first tokens finish."""
-        budget = BESIDE_TOKENS if any(map(is_live, self._rows)) else PREFILL_TOKENS
+        # Where more wait than run, few are held up, and small passes would hold up many.
+        running = sum(map(is_live, self._rows))
+        budget = BESIDE_TOKENS if running and len(self._queue) <= running else PREFILL_TOKENS
         if self._reading is not None and not any(
             is_live(row) for group in self._reading.groups for row in group
         ):
