@@ -202,7 +202,7 @@ class EmbeddedEngine(Engine):
         worker = self._worker
         # With a dead thread its adapters are gone, and nobody would run the command.
         if worker is not None and worker.state != "failed" and name in worker.adapters:
-            await worker.run(lambda: worker.adapters.pop(name, None))
+            await worker.run(lambda: worker.unload(name))
 
     def loaded_adapters(self) -> tuple[str, ...]:
         return tuple(self._worker.adapters) if self._worker else ()
@@ -263,7 +263,10 @@ class EmbeddedEngine(Engine):
                 "chat_template": dict(loaded.template_shapes),
                 "template_facts": dict(loaded.template_facts),
                 "tools": loaded.tool_form is not None,
-                "generated_tokens": worker.generated_tokens,
+                "prompt_tokens_asked": worker.decoder.prompt_tokens_asked,
+                "prompt_tokens_done": worker.decoder.prompt_tokens_done,
+                "prompt_tokens_reused": worker.decoder.prompt_tokens_reused,
+                "generated_tokens": worker.decoder.generated_tokens,
                 "waiting": worker.waiting,
             }
         return facts

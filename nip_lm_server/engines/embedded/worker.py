@@ -26,6 +26,7 @@ import torch
 
 from nip_lm_server.engines.base import EngineError, EngineState
 from nip_lm_server.engines.embedded.batching import Decoder, Row
+from nip_lm_server.engines.embedded.kv_cache import find_cache_room
 from nip_lm_server.engines.embedded.loaded_model import (
     EmbeddedOptions,
     LoadedModel,
@@ -36,6 +37,7 @@ from nip_lm_server.engines.embedded.loaded_model import (
 )
 from nip_lm_server.engines.embedded.lora import LoraAdapter, RowwiseLora
 from nip_lm_server.engines.embedded.prompt_tokens import PromptEncoder
+from nip_lm_server.engines.embedded.slot_decoder import make_decoder
 from nip_lm_server.engines.guided import Guide, begin_matching, make_vocabulary
 
 JOIN_EVERY_STEPS = 8
@@ -51,13 +53,6 @@ would cost."""
 _DRAIN_INTERVAL_S = 0.02
 """Each look is a command that runs between two steps, so more looks than steps would tell no
 more."""
-_CPU_CACHE_BYTES = 2 << 30
-"""A rule of thumb: with less, requests wait for room sooner; with more, the cache takes memory that
-trainings on the same machine need."""
-_CUDA_CACHE_SHARE = 0.6
-"""The rest of the free memory is for the passes themselves, which grow with prompts and rows. How
-much that is depends on the model, so this is a rule of thumb too."""
-
 _T = TypeVar("_T")
 _log = logging.getLogger("nip.lm_server.engine")
 _KEPT_GRAMMARS = 32
@@ -97,7 +92,6 @@ class ModelWorker:
         self.death: Future[str] = Future()
         self.state: EngineState = "starting"
         self.adapters: dict[str, LoraAdapter] = {}
-        self.generated_tokens = 0
         self._cache_tokens = 0
         self._waiting: deque[Pending] = deque()
         self._running: list[Pending] = []
@@ -169,6 +163,11 @@ class ModelWorker:
             self._refuse_unless("running")
             self._waiting.append(pending)
             self._wake.notify()
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter; as a command, in the thread."""
+        if adapter := self.adapters.pop(name, None):
+            self.decoder.forget(adapter)
 
     async def run(self, action: Callable[[], _T]) -> _T:
         """Run `action` in this thread, between two forward passes.
@@ -248,8 +247,9 @@ class ModelWorker:
         # ever.
         except BaseException as error:
             self.state = "failed"
-            failure = error if isinstance(error, EngineError) else self._cant_serve(error)
-            self._started.set_exception(failure)
+            failure = EngineError(f"can't serve {self._model_path!r}: {error!r}")
+            failure.__cause__ = error
+            self._started.set_exception(error if isinstance(error, EngineError) else failure)
             return
         # In this order: who is told that it has started may submit at once.
         self.state = "running"
@@ -272,27 +272,18 @@ class ModelWorker:
         if reason is not None:
             self.death.set_result(reason)
 
-    def _cant_serve(self, error: BaseException) -> EngineError:
-        failure = EngineError(f"can't serve {self._model_path!r}: {error!r}")
-        failure.__cause__ = error
-        return failure
-
     def _load(self) -> None:
         # 1. The model, and what runs it.
         loaded = self.loaded = load_engine_model(self._model_path, self._options)
         self.prompts = PromptEncoder(loaded.tokenizer, self._tokenizer_lock, loaded.max_model_len)
         self.lora = RowwiseLora(loaded.model)
-        self.decoder = Decoder(loaded.model, self.lora, loaded.stop_tokens)
-        # 2. One that answers otherwise in a batch than alone is refused. The same try tells the
-        #    bytes of a token. What is free on a card is read here, when weights and try are on it
-        #    and with all that others have there; a machine's memory tells nothing so firm, as other
-        #    programs come and go, so there it is a fixed size.
-        token_bytes = check_batching(self.decoder, loaded, self._model_path)
-        room = self._options.cache_bytes
-        if room is None:
-            room = _CPU_CACHE_BYTES
-            if loaded.device != "cpu":
-                room = int(_CUDA_CACHE_SHARE * torch.cuda.mem_get_info(loaded.device)[0])
+        # 2. One that answers otherwise in a batch than alone is refused; a token's bytes.
+        library = Decoder(loaded.model, self.lora, loaded.stop_tokens)
+        token_bytes = check_batching(library, loaded, self._model_path)
+        # 3. What runs it: our own pass where that computes the same.
+        self.decoder = make_decoder(loaded, self.lora)
+        # 4. Room, now that all else is on the device.
+        room = self.decoder.most_bytes = find_cache_room(self._options.cache_bytes, loaded.device)
         self._cache_tokens = room // token_bytes
 
     def _loop(self) -> None:
@@ -334,7 +325,7 @@ class ModelWorker:
     def _advance_safely(self, advance: Callable[[], list[Row]]) -> None:
         """Advance the batch; if this fails, fail its requests and go on with the next ones."""
         try:
-            finished = advance()
+            advance()
         except Exception as error:
             if is_fatal(error):
                 raise  # ends the thread, and with it the engine, which is then started anew
@@ -345,7 +336,6 @@ class ModelWorker:
             self._fail_running(failure)
             return
         # Who waits is told at the end, who listens to a stream after every step.
-        self.generated_tokens += sum(len(row.generated) for row in finished)
         for pending in self._running:
             pending.ended = all(row.finish_reason is not None for row in pending.rows)
         _tell([pending for pending in self._running if pending.ended or pending.streamed])
@@ -393,6 +383,7 @@ class ModelWorker:
         # On a CPU the weights would stay in the same memory, so the cache is all that is given
         # back.
         if self.loaded.device != "cpu":
+            self.decoder.leave_model()
             self._move("cpu")
             # torch keeps freed memory for itself, where the training could not have it.
             torch.cuda.empty_cache()
@@ -400,6 +391,7 @@ class ModelWorker:
     def _return_to_device(self) -> None:
         if self.loaded.device != "cpu":
             self._move(self.loaded.device)
+            self.decoder.return_to_model()
 
     def _move(self, device: str) -> None:
         self.loaded.model.to(device)
