@@ -20,6 +20,7 @@ from nip_lm_server.engines.embedded.batching import Decoder, Row
 from nip_lm_server.engines.embedded.sampling import Settings, row_random
 from nip_lm_server.formats import chat_template
 from nip_lm_server.formats.tool_calls import ToolForm
+from nip_lm_server.processors import Threads, count_processors, usual_threads
 from nip_lm_server.vllm_keys.nip_control_tokens import template_facts
 
 
@@ -30,10 +31,9 @@ class EmbeddedOptions:
     `device` is "auto", "cpu" or "cuda"; `dtype` "auto" (float32 on CPU, bfloat16 on CUDA),
     "float32", "bfloat16" or "float16". `max_batch` rows run at once, within `cache_bytes` of keys
     and values (None: 2 GiB on CPU, 60 % of what the model leaves free on CUDA). An idle engine
-    waits `max_wait_s` for company after a first request. `threads` None means OMP_NUM_THREADS or
-    half the processors: small models gain little from more, and threads that must share a
-    processor with another program slow each other down many times over. Adapters of a higher rank
-    than `max_lora_rank` are refused. `chat_template_kwargs` are variables of the model's chat
+    waits `max_wait_s` for company after a first request. `threads` None means OMP_NUM_THREADS, or
+    all processors, and fewer while other programs want them (`processors`). Adapters of a higher
+    rank than `max_lora_rank` are refused. `chat_template_kwargs` are variables of the model's chat
     template, the same in training.
     """
 
@@ -56,7 +56,7 @@ class LoadedModel:
     tokenizer: Any
     device: str
     dtype: str
-    threads: int
+    threads: Threads
     max_model_len: int
     vocabulary: int  # token ids below this can be fed
     stop_tokens: frozenset[int]
@@ -72,8 +72,11 @@ def load_engine_model(path: str, options: EmbeddedOptions) -> LoadedModel:
     # 1. The process and the device.
     gc.freeze()  # modules stay: searching them for garbage again and again delays every request
     logging.disable_progress_bar()  # the output is a log
-    threads = options.threads or int(os.environ.get("OMP_NUM_THREADS") or _half_the_processors())
-    torch.set_num_threads(threads)
+    threads = Threads(
+        count_processors(),
+        torch.set_num_threads,
+        fixed=options.threads or usual_threads(os.environ),
+    )
     device, dtype = options.device, options.dtype
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -165,9 +168,3 @@ def is_fatal(error: BaseException) -> bool:
     """Say whether a model can't be trusted to go on after this error."""
     # After a failed assertion on a CUDA device, every later call in the process fails.
     return is_out_of_memory(error) or isinstance(error, torch.AcceleratorError)
-
-
-def _half_the_processors() -> int:
-    has_affinity = hasattr(os, "sched_getaffinity")
-    count = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    return max(1, count // 2)
