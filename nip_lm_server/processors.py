@@ -21,6 +21,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+SMALL_BYTES = 32 * 1024 * 1024
+"""An engine computes a model with fewer bytes of weights on half of the processors at most. A rule
+of thumb: below, the weights lie in a processor's own caches, and threads wait for each other in
+each of the operations of a step for about as long as these take."""
 LOOK_S = 0.5
 """How often it is looked: a look takes less than a millisecond, and some passes are to lie between
 two of them."""

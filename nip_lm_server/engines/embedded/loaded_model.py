@@ -20,7 +20,7 @@ from nip_lm_server.engines.embedded.batching import Decoder, Row
 from nip_lm_server.engines.embedded.sampling import Settings, row_random
 from nip_lm_server.formats import chat_template
 from nip_lm_server.formats.tool_calls import ToolForm
-from nip_lm_server.processors import Threads, count_processors, usual_threads
+from nip_lm_server.processors import SMALL_BYTES, Threads, count_processors, usual_threads
 from nip_lm_server.vllm_keys.nip_control_tokens import template_facts
 
 
@@ -32,9 +32,9 @@ class EmbeddedOptions:
     "float32", "bfloat16" or "float16". `max_batch` rows run at once, within `cache_bytes` of keys
     and values (None: 2 GiB on CPU, 60 % of what the model leaves free on CUDA). An idle engine
     waits `max_wait_s` for company after a first request. `threads` None means OMP_NUM_THREADS, or
-    all processors, and fewer while other programs want them (`processors`). Adapters of a higher
-    rank than `max_lora_rank` are refused. `chat_template_kwargs` are variables of the model's chat
-    template, the same in training.
+    all processors, half of them for a small model, and fewer while other programs want them
+    (`processors`). Adapters of a higher rank than `max_lora_rank` are refused.
+    `chat_template_kwargs` are variables of the model's chat template, the same in training.
     """
 
     device: str = "auto"
@@ -72,11 +72,6 @@ def load_engine_model(path: str, options: EmbeddedOptions) -> LoadedModel:
     # 1. The process and the device.
     gc.freeze()  # modules stay: searching them for garbage again and again delays every request
     logging.disable_progress_bar()  # the output is a log
-    threads = Threads(
-        count_processors(),
-        torch.set_num_threads,
-        fixed=options.threads or usual_threads(os.environ),
-    )
     device, dtype = options.device, options.dtype
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -115,7 +110,7 @@ def load_engine_model(path: str, options: EmbeddedOptions) -> LoadedModel:
         tokenizer=tokenizer,
         device=device,
         dtype=dtype,
-        threads=threads,
+        threads=_choose_threads(model, options),
         max_model_len=limit,
         vocabulary=int(model.get_input_embeddings().weight.shape[0]),
         stop_tokens=chat_template.stop_token_ids(
@@ -168,3 +163,13 @@ def is_fatal(error: BaseException) -> bool:
     """Say whether a model can't be trusted to go on after this error."""
     # After a failed assertion on a CUDA device, every later call in the process fails.
     return is_out_of_memory(error) or isinstance(error, torch.AcceleratorError)
+
+
+def _choose_threads(model: Any, options: EmbeddedOptions) -> Threads:
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    most = count_processors()
+    return Threads(
+        most if weights >= SMALL_BYTES else max(1, most // 2),
+        torch.set_num_threads,
+        fixed=options.threads or usual_threads(os.environ),
+    )
