@@ -23,7 +23,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from nip_lm_server.auth import make_key_file, without_secrets
-from nip_lm_server.processes import SERVER_THREADS, end_process, read_tail
+from nip_lm_server.processes import end_process, read_tail, working_environment
 from nip_lm_server.spec import ServerSpec, Start
 from nip_lm_server.state.directory import (
     KEY_FILE,
@@ -46,8 +46,6 @@ REFUSED_STATUS = 2
 REFUSAL = "lm_server: "
 _POLL_S = 0.01
 _CHILD_ENVIRONMENT = {
-    # Threads that spin while they wait starve the trainer next door on a machine of few cores.
-    **SERVER_THREADS,
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
 _HEALTH_TIMEOUT_S = 5.0
@@ -279,7 +277,7 @@ def _start(
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**_CHILD_ENVIRONMENT, **without_secrets(env)},
+                env={**_CHILD_ENVIRONMENT, **working_environment(without_secrets(env))},
                 pass_fds=(read_end,),
                 start_new_session=True,
             )

@@ -14,22 +14,20 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-SERVER_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""How the server's own threads wait for work: asleep, whoever else has the cores meanwhile."""
 WORKING_THREADS = {"GOMP_SPINCOUNT": "1000"}
-"""How threads of trainers and of vLLM wait for the next operation: awake for some microseconds.
+"""How threads of engines and trainers wait for the next operation: awake for some microseconds.
 
 Measured on two cores with steps of the tiny model: asleep at once 20 steps a second, so 40, and as
-torch has it (300 times as long) 42; but that fell to 1 to 4 where other programs had the cores."""
+torch has it (300 times as long) 42; but that fell to 1 to 4 where other programs had the cores.
+Where they do, `processors` leaves one thread, which waits for none."""
 
 
 def working_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a computing child: its threads wait as in `WORKING_THREADS`.
 
-    A policy that somebody else has set than the server's launch stays.
+    A policy that somebody has set stays.
     """
-    child = {n: v for n, v in environment.items() if SERVER_THREADS.get(n) != v}
-    return child if "OMP_WAIT_POLICY" in child else {**WORKING_THREADS, **child}
+    return {**({} if "OMP_WAIT_POLICY" in environment else WORKING_THREADS), **environment}
 
 
 def process_identity(pid: int) -> str | None:

@@ -136,12 +136,12 @@ class TrainerSettings(BaseModel):
     optimizer: Literal["auto", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "sgd"] = "auto"
     """"auto": adamw_torch (fused on CUDA)."""
     gradient_checkpointing: bool | None = None
-    """Compute activations again in the backward pass instead of keeping them. Default: on CUDA,
-    where they don't fit into the free memory."""
+    """Compute activations again in the backward pass instead of keeping them. Default: where they
+    don't fit into the device's memory."""
     tokens_per_pass: int | None = Field(None, ge=1)
     """Most tokens that go through the model at a time, padding counted, at least one example; a
-    step of more is several passes whose gradients add up to its own. Default: by the free memory,
-    at most 32,768."""
+    step of more is several passes whose gradients add up to its own. Default: by the device's
+    memory, at most 32,768."""
     attention: Literal["eager", "sdpa", "flash_attention_2", "flex_attention"] | None = None
     """How attention is computed in training. Default: as transformers chooses, which is sdpa for
     most models. The last two need CUDA, flash_attention_2 its package."""

@@ -21,6 +21,9 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Tests run beside each other: threads of theirs would wait for processors, and how many compute
+# would differ from one run to the next, and with it last bits.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Hundreds of processes are started, and each would compile all modules for itself.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

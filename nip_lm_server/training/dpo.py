@@ -29,6 +29,7 @@ from typing import Any
 
 from nip_lm_server.formats import PreferenceExample
 from nip_lm_server.training import encoding, loading
+from nip_lm_server.training.device import choose_device
 from nip_lm_server.training.encoding import ExampleError, check_length, encode_turn
 from nip_lm_server.training.job import Events, TrainingJob
 from nip_lm_server.training.micro_batches import MicroBatched
@@ -104,6 +105,7 @@ def build_trainer(
 
     from nip_lm_server.training.arguments import common_arguments
     from nip_lm_server.training.checkpoints import CheckpointedTrainer
+    from nip_lm_server.training.head import score_labelled_alone
     from nip_lm_server.training.memory import plan_passes
 
     class Trainer(PairPasses, CheckpointedTrainer, DPOTrainer):  # type: ignore[misc]
@@ -137,6 +139,10 @@ def build_trainer(
     if copied and not _needs_copy(job):
         trainer.model.delete_adapter("ref")  # without it TRL switches the adapter off
     trainer.tokens_per_pass = passes.tokens_per_pass
+    if choose_device(job) == "cpu":
+        score_labelled_alone(getattr(model, "get_base_model", lambda: model)())
+        if reference is not None:
+            score_labelled_alone(reference)
     return trainer
 
 

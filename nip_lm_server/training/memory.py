@@ -9,13 +9,18 @@ check_full_training  refuses to train every weight where that can't fit
 A pass keeps activations until its backward pass: all of them, or with gradient checkpointing those
 between layers alone, and the others are computed again, which costs one more forward pass (Chen et
 al., "Training Deep Nets with Sublinear Memory Cost", 2016). So they are kept where a pass of
-`ENOUGH_TOKENS` fits, and only then does a pass take as many tokens as fit. On the processors
-nothing is measured: activations are kept, and a pass has at most `MOST_TOKENS`.
+`ENOUGH_TOKENS` fits, on the processors one of `ENOUGH_ON_PROCESSORS`, and only then does a pass
+take as many tokens as fit.
+
+On the processors other programs come and go with the free memory, and the passes of a training
+shall not: its last bits depend on them. So a pass has a share of the machine's whole memory, or of
+what a container may have, and only where so much is not free half of that, or a quarter, and so on.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from nip_lm_server.training import loading
@@ -30,8 +35,17 @@ MOST_TOKENS = 32_768
 """More in a pass saves no time worth having: matrix products are at their speed long before."""
 ENOUGH_TOKENS = 4_096
 """With fewer in a pass, reading the weights may cost more than computing."""
+ENOUGH_ON_PROCESSORS = 512
+"""... and on processors, which compute so much more slowly than they read."""
+_PROCESSORS_SHARE = 0.25
+"""Of the whole memory, for a training on the processors. By a rule of thumb: an engine, its cache
+and whoever sits before the machine want theirs too."""
 _USED_SHARE = 0.8
 """Of the free memory; the rest is for what is allocated in passing, and for gaps."""
+_LEAST_BYTES = 2**26
+"""Below this halving ends: a machine so full is told by the kernel, not by a plan."""
+_HEAD_TENSORS = 5
+"""Logits of a piece, their logarithms, both once more as gradients, and what is logged of them."""
 _SHORT, _LONG = 32, 96  # tokens of the two passes that are compared
 _OPTIMIZER_BYTES = {"adamw_8bit": 2, "paged_adamw_8bit": 2, "sgd": 0}
 """State per trained parameter; AdamW has two numbers in float32."""
@@ -69,19 +83,35 @@ def _plan_training(
     settings = job.settings
     longest = rows_per_example * max(lengths, default=1)
     asked, checkpointing = settings.tokens_per_pass, settings.gradient_checkpointing
-    if choose_device(job) == "cpu":
-        return PassPlan(max(longest, asked or MOST_TOKENS), bool(checkpointing))
+    device = choose_device(job)
+    if device == "cpu" and asked is not None and checkpointing is not None:
+        return PassPlan(max(longest, asked), checkpointing)
     per_process = settings.batch_size // processes_of_this_run(job)
-    per_token = measure_kept_bytes(model, _autocast(job))
+    per_token = measure_kept_bytes(model, _autocast(job, device))
+    state = training_bytes(job, model)
+    if device == "cpu":
+        state += head_bytes(model)
+        free = memory_on_processors(total_bytes(job), _available_bytes(), state)
+    else:
+        free = float(_free_bytes() - state)
     return divide(
-        _free_bytes() - training_bytes(job, model),
+        free,
         per_token,
         per_token / max(1, int(model.config.get_text_config().num_hidden_layers)),
         step_tokens=min(per_process, len(lengths)) * longest,
         longest=longest,
         asked=asked,
         checkpointing=checkpointing,
+        enough=ENOUGH_ON_PROCESSORS if device == "cpu" else ENOUGH_TOKENS,
     )
+
+
+def memory_on_processors(total: int, available: int, state: int) -> float:
+    """Bytes for the passes: a fixed share of `total`, halved until it is free with the `state`."""
+    share = total * _PROCESSORS_SHARE
+    while share > max(0, available - state) and share > _LEAST_BYTES:
+        share /= 2
+    return share
 
 
 def divide(
@@ -93,6 +123,7 @@ def divide(
     longest: int,
     asked: int | None = None,
     checkpointing: bool | None = None,
+    enough: int = ENOUGH_TOKENS,
 ) -> PassPlan:
     """Decide from bytes per token: `kept_bytes` of all layers, `layer_bytes` of one of them.
 
@@ -100,7 +131,7 @@ def divide(
     and one layer in full while that is computed again. A pass has at least the `longest` example.
     """
     usable = max(0.0, free_bytes) * _USED_SHARE
-    need = max(longest, min(step_tokens, asked or ENOUGH_TOKENS))
+    need = max(longest, min(step_tokens, asked or enough))
     if checkpointing is None:
         checkpointing = usable < need * kept_bytes
     cost = kept_bytes / 8 + layer_bytes if checkpointing else kept_bytes
@@ -149,6 +180,14 @@ def training_bytes(job: TrainingJob, model: Any) -> int:
     return int(trained * (4 + _OPTIMIZER_BYTES.get(job.settings.optimizer, 8)))
 
 
+def head_bytes(model: Any) -> int:
+    """What a piece of the output layer takes in passing; see `head`."""
+    from nip_lm_server.training.head import CHUNK_LOGITS
+
+    words = int(model.get_input_embeddings().weight.shape[0])
+    return 4 * _HEAD_TENSORS * max(CHUNK_LOGITS, words)
+
+
 def check_full_training(job: TrainingJob) -> None:
     """Raise TrainingError where weights, gradients and optimizer exceed the device's memory.
 
@@ -191,7 +230,22 @@ def total_bytes(job: TrainingJob) -> int:
         return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
     import psutil
 
-    return int(psutil.virtual_memory().total)
+    return min(int(psutil.virtual_memory().total), container_bytes() or 2**63)
+
+
+def container_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Read what the container of this process may have; None without a limit."""
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # ValueError: "max"
+            return int((cgroups / name).read_text())
+    return None
+
+
+def _available_bytes() -> int:
+    """Count what this machine has free, and holds of files that it can read again."""
+    import psutil
+
+    return int(psutil.virtual_memory().available)
 
 
 def _free_bytes() -> int:
@@ -202,9 +256,13 @@ def _free_bytes() -> int:
     return int(free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
 
 
-def _autocast(job: TrainingJob) -> Callable[[], Any]:
+def _autocast(job: TrainingJob, device: str = "cuda") -> Callable[[], Any]:
     """Return the context to compute in."""
     import torch
 
-    precision = getattr(torch, choose_precision(job.settings, "cuda"))
-    return nullcontext if precision == torch.float32 else lambda: torch.autocast("cuda", precision)
+    precision = getattr(torch, choose_precision(job.settings, device))
+    return (
+        contextlib.nullcontext
+        if precision == torch.float32
+        else lambda: torch.autocast(device, precision)
+    )

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+from nip_lm_server.processors import Threads
+
 
 def split(
     lengths: Sequence[int], budget: int, *, packed: bool = False, least: int = 1
@@ -57,13 +59,21 @@ class MicroBatched:
 
     tokens_per_pass: int | None = None
     rows_per_example = 1
+    threads: Threads | None = None
+    """On the processors, how many threads compute; looked at before every pass."""
     passes = 0
     """Passes of the last step."""
 
     def training_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """Go through the model once per micro-batch; returns the loss of the step."""
         # transformers' own step is wrapped in what it needs for one pass: it is called for each.
-        step = super().training_step  # type: ignore[misc]
+        usual = super().training_step  # type: ignore[misc]
+
+        def step(model: Any, part: Any, count: Any) -> Any:
+            if self.threads is not None:
+                self.threads.look()
+            return usual(model, part, count)
+
         parts = self._parts(inputs)
         self.passes = len(parts)
         loss = None

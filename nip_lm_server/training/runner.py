@@ -19,8 +19,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from transformers import PrinterCallback, TrainerCallback
 
+from nip_lm_server.processors import Threads, count_processors, usual_threads
 from nip_lm_server.training import checkpoints, loading, output
 from nip_lm_server.training.arguments import effective_arguments
 from nip_lm_server.training.device import choose_device
@@ -50,6 +52,9 @@ def run(
     trained = [p for p in trainer.model.parameters() if p.requires_grad]
     for parameter in trained:
         parameter.data = parameter.data.float()
+    if trainer.args.device.type == "cpu":
+        fixed = usual_threads(os.environ)
+        trainer.threads = Threads(count_processors(), torch.set_num_threads, fixed=fixed)
     # 2. What listens: to SIGTERM and the clock for checkpoints, to every step for progress.
     stopper = _listen(trainer, job, events)
     events.message(
@@ -164,8 +169,6 @@ def _agree(trainer: Any) -> Any:
         return lambda stop, save: (stop, save)
 
     def agree(stop: bool, save: bool) -> tuple[bool, bool]:
-        import torch
-
         flags = torch.tensor([int(stop), int(save)], device=trainer.args.device)
         torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MAX)
         return bool(flags[0]), bool(flags[1])

@@ -60,6 +60,7 @@ def build_trainer(
 
     from nip_lm_server.training.arguments import common_arguments
     from nip_lm_server.training.checkpoints import CheckpointedTrainer
+    from nip_lm_server.training.head import score_labelled_alone
     from nip_lm_server.training.memory import plan_passes
 
     class Trainer(MicroBatched, CheckpointedTrainer, SFTTrainer):  # type: ignore[misc]
@@ -91,6 +92,8 @@ def build_trainer(
         processing_class=text.tokenizer,
     )
     trainer.tokens_per_pass = passes.tokens_per_pass
+    if choose_device(job) == "cpu":
+        score_labelled_alone(getattr(model, "get_base_model", lambda: model)())
     # The loss is TRL's own, over the tokens of the step, whatever the model's forward takes.
     trainer.model_accepts_loss_kwargs = True
     return trainer

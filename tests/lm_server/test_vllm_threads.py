@@ -5,9 +5,9 @@ import pytest
 from nip_core.models import BUNDLED
 from nip_lm_server.engines.vllm.threads import (
     FEW_PROCESSORS,
-    SMALL_BYTES,
     share_processors,
 )
+from nip_lm_server.processors import SMALL_BYTES
 
 ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 

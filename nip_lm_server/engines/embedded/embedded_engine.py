@@ -258,7 +258,7 @@ class EmbeddedEngine(Engine):
             facts |= {
                 "device": loaded.device,
                 "dtype": loaded.dtype,
-                "threads": loaded.threads,
+                "threads": loaded.threads.count,
                 "max_model_len": loaded.max_model_len,
                 "chat_template": dict(loaded.template_shapes),
                 "template_facts": dict(loaded.template_facts),

@@ -20,6 +20,7 @@ from nip_lm_server.engines.embedded.batching import Decoder, Row
 from nip_lm_server.engines.embedded.sampling import Settings, row_random
 from nip_lm_server.formats import chat_template
 from nip_lm_server.formats.tool_calls import ToolForm
+from nip_lm_server.processors import SMALL_BYTES, Threads, count_processors, usual_threads
 from nip_lm_server.vllm_keys.nip_control_tokens import template_facts
 
 
@@ -31,11 +32,10 @@ class EmbeddedOptions:
     "float32", "bfloat16" or "float16". `max_batch` rows run at once, within `cache_bytes` of keys
     and values (None: 4 GiB on CPU or a quarter of the memory, 60 % of what the model leaves free on
     CUDA); what they leave has the beginnings of prompts, which are not read twice. An idle engine
-    waits `max_wait_s` for company after a first request. `threads` None means OMP_NUM_THREADS or
-    half the processors: small models gain little from more, and threads that must share a
-    processor with another program slow each other down many times over. Adapters of a higher rank
-    than `max_lora_rank` are refused. `chat_template_kwargs` are variables of the model's chat
-    template, the same in training.
+    waits `max_wait_s` for company after a first request. `threads` None means OMP_NUM_THREADS, or
+    all processors, half of them for a small model, and fewer while other programs want them
+    (`processors`). Adapters of a higher rank than `max_lora_rank` are refused.
+    `chat_template_kwargs` are variables of the model's chat template, the same in training.
     """
 
     device: str = "auto"
@@ -57,7 +57,7 @@ class LoadedModel:
     tokenizer: Any
     device: str
     dtype: str
-    threads: int
+    threads: Threads
     max_model_len: int
     vocabulary: int  # token ids below this can be fed
     stop_tokens: frozenset[int]
@@ -73,8 +73,6 @@ def load_engine_model(path: str, options: EmbeddedOptions) -> LoadedModel:
     # 1. The process and the device.
     gc.freeze()  # modules stay: searching them for garbage again and again delays every request
     logging.disable_progress_bar()  # the output is a log
-    threads = options.threads or int(os.environ.get("OMP_NUM_THREADS") or _half_the_processors())
-    torch.set_num_threads(threads)
     device, dtype = options.device, options.dtype
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -113,7 +111,7 @@ def load_engine_model(path: str, options: EmbeddedOptions) -> LoadedModel:
         tokenizer=tokenizer,
         device=device,
         dtype=dtype,
-        threads=threads,
+        threads=_choose_threads(model, options),
         max_model_len=limit,
         vocabulary=int(model.get_input_embeddings().weight.shape[0]),
         stop_tokens=chat_template.stop_token_ids(
@@ -168,7 +166,11 @@ def is_fatal(error: BaseException) -> bool:
     return is_out_of_memory(error) or isinstance(error, torch.AcceleratorError)
 
 
-def _half_the_processors() -> int:
-    has_affinity = hasattr(os, "sched_getaffinity")
-    count = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    return max(1, count // 2)
+def _choose_threads(model: Any, options: EmbeddedOptions) -> Threads:
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    most = count_processors()
+    return Threads(
+        most if weights >= SMALL_BYTES else max(1, most // 2),
+        torch.set_num_threads,
+        fixed=options.threads or usual_threads(os.environ),
+    )

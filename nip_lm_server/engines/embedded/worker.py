@@ -297,7 +297,8 @@ class ModelWorker:
                 # tells their senders.
                 if self._closing:
                     return
-            # 2. Load, unload and prove, while no pass is under way.
+            # 2. Load, unload and prove, while no pass is under way, with as many threads as suit.
+            self.loaded.threads.look()
             while self._commands:
                 self._commands.popleft()(None)
             # 3. Let requests join the batch.

@@ -1,7 +1,6 @@
 """How the CPU build of vLLM is told to compute on a machine of few processors.
 
 share_processors   what its environment is given for that
-count_processors   on how many this process may run
 
 As it comes vLLM has one process that schedules and one that computes. The first polls, awake, for
 what the second has done, and the second is bound to all processors but one. With two processors a
@@ -9,17 +8,13 @@ poller that is put on the same one as the worker waits for the time that it take
 worker of two threads that is not bound waits for one of them in every operation.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from nip_lm_server.processors import SMALL_BYTES
+
 FEW_PROCESSORS = 4
 """Up to here. Measured on two; with more, a bound worker leaves room for the process that polls."""
-SMALL_BYTES = 32 * 1024 * 1024
-"""A model with fewer bytes of weights computes on one thread. A rule of thumb: below, the weights
-lie in a processor's own caches, and two threads wait for each other in each of the operations of a
-step for about as long as these take."""
-
 _PROCESSES, _BINDING = "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_CPU_OMP_THREADS_BIND"
 
 
@@ -41,9 +36,3 @@ def _is_small(model: str) -> bool:
     """Say whether a model is known to be small: one that is not on the disk yet is not."""
     files = list(Path(model).expanduser().glob("*.safetensors"))
     return bool(files) and sum(file.stat().st_size for file in files) < SMALL_BYTES
-
-
-def count_processors() -> int:
-    """Count the processors that this process, and who is started by it, may run on."""
-    has_affinity = hasattr(os, "sched_getaffinity")
-    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1

@@ -16,6 +16,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
 )
+from trl.trainer.utils import add_fused_lm_head
 
 from nip_lm_server.training import head
 from nip_lm_server.training.policy_gradient import token_logprobs
@@ -123,3 +124,34 @@ def test_nothing_to_score_gives_a_gradient_of_0():
     assert scores.shape == ids.shape and not scores.any()
     scores.sum().backward()
     assert not model.model.embed_tokens.weight.grad.any()
+
+
+FIELDS = ("log_probs", "entropy", "mean_logits", "is_top1")
+
+
+def labelled(name, *, alone):
+    """TRL's answer, the scores and the gradients, of all tokens or of those with a label."""
+    model, outputs = made(name), []
+    add_fused_lm_head(model, outputs=FIELDS)
+    if alone:
+        assert head.score_labelled_alone(model)
+
+    def score(ids, mask):
+        labels = ids.masked_fill(~mask, head.IGNORED)
+        outputs.append(model(input_ids=ids, labels=labels, fused_lm_head=True))
+        return outputs[0].log_probs
+
+    return outputs, *scores_and_gradients(model, score)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("at_a_time", [1000, 4])
+def test_tokens_with_a_label_alone_give_what_trls_head_gives(monkeypatch, name, at_a_time):
+    monkeypatch.setattr(head, "CHUNK_LOGITS", WORDS * at_a_time)
+    (usual,), usual_scores, usual_gradients = labelled(name, alone=False)
+    (found,), scores, gradients = labelled(name, alone=True)
+    torch.testing.assert_close(scores, usual_scores, rtol=1e-5, atol=1e-5)
+    for field in (*FIELDS, "loss", "label_mask"):
+        torch.testing.assert_close(found[field], usual[field], rtol=1e-5, atol=1e-5)
+    for parameter, gradient in usual_gradients.items():
+        torch.testing.assert_close(gradients[parameter], gradient, rtol=1e-4, atol=1e-5)

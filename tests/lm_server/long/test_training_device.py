@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import nullcontext
 
 import pytest
 
@@ -95,8 +96,6 @@ def test_activations_are_kept_where_they_fit(free, step_tokens, asked, checkpoin
 
 
 def test_a_model_says_what_it_keeps_of_a_token(base, tmp_path):
-    from contextlib import nullcontext
-
     job = read_job(make_job(base, tmp_path / "job", lora_dropout=0.1))
     model = loading.load_start(job).eval()
     before = torch.get_rng_state()
@@ -124,3 +123,47 @@ def test_every_weight_is_trained_where_it_fits_or_refused_with_the_sum(base, tmp
     assert "4 for weights + 4 for gradients + 8 for the optimizer = 16 bytes" in error["message"]
     plain = read_job(make_job(base, tmp_path / "sgd", **full, optimizer="sgd"))
     memory.check_full_training(plain)  # 8 bytes each
+
+
+@pytest.mark.parametrize(
+    ("available", "expected"),
+    [
+        (20 * GB, 4 * GB),  # a quarter of the whole, however much of it is free
+        (6 * GB, 4 * GB),
+        (4 * GB, 2 * GB),  # the state takes its part
+        (2 * GB, 1 * GB),
+        (0, 4 * GB / 64),  # somebody has to give way, and the kernel says who
+    ],
+)
+def test_on_processors_a_training_has_a_fixed_share_of_the_memory_or_half_of_it(
+    available, expected
+):
+    assert memory.memory_on_processors(16 * GB, available, state=1 * GB) == expected
+
+
+def test_a_containers_memory_is_the_whole(base, tmp_path, monkeypatch):
+    job = read_job(on_device(make_job(base, tmp_path / "job"), "cpu"))
+    whole = memory.total_bytes(job)
+    assert memory.container_bytes(tmp_path) is None
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.container_bytes(tmp_path) is None
+    (tmp_path / "memory.max").write_text(f"{GB}\n")
+    assert memory.container_bytes(tmp_path) == GB < whole
+    monkeypatch.setattr(memory, "container_bytes", lambda: GB)
+    assert memory.total_bytes(job) == GB
+
+
+def test_a_large_model_has_few_tokens_in_a_pass_on_processors(base, tmp_path, monkeypatch):
+    job = read_job(on_device(make_job(base, tmp_path / "job", batch_size=64), "cpu"))
+    model = loading.load_start(job)
+    kept = memory.measure_kept_bytes(model, nullcontext)
+    lengths = [100] * 1000
+    assert memory.plan_passes(job, model, lengths).tokens_per_pass == memory.MOST_TOKENS
+    # As if each token took so much that 2,000 of them fill the share.
+    share = 2000 * kept / memory._USED_SHARE
+    monkeypatch.setattr(memory, "memory_on_processors", lambda *_: share)
+    plan = memory.plan_passes(job, model, lengths)
+    assert 1990 <= plan.tokens_per_pass <= 2000 and not plan.gradient_checkpointing
+    # Where not even a small pass fits, activations are computed again.
+    monkeypatch.setattr(memory, "memory_on_processors", lambda *_: share / 8)
+    assert memory.plan_passes(job, model, lengths).gradient_checkpointing
