@@ -76,9 +76,8 @@ class Shell:
                 PS1="$ ",
                 HISTFILE="",
             )
-            if (
-                threads is not None
-            ):  # with one so small a model is no slower, also on a busy machine
+            if threads is not None:
+                # With one, so small a model is no slower, also on a busy machine.
                 os.environ["OMP_NUM_THREADS"] = str(threads)
             for name in ("COLORTERM", "COLUMNS", "LINES", "NO_COLOR"):
                 os.environ.pop(name, None)
