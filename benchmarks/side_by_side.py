@@ -82,7 +82,7 @@ def part_b(options: argparse.Namespace, model: Model) -> dict[str, Any]:
     """Measure training."""
     size = training.Size.of(model)
     if options.small:
-        size = replace(size, examples=size.examples // 8)
+        size = replace(size, examples=max(16, size.examples // 8))
     return training.measure(model, options.rounds, size, say)
 
 
