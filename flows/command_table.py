@@ -50,6 +50,7 @@ PANELS: dict[str, tuple[Line, ...]] = {
         ("clean", "clean", "Delete what nothing in a run refers to."),
     ),
     "Serve": (
+        ("models", "models", "Bring a published model here, without a hub; list them."),
         ("serve", "commands.serve", "Run an OpenAI-compatible server of models and jobs."),
         ("up", "up", "Start PostgreSQL, Prefect and workers; Ctrl-C ends them."),
     ),

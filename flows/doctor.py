@@ -15,7 +15,8 @@ import aiohttp
 
 from nip_core import how_to_install
 from nip_core.errors import SettingsError
-from nip_core.models import BUNDLED, ONLY_IN_REPOSITORY
+from nip_core.models import BUNDLED, KNOWN, ONLY_IN_REPOSITORY
+from nip_core.models.added_models import look_at
 from nip_core.parameters.providers import PROVIDERS
 from nip_core.proxies import proxy_for
 from nip_core.redaction import check_address, show_address
@@ -61,12 +62,14 @@ def examine() -> list[Finding]:
     findings += [_package(name, how_to_install(), needed=True) for name in _CORE]
     local = [_package(name, how_to_install("local")) for name in _LOCAL]
     findings += local
+    findings.append(_package("gguf", how_to_install("local")))
     findings.append(Finding("engine deterministic", True, "needs nothing more"))
     findings.append(_embedded(all(f.ok for f in local)))
     findings.append(_vllm())
     findings += _for_gpus(has_cuda(os.environ))
     findings.append(_sandbox())
     findings += map(_model, BUNDLED)
+    findings += map(_published, KNOWN)
     findings.append(_prefect(os.environ.get("PREFECT_API_URL")))
     free_gb = shutil.disk_usage(Path.cwd()).free / 1e9
     findings.append(Finding("disk", free_gb > 1, f"{free_gb:.1f} GB free here"))
@@ -127,6 +130,17 @@ def _model(name: str) -> Finding:
     if name in ONLY_IN_REPOSITORY:
         return Finding(f"model {name}", True, "not installed: only in nip's repository")
     return Finding(f"model {name}", False, f"missing: {path}", needed=True)
+
+
+def _published(name: str) -> Finding:
+    looked = look_at(KNOWN[name])
+    what, command = f"model {name}", KNOWN[name].command
+    if looked.flaw is not None:
+        return Finding(what, False, f"damaged: {looked.flaw}", remedy=command)
+    size = f"{KNOWN[name].wheel_bytes / 1e6:.0f} MB"
+    return Finding(
+        what, True, f"{looked.path}" if looked.is_there else f"not here: {command} ({size})"
+    )
 
 
 def _vllm() -> Finding:

@@ -12,7 +12,8 @@ a server's files, while it does not run   examine, stored_ids, collectable files
              read_state, remove), import_models, find_model, lay_out_adapter, and names in a
              state directory
 published adapters   public_probe
-room on a disk   want_of_space, MIN_FREE_BYTES
+published models   convert_gguf, ConvertedModel, GgufError; publish, of a whole directory
+room on a disk   want_of_space, is_full, MIN_FREE_BYTES
 secrets      is_secret_name, of environment variables
 processes    identities of processes, ending with a parent, the end of a log
 vLLM         describe_vllm, find_vllm, vllm_build_script; served_lora_rank, DEFAULT_LORA_RANK,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     )
     from nip_lm_server.formats.advantages import Deviation, group_advantages
     from nip_lm_server.formats.bounds import ReadError, parse_json
+    from nip_lm_server.formats.gguf_model import ConvertedModel, GgufError, convert_gguf
     from nip_lm_server.formats.token_counts import count_tokens
     from nip_lm_server.formats.untrusted import parse_yaml, read_text
     from nip_lm_server.launch import (
@@ -67,7 +69,7 @@ if TYPE_CHECKING:
     from nip_lm_server.serving.lay_out_adapter import LaidOut, lay_out_adapter
     from nip_lm_server.spec import EngineSpec, ServerSpec, base_served_name
     from nip_lm_server.state.directory import DATABASE, FILES, KEY_FILE, MODELS, StateError
-    from nip_lm_server.state.disk import MANIFEST, MIN_FREE_BYTES, want_of_space
+    from nip_lm_server.state.disk import MANIFEST, MIN_FREE_BYTES, is_full, publish, want_of_space
     from nip_lm_server.state.examine import Examined, examine, stored_ids
     from nip_lm_server.state.garbage import State, StateInUseError, read_state, remove
     from nip_lm_server.state.import_models import find_model, import_models
@@ -99,9 +101,11 @@ __all__ = [
     "SERVER_VERSION",
     "AdapterError",
     "AdvantageMode",
+    "ConvertedModel",
     "Deviation",
     "EngineSpec",
     "Examined",
+    "GgufError",
     "JsonlError",
     "LaidOut",
     "NipSettings",
@@ -120,6 +124,7 @@ __all__ = [
     "compatible",
     "compile_caches",
     "content_digest",
+    "convert_gguf",
     "count_tokens",
     "describe_problems",
     "describe_vllm",
@@ -132,6 +137,7 @@ __all__ = [
     "group_advantages",
     "has_cuda",
     "import_models",
+    "is_full",
     "is_running",
     "is_secret_name",
     "lay_out_adapter",
@@ -139,6 +145,7 @@ __all__ = [
     "parse_yaml",
     "process_identity",
     "public_probe",
+    "publish",
     "read_state",
     "read_tail",
     "read_text",
@@ -186,6 +193,11 @@ _WHERE: dict[str, tuple[str, ...]] = {
         "ReadError",
         "parse_json",
     ),
+    "nip_lm_server.formats.gguf_model": (
+        "ConvertedModel",
+        "GgufError",
+        "convert_gguf",
+    ),
     "nip_lm_server.formats.token_counts": ("count_tokens",),
     "nip_lm_server.formats.untrusted": (
         "parse_yaml",
@@ -224,6 +236,8 @@ _WHERE: dict[str, tuple[str, ...]] = {
     "nip_lm_server.state.disk": (
         "MANIFEST",
         "MIN_FREE_BYTES",
+        "is_full",
+        "publish",
         "want_of_space",
     ),
     "nip_lm_server.state.examine": (

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from nip_core.game.render import Game, make_situation
-from nip_core.models import resolve_model
+from nip_core.models import locate_model
 from nip_core.parameters import HyperParameters, Method
 from nip_core.parameters.checks import find_attackers
 from nip_core.rollouts.plan import episode_spec
@@ -126,7 +126,7 @@ def count_first_prompts(
         texts = ["\n".join(message["content"] for message in chat) for chat in chats]
         here = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
         here &= parameters.lm_server.engine != "deterministic"
-        counts = count_tokens(resolve_model(agent.model_name), texts) if here else None
+        counts = count_tokens(locate_model(agent.model_name), texts) if here else None
         if counts is None:
             counts = [len(text.encode()) // BYTES_PER_TOKEN for text in texts]
         else:

@@ -38,7 +38,7 @@ from nip_core.hub.nip_json import (
 from nip_core.hub.privacy import hide_lineage, without_places
 from nip_core.hub.repository import CARD, new_directory, seal
 from nip_core.jobs.document import read_job
-from nip_core.models import BUNDLED, resolve_model
+from nip_core.models import BUNDLED, KNOWN, locate_model, resolve_model
 from nip_core.parameters.base import Parameters
 from nip_core.parameters.model_names import dummy_name
 from nip_core.parameters.stored import complete_settings, read_settings
@@ -292,7 +292,7 @@ def _choose_portable_base(chosen: ChosenModel, name: str | None) -> str:
         if os.path.exists(os.path.expanduser(name)) or name.startswith(("/", ".", "~")):
             raise SettingsError(f"--base-model {name}: others have no such path; give a Hub name")
         return name
-    if chosen.base in BUNDLED:
+    if chosen.base in BUNDLED or chosen.base in KNOWN:
         return chosen.base
     if os.path.isdir(os.path.expanduser(chosen.base)) or chosen.base.startswith(("/", ".", "~")):
         raise SettingsError(
@@ -355,7 +355,7 @@ def _write_probe(chosen: ChosenModel, source: Path, part: Path) -> None:
 def _collect_facts(
     chosen: ChosenModel, manifest: ModelManifest, base: str, license_id: str | None, probe: bool
 ) -> AdapterFacts:
-    directory = Path(resolve_model(chosen.base)).expanduser()
+    directory = Path(locate_model(chosen.base)).expanduser()
     proof = chosen.model.proof or {}
     detail = {k: v for k, v in (proof.get("detail") or {}).items() if k in _OF_A_PROOF}
     training = {k: v for k, v in manifest.training.items() if k in _OF_A_TRAINING}

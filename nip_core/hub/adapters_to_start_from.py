@@ -19,7 +19,7 @@ from nip_core.hub.adapter_of_run import CONFIG, WEIGHTS, weights_digest
 from nip_core.hub.client import Hub
 from nip_core.hub.nip_json import AdapterFacts, HubDocument, TablesFacts
 from nip_core.hub.repository import list_patterns, read_sealed
-from nip_core.models import resolve_model
+from nip_core.models import locate_model
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.hosting import uses_own_server
 from nip_core.parameters.model_names import base_name
@@ -164,7 +164,7 @@ def _check_base(
         if facts.base is None:
             raise SettingsError(f"{place}: nip.json does not say which base model it is for")
         published, digest = facts.base.name, facts.base.weights_sha256
-    directory = Path(resolve_model(model_name)).expanduser()
+    directory = Path(locate_model(model_name)).expanduser()
     here = weights_digest(directory) if directory.is_dir() and digest is not None else None
     if here is not None and here == digest:
         return

@@ -21,6 +21,7 @@ from nip_core.hub.nip_json import (
     TablesFacts,
     TrainingFacts,
 )
+from nip_core.models import KNOWN
 from nip_lm_server.client import served_lora_rank
 
 _Fact = tuple[str, str | int | None]
@@ -49,7 +50,7 @@ def adapter_card(place: str, facts: AdapterFacts) -> str:
         "pipeline_tag": "text-generation",
         "tags": ["nip", "neural-interactive-proofs", "lora"],
     }
-    if not base.bundled:
+    if not base.bundled and base.name not in KNOWN:
         head |= {"base_model": base.name, "base_model_relation": "adapter"}
     if facts.license:
         head["license"] = facts.license
@@ -264,12 +265,22 @@ def _describe_use(place: str, base: BaseFacts, highest: int) -> list[str]:
             f"it lies in the folder `{folder}`."
         ]
     else:
+        known = KNOWN.get(base.name)
+        served = base.name if known is None else "BASE"
         load = [
             f'folder = snapshot_download("{place}")  # or the directory, where you have it',
-            f'base = AutoModelForCausalLM.from_pretrained("{base.name}")',
-            f'tokenizer = AutoTokenizer.from_pretrained("{base.name}")',
+            f'base = AutoModelForCausalLM.from_pretrained("{served}")',
+            f'tokenizer = AutoTokenizer.from_pretrained("{served}")',
         ]
-        served, remark = base.name, []
+        remark = (
+            []
+            if known is None
+            else [
+                f"The base model `{base.name}` is {known.title} as `{known.command}` of nip makes "
+                f"it, from {known.requirement} of the package index. BASE is its directory, as "
+                f"`nip models path {base.name}` prints it."
+            ]
+        )
     return [
         *remark,
         _write_python(

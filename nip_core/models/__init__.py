@@ -1,4 +1,9 @@
-"""The models in the package, by name. Nothing here loads torch.
+"""Models by name: those in the package, and published ones that were added. Nothing loads torch.
+
+BUNDLED         the models in the package
+KNOWN           published models that `nip models add` brings to this machine
+resolve_model   the directory of one by its name, if it is here and whole
+locate_model    the same for whom it need not be here
 
 ``tiny`` plays the scenario code_validation, ``tiny-arithmetic`` the scenario arithmetic, so does
 ``tiny-arithmetic-turns`` where the verifier is told of its turns, ``tiny-reading`` the scenario
@@ -6,9 +11,12 @@ reading. Each is described in the README.md of its directory and was
 made by ``factory/tiny/build.py``.
 """
 
+import os
 from pathlib import Path
 
 from nip_core.errors import SettingsError
+from nip_core.models.known_models import KNOWN as KNOWN
+from nip_core.models.known_models import models_directory
 
 _HERE = Path(__file__).parent
 BUNDLED: dict[str, Path] = {
@@ -22,10 +30,16 @@ ONLY_IN_REPOSITORY = frozenset({"tiny-arithmetic-turns"})
 
 
 def resolve_model(name_or_path: str) -> str:
-    """Give the directory of a bundled model, or `name_or_path` unchanged for any other.
+    """Give the directory of a bundled or an added model, or `name_or_path` unchanged for any other.
 
-    Raises SettingsError for one that is not installed.
+    Raises SettingsError for one that is not on this machine, or is not whole, and for a name that
+    is a directory as well.
     """
+    if name_or_path in KNOWN:
+        from nip_core.models.added_models import find_added
+
+        refuse_both(name_or_path, name_or_path)
+        return str(find_added(KNOWN[name_or_path]))
     bundled = BUNDLED.get(name_or_path)
     if name_or_path in ONLY_IN_REPOSITORY and bundled is not None and not bundled.is_dir():
         raise SettingsError(
@@ -33,3 +47,21 @@ def resolve_model(name_or_path: str) -> str:
             "run from a checkout, or name the directory of a copy"
         )
     return name_or_path if bundled is None else str(bundled)
+
+
+def locate_model(name_or_path: str) -> str:
+    """Give the directory in which a model lies or would lie; nothing of it is read or checked."""
+    if name_or_path in KNOWN:
+        return str(models_directory() / name_or_path)
+    return str(BUNDLED.get(name_or_path, name_or_path))
+
+
+def refuse_both(name: str, directory: str) -> None:
+    """Raise SettingsError for the name of a published model where `directory` is one, too."""
+    if os.path.isdir(directory):
+        plain = directory if os.path.dirname(directory) else f"./{directory}"
+        raise SettingsError(
+            f"{name}: a directory ({os.path.abspath(directory)}) and a model of `nip models`; "
+            f"write {plain} for the directory, or the path that `nip models path {name}` prints "
+            "for the model"
+        )

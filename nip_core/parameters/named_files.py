@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.errors import SettingsError
-from nip_core.models import BUNDLED
+from nip_core.models import BUNDLED, KNOWN, refuse_both
 from nip_core.parameters.plain import Plain, PlainDict, PlainMapping
 from nip_core.scenarios import find_scenario
 
@@ -49,6 +49,8 @@ class _NamedFile:
     """``:Class`` where one stands behind the path."""
     is_needed: bool = True
     """Whether it can be nothing but a path; other texts may name a data set or a model."""
+    is_published: bool = False
+    """Whether it is the name of a published model, and never a path."""
 
     @property
     def address(self) -> str:
@@ -66,12 +68,15 @@ def find_beside(values: PlainMapping, file: str, typed: PlainMapping | None = No
     for named in _list_named(values):
         is_typed = bool(_text(typed, *named.keys))
         folders = (_HERE, beside) if is_typed else (beside, _HERE)
-        found = _find(named, folders, values)
-        if found is None and named.is_needed:
+        path = _find(named, folders, values)
+        if path is not None and named.is_published:
+            _refuse_both(named, path)
+            continue
+        if path is None and named.is_needed:
             place = "--set" if is_typed else file
             raise SettingsError(f"{place}: {_say_missing(named, folders)}")
-        if found is not None:
-            result = _with(result, named.keys, found)
+        if path is not None:
+            result = _with(result, named.keys, path)
     return result
 
 
@@ -87,7 +92,7 @@ def find_on_record(stored: PlainMapping, directory: str | None, place: Path | No
     result = stored
     for named in _list_named(stored) if begun else ():
         found = _find(named, (_HERE, *map(Folder, begun)), stored)
-        if found is not None:
+        if found is not None and not named.is_published:
             result = _with(result, named.keys, found)
     return result
 
@@ -137,8 +142,17 @@ def _list_named(values: PlainMapping) -> Iterator[_NamedFile]:
         )
         if provider == _SELF_HOSTED and model not in BUNDLED:
             is_path = _is_written_as_path(model)
-            named = _NamedFile(("agents", name, "model_name"), model, is_needed=is_path)
-            yield from _relative(named)
+            keys = ("agents", name, "model_name")
+            yield from _relative(
+                _NamedFile(keys, model, is_needed=is_path, is_published=model in KNOWN)
+            )
+
+
+def _refuse_both(named: _NamedFile, found: str) -> None:
+    try:
+        refuse_both(named.file, found)
+    except SettingsError as error:
+        raise SettingsError(f"{named.address}: {error}") from None
 
 
 def _relative(named: _NamedFile) -> Iterator[_NamedFile]:

@@ -131,7 +131,10 @@ def check_server(parameters: HyperParameters, environment: Mapping[str, str]) ->
     for name, agent in parameters.model_agents.items():
         if not uses_own_server(parameters, agent) or is_deterministic(parameters, agent):
             continue
-        path = Path(os.path.expanduser(resolve_model(agent.model_name)))
+        try:
+            path = Path(os.path.expanduser(resolve_model(agent.model_name)))
+        except SettingsError as error:
+            raise SettingsError(f"agents.{name}.model_name: {error}") from None
         # What looks like a name may be one of the Hub, which nobody is asked for here.
         looks_local = agent.model_name.startswith((".", "/", "~"))
         if looks_local and not os.path.isdir(path):

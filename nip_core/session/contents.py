@@ -20,7 +20,9 @@ from nip_core.distribution import __version__
 from nip_core.errors import SettingsError
 from nip_core.game.render import Game
 from nip_core.hashing import digest
-from nip_core.models import resolve_model
+from nip_core.models import KNOWN, locate_model
+from nip_core.models.added_models import read_digest
+from nip_core.parameters.hosting import is_deterministic, uses_own_server
 from nip_core.protocols import find_protocol
 from nip_core.scenarios import Problem, find_scenario
 from nip_core.servers.endpoints import Endpoints
@@ -62,9 +64,14 @@ def digest_contents(
         source = Path(inspect.getfile(kind)).read_text(encoding="utf-8", errors="replace")
         contents["scenario"] = digest(source)
     for agent in parameters.model_agents.values():
-        path = Path(os.path.expanduser(resolve_model(agent.model_name)))
+        path = Path(os.path.expanduser(locate_model(agent.model_name)))
         is_hosted = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
-        if is_hosted and os.path.isdir(path):
+        if is_hosted and agent.model_name in KNOWN:
+            # Read whole when it was checked. The deterministic engine has no model, and another
+            # server has its own by this name.
+            if uses_own_server(parameters, agent) and not is_deterministic(parameters, agent):
+                contents["models"][agent.model_name] = read_digest(KNOWN[agent.model_name])
+        elif is_hosted and os.path.isdir(path):
             contents["models"][agent.model_name] = _directory_digest(path)
     if parameters.lm_server.replies is not None:
         contents["replies"] = digest(_text_of(Path(parameters.lm_server.replies)))

