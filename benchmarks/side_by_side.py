@@ -132,8 +132,8 @@ def models_of(options: argparse.Namespace) -> list[Model]:
     models = [find_model(DEFAULT)]
     try:
         models.append(find_model(PUBLISHED))
-    except ValueError:
-        say(f"without {PUBLISHED}, which is not here: nip models add {PUBLISHED}")
+    except ValueError as error:
+        say(f"without a second model: {error}")
     return models
 
 
