@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from nip_core.progress.traffic import Traffic
+
 STAGES = ("test", "play", "dataset", "train", "gate", "swap", "attack")
 """Of an iteration, in their order, named as in its times; --rerun-from takes some of them."""
 
@@ -106,6 +108,8 @@ class Progress:
 
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], float] = time.time
+    traffic: Traffic = field(default_factory=Traffic)
+    """The calls to models' servers."""
 
     # Of the split that is being played:
     episodes_total: int = 0

@@ -147,5 +147,8 @@ def make_chat_client(
         timeout_s=parameters.rollouts.request_timeout_s,
         retries=parameters.rollouts.transport_retries,
         on_retry=progress.count_retry,
+        on_fewer=progress.warn,
+        traffic=progress.traffic,
+        follows=True,
         admit=contextlib.nullcontext if budget is None else budget.call,
     )

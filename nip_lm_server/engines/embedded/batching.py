@@ -86,6 +86,8 @@ class Decoder:
         self._mask: torch.Tensor | None = None
         self._positions: torch.Tensor | None = None
         self._sampler: BatchSampler | None = None
+        # They only grow: what advances is told by them from what hangs.
+        self.prompt_tokens_done = self.generated_tokens = 0
 
     @property
     def rows(self) -> int:
@@ -169,6 +171,7 @@ class Decoder:
                 use_cache=True,
                 logits_to_keep=1,
             )
+        self.prompt_tokens_done += sum(len(row.prompt) for row in rows)
         return cache, output.logits[:, -1]
 
     def score(
@@ -282,6 +285,7 @@ class Decoder:
             if row.guide is not None:
                 row.guide.push(chosen.ids[index])
             row.generated.append(chosen.ids[index])
+            self.generated_tokens += 1
             row.finish_reason = self._finish_reason(row)
 
     def _mask_allowed(self, rows: Sequence[Row], width: int) -> Allowed | None:

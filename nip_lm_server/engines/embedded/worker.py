@@ -96,7 +96,7 @@ class ModelWorker:
         self.death: Future[str] = Future()
         self.state: EngineState = "starting"
         self.adapters: dict[str, LoraAdapter] = {}
-        self.generated_tokens = 0
+        self.commands_done = 0
         self._cache_tokens = 0
         self._waiting: deque[Pending] = deque()
         self._running: list[Pending] = []
@@ -300,6 +300,7 @@ class ModelWorker:
             # 2. Load, unload and prove, while no pass is under way.
             while self._commands:
                 self._commands.popleft()(None)
+                self.commands_done += 1
             # 3. Let requests join the batch.
             # Only an idle engine waits: one at work has requests join later anyway.
             if not self._running and len(self._waiting) < self._options.max_batch:
@@ -325,7 +326,7 @@ class ModelWorker:
     def _advance_safely(self, advance: Callable[[], list[Row]]) -> None:
         """Advance the batch; if this fails, fail its requests and go on with the next ones."""
         try:
-            finished = advance()
+            advance()
         except Exception as error:
             if is_fatal(error):
                 raise  # ends the thread, and with it the engine, which is then started anew
@@ -336,7 +337,6 @@ class ModelWorker:
             self._fail_running(failure)
             return
         # Who waits is told at the end, who listens to a stream after every step.
-        self.generated_tokens += sum(len(row.generated) for row in finished)
         for pending in self._running:
             pending.ended = all(row.finish_reason is not None for row in pending.rows)
         _tell([pending for pending in self._running if pending.ended or pending.streamed])
