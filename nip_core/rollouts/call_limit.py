@@ -89,16 +89,17 @@ class CallLimit:
         *,
         deadline_s: float | None,
         tell: Callable[[str], None] = lambda words: None,
+        changed: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ):
         """Begin with `most`.
 
         `deadline_s` is the longest wait for an answer of somebody else's server; None: of ours,
-        which has none. `tell` is given the words for people.
+        which has none. `tell` is given the words for people; `changed` is called at each.
         """
         self.most, self._deadline_s = most, deadline_s
         self.limit = most
-        self._tell, self._clock = tell, clock
+        self._tell, self._changed, self._clock = tell, changed, clock
         self.places = Places(lambda: self.limit)
         self._best_rate, self._best_limit = 0.0, self.limit
         self._flat = self._rounds = 0
@@ -176,6 +177,7 @@ class CallLimit:
     def _set(self, limit: int) -> None:
         self.limit = max(1, min(self.most, limit))
         self.places.give()
+        self._changed()
 
 
 def start_with(most: int, answer_s: float) -> int:

@@ -36,7 +36,7 @@ from nip_core.rollouts.answer_parts import (
     refuse_other_model,
     split_count,
 )
-from nip_core.rollouts.call_limit import CallLimit
+from nip_core.rollouts.call_limit import CallLimit, Places
 from nip_core.rollouts.joined_calls import JoinedCall
 from nip_core.rollouts.thoughts import (
     MalformedAnswer,
@@ -156,7 +156,7 @@ class ChatClient:
         `admit` is entered for as long as a call is in flight, and may raise instead of letting it
         begin; `sleep` is how pauses between tries are made.
         """
-        self._concurrency = concurrency
+        self._most = concurrency
         self._timeout_s = timeout_s
         self._retries = retries
         self._on_retry, self._on_fewer = on_retry, on_fewer
@@ -164,12 +164,13 @@ class ChatClient:
         self._follows = follows
         self._slots = asyncio.Semaphore(concurrency)
         self._limits: dict[str, CallLimit] = {}
+        self._places: list[Places] = []
         self._joining: set[str] = set()  # addresses of servers that are ours by their answers
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._concurrency, keepalive_timeout=60),
+            connector=aiohttp.TCPConnector(limit=self._most, keepalive_timeout=60),
         )
         return self
 
@@ -187,9 +188,10 @@ class ChatClient:
         url = endpoint.base_url
         if url not in self._limits:
             self._limits[url] = CallLimit(
-                self._concurrency,
+                self._most,
                 deadline_s=self._timeout_s,
                 tell=lambda words: self._on_fewer(f"{url}: {words}"),
+                changed=self._give_places,
             )
         return self._limits[url]
 
@@ -197,7 +199,17 @@ class ChatClient:
     def in_flight_limit(self) -> int:
         """How many calls may be in flight at all servers that were asked so far."""
         limits = sum(limit.limit for limit in self._limits.values())
-        return min(self._concurrency, limits or self._concurrency)
+        return min(self._most, limits or self._most)
+
+    def make_places(self, per_call: int) -> Places:
+        """Make places for episodes: so many for each call that may be in flight."""
+        places = Places(lambda: per_call * (self.in_flight_limit if self._follows else self._most))
+        self._places.append(places)
+        return places
+
+    def _give_places(self) -> None:
+        for places in self._places:
+            places.give()
 
     async def complete(self, endpoint: Endpoint, body: ChatBody) -> ChatAnswer:
         """Post `body` and give the first choice of `answers`."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from nip_lm_server.engines.base import Engine, WorkDone
 
-LOOK_S = 1.0
+LOOK_S = 0.25
 """Looks at one engine are at least so far apart: a thousand requests may ask at once."""
 
 
