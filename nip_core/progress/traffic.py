@@ -67,7 +67,7 @@ class Traffic:
             return None
         now_s = self.clock()
         since_s = max(self.began_s, now_s - _WINDOW_S)
-        if len(self.answers) == _MOST_ANSWERS:
+        if len(self.answers) == _MOST_ANSWERS and self.answers[0] < now_s:
             since_s = max(since_s, self.answers[0])
         count = sum(at_s > since_s for at_s in self.answers)
         return count / (now_s - since_s) if now_s > since_s else None

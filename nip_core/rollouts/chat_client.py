@@ -279,6 +279,7 @@ class ChatClient:
                 counts = word.prompt_tokens, word.generated_tokens
                 if counts[0] is not None and counts[1] is not None:
                     self._traffic.note_work(endpoint.base_url, word.engine, counts[0], counts[1])
+                    limit.advanced(counts[0], counts[1])
                 status, raw, retry_after = await self._post(endpoint, call)
             took_s = loop.time() - began_s
             # 2. What that means.

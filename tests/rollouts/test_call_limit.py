@@ -49,7 +49,24 @@ def test_a_server_that_becomes_faster_is_found_out():
 
 
 def test_a_quick_server_begins_with_all_and_a_slow_one_with_few():
-    assert [start_with(64, answer_s) for answer_s in (0.01, 2, 8, 1000)] == [64, 64, 16, 4]
+    assert [start_with(64, answer_s) for answer_s in (0.01, 2, 8, 1000)] == [64, 64, 16, 8]
+
+
+def steps(speed_of, seconds=20):
+    """How many are in flight after each look, at an engine that computes so fast with so many."""
+    server, work = Server(1), 0.0
+    found = []
+    for _ in range(6):
+        work += seconds * speed_of(server.limit.limit)
+        server.s += seconds
+        server.limit.advanced(0, int(work))
+        found.append(server.limit.limit)
+    return found
+
+
+def test_before_any_answer_the_tokens_of_the_engine_tell_whether_more_is_faster():
+    assert steps(lambda in_flight: 5 * in_flight) == [8, 16, 32, 64, 64, 64]
+    assert steps(lambda in_flight: 100) == [8, 16, 16, 16, 16, 16]
 
 
 def foreign(most=16, deadline_s=10.0):
