@@ -8,10 +8,11 @@ A round is as many answers as there may be calls in flight. Where the server is 
 doubles as long as a round brings a tenth more answers a second than the best before, and goes back
 to that one when two have not: more calls would only wait in the server's queue, all of them longer.
 It tries again now and then, since a server may become faster. Before a round is over, which may
-take long, the tokens that the engine has computed tell the same. Where the server is somebody else's,
-it begins with all that the settings allow, and is cut: to seven tenths by a 429, by a half when
-everything in flight has run out of time twice, and to what fits into half of the time for an
-answer. From then on it grows by one a round.
+take long, the tokens that the engine has computed tell the same.
+
+Where the server is somebody else's, it begins with all that the settings allow, and is cut: to
+seven tenths by a 429, by a half when everything in flight has run out of time twice, and to what
+fits into half of the time for an answer. From then on it grows by one a round.
 
 Neither the order of episodes nor any seed depends on it, only when a call is made. Why it is
 written here: docs/decisions/0036.
@@ -34,8 +35,8 @@ SEARCH_EVERY = 16
 STEP_S = 20.0
 """Time between two looks at the engine's tokens; short beside a round where that is slow."""
 ANSWER_TOKEN = 6.0
-"""What a token of an answer takes, in tokens of a prompt: as measured with a model of 135M parameters
-on two cores. It only makes reading and writing comparable."""
+"""What a token of an answer takes, in tokens of a prompt: as measured with a model of 135M
+parameters on two cores. It only makes reading and writing comparable."""
 _FEWEST_FIRST = 8
 _QUICK_ANSWER_S = 2.0
 """With answers that take no longer, nothing is lost by asking for all at once."""

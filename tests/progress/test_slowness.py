@@ -35,7 +35,7 @@ def test_few_answers_are_said_with_what_the_engine_does_and_what_helps():
 
 
 def test_nothing_is_said_where_answers_come_or_nothing_was_waited_for():
-    assert describe_slowness(asked(answers=600), load=0.5) == ""
+    assert describe_slowness(asked(in_flight=16, answers=600), load=0.5) == ""
     assert describe_slowness(asked(seconds=10.0), load=0.5) == ""
     assert describe_slowness(asked(in_flight=0), load=0.5) == ""
 
