@@ -196,7 +196,7 @@ gpu-session: install
 
 # The tests that need CUDA; what came of each is in docs/results/gpu_tests.json.
 test-gpu: install
-	$(BIN)/python benchmarks/gpu_session.py tests-training tests-serving tests-engines --again \
+	$(BIN)/python benchmarks/gpu_session.py tests-training tests-embedded tests-serving tests-engines --again \
 		--seconds 1800 --out docs/results/gpu_tests.json
 
 # NIP_GPU_MODEL: a model of a few billion parameters, by name or path. Needs the network.

@@ -1,6 +1,6 @@
 """A session on a GPU: everything that has to be measured on one, in pieces of at most ten minutes.
 
-    python benchmarks/gpu_session.py PIECE... --out FILE [--again] [--rehearse] [--scratch DIR]
+    python benchmarks/gpu_session.py PIECE... --out FILE [--again] [--brief] [--scratch DIR]
 
     machine        facts, `nip doctor`, a kernel, virtual memory, what the card can do at most
     train-3b, -8b  tokens per second and peak memory of sft, dpo, trajectories; packed and padded;
@@ -14,7 +14,8 @@
     iteration-3b, -8b   200 episodes of nine rounds and two jobs, against 5 and 8 minutes
     all            every one of them, in this order
 
-    tests-training, tests-serving, tests-engines   the tests that need a GPU (`make test-gpu`)
+    tests-training, tests-embedded   the tests that need a GPU (`make test-gpu`)
+    tests-serving, tests-engines     those that need vLLM as well
 
 Each piece is a section of FILE, and each of its rows is written as soon as it is measured. A piece
 that is finished is skipped, unless --again asks for it; one that was ended, by its time or by a
@@ -26,6 +27,9 @@ the tokenizer of 128,256 ids and all data are made here, in --scratch (about 25 
 next command). vLLM is what NIP_VLLM names. Where there is none its rows have the reason, and the
 embedded engine is measured in its place. Without nip installed, but with what it needs, it runs
 from the repository: PYTHONPATH is set for all that it starts.
+
+--brief measures less of everything, and nothing of the 8B shape but `train-8b` and `iteration-8b`,
+for a card that is there for minutes; each section has the command that made it.
 
 --rehearse runs every piece on the CPU at the bundled tiny model's size, so that the script is known
 to run from end to end. Its figures say nothing about a GPU.
@@ -53,7 +57,8 @@ sys.path[:0] = [str(HERE), str(ROOT)]
 
 from gpu_pieces.page import page  # noqa: E402
 from gpu_pieces.results import Piece, Results  # noqa: E402
-from gpu_pieces.sizes import GPU, PIECE_S, REHEARSAL, Session  # noqa: E402
+from gpu_pieces.sizes import BRIEF, GPU, PIECE_S, REHEARSAL, Session  # noqa: E402
+from measured_commit import describe_commit  # noqa: E402
 
 END_S = 40.0
 """A server has so long to end, with its engine."""
@@ -71,6 +76,7 @@ PIECES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "iteration-3b": ("iteration", ("3b",)),
     "iteration-8b": ("iteration", ("8b",)),
     "tests-training": ("tests", ("training",)),
+    "tests-embedded": ("tests", ("embedded",)),
     "tests-serving": ("tests", ("serving",)),
     "tests-engines": ("tests", ("engines",)),
 }
@@ -80,7 +86,7 @@ ALL = [name for name, (module, _) in PIECES.items() if module != "tests"]
 def measure(name: str, options: argparse.Namespace) -> None:
     """Measure a piece in this process."""
     results = Results(options.out, rehearsal=options.rehearse)
-    sizes = REHEARSAL if options.rehearse else GPU
+    sizes = REHEARSAL if options.rehearse else BRIEF if options.brief else GPU
     session = Session(sizes, options.scratch, options.rehearse, options.seconds)
     module, arguments = PIECES[name]
     if name == "noise":
@@ -97,7 +103,7 @@ def run(name: str, options: argparse.Namespace) -> bool:
     load, began = os.getloadavg()[0], time.monotonic()
     command = [sys.executable, __file__, name, "--inner", "--out", str(options.out)]
     command += ["--scratch", str(options.scratch), "--seconds", str(options.seconds)]
-    command += ["--rehearse"] * options.rehearse
+    command += ["--rehearse"] * options.rehearse + ["--brief"] * options.brief
     process = subprocess.Popen(command, env=environment(options), start_new_session=True)
     try:
         process.wait(options.seconds)
@@ -110,7 +116,7 @@ def run(name: str, options: argparse.Namespace) -> bool:
     section["runs"] = [
         *section.get("runs", []),
         {
-            "commit": commit(),
+            "commit": describe_commit(),
             "command": shlex.join(["python", "benchmarks/gpu_session.py", *sys.argv[1:]]),
             "took_s": round(time.monotonic() - began, 1),
             "exit": process.returncode,
@@ -158,13 +164,6 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
     return settings
 
 
-def commit() -> str:
-    """The commit of what runs, "" outside of a repository."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
-
-
 def has_gpu() -> bool:
     """Return whether torch computes on a GPU here."""
     import torch
@@ -181,6 +180,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--again", action="store_true", help="measure finished pieces again")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on the CPU")
+    parser.add_argument("--brief", action="store_true", help="few of everything, none of it 8B")
     parser.add_argument("--scratch", type=Path, help="where models lie, and are kept")
     parser.add_argument("--seconds", type=float, default=PIECE_S, help="the most for a piece")
     parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)

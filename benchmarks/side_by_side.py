@@ -1,8 +1,8 @@
 """nip and its peers in one run, on the same stub, games, weights and machine.
 
     scripts/build_peers.sh
-    python benchmarks/side_by_side.py [--only a b ...] [--rounds 3] [--small]
-        [--out docs/results/side_by_side.json]
+    python benchmarks/side_by_side.py [--only a b ...] [--model tiny smollm2] [--rounds 3]
+        [--small] [--out docs/results/side_by_side.json]
 
     a   generated tokens per second at 1, 8, 64 requests in flight, 0, 1, 3 adapters mixed
     b   tokens per second of LoRA training, a job of ours and plain TRL
@@ -11,12 +11,16 @@
     e   the price of a kill: calls made again, time to the next new answer
     f   wrong weights under the right name: who notices before answering
 
+Parts a, b, c and f are measured on each model that is named: a bundled one, a known one that `nip
+models add` has laid down, or a directory. By default those are the bundled tiny model, and smollm2
+where it is there.
+
 Peers run in environments of their own, as their documentation says, over HTTP. They take turns in
 rounds, in another order in each, so that what else the machine does falls on all; what is compared
 are ratios, with intervals by the bootstrap over rounds. A peer that cannot run is a row with its
 reason. Each part is written to the JSON file with its versions, its commit and the machine's load
 before and after; parts that are not chosen stay as they are there. The Markdown page beside it is
-made from all of them.
+made from all of them. What was measured on another model than the tiny one stands under `models`.
 """
 
 import argparse
@@ -32,13 +36,17 @@ from pathlib import Path
 from typing import Any
 
 from beside import kills, load, schedule, swap, training, weights
+from beside.models import Model, find_model
 from beside.page import page
 from beside.players import PLAYERS, commit
 
 SHARES = {"user": (0, 2), "low_priority": (1,), "idle": (3, 4)}
 """Of the machine's CPU time, by columns of /proc/stat: user and system, nice, idle and waiting."""
 
-Part = Callable[[argparse.Namespace], dict[str, Any]]
+DEFAULT, PUBLISHED = "tiny", "smollm2"
+"""The models of a run that names none; the second where it was added."""
+
+Part = Callable[[argparse.Namespace, Model], dict[str, Any]]
 
 
 def say(text: str) -> None:
@@ -62,28 +70,28 @@ def shares(before: list[int], after: list[int]) -> dict[str, float]:
     }
 
 
-def part_a(options: argparse.Namespace) -> dict[str, Any]:
+def part_a(options: argparse.Namespace, model: Model) -> dict[str, Any]:
     """Measure serving."""
-    size = load.Size()
+    size = load.Size.of(model)
     if options.small:
         size = replace(size, in_flight=(8,), adapters=(0, 2), tokens=8, words=10, run_s=1)
-    return load.measure(options.rounds, size, say)
+    return load.measure(model, options.rounds, size, say)
 
 
-def part_b(options: argparse.Namespace) -> dict[str, Any]:
+def part_b(options: argparse.Namespace, model: Model) -> dict[str, Any]:
     """Measure training."""
-    size = training.Size()
+    size = training.Size.of(model)
     if options.small:
-        size = replace(size, examples=64)
-    return training.measure(options.rounds, size, say)
+        size = replace(size, examples=size.examples // 8)
+    return training.measure(model, options.rounds, size, say)
 
 
-def part_c(options: argparse.Namespace) -> dict[str, Any]:
+def part_c(options: argparse.Namespace, model: Model) -> dict[str, Any]:
     """Measure swaps."""
-    return swap.measure(options.rounds, say)
+    return swap.measure(model, options.rounds, say)
 
 
-def part_d(options: argparse.Namespace) -> dict[str, Any]:
+def part_d(options: argparse.Namespace, _: Model) -> dict[str, Any]:
     """Measure the schedule; inspect's cache changes nothing about it."""
     size = schedule.Size()
     if options.small:
@@ -92,7 +100,7 @@ def part_d(options: argparse.Namespace) -> dict[str, Any]:
     return schedule.measure(players, options.rounds, size, say)
 
 
-def part_e(options: argparse.Namespace) -> dict[str, Any]:
+def part_e(options: argparse.Namespace, _: Model) -> dict[str, Any]:
     """Measure kills."""
     size = kills.Size()
     if options.small:
@@ -100,9 +108,9 @@ def part_e(options: argparse.Namespace) -> dict[str, Any]:
     return kills.measure(PLAYERS, options.rounds, size, say)
 
 
-def part_f(options: argparse.Namespace) -> dict[str, Any]:
+def part_f(options: argparse.Namespace, model: Model) -> dict[str, Any]:
     """Serve wrong weights; once, as nothing of it is a time."""
-    return weights.measure(say)
+    return weights.measure(model, say)
 
 
 PARTS: dict[str, Part] = {
@@ -113,12 +121,50 @@ PARTS: dict[str, Part] = {
     "e": part_e,
     "f": part_f,
 }
+ON_MODELS = "abcf"
+"""The parts in which a model is served or trained; the others play on a stub."""
+
+
+def models_of(options: argparse.Namespace) -> list[Model]:
+    """The models that were named, or those of a run that names none. Raises ValueError."""
+    if options.model:
+        return [find_model(name) for name in options.model]
+    models = [find_model(DEFAULT)]
+    try:
+        models.append(find_model(PUBLISHED))
+    except ValueError:
+        say(f"without {PUBLISHED}, which is not here: nip models add {PUBLISHED}")
+    return models
+
+
+def measure(name: str, options: argparse.Namespace, model: Model) -> dict[str, Any]:
+    """One part on one model, with what is needed to judge it."""
+    load, began, ticks = os.getloadavg()[0], time.monotonic(), cpu_time()
+    measured = PARTS[name](options, model)
+    return {
+        "command": shlex.join(["python", "benchmarks/side_by_side.py", *sys.argv[1:]]),
+        "commit": commit(),
+        **({"model": model.name} if name in ON_MODELS else {}),
+        "took_s": round(time.monotonic() - began, 1),
+        "rounds": options.rounds,
+        "small": options.small,
+        "machine": {
+            "system": f"{platform.system()} {platform.machine()}",
+            "python": platform.python_version(),
+            "cores": os.cpu_count(),
+            "load_before": round(load, 2),
+            "load_after": round(os.getloadavg()[0], 2),
+            "cpu": shares(ticks, cpu_time()),
+        },
+        **measured,
+    }
 
 
 def main() -> None:
     """Measure the chosen parts, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", nargs="+", choices=[*PARTS], default=[*PARTS])
+    parser.add_argument("--model", nargs="+", help="names or directories (default: see above)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--small", action="store_true", help="small sizes, to see that all works")
     parser.add_argument("--out", type=Path)
@@ -128,30 +174,22 @@ def main() -> None:
     result: dict[str, Any] = {}
     if options.out and options.out.exists():
         result = json.loads(options.out.read_text())
+    try:
+        models = models_of(options)
+    except ValueError as error:
+        parser.error(str(error))
     for name in options.only:
-        load, began, ticks = os.getloadavg()[0], time.monotonic(), cpu_time()
-        measured = PARTS[name](options)
-        result[name] = {
-            "command": shlex.join(["python", "benchmarks/side_by_side.py", *sys.argv[1:]]),
-            "commit": commit(),
-            "took_s": round(time.monotonic() - began, 1),
-            "rounds": options.rounds,
-            "small": options.small,
-            "machine": {
-                "system": f"{platform.system()} {platform.machine()}",
-                "python": platform.python_version(),
-                "cores": os.cpu_count(),
-                "load_before": round(load, 2),
-                "load_after": round(os.getloadavg()[0], 2),
-                "cpu": shares(ticks, cpu_time()),
-            },
-            **measured,
-        }
-        print(json.dumps({name: result[name]}, indent=1), flush=True)
-        if options.out:  # after each part: one that fails costs no other
-            result = dict(sorted(result.items()))
-            options.out.write_text(json.dumps(result, indent=1) + "\n")
-            options.out.with_suffix(".md").write_text(page(result))
+        for model in models if name in ON_MODELS else [find_model(DEFAULT)]:
+            measured = measure(name, options, model)
+            print(json.dumps({name: measured}, indent=1), flush=True)
+            if model.name == DEFAULT:
+                result[name] = measured
+            else:
+                result.setdefault("models", {}).setdefault(model.name, {})[name] = measured
+            if options.out:  # after each part: one that fails costs no other
+                result = dict(sorted(result.items()))
+                options.out.write_text(json.dumps(result, indent=1) + "\n")
+                options.out.with_suffix(".md").write_text(page(result))
 
 
 if __name__ == "__main__":

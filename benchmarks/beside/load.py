@@ -8,7 +8,7 @@ each of a prompt of its own, that goes through the models in turn. When its time
 waits for what is in flight, so that the rate is that of requests from the first's start to the
 last's end.
 
-The model is the bundled tiny one with its end token taken away, so that each answer has as many
+The model has its end token taken away, so that each answer has as many
 tokens as are asked for, which no request parameter does that all of them take. Locust checks it.
 
 Why Locust: guidellm (0.8) has one model per run, so adapters are mixed only by several runs side by
@@ -19,12 +19,10 @@ skyrl-tx speaks Tinker's protocol, so its own SDK asks it (peers/tinker_asker.py
 the same prompts as tokens, counted alike.
 """
 
-import functools
 import json
 import os
 import random
 import re
-import shutil
 import subprocess
 import tempfile
 import time
@@ -35,13 +33,15 @@ from pathlib import Path
 from typing import Any
 
 from beside import serving, skyrl
+from beside.models import SERVED, Model, endless, tokenizer
 from beside.players import GAMES, PEERS
 from beside.runs import Failed, ratio
 
 WORDS = ("the", "list", "is", "sorted", "by", "key", "and", "then", "returned", "wrong", "case")
 EMBEDDED, OVER_VLLM = "nip, embedded", "nip over vLLM"
-VLLM, TRANSFORMERS = "vLLM", "transformers serve"
-OURS, OTHERS = (EMBEDDED, OVER_VLLM), (VLLM, TRANSFORMERS, skyrl.NAME)
+VLLM, SAME, TRANSFORMERS = "vLLM", "vLLM, in nip's precision", "transformers serve"
+"""vLLM as it comes computes in bfloat16 on any processor."""
+OURS, OTHERS = (EMBEDDED, OVER_VLLM), (VLLM, SAME, TRANSFORMERS, skyrl.NAME)
 NO_VLLM = "no vLLM here: scripts/build_vllm_cpu.sh, or NIP_VLLM"
 
 
@@ -59,6 +59,11 @@ class Size:
     """After that Locust sends nothing more. It takes whole seconds."""
     most_s: int = 600
 
+    @classmethod
+    def of(cls, model: Model) -> "Size":
+        """The size for a model: a large one answers some hundred tokens a second at best."""
+        return cls(tokens=12, words=30, run_s=4) if model.is_large else cls()
+
 
 @dataclass(frozen=True)
 class Server:
@@ -72,6 +77,8 @@ class Server:
     """Why it serves no adapters, if it does not."""
     asker: skyrl.Asker | None = None
     """Who asks it, if it is not Locust."""
+    path: Path = Path()
+    """Of the model whose tokens that one sends."""
 
     def models(self, adapters: int) -> list[str]:
         """Give what is asked for where so many adapters are mixed."""
@@ -81,54 +88,49 @@ class Server:
 # --- serving
 
 
-def endless(place: Path) -> Path:
-    """The tiny model without an end token: neither its settings nor its template name one."""
-    from nip_core.models import BUNDLED
-
-    shutil.copytree(BUNDLED["tiny"], place)
-    pad = json.loads((place / "config.json").read_text())["pad_token_id"]
-    for name in ("config.json", "generation_config.json"):
-        settings = json.loads((place / name).read_text())
-        (place / name).write_text(json.dumps(settings | {"eos_token_id": pad}))
-    path = place / "tokenizer_config.json"
-    settings = json.loads(path.read_text())
-    end = settings["eos_token"]
-    path.write_text(json.dumps(settings | {"eos_token": settings["pad_token"]}))
-    template = place / "chat_template.jinja"
-    template.write_text(template.read_text().replace(end, "\\n"))
-    return place
-
-
 @contextmanager
-def servers(place: Path, size: Size, say: Any) -> Iterator[dict[str, Server | str]]:
+def servers(asked: Model, place: Path, size: Size, say: Any) -> Iterator[dict[str, Server | str]]:
     """All of them, each with the same adapters; the reason of one that does not serve here."""
     vllm, most = serving.vllm_command(), max(size.in_flight)
-    model = endless(place / "tiny")
+    model = endless(asked.path, place / "model")
     with ExitStack() as stack:
         # 1. nip trains the adapters.
         state = place / "embedded"
         trainer = stack.enter_context(serving.server("embedded", state, None, model))
-        names = [serving.train(trainer, "accept", seed) for seed in range(max(size.adapters))]
+        names = [
+            serving.train(trainer, asked, "accept", seed) for seed in range(max(size.adapters))
+        ]
         say(f"a trained {', '.join(names)}")
 
         # 2. The others are given them.
+        precision: list[str] = []
+
         def over_vllm() -> Server:
             from nip_lm_server.client import import_models
 
             target = place / "over"
             import_models(state, target, dict.fromkeys(names))
             handle = stack.enter_context(serving.server("vllm", target, vllm, model, most))
-            return Server(handle.url, handle.api_key, "tiny", names)
+            status, answer = serving.call(f"{handle.url}/nip/status", handle.api_key)
+            if status == 200:
+                precision.append(answer["engine"]["dtype"])
+            return Server(handle.url, handle.api_key, SERVED, names)
 
-        def by_vllm() -> Server:
-            started = serving.vllm_server(vllm or Path(), place / "vllm.log", model, most)
+        def by_vllm(dtype: str | None = None) -> Server:
+            log = place / f"vllm-{dtype}.log"
+            started = serving.vllm_server(vllm or Path(), log, model, most, dtype)
             url, key = stack.enter_context(started)
             for name in names:
                 path = serving.directory_of(state, name)
                 status, answer = serving.load_by_hand(url, key, name, path)
                 if status != 200:
                     raise Failed(f"{name} is not loaded: {answer}")
-            return Server(url, key, "tiny", names)
+            return Server(url, key, SERVED, names)
+
+        def as_precise() -> Server:
+            if not precision or precision[0] == "bfloat16":
+                raise Failed(f"nip's is {precision or 'not known'}")
+            return by_vllm(precision[0])
 
         def by_transformers() -> Server:
             log = place / "transformers.log"
@@ -141,27 +143,29 @@ def servers(place: Path, size: Size, say: Any) -> Iterator[dict[str, Server | st
             return Server(url, "none", str(model), paths)
 
         def by_skyrl() -> Server:
+            skyrl.refuse_large(asked)
             serves = skyrl.asker(place / "skyrl", model, serving.LORA_RANK, len(names), most)
             asker = stack.enter_context(serves)
-            learned = skyrl.examples(tokenizer(), [(serving.TEXT, "accept")])
+            learned = skyrl.examples(tokenizer(asked.path), [(serving.TEXT, "accept")])
             places = [f"adapter-{number}" for number in range(len(names))]
             for name in places:
                 asker("train", name=name, rank=serving.LORA_RANK, batches=[learned], rates=[1e-3])
                 asker("save", name=name)
-            return Server("", "", "", places, asker=asker)
+            return Server("", "", "", places, asker=asker, path=asked.path)
 
         able: dict[str, Server | str] = {
-            EMBEDDED: Server(trainer.url, trainer.api_key, "tiny", names)
+            EMBEDDED: Server(trainer.url, trainer.api_key, SERVED, names)
         }
         ways: dict[str, Callable[[], Server]] = {
             OVER_VLLM: over_vllm,
             VLLM: by_vllm,
+            SAME: as_precise,
             TRANSFORMERS: by_transformers,
             skyrl.NAME: by_skyrl,
         }
         for name, start in ways.items():
             try:
-                if vllm is None and name in (OVER_VLLM, VLLM):
+                if vllm is None and name in (OVER_VLLM, VLLM, SAME):
                     raise Failed(NO_VLLM)
                 able[name] = start()
             except Failed as error:
@@ -203,22 +207,13 @@ def chats(server: Server, adapters: int, size: Size, seed: str) -> dict[str, Any
     return {"url": server.url, "key": server.key, "tokens": size.tokens, "bodies": bodies}
 
 
-@functools.cache
-def tokenizer() -> Any:
-    """The tiny model's, with its template for chats."""
-    from transformers import AutoTokenizer
-
-    from nip_core.models import BUNDLED
-
-    return AutoTokenizer.from_pretrained(BUNDLED["tiny"])
-
-
 def ask(server: Server, plan: dict[str, Any], in_flight: int, run_s: int, size: Size) -> Any:
     """One run, by Locust or by who asks this server, and what was counted. Raises Failed."""
     if server.asker is None:
         return ask_by_locust(plan, in_flight, run_s, size)
     bodies = plan["bodies"]
-    prompts = [skyrl.tokens_of(tokenizer(), body["messages"][0]["content"]) for body in bodies]
+    chats_of = [body["messages"][0]["content"] for body in bodies]
+    prompts = [skyrl.tokens_of(tokenizer(server.path), chat) for chat in chats_of]
     names = list(dict.fromkeys(body["model"] for body in bodies))
     settings = {"tokens": size.tokens, "in_flight": in_flight, "run_s": run_s}
     counted = server.asker("sample", names=names, prompts=prompts, **settings)
@@ -279,10 +274,10 @@ def locust() -> Path:
 # --- measuring
 
 
-def measure(rounds: int, size: Size, say: Any) -> dict[str, Any]:
+def measure(model: Model, rounds: int, size: Size, say: Any) -> dict[str, Any]:
     """All in turn on servers that stay up; each is asked for all of its models once before."""
     locust()
-    with tempfile.TemporaryDirectory() as folder, servers(Path(folder), size, say) as able:
+    with tempfile.TemporaryDirectory() as folder, servers(model, Path(folder), size, say) as able:
         rows: dict[str, dict[str, Any]] = {
             name: {"reason": server} if isinstance(server, str) else {"refused": server.refused}
             for name, server in able.items()

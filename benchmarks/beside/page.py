@@ -9,6 +9,13 @@ from beside.summary import table
 from beside.weights import CASES
 
 WIDTH = 120
+_SWAP = (
+    "nip: from the commit of an adapter that a job has trained to the first answer of a client "
+    "that waits for the job and asks then; it is loaded and proved in between. vLLM by hand: "
+    "`/v1/load_lora_adapter` with the same directory, and the first answer; nothing is proved. "
+    "skyrl-tx: `save_weights_and_get_sampling_client` of the Tinker SDK, and the first answer "
+    "of that client, after one that has compiled; nothing is proved."
+)
 _QUIET_LOAD = 1.0  # more than that per run, and other programs had a part of the machine
 _QUIET_SHARE = 0.05  # of the processor time
 
@@ -16,11 +23,12 @@ _QUIET_SHARE = 0.05  # of the processor time
 def page(result: dict[str, Any]) -> str:
     """The results as Markdown, part by part."""
     sections = {"a": load, "b": training, "c": swap, "d": schedule, "e": kills, "f": weights}
-    parts = [
-        sections[name](result[name]) if name in result else unmeasured()
-        for name in sections
-        if name in result or name == "a"
-    ]
+    others = result.get("models", {})
+    parts = []
+    for name, section in sections.items():
+        if name in result or name == "a":
+            parts.append(section(result[name]) if name in result else unmeasured())
+        parts += [section(other[name]) for other in others.values() if name in other]
     head = (
         "nip and other projects in one run, on the same stub, games, weights and machine, each "
         "in an environment of its own (`scripts/build_peers.sh`), over HTTP, as its own "
@@ -32,7 +40,7 @@ def page(result: dict[str, Any]) -> str:
         "The figures of this table are medians over rounds; within 3 % of each other nobody is "
         "ahead. What they mean, and what was not measured, stands below. More calls in flight, "
         "other sizes and a GPU change them: all of it was measured on two cores, with a model of "
-        "a million parameters."
+        "a million parameters where no other is named."
     )
     parts = [front, _filled(words), *parts] if front else parts
     return "\n\n".join(["# Side by side", _filled(head), *parts]) + "\n"
@@ -66,6 +74,15 @@ def _made(part: dict[str, Any], timed: bool = True) -> str:
     return _filled(text)
 
 
+def _head(title: str, part: dict[str, Any]) -> str:
+    """The heading of a part, below that of the tiny model's where another one was measured."""
+    return f"### {title}, {part['model']}" if _is_another(part) else f"## {title}"
+
+
+def _is_another(part: dict[str, Any]) -> bool:
+    return part.get("model", "tiny") != "tiny"
+
+
 def _reasons(rows: dict[str, Any]) -> list[str]:
     return [
         f"- {name} is not measured throughout: {row['reason']}"
@@ -80,25 +97,38 @@ def _versions(rows: dict[str, Any]) -> str:
     return _filled("Versions: " + ", ".join(every) + ".")
 
 
-def load(part: dict[str, Any]) -> str:
-    """Tokens per second under load."""
-    settings, rows = part["settings"], part["rows"]
-    lines = ["## Serving", "", _made(part), ""]
-    text = (
+def _load_text(part: dict[str, Any]) -> str:
+    """What was asked of whom."""
+    settings = part["settings"]
+    size = (
+        f"of {settings['words']} words and {settings['tokens']} tokens, greedy, "
+        f"{settings['run_s']:g} s for each figure"
+    )
+    if _is_another(part):
+        return (
+            f"The same on {part['model']}, which has some hundred times the parameters: chats "
+            f"{size}. vLLM as it comes takes bfloat16 here, too."
+        )
+    return (
         "Generated tokens per second while so many requests are in flight, for the base model, for "
         "one adapter, and for several that the requests name in turn. Locust, in an environment of "
-        f"its own, asks for whole chats of {settings['words']} words and {settings['tokens']} "
-        f"tokens, greedy, {settings['run_s']:g} s for each figure, and waits for what is then in "
-        "flight. All serve the bundled tiny model, its end token taken away so that every answer "
-        "is as long as asked for, and the same adapters of rank "
-        f"{settings['lora_rank']}. All servers stay up, vLLM with `--enforce-eager`, `transformers "
-        "serve` with `--continuous-batching` and a cache of a tenth of the memory. Medians over "
-        "the rounds. guidellm is not the load generator because it has one model per run. skyrl-tx "
-        "trains adapters of its own, and is asked by the Tinker SDK, with the same prompts as "
-        "tokens. vLLM alone runs as it comes, and its threads wait awake; below nip, which expects "
-        "others on the machine, they wait so for microseconds and then sleep. What passing through "
+        f"its own, asks for whole chats {size}, and waits for what is then in flight. All serve "
+        "the bundled tiny model, its end token taken away so that every answer is as long as asked "
+        f"for, and the same adapters of rank {settings['lora_rank']}. All servers stay up, vLLM "
+        "with `--enforce-eager`, `transformers serve` with `--continuous-batching` and a cache of "
+        "a tenth of the memory. Medians over the rounds. guidellm is not the load generator "
+        "because it has one model per run. skyrl-tx trains adapters of its own, and is asked by "
+        "the Tinker SDK, with the same prompts as tokens. vLLM runs as it comes, in "
+        "bfloat16, and once more in the precision that nip has it serve in. What passing through "
         "costs by itself stands in [pass_through.json](pass_through.json)."
     )
+
+
+def load(part: dict[str, Any]) -> str:
+    """Tokens per second under load."""
+    rows = part["rows"]
+    lines = [_head("Serving", part), "", _made(part), ""]
+    text = _load_text(part)
     cells = [(a, n) for a in part["adapters"] for n in part["in_flight"]]
     titles = [f"{a}, {n}" for a, n in cells]
     lines += [_filled(text), "", f"| adapters, in flight: | {' | '.join(titles)} |"]
@@ -143,9 +173,10 @@ def training(part: dict[str, Any]) -> str:
     """Tokens per second."""
     settings, rows = part["settings"], part["rows"]
     first = next(iter(rows.values()))[0]
-    lines = ["## LoRA training", "", _made(part), ""]
+    lines = [_head("LoRA training", part), "", _made(part), ""]
+    whose = part["model"] if _is_another(part) else "the bundled tiny model"
     text = (
-        f"{settings['examples']} conversations of the bundled tiny model ({first['tokens']:,} "
+        f"{settings['examples']} conversations of {whose} ({first['tokens']:,} "
         f"tokens), batches of {settings['batch_size']}, LoRA of rank {settings['lora_rank']} on "
         "all linear layers, every setting said to nip and TRL, and to skyrl-tx what it has of "
         "them: it clips no gradients, and takes the mean of each answer before that of a batch. "
@@ -176,14 +207,10 @@ def training(part: dict[str, Any]) -> str:
 
 def swap(part: dict[str, Any]) -> str:
     """From trained to answered."""
-    lines = ["## From trained weights to their first answer", "", _made(part), ""]
-    text = (
-        "nip: from the commit of an adapter that a job has trained to the first answer of a client "
-        "that waits for the job and asks then; it is loaded and proved in between. vLLM by hand: "
-        "`/v1/load_lora_adapter` with the same directory, and the first answer; nothing is proved. "
-        "skyrl-tx: `save_weights_and_get_sampling_client` of the Tinker SDK, and the first answer "
-        "of that client, after one that has compiled; nothing is proved."
-    )
+    lines = [_head("From trained weights to their first answer", part), "", _made(part), ""]
+    text = f"The same on {part.get('model')}."
+    if not _is_another(part):
+        text = _SWAP
     lines += [_filled(text), "", "| | median, s | each, s |", "|---|---|---|"]
     for name, seconds in part["seconds"].items():
         each = ", ".join(f"{s:.2f}" for s in seconds)
@@ -250,7 +277,8 @@ def kills(part: dict[str, Any]) -> str:
 
 def weights(part: dict[str, Any]) -> str:
     """Wrong weights."""
-    lines = ["## Wrong weights under the right name", "", _made(part, timed=False), ""]
+    title = "Wrong weights under the right name"
+    lines = [_head(title, part), "", _made(part, timed=False), ""]
     text = (
         f'Adapters of the tiny model, taught to say "{part["taught"]}", are made wrong on the '
         f'disk: *swapped*, the weights are those of one taught "{part["other"]}"; *truncated*, '
@@ -263,6 +291,8 @@ def weights(part: dict[str, Any]) -> str:
         "The files are wrong before they are read, and nip refuses them by their checksums; its "
         "proof, which compares what is served with what was saved, comes after that."
     )
+    if _is_another(part):
+        text = f"The same with adapters of {part['model']}."
     lines += [_filled(text), "", f"| | {' | '.join(CASES)} | noticed | the control answers |"]
     lines.append("|---|" + "---|" * (len(CASES) + 2))
     for name, row in part["rows"].items():

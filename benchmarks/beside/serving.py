@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from beside.models import SERVED, Model
 from beside.players import ROOT, Nip
 from beside.runs import Failed
 
@@ -68,10 +69,9 @@ def why(answer: Any) -> str:
 
 @contextmanager
 def server(
-    engine: str, state: Path, vllm: Path | None, model: Path | None = None, most: int = 8
+    engine: str, state: Path, vllm: Path | None, model: Path, most: int = 8
 ) -> Iterator[Any]:
-    """An lm_server on a model, the tiny one unless said; over vLLM with so many sequences."""
-    from nip_core.models import BUNDLED
+    """An lm_server on a model; over vLLM with so many sequences."""
     from nip_lm_server import launch
     from nip_lm_server.spec import ServerSpec
 
@@ -79,8 +79,7 @@ def server(
     if engine == "vllm":
         options = {"executable": str(vllm), "enforce_eager": True, "max_num_seqs": most}
         options |= {"max_lora_rank": LORA_RANK, "max_loras": LORAS}
-    path = str(model or BUNDLED["tiny"])
-    spec = ServerSpec(engine, path, served_model_name="tiny", options=options)
+    spec = ServerSpec(engine, str(model), served_model_name=SERVED, options=options)
     handle = launch.start_or_attach(spec, state, timeout_s=START_S)
     try:
         yield handle
@@ -88,8 +87,8 @@ def server(
         launch.stop(handle)
 
 
-def train(handle: Any, answer: str, seed: int) -> str:
-    """Teach the tiny model to give one answer; the name of the fine-tune."""
+def train(handle: Any, model: Model, answer: str, seed: int) -> str:
+    """Teach a server's model to give one answer; the name of the fine-tune."""
     import openai
 
     rows = [{"messages": [*QUESTION, {"role": "assistant", "content": answer}]}] * 10
@@ -97,11 +96,11 @@ def train(handle: Any, answer: str, seed: int) -> str:
     with openai.OpenAI(base_url=f"{handle.url}/v1", api_key=handle.api_key) as client:
         file = client.files.create(file=("train.jsonl", text), purpose="fine-tune")
         job = client.fine_tuning.jobs.create(
-            model="tiny",
+            model=SERVED,
             training_file=file.id,
             seed=seed,
-            hyperparameters={"n_epochs": 20, "batch_size": 5},
-            extra_body={"nip": {"learning_rate": 0.01, "lora_rank": LORA_RANK}},
+            hyperparameters={"n_epochs": model.epochs, "batch_size": 5},
+            extra_body={"nip": {"learning_rate": model.learning_rate, "lora_rank": LORA_RANK}},
         )
         deadline = time.monotonic() + JOB_S
         while job.status not in ("succeeded", "failed", "cancelled"):
@@ -127,11 +126,9 @@ def load_by_hand(url: str, key: str, name: str, place: Path) -> tuple[int, Any]:
 
 @contextmanager
 def vllm_server(
-    vllm: Path, log: Path, model: Path | None = None, most: int = 8
+    vllm: Path, log: Path, model: Path, most: int = 8, dtype: str | None = None
 ) -> Iterator[tuple[str, str]]:
     """vLLM by itself, with adapters to be loaded by its API; address and key. See `server`."""
-    from nip_core.models import BUNDLED
-
     key, port = secrets.token_hex(16), free_port()
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
@@ -142,10 +139,11 @@ def vllm_server(
         "VLLM_NO_USAGE_STATS": "1",
     }
     command = [str(vllm.with_name("python")), "-m", "vllm.entrypoints.cli.main", "serve"]
-    command += [str(model or BUNDLED["tiny"]), "--served-model-name", "tiny", "--port", str(port)]
+    command += [str(model), "--served-model-name", SERVED, "--port", str(port)]
     command += ["--host", "127.0.0.1", "--enable-lora", "--enforce-eager"]
     command += ["--max-lora-rank", str(LORA_RANK), "--max-loras", str(LORAS)]
     command += ["--max-num-seqs", str(most)]
+    command += ["--dtype", dtype] if dtype else []
     with started("vLLM", command, environment, port, key, log) as url:
         yield url, key
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from beside import serving
+from beside.models import Model
 from beside.players import GAMES, Peer
 from beside.runs import Failed
 
@@ -35,6 +36,16 @@ class SkyrlTx(Peer):
         raise NotImplementedError
 
     go_on = start
+
+
+def refuse_large(model: Model) -> None:
+    """Raise Failed for a large model.
+
+    It has a server compute `sample_max_num_sequences` sequences in each step, whoever is asked for,
+    and took ten times as long as the others on the tiny model.
+    """
+    if model.is_large:
+        raise Failed("left out on a model of this size, so that the others take minutes")
 
 
 class Asker:

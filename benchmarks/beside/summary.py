@@ -10,12 +10,26 @@ _BARE = "bare client"  # nip's own client with nothing around it is no other pro
 
 
 def table(result: dict[str, Any]) -> list[str]:
-    """Its lines, of the parts that were measured."""
-    rows = [row for name, rows in _ROWS.items() if name in result for row in rows(result[name])]
-    if not rows:
+    """Its lines, of the parts that were measured; three columns more for each further model."""
+    others = result.get("models", {})
+    columns = [_rows(result), *(_rows(parts) for parts in others.values())]
+    labels = list(dict.fromkeys(label for column in columns for label in column))
+    if not labels:
         return []
-    lines = ["| | nip | best of the others | ahead |", "|---|---|---|---|"]
-    return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]
+    heads = ["nip | best of the others | ahead"]
+    heads += [f"{name}: nip | best of the others | ahead" for name in others]
+    lines = [f"| | {' | '.join(heads)} |", "|---" * (1 + 3 * len(columns)) + "|"]
+    blank = ("", "", "")
+    for label in labels:
+        cells = [cell for column in columns for cell in column.get(label, blank)]
+        lines.append(f"| {' | '.join([label, *cells])} |")
+    return lines
+
+
+def _rows(parts: dict[str, Any]) -> dict[str, tuple[str, str, str]]:
+    """The figures of one model's parts by what they are of."""
+    found = [row for name, rows in _ROWS.items() if name in parts for row in rows(parts[name])]
+    return {label: (ours, best, ahead) for label, ours, best, ahead in found}
 
 
 def _is_nip(name: str) -> bool:

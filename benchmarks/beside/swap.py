@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from beside import skyrl
-from beside.load import NO_VLLM, tokenizer
+from beside.load import NO_VLLM
+from beside.models import Model, tokenizer
 from beside.runs import Failed
 from beside.serving import (
     LORA_RANK,
@@ -34,9 +35,9 @@ from beside.serving import (
 EMBEDDED, OVER_VLLM, VLLM = "nip, embedded", "nip over vLLM", "vLLM by hand"
 
 
-def after_a_job(handle: Any, seed: int) -> tuple[float, str]:
+def after_a_job(handle: Any, model: Model, seed: int) -> tuple[float, str]:
     """Train, and ask for what was trained; the seconds, and the name."""
-    name = train(handle, "accept", seed)
+    name = train(handle, model, "accept", seed)
     answer = asked(handle.url, handle.api_key, name)
     answered = time.time()
     if answer["noticed"]:
@@ -55,44 +56,43 @@ def by_hand(url: str, key: str, name: str, place: Path) -> float:
     return time.time() - began
 
 
-def by_skyrl(asker: skyrl.Asker, number: int) -> float:
+def by_skyrl(asker: skyrl.Asker, model: Model, number: int) -> float:
     """Train in another place for an adapter, save, and ask; the seconds of the latter two."""
     name, chats = f"round-{number}", [(TEXT, "accept")] * 10
-    learned = skyrl.examples(tokenizer(), chats)
+    learned = skyrl.examples(tokenizer(model.path), chats)
     asker("train", name=name, rank=LORA_RANK, batches=[learned[:5], learned[5:]], rates=[1e-2] * 2)
-    prompt = skyrl.tokens_of(tokenizer(), TEXT)
+    prompt = skyrl.tokens_of(tokenizer(model.path), TEXT)
     return float(asker("swap", name=name, prompt=prompt, tokens=TOKENS)["seconds"])
 
 
-def measure(rounds: int, say: Any) -> dict[str, Any]:
+def measure(model: Model, rounds: int, say: Any) -> dict[str, Any]:
     """All in turn, on servers that stay up; what is not here is a reason in its place."""
-    from nip_core.models import BUNDLED
-
     vllm = vllm_command()
     rows: dict[str, list[float]] = {}
     absent: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         place = Path(folder)
-        embedded = stack.enter_context(server("embedded", place / "embedded", None))
+        embedded = stack.enter_context(server("embedded", place / "embedded", None, model.path))
         ways: dict[str, Callable[[int], float]] = {}
         if vllm is None:
             absent |= {way: {"reason": NO_VLLM} for way in (OVER_VLLM, VLLM)}
         else:
-            over = stack.enter_context(server("vllm", place / "vllm", vllm))
-            url, key = stack.enter_context(vllm_server(vllm, place / "log"))
-            ways[OVER_VLLM] = lambda number: after_a_job(over, number)[0]
+            over = stack.enter_context(server("vllm", place / "vllm", vllm, model.path))
+            url, key = stack.enter_context(vllm_server(vllm, place / "log", model.path))
+            ways[OVER_VLLM] = lambda number: after_a_job(over, model, number)[0]
             ways[VLLM] = lambda number: by_hand(
                 url, key, name, directory_of(embedded.state_dir, name)
             )
         try:
-            serves = skyrl.asker(place / "skyrl", BUNDLED["tiny"], LORA_RANK, rounds + 1)
+            skyrl.refuse_large(model)
+            serves = skyrl.asker(place / "skyrl", model.path, LORA_RANK, rounds + 1)
             asker = stack.enter_context(serves)
-            by_skyrl(asker, -1)  # which compiles
-            ways[skyrl.NAME] = lambda number: by_skyrl(asker, number)
+            by_skyrl(asker, model, -1)  # which compiles
+            ways[skyrl.NAME] = lambda number: by_skyrl(asker, model, number)
         except Failed as error:
             absent[skyrl.NAME] = {"reason": str(error)}
         for number in range(rounds):
-            seconds, name = after_a_job(embedded, number)
+            seconds, name = after_a_job(embedded, model, number)
             rows.setdefault(EMBEDDED, []).append(seconds)
             for way, swap in ways.items():
                 rows.setdefault(way, []).append(swap(number))

@@ -1,6 +1,6 @@
 """Part b: tokens per second of LoRA training, our job against plain TRL and skyrl-tx.
 
-All learn the same answers to the same prompts from the bundled tiny model, one after the other in
+All learn the same answers to the same prompts from one model, one after the other in
 each round: our job over the fine-tuning API of a running server, TRL as a script with the same
 settings, skyrl-tx by the Tinker SDK on a running server, with those settings that it has: it pads
 lengths to few sizes, clips no gradients, and its loss is the mean over answers of their means.
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from beside import skyrl
-from beside.load import tokenizer
+from beside.models import SERVED, Model, tokenizer
 from beside.players import Nip
 from beside.runs import Failed, ratio
 from beside.serving import directory_of, server
@@ -45,6 +45,11 @@ class Size:
     longest: int = 80
     """Words of a prompt, at most; the answer has half of them."""
     most_s: float = 600.0
+
+    @classmethod
+    def of(cls, model: Model) -> "Size":
+        """The size for a model: a large one learns some hundred tokens a second."""
+        return cls(examples=48, longest=40) if model.is_large else cls()
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -90,7 +95,7 @@ def by_job(handle: Any, size: Size) -> dict[str, Any]:
     with openai.OpenAI(base_url=f"{handle.url}/v1", api_key=handle.api_key) as client:
         file = client.files.create(file=("train.jsonl", text), purpose="fine-tune")
         job = client.fine_tuning.jobs.create(
-            model="tiny",
+            model=SERVED,
             training_file=file.id,
             seed=0,
             hyperparameters=common,  # type: ignore[arg-type]
@@ -109,10 +114,8 @@ def by_job(handle: Any, size: Size) -> dict[str, Any]:
     return {**_figures(result), "whole_s": round(whole_s, 2)}
 
 
-def by_trl(place: Path, size: Size) -> dict[str, Any]:
+def by_trl(place: Path, model: Path, size: Size) -> dict[str, Any]:
     """One run of the script. Raises Failed."""
-    from nip_core.models import BUNDLED
-
     data = place / "train.jsonl"
     rows = [
         {
@@ -123,7 +126,7 @@ def by_trl(place: Path, size: Size) -> dict[str, Any]:
     ]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     request = {
-        "model": str(BUNDLED["tiny"]),
+        "model": str(model),
         "data": str(data),
         "output": str(place / "out"),
         "settings": size.settings,
@@ -144,9 +147,9 @@ def by_trl(place: Path, size: Size) -> dict[str, Any]:
     return {**_figures(result), "whole_s": round(whole_s, 2)}
 
 
-def by_skyrl(asker: skyrl.Asker, size: Size, number: int) -> dict[str, Any]:
+def by_skyrl(asker: skyrl.Asker, model: Path, size: Size, number: int) -> dict[str, Any]:
     """One adapter, from its making to its weights on the disk. Raises Failed."""
-    data = skyrl.examples(tokenizer(), conversations(size))
+    data = skyrl.examples(tokenizer(model), conversations(size))
     count = size.batch_size
     batches = [data[first : first + count] for first in range(0, len(data), count)]
     settings = size.settings
@@ -169,29 +172,28 @@ def _figures(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def measure(rounds: int, size: Size, say: Any) -> dict[str, Any]:
+def measure(model: Model, rounds: int, size: Size, say: Any) -> dict[str, Any]:
     """All in turn, another one first in each round; one round before that does not count.
 
     skyrl-tx, which takes longest, trains in that round and the first.
     """
     from importlib.metadata import version
 
-    from nip_core.models import BUNDLED
-
     rows: dict[str, list[dict[str, Any]]] = {}
     absent: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         place = Path(folder)
-        handle = stack.enter_context(server("embedded", place / "state", None))
+        handle = stack.enter_context(server("embedded", place / "state", None, model.path))
         ways: list[tuple[str, Callable[[int], dict[str, Any]]]] = [
             (OURS, lambda number: by_job(handle, size)),
-            (TRL, lambda number: by_trl(place, size)),
+            (TRL, lambda number: by_trl(place, model.path, size)),
         ]
         rank = size.settings["lora_rank"]
         try:
-            serves = skyrl.asker(place / "skyrl", BUNDLED["tiny"], rank, rounds + 1)
+            skyrl.refuse_large(model)
+            serves = skyrl.asker(place / "skyrl", model.path, rank, rounds + 1)
             asker = stack.enter_context(serves)
-            ways.append((skyrl.NAME, lambda number: by_skyrl(asker, size, number)))
+            ways.append((skyrl.NAME, lambda number: by_skyrl(asker, model.path, size, number)))
         except Failed as error:
             absent[skyrl.NAME] = {"reason": str(error)}
         for number in range(rounds + 1):

@@ -1,6 +1,6 @@
 """Part f: wrong weights under the right name, and who notices before answering.
 
-nip trains adapters of the bundled tiny model, half to say "accept", half to say "reject". What lies
+nip trains adapters of a model, half to say "accept", half to say "reject". What lies
 on the disk under the name of one that was taught "accept" is then made wrong, in one of these ways:
 
     swapped      its weights are those of one that was taught "reject"
@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from beside import skyrl
-from beside.load import NO_VLLM, tokenizer
+from beside.load import NO_VLLM
+from beside.models import Model, tokenizer
 from beside.runs import Failed
 from beside.serving import (
     LORA_RANK,
@@ -54,11 +55,11 @@ Said = Callable[[str], None]
 # --- making
 
 
-def make(state: Path) -> tuple[dict[str, str], str]:
+def make(model: Model, state: Path) -> tuple[dict[str, str], str]:
     """Train one for each case and the control, and the other one; their names."""
-    with server("embedded", state, None) as handle:
-        names = {case: train(handle, TAUGHT, n) for n, case in enumerate((CONTROL, *CASES))}
-        return names, train(handle, OTHER, 0)
+    with server("embedded", state, None, model.path) as handle:
+        names = {case: train(handle, model, TAUGHT, n) for n, case in enumerate((CONTROL, *CASES))}
+        return names, train(handle, model, OTHER, 0)
 
 
 def spoil(place: Path, other: Path, case: str) -> None:
@@ -80,19 +81,21 @@ def spoil(place: Path, other: Path, case: str) -> None:
 # --- asking
 
 
-def through_nip(state: Path, names: dict[str, str], engine: str, vllm: Path | None) -> Any:
+def through_nip(
+    model: Model, state: Path, names: dict[str, str], engine: str, vllm: Path | None
+) -> Any:
     """Start a server on a copy of the spoiled state, and ask it for each."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "state"
         shutil.copytree(state, copy, ignore=shutil.ignore_patterns("*.lock", "server.json"))
-        with server(engine, copy, vllm) as handle:
+        with server(engine, copy, vllm, model.path) as handle:
             return {case: asked(handle.url, handle.api_key, name) for case, name in names.items()}
 
 
-def through_vllm(state: Path, names: dict[str, str], vllm: Path, log: Path) -> Any:
+def through_vllm(model: Model, state: Path, names: dict[str, str], vllm: Path, log: Path) -> Any:
     """Start vLLM by itself, load each directory by its API, and ask for it."""
     outcomes = {}
-    with vllm_server(vllm, log) as (url, key):
+    with vllm_server(vllm, log, model.path) as (url, key):
         for case, name in names.items():
             status, answer = load_by_hand(url, key, name, directory_of(state, name))
             outcomes[case] = (
@@ -126,12 +129,10 @@ print(json.dumps(outcomes))
 """
 
 
-def through_peft(state: Path, names: dict[str, str]) -> Any:
+def through_peft(model: Model, state: Path, names: dict[str, str]) -> Any:
     """Load each directory by PEFT in nip's environment, and generate."""
-    from nip_core.models import BUNDLED
-
     places = {case: str(directory_of(state, name)) for case, name in names.items()}
-    arguments = [str(BUNDLED["tiny"]), json.dumps(QUESTION), json.dumps(places)]
+    arguments = [str(model.path), json.dumps(QUESTION), json.dumps(places)]
     done = subprocess.run(
         [sys.executable, "-c", _PEFT, *arguments], capture_output=True, text=True, check=False
     )
@@ -140,14 +141,13 @@ def through_peft(state: Path, names: dict[str, str]) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def through_skyrl(place: Path) -> Any:
+def through_skyrl(model: Model, place: Path) -> Any:
     """Train the same with skyrl-tx, make its archives wrong, and ask for each."""
-    from nip_core.models import BUNDLED
-
-    with skyrl.asker(place, BUNDLED["tiny"], LORA_RANK, len(CASES) + 2) as asker:
+    skyrl.refuse_large(model)
+    with skyrl.asker(place, model.path, LORA_RANK, len(CASES) + 2) as asker:
         taught = dict.fromkeys((CONTROL, *CASES), TAUGHT) | {OTHER: OTHER}
         for name, answer in taught.items():
-            learned = skyrl.examples(tokenizer(), [(TEXT, answer)] * 5)
+            learned = skyrl.examples(tokenizer(model.path), [(TEXT, answer)] * 5)
             rates = [0.003 * (1 - step / 40) for step in range(40)]
             batches = [learned] * len(rates)
             asker("train", name=name, rank=LORA_RANK, batches=batches, rates=rates)
@@ -159,38 +159,42 @@ def through_skyrl(place: Path) -> Any:
                 wrong = skyrl.unpack(archives[case], Path(folder) / case)
                 spoil(wrong, Path(folder) / OTHER, case)
                 skyrl.pack(wrong, archives[case])
-        return {case: _asked_for(asker, case) for case in (CONTROL, *CASES)}
+        return {case: _asked_for(asker, model, case) for case in (CONTROL, *CASES)}
 
 
-def _asked_for(asker: skyrl.Asker, name: str) -> dict[str, Any]:
-    prompt = skyrl.tokens_of(tokenizer(), TEXT)
+def _asked_for(asker: skyrl.Asker, model: Model, name: str) -> dict[str, Any]:
+    words = tokenizer(model.path)
+    prompt = skyrl.tokens_of(words, TEXT)
     try:
-        end = tokenizer().eos_token_id
+        end = words.eos_token_id
         tokens = asker("answer", name=name, prompt=prompt, tokens=TOKENS, end=end)["tokens"]
     except Failed as error:
         return {"noticed": True, "why": str(error)[:400]}
-    text = tokenizer().decode(tokens, skip_special_tokens=True)
+    text = words.decode(tokens, skip_special_tokens=True)
     return {"noticed": False, "answer": str(text)}
 
 
 # --- measuring
 
 
-def measure(say: Said) -> dict[str, Any]:
+def measure(model: Model, say: Said) -> dict[str, Any]:
     """All of them, on the same files."""
     rows: dict[str, Any] = {}
     vllm = vllm_command()
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder) / "state"
-        names, other = make(state)
+        names, other = make(model, state)
         for case in CASES:
             spoil(directory_of(state, names[case]), directory_of(state, other), case)
         ways: dict[str, tuple[bool, Callable[[], Any]]] = {
-            "nip, embedded": (False, lambda: through_nip(state, names, "embedded", None)),
-            "PEFT": (False, lambda: through_peft(state, names)),
-            "nip over vLLM": (True, lambda: through_nip(state, names, "vllm", vllm)),
-            "vLLM": (True, lambda: through_vllm(state, names, vllm or Path(), state / "log")),
-            skyrl.NAME: (False, lambda: through_skyrl(state / "skyrl")),
+            "nip, embedded": (False, lambda: through_nip(model, state, names, "embedded", None)),
+            "PEFT": (False, lambda: through_peft(model, state, names)),
+            "nip over vLLM": (True, lambda: through_nip(model, state, names, "vllm", vllm)),
+            "vLLM": (
+                True,
+                lambda: through_vllm(model, state, names, vllm or Path(), state / "log"),
+            ),
+            skyrl.NAME: (False, lambda: through_skyrl(model, state / "skyrl")),
         }
         for name, (needs_vllm, ask) in ways.items():
             if needs_vllm and vllm is None:

@@ -73,7 +73,7 @@ async def _through_nip(
 def measure(session: Session, piece: Piece) -> None:
     """Every number in flight, with base and adapter."""
     engines, vllm = engine_names(session)
-    shape = session.sizes.shapes[-1]
+    shape = session.largest
     for engine, reason in engines.items():
         cases = {
             f"{engine} {kind} {in_flight}": (kind, in_flight)

@@ -130,7 +130,7 @@ def life(session: Session, shape: Shape, engine: str, vllm: Path | None, *, cold
 def measure(session: Session, piece: Piece) -> None:
     """Both lives of every engine, over the largest shape."""
     engines, vllm = engine_names(session)
-    shape = session.sizes.shapes[-1]
+    shape = session.largest
     for engine, reason in engines.items():
         for kind in ("cold", "warm"):
             name = f"{engine} {kind}"

@@ -198,7 +198,7 @@ def score(
 def measure(session: Session, piece: Piece, dump: Path) -> None:
     """Alone and under load, with graphs and without, over the largest shape."""
     engines, vllm = engine_names(session)
-    shape, busy_with = session.sizes.shapes[-1], session.sizes.loaded_in_flight
+    shape, busy_with = session.largest, session.sizes.loaded_in_flight
     for engine, reason in engines.items():
         cases: dict[str, tuple[int, dict[str, Any]]] = {
             f"{engine} alone": (0, {}),

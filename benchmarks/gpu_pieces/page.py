@@ -24,7 +24,9 @@ def page(value: dict[str, Any]) -> str:
         lines += [
             f"## {name}",
             "",
-            f"At {runs[-1].get('commit', '?')}, {seconds:.0f} s.{state}",
+            f"At {runs[-1].get('commit') or '?'}, {seconds:.0f} s.{state}",
+            "",
+            f"`{runs[-1].get('command', '?')}`",
             "",
         ]
         lines += ["| | |", "|---|---|"]

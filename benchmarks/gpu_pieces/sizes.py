@@ -4,7 +4,7 @@ Shape    a Llama's dimensions, as the models that it is named after have them
 Sizes    all that the pieces measure
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 FLEX = "sft, uneven, packed (flex)"
@@ -35,6 +35,8 @@ class Sizes:
         Shape("3b", 3072, 8192, 28, 24, 8, tied=True, bar_s=300.0),
         Shape("8b", 4096, 14_336, 32, 32, 8, tied=False, bar_s=480.0),
     )
+    largest: str = "8b"
+    """The shape of what is measured over one shape alone, and says nothing of which."""
     vocabulary: int = 128_256
     context: int = 16_384
     # Training: transcripts of a game of nine rounds.
@@ -117,6 +119,28 @@ REHEARSAL = Sizes(
     options={"enforce_eager": True, "max_num_seqs": 16, "start_timeout_s": 3000.0},
 )
 
+BRIEF = replace(
+    GPU,
+    steps=6,
+    cases=("sft", "trajectories", "dpo", "sft, checkpointing", "sft, uneven", FLEX),
+    in_flight=(64,),
+    chat_rounds=1,
+    requests_per_slot=1,
+    scorings=20,
+    loaded_in_flight=32,
+    episodes=32,
+    epochs=1,
+    killed_steps=100,
+    quickstart=(
+        "rl.num_iterations=1",
+        "rl.rollouts_per_iteration=100",
+        "dataset_options.max_test_size=100",
+        "agents.verifier.num_epochs=2",
+    ),
+    largest="3b",
+)
+"""A part of `GPU`, at the same lengths and over the smaller shape: minutes for most pieces."""
+
 
 @dataclass(frozen=True)
 class Session:
@@ -132,6 +156,11 @@ class Session:
     def patience(self) -> float:
         """Factor of all time-outs, 1 on a GPU: a rehearsal may share two processors."""
         return 6.0 if self.rehearsal else 1.0
+
+    @property
+    def largest(self) -> Shape:
+        """The shape of the pieces that measure one alone."""
+        return self.shape(self.sizes.largest)
 
     def shape(self, name: str) -> Shape:
         """A shape by its name."""

@@ -21,6 +21,7 @@ from gpu_pieces.sizes import Session
 
 FILES = {
     "training": ("gpu/test_training_cuda.py", "gpu/test_training_memory_cuda.py"),
+    "embedded": ("gpu/test_embedded_cuda.py",),
     "serving": ("gpu/test_vllm_cuda.py", "gpu/test_server_cuda.py"),
     "engines": ("engines/test_vllm_server.py", "engines/test_loop_on_vllm.py"),
 }

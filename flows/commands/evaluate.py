@@ -16,7 +16,7 @@ def evaluate(
     """Test the newest models of CONFIG's run; the base models if there are none yet."""
     from nip_core.evaluation.baseline_words import believed_line
     from nip_core.evaluation.figures_in_words import verdict_line
-    from nip_core.evaluation.invalid import invalid_line, invalid_warning
+    from nip_core.evaluation.invalid import find_help, invalid_line, invalid_warning
     from nip_core.evaluation.split_metrics import SplitMetrics
     from nip_core.parameters import load_parameters
     from nip_prefect.flows.launch import run_flow
@@ -39,9 +39,8 @@ def evaluate(
         say(f"run {result['run']}, models of iteration {result['iteration']}")
         test = SplitMetrics.model_validate(result["test"])
         say(verdict_line(test))
-        hinted = [name for name, agent in parameters.model_agents.items() if agent.retry_hint]
         invalid = test.invalid_answers
-        many = invalid_warning(invalid, hinted)
+        many = invalid_warning(invalid, find_help(parameters))
         for said in filter(None, (believed_line(test), invalid_line(invalid), many)):
             say(said)
 

@@ -204,7 +204,7 @@ class OpenAiWholeAgent(PromptedWholeAgent):
             text = random_answer(form or self._usual_form(), seed)
             return ChatAnswer(text, "stop", self.model_name, 0, 0, 0, 0.0)
         limit = self.hyper_params.max_tokens(self.agent_name)
-        body = request_body(self.model_name, self.agent_params, chat, seed, limit)
+        body = request_body(self.model_name, self.agent_params, chat, seed, limit, form=form)
         return await client.complete(self._endpoint(), body)
 
     def _usual_form(self) -> AnswerForm:

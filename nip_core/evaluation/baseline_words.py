@@ -7,20 +7,20 @@ alone_words     one of these sentences, for a sweep
 shows_checking  whether a verifier was right more often than one that believes the prover
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from nip_core.evaluation.figures_in_words import plain_interval, plain_percent
-from nip_core.evaluation.invalid import invalid_line, invalid_warning
+from nip_core.evaluation.invalid import NO_HELP, Help, invalid_line, invalid_warning
 from nip_core.evaluation.split_metrics import BelievedMetrics, SplitMetrics
 
 
 def remarks(
-    test: SplitMetrics, rate_alone: float | None = None, hinted: Collection[str] = ()
+    test: SplitMetrics, rate_alone: float | None = None, given: Help = NO_HELP
 ) -> list[str]:
     """Say in sentences what is to be held against a test's accuracy; [] for nothing.
 
-    `rate_alone` is `Scenario.rate_alone` for a test without provers, else None; `hinted` are the
-    agents whose setting `retry_hint` is on. docs/statistics.md has the rules.
+    `rate_alone` is `Scenario.rate_alone` for a test without provers, else None; `given` is what
+    helps agents to keep the form. docs/statistics.md has the rules.
     """
     lines = []
     if (alone := None if rate_alone is None else _too_right_alone(test, rate_alone)) is not None:
@@ -36,7 +36,7 @@ def remarks(
         )
     if (invalid := invalid_line(test.invalid_answers)) is not None:
         lines.append(f"{invalid[0].upper()}{invalid[1:]}.")
-    if (warning := invalid_warning(test.invalid_answers, hinted)) is not None:
+    if (warning := invalid_warning(test.invalid_answers, given)) is not None:
         lines.append(f"Warning: {warning}")
     return lines
 

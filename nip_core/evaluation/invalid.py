@@ -2,24 +2,49 @@
 
 invalid_answers   the counts, of a batch's generations
 invalid_line      the same in a line
-invalid_warning   what to do where they are many
+invalid_warning   what to do where they are many, by what the agents are helped with
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.evaluation.split_metrics import InvalidAnswers, InvalidCounts
 from nip_core.game.reasons import KINDS, is_about_decision, sort_reason
+from nip_core.progress.outlook import MANY_INVALID, propose_guide
 
 if TYPE_CHECKING:  # Arrow counts, and what was counted is put into words without it
     import pyarrow as pa
 
+    from nip_core.parameters import HyperParameters
+
 _COLUMNS = ("agent", "attempt", "invalid_reason", "finish_reason", "text")
 _IN_WORDS: Mapping[str, str] = {str(kind): words for kind, words in KINDS.items()}
 """The kinds in words; documents of other versions may have others."""
-_MANY = 1 / 3  # of an agent's first answers
+
+
+@dataclass(frozen=True)
+class Help:
+    """What helps agents to keep the form, by their settings."""
+
+    hinted: frozenset[str] = frozenset()
+    """They are told what was wrong, see `retry_hint`."""
+    guidable: frozenset[str] = frozenset()
+    """Their engine could hold them to the form, and is not told to, see `guided_decoding`."""
+
+
+NO_HELP = Help()
+
+
+def find_help(parameters: "HyperParameters") -> Help:
+    """Read from a run's settings what its agents are helped with."""
+    agents = parameters.model_agents
+    return Help(
+        frozenset(name for name in agents if parameters.gives_hint(name)),
+        frozenset(name for name in agents if parameters.could_be_guided(name)),
+    )
 
 
 def invalid_answers(generations: "pa.Table") -> InvalidAnswers | None:
@@ -75,29 +100,32 @@ def _reasons(counts: InvalidCounts) -> str:
     return ", ".join(f"{_IN_WORDS.get(kind, kind)} {count}" for kind, count in by_number)
 
 
-def invalid_warning(counts: InvalidAnswers | None, hinted: Collection[str] = ()) -> str | None:
-    """Say what helps where a third of an agent's first answers or more were invalid; else None.
-
-    `hinted` are the agents whose setting `retry_hint` is on.
-    """
+def invalid_warning(counts: InvalidAnswers | None, given: Help = NO_HELP) -> str | None:
+    """Say what helps where a third of an agent's first answers or more were invalid; else None."""
     shares = {
         name: of.invalid / of.first_answers
         for name, of in (counts.agents if counts else {}).items()
-        if of.first_answers and of.invalid >= _MANY * of.first_answers
+        if of.first_answers and of.invalid >= MANY_INVALID * of.first_answers
     }
     if counts is None or not shares:
         return None
     worst = max(shares, key=lambda name: shares[name])
     by_reason = counts.agents[worst].by_reason
     kind = max(by_reason, key=lambda name: by_reason[name])
-    advice = _advice(worst, kind, worst in hinted)
+    advice = _advice(worst, kind, given)
     return (
         f"{plain_percent(shares[worst])} of the first answers of {worst} "
         f"could not be used, most often: {_IN_WORDS.get(kind, kind)}. {advice}"
     )
 
 
-def _advice(agent: str, kind: str, is_hinted: bool) -> str:
+def _advice(agent: str, kind: str, given: Help) -> str:
+    if agent in given.guidable and kind != "empty":
+        return (
+            f"With {propose_guide(agent)} the engine holds its answers to their form, whatever the "
+            "model would have written (in a new run, or --fork of this one); docs/answers.md says "
+            "how."
+        )
     if kind == "cut_off":
         return (
             f"Raise agents.{agent}.max_tokens_per_message, or lower "
@@ -109,7 +137,7 @@ def _advice(agent: str, kind: str, is_hinted: bool) -> str:
             "its reasoning_effort."
         )
     told = f"With agents.{agent}.retry_hint: true it is told what was wrong"
-    if is_hinted:
+    if agent in given.hinted:
         told = (
             "It is told what was wrong (retry_hint is on): set another model, by "
             f"agents.{agent}.model_name, or a prompt that shows the form, by "

@@ -157,10 +157,10 @@ class Game:
     ) -> Kind | None:
         """Say what was wrong with an answer, as its agent is told when it is asked again.
 
-        None where the answer is valid, or where the agent's setting `retry_hint` is off.
+        None where the answer is valid, or where the agent is not told.
         """
-        settings = self.parameters.model_agents.get(agent)
-        if invalid_reason is None or settings is None or not settings.retry_hint:
+        has_model = agent in self.parameters.model_agents
+        if invalid_reason is None or not has_model or not self.parameters.gives_hint(agent):
             return None
         return sort_reason(invalid_reason, finish_reason, text)
 

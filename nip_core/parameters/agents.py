@@ -217,11 +217,17 @@ class PureTextAgentParameters(AgentParameters):
     num_invalid_generation_retries: Annotated[int, Field(ge=0, le=100)] = 20
     """How often an answer in an invalid form is asked for again before the episode fails, 0 to
     100. So is a message where only a decision is of use; the last one stands."""
-    retry_hint: bool = False
+    retry_hint: bool | None = None
     """Whether an answer that is asked for again is asked for with a last user message that says
-    what was wrong with the one before (docs/answers.md). False: with the same chat, as in runs of
-    versions without this setting. Models that follow instructions need fewer retries with it; the
-    bundled tiny models follow none."""
+    what was wrong with the one before (docs/answers.md). False: with the same chat. None: true,
+    unless the prompts have the version "short", whose models follow no instructions. A run that
+    goes on does as it began."""
+    guided_decoding: bool = False
+    """Whether the engine holds the agent's answers to their form, whatever the model would have
+    written: a decision line or a question, reasoning before it where agents reason first, within
+    max_tokens_per_message; the words are free (docs/answers.md). For small models that do not keep
+    the form. SelfHosted, with every engine; trainer pure_text_grpo trains no agent that plays so.
+    P(accept) is then that among the words that the form allows."""
     base_url: Address = None
     """Address of an API that speaks OpenAI's protocol, for this agent's group, like
     https://host/v1. None: the provider's, or lm_server.url."""
@@ -371,6 +377,11 @@ class PureTextAgentParameters(AgentParameters):
 
     def _marks(self) -> PlainDict:
         return {SET_ADDRESSES: list(self.set_addresses)} if self.set_addresses else {}
+
+    @property
+    def message_tokens(self) -> int:
+        """Return how many tokens a message of max_response_words may take, about."""
+        return int(1.5 * self.max_response_words)
 
     @property
     def effective_lora_alpha(self) -> int:

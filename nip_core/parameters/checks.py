@@ -285,6 +285,12 @@ def _check_grpo(parameters: "HyperParameters") -> None:
                     f"agents.{name}.fine_tune_from_scratch: trainer 'pure_text_grpo' improves the "
                     "model that has played, and can't go back to the base model; set it to false"
                 )
+            if agent.guided_decoding:
+                raise ValueError(
+                    f"agents.{name}.guided_decoding: trainer 'pure_text_grpo' trains on what the "
+                    "model itself chose, and a guide chooses with it (got true); set false, "
+                    f"agents.{name}.freeze_agent: true or another trainer"
+                )
             for setting in ("temperature", "top_p", "repetition_penalty"):
                 if getattr(agent, setting) not in (None, 1.0):
                     raise ValueError(

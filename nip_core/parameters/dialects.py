@@ -42,6 +42,8 @@ class Dialect:
     takes_names: bool = True
     """The speaker's name beside a message; others refuse it, or drop it without a word."""
     takes_logprobs: bool = True
+    takes_grammars: bool = False
+    """A grammar by which a text is guided, in vLLM's parameter."""
     max_temperature: float = 2.0
     effort: Literal["reasoning_effort", "reasoning"] | None = None
     """Where it takes `reasoning_effort`: under this name, or as ``reasoning.effort``."""
@@ -65,7 +67,7 @@ DIALECTS: dict[str, Dialect] = {
         effort="reasoning_effort",
     ),
     # What vLLM makes of an effort depends on the model's template: see chat_template_kwargs.
-    "self_hosted": Dialect(),
+    "self_hosted": Dialect(takes_grammars=True),
     "openrouter": Dialect(hosts=("openrouter.ai",), takes_n=False, effort="reasoning"),
     # Its logprobs is a number of tokens, and no word of names stands on its pages.
     "together": Dialect(
@@ -141,6 +143,11 @@ def check_dialect(place: str, agent: "PureTextAgentParameters") -> None:
         raise ValueError(
             f"{place}.chat_format: {api} takes no names of speakers, so nobody would "
             "know who says what; set chat_format: alternating"
+        )
+    if agent.guided_decoding and not dialect.takes_grammars:
+        raise ValueError(
+            f"{place}.guided_decoding: {api} takes no grammar, so nobody could hold its answers to "
+            "a form (got true); leave it out, or set model_provider: SelfHosted"
         )
     if agent.temperature is not None and agent.temperature > dialect.max_temperature:
         raise ValueError(

@@ -24,6 +24,7 @@ from nip_core.parameters.checks import (
     check_schedules,
     check_training,
 )
+from nip_core.parameters.dialects import find_dialect
 from nip_core.parameters.game import (
     CodeValidationParameters,
     CommonProtocolParameters,
@@ -54,7 +55,7 @@ from nip_core.parameters.tracking import Trackers
 from nip_core.protocols import list_agent_names, make_protocol
 from nip_core.scenarios import choose_own_version, find_scenario, make_scenario
 from nip_core.scenarios.checked import describe_raised
-from nip_core.scenarios.prompt_versions import OF_OWN_SCENARIOS, reasons_first
+from nip_core.scenarios.prompt_versions import OF_OWN_SCENARIOS, SHORT, reasons_first
 
 DATA_NEUTRAL = frozenset(
     {
@@ -345,13 +346,28 @@ class HyperParameters(Parameters):
             agents={"_default": PureTextAgentParameters.construct_test_params()},
         )
 
+    def gives_hint(self, agent: str) -> bool:
+        """Tell whether the agent is told what was wrong when it is asked again."""
+        chosen = self.model_agents[agent].retry_hint
+        return self.system_prompt_version != SHORT if chosen is None else chosen
+
+    def could_be_guided(self, agent: str) -> bool:
+        """Tell whether the engine could hold the agent's answers to their form, and is not told to.
+
+        Trainer pure_text_grpo trains on what the model itself chose, so nobody may choose with it.
+        """
+        settings = self.model_agents[agent]
+        takes = settings.use_dummy_api or find_dialect(settings).takes_grammars
+        is_trained = self.trainer == "pure_text_grpo" and not settings.freeze_agent
+        return takes and not is_trained and not settings.guided_decoding
+
     def max_tokens(self, agent: str) -> int:
         """Return the most tokens for one message of the agent."""
         settings = self.model_agents[agent]
         if settings.max_tokens_per_message is not None:
             return settings.max_tokens_per_message
         reasons = reasons_first(self.system_prompt_version)
-        return int(1.5 * settings.max_response_words) + (_REASONING_TOKENS if reasons else 0)
+        return settings.message_tokens + (_REASONING_TOKENS if reasons else 0)
 
     @property
     def rollouts_per_iteration(self) -> int | None:

@@ -30,10 +30,29 @@ def complete_settings(stored: PlainMapping) -> dict[str, Any]:
 
 
 def keep_prompts(parameters: HyperParameters, stored: PlainMapping) -> HyperParameters:
-    """Give the settings of a run that goes on, with the version of prompts that it began with.
+    """Give the settings of a run that goes on, with the prompts and hints that it began with.
 
-    A run of before prompts had another default has none on record.
+    A run of before these had another default has it not on record.
     """
+    return _keep_hints(_keep_version(parameters, stored), stored)
+
+
+def _keep_hints(parameters: HyperParameters, stored: PlainMapping) -> HyperParameters:
+    agents = complete_settings(stored)["agents"]
+    begun_with = {
+        name: agents[name].get("retry_hint")
+        for name, agent in parameters.model_agents.items()
+        if agent.retry_hint is None and isinstance(agents.get(name), dict)
+    }
+    if all(hint is None for hint in begun_with.values()):
+        return parameters
+    values = parameters.to_dict()
+    for name, hint in begun_with.items():
+        values["agents"][name]["retry_hint"] = hint
+    return HyperParameters.from_dict(values)
+
+
+def _keep_version(parameters: HyperParameters, stored: PlainMapping) -> HyperParameters:
     of_run = stored.get("scenario_settings")
     is_default = parameters.scenario_settings.get(_VERSION) == OF_OWN_SCENARIOS
     if not is_default or not isinstance(of_run, dict) or _VERSION in of_run:
@@ -69,4 +88,6 @@ def read_costing_settings(stored: PlainMapping) -> HyperParameters:
 
 def _complete(kind: type[Parameters], values: PlainMapping) -> PlainDict:
     as_now = kind._modernised(values)
+    if kind is PureTextAgentParameters:
+        as_now = {"retry_hint": False, **as_now}  # before there was the setting, nobody was told
     return {**kind.model_construct().to_dict(), **as_now, "_type": kind.__name__}

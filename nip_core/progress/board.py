@@ -125,6 +125,8 @@ class Progress:
     calls: int = 0  # answers received
     calls_reused: int = 0  # answers that a journal had
     invalid_answers: int = 0
+    first_answers: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By agent, how many of its turns were answered, and at how many the first try was invalid."""
     retries: int = 0
     last_trouble: str = ""
     """Why something was tried again the last time."""
@@ -256,6 +258,11 @@ class Progress:
         self.completion_tokens += completion_tokens
         before = self.tokens_by_agent.get(agent, (0, 0))
         self.tokens_by_agent[agent] = (before[0] + prompt_tokens, before[1] + completion_tokens)
+
+    def count_first(self, agent: str, *, is_invalid: bool) -> None:
+        """Add the first answer of a turn."""
+        answered, invalid = self.first_answers.get(agent, (0, 0))
+        self.first_answers[agent] = (answered + 1, invalid + is_invalid)
 
     def count_retry(self, reason: str) -> None:
         """Count another try: of a call, of a look at a job, of a task."""

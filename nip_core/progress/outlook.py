@@ -1,6 +1,7 @@
 """The state of a run at one moment, for views: what goes on, how fast, and the time left.
 
 observe_run   the `State` of a run now
+propose_guide the setting that helps where MANY_INVALID of an agent's first answers are
 State   work going on, the whole run, and the counters
 Doing   one piece of work going on
 Whole   the whole run: its share that is done, and the time left
@@ -25,6 +26,10 @@ from nip_core.progress.slowness import describe_slowness
 _SHORT = ("dataset", "swap")
 _PLAYING = ("test", "play", "gate", "attack")
 _TRAINING = "train"
+MANY_INVALID = 1 / 3
+"""Share of an agent's first answers, from which on something should be done."""
+_ENOUGH = 9
+"""First answers of an agent before something is made of the share that is invalid."""
 EPISODES = "episodes"
 STEPS = "steps"
 
@@ -70,6 +75,8 @@ class Counts:
     calls_reused: int
     completion_tokens: int
     invalid_answers: int
+    proposal: str
+    """A setting that helps where many answers are invalid; "" where few are, or none does."""
     retries: int
     last_trouble: str
     usd: float | None
@@ -122,12 +129,27 @@ def observe_run(progress: Progress, parameters: HyperParameters) -> State:
             calls_reused=progress.calls_reused,
             completion_tokens=progress.completion_tokens,
             invalid_answers=progress.invalid_answers,
+            proposal=_propose(progress, parameters),
             retries=progress.retries,
             last_trouble=progress.last_trouble,
             usd=price_calls(parameters, progress.tokens_by_agent) if parameters.prices else None,
         ),
         slow=describe_slowness(progress),
     )
+
+
+def _propose(progress: Progress, parameters: HyperParameters) -> str:
+    """Propose that an agent is guided, a third of whose first answers or more were invalid."""
+    for agent, (answered, invalid) in sorted(progress.first_answers.items()):
+        is_many = answered >= _ENOUGH and invalid >= MANY_INVALID * answered
+        if is_many and agent in parameters.model_agents and parameters.could_be_guided(agent):
+            return propose_guide(agent)
+    return ""
+
+
+def propose_guide(agent: str) -> str:
+    """Name the setting by which the engine holds an agent's answers to their form."""
+    return f"agents.{agent}.guided_decoding: true"
 
 
 def _episodes(progress: Progress, now_s: float) -> Doing:

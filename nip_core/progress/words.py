@@ -156,7 +156,10 @@ def count_words(counts: Counts) -> str:
     if counts.failed:
         parts.append(f"{counts.failed} failed episodes")
     if counts.invalid_answers:
-        parts.append(f"{counts.invalid_answers} invalid answers")
+        proposal = (
+            f" (a third or more at first: {counts.proposal} helps)" if counts.proposal else ""
+        )
+        parts.append(f"{counts.invalid_answers} invalid answers{proposal}")
     if counts.usd is not None:
         parts.append(f"${counts.usd:.4f}")
     return ", ".join(parts)

@@ -5,7 +5,7 @@ measure_intervals   from the rollouts of a split, with `measure_baselines`
 combine_metrics     the same, from both documents
 find_split_columns  the columns by which the scenario of some settings splits problems
 find_rate_alone     how often their verifier would be right alone, where the scenario knows it
-list_hinted_agents  the agents that are told why they are asked again
+find_help_on_record  what the agents of its settings are helped with to keep the form
 
 ``intervals-<split>.json`` has what differs from ``metrics-<split>.json``, whose intervals take
 problems as independent: nothing where each question has one problem that is played once. Its
@@ -21,6 +21,7 @@ from pydantic import JsonValue
 
 from nip_core.errors import StoreError
 from nip_core.evaluation.interval_parts import pick_intervals, replace_intervals
+from nip_core.evaluation.invalid import NO_HELP, Help, find_help
 from nip_core.evaluation.split_metrics import Baselines, RateBound, SplitIntervals, SplitMetrics
 from nip_core.parameters.stored import read_settings
 from nip_core.protocols import make_protocol
@@ -115,12 +116,13 @@ def find_rate_alone(parameters: Mapping[str, Any]) -> float | None:
         return None
 
 
-def list_hinted_agents(parameters: Mapping[str, Any]) -> set[str]:
-    """List the agents of a run on record with `retry_hint`: they are told why they are asked
-    again.
-    """
-    agents = parameters.get("agents") or {}
-    return {name for name, agent in agents.items() if agent.get("retry_hint") is True}
+def find_help_on_record(parameters: Mapping[str, Any]) -> Help:
+    """Say what agents are helped with to keep the form, by the settings of a run on record."""
+    try:
+        return find_help(read_settings(parameters))
+    # Settings of another version, or a user's module that is gone: some advice less is shown.
+    except Exception:
+        return NO_HELP
 
 
 def _claims_and_provers(

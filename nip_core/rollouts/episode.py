@@ -452,6 +452,8 @@ class EpisodeState:
         record, move = call.record(number, spec, self.round, attempt, self.parent, why_not)
         # Durable before the game goes on with it: a kill from here on costs no second answer.
         await self.context.log.append(record.to_json())
-        if record.generation.invalid_reason is not None:
-            self.context.progress.invalid_answers += 1
+        progress, is_invalid = self.context.progress, record.generation.invalid_reason is not None
+        progress.invalid_answers += is_invalid
+        if attempt == 0:
+            progress.count_first(call.player.agent, is_invalid=is_invalid)
         return record, move

@@ -18,6 +18,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from nip_core.errors import StageError
+from nip_core.game.answer_guide import GUIDE_FIELD, write_guide
 from nip_core.game.answer_rows import RecordedToken, read_tokens
 from nip_core.game.decisions import InvalidDecision
 from nip_core.game.parsing import AnswerForm, lacks_decision, parse_response
@@ -150,7 +151,7 @@ async def ask(
         return
     assert player.endpoint is not None  # only random agents play without a model
     limit = game.parameters.max_tokens(player.agent)
-    body = request_body(player.model, player.parameters, chat, seed, limit, n)
+    body = request_body(player.model, player.parameters, chat, seed, limit, n, form)
     top_logprobs = game.top_logprobs(player.agent)
     kept_top = max(top_logprobs, player.top_logprobs)
     # Where nothing can be decided there is nothing to estimate, and answers are long.
@@ -236,17 +237,21 @@ def request_body(
     seed: int,
     max_tokens: int,
     n: int = 1,
+    form: AnswerForm | None = None,
 ) -> dict[str, Any]:
     """Make the JSON body of a chat completion; settings of None are left to the provider.
 
     It asks for `n` completions. They have one seed: what a server gives as the i-th of them need
-    not be what it gives to any seed alone.
+    not be what it gives to any seed alone. Where the agent is guided, they have this `form`.
     """
     dialect = find_dialect(parameters)
     body: dict[str, Any] = {"model": model, "messages": chat, dialect.limit: max_tokens}
     if dialect.seed is not None:
         body[dialect.seed] = seed
     body |= dialect.effort_fields(parameters.reasoning_effort)
+    if form is not None and parameters.guided_decoding:
+        grammar = write_guide(form, max_tokens, parameters.message_tokens)
+        body[GUIDE_FIELD] = {"grammar": grammar}
     if n > 1:
         body["n"] = n
     for setting in ("temperature", "top_p", "repetition_penalty"):

@@ -14,6 +14,8 @@ from typing import Literal
 PromptVersion = Literal["v1", "v2", "v3", "v4", "short"]
 FIRST: PromptVersion = "v1"
 """Of a scenario whose settings name none; of one's own before there was another."""
+SHORT: PromptVersion = "short"
+"""For very small models, which follow no instructions."""
 OF_OWN_SCENARIOS: PromptVersion = "v3"
 """Of a new run of a scenario of one's own, where neither settings nor class name one."""
 _FORMS = {"v3": "v1", "v4": "v2"}

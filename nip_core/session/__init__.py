@@ -6,6 +6,7 @@ origin            models of other runs; attacked_run: the run that an attack is 
 disk_room         whether the disks have room
 opening           the lease, the server, the clients
 server_checks     what only a server can say; prompt_checks: whether it takes the game's chats
+                  guide_checks: and holds answers to their form, where it must
 session           what all stages of a run share in one process
 outside_game      a game whose models another program asks
 """

@@ -32,6 +32,7 @@ from nip_core.servers.kept_models import keep_models, restore_models
 from nip_core.servers.own_server import OwnServer, find_server_directory, make_server_spec
 from nip_core.servers.shutdown_dates import warn_of_shutdowns
 from nip_core.session.calibration import calibrate
+from nip_core.session.guide_checks import check_guides
 from nip_core.session.origin import bring_adapters
 from nip_core.session.prepare import Prepared, prepare
 from nip_core.session.prompt_checks import check_prompts
@@ -103,6 +104,7 @@ async def open_session(
             await check_version(session)
             await check_engines(session)
             too_long = await check_prompts(session)
+            await check_guides(session)
         with progress.doing("measuring the speed of the models' server"):
             await calibrate(session)
         left_out = settle_left_out(prepared.parameters, prepared.problems, known, too_long)

@@ -2,6 +2,7 @@
 
 check_prompts  every chat of each agent through the model's chat template, and long first prompts
                through its context
+sample_conversation  an agent's turns in an episode, with a placeholder for every message
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,7 +82,7 @@ class _AgentCheck:
         self._http, self._session = http, session
         self._group, self._agent, self._problem = group, agent, problem
         self._endpoint, self._model = session.at(group).play, session.base_model(group)
-        self._conversation = _sample_conversation(session.game, agent)
+        self._conversation = sample_conversation(session.game, agent)
 
     async def run(self) -> None:
         """Ask for every chat of the agent. Raises SettingsError for the first one refused."""
@@ -187,9 +188,7 @@ class _AgentCheck:
         """List the chats of the agent's turns, and those in which it is asked again."""
         problem = problem or self._problem
         stance = 1 if game.parameters.protocol_common.randomize_prover_stance else None
-        again: tuple[Kind, ...] = (
-            ("empty",) if game.parameters.model_agents[self._agent].retry_hint else ()
-        )
+        again: tuple[Kind, ...] = ("empty",) if game.parameters.gives_hint(self._agent) else ()
         return [
             game.render(
                 self._agent,
@@ -288,7 +287,7 @@ class _AgentCheck:
         raise ServerError(f"{url}: HTTP {status}: {message}")
 
 
-def _sample_conversation(game: Game, agent: str) -> Conversation:
+def sample_conversation(game: Game, agent: str) -> Conversation:
     """Make the turns of an episode with some of `agent`; every message is a placeholder."""
     protocol = game.protocol
     for seed in range(_SEEDS):

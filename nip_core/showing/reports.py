@@ -25,7 +25,7 @@ from nip_core.evaluation.statistics.differences import holm
 from nip_core.records.attack_on_record import (
     read_shown_attack,
 )
-from nip_core.records.intervals import find_rate_alone, list_hinted_agents
+from nip_core.records.intervals import find_help_on_record, find_rate_alone
 from nip_core.records.iterations import IterationRecord, Records
 from nip_core.records.left_out import describe_left_out, read_left_out
 from nip_core.records.status import find_status
@@ -69,7 +69,7 @@ def read_report_data(records: Records, status: str | None = None) -> ReportData:
         iterations=iterations,
         parameters=parameters,
         baselines=_baselines(tests),
-        remarks=remarks(tests[-1], find_rate_alone(parameters), list_hinted_agents(parameters))
+        remarks=remarks(tests[-1], find_rate_alone(parameters), find_help_on_record(parameters))
         if tests
         else (),
         attack=read_shown_attack(records),

@@ -18,7 +18,7 @@ from nip_core.records.attack_on_record import (
     count_attack_training,
     with_training,
 )
-from nip_core.records.intervals import find_rate_alone, list_hinted_agents
+from nip_core.records.intervals import find_help_on_record, find_rate_alone
 from nip_core.records.iterations import IterationRecord, Records
 from nip_core.records.left_out import read_left_out
 from nip_core.records.status import find_status
@@ -51,7 +51,7 @@ def summarise_run(run: RunStore, records: Records | None = None) -> dict[str, An
     iterations = records.all()
     tests = [test for record in iterations if (test := record.metrics(TEST)) is not None]
     parameters = shown.record.parameters
-    rate_alone, hinted = find_rate_alone(parameters), list_hinted_agents(parameters)
+    rate_alone, given = find_rate_alone(parameters), find_help_on_record(parameters)
     return {
         "run": run.name,
         "status": find_status(run, records),
@@ -64,7 +64,7 @@ def summarise_run(run: RunStore, records: Records | None = None) -> dict[str, An
             split: len(problems) for split, problems in (read_left_out(run) or {}).items()
         },
         "iterations": [_entry(record) for record in iterations],
-        "remarks": remarks(tests[-1], rate_alone, hinted) if tests else [],
+        "remarks": remarks(tests[-1], rate_alone, given) if tests else [],
         **({} if attack is None else {"attack": _attack(attack, records)}),
     }
 

@@ -22,7 +22,12 @@ from nip_core.evaluation.baseline_verifiers import believe_the_prover, majority
 from nip_core.evaluation.baseline_words import believed_line
 from nip_core.evaluation.episode_transcripts import transcripts_from_tables
 from nip_core.evaluation.figures_in_words import result_line
-from nip_core.evaluation.invalid import invalid_answers, invalid_line, invalid_warning
+from nip_core.evaluation.invalid import (
+    find_help,
+    invalid_answers,
+    invalid_line,
+    invalid_warning,
+)
 from nip_core.evaluation.league_figures import figures_by_opponent
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.split_metrics import (
@@ -69,8 +74,7 @@ def measure(session: Session, iteration: int, split: str) -> SplitMetrics | Atta
     words = f"iteration {iteration}: played {split} problems: {result_line(metrics, before)}"
     if split == TEST and (believed := believed_line(metrics)):
         words += f", {believed}"
-    hinted = [name for name, agent in session.parameters.model_agents.items() if agent.retry_hint]
-    many = invalid_warning(metrics.invalid_answers, hinted)
+    many = invalid_warning(metrics.invalid_answers, find_help(session.parameters))
     words = "; ".join(filter(None, (words, invalid_line(metrics.invalid_answers), many)))
     session.tell(
         "test" if split == TEST else "played",

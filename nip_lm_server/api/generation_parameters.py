@@ -31,6 +31,7 @@ from nip_lm_server.errors import (
 from nip_lm_server.formats import ROLES, join_text
 from nip_lm_server.formats.tool_parameters import (
     parse_response_format,
+    parse_structured_outputs,
     parse_tool_choice,
     parse_tools,
     settle_tools,
@@ -425,6 +426,7 @@ CHAT_PARAMETERS: dict[str, tuple[str, Parse]] = {
     **{name: ("", check) for name, check in CHAT_HARMLESS.items()},
     **_SHARED,
     "response_format": ("schema", parse_response_format),
+    "structured_outputs": ("grammar", parse_structured_outputs),
     "tools": ("tools", parse_tools),
     "tool_choice": ("tool_choice", parse_tool_choice),
     "parallel_tool_calls": ("parallel_tool_calls", _boolean),

@@ -170,7 +170,7 @@ def _health(services: Services) -> dict[str, Any]:
     for name in services.pool.base_models():
         base = services.pool.base(name)
         engines[name] = {"state": base.engine.state, "epoch": base.engine.epoch}
-        if base.is_lent and base.wanted == "running":
+        if base.is_away_for_training and base.wanted == "running":
             lent.append(name)
         if base.wanted == "running" and not base.is_ready:
             wrong.append(f"the engine of {name!r} {base.describe_absence()}")

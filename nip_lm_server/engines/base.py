@@ -93,10 +93,21 @@ class GenerationRequest:
     top_logprobs: int = 0  # alternatives for each generated token
     return_token_ids: bool = False
     schema: dict[str, Any] | None = None  # the answer is JSON of this schema
+    grammar: str | None = None  # or it follows this one, in llguidance's form of Lark's
     tools: tuple[dict[str, Any], ...] = ()  # functions that the model is told of, as on the wire
     forced_tools: tuple[str, ...] = ()  # of which it must call one; none: as it likes
     parallel_tool_calls: bool = True  # whether it may call several at once
     body_bytes: int = 0  # of all it came with: what takes long for many is done aside
+
+    @property
+    def has_form(self) -> bool:
+        """Say whether something is asked for beside a text: JSON, a grammar, or calls of tools."""
+        return self.schema is not None or self.grammar is not None or bool(self.tools)
+
+    @property
+    def form_parameter(self) -> str:
+        """Name the parameter that asks for the form, for errors."""
+        return "response_format" if self.grammar is None else "structured_outputs"
 
 
 def room_for_answer(request: GenerationRequest, prompt_tokens: int, context: int) -> int:

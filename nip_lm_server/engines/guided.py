@@ -1,6 +1,7 @@
 """Guided decoding: an answer can't leave the form its request asks for.
 
 write_json_grammar  a JSON schema -> its grammar, checked
+write_lark_grammar  a text in llguidance's form of Lark's grammars -> its grammar, not checked yet
 write_call_grammar  tools, and how a template writes a call -> the grammar of an answer with calls
 make_vocabulary     that of one model, as llguidance has it; begin: one answer over it
 Guide               the progress of one answer through its grammar
@@ -53,6 +54,16 @@ def write_json_grammar(schema: Mapping[str, Any], param: str = "response_format"
         problem = str(error)
     if problem and not problem.startswith("WARNING"):
         raise wrong_schema(problem, param)
+    return grammar
+
+
+def write_lark_grammar(text: str) -> str:
+    """The grammar of a text in llguidance's form of Lark's grammars.
+
+    `begin_matching` finds what is wrong with it: llguidance's own check has no bound on what a
+    pattern may cost.
+    """
+    grammar: str = import_llguidance().LLMatcher.grammar_from_lark(text)
     return grammar
 
 
@@ -214,5 +225,5 @@ def wrong_schema(problem: str, param: str) -> EngineRequestError:
     """
     reason = " ".join(problem.split())[:300]
     return EngineRequestError(
-        f"Invalid '{param}': the schema can't be enforced: {reason}", "invalid_value", param
+        f"Invalid '{param}': the form can't be enforced: {reason}", "invalid_value", param
     )

@@ -1,6 +1,7 @@
 """Checks what a client says about the form of an answer: `response_format`, tools, their calls.
 
 parse_response_format   -> the JSON schema of the answer, None for text
+parse_structured_outputs   -> the grammar of the answer
 parse_tools, parse_tool_choice -> see `settle_tools`
 tool_message      a message that calls tools, or answers a call
 """
@@ -19,6 +20,9 @@ MAX_SCHEMA_VALUES = 10_000
 MAX_SCHEMA_CHARACTERS = 200_000
 """Most values, and characters in names and texts, of a schema: a grammar is made of it, which takes
 seconds and hundreds of megabytes for more."""
+MAX_GRAMMAR_CHARACTERS = 20_000
+_OTHER_FORMS = frozenset({"json", "regex", "choice", "json_object", "structural_tag"})
+"""What vLLM's parameter has beside a grammar."""
 _ALL_TOOLS = 4
 """The tools of a request may have so many times what one schema may."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -42,6 +46,24 @@ def parse_response_format(name: str, value: Any) -> dict[str, Any] | None:
         raise invalid_value(f"{name}.type", kind, "text, json_object or json_schema")
     _only_keys(name, value, ("type",))
     return {"type": "object"} if kind == "json_object" else None
+
+
+def parse_structured_outputs(name: str, value: Any) -> str:
+    """Return the grammar for the answer. Raises ApiError 400.
+
+    The parameter is vLLM's. Of its forms there is ``grammar``, for which OpenAI's API has none.
+    """
+    given = {key: item for key, item in _object(name, value).items() if item is not None}
+    for key in given.keys() & _OTHER_FORMS:
+        raise unsupported_value(
+            f"{name}.{key}", "it can be grammar; JSON is asked for by response_format"
+        )
+    _only_keys(name, given, ("grammar",))
+    grammar = given.get("grammar")
+    if not isinstance(grammar, str) or not 0 < len(grammar) <= MAX_GRAMMAR_CHARACTERS:
+        expected = f"a text of 1 to {MAX_GRAMMAR_CHARACTERS} characters"
+        raise invalid_value(f"{name}.grammar", grammar, expected)
+    return grammar
 
 
 def parse_tools(name: str, value: Any) -> tuple[dict[str, Any], ...]:
@@ -87,12 +109,17 @@ def parse_tool_choice(name: str, value: Any) -> str | tuple[str]:
 
 def settle_tools(values: dict[str, Any]) -> None:
     """Turn `tools` and `tool_choice` in `values` into `tools`, as told to the model, and
-    `forced_tools`, of which it must call one. Raises ApiError 400 if the two contradict each other.
+    `forced_tools`, of which it must call one. Raises ApiError 400 if the two contradict each other,
+    and for a grammar beside another form.
     """
     # Who may not call is not told of any tool.
     choice = values.pop("tool_choice", "auto")
     if choice == "none":
         values.pop("tools", None)
+    if values.get("grammar") is not None:
+        for other, name in (("tools", "tools"), ("schema", "response_format")):
+            if values.get(other):
+                raise unsupported_value(name, "it can't be beside structured_outputs")
     offered = [tool["function"]["name"] for tool in values.get("tools") or ()]
     if choice in ("none", "auto"):
         return

@@ -54,6 +54,7 @@ class EngineLifecycle(ABC):
         self.last_death: str | None = None
         self._at_work = 0
         self._lent = 0
+        self._coming_back = 0
         self._lock = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
@@ -92,6 +93,11 @@ class EngineLifecycle(ABC):
         finally:
             self._at_work -= 1
 
+    @property
+    def is_away_for_training(self) -> bool:
+        """Say whether a training has the engine's device, or it is on its way back from one."""
+        return self.is_lent or self._coming_back > 0
+
     async def set_wanted(self, state: Wanted, *, drain: bool = False) -> None:
         """Bring the engine to this state; while its device is lent, afterwards.
 
@@ -127,6 +133,9 @@ class EngineLifecycle(ABC):
             yield
         finally:
             self._lent -= 1
+            # Before the await: with weights that go back onto a card it takes seconds, and all that
+            # is asked meanwhile is told why it has to wait.
+            self._coming_back += 1
             # Even when the work inside was cancelled, the engine has to come back.
             await asyncio.shield(asyncio.ensure_future(self._settle_or_retry()))
 
@@ -151,7 +160,7 @@ class EngineLifecycle(ABC):
 
     def describe_absence(self) -> str:
         """Tell why it does not answer, for people."""
-        if self._lent:
+        if self.is_away_for_training:
             return "gives its device to a training job and comes back by itself"
         if self.wanted != "running":
             state = self.engine.state if self.engine.state != "running" else "about to leave"
@@ -186,6 +195,8 @@ class EngineLifecycle(ABC):
             await self._settle()
         except EngineError as error:
             _log.error("%s does not come back, trying again: %s", self.engine.base_model, error)
+        finally:
+            self._coming_back -= 1
 
     async def _move(self, drain: bool = False) -> None:
         engine, target = self.engine, self._choose_target()

@@ -362,7 +362,7 @@ class EnginePool:
         if not base.is_ready:
             # One that made room comes back when it is asked for, but not into a training.
             returns = base.returning is not None and not base.returning.done()
-            is_lent = base.is_lent or (base.is_displaced and base.slot.is_lent)
+            is_lent = base.is_away_for_training or (base.is_displaced and base.slot.is_lent)
             helps = base.wanted == "running" or returns or is_lent
             return ApiError(
                 503,

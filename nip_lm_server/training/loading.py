@@ -132,11 +132,29 @@ def load_base(job: TrainingJob, *, trained: bool = False) -> Any:
     if device == "cuda":
         options["device_map"] = {"": torch.cuda.current_device()}
     try:
-        return chat_template.load_model(job.base_model_path, dtype, **options)
+        model = chat_template.load_model(job.base_model_path, dtype, **options)
     except (OSError, ValueError) as error:
         raise TrainingError("base_model_unusable", str(error), "model") from error
     except ImportError as error:  # of the attention that was asked for
         raise TrainingError("attention_unsupported", str(error), "attention") from error
+    if settings.attention == "flex_attention":
+        _take_one_kernel(model)
+    return model
+
+
+def _take_one_kernel(model: Any) -> None:
+    """Have flex attention take its kernel for training, whatever the length of a pass.
+
+    For fewer than 128 tokens torch (2.11 and 2.13) chooses its kernel for decoding, and then finds
+    none if the heads that share keys have more than 128 rows between them: 65 tokens at two.
+    """
+
+    def choose(
+        _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, {"kernel_options": {"BACKEND": "TRITON"}, **kwargs}
+
+    model.base_model.register_forward_pre_hook(choose, with_kwargs=True)
 
 
 def _choose_attention(settings: EffectiveSettings, device: str) -> dict[str, Any]:

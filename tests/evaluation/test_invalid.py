@@ -3,12 +3,22 @@
 import json
 import re
 
+import pytest
+
 from nip_core.evaluation.baseline_words import remarks
-from nip_core.evaluation.invalid import invalid_answers, invalid_line, invalid_warning
+from nip_core.evaluation.invalid import (
+    Help,
+    find_help,
+    invalid_answers,
+    invalid_line,
+    invalid_warning,
+)
 from nip_core.evaluation.split_metrics import InvalidAnswers, SplitMetrics
 from nip_core.game.reasons import KINDS
+from nip_core.parameters import load_parameters
 from nip_prefect.flows.printing import show_run
 
+TOLD = Help(hinted=frozenset({"verifier"}))
 UNCLEAR = "a verdict that is not clear"
 
 
@@ -75,14 +85,47 @@ def test_from_a_third_of_the_first_answers_on_a_warning_names_what_helps():
 
 def test_where_the_hint_is_on_the_warning_names_what_else_helps():
     for kind in KINDS:
-        words = invalid_warning(counted(kind), hinted=["verifier"])
+        words = invalid_warning(counted(kind), TOLD)
         assert "retry_hint: true" not in words
         assert re.search(r"agents\.verifier\.(model_name|max_tokens_per_message)", words)
         assert (
-            remarks(SplitMetrics(invalid_answers=counted(kind)), hinted={"verifier"})[1]
+            remarks(SplitMetrics(invalid_answers=counted(kind)), given=TOLD)[1]
             == f"Warning: {words}"
         )
-    assert "retry_hint: true" in invalid_warning(counted("unclear"), hinted=["prover"])
+    other = Help(hinted=frozenset({"prover"}))
+    assert "retry_hint: true" in invalid_warning(counted("unclear"), other)
+
+
+def test_where_the_engine_can_guide_the_warning_proposes_it_by_name():
+    """Whatever else would help, but for a model that says nothing at all."""
+    for given in (Help(guidable=frozenset({"verifier"})), Help(TOLD.hinted, TOLD.hinted)):
+        for kind in KINDS:
+            words = invalid_warning(counted(kind), given)
+            assert ("agents.verifier.guided_decoding: true" in words) == (kind != "empty")
+        assert invalid_warning(counted("unclear", 3, 10), given) is None
+
+
+@pytest.mark.parametrize(
+    ("agent", "trainer", "can"),
+    [
+        ({"model_provider": "SelfHosted"}, "pure_text_ei", True),
+        ({"model_provider": "SelfHosted", "guided_decoding": True}, "pure_text_ei", False),
+        ({"model_provider": "OpenAI"}, "pure_text_ei", False),
+        ({"model_provider": "SelfHosted", "freeze_agent": True}, "pure_text_grpo", True),
+    ],
+)
+def test_only_an_engine_that_can_guide_is_asked_to(agent, trainer, can):
+    parameters = load_parameters(
+        {
+            "run_name": "a",
+            "dataset": "x",
+            "trainer": trainer,
+            "agents": {"_default": {"model_name": "m", **agent}},
+        }
+    )
+    given = find_help(parameters)
+    assert given.guidable == (frozenset({"prover", "verifier"}) if can else frozenset())
+    assert given.hinted == {"prover", "verifier"}
 
 
 def test_report_and_viewer_have_them_among_their_remarks(generations_of):

@@ -1,6 +1,7 @@
 """benchmarks/side_by_side.py: what its stub counts, its statistics, its page. No peer runs here."""
 
 import json
+import shutil
 import sys
 import urllib.request
 from pathlib import Path
@@ -92,19 +93,34 @@ def test_models_are_asked_in_turn_with_prompts_that_differ():
     assert chats(server, 3, size, "seed")["bodies"] == bodies
 
 
-def test_the_model_that_is_served_under_load_names_no_end(tmp_path):
-    from beside.load import endless
+@pytest.mark.parametrize("pad", ["<|pad|>", "<|end|>"], ids=["a pad", "the end is the pad"])
+def test_the_model_that_is_served_under_load_names_no_end(tmp_path, pad):
+    from beside.models import endless
 
     from nip_core.models import BUNDLED
 
-    end = json.loads((BUNDLED["tiny"] / "tokenizer_config.json").read_text())["eos_token"]
-    place = endless(tmp_path / "tiny")
-    tokenizer = json.loads((place / "tokenizer_config.json").read_text())
-    assert tokenizer["eos_token"] == tokenizer["pad_token"] != end
+    model = shutil.copytree(BUNDLED["tiny"], tmp_path / "model")
+    said = json.loads((model / "tokenizer_config.json").read_text())
+    end = said["eos_token"]
+    (model / "tokenizer_config.json").write_text(json.dumps(said | {"pad_token": pad}))
+    place = endless(model, tmp_path / "endless")
+    tokens = json.loads((place / "tokenizer.json").read_text())["added_tokens"]
+    never = json.loads((place / "tokenizer_config.json").read_text())["eos_token"]
+    assert never not in (end, *(["<|pad|>"] if pad == end else []))
     for name in ("config.json", "generation_config.json"):
         settings = json.loads((place / name).read_text())
-        assert settings["eos_token_id"] == settings["pad_token_id"]
+        assert {"id": settings["eos_token_id"], "content": never}.items() <= next(
+            token for token in tokens if token["content"] == never
+        ).items()
     assert end not in (place / "chat_template.jinja").read_text()
+
+
+def test_a_model_that_is_not_there_is_refused_with_what_helps(tmp_path):
+    from beside.models import find_model
+
+    assert not find_model("tiny").is_large
+    with pytest.raises(ValueError, match="nip models add"):
+        find_model(str(tmp_path))
 
 
 def test_the_page_of_serving_says_who_serves_no_adapters_and_compares_by_cells():
@@ -158,3 +174,26 @@ def test_the_table_at_the_head_says_where_another_one_is_ahead():
         "| 0.10 (embedded) | 0.20 (vLLM by hand) | nip |"
     )
     assert table({}) == []
+
+
+def test_a_second_model_has_columns_at_the_head_and_sections_below_those_of_the_first():
+    from beside.page import page
+    from beside.summary import table
+
+    machine = {"cores": 2, "python": "3.11", "load_before": 0.1, "load_after": 0.2}
+    made = {"command": "c", "commit": "d", "took_s": 1.0, "machine": machine, "small": False}
+    part = {**made, "absent": {}, "versions": {"nip": "1"}}
+    small = {**part, "model": "tiny", "seconds": {"nip, embedded": [0.1], "vLLM by hand": [0.2]}}
+    large = {**part, "model": "smollm2", "seconds": {"nip, embedded": [3.0], "vLLM by hand": [2.0]}}
+    result = {"c": small, "models": {"smollm2": {"c": large}}}
+    head, _, row = table(result)
+    assert head.endswith("| ahead | smollm2: nip | best of the others | ahead |")
+    assert row.endswith(
+        "| 0.10 | 0.20 (vLLM by hand) | nip | 3.00 | 2.00 (vLLM by hand) | vLLM by hand |"
+    )
+    first, second = (
+        "## From trained weights",
+        "### From trained weights to their first answer, smollm2",
+    )
+    text = page(result)
+    assert text.index(first) < text.index(second)

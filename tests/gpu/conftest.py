@@ -30,3 +30,31 @@ def base(tmp_path_factory) -> str:
     model.to(torch.bfloat16).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return str(path)
+
+
+@pytest.fixture(scope="session")
+def larger(tmp_path_factory):
+    """About 0.4 billion parameters over the bundled tokenizer, built on the card."""
+    import torch
+    from tiny_model import make_tokenizer
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    directory = tmp_path_factory.mktemp("models") / "larger"
+    tokenizer = make_tokenizer(context=4096)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=8,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        max_position_embeddings=4096,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    with torch.device("cuda"):
+        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    torch.cuda.empty_cache()
+    return directory

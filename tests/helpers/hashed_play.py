@@ -85,7 +85,7 @@ def check(played: Any, bodies: list[dict[str, Any]]) -> None:
         for example in choose_examples(game, group, 0, InMemory((tables,)), agents).examples:
             last = rows[example.generations[-1]]
             # What is trained has no hint, as the first chat of the turn.
-            hinted = parameters.model_agents[last["agent"]].retry_hint
+            hinted = parameters.gives_hint(last["agent"])
             place = (last["round"], last["agent"], 0 if hinted else last["attempt"])
             seed = seeds[example.episode].generation_seed(parameters.seed, *place)
             *prompt, answer = example.messages

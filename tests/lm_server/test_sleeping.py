@@ -34,7 +34,11 @@ class StandIn:
     calls: list[str] = field(default_factory=list)
     asleep: asyncio.Event = field(default_factory=asyncio.Event)
     finish: asyncio.Event = field(default_factory=asyncio.Event)
+    may_wake: asyncio.Event = field(default_factory=asyncio.Event)
     running: int = 0
+
+    def __post_init__(self) -> None:
+        self.may_wake.set()
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -59,6 +63,7 @@ class StandIn:
 
     async def wake(self, request: web.Request) -> web.Response:
         self.calls.append(request.path)
+        await self.may_wake.wait()
         self.asleep.clear()
         return web.Response()
 
@@ -168,6 +173,23 @@ async def test_an_engine_sleeps_once_its_answers_have_ended_and_takes_no_new_one
             assert vllm.calls == ["/sleep?level=1&mode=abort"]
         await until(lambda: here.services.pool.is_served("sim"))
         assert vllm.calls[1:] == ["/wake_up"]
+        assert (await here.post("/v1/chat/completions", CHAT))[0] == 200
+
+
+async def test_an_engine_that_comes_back_from_a_training_says_so_until_it_answers(
+    tmp_path: Path,
+) -> None:
+    async with sleepy(tmp_path / "s") as (here, vllm):
+        vllm.may_wake.clear()  # on a card it takes seconds
+        vllm.finish.set()
+        async with training(here) as begun:
+            await asyncio.wait_for(begun.wait(), 10)
+            leaving = asyncio.create_task(until(lambda: "/wake_up" in vllm.calls))
+        await leaving
+        status, answer, headers = await here.post("/v1/chat/completions", CHAT)
+        assert (status, code(answer)) == (503, "engine_training") and headers["Retry-After"]
+        vllm.may_wake.set()
+        await until(lambda: here.services.pool.is_served("sim"))
         assert (await here.post("/v1/chat/completions", CHAT))[0] == 200
 
 

@@ -7,7 +7,7 @@ from ticking import Ticking, small_parameters
 
 from nip_core.progress.board import Stage
 from nip_core.progress.outlook import observe_run
-from nip_core.progress.words import format_clock, format_estimate, whole_words
+from nip_core.progress.words import count_words, format_clock, format_estimate, whole_words
 
 PLAN = (
     Stage(0, "test", 40),
@@ -18,6 +18,7 @@ PLAN = (
     Stage(1, "test", 40),
 )
 PARAMETERS = small_parameters()
+MODEL = {"model_provider": "SelfHosted", "model_name": "tiny"}
 
 
 def test_time_left_counts_only_what_ended_since_the_stage_was_taken_up():
@@ -223,3 +224,23 @@ def test_what_was_not_measured_is_guessed_from_the_servers_speed_and_called_a_gu
         progress.count_job()
     whole = observe_run(progress, PARAMETERS).whole
     assert whole.left_s == pytest.approx(20) and not whole.is_guess
+
+
+def test_from_a_third_of_the_first_answers_on_the_line_names_what_holds_them_to_their_form():
+    progress = Ticking().progress()
+
+    def shown(parameters=PARAMETERS):
+        return count_words(observe_run(progress, parameters).counts)
+
+    for turn in range(8):
+        progress.count_first("verifier", is_invalid=turn < 4)
+        progress.invalid_answers += turn < 4
+    assert shown() == "4 invalid answers"  # of so few nothing is known
+    progress.count_first("verifier", is_invalid=False)
+    proposed = "agents.verifier.guided_decoding: true helps"
+    assert shown() == f"4 invalid answers (a third or more at first: {proposed})"
+    guided = small_parameters(agents={"_default": {**MODEL, "guided_decoding": True}})
+    assert shown(guided) == "4 invalid answers"
+    for _ in range(9):
+        progress.count_first("verifier", is_invalid=False)
+    assert shown() == "4 invalid answers"

@@ -13,7 +13,7 @@ from nip_core.game import reasons
 from nip_core.game.reasons import KINDS, sort_reason
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import load_parameters
-from nip_core.parameters.stored import read_settings
+from nip_core.parameters.stored import keep_prompts, read_settings
 from nip_core.viewer.episode_page import _render_chats
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def settings(hint=True, version="v1", chat_format="named", **more):
             "code_validation": {"system_prompt_version": version},
             "rl": {"rollouts_per_iteration": None},
             "rollouts": {"failure_threshold": 1.0},
-            "agents": {"_default": {**agent, "retry_hint": True} if hint else agent},
+            "agents": {"_default": {**agent, "retry_hint": hint}},
             **more,
         }
     )
@@ -178,7 +178,29 @@ def test_every_hint_names_a_form_that_is_read(kind, protocol, version):
 def test_a_run_of_a_version_without_the_setting_has_it_off():
     earlier = json.loads((ROOT / "tests" / "parameters" / "earlier_run.json").read_text())
     assert not any("retry_hint" in agent for agent in earlier["agents"].values())
-    assert not any(a.retry_hint for a in read_settings(earlier).model_agents.values())
+    assert {a.retry_hint for a in read_settings(earlier).model_agents.values()} == {False}
+
+
+@pytest.mark.parametrize(("version", "told"), [("v1", True), ("v4", True), ("short", False)])
+def test_by_default_models_that_follow_instructions_are_told(version, told):
+    parameters = settings(hint=None, version=version)
+    assert [parameters.gives_hint(name) for name in parameters.model_agents] == [told, told]
+    chosen = settings(hint=not told, version=version)
+    assert [chosen.gives_hint(name) for name in chosen.model_agents] == [not told] * 2
+
+
+@pytest.mark.parametrize("begun_with", [False, True, None])
+def test_a_run_goes_on_with_the_hints_that_it_began_with(begun_with):
+    """Where its configuration names none; an earlier version has put its default on record."""
+    stored = settings(hint=begun_with).to_dict()
+    now = settings(hint=None)
+    on = keep_prompts(now, stored)
+    assert {agent.retry_hint for agent in on.model_agents.values()} == {begun_with}
+    for agent in stored["agents"].values():
+        del agent["retry_hint"]
+    assert {a.retry_hint for a in keep_prompts(now, stored).model_agents.values()} == {False}
+    chosen = settings(hint=True)
+    assert keep_prompts(chosen, stored) is chosen
 
 
 # The kinds.

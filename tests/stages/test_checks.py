@@ -18,7 +18,7 @@ from nip_core.models import BUNDLED
 from nip_core.parameters import load_parameters
 from nip_core.records.left_out import settle_left_out
 from nip_core.session.opening import open_session
-from nip_core.session.prompt_checks import _sample_conversation
+from nip_core.session.prompt_checks import sample_conversation
 from nip_core.showing.reports import write_report
 from nip_core.showing.summary import summarise_run
 from nip_core.stages.playing import split_play
@@ -203,7 +203,7 @@ def test_every_agent_is_tried_with_its_turns_and_nothing_else(tmp_path, protocol
     }
     game = Game(load_parameters(write_config(tmp_path, **settings, **rounds)))
     for agent in game.protocol.agent_names:
-        turns = _sample_conversation(game, agent)
+        turns = sample_conversation(game, agent)
         assert turns
         for seed, round_, before in turns:
             assert agent in game.protocol.movers(round_, seed, before)

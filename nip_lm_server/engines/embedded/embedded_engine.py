@@ -155,7 +155,7 @@ class EmbeddedEngine(Engine):
                 pending.progress.clear()
                 if pending.failure is not None:
                     raise pending.failure
-                refuse_unguided(pending.rows)
+                refuse_unguided(pending.rows, request.form_parameter)
                 # 3. Tell of every row what is certain by now.
                 for row, reader in zip(pending.rows, readers, strict=True):
                     # Whether a text is a call is known at its end.
@@ -305,7 +305,7 @@ class EmbeddedEngine(Engine):
         worker, adapter = self._find(request.model)
         check_counts(request, self._options.max_batch)
         guide = None
-        if request.schema is not None or request.tools:
+        if request.has_form:
             guide = await aside.follow_form(make_guide, worker, request)  # the first takes seconds
         prompt = await encode_request(worker, request)
         return worker, Pending(make_rows(worker, request, prompt, adapter, guide), streamed)

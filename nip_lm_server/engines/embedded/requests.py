@@ -9,6 +9,7 @@ RowReader         what has been added to a row since the last look, as a `Delta`
 with_calls        what a reader told of a whole row, calls of tools apart from its text
 """
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +28,12 @@ from nip_lm_server.engines.embedded.batching import Row
 from nip_lm_server.engines.embedded.lora import LoraAdapter
 from nip_lm_server.engines.embedded.sampling import Settings, row_random
 from nip_lm_server.engines.embedded.worker import ModelWorker
-from nip_lm_server.engines.guided import Guide, write_call_grammar, write_json_grammar
+from nip_lm_server.engines.guided import (
+    Guide,
+    write_call_grammar,
+    write_json_grammar,
+    write_lark_grammar,
+)
 
 MAX_TOP_LOGPROBS = 20  # as many as OpenAI's API knows
 _TOOL_KEYS = {"tool_calls", "tool_call_id"}
@@ -135,7 +141,9 @@ def refuse_tools(
 
 def make_guide(worker: ModelWorker, request: GenerationRequest) -> Guide | None:
     """Begin to guide an answer, if the request gives it a grammar; None if not."""
-    form = worker.loaded.tool_form
+    form, param = worker.loaded.tool_form, request.form_parameter
+    if request.grammar is not None:
+        return worker.guide(write_lark_grammar(request.grammar), param)
     if request.tools and form is not None:
         tools, schema = request.tools, request.schema
         grammar = write_call_grammar(form, tools, request.forced_tools, schema)
@@ -143,17 +151,17 @@ def make_guide(worker: ModelWorker, request: GenerationRequest) -> Guide | None:
         grammar = write_json_grammar(request.schema)
     else:
         return None
-    return None if grammar is None else worker.guide(grammar)
+    return None if grammar is None else worker.guide(grammar, param)
 
 
-def refuse_unguided(rows: Sequence[Row]) -> None:
+def refuse_unguided(rows: Sequence[Row], param: str) -> None:
     """Raise EngineRequestError for an answer outside of its grammar: nothing in it is right."""
     failure = next((row.guide.failure for row in rows if row.guide and row.guide.failure), "")
     if failure:
         raise EngineRequestError(
-            f"the answer can't be guided to its end, the schema is too complex: {failure[:300]}",
+            f"the answer can't be guided to its end, the form is too complex: {failure[:300]}",
             "invalid_value",
-            "response_format",
+            param,
         )
 
 
@@ -206,7 +214,9 @@ class RowReader:
         )
 
     def _alternatives(self, likeliest: Sequence[tuple[int, float]]) -> tuple[TopLogprob, ...]:
-        return tuple(TopLogprob(self._show(token), logprob) for token, logprob in likeliest)
+        # A grammar may allow fewer tokens than were asked for.
+        possible = [(token, logprob) for token, logprob in likeliest if logprob > -math.inf]
+        return tuple(TopLogprob(self._show(token), logprob) for token, logprob in possible)
 
     def _show(self, token: int) -> str:
         return self._worker.show_token(token)

@@ -109,16 +109,17 @@ class BatchSampler:
     ) -> Chosen:
         """One token per row, from logits of shape [rows, vocabulary].
 
-        Log-probabilities are those of the model itself: before temperature, penalty, top-p and
-        what is allowed. They are those of the rows `asking`, in that order; None: of all.
+        Log-probabilities are those of the model itself, among what is allowed: before temperature,
+        penalty and top-p. They are those of the rows `asking`, in that order; None: of all. Among
+        the likeliest tokens of a row may be some that are not allowed, with minus infinity.
         """
-        # 1. What the settings and a grammar make of the model's scores.
+        # 1. What a grammar and the settings make of the model's scores. No penalty brings back what
+        #    is minus infinity.
         logits = logits.float()
-        scores = self._apply_penalty(logits)
-        # The grammar last: no penalty may bring back what it forbids.
         if allowed is not None:
-            some = scores[allowed.rows].masked_fill(~allowed.tokens, -torch.inf)
-            scores = scores.index_copy(0, allowed.rows, some)
+            some = logits[allowed.rows].masked_fill(~allowed.tokens, -torch.inf)
+            logits = logits.index_copy(0, allowed.rows, some)
+        scores = self._apply_penalty(logits)
         # 2. Most batches of tests are greedy in all rows, and are spared a softmax and a sum over
         #    the vocabulary. Else all rows are drawn for, as one operation; a greedy row has no
         #    generator that it would move.

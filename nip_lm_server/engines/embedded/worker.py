@@ -60,6 +60,7 @@ much that is depends on the model, so this is a rule of thumb too."""
 
 _T = TypeVar("_T")
 _log = logging.getLogger("nip.lm_server.engine")
+_KEPT_GRAMMARS = 32
 
 
 @dataclass(eq=False)
@@ -109,6 +110,7 @@ class ModelWorker:
         self.show_token = cache(lambda token: self.decode([token], special=True))
         self._guides_lock = threading.Lock()
         self._vocabulary: Any = None
+        self._begun: dict[str, Guide] = {}
         self._closing = False
         # A daemon: nothing can interrupt a pass, and one that hangs must not keep the server from
         # ending.
@@ -206,10 +208,11 @@ class ModelWorker:
                 )
             )
 
-    def guide(self, grammar: str) -> Guide:
+    def guide(self, grammar: str, param: str) -> Guide:
         """Begin an answer with a grammar. Raises EngineRequestError for too large a one.
 
-        The model's vocabulary is made when it is needed first.
+        The model's vocabulary is made when it is needed first. The newest grammars are kept at
+        their beginning: players send the same few again and again.
         """
         # One of several requests makes the vocabulary, and the others wait for that one.
         with self._guides_lock:
@@ -219,7 +222,13 @@ class ModelWorker:
                     self._vocabulary = make_vocabulary(
                         loaded.tokenizer, config.vocab_size, loaded.stop_tokens
                     )
-        return Guide(begin_matching(self._vocabulary, grammar, "response_format"))
+            begun = self._begun.pop(grammar, None)
+            if begun is None:
+                begun = Guide(begin_matching(self._vocabulary, grammar, param))
+            self._begun[grammar] = begun
+            if len(self._begun) > _KEPT_GRAMMARS:
+                del self._begun[next(iter(self._begun))]
+            return begun.copy()
 
     def _refuse_unless(self, *states: EngineState) -> None:
         if self._closing or self.state not in states:

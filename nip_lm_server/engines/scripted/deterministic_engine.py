@@ -33,7 +33,7 @@ from nip_lm_server.engines.base import (
     GenerationResult,
     room_for_answer,
 )
-from nip_lm_server.engines.scripted.drawn_answers import draw, draw_call, follow, split_choice
+from nip_lm_server.engines.scripted.drawn_answers import draw_call, fit, split_choice
 from nip_lm_server.engines.scripted.pseudo_tokens import (
     MESSAGE_OVERHEAD,
     TOKEN_BYTES,
@@ -277,8 +277,10 @@ class DeterministicEngine(Engine):
         digest, and with it the answer, that it would have if this engine knew of none.
         """
         parts = [request.model, str(request.seed)]
-        if request.schema is not None or request.tools:
-            form = [request.schema, request.tools, request.forced_tools]
+        if request.has_form:
+            form: list[Any] = [request.schema, request.tools, request.forced_tools]
+            if request.grammar is not None:
+                form.append(request.grammar)
             parts.append(json.dumps(form, sort_keys=True))
         for message in messages:
             role = message["role"] if request.prompt is None else "prompt"
@@ -293,7 +295,9 @@ class DeterministicEngine(Engine):
 
     async def _answer(self, asked: _Asked) -> tuple[Delta, ...]:
         """Draw the choices, one in a form aside: it can take a second."""
-        if asked.request.schema is None and not asked.request.forced_tools:
+        request = asked.request
+        is_free = request.schema is None and request.grammar is None
+        if is_free and not request.forced_tools:
             return await aside.run(asked.request.body_bytes, self._choices, asked)
         return await aside.follow_form(self._choices, asked)
 
@@ -321,15 +325,12 @@ class DeterministicEngine(Engine):
             text, finish_reason = self._text(reply, Random(of_text), asked.generation)
         # 3. In the form that was asked for, if there is one. A reply without it is replaced by a
         #    drawn one, as a model that is guided can't leave the form either. That is no mistake of
-        #    the rule's author, who writes for all requests and can't know their schemas, so nobody
+        #    the rule's author, who writes for all requests and can't know their forms, so nobody
         #    is told; an empty or malformed text by a fault is replaced as well. The finish reason
         #    stays the reply's (or its fault's): how an answer ends is what a rule tests its readers
         #   with, whatever the text.
-        if request.schema is not None:
-            fitting = follow(request.schema, text)
-            if fitting is None:
-                fitting = draw(request.schema, Random(of_form), asked.limit, "response_format")
-            text = fitting
+        if request.schema is not None or request.grammar is not None:
+            text = fit(request, text, Random(of_form), asked.limit)
         # 4. Cut at a stop string, and at the limit.
         cut = min((text.find(stop) for stop in request.stop if stop in text), default=-1)
         if cut >= 0:

@@ -1,5 +1,6 @@
 """Answers in a requested form, by an engine without a model, and how they are told.
 
+fit           a text in the form of a request: the reply, if it has that form, else a drawn one
 draw          a JSON text of a schema, byte by byte
 follow        a text as JSON of a schema, if it is that
 draw_call     a call of one of the tools that must be called
@@ -7,6 +8,7 @@ split_choice  a choice token by token
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
@@ -17,6 +19,7 @@ from nip_lm_server.engines.guided import (
     begin_matching,
     import_llguidance,
     write_json_grammar,
+    write_lark_grammar,
     wrong_schema,
 )
 from nip_lm_server.engines.scripted.pseudo_tokens import (
@@ -35,6 +38,8 @@ _LIKELY = {**dict.fromkeys(b'"}]', 8.0), _END: 8.0, **dict.fromkeys(b"{[", 0.5)}
 _BRACKETS = frozenset(b"{[]}")
 _QUOTE, _MEANINGLESS = ord('"'), ord("q")  # outside of texts, JSON has no q
 _LETTERS = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789 ")
+_ENDS = frozenset(b"?.\n")  # of sentences, which in JSON end nothing
+_MAX_TOKENS = re.compile(r"(?<=max_tokens=)[0-9]+")
 
 
 class _Bytes:
@@ -48,17 +53,46 @@ class _Bytes:
         return list(text)
 
 
+def fit(request: GenerationRequest, text: str, random: Random, limit: int) -> str:
+    """The text, if it has the form that the request asks for; else a drawn one of at most `limit`
+    tokens.
+
+    Raises EngineRequestError for a wrong schema or grammar.
+    """
+    param = request.form_parameter
+    if request.schema is not None:
+        fitting = follow(request.schema, text)
+        return draw(request.schema, random, limit, param) if fitting is None else fitting
+    if request.grammar is None:
+        return text
+    # What it allows in tokens of a model, it allows in as many of ours, which have several bytes.
+    in_bytes = _MAX_TOKENS.sub(lambda most: str(TOKEN_BYTES * int(most[0])), request.grammar)
+    grammar = write_lark_grammar(in_bytes)
+    matcher = _begin(grammar, param)
+    if matcher.consume_tokens(list(text.encode())) and matcher.is_accepting():
+        return text
+    return _draw(_begin(grammar, param), random, limit, param, ends=_ENDS)
+
+
 def draw(schema: Mapping[str, Any], random: Random, limit: int, param: str) -> str:
     """A JSON text of a schema, or its first `limit` tokens; short rather than long.
 
     Raises EngineRequestError for a wrong schema.
     """
-    matcher, most = _begin(schema, param), limit * TOKEN_BYTES + 1
+    return _draw(_begin(write_json_grammar(schema, param), param), random, limit, param)
+
+
+def _draw(
+    matcher: Any, random: Random, limit: int, param: str, ends: frozenset[int] = frozenset()
+) -> str:
+    most = limit * TOKEN_BYTES + 1
     text = bytearray()
     while not matcher.is_stopped() and len(text) < most:
         allowed = [token for token, bias in enumerate(matcher.compute_logit_bias()) if bias]
         inside_text = _QUOTE in allowed and _MEANINGLESS in allowed
-        weights = [_weight(token, inside_text) for token in allowed]
+        weights = [
+            _LIKELY[_END] if token in ends else _weight(token, inside_text) for token in allowed
+        ]
         token = random.choices(allowed, weights)[0]
         matcher.consume_token(token)
         if token != _END:
@@ -77,16 +111,17 @@ def follow(schema: Mapping[str, Any], text: str) -> str | None:
         raw = json.dumps(json.loads(text), ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return None
-    matcher = _begin(schema, "response_format")
+    param = "response_format"
+    matcher = _begin(write_json_grammar(schema, param), param)
     if not matcher.consume_tokens(list(raw)) or not matcher.is_accepting():
         return None
     return raw.decode()
 
 
-def _begin(schema: Mapping[str, Any], param: str) -> Any:
+def _begin(grammar: str, param: str) -> Any:
     library = import_llguidance()
     vocabulary = library.LLTokenizer(library.TokenizerWrapper(_Bytes()))
-    return begin_matching(vocabulary, write_json_grammar(schema, param), param)
+    return begin_matching(vocabulary, grammar, param)
 
 
 def _weight(token: int, inside_text: bool) -> float:

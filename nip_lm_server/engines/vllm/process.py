@@ -27,6 +27,7 @@ from nip_lm_server.devices import compile_caches
 from nip_lm_server.engines.base import EngineError, EngineRequestError
 from nip_lm_server.engines.vllm.guard import GRACE_S, end_recorded
 from nip_lm_server.engines.vllm.installation import without_ours
+from nip_lm_server.engines.vllm.threads import count_processors, share_processors
 from nip_lm_server.processes import read_tail, working_environment
 
 HOST = "127.0.0.1"
@@ -41,9 +42,6 @@ was seen to take 11 s (vLLM issue 48337), and larger ones on slower machines mus
 up."""
 KEEP_ALIVE_S = 600
 """See where it is used. No client of vLLM's here keeps an idle connection for that long."""
-FEW_PROCESSORS = 4
-"""Measured on two (see where it is used), and assumed up to here: with more, a pinned worker leaves
-room for the process that polls."""
 PROGRESS_INTERVAL_S = 15.0
 """How often a slow start is reported in the server's log: that it goes on is seen, and minutes of
 it don't fill a screen."""
@@ -60,6 +58,7 @@ def child_environment(
     environment: Mapping[str, str],
     python: Path,
     *,
+    model: str,
     cpu: bool,
     kv_cache_gib: int,
     sleep: bool,
@@ -68,7 +67,8 @@ def child_environment(
     """The environment of the child: ours without secrets and Python settings, plus vLLM's own.
 
     A token for the model hub stays, since a base model may need it. What it compiles is kept in
-    `caches`, unless the environment says where.
+    `caches`, unless the environment says where. On a CPU `model` decides on how many threads it is
+    computed (`threads`).
     """
     child = {
         **compile_caches(caches),
@@ -87,11 +87,7 @@ def child_environment(
     if cpu:
         child["VLLM_TARGET_DEVICE"] = "cpu"
         child["VLLM_CPU_KVCACHE_SPACE"] = str(kv_cache_gib)
-        if (os.cpu_count() or 1) <= FEW_PROCESSORS:
-            # vLLM would bind its worker to all processors but one. The process that polls for the
-            # worker is then easily put on the same one, and both wait for each other: measured on
-            # two processors, every third round of requests took up to eight times as long.
-            child.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        child |= share_processors(child, model, count_processors())
     return child
 
 

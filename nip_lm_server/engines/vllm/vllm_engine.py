@@ -5,6 +5,7 @@ options             its settings, and what may not be one
 installation        the environment of vLLM, and what is refused of it
 adapter_proof       the proof that a model is served as it was saved
 process             how the child is started, asked and ended
+threads             on how many processors a CPU computes it
 guard               how it dies with the server
 vllm_keys           what runs inside the child: a key on every path, no control tokens in texts
 
@@ -124,6 +125,7 @@ class VllmEngine(Engine):
         environment = child_environment(
             self._environment,
             installation.python,
+            model=self.base_path,
             cpu=installation.cpu_build,
             kv_cache_gib=self._options.cpu_kv_cache_gib,
             sleep=self.capabilities.sleep,

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import math
+import re
 from typing import Any
 
 import jsonschema
@@ -13,6 +15,11 @@ pytest.importorskip("torch")
 
 from tiny_model import SPECIAL, TOOL_TEMPLATE, make_model
 
+from nip_core.game.answer_guide import least_tokens, write_guide
+from nip_core.game.answer_rows import read_tokens
+from nip_core.game.parsing import AnswerForm, parse_response
+from nip_core.protocols.scales import SCALES
+from nip_core.rollouts.acceptance import estimate_acceptance
 from nip_lm_server.engines.base import EngineRequestError, GenerationRequest
 from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
 
@@ -97,14 +104,69 @@ async def test_the_neighbours_of_a_guided_answer_are_not_guided(engine):
     assert list(together[1::2]) == guided_alone
 
 
-async def test_a_streamed_answer_is_the_same_and_log_probabilities_are_the_models(engine):
+async def test_a_streamed_answer_is_the_same_and_log_probabilities_are_those_allowed(engine):
     request = ask(schema=VERDICT, logprobs=True, return_token_ids=True)
     whole = (await engine.generate(request)).choices[0]
     deltas = [delta async for delta in engine.stream(request)]
     assert "".join(delta.text for delta in deltas) == whole.text
-    # The model itself would hardly begin like this.
-    assert whole.logprobs[0] < -0.5
+    # The model itself would hardly begin like this; its schema lets nothing else begin.
+    assert whole.logprobs[0] == pytest.approx(0.0)
     assert len(whole.logprobs) == len(whole.token_ids) == whole.completion_tokens
+
+
+SCALE = SCALES["accept_reject"]
+TURN = AnswerForm(("main",), {}, SCALE)
+LAST = AnswerForm(("main",), {}, SCALE, has_reasoning=True, must_decide=True)
+PARTS = {"a": "Question for Expert_1:", "b": "Question for Expert_2:"}
+SEVERAL = AnswerForm(("a", "b"), PARTS, SCALE, has_reasoning=True)
+
+
+@pytest.mark.parametrize("form", [TURN, LAST, SEVERAL, AnswerForm(("main",), {}, None)])
+async def test_a_random_model_keeps_the_form_of_a_turn_within_its_tokens(engine, form):
+    most = least_tokens(form) + 40
+    grammar = write_guide(form, most, 30)
+    request = ask(grammar=grammar, n=16, temperature=1.3, max_tokens=most)
+    choices = (await engine.generate(request)).choices
+    moves = [parse_response(choice.text, form) for choice in choices]
+    if form.must_decide:
+        assert {move.decision for move in moves} == {0, 1}
+        assert all(choice.text.count("\n") for choice in choices)  # reasoning, then the line
+    else:
+        assert all(set(move.messages) in (set(form.channels), set()) for move in moves)
+    assert len({choice.text for choice in choices}) > 1
+
+
+async def test_p_accept_of_a_guided_verdict_is_that_among_the_words_of_the_form(engine):
+    """By the model's own scores at the place, among the tokens with which a verdict may go on."""
+    import torch
+
+    form = AnswerForm(("main",), {}, SCALE, must_decide=True)
+    request = ask(
+        grammar=write_guide(form, 60, 20), n=6, max_tokens=60,
+        logprobs=True, top_logprobs=5, return_token_ids=True,
+    )  # fmt: skip
+    result = await engine.generate(request)
+    loaded = engine._worker.loaded
+    for choice in result.choices:
+        tokens = [
+            {"token": token, "logprob": logprob, "top": [vars(t) for t in top]}
+            for token, logprob, top in zip(
+                choice.tokens, choice.logprobs, choice.top_logprobs, strict=True
+            )
+        ]
+        assert all(-1e-4 < sum(math.exp(t["logprob"]) for t in place["top"]) - 1 < 1e-4
+                   for place in tokens)  # fmt: skip
+        decision = parse_response(choice.text, form).decision
+        at = "".join(choice.tokens).index("accept" if decision else "reject")
+        place = next(i for i in range(len(tokens)) if len("".join(choice.tokens[: i + 1])) > at)
+        before = [*result.prompt_token_ids, *choice.token_ids[:place]]
+        with torch.inference_mode():
+            scores = loaded.model(torch.tensor([before])).logits[0, -1].exp()
+        (a,), (r,) = (loaded.tokenizer.encode(c, add_special_tokens=False) for c in "ar")
+        expected = (scores[a] / (scores[a] + scores[r])).item()
+        assert estimate_acceptance(read_tokens(tokens), decision) == pytest.approx(
+            expected, abs=1e-3
+        )
 
 
 async def test_an_answer_that_must_call_a_tool_calls_one(engine):
@@ -313,6 +375,19 @@ async def test_a_server_answers_with_json_of_the_schema(server):
     jsonschema.validate(json.loads(streamed), VERDICT)
 
 
+WORDS = '%llguidance {}\nstart: "Decision: " ("accept" | "reject") | "Question: " words "?"\n'
+WORDS += "words[max_tokens=9]: /[a-z ]+/\n"
+
+
+async def test_a_server_answers_within_a_grammar_and_keeps_replies_that_fit(server, make_server):
+    form = {"structured_outputs": {"grammar": WORDS}}
+    texts = [c.message.content for c in asked(server, extra_body=form, n=20).choices]
+    assert all(re.fullmatch(r"Decision: (accept|reject)|Question: [a-z ]+\?", t) for t in texts)
+    assert [c.message.content for c in asked(server, extra_body=form, n=20).choices] == texts
+    chosen = make_server("default: [{text: 'Question: is it so?'}]\n")
+    assert asked(chosen, extra_body=form).choices[0].message.content == "Question: is it so?"
+
+
 async def test_a_reply_of_the_file_that_follows_the_schema_is_taken(make_server):
     replies = """\
 default: [{text: '{{"verdict":"accept", "lines":[7],"why":null,"next":{{"name":"b","sure":true}}}}'}]
@@ -370,6 +445,17 @@ async def test_a_server_calls_the_tools_that_must_be_called(server):
             "tool_choice",
         ),
         ({"functions": [ADD["function"]]}, "functions"),
+        ({"structured_outputs": "a"}, "structured_outputs"),
+        ({"structured_outputs": {}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"grammar": "x" * 20_001}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"grammar": "no grammar"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"grammar": "start: x", "y": 1}}, "structured_outputs.y"),
+        ({"structured_outputs": {"grammar": WORDS}, "tools": [ADD]}, "tools"),
+        (
+            {"structured_outputs": {"grammar": WORDS}, "response_format": {"type": "json_object"}},
+            "response_format",
+        ),
     ],
 )
 async def test_what_is_wrong_with_a_form_is_refused_by_name(server, body, param):

@@ -184,6 +184,7 @@ def test_the_child_gets_a_new_key_and_none_of_our_secrets():
         child_environment(
             given,
             Path("/env/bin/python"),
+            model="/m",
             cpu=cpu,
             kv_cache_gib=2,
             sleep=not cpu,

@@ -1,0 +1,91 @@
+"""Whether the server of a guided agent holds answers to a form, asked before anything is played.
+
+check_guides  the room that its answers have for their form, and a short answer in a known form
+"""
+
+import aiohttp
+
+from nip_core.concurrency import gather_or_cancel
+from nip_core.errors import ServerError, SettingsError
+from nip_core.game.answer_guide import GUIDE_FIELD, least_tokens
+from nip_core.game.render import Game
+from nip_core.proxies import proxy_for
+from nip_core.redaction import redact
+from nip_core.session.prompt_checks import sample_conversation
+from nip_core.session.session import Session
+from nip_lm_server.client import parse_json
+
+_WORD = "guided"
+_GRAMMAR = f"%llguidance {{}}\nstart: word\nword[max_tokens={2 * len(_WORD)}]: /{_WORD}/\n"
+_TIMEOUT_S = 300.0  # a small answer, but the first one of a model may wait for much
+_BUSY = 503
+"""A server that has left its device to a training of this run, before which it was asked."""
+
+
+async def check_guides(session: Session) -> None:
+    """Refuse agents with `guided_decoding` whose answers have no room, or whose server can't.
+
+    Raises SettingsError, or ServerError for a server that does not answer.
+    """
+    parameters = session.parameters
+    guided = [name for name, of in parameters.model_agents.items() if of.guided_decoding]
+    for agent in guided:
+        _check_room(session.game, agent)
+    groups = {
+        group: agent
+        for group, agents in parameters.groups.items()
+        for agent in guided
+        if agent in agents
+    }
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)) as http:
+        await gather_or_cancel(_check_server(http, session, *item) for item in groups.items())
+
+
+def _check_room(game: Game, agent: str) -> None:
+    conversation = sample_conversation(game, agent)
+    forms = [game.form(agent, round_, seed, turns) for seed, round_, turns in conversation]
+    least = max(map(least_tokens, forms), default=0)
+    most = game.parameters.max_tokens(agent)
+    if most < least:
+        raise SettingsError(
+            f"agents.{agent}.max_tokens_per_message is {most}, but a guided answer, with the line "
+            f"that it ends with, may take {least}: raise it, or leave out guided_decoding"
+        )
+
+
+async def _check_server(
+    http: aiohttp.ClientSession, session: Session, group: str, agent: str
+) -> None:
+    """Ask for one word that the model would hardly write by itself."""
+    endpoint, model = session.at(group).play, session.base_model(group)
+    url = f"{endpoint.base_url}/chat/completions"
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": "Hello."}],
+        "max_tokens": 2 * len(_WORD),
+        "temperature": 0.0,
+        GUIDE_FIELD: {"grammar": _GRAMMAR},
+    }
+    headers = {"Authorization": f"Bearer {endpoint.api_key}", **dict(endpoint.headers)}
+    try:
+        async with http.post(url, json=body, headers=headers, proxy=proxy_for(url)) as response:
+            raw, status = await response.read(), response.status
+    except (aiohttp.ClientError, TimeoutError) as error:
+        reason = redact(f"{type(error).__name__}: {error}", endpoint.api_key)
+        raise ServerError(f"{url}: no answer ({reason})") from None
+    if status == _BUSY:
+        return
+    said = redact(raw.decode(errors="replace"), endpoint.api_key)[:300]
+    try:
+        answer = parse_json(raw)
+        text = answer["choices"][0]["message"]["content"] if status == 200 else None
+    except (ValueError, KeyError, IndexError, TypeError):
+        text = None
+    if text == _WORD:
+        return
+    happened = f"HTTP {status}: {said}" if status != 200 else f"it answered {text!r:.80}"
+    raise SettingsError(
+        f"agents.{agent}.guided_decoding: {endpoint.base_url} does not hold model {model!r} to the "
+        f"form of an answer ({happened}); leave it out, or serve the model by an lm_server (`nip "
+        "serve`, with nip-loop[local]) or vLLM"
+    )

@@ -1,0 +1,65 @@
+"""A guided agent is refused where nobody holds its answers to their form, before it plays."""
+
+import json
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from small_game import write_config
+
+from nip_core.errors import SettingsError
+from nip_core.parameters import load_parameters
+from nip_core.session.opening import open_session
+
+pytestmark = pytest.mark.usefixtures("server_in_thread")
+AGENT = {
+    "model_provider": "SelfHosted",
+    "model_name": "deterministic",
+    "max_tokens_per_message": 40,
+    "guided_decoding": True,
+}
+
+
+async def opened(folder, *overrides):
+    config = write_config(folder, agents={"_default": AGENT})
+    async with open_session(load_parameters(config, overrides)) as session:
+        return session
+
+
+async def test_an_engine_that_guides_is_taken(tmp_path):
+    assert await opened(tmp_path)
+
+
+async def test_answers_without_room_for_their_last_line_are_refused(tmp_path):
+    for version, most in (("v1", 20), ("v2", 30)):
+        (tmp_path / version).mkdir()
+        settings = (
+            f"code_validation.system_prompt_version={version}",
+            f"agents._default.max_tokens_per_message={most}",
+        )
+        with pytest.raises(SettingsError, match=rf"max_tokens_per_message is {most}, but a guided"):
+            await opened(tmp_path / version, *settings)
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+async def test_a_server_that_refuses_or_ignores_the_form_is_named(tmp_path, monkeypatch, refuses):
+    """What other servers do with a parameter that they do not know."""
+
+    async def answer(request):
+        body = json.loads(await request.read())
+        if refuses and "structured_outputs" in body:
+            error = {"message": "Unrecognized request argument supplied: structured_outputs"}
+            return web.json_response({"error": error}, status=400)
+        choice = {"index": 0, "message": {"role": "assistant", "content": "Hello! How can I"}}
+        return web.json_response({"model": body["model"], "choices": [choice]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    monkeypatch.setenv("NIP_API_KEY", "k")
+    async with TestServer(app) as other:
+        with pytest.raises(SettingsError) as caught:
+            await opened(tmp_path, f"agents._default.base_url={other.make_url('/v1')}")
+    said = str(caught.value)
+    assert "agents.prover.guided_decoding" in said or "agents.verifier.guided_decoding" in said
+    assert ("Unrecognized request argument" if refuses else "Hello! How can I") in said
+    assert not list((tmp_path / "runs").glob("*/run.json"))
