@@ -181,7 +181,9 @@ def _episodes(progress: Progress, now_s: float) -> Doing:
 def _left_by_turns(progress: Progress, played: int, left: int, elapsed_s: float) -> float | None:
     """Estimate the seconds for `left` episodes by the valid answers so far; None without any."""
     turns, expected = progress.turns - progress.turns_before, progress.turns_per_episode
-    if expected is None or turns <= 0 or elapsed_s <= 0:
+    # The first answers wait for many prompts to be read, and would tell of too slow a server.
+    has_some = turns > 0 and 2 * turns >= progress.traffic.in_flight
+    if expected is None or not has_some or elapsed_s <= 0:
         return None
     # Of episodes at play some turns are over; each that is left has one to come at least.
     at_play = max(turns - played * expected, 0.0)

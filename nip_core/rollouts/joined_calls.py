@@ -21,6 +21,9 @@ from pydantic import BaseModel, ValidationError
 from nip_core.errors import StageError
 from nip_lm_server.client import JOIN_HEADER
 
+_SILENCE = 2.0
+"""A hang is told after so many times the time-out of the settings, four minutes by default: a pass
+over a long prompt tells nothing until it is over, and may take a minute or two on a busy machine."""
 _LONGEST_WAIT_S = 10.0
 """Well below what proxies let a connection be idle for, which is 30 s at the least."""
 
@@ -42,7 +45,7 @@ class EngineWord(BaseModel):
 
 @dataclass
 class JoinedCall:
-    """One call, and what was heard of it. `timeout_s` is the longest time without progress."""
+    """One call, and what was heard of it. Twice `timeout_s` without progress is a hang."""
 
     base_url: str
     body: Mapping[str, Any]
@@ -85,23 +88,23 @@ class JoinedCall:
             word = EngineWord.model_validate_json(raw)
         except ValidationError:  # a proxy's own
             return EngineWord()
-        if word.silent_s is not None and word.silent_s > self.timeout_s:
+        if word.silent_s is not None and word.silent_s > _SILENCE * self.timeout_s:
             raise EngineHangsError(
                 f"{self.base_url}: the engine of {self.body['model']!r} ({word.engine}) hangs: it "
                 f"has read and written no token for {word.silent_s:.0f} s, while it had calls to "
                 "answer. Its device or its thread stands still: look at the server's log, start "
                 "the server anew and run again, which pays nothing again. If a single step of this "
                 "model takes so long here, raise rollouts.request_timeout_s (now "
-                f"{self.timeout_s:g})"
+                f"{self.timeout_s:g}, and twice that is waited for)"
             )
         return word
 
     def check_silence(self) -> None:
         """Raise EngineHangsError where the server has said nothing at all for too long."""
         silent_s = self.clock() - self._heard_s
-        if silent_s > self.timeout_s * 0.99:
+        if silent_s > _SILENCE * self.timeout_s * 0.99:
             raise EngineHangsError(
                 f"{self.base_url}: the server hangs: it takes connections and has answered none of "
-                f"{silent_s:.0f} s (rollouts.request_timeout_s is {self.timeout_s:g}). Look at its "
+                f"{silent_s:.0f} s (twice rollouts.request_timeout_s). Look at its "
                 "log, start it anew and run again, which pays nothing again"
             )

@@ -34,7 +34,7 @@ async def test_an_answer_may_take_many_times_the_time_out_while_the_engine_advan
 
 async def test_an_engine_that_hangs_is_named_in_an_error_and_not_asked_again(tmp_path):
     engine, reasons = SlowEngine(steps=100), []
-    async with serve(tmp_path, engine) as here, client(1.5, 100, on_retry=reasons.append) as chats:
+    async with serve(tmp_path, engine) as here, client(1.0, 100, on_retry=reasons.append) as chats:
         call = asyncio.create_task(
             chats.complete(Endpoint(f"{here.url}/v1", KEY, joins=True), BODY)
         )
@@ -50,7 +50,7 @@ async def test_an_engine_that_hangs_is_named_in_an_error_and_not_asked_again(tmp
 async def test_a_server_that_says_nothing_any_more_is_named_in_an_error(tmp_path):
     engine = SlowEngine(steps=100)
     async with serve(tmp_path, engine) as here, tcp_proxy(here.port) as proxy:
-        async with client(0.8, 100) as chats:
+        async with client(0.6, 100) as chats:
             call = asyncio.create_task(chats.complete(Endpoint(proxy.url, KEY, joins=True), BODY))
             while not chats._joining:
                 await asyncio.sleep(0.01)

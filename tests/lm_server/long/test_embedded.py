@@ -249,7 +249,7 @@ async def test_a_thread_that_hangs_is_told_by_counters_that_stand_still(base, tm
             "messages": [{"role": "user", "content": "x"}],
             "seed": 1,
         }
-        async with ChatClient(concurrency=1, timeout_s=1.0, retries=9) as chats:
+        async with ChatClient(concurrency=1, timeout_s=0.6, retries=9) as chats:
             with pytest.raises(EngineHangsError, match=r"\(embedded\) hangs"):
                 await chats.complete(at, body)
         assert hung.is_set()
