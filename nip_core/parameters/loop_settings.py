@@ -212,7 +212,7 @@ class RolloutParameters(Parameters):
     """Share of failed episodes, 0 to 1, above which the stage stops instead of going on."""
     request_timeout_s: Seconds = 120.0
     """Longest wait for one answer of a provider, in seconds, above 0. On a server of ours an
-    answer may take any time, and its engine hangs when it has computed nothing for twice as long."""
+    answer may take any time, and its engine hangs when it computes nothing for twice as long."""
     transport_retries: Annotated[int, Field(ge=0, le=100)] = 8
     """How often a call is sent again after a connection error, 429 or 5xx, 0 to 100."""
     record_p_accept: bool | None = None

@@ -150,7 +150,7 @@ class ChatClient:
         """Make a client without a connection.
 
         `timeout_s` is the longest wait for an answer, of a server of ours half of the longest time
-        without progress. With `follows` the calls in flight follow the answers of each server, and else
+        without progress. With `follows` the calls in flight follow the answers of each server, else
         there are always `concurrency`; `on_fewer` is told why there are fewer. `traffic` counts.
 
         `admit` is entered for as long as a call is in flight, and may raise instead of letting it

@@ -23,7 +23,7 @@ from nip_lm_server.client import JOIN_HEADER
 
 _SILENCE = 2.0
 """A hang is told after so many times the time-out of the settings, four minutes by default: a pass
-over a long prompt tells nothing until it is over, and may take a minute or two on a busy machine."""
+over a long prompt tells nothing until it is over, and may take minutes on a busy machine."""
 _LONGEST_WAIT_S = 10.0
 """Well below what proxies let a connection be idle for, which is 30 s at the least."""
 
