@@ -28,6 +28,7 @@ from nip_lm_server.engines.base import (
     EngineState,
     GenerationRequest,
     GenerationResult,
+    WorkDone,
     room_for_answer,
 )
 from nip_lm_server.engines.embedded.loaded_model import EmbeddedOptions
@@ -103,6 +104,14 @@ class EmbeddedEngine(Engine):
             raise EngineError(f"the engine is {self.state}")
         # Shielded: cancelling who waits here would cancel the future that the thread reports to.
         return await asyncio.shield(asyncio.wrap_future(self._worker.death))
+
+    async def measure_work(self) -> WorkDone | None:
+        """Count what the thread has computed; None while it is not at work."""
+        worker = self._worker
+        if worker is None or worker.state != "running":
+            return None
+        decoder = worker.decoder
+        return WorkDone(decoder.prompt_tokens_done, decoder.generated_tokens, worker.commands_done)
 
     # Answering
 

@@ -92,6 +92,7 @@ class ModelWorker:
         self.death: Future[str] = Future()
         self.state: EngineState = "starting"
         self.adapters: dict[str, LoraAdapter] = {}
+        self.commands_done = 0
         self._cache_tokens = 0
         self._waiting: deque[Pending] = deque()
         self._running: list[Pending] = []
@@ -301,6 +302,7 @@ class ModelWorker:
             self.loaded.threads.look()
             while self._commands:
                 self._commands.popleft()(None)
+                self.commands_done += 1
             # 3. Let requests join the batch.
             # Only an idle engine waits: one at work has requests join later anyway.
             if not self._running and len(self._waiting) < self._options.max_batch:
