@@ -29,7 +29,10 @@ LONGEST_S = 4 * 3600.0
 
 
 def record(work: Path, command: str) -> tuple[list[Frame], str, float]:
-    """Type the command, take in every screen until the next prompt, return all and the last text."""
+    """Type the command and take in every screen until the next prompt.
+
+    Returns the screens, the last text, and how long it took in seconds.
+    """
     shell = Shell(ROWS, work, COLUMNS, threads=None)
     frames: list[Frame] = []
     began_s = time.monotonic()
