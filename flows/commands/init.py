@@ -15,6 +15,7 @@ from nip_core.errors import SettingsError
 from nip_prefect.flows.terminal import say
 
 _NAME = "experiment.yaml"
+_TEMPLATE = "system_prompt_template_path"
 
 
 def _complete_bundled(incomplete: str) -> list[str]:
@@ -47,6 +48,8 @@ def init(
     text = source.read_text(encoding="utf-8")
     text = re.sub(r"(?m)^run_name: [\w.-]+", f"run_name: {name}", text)
     text = text.replace("THIS_FILE", str(file)).replace("runs/mine", f"runs/{name}")
+    # A template that lies beside the bundled one does not lie beside its copy.
+    text = re.sub(rf"(?m)^( +{_TEMPLATE}: )([\w.-]+)", rf"\1{source.parent}/\2", text)
     # 3. Nothing that is there is touched, nor a half-written file left behind.
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
