@@ -86,6 +86,5 @@ async def _check_server(
     happened = f"HTTP {status}: {said}" if status != 200 else f"it answered {text!r:.80}"
     raise SettingsError(
         f"agents.{agent}.guided_decoding: {endpoint.base_url} does not hold model {model!r} to the "
-        f"form of an answer ({happened}); leave it out, or serve the model by an lm_server (`nip "
-        "serve`, with nip-loop[local]) or vLLM"
+        f"form of an answer ({happened}); leave it out, or serve the model by `nip serve` or vLLM"
     )
