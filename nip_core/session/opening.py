@@ -31,7 +31,7 @@ from nip_core.run_store.lease import Lease, acquire
 from nip_core.servers.kept_models import keep_models, restore_models
 from nip_core.servers.own_server import OwnServer, find_server_directory, make_server_spec
 from nip_core.servers.shutdown_dates import warn_of_shutdowns
-from nip_core.session.calibration import calibrate
+from nip_core.session.server_speed import calibrate
 from nip_core.session.guide_checks import check_guides
 from nip_core.session.origin import bring_adapters
 from nip_core.session.prepare import Prepared, prepare
