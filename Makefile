@@ -192,6 +192,8 @@ test-learning: install
 	$(BIN)/python benchmarks/learning.py --out docs/results/learning.json
 	$(BIN)/python benchmarks/learning.py --game arithmetic --out docs/results/arithmetic_learning.json
 	$(BIN)/python benchmarks/learning.py --game reading --out docs/results/reading_learning.json
+	$(BIN)/nip models add smollm2
+	$(BIN)/python benchmarks/learning.py --game smollm2 --out docs/results/smollm2.json
 	$(BIN)/python benchmarks/policy_gradient.py --out docs/results/policy_gradient.json
 
 # NIP_VLLM: the `vllm` command of a CUDA build, in an environment of its own. Without it what needs

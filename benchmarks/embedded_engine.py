@@ -1,17 +1,22 @@
 """Generated tokens per second of the embedded engine, with a closed loop of requests in flight.
 
     python benchmarks/embedded_engine.py [--http] [--model PATH] [--in-flight 64]
-        [--prompt-tokens 200] [--max-tokens 64] [--requests 256] [--rounds 3] [--out FILE]
+        [--prompt-tokens 200] [--max-tokens 64] [--requests 256] [--turns 9] [--rounds 3]
+        [--out FILE]
 
-Without --model, the bundled tiny model. Request i names adapter i modulo three; its message has
-about --prompt-tokens tokens. The ways of asking are measured one after the
-other in each round, and medians over the rounds are compared:
+Without --model, the bundled tiny model; --model takes the directory of any other. Request i names
+adapter i modulo three; its message has about --prompt-tokens tokens. The ways of asking are
+measured one after the other in each round, and medians over the rounds are compared:
 
     base, whole            the base model alone, whole answers
     adapters, whole        three adapters in the same batch
     adapters, streamed     the same, each answer in pieces
+    turns, whole           (--turns) conversations whose next prompt is the last one, its answer and
+                           something new, after a system prompt that all share
     http, whole            (--http) a real server in a process of its own, plain aiohttp client
     http, streamed         (--http) the same with server-sent events
+
+`prompt_tokens` are those asked for, computed and reused, in all rounds.
 
 `cpu_ms_per_token` is the processor time of the benchmark's process: with the engine in it, or
 the client's alone with --http. Unlike the speed it hardly depends on what else the machine does.
@@ -23,6 +28,7 @@ What is not: long answers, large models, a GPU. The client runs on the same proc
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import platform
@@ -157,6 +163,29 @@ def engine_ways(engine: EmbeddedEngine, options: argparse.Namespace) -> tuple[As
     return whole, streamed
 
 
+def turns_way(engine: EmbeddedEngine, options: argparse.Namespace) -> Ask:
+    """Asking the engine for the answers of a whole conversation, one after the other."""
+    system = {"role": "system", "content": content(0, options.words)}
+    rounds = itertools.count()  # no conversation is one that an earlier round had
+
+    async def conversation(model: str, number: int) -> Answer:
+        began, tokens, first_s = time.perf_counter(), 0, 0.0
+        messages: list[dict[str, Any]] = [system]
+        words = max(1, options.words // 10)
+        for turn in range(options.turns):
+            asked = f"{next(rounds)} {content(number * options.turns + turn, words)}"
+            messages.append({"role": "user", "content": asked})
+            result = await engine.generate(
+                GenerationRequest(model, tuple(messages), max_tokens=options.max_tokens, seed=turn)
+            )
+            first_s = first_s or time.perf_counter() - began
+            tokens += result.choices[0].completion_tokens
+            messages.append({"role": "assistant", "content": result.choices[0].text})
+        return Answer(tokens, first_s)
+
+    return conversation
+
+
 def http_ways(
     session: aiohttp.ClientSession, handle: owner.ServerHandle, options: argparse.Namespace
 ) -> tuple[Ask, Ask]:
@@ -271,15 +300,26 @@ async def measure(options: argparse.Namespace, scratch: Path) -> list[dict[str, 
             "base, whole": (whole, [engine.base_model]),
             "adapters, whole": (whole, list(paths)),
             "adapters, streamed": (streamed, list(paths)),
+            **(
+                {"turns, whole": (turns_way(engine, options), list(paths))} if options.turns else {}
+            ),
             **ways,
         }
         rows = []
         for number in range(-1, options.rounds):
             for way, (ask, models) in ways.items():
+                before = prompt_tokens(engine)
                 row = await flight(ask, models, options)
+                counted = {key: value - before[key] for key, value in prompt_tokens(engine).items()}
                 if number >= 0:  # the first round warms up
-                    rows.append({"way": way, "round": number, **row})
+                    rows.append({"way": way, "round": number, **row, "prompt_tokens": counted})
         return rows
+
+
+def prompt_tokens(engine: EmbeddedEngine) -> dict[str, int]:
+    """The engine's counters of prompts: tokens asked for, computed and reused."""
+    status = engine.status()
+    return {kind: status[f"prompt_tokens_{kind}"] for kind in ("asked", "done", "reused")}
 
 
 def _engine_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -310,6 +350,7 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=200)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--turns", type=int, default=0, help="of a conversation; 0: none")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, help="default: the engine's own")
     parser.add_argument("--out", type=Path)

@@ -1,4 +1,4 @@
-"""Does the verifier learn, and from what? A tiny model's game over seeds, and its controls.
+"""Does the verifier learn, and from what? A game over seeds, and its controls.
 
 Runs `nip train` on the game's configuration once per row below, every run from its own fresh name,
 and writes one JSON file and one Markdown table. Runs that are finished are not repeated, so an
@@ -6,9 +6,10 @@ interrupted measurement goes on where it stopped.
 
     python benchmarks/learning.py --out docs/results/learning.json
     python benchmarks/learning.py --game arithmetic --out docs/results/arithmetic_learning.json
+    python benchmarks/learning.py --game smollm2 --out docs/results/smollm2.json
 
-Beside the JSON file it writes the Markdown page and, of the quick start's first run, the learning
-curve.
+The last one needs `nip models add smollm2` before. Beside the JSON file it writes the Markdown page
+and, of the quick start's first run, the learning curve.
 """
 
 import argparse
@@ -97,10 +98,31 @@ READING: Rows = {
     ),
     "solo-6198": ("no prover: solo_verifier, seed 6198", _SOLO),
 }
+_SHUFFLED = "dataset_options.shuffle_train_labels=true"
+SMOLLM2: Rows = {
+    "adp-6198": ("adp, seed 6198", []),
+    "adp-1": ("adp, seed 1", ["seed=1"]),
+    "adp-2": ("adp, seed 2", ["seed=2"]),
+    "shuffled-6198": ("control: training labels drawn at random, seed 6198", [_SHUFFLED]),
+    "shuffled-1": ("the same control, seed 1", [_SHUFFLED, "seed=1"]),
+    "shuffled-2": ("the same control, seed 2", [_SHUFFLED, "seed=2"]),
+    "alone": (
+        "no prover, trained on the true labels of all episodes: solo_verifier, seed 6198",
+        [
+            *_SOLO,
+            "text_rl.verifier_guess_replacement_proportion=1.0",
+            "agents={verifier: {model_provider: SelfHosted, model_name: smollm2, "
+            "guided_decoding: true, temperature: 1.0, max_tokens_per_message: 32, "
+            "fine_tune_from_scratch: false, num_epochs: 3, lora_rank: 16, lora_alpha: 32, "
+            "lora_dropout: 0.0, per_device_train_batch_size: 4}}",
+        ],
+    ),
+}
 GAMES: dict[str, tuple[str, Rows]] = {
     "quickstart": ("deployments/configs/quickstart.yaml", QUICKSTART),
     "arithmetic": ("deployments/configs/arithmetic-tiny.yaml", ARITHMETIC),
     "reading": ("deployments/configs/reading-tiny.yaml", READING),
+    "smollm2": ("deployments/configs/smollm2.yaml", SMOLLM2),
 }
 
 
@@ -176,6 +198,12 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def durations(results: dict[str, Any]) -> str:
+    """How long the stages of the shortest and of the longest run took."""
+    minutes = sorted(row["seconds"] / 60 for row in results["rows"].values())
+    return f"The stages of a run took {minutes[0]:.1f} to {minutes[-1]:.1f} minutes."
+
+
 def write_curve(row: dict[str, Any], target: Path) -> None:
     """The learning curve of one run as a picture, with what believing its prover would give."""
     from nip_core.evaluation.plots import learning_curve_svg
@@ -233,7 +261,7 @@ def main() -> None:
         f"`{results['command']}` at {commit} on {results['machine']}. Accuracy in percent on the "
         f"{rows[asked[0]]['iterations'][0]['test']['distinct_problems']} test problems, "
         "each played once, with 95 % intervals (Wilson).\n\n"
-        f"{table(results)}\n"
+        f"{table(results)}\n\n{durations(results)}\n"
     )
     if "seed-6198" in rows:
         write_curve(rows["seed-6198"], arguments.out.parent / "learning-curve.svg")

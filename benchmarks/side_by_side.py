@@ -82,7 +82,7 @@ def part_b(options: argparse.Namespace, model: Model) -> dict[str, Any]:
     """Measure training."""
     size = training.Size.of(model)
     if options.small:
-        size = replace(size, examples=size.examples // 8)
+        size = replace(size, examples=max(16, size.examples // 8))
     return training.measure(model, options.rounds, size, say)
 
 
@@ -132,8 +132,8 @@ def models_of(options: argparse.Namespace) -> list[Model]:
     models = [find_model(DEFAULT)]
     try:
         models.append(find_model(PUBLISHED))
-    except ValueError:
-        say(f"without {PUBLISHED}, which is not here: nip models add {PUBLISHED}")
+    except ValueError as error:
+        say(f"without a second model: {error}")
     return models
 
 

@@ -26,6 +26,7 @@ from nip_core.progress.words import (
     format_clock,
     format_pace,
     format_share,
+    guess_words,
     left_words,
     share_words,
     stage_words,
@@ -152,7 +153,10 @@ def frame(state: State, width: int) -> RenderableType:
     # 3. What went wrong, and what it cost.
     if words := count_words(state.counts):
         table.add_row("so far", Text(words, style="yellow" if state.counts.retries else ""))
-    # 4. The whole run.
+    # 4. What is slow, and what would help.
+    if state.slow:
+        table.add_row("slow", Text(state.slow, style="yellow", no_wrap=False, overflow="fold"))
+    # 5. The whole run.
     if state.whole is not None:
         table.add_row("whole run", _whole(state.whole, bar))
     page = Table.grid()
@@ -189,6 +193,7 @@ def _whole(whole: Whole, bar: int) -> RenderableType:
     if whole.share is None or whole.left_s is None:
         return Text(whole_words(whole))
     words = share_words(whole.share, whole.left_s, whole.stages_done == whole.stages)
+    words += guess_words(whole)
     return _with_bar(round(1000 * whole.share), 1000, bar, words)
 
 

@@ -120,6 +120,7 @@ def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
 def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
     from nip_core.costs.caps import list_caps
     from nip_core.evaluation.figures_in_words import cap_amount
+    from nip_core.parameters.hosting import has_own_model
     from nip_core.parameters.prices import write_price_lines
 
     rows = {
@@ -138,6 +139,12 @@ def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
         say(f"  {'US dollars':<20}{estimate.expected_usd:>16,.2f}{estimate.usd:>16,.2f}")
     say(f"  expected: {estimate.expected_by}")
     say("  at most: an upper bound, but for answers that have to be asked for again")
+    if has_own_model(parameters):
+        guessed = "; guessed are the lengths of messages and the ends of games"
+        say(
+            "  time: told by the run, which measures its server's speed before the first episode"
+            f"{guessed if estimate.is_rough else ''}"
+        )
     for cap, limit in list_caps(parameters).items():
         is_free = cap == "usd" and estimate.usd == 0
         never = ", which is never reached: nothing here has a price" if is_free else ""

@@ -22,6 +22,7 @@ from nip_lm_server.api import (
     routes_jobs,
     routes_models,
 )
+from nip_lm_server.api.joined import Generations
 from nip_lm_server.api.metrics import Metrics
 from nip_lm_server.api.plumbing import (
     SERVICES,
@@ -39,6 +40,7 @@ from nip_lm_server.errors import ApiError, Places
 from nip_lm_server.jobs.supervisor import JobSupervisor
 from nip_lm_server.jobs.table import JobTable
 from nip_lm_server.placement import make_slots
+from nip_lm_server.serving.advance import AdvanceWatch
 from nip_lm_server.serving.pool import EnginePool
 from nip_lm_server.spec import ServerSpec
 from nip_lm_server.state.database import UNUSABLE, Database, unusable_error
@@ -97,6 +99,8 @@ async def open_server(
         background=BackgroundTasks(),
         metrics=Metrics(),
         proxy=Proxy(),
+        generations=Generations(),
+        advances=AdvanceWatch(),
         configuration_digest=spec.digest(),
         created_at=created_at,
         places=_places(state_dir, spec),
@@ -123,6 +127,7 @@ def _created_at(database: Database) -> int:
 async def close_server(services: Services) -> None:
     """End the running trainings, the engines, and the database."""
     await services.background.close()
+    await services.generations.close()
     await services.supervisor.stop()
     await services.pool.stop()
     await services.proxy.close()

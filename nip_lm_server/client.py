@@ -4,7 +4,8 @@ launching    ServerSpec, EngineSpec; start_or_attach, is_running, stop, stop_sta
              serve_command
 models, devices   base_served_name, has_cuda, driver_version, OLDEST_DRIVERS, compile_caches
 version      SERVER_VERSION, compatible
-the wire     NipSettings, METHOD_HYPERPARAMETERS; ACTIVE_STATUSES, ENDED_STATUSES of a job
+the wire     NipSettings, METHOD_HYPERPARAMETERS; ACTIVE_STATUSES, ENDED_STATUSES of a
+             job; JOIN_HEADER of a call
 strangers' files  read_text, parse_json, parse_yaml, ReadError: within limits
 training data   formats: what a line of each method holds, and its checks; group_advantages;
              count_tokens
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from nip_lm_server.wire import (
         ACTIVE_STATUSES,
         ENDED_STATUSES,
+        JOIN_HEADER,
         METHOD_HYPERPARAMETERS,
         NipSettings,
     )
@@ -90,6 +92,7 @@ __all__ = [
     "DEFAULT_LORA_RANK",
     "ENDED_STATUSES",
     "FILES",
+    "JOIN_HEADER",
     "KEY_FILE",
     "LARGEST_LORA_RANK",
     "MANIFEST",
@@ -268,6 +271,7 @@ _WHERE: dict[str, tuple[str, ...]] = {
     "nip_lm_server.wire": (
         "ACTIVE_STATUSES",
         "ENDED_STATUSES",
+        "JOIN_HEADER",
         "METHOD_HYPERPARAMETERS",
         "NipSettings",
     ),

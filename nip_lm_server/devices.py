@@ -4,6 +4,7 @@ has_cuda, count_cuda   the devices that a process of an environment has
 device_numbers         the numbers in a name; overlap, one_queue: two names compared
 only_on                the environment of a process that is to see one device alone
 compile_caches         where what is compiled for them is kept
+training_memory        how a training takes a card's memory
 driver_version         NVIDIA's driver, and OLDEST_DRIVERS what CUDA needs
 """
 
@@ -96,6 +97,18 @@ def compile_caches(directory: Path) -> dict[str, str]:
         "TRITON_CACHE_DIR": str(directory / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
     }
+
+
+def training_memory(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables to make torch take a card's memory in segments that grow.
+
+    Passes of many lengths leave gaps otherwise. What the environment says of it goes first, and
+    where there is no card of Linux's own nothing is said.
+    """
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older one
+    if any(name in environment for name in names) or not (_DEVICES / "nvidiactl").exists():
+        return {}
+    return {names[0]: "expandable_segments:True"}
 
 
 def driver_version() -> str | None:

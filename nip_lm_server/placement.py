@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_lm_server.auth import without_secrets
-from nip_lm_server.devices import compile_caches, has_cuda, only_on
+from nip_lm_server.devices import compile_caches, has_cuda, only_on, training_memory
 from nip_lm_server.engines.base import Engine
 from nip_lm_server.engines.scripted.deterministic_engine import DeterministicEngine
 from nip_lm_server.engines.scripted.reply_rules import load_replies
@@ -49,6 +49,7 @@ def _make_slot(spec: EngineSpec, environment: Mapping[str, str], state_dir: Path
     else:
         make_engine, engine_device = _make_with_model(spec, environment, state_dir)
         children = {**compile_caches(state_dir / "caches"), **without_secrets(environment)}
+        children |= training_memory(environment)
         trainer = SubprocessTrainer(only_on(children, training_device, "training_device"))
     # 3. The name. What can't stand in one becomes a dash.
     name = re.sub(r"[^A-Za-z0-9._/-]", "-", base_served_name(spec.model))

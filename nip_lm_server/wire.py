@@ -35,6 +35,8 @@ ACTIVE_STATUSES = ("validating_files", "queued", "running")
 ENDED_STATUSES = ("succeeded", "failed", "cancelled")
 """Statuses of a job that goes on and of one that is over, here as at OpenAI. A status that is in
 neither may be one to come, and is no end."""
+JOIN_HEADER = "Nip-Generation"
+"""Names the generation of a chat, so that the request sent again joins it (`api.joined`)."""
 ORGANIZATION_ID = "org-local"
 
 DEFAULT_N_EPOCHS = 3

@@ -59,11 +59,13 @@ def make_sure_of_pyte() -> None:
 class Shell:
     """A bash in a terminal, and the screen that it draws."""
 
-    def __init__(self, rows: int, work: Path) -> None:
+    def __init__(
+        self, rows: int, work: Path, columns: int = COLUMNS, threads: int | None = 1
+    ) -> None:
         import pyte
 
         self.printed = ""
-        self.screen = pyte.Screen(COLUMNS, rows)
+        self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
         self.pid, self.terminal = pty.fork()
         if self.pid == 0:
@@ -73,12 +75,14 @@ class Shell:
                 TERM="xterm-256color",
                 PS1="$ ",
                 HISTFILE="",
-                OMP_NUM_THREADS="1",  # so small a model is no slower, also on a busy machine
             )
+            if threads is not None:
+                # With one, so small a model is no slower, also on a busy machine.
+                os.environ["OMP_NUM_THREADS"] = str(threads)
             for name in ("COLORTERM", "COLUMNS", "LINES", "NO_COLOR"):
                 os.environ.pop(name, None)
             os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])  # noqa: S606
-        size = struct.pack("HHHH", rows, COLUMNS, 0, 0)
+        size = struct.pack("HHHH", rows, columns, 0, 0)
         fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, size)
 
     def read(self) -> None:

@@ -62,7 +62,7 @@ class Size:
     @classmethod
     def of(cls, model: Model) -> "Size":
         """The size for a model: a large one answers some hundred tokens a second at best."""
-        return cls(tokens=12, words=30, run_s=4) if model.is_large else cls()
+        return cls(tokens=12, words=20, run_s=2) if model.is_large else cls()
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ class Model:
 
     @property
     def epochs(self) -> int:
-        """How often it reads the ten examples of an answer."""
+        """Count how often it reads the ten examples of an answer."""
         return 6 if self.is_large else 20
 
     @property
     def learning_rate(self) -> float:
-        """The peak rate of that."""
+        """Return the peak rate of that."""
         return 2e-3 if self.is_large else 1e-2
 
 

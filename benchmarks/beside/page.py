@@ -98,7 +98,7 @@ def _versions(rows: dict[str, Any]) -> str:
 
 
 def _load_text(part: dict[str, Any]) -> str:
-    """What was asked of whom."""
+    """Describe what was asked of whom."""
     settings = part["settings"]
     size = (
         f"of {settings['words']} words and {settings['tokens']} tokens, greedy, "

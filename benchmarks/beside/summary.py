@@ -11,13 +11,13 @@ _BARE = "bare client"  # nip's own client with nothing around it is no other pro
 
 def table(result: dict[str, Any]) -> list[str]:
     """Its lines, of the parts that were measured; three columns more for each further model."""
-    others = result.get("models", {})
-    columns = [_rows(result), *(_rows(parts) for parts in others.values())]
+    further = result.get("models", {})
+    columns = [_rows(result), *(_rows(parts) for parts in further.values())]
     labels = list(dict.fromkeys(label for column in columns for label in column))
     if not labels:
         return []
     heads = ["nip | best of the others | ahead"]
-    heads += [f"{name}: nip | best of the others | ahead" for name in others]
+    heads += [f"{name}: nip | best of the others | ahead" for name in further]
     lines = [f"| | {' | '.join(heads)} |", "|---" * (1 + 3 * len(columns)) + "|"]
     blank = ("", "", "")
     for label in labels:

@@ -18,21 +18,21 @@ def page(value: dict[str, Any]) -> str:
         "",
     ]
     for name, section in value["pieces"].items():
-        runs = section.get("runs") or [{}]
-        state = "" if section["finished"] else " **Not finished.**"
-        seconds = sum(run.get("took_s", 0) for run in runs)
-        lines += [
-            f"## {name}",
-            "",
-            f"At {runs[-1].get('commit') or '?'}, {seconds:.0f} s.{state}",
-            "",
-            f"`{runs[-1].get('command', '?')}`",
-            "",
-        ]
+        lines += [f"## {name}", "", *_made(section)]
         lines += ["| | |", "|---|---|"]
         lines += [f"| {row} | {_cell(figures)} |" for row, figures in section["rows"].items()]
         lines.append("")
     return "\n".join(lines)
+
+
+def _made(section: dict[str, Any]) -> list[str]:
+    """By which command, at which commit, in how long, and whether that was enough."""
+    state = "" if section["finished"] else " **Not finished.**"
+    if not (runs := section.get("runs")):
+        return [f"Not run.{state}", ""]
+    seconds = sum(run.get("took_s", 0) for run in runs)
+    made = f"At {runs[-1].get('commit') or '?'}, {seconds:.0f} s.{state}"
+    return [made, "", f"`{runs[-1].get('command', '?')}`", ""]
 
 
 def _cell(figures: dict[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """Where an agent's model is served, and what there is room for, as the settings alone say it.
 
 uses_own_server       whether by the server that the run starts
+has_own_model         whether that server has a model with weights
 is_deterministic      whether it is answered by the deterministic engine
 serves_several_bases  whether there is room for several base models at once
 takes_turns           whether its base model and the one made of it can't answer at once
@@ -19,6 +20,15 @@ def uses_own_server(parameters: "HyperParameters", agent: PureTextAgentParameter
     addresses = (agent.base_url, agent.control_url, parameters.lm_server.url)
     is_elsewhere = agent.model_provider != "SelfHosted" or any(addresses)
     return agent.use_dummy_api or not is_elsewhere
+
+
+def has_own_model(parameters: "HyperParameters") -> bool:
+    """Tell whether the run's own server serves a model that computes."""
+    agents = parameters.model_agents.values()
+    return any(
+        uses_own_server(parameters, agent) and not is_deterministic(parameters, agent)
+        for agent in agents
+    )
 
 
 def is_deterministic(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:

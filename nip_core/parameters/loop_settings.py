@@ -203,14 +203,16 @@ class RolloutParameters(Parameters):
     """How episodes are played, and what is recorded of them. None of this changes what is said."""
 
     concurrency: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Most calls in flight, 1 to 4096. A call is in flight until its answer is durable, which takes
+    """Most calls in flight, 1 to 4096; fewer are where the server is not faster with more, or
+    refuses them. A call is in flight until its answer is durable, which takes
     10 ms on a disk and half a second in a bucket: take more of them there if answers come fast."""
     episodes_per_shard: Annotated[int, Field(ge=1, le=10_000)] = 200
     """Episodes that one task plays, 1 to 10,000."""
     failure_threshold: Annotated[float, Field(ge=0, le=1)] = 0.05
     """Share of failed episodes, 0 to 1, above which the stage stops instead of going on."""
     request_timeout_s: Seconds = 120.0
-    """Longest wait for one answer, in seconds, above 0."""
+    """Longest wait for one answer of a provider, in seconds, above 0. On a server of ours an
+    answer may take any time, and its engine hangs when it computes nothing for twice as long."""
     transport_retries: Annotated[int, Field(ge=0, le=100)] = 8
     """How often a call is sent again after a connection error, 429 or 5xx, 0 to 100."""
     record_p_accept: bool | None = None

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from nip_core.progress.traffic import Traffic
+
 STAGES = ("test", "play", "dataset", "train", "gate", "swap", "attack")
 """Of an iteration, in their order, named as in its times; --rerun-from takes some of them."""
 
@@ -106,6 +108,8 @@ class Progress:
 
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], float] = time.time
+    traffic: Traffic = field(default_factory=Traffic)
+    """The calls to models' servers."""
 
     # Of the split that is being played:
     episodes_total: int = 0
@@ -115,6 +119,7 @@ class Progress:
     episodes_before: int = 0  # of those done, what was not played here since its playing began
     episodes_began_s: float = 0.0
     tokens_before: int = 0  # generated, when its playing began
+    turns_before: int = 0  # valid answers, when its playing began
     split: str = ""
     # Of all of them:
     calls: int = 0  # answers received
@@ -146,6 +151,13 @@ class Progress:
     paces: dict[str, list[float]] = field(default_factory=dict)
     """By name of a stage, seconds as they were measured: of an episode where it plays some, of the
     whole elsewhere."""
+    guesses: dict[str, float] = field(default_factory=dict)
+    """By name of a stage its pace, as the measured speed of the models' server lets one guess it;
+    what was measured of a stage counts before."""
+    own_device: str | None = None
+    """Where the run's own server computes; None: it has none with a model."""
+    turns_per_episode: float | None = None
+    """As it is expected; None: not known."""
     training_tokens_per_s: float | None = None
     """As the last job that was seen had it."""
     share: float = 0.0
@@ -183,6 +195,7 @@ class Progress:
         self.split, self.episodes_began_s = split, self.clock()
         self.episodes_total, self.episodes_done, self.episodes_failed = total, done, failed
         self.episodes_before, self.tokens_before = done, self.completion_tokens
+        self.turns_before = self.turns
 
     @contextmanager
     def during(self, iteration: int, name: str, before_s: float = 0.0) -> Iterator[None]:
@@ -206,6 +219,11 @@ class Progress:
             self.paces.setdefault(name, []).append(took_s / played)
         elif not stage.episodes and (name != "train" or self._submitted > submitted or before_s):
             self.paces.setdefault(name, []).append(in_all_s)
+
+    @property
+    def turns(self) -> int:
+        """Count the valid answers."""
+        return self.calls - self.invalid_answers
 
     @property
     def _all_played(self) -> int:

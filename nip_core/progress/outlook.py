@@ -6,11 +6,13 @@ State   work going on, the whole run, and the counters
 Doing   one piece of work going on
 Whole   the whole run: its share that is done, and the time left
 
-Times are measured, never assumed. An episode takes what episodes of this run took (of the same kind
-where there were some, of any kind otherwise), a training what the trainings before took, the job
-that is under way what its server says. What was never measured makes the time of the whole unknown,
-and `Whole` says None, except for choosing examples and for swapping, which are short beside the
-others and count as nothing before they are known.
+Times are measured. An episode takes what episodes of this run took (of the same kind where there
+were some, of any kind otherwise), a training what the trainings before took, the job that is under
+way what its server says. Until enough episodes have ended, the answers that came tell how long the
+expected ones take. Before anything of a kind was measured, the speed of the run's own server, as it
+was at the start, gives a guess, and `Whole` says that it is one. Where there is no such server
+either, the time of the whole is unknown and `Whole` says None, except for choosing examples and for
+swapping, which are short beside the others and count as nothing before they are known.
 """
 
 from dataclasses import dataclass
@@ -19,8 +21,10 @@ from statistics import median
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.prices import price_calls
 from nip_core.progress.board import Activity, Progress, Stage
+from nip_core.progress.slowness import describe_slowness
 
 _SHORT = ("dataset", "swap")
+_PLAYING = ("test", "play", "gate", "attack")
 _TRAINING = "train"
 MANY_INVALID = 1 / 3
 """Share of an agent's first answers, from which on something should be done."""
@@ -57,6 +61,8 @@ class Whole:
     left_s: float | None
     stages_done: int
     stages: int
+    is_guess: bool = False
+    """Whether something to come goes by a guess from the server's speed."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,8 @@ class State:
     doing: tuple[Doing, ...]
     whole: Whole | None
     counts: Counts
+    slow: str = ""
+    """What is slow and what would help; "": nothing is."""
 
 
 def observe_run(progress: Progress, parameters: HyperParameters) -> State:
@@ -126,6 +134,7 @@ def observe_run(progress: Progress, parameters: HyperParameters) -> State:
             last_trouble=progress.last_trouble,
             usd=price_calls(parameters, progress.tokens_by_agent) if parameters.prices else None,
         ),
+        slow=describe_slowness(progress),
     )
 
 
@@ -151,6 +160,11 @@ def _episodes(progress: Progress, now_s: float) -> Doing:
     is_known = played > 0 and elapsed_s > 0
     # Those in flight are half played: the first that end would else speak for too few.
     half = min(progress.episodes_in_flight, left) / 2
+    left_s = elapsed_s / (played + half) * (left - half) if is_known else None
+    # As long as most are at play, the answers that came say more: half may be far from it.
+    by_turns_s = _left_by_turns(progress, played, left, elapsed_s)
+    if by_turns_s is not None and played < max(progress.episodes_in_flight, 1):
+        left_s = by_turns_s
     tokens = progress.completion_tokens - progress.tokens_before
     return Doing(
         f"{progress.split} problems",
@@ -159,9 +173,21 @@ def _episodes(progress: Progress, now_s: float) -> Doing:
         progress.episodes_done,
         progress.episodes_total,
         per_s=played / elapsed_s if is_known and left else None,
-        left_s=elapsed_s / (played + half) * (left - half) if is_known else None,
+        left_s=left_s,
         tokens_per_s=tokens / elapsed_s if is_known and left else None,
     )
+
+
+def _left_by_turns(progress: Progress, played: int, left: int, elapsed_s: float) -> float | None:
+    """Estimate the seconds for `left` episodes by the valid answers so far; None without any."""
+    turns, expected = progress.turns - progress.turns_before, progress.turns_per_episode
+    # The first answers wait for many prompts to be read, and would tell of too slow a server.
+    has_some = turns > 0 and 2 * turns >= progress.traffic.in_flight
+    if expected is None or not has_some or elapsed_s <= 0:
+        return None
+    # Of episodes at play some turns are over; each that is left has one to come at least.
+    at_play = max(turns - played * expected, 0.0)
+    return elapsed_s / turns * max(left * expected - at_play, left)
 
 
 def _of_activity(activity: Activity, now_s: float, progress: Progress) -> Doing:
@@ -189,15 +215,17 @@ def _of_activity(activity: Activity, now_s: float, progress: Progress) -> Doing:
 def _whole(progress: Progress, now: Stage | None, doing: list[Doing], now_s: float) -> Whole:
     # 1. The stages before the present one are over, whether they were gone through here or not.
     plan, took_s = progress.plan, dict(progress.took_s)
+    measured = progress.paces
     over = [i for i, stage in enumerate(plan) if stage in took_s]
     place = plan.index(now) if now in plan else max(over, default=-1) + 1
     # 2. The present one: what it takes still, and, as nothing may be known better, in all.
-    paces = {name: [*seconds] for name, seconds in [*progress.paces.items()]}
+    paces = _with_guesses(progress)
     current_s = now_s - progress.stage_began_s if now in plan else 0.0
     left_s = [_left_of(doing, plan[place], current_s, paces)] if now in plan else []
-    if left_s and left_s[0] is not None and plan[place].name not in paces:
+    if left_s and left_s[0] is not None and plan[place].name not in measured:
         size = plan[place].episodes or 1
         paces[plan[place].name] = [(current_s + left_s[0]) / size]
+        paces = {**paces, **_instead_of_guesses(plan[place], paces, measured)}
     # 3. Those to come.
     left_s += [_expected(stage, paces) for stage in plan[place + len(left_s) :]]
     known = [seconds for seconds in left_s if seconds is not None]
@@ -209,7 +237,29 @@ def _whole(progress: Progress, now: Stage | None, doing: list[Doing], now_s: flo
     # 4. Where what is left turns out to take longer, the share waits until it is reached again.
     share = spent_s / total_s if total_s else 1.0
     share = progress.share = max(share, progress.share)
-    return Whole(share, sum(known), place, len(plan))
+    guessed = {stage.name for stage in plan[place + 1 :]} - {*measured, *_SHORT}
+    is_guess = bool(guessed & progress.guesses.keys())
+    return Whole(share, sum(known), place, len(plan), is_guess)
+
+
+def _with_guesses(progress: Progress) -> dict[str, list[float]]:
+    """Return the measured paces, and guesses of what nothing was measured of."""
+    paces = {name: [*seconds] for name, seconds in [*progress.paces.items()]}
+    has_played = any(name in paces for name in _PLAYING)
+    for name, pace in progress.guesses.items():
+        # What any episodes took says more of the others than a guess does.
+        if name not in paces and not (has_played and name in _PLAYING):
+            paces[name] = [pace]
+    return paces
+
+
+def _instead_of_guesses(
+    stage: Stage, paces: dict[str, list[float]], measured: dict[str, list[float]]
+) -> dict[str, list[float]]:
+    """Return the pace of the stage that goes on for all that plays and was only guessed."""
+    if stage.name not in _PLAYING or any(name in measured for name in _PLAYING):
+        return {}
+    return {name: paces[stage.name] for name in _PLAYING if name in paces}
 
 
 def _left_of(
@@ -239,7 +289,7 @@ def _expected(stage: Stage, paces: dict[str, list[float]]) -> float | None:
     """Estimate the seconds of a whole stage from measured ones of its kind; None without any."""
     measured = paces.get(stage.name)
     if stage.episodes:
-        of_any = [s for name in ("test", "play", "gate", "attack") for s in paces.get(name, ())]
+        of_any = [s for name in _PLAYING for s in paces.get(name, ())]
         pace = measured or of_any
         return median(pace) * stage.episodes if pace else None
     if measured:

@@ -27,6 +27,8 @@ from nip_core.progress.words import (
 
 LINE_EVERY_S = 10.0
 """Between two lines on the same thing that goes on."""
+SLOW_EVERY_S = 60.0
+"""Between two words on what is slow."""
 STATE_EVERY_S = 5.0
 """Between two states in JSON."""
 _DIGITS = 4
@@ -56,6 +58,7 @@ class PlainLines:
         self._only_events, self._new = only_events, _New(progress)
         self._told_s: dict[tuple[str | None, ...], float] = {}
         self._last_s = progress.began_s
+        self._slow_s = -math.inf
 
     def lines_due(self) -> list[str]:
         """Take the lines due now: each is given once."""
@@ -87,9 +90,17 @@ class PlainLines:
             self._last_s = now_s
             more = [count_words(state.counts)]
             more += [whole_words(state.whole)] if state.whole is not None else []
+            more.append(self._slow(state, now_s))
             texts[0] = "; ".join(part for part in (texts[0], *more) if part)
         at = progress.now()
         return lines + [self._stamped(text, at) for text in texts]
+
+    def _slow(self, state: State, now_s: float) -> str:
+        """Say what is slow, but not in every line."""
+        if not state.slow or now_s - self._slow_s < SLOW_EVERY_S:
+            return ""
+        self._slow_s = now_s
+        return state.slow
 
     def _is_due(self, state: State, doing: Doing) -> bool:
         now_s, key = self._progress.clock(), _key(state, doing)

@@ -128,7 +128,13 @@ def whole_words(whole: Whole) -> str:
     if whole.left_s is None or whole.share is None:
         stage = min(whole.stages_done + 1, whole.stages)
         return f"stage {stage} of {whole.stages}, time left not yet known"
-    return f"whole run {share_words(whole.share, whole.left_s, whole.stages_done == whole.stages)}"
+    words = share_words(whole.share, whole.left_s, whole.stages_done == whole.stages)
+    return f"whole run {words}{guess_words(whole)}"
+
+
+def guess_words(whole: Whole) -> str:
+    """Say that a time left is guessed; "" where it is measured."""
+    return " (guessed from the server's speed)" if whole.is_guess else ""
 
 
 def share_words(part: float, left_s: float, is_done: bool) -> str:
@@ -164,6 +170,7 @@ def state_line(state: State) -> str:
     parts = [place_words(state, doing) for doing in state.doing] or [stage_words(state)]
     parts.append(count_words(state.counts))
     parts += [] if state.whole is None else [whole_words(state.whole)]
+    parts.append(state.slow)
     return "; ".join(part for part in parts if part)
 
 

@@ -4,9 +4,11 @@ It takes the thin path: aiohttp and the few fields that a rollout needs, because
 client spends several times the processor time per call (`benchmarks/chat_client.py` measures
 both in one run). Files and jobs go through the `openai` client.
 
-What is covered: one connection pool, a bound on calls in flight, retries with growing pauses on
-connection errors, time-outs, answers of another model, 408, 409, 425, 429 (Retry-After honoured)
-and 5xx. What is not: streaming, and deciding whether an answer has a valid form.
+What is covered: one connection pool, a bound on calls in flight that follows each server's answers
+(`call_limit`), retries with growing pauses on connection errors, time-outs, answers of another
+model, 408, 409, 425, 429 (Retry-After honoured) and 5xx. A server of ours has no time-out while
+its engine advances, and a call that is sent again joins its generation (`joined_calls`). What is
+not: streaming, and deciding whether an answer has a valid form.
 """
 
 import asyncio
@@ -14,7 +16,6 @@ import contextlib
 import json
 import math
 import random
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -24,16 +25,26 @@ from typing import Any, Protocol, Self
 import aiohttp
 
 from nip_core.errors import NipError, ServerError, StageError
-from nip_core.game.answer_rows import RecordedToken, TokenLogprob
+from nip_core.game.answer_rows import RecordedToken
+from nip_core.progress.traffic import Traffic
 from nip_core.proxies import proxy_for
 from nip_core.redaction import redact
+from nip_core.rollouts.answer_parts import (
+    make_storable,
+    read_ids,
+    read_logprobs,
+    refuse_other_model,
+    split_count,
+)
+from nip_core.rollouts.call_limit import CallLimit, Places
+from nip_core.rollouts.joined_calls import JoinedCall
 from nip_core.rollouts.thoughts import (
     MalformedAnswer,
     read_message,
     read_usage,
     says_thoughts_took_all,
 )
-from nip_lm_server.client import parse_json
+from nip_lm_server.client import JOIN_HEADER, parse_json
 
 ChatBody = Mapping[str, Any]
 """The JSON of a chat completion's request. Dialects of OpenAI's protocol have further fields."""
@@ -65,6 +76,9 @@ class Endpoint:
     """Names beside the one asked for that its answers may have; None: whatever they have."""
     headers: tuple[tuple[str, str], ...] = ()
     """Further headers of every request."""
+    joins: bool = False
+    """It may be a server of ours, which its answers tell: there a call sent again joins what runs,
+    and has no deadline while that goes on."""
 
     def __repr__(self) -> str:
         return f"Endpoint({self.base_url!r})"
@@ -106,6 +120,14 @@ class ChatCompletions(Protocol):
         """Do as `ChatClient.answers` does."""
 
 
+class _TryAgain(Exception):
+    """A try came to nothing, and another one may; `pause_s` is what the server asks for."""
+
+    def __init__(self, reason: str, pause_s: float | None = None):
+        super().__init__(reason)
+        self.reason, self.pause_s = reason, pause_s
+
+
 class ChatClient:
     """Chat completions with at most `concurrency` calls in flight. Use as a context manager.
 
@@ -119,25 +141,36 @@ class ChatClient:
         timeout_s: float,
         retries: int,
         on_retry: Callable[[str], None] = lambda reason: None,
+        on_fewer: Callable[[str], None] = lambda words: None,
+        traffic: Traffic | None = None,
+        follows: bool = False,
         admit: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ):
         """Make a client without a connection.
 
+        `timeout_s` is the longest wait for an answer, of a server of ours half of the longest time
+        without progress. With `follows` the calls in flight follow the answers of each server, else
+        there are always `concurrency`; `on_fewer` is told why there are fewer. `traffic` counts.
+
         `admit` is entered for as long as a call is in flight, and may raise instead of letting it
         begin; `sleep` is how pauses between tries are made.
         """
-        self._concurrency = concurrency
+        self._most = concurrency
         self._timeout_s = timeout_s
         self._retries = retries
-        self._on_retry, self._admit, self._sleep = on_retry, admit, sleep
+        self._on_retry, self._on_fewer = on_retry, on_fewer
+        self._traffic, self._admit, self._sleep = traffic or Traffic(), admit, sleep
+        self._follows = follows
         self._slots = asyncio.Semaphore(concurrency)
+        self._limits: dict[str, CallLimit] = {}
+        self._places: list[Places] = []
+        self._joining: set[str] = set()  # addresses of servers that are ours by their answers
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._concurrency, keepalive_timeout=60),
-            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+            connector=aiohttp.TCPConnector(limit=self._most, keepalive_timeout=60),
         )
         return self
 
@@ -149,6 +182,34 @@ class ChatClient:
     ) -> None:
         if self._session is not None:
             await self._session.close()
+
+    def limit_at(self, endpoint: Endpoint) -> CallLimit:
+        """Return the limit of calls in flight at a server."""
+        url = endpoint.base_url
+        if url not in self._limits:
+            self._limits[url] = CallLimit(
+                self._most,
+                deadline_s=self._timeout_s,
+                tell=lambda words: self._on_fewer(f"{url}: {words}"),
+                changed=self._give_places,
+            )
+        return self._limits[url]
+
+    @property
+    def in_flight_limit(self) -> int:
+        """How many calls may be in flight at all servers that were asked so far."""
+        limits = sum(limit.limit for limit in self._limits.values())
+        return min(self._most, limits or self._most)
+
+    def make_places(self, per_call: int) -> Places:
+        """Make places for episodes: so many for each call that may be in flight."""
+        places = Places(lambda: per_call * (self.in_flight_limit if self._follows else self._most))
+        self._places.append(places)
+        return places
+
+    def _give_places(self) -> None:
+        for places in self._places:
+            places.give()
 
     async def complete(self, endpoint: Endpoint, body: ChatBody) -> ChatAnswer:
         """Post `body` and give the first choice of `answers`."""
@@ -170,59 +231,112 @@ class ChatClient:
         when the retries are used up.
         """
         assert self._session is not None, "use `async with ChatClient(...)`"
+        payload = json.dumps(body, ensure_ascii=False).encode()
+        call = JoinedCall(endpoint.base_url, body, payload, self._timeout_s)
+        limit, tries, retries = self.limit_at(endpoint), 0, 0
+        while True:
+            words, answers = call.words, list[ChatAnswer]()
+            # The server's own places first: who waits for one takes none of the others.
+            places = limit.places if self._follows else contextlib.nullcontext()
+            async with places, self._slots, self._admit():
+                try:
+                    answers = await self._try(endpoint, call, limit, retries)
+                except _TryAgain as error:
+                    again = error
+                # Outside of the `except`: what the caller raises in the block is no error of the
+                # call. Inside of the slot: what is not durable yet may be lost and paid again.
+                if answers:
+                    yield answers
+                    return
+            # A server that has said how far it is was there: only what fails in a row counts.
+            tries = 1 if call.words > words else tries + 1
+            if tries > self._retries:
+                break
+            retries += 1
+            self._on_retry(again.reason)
+            pause_s = again.pause_s
+            if pause_s is None:
+                # Jitter only spreads the load; it decides nothing about the data.
+                pause_s = min(0.1 * 2 ** (tries - 1), _LONGEST_PAUSE_S) * (0.5 + random.random())
+            await self._sleep(min(pause_s, _LONGEST_PAUSE_S))
+        raise TransportError(
+            f"{endpoint.base_url}: no answer after {self._retries + 1} tries; the last was: "
+            f"{again.reason}"
+        )
+
+    async def _try(
+        self, endpoint: Endpoint, call: JoinedCall, limit: CallLimit, retries: int
+    ) -> list[ChatAnswer]:
+        """Ask once, for as long as the server says that it goes on. Raises _TryAgain."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        self._traffic.note_flight(1, limit.limit)
+        try:
+            # 1. Its answer, or how far it is.
+            status, raw, retry_after = await self._post(endpoint, call)
+            while status == 202 and endpoint.base_url in self._joining:
+                word = call.read(raw)
+                counts = word.prompt_tokens, word.generated_tokens
+                if counts[0] is not None and counts[1] is not None:
+                    self._traffic.note_work(endpoint.base_url, word.engine, counts[0], counts[1])
+                    limit.advanced(counts[0], counts[1])
+                status, raw, retry_after = await self._post(endpoint, call)
+            took_s = loop.time() - began_s
+            # 2. What that means.
+            if status == 200:
+                names = endpoint.accepted_names(call.body["model"])
+                answers = read_answers(raw, names, retries, took_s)
+            elif status == 400 and says_thoughts_took_all(raw):
+                # Paid for and no fault of the request: an answer that was cut off.
+                answers = [_answer_without_text(call.body, retries, took_s)]
+            else:
+                reason = f"HTTP {status}: {_describe_error(raw, endpoint.api_key)}"
+                if status not in _RETRIED and status < 500:
+                    _refuse(status, raw, endpoint.base_url, reason)
+                if status == 429:
+                    limit.refused()
+                raise _TryAgain(reason, _read_retry_after(retry_after))
+            limit.answered(took_s)
+            self._traffic.note_answer()
+            return answers
+        except (aiohttp.ClientError, TimeoutError, ConnectionError, OSError) as error:
+            if isinstance(error, TimeoutError):
+                limit.timed_out()
+                if endpoint.base_url in self._joining:
+                    call.check_silence()
+            reason = redact(f"{type(error).__name__}: {error}", endpoint.api_key)
+            raise _TryAgain(reason) from None
+        except MalformedAnswer as error:
+            call.begin_anew()
+            raise _TryAgain(redact(str(error), endpoint.api_key)) from None
+        finally:
+            self._traffic.note_flight(-1, limit.limit)
+
+    async def _post(self, endpoint: Endpoint, call: JoinedCall) -> tuple[int, bytes, str | None]:
+        """Send a request; return status, body, and the header Retry-After."""
+        assert self._session is not None, "use `async with ChatClient(...)`"
         url = f"{endpoint.base_url}/chat/completions"
         headers = {
             "Authorization": f"Bearer {endpoint.api_key}",
             "Content-Type": "application/json",
             **dict(endpoint.headers),
+            **(call.headers if endpoint.joins else {}),
         }
-        payload = json.dumps(body, ensure_ascii=False).encode()
-        proxy = proxy_for(url)
-        loop = asyncio.get_running_loop()
-        reason = ""
-        for attempt in range(self._retries + 1):
-            pause_s: float | None = None
-            async with self._slots, self._admit():
-                started = loop.time()
-                answers: list[ChatAnswer] = []
-                try:
-                    async with self._session.post(
-                        url, data=payload, headers=headers, proxy=proxy
-                    ) as response:
-                        raw = await response.read()
-                        status = response.status
-                        retry_after = response.headers.get("Retry-After")
-                    if status == 200:
-                        names = endpoint.accepted_names(body["model"])
-                        answers = read_answers(raw, names, attempt, loop.time() - started)
-                    elif status == 400 and says_thoughts_took_all(raw):
-                        # Paid for and no fault of the request: an answer that was cut off.
-                        answers = [_answer_without_text(body, attempt, loop.time() - started)]
-                    else:
-                        reason = f"HTTP {status}: {_describe_error(raw, endpoint.api_key)}"
-                        if status not in _RETRIED and status < 500:
-                            _refuse(status, raw, endpoint.base_url, reason)
-                        pause_s = _read_retry_after(retry_after)
-                except (aiohttp.ClientError, TimeoutError, ConnectionError, OSError) as error:
-                    reason = redact(f"{type(error).__name__}: {error}", endpoint.api_key)
-                except MalformedAnswer as error:
-                    reason = redact(str(error), endpoint.api_key)
-                # Outside of the `except`s: what the caller raises in the block is no error of the
-                # call. Inside of the slot: what is not durable yet may be lost and paid again.
-                if answers:
-                    yield answers
-                    return
-            if attempt == self._retries:
-                break
-            self._on_retry(reason)
-            if pause_s is None:
-                # Jitter only spreads the load; it decides nothing about the data.
-                pause_s = min(0.1 * 2**attempt, _LONGEST_PAUSE_S) * (0.5 + random.random())
-            await self._sleep(min(pause_s, _LONGEST_PAUSE_S))
-        raise TransportError(
-            f"{endpoint.base_url}: no answer after {self._retries + 1} tries; the last was: "
-            f"{reason}"
-        )
+        is_ours = endpoint.base_url in self._joining
+        most_s = call.request_timeout_s if is_ours else self._timeout_s
+        async with self._session.post(
+            url,
+            data=call.payload,
+            headers=headers,
+            proxy=proxy_for(url),
+            timeout=aiohttp.ClientTimeout(total=most_s),
+        ) as response:
+            raw = await response.read()
+            call.hear()
+            if endpoint.joins and JOIN_HEADER in response.headers and not is_ours:
+                self._joining.add(endpoint.base_url)
+                self.limit_at(endpoint).has_no_deadline()
+            return response.status, raw, response.headers.get("Retry-After")
 
 
 def read_answers(
@@ -239,28 +353,28 @@ def read_answers(
         choices = sorted(answer["choices"], key=lambda choice: int(choice.get("index") or 0))
         served = str(answer["model"])
         if names is not None:
-            _refuse_other_model(names, served)
+            refuse_other_model(names, served)
         if not choices:
             raise MalformedAnswer("malformed answer (no choices)")
         usage = read_usage(answer.get("usage") or {})
         # Servers count all choices together, and each is a row: so that rows sum up to the bill.
-        completion = _split_count(usage.completion_tokens, len(choices))
-        thought = _split_count(usage.reasoning_tokens, len(choices))
+        completion = split_count(usage.completion_tokens, len(choices))
+        thought = split_count(usage.reasoning_tokens, len(choices))
         contents = [read_message(choice["message"]) for choice in choices]
         return [
             ChatAnswer(
-                text=None if text is None else _make_storable(text),
-                finish_reason=_make_storable(choice.get("finish_reason") or "unknown"),
+                text=None if text is None else make_storable(text),
+                finish_reason=make_storable(choice.get("finish_reason") or "unknown"),
                 model=served,
                 prompt_tokens=usage.prompt_tokens,
                 completion_tokens=completion[number] or 0,
                 transport_retries=attempt,
                 latency_s=latency_s,
-                tokens=_read_tokens(choice.get("logprobs")),
+                tokens=read_logprobs(choice.get("logprobs")),
                 # OpenAI has no words for these; the names are vLLM's.
-                prompt_token_ids=_read_ids(answer.get("prompt_token_ids")),
-                token_ids=_read_ids(choice.get("token_ids")),
-                reasoning=None if reasoning is None else _make_storable(reasoning),
+                prompt_token_ids=read_ids(answer.get("prompt_token_ids")),
+                token_ids=read_ids(choice.get("token_ids")),
+                reasoning=None if reasoning is None else make_storable(reasoning),
                 reasoning_tokens=thought[number],
             )
             for number, (choice, (text, reasoning)) in enumerate(
@@ -290,54 +404,6 @@ def _answer_without_text(body: ChatBody, attempt: int, latency_s: float) -> Chat
     )
 
 
-def _split_count(total: int | None, parts: int) -> Sequence[int | None]:
-    """Split a count over the choices; the first has the remainder."""
-    if total is None:
-        return [None] * parts
-    share = total // parts
-    return [total - share * (parts - 1)] + [share] * (parts - 1)
-
-
-def _refuse_other_model(names: Sequence[str], served: str) -> None:
-    """Raise MalformedAnswer for an answer of another model: the call is sent again.
-
-    A provider may answer an alias with its dated name: gpt-4o-2024-08-06 is gpt-4o, gpt-4o-mini
-    is not.
-    """
-    if not any(
-        served == name or re.fullmatch(re.escape(name) + r"-\d[\d-]*", served) for name in names
-    ):
-        raise MalformedAnswer(
-            f"asked for model {names[0]!r} but {served!r} answered; if that is the same model by a "
-            "gateway's name, set served_as"
-        )
-
-
-def _make_storable(text: Any) -> str:
-    """Replace half a surrogate pair: JSON may carry it, UTF-8 and Parquet can't."""
-    storable = str(text)
-    # Nearly every text is; there may be thousands of tokens in an answer.
-    return storable if storable.isascii() else storable.encode("utf-8", "replace").decode()
-
-
-def _read_ids(given: Any) -> list[int] | None:
-    return None if given is None else [int(token) for token in given]
-
-
-def _read_tokens(logprobs: Any) -> list[RecordedToken] | None:
-    content = logprobs.get("content") if isinstance(logprobs, dict) else None
-    if content is None:
-        return None
-
-    def one(entry: Any) -> TokenLogprob:
-        logprob = float(entry["logprob"])
-        if not logprob < math.inf:  # JSON as Python writes it has NaN, which would reach rewards
-            raise ValueError(f"a log-probability of {logprob}")
-        return {"token": _make_storable(entry["token"]), "logprob": logprob}
-
-    return [{**one(e), "top": [one(t) for t in e.get("top_logprobs") or ()]} for e in content]
-
-
 def _read_error(raw: bytes) -> Mapping[str, Any]:
     try:
         body = parse_json(raw)
@@ -353,7 +419,7 @@ def _describe_error(raw: bytes, api_key: str) -> str:
     message, param = str(error.get("message")), error.get("param")
     if isinstance(param, str) and param not in message:
         message = f"{param}: {message}"
-    return redact(_make_storable(message), api_key)[: 200 if "is_page" in error else 1000]
+    return redact(make_storable(message), api_key)[: 200 if "is_page" in error else 1000]
 
 
 def _refuse(status: int, raw: bytes, base_url: str, reason: str) -> None:

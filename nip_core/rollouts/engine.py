@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from nip_core.concurrency import gather_or_cancel
-from nip_core.parameters import HyperParameters
+from nip_core.rollouts.call_limit import Places
+from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.episode import Played, ShardContext, play_episode
 from nip_core.rollouts.failures import Failures
 from nip_core.rollouts.plan import EpisodeSpec
@@ -40,13 +41,13 @@ class PlayedShard:
     """Of an attack."""
 
 
-def make_places(parameters: HyperParameters) -> asyncio.Semaphore:
+def make_places(client: ChatClient) -> Places:
     """Make a place for each episode at a time: as many as always have a call to make.
 
     Not more: episodes are begun in the order of the plan, so the shards before are soon committed,
     and neither memory nor a run that goes on after a kill has to do with all of them.
     """
-    return asyncio.Semaphore(_EPISODES_PER_CALL * parameters.rollouts.concurrency)
+    return client.make_places(_EPISODES_PER_CALL)
 
 
 async def play_episodes(
@@ -61,7 +62,9 @@ async def play_episodes(
     """
     parameters, progress = context.game.parameters, context.progress
     failures = context.failures or Failures(len(specs))
-    places = context.places or make_places(parameters)
+    places = context.places or asyncio.Semaphore(
+        _EPISODES_PER_CALL * parameters.rollouts.concurrency
+    )
     shard, done = PlayedShard([], [], []), 0
 
     async def play(spec: EpisodeSpec) -> None:

@@ -21,10 +21,10 @@ problem with what it wrote and its label, and so have all that follow (see `labe
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nip_core.concurrency import gather_or_cancel
 from nip_core.game.answer_rows import read_tokens
@@ -67,7 +67,7 @@ class ShardContext:
     recorded: Mapping[str, CallRecord]  # what the journal has, by generation key
     progress: Progress
     failures: Failures | None = None  # None: the shard is the whole split
-    places: asyncio.Semaphore | None = None  # one per episode at a time; None: of this shard alone
+    places: AbstractAsyncContextManager[Any] | None = None  # of an episode; None: of this shard
     branch: Branch = no_branching
     labels: dict[str, LabelRow] = field(default_factory=dict)  # made in play, by generation key
     opponents: Mapping[tuple[str, int], Player] = field(default_factory=dict)

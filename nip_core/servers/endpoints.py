@@ -18,6 +18,7 @@ from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
 from nip_core.parameters.addresses import check_plain_address
 from nip_core.parameters.hosting import uses_own_server
+from nip_core.parameters.model_names import speaks_nip
 from nip_core.parameters.providers import PROVIDERS
 from nip_core.redaction import read_key
 from nip_core.rollouts.chat_client import Endpoint
@@ -67,7 +68,8 @@ def find_group_endpoints(
             f"its key in the environment variable {variable}, which is not set"
         )
     play, control = _addresses(parameters, agent, environment)
-    return Endpoints(Endpoint(play, key, agent.served_as), Endpoint(control, key))
+    player = Endpoint(play, key, agent.served_as, joins=speaks_nip(agent))
+    return Endpoints(player, Endpoint(control, key))
 
 
 def list_key_variables(parameters: HyperParameters) -> list[str]:

@@ -206,7 +206,7 @@ class OwnServer:
     def endpoint(self) -> Endpoint:
         """Return where it answers now; after a restart the port is another one."""
         assert self._handle is not None, "call ensure() first"
-        return Endpoint(f"{self._handle.url}/v1", self._handle.api_key)
+        return Endpoint(f"{self._handle.url}/v1", self._handle.api_key, joins=True)
 
     async def ensure(self) -> None:
         """Start the server unless it runs.

@@ -31,6 +31,7 @@ from nip_core.run_store.lease import Lease, acquire
 from nip_core.servers.kept_models import keep_models, restore_models
 from nip_core.servers.own_server import OwnServer, find_server_directory, make_server_spec
 from nip_core.servers.shutdown_dates import warn_of_shutdowns
+from nip_core.session.calibration import calibrate
 from nip_core.session.guide_checks import check_guides
 from nip_core.session.origin import bring_adapters
 from nip_core.session.prepare import Prepared, prepare
@@ -104,6 +105,8 @@ async def open_session(
             await check_engines(session)
             too_long = await check_prompts(session)
             await check_guides(session)
+        with progress.doing("measuring the speed of the models' server"):
+            await calibrate(session)
         left_out = settle_left_out(prepared.parameters, prepared.problems, known, too_long)
         # 4. Only now is the run created: settings that are refused above leave no run behind.
         opened = run.create_or_open(prepared.identity, now=datetime.now(UTC), lease=lease)
@@ -149,5 +152,8 @@ def make_chat_client(
         timeout_s=parameters.rollouts.request_timeout_s,
         retries=parameters.rollouts.transport_retries,
         on_retry=progress.count_retry,
+        on_fewer=progress.warn,
+        traffic=progress.traffic,
+        follows=True,
         admit=contextlib.nullcontext if budget is None else budget.call,
     )

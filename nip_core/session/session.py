@@ -1,6 +1,5 @@
 """The session: all that the stages of a run share in one process, opened and closed as one."""
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from nip_core.progress.board import Progress
 from nip_core.records.iterations import Records
 from nip_core.records.left_out import LeftOut
 from nip_core.records.models import ServedModel
+from nip_core.rollouts.call_limit import Places
 from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.engine import make_places
 from nip_core.run_store.lease import Lease
@@ -61,9 +61,9 @@ class Session:
     """Of the whole run; None where only a part of it is done here."""
 
     @cached_property
-    def places(self) -> asyncio.Semaphore:
+    def places(self) -> Places:
         """Limit the episodes at play at a time, over all shards."""
-        return make_places(self.parameters)
+        return make_places(self.client)
 
     @cached_property
     def records(self) -> Records:

@@ -21,6 +21,7 @@ from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN, group_size
 from nip_core.rollouts.shard_manifests import committed_shards
 from nip_core.run_store.run import RunStore
+from nip_core.session.calibration import count_turns
 from nip_core.session.session import Session
 from nip_core.stages.training import list_scheduled_groups
 
@@ -65,6 +66,7 @@ def expect(session: Session) -> None:
             took_s[stage] = float(seconds[stage.name])
             paces.setdefault(stage.name, []).append(took_s[stage] / (stage.episodes or 1))
     session.progress.expect(plan, took_s, paces)
+    session.progress.turns_per_episode = count_turns(session.estimate)
 
 
 def describe_opening(session: Session) -> str:

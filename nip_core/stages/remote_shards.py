@@ -145,7 +145,7 @@ def _endpoints(parameters: HyperParameters, ticket: Ticket) -> Mapping[str, Endp
             f"({error.strerror}); on other machines name a server in lm_server.url, with its key "
             "in NIP_API_KEY"
         ) from error
-    at = Endpoint(server["url"], key)
+    at = Endpoint(server["url"], key, joins=True)
     for group in parameters.groups:
         endpoints.setdefault(group, Endpoints(at, at))
     return endpoints

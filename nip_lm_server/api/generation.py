@@ -5,13 +5,14 @@ tokenize                                     the prompt that messages give
 """
 
 import asyncio
+import contextlib
 import itertools
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Any
 
@@ -26,12 +27,26 @@ from nip_lm_server.api.generation_parameters import (
     parse_messages,
     read_model,
 )
-from nip_lm_server.api.plumbing import SERVICES, error_answer, json_response, take_notes
+from nip_lm_server.api.joined import (
+    WholeAnswer,
+    describe_running,
+    read_name,
+    read_wait_s,
+    wait_for,
+)
+from nip_lm_server.api.plumbing import (
+    SERVICES,
+    Services,
+    error_answer,
+    json_response,
+    take_notes,
+)
 from nip_lm_server.api.shapes import CHAT, COMPLETION, Asked, Shape
 from nip_lm_server.api.streaming import merge_streams, send_events
 from nip_lm_server.engines.base import Engine, GenerationRequest, GenerationResult, Upstream
-from nip_lm_server.errors import unknown_parameter
+from nip_lm_server.errors import ApiError, unknown_parameter
 from nip_lm_server.version import SERVER_VERSION
+from nip_lm_server.wire import JOIN_HEADER
 
 _ids = itertools.count()
 _id_suffix = secrets.token_hex(6)
@@ -73,9 +88,10 @@ async def _answer(request: web.Request, shape: Shape) -> web.StreamResponse:
     services = request.app[SERVICES]
     # 1. The body, and the engine of its model.
     raw, body = await read_object(request)
+    if (name := read_name(request)) is not None:
+        return await _answer_joined(request, shape, name, raw, body)
     async with services.pool.using(read_model(body)) as engine:
-        kind = "base" if body["model"] == engine.base_model else "adapter"
-        take_notes(request).model_kind = kind
+        kind = take_notes(request).model_kind = _kind(engine, body)
         # 2. An engine that is a server itself answers, or
         upstream = engine.upstream
         if upstream is not None:
@@ -86,26 +102,90 @@ async def _answer(request: web.Request, shape: Shape) -> web.StreamResponse:
             services.metrics.add_tokens(kind, *tokens)
             return response
         # 3. one of ours does: at once, or piece by piece.
-        asked = await aside.run(len(raw), shape.parse, body, len(raw))
-        check_capabilities(asked.first, engine, chat=shape.is_chat)
-        if len(asked.prompts) > 1:
-            asked = replace(asked, prompts=await engine.read_prompts(asked.prompts))
-        stream = asked.delivery.stream
-        head: dict[str, Any] = {
-            "id": f"{shape.id_prefix}-{_id_suffix}-{next(_ids)}",
-            "object": shape.chunk_object if stream else shape.object,
-            "created": int(time.time()),
-            "model": asked.first.model,
-            "system_fingerprint": _fingerprint(engine.name, engine.base_model),
-        }
-        if not stream:
+        asked = await _read_asked(engine, raw, body, shape)
+        head = _head(engine, asked, shape)
+        if not asked.delivery.stream:
             results = await _generate_all(engine, asked.prompts)
-            return json_response(head | _build_answer(request, results, asked, shape))
+            return json_response(head | _build_answer(services, kind, results, asked, shape))
         return await send_events(
             request,
             _write_events(request, engine, asked, shape, head),
             lambda error: dumps(error_answer(request, error)[1]),
         )
+
+
+async def _answer_joined(
+    request: web.Request, shape: Shape, name: str, raw: bytes, body: dict[str, Any]
+) -> web.StreamResponse:
+    """Answer from the generation of this name, which goes on when this request does not."""
+    services = request.app[SERVICES]
+    if body.get("stream"):
+        raise ApiError(
+            400,
+            f"A stream can't be joined: leave out the header {JOIN_HEADER}, or 'stream'",
+            code="unsupported_value",
+            param=JOIN_HEADER,
+        )
+    begin = partial(_generate_whole, services, raw, body, shape)
+    wait_s = read_wait_s(request)
+    answer = await wait_for(services.generations, name, raw, shape.path, wait_s, begin)
+    if isinstance(answer, WholeAnswer):
+        take_notes(request).model_kind = answer.model_kind
+        headers = {"Content-Type": answer.content_type, JOIN_HEADER: name}
+        return web.Response(body=answer.body, headers=headers)
+    # Of an engine that does not serve now, its start, its training or its death is what is waited
+    # for, and that has limits of its own.
+    engine, advance = "", None
+    with contextlib.suppress(ApiError):
+        serving = services.pool.engine_for(read_model(body))
+        engine, advance = serving.name, await services.advances.look(serving)
+    how_far = describe_running(services.generations, name, answer, engine, advance)
+    return json_response(
+        how_far, 202, {"Preference-Applied": f"wait={wait_s:g}", JOIN_HEADER: name}
+    )
+
+
+async def _generate_whole(
+    services: Services, raw: bytes, body: dict[str, Any], shape: Shape
+) -> WholeAnswer:
+    """Answer in one piece, without a request that could leave."""
+    async with services.pool.using(read_model(body)) as engine:
+        kind = _kind(engine, body)
+        upstream = engine.upstream
+        if upstream is not None:
+            passed_on = await aside.run(len(raw), _to_pass_on, raw, body, upstream, shape)
+            whole, content_type, tokens = await services.proxy.fetch(
+                upstream, shape.path, passed_on
+            )
+            services.metrics.add_tokens(kind, *tokens)
+            return WholeAnswer(whole, content_type, kind)
+        asked = await _read_asked(engine, raw, body, shape)
+        results = await _generate_all(engine, asked.prompts)
+        answer = _build_answer(services, kind, results, asked, shape)
+        return WholeAnswer(dumps(_head(engine, asked, shape) | answer), "application/json", kind)
+
+
+def _kind(engine: Engine, body: dict[str, Any]) -> str:
+    return "base" if body["model"] == engine.base_model else "adapter"
+
+
+async def _read_asked(engine: Engine, raw: bytes, body: dict[str, Any], shape: Shape) -> Asked:
+    """Read and check what is asked of an engine of ours."""
+    asked = await aside.run(len(raw), shape.parse, body, len(raw))
+    check_capabilities(asked.first, engine, chat=shape.is_chat)
+    if len(asked.prompts) > 1:
+        asked = replace(asked, prompts=await engine.read_prompts(asked.prompts))
+    return asked
+
+
+def _head(engine: Engine, asked: Asked, shape: Shape) -> dict[str, Any]:
+    return {
+        "id": f"{shape.id_prefix}-{_id_suffix}-{next(_ids)}",
+        "object": shape.chunk_object if asked.delivery.stream else shape.object,
+        "created": int(time.time()),
+        "model": asked.first.model,
+        "system_fingerprint": _fingerprint(engine.name, engine.base_model),
+    }
 
 
 def _to_pass_on(raw: bytes, body: dict[str, Any], upstream: Upstream, shape: Shape) -> bytes:
@@ -132,13 +212,17 @@ async def _generate_all(
 
 
 def _build_answer(
-    request: web.Request, results: Sequence[GenerationResult], asked: Asked, shape: Shape
+    services: Services,
+    kind: str,
+    results: Sequence[GenerationResult],
+    asked: Asked,
+    shape: Shape,
 ) -> dict[str, Any]:
     """Build the body of an answer sent in one piece: everything from `model` on."""
     choices = [choice for result in results for choice in result.choices]
     prompt_tokens = sum([result.prompt_tokens for result in results])
     generated = sum([choice.completion_tokens for choice in choices])
-    _note_tokens(request, prompt_tokens, generated)
+    services.metrics.add_tokens(kind, prompt_tokens, generated)
     body: dict[str, Any] = {
         "model": results[0].model,
         "choices": [shape.choice(index, choice, asked) for index, choice in enumerate(choices)],

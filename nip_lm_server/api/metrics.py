@@ -82,6 +82,13 @@ class Metrics:
         self._restarts = _gauge(
             registry, "nip_engine_restarts", "How often it died and was started again", "base_model"
         )
+        self._prompts = _gauge(
+            registry,
+            "nip_engine_prompt_tokens",
+            "Tokens of prompts since the engine's start: asked, done (computed) and reused",
+            "base_model",
+            "kind",
+        )
         self._adapters = _gauge(
             registry, "nip_engine_adapters", "Adapters that are loaded", "base_model"
         )
@@ -113,7 +120,8 @@ class Metrics:
         running = database.fetch_all("SELECT progress FROM jobs WHERE status = 'running'")
         self._steps.set(sum(_steps(load(row["progress"])) for row in running))
         # 3. The engines.
-        for gauge in (self._state, self._epoch, self._restarts, self._waiting, self._adapters):
+        gauges = (self._state, self._epoch, self._restarts, self._waiting, self._adapters)
+        for gauge in (*gauges, self._prompts):
             gauge.clear()  # a base model may be gone
         for base in pool.bases():
             engine = base.engine
@@ -122,9 +130,13 @@ class Metrics:
             self._epoch.labels(engine.base_model).set(engine.epoch)
             self._restarts.labels(engine.base_model).set(base.restarts)
             self._adapters.labels(engine.base_model).set(len(engine.loaded_adapters()))
-            waiting = engine.status().get("waiting")
-            if waiting is not None:
-                self._waiting.labels(engine.base_model).set(waiting)
+            facts = engine.status()
+            if facts.get("waiting") is not None:
+                self._waiting.labels(engine.base_model).set(facts["waiting"])
+            for kind in ("asked", "done", "reused"):
+                count = facts.get(f"prompt_tokens_{kind}")
+                if count is not None:
+                    self._prompts.labels(engine.base_model, kind).set(count)
         return generate_latest(self.registry)
 
 

@@ -24,6 +24,7 @@ import orjson
 from aiohttp import StreamReader, web
 
 from nip_lm_server.api.connections import OUT_OF_DESCRIPTORS, short_of_descriptors
+from nip_lm_server.api.joined import Generations
 from nip_lm_server.api.metrics import Metrics, RequestNotes
 from nip_lm_server.api.proxy import Proxy
 from nip_lm_server.api.streaming import ClientGone
@@ -41,6 +42,7 @@ from nip_lm_server.errors import (
 from nip_lm_server.formats import bounds
 from nip_lm_server.jobs.supervisor import JobSupervisor
 from nip_lm_server.jobs.table import JobTable
+from nip_lm_server.serving.advance import AdvanceWatch
 from nip_lm_server.serving.pool import EnginePool
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.disk import is_full
@@ -112,6 +114,8 @@ class Services:
     background: BackgroundTasks
     metrics: Metrics
     proxy: Proxy
+    generations: Generations
+    advances: AdvanceWatch
     configuration_digest: str
     created_at: int
     places: Places

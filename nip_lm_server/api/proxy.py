@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
-from nip_lm_server.api.engine_http import EngineConnections, EngineLost
+from nip_lm_server.api.engine_http import Answer, EngineConnections, EngineLost
 from nip_lm_server.api.relay import RETRY_AFTER_S, broken_off_error, find_aborted, read_usage, relay
 from nip_lm_server.engines.base import Upstream
 from nip_lm_server.errors import ApiError
@@ -58,13 +58,36 @@ class Proxy:
                 if answer.is_event_stream:
                     waiting.reschedule(None)  # the relay looks at the deadline itself
                     return await relay(request, answer, deadline, partial(_explain, upstream))
-                body = await answer.read()
-                if find_aborted(body) is not None:
-                    raise broken_off_error()
-                headers = {"Content-Type": answer.content_type or "application/json"}
-                return web.Response(body=body, headers=headers), read_usage(body)
+                body, content_type = await _read_whole(answer)
+                response = web.Response(body=body, headers={"Content-Type": content_type})
+                return response, read_usage(body)
         except (EngineLost, TimeoutError) as error:
             raise _explain(upstream, error) from error
+
+    async def fetch(
+        self, upstream: Upstream, path: str, raw: bytes
+    ) -> tuple[bytes, str, tuple[int, int]]:
+        """Get the upstream's answer to `raw` in one piece, however long it takes.
+
+        Returns body, content type, and tokens as `forward` does. Raises ApiError as it does, but
+        none for the time: whoever waits asks whether the engine advances.
+        """
+        try:
+            async with self._connections.post(upstream.url, path, raw, upstream.api_key) as answer:
+                if answer.status != 200:
+                    raise _read_error(answer.status, await answer.read(_ERROR_BYTES), upstream)
+                body, content_type = await _read_whole(answer)
+                return body, content_type, read_usage(body)
+        except EngineLost as error:
+            raise _explain(upstream, error) from error
+
+
+async def _read_whole(answer: Answer) -> tuple[bytes, str]:
+    """Return body and content type. Raises ApiError 503 for an answer that was broken off."""
+    body = await answer.read()
+    if find_aborted(body) is not None:
+        raise broken_off_error()
+    return body, answer.content_type or "application/json"
 
 
 def _read_error(status: int, body: bytes, upstream: Upstream) -> ApiError:

@@ -54,6 +54,18 @@ class Capabilities:
 
 
 @dataclass(frozen=True)
+class WorkDone:
+    """An engine's work since its start, in counters that only grow."""
+
+    prompt_tokens: int = 0
+    """Tokens of prompts that were read, each when its pass is over and not at the prompt's end."""
+    generated_tokens: int = 0
+    """Those of answers that were given up as well."""
+    other: int = 0
+    """Whatever else it does, like a proof: it advances as well."""
+
+
+@dataclass(frozen=True)
 class Upstream:
     """The address of an engine with an OpenAI-compatible server of its own."""
 
@@ -229,6 +241,13 @@ class Engine(ABC):
         # An engine without a process or thread of its own ends with the server.
         await asyncio.Event().wait()
         raise AssertionError("nobody sets this event")
+
+    async def measure_work(self) -> WorkDone | None:
+        """Count what was computed since the start; None where that can't be told now.
+
+        While it has requests and the counters stand still, it hangs.
+        """
+        return None
 
     async def read_prompts(
         self, requests: Sequence[GenerationRequest]

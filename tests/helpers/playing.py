@@ -85,14 +85,14 @@ class Played:
 
 def make_context(
     game, url, client, log, recorded=None, failures=None, model=None, key="key", progress=None,
-    branch=no_branching, labels=None, of_players=None,
+    branch=no_branching, labels=None, of_players=None, joins=False,
 ):  # fmt: skip
     """Each agent plays with `model`, or with one that is named like it.
 
     `recorded` are records of a journal by key, `labels` those of solutions, `of_players` further
     fields of all players with a model.
     """
-    endpoint = Endpoint(url, key)
+    endpoint = Endpoint(url, key, joins=joins)
     players = {
         agent: Player(agent, RANDOM_MODEL, None, own)
         if isinstance(own, RandomAgentParameters)
@@ -113,14 +113,17 @@ def make_context(
     )
 
 
-async def play_at(url, parameters, specs, num_shards=1, log=None, **more: Any) -> Played:
+async def play_at(
+    url, parameters, specs, num_shards=1, log=None, timeout_s=10, follows=False, **more: Any
+) -> Played:
     """Play `specs` against the server at `url`, cut into `num_shards`; `more` as for the context."""
     log, game = log or MemoryLog(), Game(parameters)
     progress = Progress()
     async with ChatClient(
         concurrency=parameters.rollouts.concurrency,
-        timeout_s=10,
+        timeout_s=timeout_s,
         retries=2,
+        follows=follows,
         on_retry=progress.count_retry,
     ) as client:
         context = make_context(game, url, client, log, progress=progress, **more)

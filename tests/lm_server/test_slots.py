@@ -333,3 +333,15 @@ def test_what_is_compiled_is_kept_in_the_state_directory_unless_the_user_says_wh
     children = slot.trainer._environment
     assert children["TRITON_CACHE_DIR"] == "/elsewhere"
     assert children["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "caches" / "inductor")
+
+
+def test_trainings_take_a_cards_memory_in_segments_that_grow_unless_the_user_says_how(
+    tmp_path: Path, machine: Callable[[int], None]
+) -> None:
+    machine(1)
+    (slot,) = place(tmp_path, vllm("a"))
+    assert isinstance(slot.trainer, SubprocessTrainer)
+    assert slot.trainer._environment["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    (slot,) = place(tmp_path, vllm("a"), PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:512")
+    assert isinstance(slot.trainer, SubprocessTrainer)
+    assert "PYTORCH_ALLOC_CONF" not in slot.trainer._environment

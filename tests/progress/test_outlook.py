@@ -177,6 +177,55 @@ def test_a_time_that_is_no_number_is_called_unknown(seconds):
     assert format_estimate(seconds) == format_clock(seconds) == "an unknown time"
 
 
+def test_before_an_episode_has_ended_the_answers_tell_how_long_the_rest_takes():
+    time = Ticking()
+    progress = time.progress()
+    progress.turns_per_episode = 4.0
+    progress.start_episodes("test", 40)
+    progress.episodes_in_flight = 40
+    time.passes(10)
+    [episodes] = observe_run(progress, PARAMETERS).doing
+    assert episodes.left_s is None
+    for _ in range(30):
+        progress.count_answer("prover", 100, 10)
+    progress.invalid_answers += 10  # asked again, which takes its time as well
+    [episodes] = observe_run(progress, PARAMETERS).doing
+    assert episodes.left_s == pytest.approx(10 / 20 * (160 - 20))
+    # With most of them ended, those that ended say more.
+    progress.episodes_done, progress.episodes_in_flight = 30, 10
+    time.passes(20)
+    [episodes] = observe_run(progress, PARAMETERS).doing
+    assert episodes.left_s == pytest.approx(30 / 35 * 5)
+
+
+def test_what_was_not_measured_is_guessed_from_the_servers_speed_and_called_a_guess():
+    time = Ticking()
+    progress = time.progress()
+    progress.guesses = {"test": 2.0, "play": 2.0, "gate": 2.0, "attack": 2.0, "train": 60.0}
+    progress.expect(PLAN, {}, {})
+    with progress.during(0, "test"):
+        progress.start_episodes("test", 40)
+        whole = observe_run(progress, PARAMETERS).whole
+        assert (whole.left_s, whole.is_guess) == (pytest.approx(80 + 200 + 60 + 80), True)
+        assert whole_words(whole) == (
+            "whole run 0 %, about 7 min left (guessed from the server's speed)"
+        )
+        time.passes(20)
+        progress.episodes_done += 40
+    # What episodes took counts for all episodes, and the training is still guessed.
+    whole = observe_run(progress, PARAMETERS).whole
+    assert whole.left_s == pytest.approx(0.5 * 100 + 60 + 0.5 * 40) and whole.is_guess
+    with progress.during(0, "play"):
+        play(progress, time, "train", 100, 50)
+    with progress.during(0, "dataset"):
+        pass
+    with progress.during(0, "train"):
+        time.passes(30)
+        progress.count_job()
+    whole = observe_run(progress, PARAMETERS).whole
+    assert whole.left_s == pytest.approx(20) and not whole.is_guess
+
+
 def test_from_a_third_of_the_first_answers_on_the_line_names_what_holds_them_to_their_form():
     progress = Ticking().progress()
 

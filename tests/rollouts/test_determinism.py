@@ -154,3 +154,31 @@ def test_neither_shards_nor_concurrency_are_in_any_key_or_seed():
     assert plan_episodes(one, problems(9), "train", 2) == plan_episodes(
         other, problems(9), "train", 2
     )
+
+
+async def digest_at(latency, concurrency, tmp_path):
+    """The canonical digest of 12 episodes, with calls in flight that follow a server so slow."""
+    parameters = settings("nip", concurrency)
+    specs = plan_episodes(parameters, problems(12), "train", 0)
+    replies = tmp_path / f"{concurrency}-{latency['mean']}.yaml"
+    replies.write_text(yaml.safe_dump({**REPLIES, "latency_s": latency}))
+    spec = ServerSpec("deterministic", "sim", replies=str(replies))
+    async with serve(tmp_path / replies.stem, spec=spec) as here:
+        played = await play_at(
+            f"{here.url}/v1", parameters, specs, model="sim", key=KEY, follows=True, joins=True,
+            timeout_s=10,
+        )  # fmt: skip
+    tables = played.tables()
+    return canonical_digest(tables.episodes, tables.generations)
+
+
+async def test_equal_seeds_give_equal_data_at_any_speed_of_the_server(tmp_path):
+    digests = {
+        await digest_at(latency, concurrency, tmp_path)
+        for latency, concurrency in (
+            ({"mean": 0.0}, 64),
+            ({"mean": 0.01, "max": 0.1}, 64),
+            ({"mean": 0.08, "max": 0.4}, 16),
+        )
+    }
+    assert len(digests) == 1

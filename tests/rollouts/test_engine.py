@@ -774,7 +774,7 @@ async def test_shards_that_share_their_places_end_one_after_another():
         ChatClient(concurrency=2, timeout_s=10, retries=2) as client,
     ):
         context = make_context(game, server.url, client, MemoryLog())
-        context = replace(context, places=make_places(parameters))
+        context = replace(context, places=make_places(client))
 
         async def shard(name, specs):
             await play_episodes(specs, context)

@@ -61,7 +61,8 @@ class Row:
         return len(self.prompt) + len(self.generated) - 1
 
 
-def _is_live(row: Row) -> bool:
+def is_live(row: Row) -> bool:
+    """Say whether a row is still being generated, for somebody."""
     return row.finish_reason is None and not row.cancelled
 
 
@@ -86,16 +87,36 @@ class Decoder:
         self._mask: torch.Tensor | None = None
         self._positions: torch.Tensor | None = None
         self._sampler: BatchSampler | None = None
+        # They only grow: what advances is told by them from what hangs.
+        self.prompt_tokens_done = self.generated_tokens = 0
+        self.prompt_tokens_asked = self.prompt_tokens_reused = 0
+        self.most_bytes = 0
+        """For keys and values: those of the batch, and those that a decoder keeps beside it."""
+
+    def _all_rows(self) -> Sequence[Row]:
+        """All rows, those that wait for their prompts to be read as well."""
+        return self._rows
 
     @property
     def rows(self) -> int:
         """Rows still being generated."""
-        return sum(map(_is_live, self._rows))
+        return sum(map(is_live, self._all_rows()))
 
     @property
     def longest(self) -> int:
         """Return the largest number of positions a running row may come to need."""
-        return max((len(r.prompt) + r.max_tokens for r in self._rows if _is_live(r)), default=0)
+        return max(
+            (len(r.prompt) + r.max_tokens for r in self._all_rows() if is_live(r)), default=0
+        )
+
+    def forget(self, adapter: LoraAdapter) -> None:
+        """Drop what is kept of an adapter that answers no more."""
+
+    def leave_model(self) -> None:
+        """Let go of the model's weights, which move."""
+
+    def return_to_model(self) -> None:
+        """Take the model's weights up again."""
 
     def clear(self) -> None:
         """Forget all rows, as after an error."""
@@ -119,6 +140,7 @@ class Decoder:
             self._choose(rows, self._sampler_for(rows), logits[sources])
             finished += [row for row in rows if row.finish_reason]
             parts.append((cache, rows, sources))
+            self.prompt_tokens_asked += sum(len(group[0].prompt) for group in chunk)
         # 3. Those that go on join the batch.
         self._assemble(parts)
         return finished
@@ -127,12 +149,12 @@ class Decoder:
         """Add one token to every row; returns the rows finished by it."""
         # 1. Leave finished rows out once they are a quarter: rebuilding copies the cache, and until
         #    then they cost a share of each pass. A quarter is a rule of thumb between the two.
-        if 4 * sum(map(_is_live, self._rows)) <= 3 * len(self._rows):
+        if 4 * sum(map(is_live, self._rows)) <= 3 * len(self._rows):
             self._assemble([])
         if not self._rows:
             return []
         assert self._mask is not None and self._positions is not None and self._sampler is not None
-        running = [row for row in self._rows if _is_live(row)]
+        running = [row for row in self._rows if is_live(row)]
         # 2. One more position for everybody.
         self._length += 1
         # In pieces, as the cache grows: a mask that grows by one would be copied at every token.
@@ -169,14 +191,24 @@ class Decoder:
                 use_cache=True,
                 logits_to_keep=1,
             )
+        self.prompt_tokens_done += sum(len(row.prompt) for row in rows)
         return cache, output.logits[:, -1]
 
     def score(
         self, sequences: Sequence[Sequence[int]], adapters: Sequence[LoraAdapter | None]
     ) -> list[list[float]]:
-        """Log-probability of each token but the first, given those before it, of each sequence."""
+        """Log-probability of each token but the first, given those before it, of each sequence.
+
+        As play computes it; `score_by_library` may compute it another way.
+        """
+        return self.score_by_library(sequences, adapters)
+
+    def score_by_library(
+        self, sequences: Sequence[Sequence[int]], adapters: Sequence[LoraAdapter | None]
+    ) -> list[list[float]]:
+        """The same by the model's own modules, whose hooks are heeded."""
         # As in play, where the rows of one adapter are one slice.
-        order = sorted(range(len(sequences)), key=lambda i: _adapter_key(adapters[i]))
+        order = sorted(range(len(sequences)), key=lambda i: adapter_key(adapters[i]))
         ids, mask, positions = self._pad([sequences[i] for i in order])
         with self._lora.rows([adapters[i] for i in order]):
             logits = self._model(
@@ -200,7 +232,7 @@ class Decoder:
                 chunks.append([])
             chunks[-1].append(group)
         for chunk in chunks:
-            chunk.sort(key=lambda g: _adapter_key(g[0].adapter))
+            chunk.sort(key=lambda g: adapter_key(g[0].adapter))
         return chunks
 
     def _pad(
@@ -230,8 +262,8 @@ class Decoder:
             members += [(row, len(caches), i) for row, i in zip(rows, sources, strict=True)]
             caches.append(cache)
         # 2. Only those that go on, those of an adapter next to each other.
-        members = [member for member in members if _is_live(member[0])]
-        members.sort(key=lambda member: _adapter_key(member[0].adapter))
+        members = [member for member in members if is_live(member[0])]
+        members.sort(key=lambda member: adapter_key(member[0].adapter))
         self.clear()
         if not members:
             return
@@ -272,7 +304,7 @@ class Decoder:
         places = {index: place for place, index in enumerate(asking)}
         for index, row in enumerate(rows):
             # Finished rows stay in the batch for a while: what is chosen for them is nobody's.
-            if not _is_live(row):
+            if not is_live(row):
                 continue
             # Who reads the row meanwhile counts tokens: all else of a token comes before it.
             if chosen.logprobs is not None and row.wants_logprobs:
@@ -282,11 +314,12 @@ class Decoder:
             if row.guide is not None:
                 row.guide.push(chosen.ids[index])
             row.generated.append(chosen.ids[index])
+            self.generated_tokens += 1
             row.finish_reason = self._finish_reason(row)
 
     def _mask_allowed(self, rows: Sequence[Row], width: int) -> Allowed | None:
         """Mask the tokens allowed next, for the rows with a grammar."""
-        guided = [i for i, row in enumerate(rows) if row.guide is not None and _is_live(row)]
+        guided = [i for i, row in enumerate(rows) if row.guide is not None and is_live(row)]
         if not guided:
             return None
         # llguidance writes a bit for each token of the vocabulary, 32 to a word.
@@ -316,5 +349,6 @@ class Decoder:
         return "length" if is_last else None
 
 
-def _adapter_key(adapter: LoraAdapter | None) -> str:
+def adapter_key(adapter: LoraAdapter | None) -> str:
+    """Give what rows are sorted by, so that those of an adapter lie next to each other."""
     return "" if adapter is None else f"{adapter.name} {adapter.digest}"

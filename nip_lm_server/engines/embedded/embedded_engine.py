@@ -28,6 +28,7 @@ from nip_lm_server.engines.base import (
     EngineState,
     GenerationRequest,
     GenerationResult,
+    WorkDone,
     room_for_answer,
 )
 from nip_lm_server.engines.embedded.loaded_model import EmbeddedOptions
@@ -103,6 +104,14 @@ class EmbeddedEngine(Engine):
             raise EngineError(f"the engine is {self.state}")
         # Shielded: cancelling who waits here would cancel the future that the thread reports to.
         return await asyncio.shield(asyncio.wrap_future(self._worker.death))
+
+    async def measure_work(self) -> WorkDone | None:
+        """Count what the thread has computed; None while it is not at work."""
+        worker = self._worker
+        if worker is None or worker.state != "running":
+            return None
+        decoder = worker.decoder
+        return WorkDone(decoder.prompt_tokens_done, decoder.generated_tokens, worker.commands_done)
 
     # Answering
 
@@ -202,7 +211,7 @@ class EmbeddedEngine(Engine):
         worker = self._worker
         # With a dead thread its adapters are gone, and nobody would run the command.
         if worker is not None and worker.state != "failed" and name in worker.adapters:
-            await worker.run(lambda: worker.adapters.pop(name, None))
+            await worker.run(lambda: worker.unload(name))
 
     def loaded_adapters(self) -> tuple[str, ...]:
         return tuple(self._worker.adapters) if self._worker else ()
@@ -263,7 +272,10 @@ class EmbeddedEngine(Engine):
                 "chat_template": dict(loaded.template_shapes),
                 "template_facts": dict(loaded.template_facts),
                 "tools": loaded.tool_form is not None,
-                "generated_tokens": worker.generated_tokens,
+                "prompt_tokens_asked": worker.decoder.prompt_tokens_asked,
+                "prompt_tokens_done": worker.decoder.prompt_tokens_done,
+                "prompt_tokens_reused": worker.decoder.prompt_tokens_reused,
+                "generated_tokens": worker.decoder.generated_tokens,
                 "waiting": worker.waiting,
             }
         return facts

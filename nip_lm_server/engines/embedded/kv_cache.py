@@ -1,12 +1,14 @@
 """The keys and values of a running batch, in buffers with room to grow.
 
-RoomyLayer   one layer's keys and values; a step writes in place instead of copying everything
-new_cache    an empty cache to hand to a model
-assemble     rows of several caches -> one new cache, right-aligned, padding trimmed
+RoomyLayer        one layer's keys and values; a step writes in place instead of copying everything
+new_cache         an empty cache to hand to a model
+find_cache_room   the bytes that keys and values may take
+assemble          rows of several caches -> one new cache, right-aligned, padding trimmed
 
 Rows are aligned at their ends (left padding): row r of length l occupies the last l positions.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +19,16 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 ROOM = 64
 """Positions by which a buffer grows; one copy of the cache per so many tokens. A rule of thumb:
 more room is memory that short answers never fill, less is more copies."""
+
+_CPU_CACHE_BYTES = 4 << 30
+"""A rule of thumb: with less, requests wait for room sooner, and what they begin with is read
+again; with more, the cache takes memory that trainings on the same machine need. It is taken as it
+fills."""
+_CPU_CACHE_SHARE = 0.25
+"""Of the machine's memory, at most, for the same reason."""
+_CUDA_CACHE_SHARE = 0.6
+"""The rest of the free memory is for the passes themselves, which grow with prompts and rows. How
+much that is depends on the model, so this is a rule of thumb too."""
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[misc]
@@ -101,3 +113,24 @@ def assemble(parts: Sequence[Part], length: int) -> Any:
         layer.adopt(buffers[0], buffers[1], length)
         cache.layers.append(layer)
     return cache
+
+
+def find_cache_room(most: int | None, device: str) -> int:
+    """Find the bytes for keys and values, where the settings don't say them.
+
+    What is free on a card is what there is when the weights are on it, with all that others have. A
+    machine's memory tells nothing so firm, as other programs come and go.
+    """
+    if most is not None:
+        return most
+    if device != "cpu":
+        return int(_CUDA_CACHE_SHARE * torch.cuda.mem_get_info(device)[0])
+    return min(_CPU_CACHE_BYTES, int(_CPU_CACHE_SHARE * _machine_memory()))
+
+
+def _machine_memory() -> int:
+    """Bytes of the machine's memory; a system that does not tell is taken to have plenty."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 1 << 40

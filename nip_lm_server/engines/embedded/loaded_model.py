@@ -30,7 +30,8 @@ class EmbeddedOptions:
 
     `device` is "auto", "cpu" or "cuda"; `dtype` "auto" (float32 on CPU, bfloat16 on CUDA),
     "float32", "bfloat16" or "float16". `max_batch` rows run at once, within `cache_bytes` of keys
-    and values (None: 2 GiB on CPU, 60 % of what the model leaves free on CUDA). An idle engine
+    and values (None: 4 GiB on CPU or a quarter of the memory, 60 % of what the model leaves free on
+    CUDA); what they leave has the beginnings of prompts, which are not read twice. An idle engine
     waits `max_wait_s` for company after a first request. `threads` None means OMP_NUM_THREADS, or
     all processors, half of them for a small model, and fewer while other programs want them
     (`processors`). Adapters of a higher rank than `max_lora_rank` are refused.

@@ -207,20 +207,28 @@ class RowwiseLora:
             # The hooks stay: a pass outside of this is the base's, whatever failed within.
             self._plan = []
 
+    @property
+    def adapting(self) -> bool:
+        """Whether any row of the pass has an adapter."""
+        return bool(self._plan)
+
+    def add(self, name: str, inputs: torch.Tensor, output: torch.Tensor) -> None:
+        """Add to a layer's output, in place, what the rows' adapters add."""
+        for start, end, adapter in self._plan:
+            matrices = adapter.matrices.get(name)
+            if matrices is None:  # the layer was hooked for another adapter
+                continue
+            # A layer of experts, say, sees rows by token: adding to slices of them would mix
+            # the adapters of requests without a word.
+            if inputs.shape[0] != self._rows:
+                raise EngineError(
+                    f"{name} does not see one row per request, so adapters can't be applied"
+                )
+            output[start:end] += (inputs[start:end] @ matrices[0]) @ matrices[1]
+
     def _hook(self, name: str) -> Any:
         def add(_module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-            for start, end, adapter in self._plan:
-                matrices = adapter.matrices.get(name)
-                if matrices is None:  # the layer was hooked for another adapter
-                    continue
-                rows = inputs[0]
-                # A layer of experts, say, sees rows by token: adding to slices of them would mix
-                # the adapters of requests without a word.
-                if rows.shape[0] != self._rows:
-                    raise EngineError(
-                        f"{name} does not see one row per request, so adapters can't be applied"
-                    )
-                output[start:end] += (rows[start:end] @ matrices[0]) @ matrices[1]
+            self.add(name, inputs[0], output)
 
         return add
 

@@ -130,11 +130,11 @@ def prove(
     batch = [adapter, None, *rivals]
     served, served_base, *served_rivals = decoder.score([tokens] * len(batch), batch)
     # 2. Score what is saved, and the base, by themselves.
-    (base,) = decoder.score([tokens], [None])
+    (base,) = decoder.score_by_library([tokens], [None])
     with apply_adapter(loaded.model, files):
-        (saved,) = decoder.score([tokens], [None])
+        (saved,) = decoder.score_by_library([tokens], [None])
     with apply_adapter(loaded.model, files, merged=False):
-        (unmerged,) = decoder.score([tokens], [None])
+        (unmerged,) = decoder.score_by_library([tokens], [None])
     # 3. Compare. The base in the batch and by itself, the adapter merged and not: they differ by
     #    rounding alone.
     #    Where both agree to the bit, as they may in float32, another batch need not: so never zero.

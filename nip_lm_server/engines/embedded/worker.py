@@ -25,7 +25,9 @@ from typing import Any, TypeVar
 import torch
 
 from nip_lm_server.engines.base import EngineError, EngineState
+from nip_lm_server.engines.embedded.answers import tell
 from nip_lm_server.engines.embedded.batching import Decoder, Row
+from nip_lm_server.engines.embedded.kv_cache import find_cache_room
 from nip_lm_server.engines.embedded.loaded_model import (
     EmbeddedOptions,
     LoadedModel,
@@ -36,6 +38,7 @@ from nip_lm_server.engines.embedded.loaded_model import (
 )
 from nip_lm_server.engines.embedded.lora import LoraAdapter, RowwiseLora
 from nip_lm_server.engines.embedded.prompt_tokens import PromptEncoder
+from nip_lm_server.engines.embedded.slot_decoder import make_decoder
 from nip_lm_server.engines.guided import Guide, begin_matching, make_vocabulary
 
 JOIN_EVERY_STEPS = 8
@@ -51,13 +54,6 @@ would cost."""
 _DRAIN_INTERVAL_S = 0.02
 """Each look is a command that runs between two steps, so more looks than steps would tell no
 more."""
-_CPU_CACHE_BYTES = 2 << 30
-"""A rule of thumb: with less, requests wait for room sooner; with more, the cache takes memory that
-trainings on the same machine need."""
-_CUDA_CACHE_SHARE = 0.6
-"""The rest of the free memory is for the passes themselves, which grow with prompts and rows. How
-much that is depends on the model, so this is a rule of thumb too."""
-
 _T = TypeVar("_T")
 _log = logging.getLogger("nip.lm_server.engine")
 _KEPT_GRAMMARS = 32
@@ -97,7 +93,7 @@ class ModelWorker:
         self.death: Future[str] = Future()
         self.state: EngineState = "starting"
         self.adapters: dict[str, LoraAdapter] = {}
-        self.generated_tokens = 0
+        self.commands_done = 0
         self._cache_tokens = 0
         self._waiting: deque[Pending] = deque()
         self._running: list[Pending] = []
@@ -169,6 +165,11 @@ class ModelWorker:
             self._refuse_unless("running")
             self._waiting.append(pending)
             self._wake.notify()
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter; as a command, in the thread."""
+        if adapter := self.adapters.pop(name, None):
+            self.decoder.forget(adapter)
 
     async def run(self, action: Callable[[], _T]) -> _T:
         """Run `action` in this thread, between two forward passes.
@@ -248,8 +249,9 @@ class ModelWorker:
         # ever.
         except BaseException as error:
             self.state = "failed"
-            failure = error if isinstance(error, EngineError) else self._cant_serve(error)
-            self._started.set_exception(failure)
+            failure = EngineError(f"can't serve {self._model_path!r}: {error!r}")
+            failure.__cause__ = error
+            self._started.set_exception(error if isinstance(error, EngineError) else failure)
             return
         # In this order: who is told that it has started may submit at once.
         self.state = "running"
@@ -272,27 +274,18 @@ class ModelWorker:
         if reason is not None:
             self.death.set_result(reason)
 
-    def _cant_serve(self, error: BaseException) -> EngineError:
-        failure = EngineError(f"can't serve {self._model_path!r}: {error!r}")
-        failure.__cause__ = error
-        return failure
-
     def _load(self) -> None:
         # 1. The model, and what runs it.
         loaded = self.loaded = load_engine_model(self._model_path, self._options)
         self.prompts = PromptEncoder(loaded.tokenizer, self._tokenizer_lock, loaded.max_model_len)
         self.lora = RowwiseLora(loaded.model)
-        self.decoder = Decoder(loaded.model, self.lora, loaded.stop_tokens)
-        # 2. One that answers otherwise in a batch than alone is refused. The same try tells the
-        #    bytes of a token. What is free on a card is read here, when weights and try are on it
-        #    and with all that others have there; a machine's memory tells nothing so firm, as other
-        #    programs come and go, so there it is a fixed size.
-        token_bytes = check_batching(self.decoder, loaded, self._model_path)
-        room = self._options.cache_bytes
-        if room is None:
-            room = _CPU_CACHE_BYTES
-            if loaded.device != "cpu":
-                room = int(_CUDA_CACHE_SHARE * torch.cuda.mem_get_info(loaded.device)[0])
+        # 2. One that answers otherwise in a batch than alone is refused; a token's bytes.
+        library = Decoder(loaded.model, self.lora, loaded.stop_tokens)
+        token_bytes = check_batching(library, loaded, self._model_path)
+        # 3. What runs it: our own pass where that computes the same.
+        self.decoder = make_decoder(loaded, self.lora)
+        # 4. Room, now that all else is on the device.
+        room = self.decoder.most_bytes = find_cache_room(self._options.cache_bytes, loaded.device)
         self._cache_tokens = room // token_bytes
 
     def _loop(self) -> None:
@@ -310,6 +303,7 @@ class ModelWorker:
             self.loaded.threads.look()
             while self._commands:
                 self._commands.popleft()(None)
+                self.commands_done += 1
             # 3. Let requests join the batch.
             # Only an idle engine waits: one at work has requests join later anyway.
             if not self._running and len(self._waiting) < self._options.max_batch:
@@ -335,7 +329,7 @@ class ModelWorker:
     def _advance_safely(self, advance: Callable[[], list[Row]]) -> None:
         """Advance the batch; if this fails, fail its requests and go on with the next ones."""
         try:
-            finished = advance()
+            advance()
         except Exception as error:
             if is_fatal(error):
                 raise  # ends the thread, and with it the engine, which is then started anew
@@ -346,10 +340,9 @@ class ModelWorker:
             self._fail_running(failure)
             return
         # Who waits is told at the end, who listens to a stream after every step.
-        self.generated_tokens += sum(len(row.generated) for row in finished)
         for pending in self._running:
             pending.ended = all(row.finish_reason is not None for row in pending.rows)
-        _tell([pending for pending in self._running if pending.ended or pending.streamed])
+        tell([each for each in self._running if each.ended or each.streamed])
         self._running = [p for p in self._running if not (p.ended or p.rows[0].cancelled)]
 
     def _admit(self) -> list[Row]:
@@ -394,6 +387,7 @@ class ModelWorker:
         # On a CPU the weights would stay in the same memory, so the cache is all that is given
         # back.
         if self.loaded.device != "cpu":
+            self.decoder.leave_model()
             self._move("cpu")
             # torch keeps freed memory for itself, where the training could not have it.
             torch.cuda.empty_cache()
@@ -401,6 +395,7 @@ class ModelWorker:
     def _return_to_device(self) -> None:
         if self.loaded.device != "cpu":
             self._move(self.loaded.device)
+            self.decoder.return_to_model()
 
     def _move(self, device: str) -> None:
         self.loaded.model.to(device)
@@ -410,7 +405,7 @@ class ModelWorker:
     def _fail_running(self, failure: EngineError) -> None:
         for pending in self._running:
             pending.failure = failure
-        _tell(self._running)
+        tell(self._running)
         self._running = []
 
     def _fail_all(self, failure: EngineError) -> None:
@@ -433,24 +428,12 @@ class ModelWorker:
         del self.decoder, self.lora
         self.loaded = replace(self.loaded, model=None)  # answers that ended are still decoded
         gc.unfreeze()  # the start of the server may have frozen what holds on to the model
+        # A model's modules hold on to each other, and nothing else would look for them soon: on a
+        # card the weights would stay beside the training that the engine was stopped for.
+        gc.collect()
         if torch.cuda.is_available():
             with contextlib.suppress(Exception):  # after an error on the device it refuses
                 torch.cuda.empty_cache()
-
-
-def _tell(requests: Sequence[Pending]) -> None:
-    """Set the requests' events, by one call to each event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
-    for pending in requests:
-        by_loop.setdefault(pending.loop, []).append(pending.progress)
-    for loop, events in by_loop.items():
-        with contextlib.suppress(RuntimeError):  # the loop was closed
-            loop.call_soon_threadsafe(_set_all, events)
-
-
-def _set_all(events: Sequence[asyncio.Event]) -> None:
-    for event in events:
-        event.set()
 
 
 def _without_memory(error: Exception) -> EngineError:

@@ -34,11 +34,16 @@ from nip_lm_server.engines.base import (
     Engine,
     EngineError,
     Upstream,
+    WorkDone,
 )
 from nip_lm_server.engines.vllm.adapter_proof import VllmProver
 from nip_lm_server.engines.vllm.installation import Installation, find_executable, inspect
 from nip_lm_server.engines.vllm.options import VllmOptions, find_wide_vocabulary
-from nip_lm_server.engines.vllm.process import VllmProcess, child_environment
+from nip_lm_server.engines.vllm.process import (
+    HEALTH_TIMEOUT_S,
+    VllmProcess,
+    child_environment,
+)
 from nip_lm_server.proof import Proof
 
 MAX_TOP_LOGPROBS = 20  # vLLM's own limit, unless an argument raises it
@@ -60,6 +65,16 @@ _WITHHELD = frozenset(
 """Parameters not passed on: for talk between vLLM servers, or without effect here. The last two
 have vLLM score a prompt, in which it mistakes the adapters of a batch: on a CPU its engine process
 dies of that, on CUDA an adapter's output layer is left out (vLLM issues 16668 and 51594)."""
+
+
+_COUNTERS = {
+    name: re.compile(rf"^vllm:{metric}(?:\{{[^}}]*\}})? ([0-9.e+]+)$", re.MULTILINE)
+    for name, metric in (
+        ("prompt", "prompt_tokens_total"),
+        ("generation", "generation_tokens_total"),
+        ("iteration", "iteration_tokens_total_sum"),  # of a prompt that is read in pieces, each
+    )
+}
 
 
 class VllmEngine(Engine):
@@ -286,6 +301,20 @@ class VllmEngine(Engine):
                 break
         self._state = "failed"
         return f"{reason}; see {self._log_path}"
+
+    async def measure_work(self) -> WorkDone | None:
+        """Count what vLLM says that it has computed; None while it says nothing."""
+        process = self._process
+        if process is None or self._state != "running":
+            return None
+        try:
+            text = str(await process.call("GET", "/metrics", timeout_s=HEALTH_TIMEOUT_S))
+        except EngineError:  # `wait_dead` finds out what that means
+            return None
+        counted = {name: sum(map(float, each.findall(text))) for name, each in _COUNTERS.items()}
+        return WorkDone(
+            int(counted["prompt"]), int(counted["generation"]), int(counted["iteration"])
+        )
 
     # Adapters
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import threading
 
 import pytest
 import pytest_asyncio
@@ -10,8 +11,11 @@ import pytest_asyncio
 pytest.importorskip("torch")
 pytest.importorskip("peft")
 
+from served_here import KEY, serve
 from tiny_model import TEMPLATE, make_adapter, make_model, make_tokenizer, peft_logprobs
 
+from nip_core.rollouts.chat_client import ChatClient, Endpoint
+from nip_core.rollouts.joined_calls import EngineHangsError
 from nip_lm_server.engines.base import EngineError, EngineRequestError, GenerationRequest
 from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
 
@@ -203,13 +207,54 @@ async def test_tokenize_gives_the_prompt_that_is_served(engine):
 async def test_a_cancelled_request_leaves_the_batch(engine):
     slow = asyncio.create_task(engine.generate(ask("x", max_tokens=480, stop=("never in it",))))
     await asyncio.sleep(0.03)
-    before = engine.status()["generated_tokens"]
     slow.cancel()
     with pytest.raises(asyncio.CancelledError):
         await slow
-    result = await asyncio.wait_for(engine.generate(ask("y", max_tokens=3)), 10)
-    assert engine.status()["generated_tokens"] == before + result.choices[0].completion_tokens
+    await asyncio.wait_for(engine.generate(ask("y", max_tokens=3)), 10)
     assert engine._worker.decoder.rows == 0
+    before = engine.status()["generated_tokens"]
+    await asyncio.sleep(0.03)
+    assert engine.status()["generated_tokens"] == before
+
+
+async def test_counters_tell_every_token_that_is_computed_when_it_is(engine):
+    before = await engine.measure_work()
+    slow = asyncio.create_task(engine.generate(ask("z", max_tokens=480, stop=("never in it",))))
+    seen = before
+    while seen.generated_tokens < before.generated_tokens + 5:
+        await asyncio.sleep(0.001)
+        seen = await engine.measure_work()
+    assert not slow.done()
+    result = await slow
+    after = await engine.measure_work()
+    assert after.prompt_tokens - before.prompt_tokens == result.prompt_tokens
+    generated = result.choices[0].completion_tokens
+    assert after.generated_tokens - before.generated_tokens == generated
+
+
+async def test_a_thread_that_hangs_is_told_by_counters_that_stand_still(base, tmp_path):
+    hangs, hung = threading.Event(), threading.Event()
+    engine = EmbeddedEngine(str(base), "sim", threads=1)
+
+    def hang(*_):
+        hung.set()
+        hangs.wait(60)
+
+    async with serve(tmp_path, engine) as here:
+        model = engine._worker.loaded.model
+        hook = model.register_forward_pre_hook(hang)
+        at = Endpoint(f"{here.url}/v1", KEY, joins=True)
+        body = {
+            "model": engine.base_model,
+            "messages": [{"role": "user", "content": "x"}],
+            "seed": 1,
+        }
+        async with ChatClient(concurrency=1, timeout_s=0.6, retries=9) as chats:
+            with pytest.raises(EngineHangsError, match=r"\(embedded\) hangs"):
+                await chats.complete(at, body)
+        assert hung.is_set()
+        hook.remove()
+        hangs.set()
 
 
 async def test_more_requests_than_rows_are_all_answered(base):

@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import resource
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -304,7 +305,11 @@ async def test_the_likeliest_tokens_are_those_of_the_model(engine, base):
         own = [top.logprob for top in found if top.token == choice.tokens[position]]
         assert not own or choice.logprobs[position] in own
     less = await engine.generate(GenerationRequest(**{**vars(request), "top_logprobs": 2}))
-    assert less.choices[0].top_logprobs == tuple(top[:2] for top in choice.top_logprobs)
+    for two, found in zip(less.choices[0].top_logprobs, choice.top_logprobs, strict=True):
+        assert [top.token for top in two] == [top.token for top in found[:2]]
+        # Up to rounding: what is kept of the prompt is not computed again.
+        expected = [top.logprob for top in found[:2]]
+        assert [top.logprob for top in two] == pytest.approx(expected, abs=1e-4)
     assert engine.capabilities.max_top_logprobs == 20
 
 
@@ -316,3 +321,15 @@ async def test_an_adapter_of_a_higher_rank_than_the_engine_takes_is_refused(base
     with pytest.raises(EngineError, match="rank 9, but this engine takes at most 8"):
         await engine.load_adapter("nine", make_adapter(base, tmp_path / "9", seed=1, rank=9))
     await engine.stop()
+
+
+async def test_an_engine_that_is_stopped_leaves_no_weights_behind(base, adapter):
+    engine = EmbeddedEngine(str(base), threads=1)
+    await engine.start()
+    await engine.load_adapter("ft", adapter)
+    assert (await engine.prove("ft", adapter)).matches
+    await engine.generate(ask("once", "ft"))
+    weights = [weakref.ref(p) for p in engine._worker.loaded.model.parameters()]
+    await engine.stop()
+    # At once, not when somebody happens to look for garbage: a training waits for the card.
+    assert not any(weight() is not None for weight in weights)

@@ -57,7 +57,7 @@ async def test_the_expected_figures_are_those_of_peft(engine, base):
 
     def expected():
         with probe.apply_adapter(engine._worker.loaded.model, read_lora(path)):
-            return engine._worker.decoder.score([tokens], [None])[0]
+            return engine._worker.decoder.score_by_library([tokens], [None])[0]
 
     merged = await engine._worker.run(expected)
     assert merged == pytest.approx(peft_logprobs(base, path, tokens), abs=1e-4)

@@ -1,0 +1,214 @@
+"""How many calls are in flight at a server: as many as make its answers come faster.
+
+Places      a semaphore whose size may change
+CallLimit   that of the calls to one server, which follows its answers
+start_with  how many to begin with at a server that was measured
+
+A round is as many answers as there may be calls in flight. Where the server is ours, the limit
+doubles as long as a round brings a tenth more answers a second than the best before, and goes back
+to that one when two have not: more calls would only wait in the server's queue, all of them longer.
+It tries again now and then, since a server may become faster. Before a round is over, which may
+take long, the tokens that the engine has computed tell the same.
+
+Where the server is somebody else's, it begins with all that the settings allow, and is cut: to
+seven tenths by a 429, by a half when everything in flight has run out of time twice, and to what
+fits into half of the time for an answer. From then on it grows by one a round.
+
+Neither the order of episodes nor any seed depends on it, only when a call is made. Why it is
+written here: docs/decisions/0036.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+
+GAIN = 1.1
+"""A round that is not so much faster than the best was no use: answers differ in length, so rounds
+differ by some hundredths by chance."""
+FLAT_ROUNDS = 2
+"""Rounds without a gain that end the search; the answers of the first were in part asked for with
+fewer in flight."""
+SEARCH_EVERY = 16
+"""Rounds until it is looked again whether more in flight is faster."""
+STEP_S = 20.0
+"""Time between two looks at the engine's tokens; short beside a round where that is slow."""
+ANSWER_TOKEN = 6.0
+"""What a token of an answer takes, in tokens of a prompt: as measured with a model of 135M
+parameters on two cores. It only makes reading and writing comparable."""
+_FEWEST_FIRST = 8
+_QUICK_ANSWER_S = 2.0
+"""With answers that take no longer, nothing is lost by asking for all at once."""
+_CUT, _TIMEOUTS = 0.7, 2
+
+
+class Places:
+    """A semaphore whose size may change while it is used. First come, first served."""
+
+    def __init__(self, size: Callable[[], int]):
+        """`size` is asked whenever a place may be given."""
+        self._size = size
+        self.taken = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def __aenter__(self) -> None:
+        if self.taken < self._size() and not self._waiting:
+            self.taken += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except BaseException:
+            # Its turn may have come in the same moment: then it is the next one's.
+            if turn.done() and not turn.cancelled():
+                self.taken -= 1
+            else:
+                self._waiting.remove(turn)
+            self.give()
+            raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.taken -= 1
+        self.give()
+
+    def give(self) -> None:
+        """Give the free places to those that wait."""
+        while self._waiting and self.taken < self._size():
+            turn = self._waiting.popleft()
+            if not turn.done():
+                self.taken += 1
+                turn.set_result(None)
+
+
+class CallLimit:
+    """The calls in flight at one server. Enter `places` for as long as a call is in flight."""
+
+    def __init__(
+        self,
+        most: int,
+        *,
+        deadline_s: float | None,
+        tell: Callable[[str], None] = lambda words: None,
+        changed: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """Begin with `most`.
+
+        `deadline_s` is the longest wait for an answer of somebody else's server; None: of ours,
+        which has none. `tell` is given the words for people; `changed` is called at each.
+        """
+        self.most, self._deadline_s = most, deadline_s
+        self.limit = most
+        self._tell, self._changed, self._clock = tell, changed, clock
+        self.places = Places(lambda: self.limit)
+        self._best_rate, self._best_limit = 0.0, self.limit
+        self._flat = self._rounds = 0
+        self._answers, self._seconds, self._began_s = 0, 0.0, clock()
+        self._timeouts = 0
+        self._may_cut = True
+        self._step: tuple[float, float] | None = None
+        self._best_work, self._flat_steps = 0.0, 0
+
+    def answered(self, seconds: float) -> None:
+        """Note an answer, and how long it took."""
+        self._timeouts = 0
+        self._answers += 1
+        self._seconds += seconds
+        if self._answers < self.limit:
+            return
+        now_s = self._clock()
+        rate = self._answers / max(now_s - self._began_s, 1e-6)
+        mean_s = self._seconds / self._answers
+        self._answers, self._seconds, self._began_s = 0, 0.0, now_s
+        self._rounds += 1
+        self._may_cut = True
+        if self._deadline_s is None:
+            self._follow(rate)
+        elif mean_s > self._deadline_s / 2:
+            self._set(int(self.limit * self._deadline_s / 2 / mean_s))
+        else:
+            self._set(self.limit + 1)
+
+    def _follow(self, rate: float) -> None:
+        """Search for the fewest calls in flight with which answers come fastest."""
+        if self._rounds >= SEARCH_EVERY:
+            self._rounds = self._flat = 0
+            self._best_rate, self._best_limit = rate, self.limit
+            self._set(2 * self.limit)
+            return
+        if self._flat >= FLAT_ROUNDS:
+            return
+        if rate > GAIN * self._best_rate:
+            self._best_rate, self._best_limit, self._flat = rate, self.limit, 0
+        else:
+            self._flat += 1
+        more = self.limit < self.most and self._flat < FLAT_ROUNDS
+        self._set(2 * self.limit if more else self._best_limit if self._flat else self.limit)
+
+    def advanced(self, prompt_tokens: int, answer_tokens: int) -> None:
+        """Note what the engine of a server of ours has computed in all, while calls wait."""
+        if self._flat_steps >= FLAT_ROUNDS or self.limit == self.most:
+            return
+        now_s, work = self._clock(), prompt_tokens + ANSWER_TOKEN * answer_tokens
+        began_s, before = self._step or (now_s, work)
+        if self._step is not None and now_s - began_s < STEP_S:
+            return
+        self._step = now_s, work
+        rate = (work - before) / max(now_s - began_s, 1e-6)
+        if rate > GAIN * self._best_work:
+            self._best_work, self._flat_steps = rate, 0
+            self._set(2 * self.limit)
+        elif now_s > began_s:
+            self._flat_steps += 1
+
+    def timed_out(self) -> None:
+        """Note a call without an answer in time."""
+        self._timeouts += 1
+        if self._deadline_s is None or self._timeouts < _TIMEOUTS * self.limit:
+            return
+        self._timeouts = 0
+        before = self.limit
+        self._set(self.limit // 2)
+        few = f"{self.limit} from here on" if self.limit < before else "which is the fewest"
+        self._tell(
+            f"nothing of {before} in flight was answered within {self._deadline_s:g} s "
+            f"(rollouts.request_timeout_s), {_TIMEOUTS} times in a row: {few}"
+        )
+
+    def refused(self) -> None:
+        """Note a 429: the server has too much to do."""
+        if self._deadline_s is None or not self._may_cut:
+            return
+        self._may_cut = False  # once a round: the others in flight are refused for the same reason
+        self._set(int(_CUT * self.limit))
+
+    def start_with(self, first: int) -> None:
+        """Begin anew with so many."""
+        self._best_rate = self._best_work = 0.0
+        self._flat = self._rounds = self._flat_steps = 0
+        self._step = None
+        self._set(first)
+
+    def has_no_deadline(self) -> None:
+        """Note that the server is ours."""
+        self._deadline_s = None
+
+    def _set(self, limit: int) -> None:
+        self.limit = max(1, min(self.most, limit))
+        self.places.give()
+        self._changed()
+
+
+def start_with(most: int, answer_s: float) -> int:
+    """Return how many calls to begin with at a server of ours that takes so long for one answer.
+
+    As many as are quick to come if it computed them one after the other.
+    """
+    return max(_FEWEST_FIRST, min(most, int(most * _QUICK_ANSWER_S / max(answer_s, 1e-6))))

@@ -1,0 +1,135 @@
+"""How fast the run's own server is, measured before the first episode.
+
+calibrate   ask each model a few tokens, and tell the progress and the client what that says
+Speed       tokens a second of prompts and of answers
+
+It takes a few hundred tokens. They are no calls of the game: nothing is recorded of them, and no
+cap counts them. What is guessed from the speed is when the run ends, until something of it was
+measured, and how many calls are in flight at first.
+"""
+
+from dataclasses import dataclass
+from random import Random
+from time import monotonic
+from typing import Any
+
+from nip_core.costs.estimate import Estimate
+from nip_core.jobs.server_calls import LmServer
+from nip_core.parameters.hosting import is_deterministic, uses_own_server
+from nip_core.rollouts.call_limit import start_with
+from nip_core.rollouts.chat_client import ContextLengthError, Endpoint, RequestRefusedError
+from nip_core.session.session import Session
+
+_WORDS = ("one", "two", "red", "blue", "tree", "house", "river", "stone", "light", "garden")
+_PROMPT_WORDS = 160
+_ANSWERS, _ANSWER_TOKENS = 8, 16
+"""Several at once: that is how they are asked for in play."""
+_TRAINING_PASSES = 3.0
+"""What a token of training takes, in tokens that are read: forward and twice that backward."""
+_TRAINING_START_S = 15.0
+"""What a training takes before its first step: a process that imports torch and loads a model."""
+_QUICK_S = 1e-3
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Tokens a second."""
+
+    prompt: float
+    answer: float
+    """Of several answers at once, together."""
+
+    def seconds(self, prompt_tokens: float, answer_tokens: float) -> float:
+        """Return how long so many take."""
+        return prompt_tokens / self.prompt + answer_tokens / self.answer
+
+
+async def calibrate(session: Session) -> None:
+    """Measure the models on the run's own server, unless they have no weights.
+
+    Raises as a call does, where a server can't answer at all.
+    """
+    parameters, speeds = session.parameters, list[Speed]()
+    for model, group in _models(session).items():
+        endpoint = session.at(group).play
+        try:
+            speeds.append(await _measure(session, endpoint, model))
+        except (RequestRefusedError, ContextLengthError):
+            # It takes no chat of a user alone, or has a very short context: nothing is guessed.
+            return
+        status = await LmServer(session.at(group).control, timeout_s=60).engine_status(model)
+        session.progress.own_device = None if status is None else status.device
+    if not speeds or session.estimate is None:
+        return
+    # Where there are several, who plays which part is not looked at: the slowest stands for all.
+    slowest = min(speeds, key=lambda speed: speed.answer)
+    estimate = session.estimate
+    session.progress.guesses = guess_paces(estimate, slowest)
+    calls = max(estimate.expected_calls, 1)
+    tokens = estimate.expected_prompt_tokens / calls, estimate.expected_completion_tokens / calls
+    first = start_with(parameters.rollouts.concurrency, slowest.seconds(*tokens))
+    for group in parameters.groups:
+        if uses_own_server(parameters, parameters.group_parameters(group)):
+            session.client.limit_at(session.at(group).play).start_with(first)
+    session.tell(
+        "speed",
+        f"the models' server reads {slowest.prompt:,.0f} and writes {slowest.answer:,.0f} tokens a "
+        f"second, {_ANSWERS} answers at once",
+        prompt_tokens_per_s=slowest.prompt,
+        answer_tokens_per_s=slowest.answer,
+        calls_in_flight=first,
+    )
+
+
+def count_turns(estimate: Estimate) -> float | None:
+    """Return how many calls an episode is expected to have."""
+    episodes = _count_episodes(estimate)
+    return estimate.expected_calls / episodes if episodes else None
+
+
+def guess_paces(estimate: Estimate, speed: Speed) -> dict[str, float]:
+    """Guess the seconds of an episode, and of a training, by name of the stage."""
+    episodes = _count_episodes(estimate)
+    prompt, answer = estimate.expected_prompt_tokens, estimate.expected_completion_tokens
+    episode_s = speed.seconds(prompt, answer) / max(episodes, 1)
+    paces = dict.fromkeys(("test", "play", "gate", "attack"), episode_s)
+    trained = estimate.expected_training_tokens / max(estimate.iterations, 1)
+    return {**paces, "train": _TRAINING_START_S + _TRAINING_PASSES * trained / speed.prompt}
+
+
+def _count_episodes(estimate: Estimate) -> int:
+    played = estimate.train_episodes + estimate.test_episodes
+    return played + estimate.gate_episodes + estimate.attack_episodes
+
+
+def _models(session: Session) -> dict[str, str]:
+    """Return the base models of the run's own server, each with a group that plays with it."""
+    parameters, models = session.parameters, dict[str, str]()
+    for group in parameters.groups:
+        agent = parameters.group_parameters(group)
+        if uses_own_server(parameters, agent) and not is_deterministic(parameters, agent):
+            models.setdefault(session.base_model(group), group)
+    return models
+
+
+async def _measure(session: Session, endpoint: Endpoint, model: str) -> Speed:
+    """Ask for a token after a long prompt, and for several answers to a short one."""
+    # Without a seed, so that nothing joins an earlier answer; of other words each time, so that
+    # no engine has read the prompt before.
+    random = Random()
+
+    async def ask(words: int, **more: Any) -> tuple[float, int, int]:
+        content = " ".join(random.choices(_WORDS, k=words))
+        body = {"model": model, "messages": [{"role": "user", "content": content}], **more}
+        began_s = monotonic()
+        async with session.client.answers(endpoint, body) as answers:
+            took_s = max(monotonic() - began_s, _QUICK_S)
+            generated = sum(answer.completion_tokens for answer in answers)
+            return took_s, answers[0].prompt_tokens, generated
+
+    await ask(1, max_tokens=1)  # what the first request alone has to do
+    took_s, read, _ = await ask(_PROMPT_WORDS, max_tokens=1)
+    prompt = read / took_s
+    took_s, read, generated = await ask(8, max_tokens=_ANSWER_TOKENS, n=_ANSWERS)
+    answer_s = max(took_s - read / prompt, took_s / 4)
+    return Speed(prompt, max(generated, 1) / answer_s)

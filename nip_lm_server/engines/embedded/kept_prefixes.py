@@ -1,0 +1,171 @@
+"""Keys and values of what was read and written before, for prompts that begin with it.
+
+KeptPrefixes   a tree of token ids for each set of weights; `find`, `keep`, within so many bytes
+
+A turn's prompt is the last one, its answer and something new, and all episodes begin with one
+system prompt. What a prompt shares with anything kept is found token by token, so that a template
+which writes an answer otherwise than it was generated costs what follows that place and no more.
+What was used longest ago goes first, from the ends of the branches.
+
+Keys and values depend on all tokens before them and on the weights. So a branch is found from its
+first token on alone, and the trees of two adapters have nothing in common.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+_KEPT_SHARE = 0.9
+"""Where there is no room, a tenth is made at once: looking for what is oldest takes a look at
+all."""
+
+States = Callable[[int, int], torch.Tensor]
+"""(from, to) -> keys and values [layers, 2, heads, tokens, size] of these positions, any view."""
+
+
+@dataclass(eq=False)
+class _Branch:
+    """Tokens in a row, their keys and values, and what goes on from them, by its first token."""
+
+    tokens: list[int]
+    states: torch.Tensor | None  # None: the root of a tree
+    parent: "_Branch | None"
+    used: int = 0
+    children: dict[int, "_Branch"] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        return 0 if self.states is None else self.states.nbytes
+
+
+@dataclass(frozen=True)
+class Found:
+    """The longest beginning of some tokens that is kept: its length, and its parts in order."""
+
+    length: int
+    parts: tuple[torch.Tensor, ...]
+
+
+class KeptPrefixes:
+    """Keeps at most `most_bytes`, which may change at any time: `make_room` heeds it."""
+
+    def __init__(self, most_bytes: int):
+        self.most_bytes = most_bytes
+        self.bytes = 0
+        self._trees: dict[str, _Branch] = {}
+        self._clock = 0
+
+    def find(self, weights: str, tokens: Sequence[int]) -> Found:
+        """Find what is kept of `tokens` for the weights of this name."""
+        length, path, inside = self._walk(weights, tokens)
+        parts = [branch.states for branch in path if branch.states is not None]
+        if inside and parts:
+            parts[-1] = parts[-1][:, :, :, :inside]
+        return Found(length, tuple(parts))
+
+    def measure(self, weights: str, tokens: Sequence[int]) -> int:
+        """Return how many tokens at the beginning are kept."""
+        return self._walk(weights, tokens)[0]
+
+    def keep(self, weights: str, tokens: Sequence[int], states: States) -> None:
+        """Keep the keys and values of `tokens`, those that aren't kept yet."""
+        length, path, inside = self._walk(weights, tokens)
+        if length == len(tokens):
+            return
+        fresh = states(length, len(tokens))
+        if not self._has_room_for(fresh.nbytes, path):
+            return
+        branch = path[-1]
+        if inside:
+            branch = self._split(branch, inside)
+        # A copy: the place that it is read from is another row's soon.
+        grown = _Branch([*tokens[length:]], fresh.clone(), branch, self._clock)
+        branch.children[grown.tokens[0]] = grown
+        self.bytes += grown.bytes
+
+    def forget(self, weights: str) -> None:
+        """Drop all that weights of this name have computed."""
+        tree = self._trees.pop(weights, None)
+        if tree is not None:
+            self.bytes -= sum(branch.bytes for branch in _all_of(tree))
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._trees.clear()
+        self.bytes = 0
+
+    def make_room(self, most_bytes: int, keeping: Sequence[_Branch] = ()) -> None:
+        """Drop what was used longest ago, until so many bytes are left at most."""
+        if self.bytes <= most_bytes:
+            return
+        most_bytes = int(most_bytes * _KEPT_SHARE)
+        spared = set(map(id, keeping))
+        while self.bytes > most_bytes:
+            ends = [
+                branch
+                for tree in self._trees.values()
+                for branch in _all_of(tree)
+                if not branch.children and branch.parent is not None and id(branch) not in spared
+            ]
+            if not ends:
+                return
+            for branch in sorted(ends, key=lambda end: end.used):
+                assert branch.parent is not None
+                del branch.parent.children[branch.tokens[0]]
+                self.bytes -= branch.bytes
+                if self.bytes <= most_bytes:
+                    return
+
+    def _has_room_for(self, size: int, keeping: Sequence[_Branch]) -> bool:
+        """Make room for so many bytes; False if there can't be."""
+        if self.bytes + size > self.most_bytes:
+            self.make_room(max(0, self.most_bytes - size), keeping)
+        return self.bytes + size <= self.most_bytes
+
+    def _walk(self, weights: str, tokens: Sequence[int]) -> tuple[int, list[_Branch], int]:
+        """(tokens found, the branches on the way, how much of the last one if not all of it)."""
+        self._clock += 1
+        branch = self._trees.setdefault(weights, _Branch([], None, None))
+        path, length = [branch], 0
+        while length < len(tokens):
+            following = branch.children.get(tokens[length])
+            if following is None:
+                break
+            following.used = self._clock
+            path.append(following)
+            shared = _count_shared(following.tokens, tokens, length)
+            length += shared
+            if shared < len(following.tokens):
+                return length, path, shared
+            branch = following
+        return length, path, 0
+
+    def _split(self, branch: _Branch, at: int) -> _Branch:
+        """Cut a branch in two; returns the first half."""
+        assert branch.states is not None and branch.parent is not None
+        # Copies: a view would hold the memory of both halves when one is dropped.
+        head = _Branch(
+            branch.tokens[:at], branch.states[:, :, :, :at].clone(), branch.parent, branch.used
+        )
+        branch.parent.children[head.tokens[0]] = head
+        branch.tokens = branch.tokens[at:]
+        branch.states = branch.states[:, :, :, at:].clone()
+        branch.parent = head
+        head.children[branch.tokens[0]] = branch
+        return head
+
+
+def _count_shared(branch: list[int], tokens: Sequence[int], start: int) -> int:
+    asked = list(tokens[start : start + len(branch)])
+    if asked == branch:
+        return len(branch)
+    pairs = zip(branch, asked, strict=False)
+    return next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), len(asked))
+
+
+def _all_of(tree: _Branch) -> list[_Branch]:
+    branches = [tree]
+    for branch in branches:  # it grows meanwhile
+        branches += branch.children.values()
+    return branches

@@ -1,0 +1,237 @@
+"""The embedded engine reads no prompt's beginning twice, and answers as if it had."""
+
+import asyncio
+
+import pytest
+import pytest_asyncio
+
+pytest.importorskip("torch")
+pytest.importorskip("peft")
+
+from tiny_model import make_adapter, make_model, peft_logprobs
+
+from nip_lm_server.engines.base import GenerationRequest
+from nip_lm_server.engines.embedded import slot_decoder
+from nip_lm_server.engines.embedded.batching import Decoder, Row
+from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
+from nip_lm_server.engines.embedded.lora import RowwiseLora
+from nip_lm_server.engines.embedded.plain_llama import computes_the_same, read_plain_llama
+from nip_lm_server.engines.embedded.sampling import Settings, row_random
+from nip_lm_server.engines.embedded.slot_decoder import SlotDecoder
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("models") / "tiny", context=1024)
+
+
+@pytest.fixture(scope="module")
+def adapter(base):
+    return make_adapter(base, base.parent / "a", seed=1)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def engine(base, adapter):
+    engine = EmbeddedEngine(str(base), threads=1)
+    await engine.start()
+    await engine.load_adapter("a", adapter)
+    yield engine
+    await engine.stop()
+
+
+def ask(prompt, model="tiny", **more):
+    settings = {"max_tokens": 12, "seed": 7, "return_token_ids": True, "logprobs": True, **more}
+    return GenerationRequest(model, prompt=tuple(prompt), **settings)
+
+
+def counters(engine):
+    status = engine.status()
+    return tuple(status[f"prompt_tokens_{kind}"] for kind in ("asked", "done", "reused"))
+
+
+def prompt_of(number, length):
+    return [5 + (number * 7 + i * (1 + number % 5)) % 200 for i in range(length)]
+
+
+async def test_nine_turns_compute_each_token_of_their_prompts_once(engine, base):
+    prompt, asked = prompt_of(0, 60), 0
+    for turn in range(9):
+        result = await engine.generate(ask(prompt, seed=turn))
+        asked += len(prompt)
+        # The last token of an answer is chosen and not read: it is new to the next turn.
+        assert counters(engine) == (
+            asked,
+            len(prompt) - 12 * turn + turn,
+            asked - counters(engine)[1],
+        )
+        answer = result.choices[0]
+        expected = peft_logprobs(base, None, [*prompt, *answer.token_ids])[-len(answer.token_ids) :]
+        assert answer.logprobs == pytest.approx(expected, abs=1e-4)
+        prompt += [*answer.token_ids, *prompt_of(turn, 10)]
+
+
+async def test_what_prompts_begin_with_is_computed_once_though_they_come_at_once(engine, base):
+    system = prompt_of(1, 100)
+    prompts = [[*system, 5 + i, *prompt_of(i, 20)] for i in range(12)]
+    results = await asyncio.gather(
+        *(engine.generate(ask(p, seed=i)) for i, p in enumerate(prompts))
+    )
+    assert counters(engine) == (12 * 121, 100 + 12 * 21, 11 * 100)
+    for prompt, result in zip(prompts, results, strict=True):
+        answer = result.choices[0]
+        expected = peft_logprobs(base, None, [*prompt, *answer.token_ids])[-len(answer.token_ids) :]
+        assert answer.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+async def test_nothing_is_shared_between_the_base_and_an_adapter(engine, base, adapter):
+    prompt = prompt_of(2, 80)
+    for model, path in (("tiny", None), ("a", adapter), ("tiny", None), ("a", adapter)):
+        answer = (await engine.generate(ask([*prompt, 9], model))).choices[0]
+        expected = peft_logprobs(base, path, [*prompt, 9, *answer.token_ids])[
+            -len(answer.token_ids) :
+        ]
+        assert answer.logprobs == pytest.approx(expected, abs=1e-4)
+    assert counters(engine) == (4 * 81, 81 + 81 + 1 + 1, 80 + 80)
+
+
+async def test_what_an_adapter_has_computed_goes_with_it_and_all_of_it_in_sleep(engine, adapter):
+    kept = engine._worker.decoder.kept
+    await engine.generate(ask(prompt_of(3, 50)))
+    of_base = kept.bytes
+    await engine.generate(ask(prompt_of(3, 50), "a"))
+    assert kept.bytes == 2 * of_base > 0
+    await engine.unload_adapter("a")
+    assert kept.bytes == of_base
+    await engine.sleep()
+    assert kept.bytes == 0
+    await engine.wake()
+
+
+async def test_what_is_kept_has_the_bytes_that_running_rows_leave(base):
+    engine = EmbeddedEngine(str(base), threads=1, cache_bytes=2_000_000)
+    await engine.start()
+    decoder = engine._worker.decoder
+    for number in range(30):
+        await engine.generate(ask(prompt_of(number, 100 + number), seed=number))
+        assert 0 < decoder.kept.bytes <= 2_000_000
+    await engine.stop()
+
+
+async def test_a_long_prompt_is_read_in_pieces_beside_those_that_are_answered(engine, monkeypatch):
+    monkeypatch.setattr(slot_decoder, "BESIDE_TOKENS", 100)
+    decoder = engine._worker.decoder
+    sizes = ((4, 20, 40), (5, 650, 5))
+
+    def rows():
+        greedy = Settings(temperature=0.0)
+        return [Row(prompt_of(i, n), None, m, greedy, row_random(0)) for i, n, m in sizes]
+
+    alone = [(await engine.generate(ask(prompt_of(i, n), temperature=0.0, max_tokens=m)))
+             for i, n, m in sizes]  # fmt: skip
+    decoder.clear()
+    short, long = rows()
+
+    def play():
+        progress = []
+        decoder.admit([[short]])
+        decoder.step()
+        decoder.admit([[long]])
+        while short.finish_reason is None or long.finish_reason is None:
+            before = decoder.prompt_tokens_done
+            decoder.step()
+            progress.append((decoder.prompt_tokens_done - before, len(short.generated)))
+        return progress
+
+    progress = await engine._worker.run(play)
+    assert [read for read, _ in progress[:7]] == [100] * 6 + [50]
+    assert [tokens for _, tokens in progress[:7]] == list(range(3, 10))
+    answers = [tuple(row.generated) for row in (short, long)]
+    assert answers == [result.choices[0].token_ids for result in alone]
+
+
+async def test_a_row_that_is_given_up_while_its_prompt_is_read_holds_up_nobody(engine, monkeypatch):
+    monkeypatch.setattr(slot_decoder, "BESIDE_TOKENS", 50)
+    monkeypatch.setattr(slot_decoder, "PREFILL_TOKENS", 50)
+    decoder = engine._worker.decoder
+    greedy = Settings(temperature=0.0)
+    gone, other = (Row(prompt_of(i, 200), None, 5, greedy, row_random(0)) for i in (6, 7))
+
+    def play():
+        decoder.admit([[gone]])
+        decoder.step()
+        gone.cancelled = True
+        decoder.admit([[other]])
+        for _ in range(10):
+            decoder.step()
+        return decoder.rows
+
+    assert await engine._worker.run(play) == 0
+    assert (len(gone.generated), len(other.generated)) == (0, 5)
+
+
+def configurations():
+    from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+    sizes = {
+        "vocab_size": 60, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.3,
+        "max_position_embeddings": 128,
+    }  # fmt: skip
+    llama3 = {
+        "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+    }  # fmt: skip
+    return {
+        "llama": LlamaConfig(**sizes, attention_bias=True, mlp_bias=True),
+        "llama3": LlamaConfig(**sizes, rope_parameters=llama3, tie_word_embeddings=True),
+        "mistral": MistralConfig(**sizes, sliding_window=None),
+        "qwen2": Qwen2Config(**sizes),
+        "qwen3": Qwen3Config(**sizes),
+        "another activation": LlamaConfig(**sizes, hidden_act="gelu"),
+        "a window": MistralConfig(**sizes, sliding_window=16),
+    }
+
+
+@pytest.mark.parametrize("name", ["llama", "llama3", "mistral", "qwen2", "qwen3"])
+async def test_the_plain_pass_is_that_of_the_models_own_library(name):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(configurations()[name]).eval()
+    with torch.inference_mode():
+        for parameter in model.parameters():  # norms and biases too, which begin as ones and zeros
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+        lora = RowwiseLora(model)
+        plain = read_plain_llama(model, lora)
+        assert plain is not None and computes_the_same(plain, model, range(2, 58))
+        library, slots = (
+            Decoder(model, lora, frozenset()),
+            SlotDecoder(model, lora, frozenset(), plain),
+        )
+        slots.most_bytes = 1 << 20
+        answers = []
+        for decoder in (library, slots):
+            rows = [
+                Row(list(range(2, 8 + 9 * i)), None, 9, Settings(0.0), row_random(0), True)
+                for i in range(4)
+            ]
+            decoder.admit([[row] for row in rows])
+            while decoder.rows:
+                decoder.step()
+            answers.append(rows)
+        for one, other in zip(*answers, strict=True):
+            assert one.generated == other.generated
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+        model.model.layers[1].mlp.act_fn = torch.nn.GELU()
+        assert not computes_the_same(plain, model, range(2, 58))
+
+
+@pytest.mark.parametrize("name", ["another activation", "a window"])
+async def test_a_model_that_computes_anything_else_is_left_to_its_library(name):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(configurations()[name])
+    assert read_plain_llama(model, RowwiseLora(model)) is None

@@ -1,0 +1,145 @@
+"""Slow servers are slow and not stuck: waited for, joined, followed; what hangs is named."""
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+from scripted_server import scripted_server
+from served_here import KEY, serve
+from slow_engine import SlowEngine
+from tcp_proxy import tcp_proxy
+
+from nip_core.errors import StageError
+from nip_core.rollouts.chat_client import ChatClient, Endpoint, TransportError
+from nip_core.rollouts.joined_calls import EngineHangsError
+
+BODY = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "seed": 1}
+
+
+def client(timeout_s=10.0, retries=2, concurrency=8, **more):
+    return ChatClient(concurrency=concurrency, timeout_s=timeout_s, retries=retries, **more)
+
+
+async def test_an_answer_may_take_many_times_the_time_out_while_the_engine_advances(tmp_path):
+    engine, reasons = SlowEngine(steps=100, step_s=0.05), []
+    async with serve(tmp_path, engine) as here, client(2.0, on_retry=reasons.append) as chats:
+        at = Endpoint(f"{here.url}/v1", KEY, joins=True)
+        bodies = [{**BODY, "seed": seed} for seed in range(8)]
+        answers = await asyncio.gather(*(chats.complete(at, body) for body in bodies))
+    assert reasons == [] and {answer.transport_retries for answer in answers} == {0}
+    assert (engine.begun, engine.generated) == (8, 800)
+    assert min(answer.latency_s for answer in answers) > 2.0
+
+
+async def test_an_engine_that_hangs_is_named_in_an_error_and_not_asked_again(tmp_path):
+    engine, reasons = SlowEngine(steps=100), []
+    async with serve(tmp_path, engine) as here, client(1.0, 100, on_retry=reasons.append) as chats:
+        call = asyncio.create_task(
+            chats.complete(Endpoint(f"{here.url}/v1", KEY, joins=True), BODY)
+        )
+        while engine.generated < 3:
+            await asyncio.sleep(0.01)
+        engine.hangs = True
+        with pytest.raises(EngineHangsError, match=r"engine of 'sim' \(deterministic\) hangs") as e:
+            await call
+    assert isinstance(e.value, StageError)  # which no task tries again
+    assert engine.begun == 1 and reasons == []
+
+
+async def test_a_server_that_says_nothing_any_more_is_named_in_an_error(tmp_path):
+    engine = SlowEngine(steps=100)
+    async with serve(tmp_path, engine) as here, tcp_proxy(here.port) as proxy:
+        async with client(0.6, 100) as chats:
+            call = asyncio.create_task(chats.complete(Endpoint(proxy.url, KEY, joins=True), BODY))
+            while not chats._joining:
+                await asyncio.sleep(0.01)
+            proxy.silent = True
+            with pytest.raises(EngineHangsError, match=r"the server hangs: .*answered none"):
+                await call
+
+
+async def test_a_connection_that_breaks_again_and_again_costs_no_token_twice(tmp_path):
+    engine, reasons = SlowEngine(steps=60), []
+    async with serve(tmp_path, engine) as here, tcp_proxy(here.port) as proxy:
+        async with client(retries=8, on_retry=reasons.append) as chats:
+            at = Endpoint(proxy.url, KEY, joins=True)
+            bodies = [{**BODY, "seed": seed} for seed in range(4)]
+            calls = asyncio.gather(*(chats.complete(at, body) for body in bodies))
+            for steps in (40, 100, 160):
+                while engine.generated < steps:
+                    await asyncio.sleep(0.01)
+                proxy.break_all()
+            answers = await calls
+    assert len(answers) == 4 and len(reasons) >= 3
+    assert (engine.begun, engine.given_up, engine.generated) == (4, 0, 240)
+
+
+ASKER = """
+import asyncio, sys
+from nip_core.rollouts.chat_client import ChatClient, Endpoint
+
+async def main():
+    async with ChatClient(concurrency=1, timeout_s=5, retries=0) as chats:
+        body = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "seed": 1}
+        await chats.complete(Endpoint(sys.argv[1], sys.argv[2], joins=True), body)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_process_that_is_killed_and_run_again_joins_what_it_had_asked_for(tmp_path):
+    engine = SlowEngine(steps=200)
+    async with serve(tmp_path, engine) as here:
+        url = f"{here.url}/v1"
+        asker = subprocess.Popen([sys.executable, "-c", ASKER, url, KEY])
+        while engine.generated < 3:
+            await asyncio.sleep(0.01)
+        asker.kill()
+        asker.wait()
+        async with client() as chats:
+            await chats.complete(Endpoint(url, KEY, joins=True), BODY)
+    assert (engine.begun, engine.given_up, engine.generated) == (1, 0, 200)
+
+
+async def test_calls_that_say_the_same_without_a_seed_have_an_answer_each(tmp_path):
+    engine = SlowEngine(steps=1)
+    body = {name: value for name, value in BODY.items() if name != "seed"}
+    async with serve(tmp_path, engine) as here, client() as chats:
+        at = Endpoint(f"{here.url}/v1", KEY, joins=True)
+        await asyncio.gather(chats.complete(at, body), chats.complete(at, body))
+    assert engine.begun == 2
+
+
+async def test_a_server_of_somebody_else_keeps_the_deadline():
+    async def script(body):
+        await end.wait()
+
+    end = asyncio.Event()
+    async with scripted_server(script) as server, client(0.1, 1) as chats:
+        with pytest.raises(TransportError, match=r"no answer after 2 tries.*TimeoutError"):
+            await chats.complete(Endpoint(server.url, "key", joins=True), BODY)
+        end.set()
+
+
+async def test_fewer_are_in_flight_at_a_server_that_times_out_on_everything_and_it_is_said():
+    words, end = [], asyncio.Event()
+
+    async def script(body):
+        if len(server.bodies) <= 24:
+            await end.wait()
+        return "fine"
+
+    async with scripted_server(script) as server:
+        async with client(
+            0.25, 20, concurrency=8, follows=True, on_fewer=words.append, sleep=no_pause
+        ) as chats:
+            at = Endpoint(server.url, "key")
+            await asyncio.gather(*(chats.complete(at, {**BODY, "seed": i}) for i in range(8)))
+        end.set()
+    assert "nothing of 8 in flight was answered within 0.25 s" in words[0]
+    assert words[0].endswith("2 times in a row: 4 from here on")
+
+
+async def no_pause(seconds):
+    await asyncio.sleep(0)
