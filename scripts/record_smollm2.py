@@ -24,17 +24,22 @@ from screens_to_svg import Frame, Recording, Span, rows_of, write_svg
 
 PICTURE = ROOT / "docs" / "images" / "smollm2.svg"
 COLUMNS, ROWS = 100, 34
-SHOWN_S, END_S = 24.0, 6.0  # the run, and its last screen
+SHOWN_S, END_S = 16.0, 6.0  # the run, and its last screen
 LONGEST_S = 4 * 3600.0
 
 
 def record(work: Path, command: str) -> tuple[list[Frame], str, float]:
-    """Type the command, take in every screen until its exit code, return all and the last text."""
+    """Type the command and take in every screen until the next prompt.
+
+    Returns the screens, the last text, and how long it took in seconds.
+    """
     shell = Shell(ROWS, work, COLUMNS, threads=None)
     frames: list[Frame] = []
     began_s = time.monotonic()
     selector = selectors.DefaultSelector()
     selector.register(shell.terminal, selectors.EVENT_READ)
+    while not shell.text().startswith("$"):
+        shell.read()
     os.write(shell.terminal, f"{command}\r".encode())
     while True:
         now_s = time.monotonic() - began_s
