@@ -109,7 +109,7 @@ def test_whatever_is_said_within_a_guide_is_read_and_ends_in_time(protocol, vers
             assert not lacks_decision(move, form), text
             assert form.scale is not None or move.decision == NO_DECISION
             read += 1
-    assert read >= 0.9 * count
+    assert read >= 0.8 * count
 
 
 @pytest.mark.parametrize("scale", ["accept_reject", "likert_scale_5", "out_of_100"])
