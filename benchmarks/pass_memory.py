@@ -61,7 +61,7 @@ def measure(model: str, method: str, tokens: int, words: int, place: Path) -> di
     examples = max(2, round(tokens / (1.4 * words * rows)))
     write_data(place / "data.jsonl", method, examples, words)
     settings = {**SETTINGS, "batch_size": examples, "tokens_per_pass": 2**20}
-    settings |= {"dpo": {"beta": 0.1}}.get(method, {})
+    settings |= {"beta": 0.1, "clip_low": 0.2, "clip_high": 0.2, "kl_penalty": 0.0}
     job = {
         "method": method,
         "base_model_path": model,
