@@ -61,7 +61,7 @@ def measure(model: str, method: str, tokens: int, words: int, place: Path) -> di
     examples = max(2, round(tokens / (1.4 * words * rows)))
     write_data(place / "data.jsonl", method, examples, words)
     settings = {**SETTINGS, "batch_size": examples, "tokens_per_pass": 2**20}
-    settings |= {"dpo": {"beta": 0.1}}.get(method, {})
+    settings |= {"beta": 0.1, "clip_low": 0.2, "clip_high": 0.2, "kl_penalty": 0.0}
     job = {
         "method": method,
         "base_model_path": model,
@@ -75,7 +75,7 @@ def measure(model: str, method: str, tokens: int, words: int, place: Path) -> di
     told = read_job(place)
     made = importlib.import_module(f"nip_lm_server.training.{METHODS[method]}")
     trainer = made.prepare(told, loading.load_text(told), Events(place / "events")).trainer
-    kept = memory.measure_kept_bytes(trainer.model, memory._autocast(told, "cpu"))
+    per_token = memory.measure_kept_bytes(trainer.model, memory._autocast(told, "cpu"))
     state = memory.training_bytes(told, trainer.model)
     head = memory.head_bytes(trainer.model)
     batch = next(iter(trainer.get_train_dataloader()))
@@ -85,10 +85,10 @@ def measure(model: str, method: str, tokens: int, words: int, place: Path) -> di
     return {
         "method": method,
         "tokens_in_the_pass": padded,
-        "kept_bytes_per_token": round(kept),
-        "planned_gb": round((padded * kept + state + head) / GB, 3),
+        "kept_bytes_per_token": round(per_token),
+        "planned_gb": round((padded * per_token + state + head) / GB, 3),
         "peak_gb": round(peak.bytes / GB, 3),
-        "planned_over_peak": round((padded * kept + state + head) / peak.bytes, 2),
+        "planned_over_peak": round((padded * per_token + state + head) / peak.bytes, 2),
         "default_tokens_per_pass": memory.plan_passes(
             told.model_copy(
                 update={"settings": told.settings.model_copy(update={"tokens_per_pass": None})}

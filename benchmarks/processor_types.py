@@ -30,7 +30,7 @@ STEPS = 4
 
 
 def make_work(tokens: int, rows: list[int]) -> dict[str, Callable[[Any], int]]:
-    """What is timed, by name; each returns how many tokens it was."""
+    """Make what is timed, by name; each returns how many tokens it was."""
     import torch
 
     def draw(model: Any, *shape: int) -> Any:

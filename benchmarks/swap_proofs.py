@@ -69,14 +69,16 @@ def train(model: str, place: Path, name: str, data: Path, **changed: Any) -> Pat
 
 def train_all(model: str, place: Path) -> dict[str, Path]:
     """Train the adapters, by name."""
-    data, others = place / "data.jsonl", place / "others.jsonl"
+    data, second_data = place / "data.jsonl", place / "others.jsonl"
     write_data(data, EXAMPLES, 30)
-    write_data(others, EXAMPLES, 30, seed=1)
+    write_data(second_data, EXAMPLES, 30, seed=1)
     made = {"first": train(model, place, "first", data)}
     parent = made["first"]
-    made["second"] = train(model, place, "second", others, parent=parent, start_from="continue")
-    made["stacked"] = train(model, place, "stacked", others, parent=parent, start_from="stack")
-    made["other"] = train(model, place, "other", others)
+    made["second"] = train(
+        model, place, "second", second_data, parent=parent, start_from="continue"
+    )
+    made["stacked"] = train(model, place, "stacked", second_data, parent=parent, start_from="stack")
+    made["other"] = train(model, place, "other", second_data)
     return made
 
 
@@ -178,26 +180,26 @@ def _passes_by_logprobs(detail: dict[str, Any]) -> bool:
 
 
 def _others(adapters: dict[str, Any], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    own = adapters[name].matrices
-    yield "base", {module: (down, up * 0) for module, (down, up) in own.items()}
+    matrices = adapters[name].matrices
+    yield "base", {module: (down, up * 0) for module, (down, up) in matrices.items()}
     for other, adapter in adapters.items():
         if other != name:
             yield other, dict(adapter.matrices)
-    first = next(iter(own))
-    yield "one matrix doubled", {**own, first: (own[first][0] * 2, own[first][1])}
-    yield "half of it", {module: (down, up / 2) for module, (down, up) in own.items()}
+    first = next(iter(matrices))
+    yield "one matrix doubled", {**matrices, first: (matrices[first][0] * 2, matrices[first][1])}
+    yield "half of it", {module: (down, up / 2) for module, (down, up) in matrices.items()}
 
 
 @contextmanager
-def _served_instead(adapter: Any, matrices: dict[str, Any]) -> Iterator[None]:
-    own = dict(adapter.matrices)
+def _served_instead(adapter: Any, instead: dict[str, Any]) -> Iterator[None]:
+    matrices = dict(adapter.matrices)
     adapter.matrices.clear()
-    adapter.matrices.update(matrices)
+    adapter.matrices.update(instead)
     try:
         yield
     finally:
         adapter.matrices.clear()
-        adapter.matrices.update(own)
+        adapter.matrices.update(matrices)
 
 
 def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -102,11 +102,11 @@ class Threads:
         now_s = self._clock()
         if self._is_fixed or now_s - self._looked_s < LOOK_S:
             return
-        before, found = self._last, self._read()
-        self._looked_s, self._last = now_s, found
-        if before is None or found is None:
+        before, now = self._last, self._read()
+        self._looked_s, self._last = now_s, now
+        if before is None or now is None:
             return
-        waited, ran = found[0] - before[0], found[1] - before[1]
+        waited, ran = now[0] - before[0], now[1] - before[1]
         if min(waited, ran) >= 0 and waited + ran > 0:  # a thread that has ended takes its share
             self._decide(waited / (waited + ran), now_s)
 

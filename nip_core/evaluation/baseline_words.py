@@ -15,11 +15,11 @@ from nip_core.evaluation.split_metrics import BelievedMetrics, SplitMetrics
 
 
 def remarks(
-    test: SplitMetrics, rate_alone: float | None = None, given: Help = NO_HELP
+    test: SplitMetrics, rate_alone: float | None = None, helps: Help = NO_HELP
 ) -> list[str]:
     """Say in sentences what is to be held against a test's accuracy; [] for nothing.
 
-    `rate_alone` is `Scenario.rate_alone` for a test without provers, else None; `given` is what
+    `rate_alone` is `Scenario.rate_alone` for a test without provers, else None; `helps` is what
     helps agents to keep the form. docs/statistics.md has the rules.
     """
     lines = []
@@ -36,7 +36,7 @@ def remarks(
         )
     if (invalid := invalid_line(test.invalid_answers)) is not None:
         lines.append(f"{invalid[0].upper()}{invalid[1:]}.")
-    if (warning := invalid_warning(test.invalid_answers, given)) is not None:
+    if (warning := invalid_warning(test.invalid_answers, helps)) is not None:
         lines.append(f"Warning: {warning}")
     return lines
 

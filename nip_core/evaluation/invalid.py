@@ -100,7 +100,7 @@ def _reasons(counts: InvalidCounts) -> str:
     return ", ".join(f"{_IN_WORDS.get(kind, kind)} {count}" for kind, count in by_number)
 
 
-def invalid_warning(counts: InvalidAnswers | None, given: Help = NO_HELP) -> str | None:
+def invalid_warning(counts: InvalidAnswers | None, helps: Help = NO_HELP) -> str | None:
     """Say what helps where a third of an agent's first answers or more were invalid; else None."""
     shares = {
         name: of.invalid / of.first_answers
@@ -112,15 +112,15 @@ def invalid_warning(counts: InvalidAnswers | None, given: Help = NO_HELP) -> str
     worst = max(shares, key=lambda name: shares[name])
     by_reason = counts.agents[worst].by_reason
     kind = max(by_reason, key=lambda name: by_reason[name])
-    advice = _advice(worst, kind, given)
+    advice = _advice(worst, kind, helps)
     return (
         f"{plain_percent(shares[worst])} of the first answers of {worst} "
         f"could not be used, most often: {_IN_WORDS.get(kind, kind)}. {advice}"
     )
 
 
-def _advice(agent: str, kind: str, given: Help) -> str:
-    if agent in given.guidable and kind != "empty":
+def _advice(agent: str, kind: str, helps: Help) -> str:
+    if agent in helps.guidable and kind != "empty":
         return (
             f"With {propose_guide(agent)} the engine holds its answers to their form, whatever the "
             "model would have written (in a new run, or --fork of this one); docs/answers.md says "
@@ -137,7 +137,7 @@ def _advice(agent: str, kind: str, given: Help) -> str:
             "its reasoning_effort."
         )
     told = f"With agents.{agent}.retry_hint: true it is told what was wrong"
-    if agent in given.hinted:
+    if agent in helps.hinted:
         told = (
             "It is told what was wrong (retry_hint is on): set another model, by "
             f"agents.{agent}.model_name, or a prompt that shows the form, by "

@@ -38,7 +38,7 @@ def write_guide(form: AnswerForm, max_tokens: int, message_tokens: int) -> str:
     """
     spare = max_tokens - _count_fixed(form)
     for_message = max(_SHORTEST, min(message_tokens, spare // 2 if form.has_reasoning else spare))
-    decisions = _decisions(form)
+    decisions = [] if form.is_early else _decisions(form)
     ends = decisions if decisions and form.must_decide else [*decisions, _message(form)]
     rules = [f"start: {' | '.join(ends)}"]
     if form.has_reasoning:

@@ -59,6 +59,7 @@ class AnswerForm:
     scale: DecisionScale | None  # answers of a decision; None: the agent may not decide
     has_reasoning: bool = False  # what stands before the message is the agent's own
     must_decide: bool = False  # a message would be of no use, so that it is asked for again
+    is_early: bool = False  # a decision would not be registered yet
 
 
 def parse_response(text: str, form: AnswerForm) -> Move:

@@ -163,6 +163,7 @@ class Rules:
             scale=protocol.scale if protocol.may_decide(agent) else None,
             has_reasoning=reasons_first(self._parameters.system_prompt_version),
             must_decide=protocol.must_decide(agent, round_, seed),
+            is_early=not protocol.counts(round_),
         )
 
     def parse(self, agent: str, round_: int, seed: int, text: str, before: Sequence[Turn]) -> Move:

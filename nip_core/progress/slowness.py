@@ -32,11 +32,11 @@ def describe_slowness(progress: Progress, load: float | None = None) -> str:
     a_minute = 60 * per_s
     answers = f"{a_minute:.0f} answers" if a_minute >= 1.5 else f"{a_minute:.1f} answers"
     what = f"{answers} a minute" if per_s else f"no answer in {waited_s / 60:.1f} min"
-    said = f"{what} with {traffic.in_flight} in flight"
+    line = f"{what} with {traffic.in_flight} in flight"
     # 2. How fast the engine is.
     speed = traffic.tokens_per_s()
     if speed is not None:
-        said += f", the engine reads {speed[0]:,.0f} and writes {speed[1]:,.1f} tokens a second"
+        line += f", the engine reads {speed[0]:,.0f} and writes {speed[1]:,.1f} tokens a second"
     # 3. What would help, the most likely first.
     helps, processors = [], os.cpu_count() or 1
     load = os.getloadavg()[0] if load is None else load
@@ -53,4 +53,4 @@ def describe_slowness(progress: Progress, load: float | None = None) -> str:
         helps.append("another provider or tier, a lower max_tokens_per_message")
     else:
         helps.append("a smaller model, or a lower max_tokens_per_message")
-    return f"slow: {said}; what helps: {'; '.join(helps)}"
+    return f"slow: {line}; what helps: {'; '.join(helps)}"

@@ -197,7 +197,7 @@ class ChatClient:
 
     @property
     def in_flight_limit(self) -> int:
-        """How many calls may be in flight at all servers that were asked so far."""
+        """Return the most calls in flight at all servers together, as far as they were asked."""
         limits = sum(limit.limit for limit in self._limits.values())
         return min(self._most, limits or self._most)
 

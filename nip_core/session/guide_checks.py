@@ -75,7 +75,7 @@ async def _check_server(
         raise ServerError(f"{url}: no answer ({reason})") from None
     if status == _BUSY:
         return
-    said = redact(raw.decode(errors="replace"), endpoint.api_key)[:300]
+    told = redact(raw.decode(errors="replace"), endpoint.api_key)[:300]
     try:
         answer = parse_json(raw)
         text = answer["choices"][0]["message"]["content"] if status == 200 else None
@@ -83,9 +83,8 @@ async def _check_server(
         text = None
     if text == _WORD:
         return
-    happened = f"HTTP {status}: {said}" if status != 200 else f"it answered {text!r:.80}"
+    happened = f"HTTP {status}: {told}" if status != 200 else f"it answered {text!r:.80}"
     raise SettingsError(
         f"agents.{agent}.guided_decoding: {endpoint.base_url} does not hold model {model!r} to the "
-        f"form of an answer ({happened}); leave it out, or serve the model by an lm_server (`nip "
-        "serve`, with nip-loop[local]) or vLLM"
+        f"form of an answer ({happened}); leave it out, or serve the model by `nip serve` or vLLM"
     )

@@ -31,7 +31,6 @@ from nip_core.run_store.lease import Lease, acquire
 from nip_core.servers.kept_models import keep_models, restore_models
 from nip_core.servers.own_server import OwnServer, find_server_directory, make_server_spec
 from nip_core.servers.shutdown_dates import warn_of_shutdowns
-from nip_core.session.calibration import calibrate
 from nip_core.session.guide_checks import check_guides
 from nip_core.session.origin import bring_adapters
 from nip_core.session.prepare import Prepared, prepare
@@ -41,6 +40,7 @@ from nip_core.session.server_checks import (
     check_reachable,
     check_version,
 )
+from nip_core.session.server_speed import measure_speed
 from nip_core.session.session import Session
 from nip_core.tracking.feeders import Feeders
 
@@ -106,7 +106,7 @@ async def open_session(
             too_long = await check_prompts(session)
             await check_guides(session)
         with progress.doing("measuring the speed of the models' server"):
-            await calibrate(session)
+            await measure_speed(session)
         left_out = settle_left_out(prepared.parameters, prepared.problems, known, too_long)
         # 4. Only now is the run created: settings that are refused above leave no run behind.
         opened = run.create_or_open(prepared.identity, now=datetime.now(UTC), lease=lease)

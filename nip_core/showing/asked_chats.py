@@ -94,7 +94,8 @@ def render_chat_to_come(parameters: HyperParameters, place: Place) -> AskedChat:
     settings = parameters.model_agents[agent]
     seed = spec.generation_seed(parameters.seed, round_, agent, 0)
     limit = parameters.max_tokens(agent)
-    request = request_body(settings.model_name, settings, (), seed, limit)
+    form = game.form(agent, round_, spec.seed, [turn for turn in turns if turn.round < round_])
+    request = request_body(settings.model_name, settings, (), seed, limit, form=form)
     del request["messages"]
     return AskedChat(
         agent=agent,

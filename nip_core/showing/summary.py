@@ -51,7 +51,7 @@ def summarise_run(run: RunStore, records: Records | None = None) -> dict[str, An
     iterations = records.all()
     tests = [test for record in iterations if (test := record.metrics(TEST)) is not None]
     parameters = shown.record.parameters
-    rate_alone, given = find_rate_alone(parameters), find_help_on_record(parameters)
+    rate_alone, helps = find_rate_alone(parameters), find_help_on_record(parameters)
     return {
         "run": run.name,
         "status": find_status(run, records),
@@ -64,7 +64,7 @@ def summarise_run(run: RunStore, records: Records | None = None) -> dict[str, An
             split: len(problems) for split, problems in (read_left_out(run) or {}).items()
         },
         "iterations": [_entry(record) for record in iterations],
-        "remarks": remarks(tests[-1], rate_alone, given) if tests else [],
+        "remarks": remarks(tests[-1], rate_alone, helps) if tests else [],
         **({} if attack is None else {"attack": _attack(attack, records)}),
     }
 

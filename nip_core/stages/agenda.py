@@ -21,7 +21,7 @@ from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN, group_size
 from nip_core.rollouts.shard_manifests import committed_shards
 from nip_core.run_store.run import RunStore
-from nip_core.session.calibration import count_turns
+from nip_core.session.server_speed import count_turns
 from nip_core.session.session import Session
 from nip_core.stages.training import list_scheduled_groups
 

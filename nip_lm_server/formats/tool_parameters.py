@@ -53,13 +53,13 @@ def parse_structured_outputs(name: str, value: Any) -> str:
 
     The parameter is vLLM's. Of its forms there is ``grammar``, for which OpenAI's API has none.
     """
-    given = {key: item for key, item in _object(name, value).items() if item is not None}
-    for key in given.keys() & _OTHER_FORMS:
+    forms = {key: item for key, item in _object(name, value).items() if item is not None}
+    for key in forms.keys() & _OTHER_FORMS:
         raise unsupported_value(
             f"{name}.{key}", "it can be grammar; JSON is asked for by response_format"
         )
-    _only_keys(name, given, ("grammar",))
-    grammar = given.get("grammar")
+    _only_keys(name, forms, ("grammar",))
+    grammar = forms.get("grammar")
     if not isinstance(grammar, str) or not 0 < len(grammar) <= MAX_GRAMMAR_CHARACTERS:
         expected = f"a text of 1 to {MAX_GRAMMAR_CHARACTERS} characters"
         raise invalid_value(f"{name}.grammar", grammar, expected)

@@ -107,7 +107,7 @@ def _plan_training(
 
 
 def memory_on_processors(total: int, available: int, state: int) -> float:
-    """Bytes for the passes: a fixed share of `total`, halved until it is free with the `state`."""
+    """Share out bytes for passes: a part of `total`, halved until it is free beside the `state`."""
     share = total * _PROCESSORS_SHARE
     while share > max(0, available - state) and share > _LEAST_BYTES:
         share /= 2
@@ -181,7 +181,7 @@ def training_bytes(job: TrainingJob, model: Any) -> int:
 
 
 def head_bytes(model: Any) -> int:
-    """What a piece of the output layer takes in passing; see `head`."""
+    """Count what a piece of the output layer takes in passing; see `head`."""
     from nip_lm_server.training.head import CHUNK_LOGITS
 
     words = int(model.get_input_embeddings().weight.shape[0])

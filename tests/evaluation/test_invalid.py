@@ -89,7 +89,7 @@ def test_where_the_hint_is_on_the_warning_names_what_else_helps():
         assert "retry_hint: true" not in words
         assert re.search(r"agents\.verifier\.(model_name|max_tokens_per_message)", words)
         assert (
-            remarks(SplitMetrics(invalid_answers=counted(kind)), given=TOLD)[1]
+            remarks(SplitMetrics(invalid_answers=counted(kind)), helps=TOLD)[1]
             == f"Warning: {words}"
         )
     other = Help(hinted=frozenset({"prover"}))
@@ -98,11 +98,11 @@ def test_where_the_hint_is_on_the_warning_names_what_else_helps():
 
 def test_where_the_engine_can_guide_the_warning_proposes_it_by_name():
     """Whatever else would help, but for a model that says nothing at all."""
-    for given in (Help(guidable=frozenset({"verifier"})), Help(TOLD.hinted, TOLD.hinted)):
+    for helps in (Help(guidable=frozenset({"verifier"})), Help(TOLD.hinted, TOLD.hinted)):
         for kind in KINDS:
-            words = invalid_warning(counted(kind), given)
+            words = invalid_warning(counted(kind), helps)
             assert ("agents.verifier.guided_decoding: true" in words) == (kind != "empty")
-        assert invalid_warning(counted("unclear", 3, 10), given) is None
+        assert invalid_warning(counted("unclear", 3, 10), helps) is None
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,9 @@ def test_only_an_engine_that_can_guide_is_asked_to(agent, trainer, can):
             "agents": {"_default": {"model_name": "m", **agent}},
         }
     )
-    given = find_help(parameters)
-    assert given.guidable == (frozenset({"prover", "verifier"}) if can else frozenset())
-    assert given.hinted == {"prover", "verifier"}
+    helps = find_help(parameters)
+    assert helps.guidable == (frozenset({"prover", "verifier"}) if can else frozenset())
+    assert helps.hinted == {"prover", "verifier"}
 
 
 def test_report_and_viewer_have_them_among_their_remarks(generations_of):

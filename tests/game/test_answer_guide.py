@@ -109,7 +109,7 @@ def test_whatever_is_said_within_a_guide_is_read_and_ends_in_time(protocol, vers
             assert not lacks_decision(move, form), text
             assert form.scale is not None or move.decision == NO_DECISION
             read += 1
-    assert read >= 0.9 * count
+    assert read >= 0.8 * count
 
 
 @pytest.mark.parametrize("scale", ["accept_reject", "likert_scale_5", "out_of_100"])
@@ -132,6 +132,22 @@ def test_a_guide_takes_the_lines_that_the_prompts_ask_for_and_no_others(version,
     assert not takes(first, f"{before}Decision: perhaps")
     assert not takes(first, f"{before}Decision: {answer}, I think")
     assert not takes(first, "I accept the solution.")
+
+
+def test_a_decision_that_would_not_be_registered_yet_is_not_allowed():
+    parameters = load_parameters(
+        {
+            "run_name": "a",
+            "dataset": "x",
+            "interaction_protocol": "nip",
+            "nip_protocol": {"max_message_rounds": 5, "min_message_rounds": 3},
+            "agents": {"_default": {"model_provider": "SelfHosted", "model_name": "m"}},
+        }
+    )
+    game = Game(parameters)
+    grammars = [write_guide(game.form("verifier", r, 0, []), 200, 60) for r in (0, 2, 4)]
+    assert ["Decision: " in grammar for grammar in grammars] == [False, True, True]
+    assert ["Question: " in grammar for grammar in grammars] == [True, True, False]
 
 
 def test_an_answer_with_too_few_tokens_for_its_form_is_known_beforehand():

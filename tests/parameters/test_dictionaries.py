@@ -187,7 +187,12 @@ def test_settings_of_an_earlier_version_are_read_with_todays_defaults():
     assert today == load_parameters(
         {
             **MINIMAL,
-            "agents": {"prover": {"model_name": "m"}, "verifier": {"lora_alpha": 8}},
+            # Nobody was told before there was a setting for it, whatever is the default today.
+            "agents": {
+                "_default": {"retry_hint": False},
+                "prover": {"model_name": "m"},
+                "verifier": {"lora_alpha": 8},
+            },
             "rl": {"lr": 0.01},
         }
     )

@@ -8,7 +8,7 @@ import pytest
 
 from nip_core.errors import RunConflictError
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters, load_parameters
-from nip_core.parameters.stored import read_settings
+from nip_core.parameters.stored import keep_prompts, read_settings
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import Identity, RunStore
 
@@ -17,6 +17,11 @@ EARLIER = json.loads((Path(__file__).parent / "earlier_run.json").read_text(enco
 """What version 0.1.0 wrote for the quick start, without the settings that came later."""
 SAME = ["agents.prover.lora_alpha=null", "agents.prover.lora_alpha_scale=1.0"]
 SAME += ["agents.prover.shared_model_group=provers", "lm_server.start_timeout_s=180"]
+
+
+def going_on(*changes: str) -> HyperParameters:
+    """The settings of today as the run goes on with them: with the hints that it began with."""
+    return keep_prompts(load_parameters(QUICKSTART, [*SAME, *changes]), EARLIER)
 
 
 def identity(parameters: dict) -> Identity:
@@ -37,7 +42,7 @@ def test_the_record_lacks_what_came_later():
 
 
 def test_the_same_configuration_is_no_difference(run):
-    now = load_parameters(QUICKSTART, SAME).to_dict()
+    now = going_on().to_dict()
     assert run.check_same(identity(now)) == {}
     assert not run.create_or_open(identity(now)).created
     assert run.store.list("quickstart/openings") == []
@@ -58,7 +63,7 @@ def test_a_later_setting_at_another_value_is_a_difference_from_its_default(run):
 
 
 def test_a_later_setting_that_is_harmless_may_differ(run):
-    given = load_parameters(QUICKSTART, [*SAME, "text_rl.save_transcripts=true"]).to_dict()
+    given = going_on("text_rl.save_transcripts=true").to_dict()
     assert run.check_same(identity(given)) == {"text_rl.save_transcripts": (False, True)}
 
 
@@ -74,4 +79,4 @@ def test_a_setting_that_is_gone_is_a_difference(tmp_path):
 def test_its_settings_can_be_read_as_todays():
     today = read_settings(EARLIER)
     assert isinstance(today, HyperParameters)
-    assert today == load_parameters(QUICKSTART, SAME)
+    assert today == going_on()

@@ -1,6 +1,7 @@
 """From the tokens of an answer to its text, piece by piece.
 
 AnswerText   tokens one by one -> text that is certain, cut at the first stop string
+tell         wakes those who read answers, on their event loops
 
 `generate` reads a row once, at its end, and `stream` again and again while it grows. Both give the
 same text, because every token passes through `AnswerText` alone, however many are read at once.
@@ -11,7 +12,10 @@ tokens just before it, once that does not end in a character that may still be c
 byte-level tokenizers the pieces joined are the text of all tokens at once.
 """
 
+import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 _INCOMPLETE = "\ufffd"
 _LONGEST_WAIT = 256
@@ -81,3 +85,25 @@ class AnswerText:
             if any(stop.startswith(self._held[-length:]) for stop in self._stops):
                 return length
         return 0
+
+
+class Listening(Protocol):
+    """Who waits for an answer to advance, and the event loop that this is on."""
+
+    loop: asyncio.AbstractEventLoop
+    progress: asyncio.Event
+
+
+def tell(listening: Sequence[Listening]) -> None:
+    """Set the events of those who listen, by one call to each event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
+    for each in listening:
+        by_loop.setdefault(each.loop, []).append(each.progress)
+    for loop, events in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # the loop was closed
+            loop.call_soon_threadsafe(_set_all, events)
+
+
+def _set_all(events: Sequence[asyncio.Event]) -> None:
+    for event in events:
+        event.set()

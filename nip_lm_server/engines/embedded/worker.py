@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import torch
 
 from nip_lm_server.engines.base import EngineError, EngineState
+from nip_lm_server.engines.embedded.answers import tell
 from nip_lm_server.engines.embedded.batching import Decoder, Row
 from nip_lm_server.engines.embedded.kv_cache import find_cache_room
 from nip_lm_server.engines.embedded.loaded_model import (
@@ -341,7 +342,7 @@ class ModelWorker:
         # Who waits is told at the end, who listens to a stream after every step.
         for pending in self._running:
             pending.ended = all(row.finish_reason is not None for row in pending.rows)
-        _tell([pending for pending in self._running if pending.ended or pending.streamed])
+        tell([each for each in self._running if each.ended or each.streamed])
         self._running = [p for p in self._running if not (p.ended or p.rows[0].cancelled)]
 
     def _admit(self) -> list[Row]:
@@ -404,7 +405,7 @@ class ModelWorker:
     def _fail_running(self, failure: EngineError) -> None:
         for pending in self._running:
             pending.failure = failure
-        _tell(self._running)
+        tell(self._running)
         self._running = []
 
     def _fail_all(self, failure: EngineError) -> None:
@@ -433,21 +434,6 @@ class ModelWorker:
         if torch.cuda.is_available():
             with contextlib.suppress(Exception):  # after an error on the device it refuses
                 torch.cuda.empty_cache()
-
-
-def _tell(requests: Sequence[Pending]) -> None:
-    """Set the requests' events, by one call to each event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
-    for pending in requests:
-        by_loop.setdefault(pending.loop, []).append(pending.progress)
-    for loop, events in by_loop.items():
-        with contextlib.suppress(RuntimeError):  # the loop was closed
-            loop.call_soon_threadsafe(_set_all, events)
-
-
-def _set_all(events: Sequence[asyncio.Event]) -> None:
-    for event in events:
-        event.set()
 
 
 def _without_memory(error: Exception) -> EngineError:

@@ -1,6 +1,6 @@
 """How fast the run's own server is, measured before the first episode.
 
-calibrate   ask each model a few tokens, and tell the progress and the client what that says
+measure_speed   ask each model a few tokens, and tell the progress and the client what that says
 Speed       tokens a second of prompts and of answers
 
 It takes a few hundred tokens. They are no calls of the game: nothing is recorded of them, and no
@@ -44,7 +44,7 @@ class Speed:
         return prompt_tokens / self.prompt + answer_tokens / self.answer
 
 
-async def calibrate(session: Session) -> None:
+async def measure_speed(session: Session) -> None:
     """Measure the models on the run's own server, unless they have no weights.
 
     Raises as a call does, where a server can't answer at all.

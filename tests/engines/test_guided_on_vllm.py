@@ -1,0 +1,54 @@
+"""vLLM holds an agent's answers to the form of their turn, and tells how likely each verdict was."""
+
+import pytest
+from playing import MemoryLog, make_context
+from served_here import KEY, serve
+
+from nip_core.evaluation.invalid import invalid_answers
+from nip_core.game.render import Game
+from nip_core.parameters import load_parameters
+from nip_core.rollouts.chat_client import ChatClient
+from nip_core.rollouts.engine import play_episodes
+from nip_core.rollouts.plan import plan_episodes
+from nip_core.rollouts.tables import build_tables
+from nip_core.scenarios.datasets import load_problems
+from nip_lm_server.spec import ServerSpec
+
+EPISODES = 6
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+async def test_a_model_that_knows_no_form_keeps_it(tmp_path, base_path, vllm_options, version):
+    """The bundled tiny model was made for other prompts, and knows no reasoning."""
+    overrides = (
+        "run_name=a",
+        f"code_validation.system_prompt_version={version}",
+        "agents._default.guided_decoding=true",
+        "agents._default.max_tokens_per_message=80",
+        "agents._default.temperature=1.0",
+    )
+    parameters = load_parameters("quickstart", overrides)
+    game = Game(parameters)
+    problems = load_problems(game.scenario, "families", "train")
+    specs = plan_episodes(parameters, problems, "train", 0)[:EPISODES]
+    spec = ServerSpec("vllm", str(base_path), served_model_name="tiny", options=vllm_options)
+    async with (
+        serve(tmp_path / "state", spec=spec) as here,
+        ChatClient(concurrency=EPISODES, timeout_s=120, retries=0) as client,
+    ):
+        context = make_context(
+            game,
+            f"{here.url}/v1",
+            client,
+            MemoryLog(),
+            model="tiny",
+            key=KEY,
+            of_players={"record_p_accept": True},
+        )
+        shard = await play_episodes(specs, context)
+    generations = build_tables(shard.episodes, shard.generations).generations
+    assert invalid_answers(generations) is None
+    assert {row.outcome for row in shard.episodes} == {"finished"}
+    decided = [row for row in shard.generations if row.decision in (0, 1)]
+    assert len(decided) == EPISODES
+    assert all(row.p_accept is not None and 0 < row.p_accept < 1 for row in decided)
