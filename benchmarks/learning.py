@@ -198,8 +198,8 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def durations(results: dict[str, Any]) -> str:
-    """How long the stages of the shortest and of the longest run took."""
+def say_durations(results: dict[str, Any]) -> str:
+    """Say in minutes how long the shortest and the longest run took."""
     minutes = sorted(row["seconds"] / 60 for row in results["rows"].values())
     return f"The stages of a run took {minutes[0]:.1f} to {minutes[-1]:.1f} minutes."
 
@@ -261,7 +261,7 @@ def main() -> None:
         f"`{results['command']}` at {commit} on {results['machine']}. Accuracy in percent on the "
         f"{rows[asked[0]]['iterations'][0]['test']['distinct_problems']} test problems, "
         "each played once, with 95 % intervals (Wilson).\n\n"
-        f"{table(results)}\n\n{durations(results)}\n"
+        f"{table(results)}\n\n{say_durations(results)}\n"
     )
     if "seed-6198" in rows:
         write_curve(rows["seed-6198"], arguments.out.parent / "learning-curve.svg")
