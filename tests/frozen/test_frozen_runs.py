@@ -180,7 +180,12 @@ def test_a_small_run_makes_what_it_always_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     changes = dict(RUNS[name])
-    agent = {"model_provider": "SelfHosted", "model_name": "sim", "max_tokens_per_message": 32, "retry_hint": False}
+    agent = {
+        "model_provider": "SelfHosted",
+        "model_name": "sim",
+        "max_tokens_per_message": 32,
+        "retry_hint": False,
+    }
     rounds = {"min_message_rounds": 3, "max_message_rounds": 3}
     settings: dict[str, Any] = {
         "run_name": name,

@@ -40,6 +40,7 @@ def bare_settings(protocol: str, *, retries: int = 0, **more: Any) -> HyperParam
         "model_provider": "SelfHosted",
         "model_name": "m",
         "num_invalid_generation_retries": retries,
+        "retry_hint": False,  # what is said is compared with the rules of the protocol alone
         "system_prompt_template_path": str(BARE_PROMPT),
     }
     return load_parameters(

@@ -182,13 +182,19 @@ async def test_an_engine_that_comes_back_from_a_training_says_so_until_it_answer
     async with sleepy(tmp_path / "s") as (here, vllm):
         vllm.may_wake.clear()  # on a card it takes seconds
         vllm.finish.set()
-        async with training(here) as begun:
-            await asyncio.wait_for(begun.wait(), 10)
-            leaving = asyncio.create_task(until(lambda: "/wake_up" in vllm.calls))
-        await leaving
-        status, answer, headers = await here.post("/v1/chat/completions", CHAT)
-        assert (status, code(answer)) == (503, "engine_training") and headers["Retry-After"]
-        vllm.may_wake.set()
+
+        async def train() -> None:
+            async with training(here) as begun:
+                await asyncio.wait_for(begun.wait(), 10)
+
+        leaving = asyncio.create_task(train())
+        try:
+            await until(lambda: "/wake_up" in vllm.calls)
+            status, answer, headers = await here.post("/v1/chat/completions", CHAT)
+            assert (status, code(answer)) == (503, "engine_training") and headers["Retry-After"]
+        finally:
+            vllm.may_wake.set()
+            await leaving
         await until(lambda: here.services.pool.is_served("sim"))
         assert (await here.post("/v1/chat/completions", CHAT))[0] == 200
 

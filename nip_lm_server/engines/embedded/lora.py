@@ -209,7 +209,7 @@ class RowwiseLora:
 
     @property
     def adapting(self) -> bool:
-        """Whether any row of the pass has an adapter."""
+        """Say if any row of the pass has an adapter."""
         return bool(self._plan)
 
     def add(self, name: str, inputs: torch.Tensor, output: torch.Tensor) -> None:

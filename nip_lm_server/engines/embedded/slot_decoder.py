@@ -177,16 +177,16 @@ class SlotDecoder(Decoder):
         self._queue = [group for group in self._queue if id(group) not in taken]
         # 2. Their slots, with what is kept of their prompts. All tokens but the last at most: a
         #    model has no logits without one.
-        found = [self._find(group[0]) for group in chosen]
+        prefixes = [self._find(group[0]) for group in chosen]
         first = len(self._rows)
         self._reserve(first + len(chosen), max(len(group[0].prompt) for group in chosen), first)
-        for i, one in enumerate(found):
+        for i, prefix in enumerate(prefixes):
             start = 0
-            for part in one.parts:
+            for part in prefix.parts:
                 self._slots.put(first + i, start, part)
                 start += part.shape[3]
-            self.prompt_tokens_reused += one.length
-        self._reading = _Reading(chosen, [one.length for one in found])
+            self.prompt_tokens_reused += prefix.length
+        self._reading = _Reading(chosen, [prefix.length for prefix in prefixes])
 
     def _choose_groups(self, budget: int) -> list[Sequence[Row]]:
         """Choose prompts to read together, few enough tokens, none that waits for another."""
@@ -195,14 +195,14 @@ class SlotDecoder(Decoder):
         chosen: list[Sequence[Row]] = []
         beginnings: set[tuple[str, tuple[int, ...]]] = set()
         width = 0
-        for kept, group in measured:
+        for known, group in measured:
             row = group[0]
-            width = width or len(row.prompt) - kept
+            width = width or len(row.prompt) - known
             if chosen and (len(chosen) + 1) * width > budget:
                 break
             # The whole beginning: the same tokens after others are not the same.
-            if len(row.prompt) >= kept + _WORTH_WAITING:
-                begins = (_weights_of(row.adapter), tuple(row.prompt[: kept + _WORTH_WAITING]))
+            if len(row.prompt) >= known + _WORTH_WAITING:
+                begins = (_weights_of(row.adapter), tuple(row.prompt[: known + _WORTH_WAITING]))
                 if begins in beginnings:
                     continue
                 beginnings.add(begins)
