@@ -17,6 +17,7 @@ of it is on disk: it is lost with the server, and then generated again.
 import asyncio
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -78,6 +79,9 @@ class Generations:
 
     clock: Callable[[], float] = time.monotonic
     _held: dict[str, Generation] = field(default_factory=dict)
+    _ended: deque[tuple[str, Generation]] = field(default_factory=deque)
+    """Those of them that have ended, the oldest first."""
+    _kept_bytes: int = 0
     _sweep: asyncio.TimerHandle | None = None
 
     def find_or_begin(
@@ -97,7 +101,7 @@ class Generations:
                     param=JOIN,
                 )
             return held
-        if sum(held.ended_s is None for held in self._held.values()) >= MOST_RUNNING:
+        if len(self._held) - len(self._ended) >= MOST_RUNNING:
             raise ApiError(
                 503,
                 f"{MOST_RUNNING} generations run that can be joined, as many as there may be",
@@ -118,7 +122,9 @@ class Generations:
                 del self._held[name]
             return
         held.ended_s = self.clock()
-        self.sweep()
+        self._ended.append((name, held))
+        self._kept_bytes += held.size
+        self._forget_oldest()
 
     def _look(self) -> None:
         self.sweep()
@@ -127,20 +133,26 @@ class Generations:
 
     def sweep(self) -> None:
         """Abandon and forget what nobody has asked for."""
+        self._forget_oldest()
         now_s = self.clock()
-        for name, held in [*self._held.items()]:
-            if held.ended_s is not None:
-                if now_s - held.ended_s > KEPT_S:
-                    del self._held[name]
-            elif not held.waiting and now_s - held.asked_s > UNASKED_S:
+        for held in self._held.values():
+            if held.ended_s is None and not held.waiting and now_s - held.asked_s > UNASKED_S:
                 held.task.cancel()  # which takes it out
-        # The oldest first; whoever waits for one has its task.
-        ended = sorted((h.ended_s, name) for name, h in self._held.items() if h.ended_s is not None)
-        kept = sum(held.size for held in self._held.values())
-        for _, name in ended:
-            if kept <= KEPT_BYTES:
-                break
-            kept -= self._held.pop(name).size
+
+    def _forget_oldest(self) -> None:
+        """Forget answers that are too old, or too many; whoever waits for one has its task.
+
+        It is done at each answer, so it looks at none of those that stay.
+        """
+        now_s = self.clock()
+        while self._ended:
+            name, held = self._ended[0]
+            assert held.ended_s is not None
+            if now_s - held.ended_s <= KEPT_S and self._kept_bytes <= KEPT_BYTES:
+                return
+            self._kept_bytes -= held.size
+            self._ended.popleft()
+            del self._held[name]
 
     async def close(self) -> None:
         """Abandon all of them."""
@@ -151,6 +163,8 @@ class Generations:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._held.clear()
+        self._ended.clear()
+        self._kept_bytes = 0
 
 
 def read_name(request: web.Request) -> str | None:
