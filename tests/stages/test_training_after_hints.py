@@ -1,6 +1,7 @@
 """A run whose agents answer invalidly at first: what its jobs are sent, with a real server."""
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import yaml
 from served_here import KEY, Here, serve
 from small_game import write_config
+from viewing import client_of
 
 from nip_core.loop import directly, go_on
 from nip_core.parameters import load_parameters
@@ -20,7 +22,6 @@ from nip_core.session.session import Session
 from nip_core.stages import measuring
 from nip_core.stages.publishing import publish
 from nip_core.trainers.dataset import open_dataset
-from nip_core.viewer.episode_page import read_examples
 from nip_lm_server.engines.scripted.deterministic_engine import DeterministicEngine
 from nip_lm_server.engines.scripted.reply_rules import DEFAULT_FILE, load_replies
 
@@ -107,5 +108,6 @@ async def test_a_job_is_sent_answers_behind_the_chats_that_asked_for_them(
     # 2. An episode shows which of its answers each example teaches.
     dataset = open_dataset(run.store, run.dataset(0, "verifier"))
     row = next(row for row in dataset.rows() if row["weights"] is not None)
-    examples = read_examples(run, 0, "verifier", row["episode"])
-    assert [len(of.generations) for of in examples] == [1, 1]
+    page = client_of(tmp_path / "runs").get(f"/runs/small/episodes/{row['episode']}?tab=facts")
+    rows = re.findall(r"<td>verifier</td><td>threshold</td><td>([0-9, ]*)</td>", page.text)
+    assert sorted(rows) == ["0", "2"]

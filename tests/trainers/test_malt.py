@@ -550,6 +550,30 @@ async def test_expert_iteration_over_earlier_trees_learns_whole_conversations():
             assert said == [row["text"] for row in found]
 
 
+async def test_the_prompt_of_a_pair_after_hints_is_what_the_server_was_asked_again():
+    agent = {"model_provider": "SelfHosted", "model_name": "m"}
+    game = make_game(
+        agents={"_default": {**agent, **HINTED["_default"]}}, rl={"rollouts_per_iteration": None}
+    )
+
+    def script(body):
+        if agent_of(body) == "prover":
+            return ["Answer: b"] * body.get("n", 1)
+        if "could not be used" in body["messages"][-1]["content"]:
+            return [(ACCEPT, REJECT)[body["seed"] % 2]]
+        asks = len(body["messages"]) == 1
+        return ["Question: a?" if asks else "Decision: maybe"] * body.get("n", 1)
+
+    branch = Branching(game.parameters, game.protocol, 0)
+    played = await play(game.parameters, script, on=problems(3), branch=branch)
+    tables = played.tables()
+    shards = InMemory((RolloutTables(tables.episodes, tables.generations),))
+    pairs = list(choose_pairs(game, "group", 0, shards, ["verifier"]).examples)
+    asked = [body["messages"] for body in played.server.bodies]
+    assert pairs and all(list(pair.messages) in asked for pair in pairs)
+    assert all("could not be used" in pair.messages[-1]["content"] for pair in pairs)
+
+
 HINTED = {"_default": {"retry_hint": True, "train_hints": "keep"}}
 
 
