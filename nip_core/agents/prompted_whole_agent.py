@@ -8,7 +8,7 @@ from nip_core.agents.history import HISTORIES, NO_STANCE, holds_text, read_situa
 from nip_core.agents.nested_array_dict import Array, NestedArrayDict
 from nip_core.agents.whole_agent import PureTextWholeAgent
 from nip_core.game.render import ChatMessage, Situation
-from nip_core.trainers.expert_iteration import render_own_side
+from nip_core.trainers.conversations import render_own_side
 
 _REPLACES_NOTHING = (
     "the last message is replaced by the true label only with "

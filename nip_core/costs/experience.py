@@ -58,6 +58,9 @@ class Keys:
             *(_plain(common), settings["curriculum"], settings["attack"]["run"] is not None),
             {name: [agent.get(n) for n in _OF_TRAINING] for name, agent in agents.items()},
         ]
+        hinted = [name for name, agent in agents.items() if agent.get("train_hints") == "keep"]
+        if hinted:  # the keys of all other runs are those of before there was the setting
+            training.append(hinted)
         heats = {name: agent.get("temperature") for name, agent in agents.items()}
         return cls(
             _digest(game),

@@ -85,7 +85,7 @@ class Game:
         """Render the chat of `agent` when it is asked in `round_`, after `turns` (in round order).
 
         With `wrong`, what was wrong with its answer before in this very round, the chat ends with
-        a hint. Neither that answer nor the hint stands in any other chat, or in what is trained.
+        a hint. Neither that answer nor the hint stands in any later chat.
 
         In each round come first what the agent is told before its turn (that it is its last, or
         the supervisor's message), then its own answer as it was generated, then what the others

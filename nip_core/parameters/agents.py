@@ -222,6 +222,11 @@ class PureTextAgentParameters(AgentParameters):
     what was wrong with the one before (docs/answers.md). False: with the same chat. None: true,
     unless the prompts have the version "short", whose models follow no instructions. A run that
     goes on does as it began."""
+    train_hints: Literal["drop", "keep"] = "drop"
+    """How expert iteration and MALT train an answer of this agent that was given after a hint:
+    "drop", on the chat without the hint, as the next model is asked first; "keep", on the chat with
+    the hint, as it was given. Needs retry_hint. Trainer pure_text_grpo trains on what was sampled,
+    hints included, and takes "drop" only."""
     guided_decoding: bool = False
     """Whether the engine holds the agent's answers to their form, whatever the model would have
     written: a decision line or a question, reasoning before it where agents reason first, within

@@ -5,7 +5,6 @@ check_agents         the settings of one agent fit together and to the rest
 check_schedules      agents that alternate do so in step
 check_log_probs      who is compared by log-probabilities has some
 check_attack         an attack attacks another run, with provers that have a model
-check_training       the trainer can train who is to be trained, as it is set up
 check_budget_prices  a cap in dollars has all prices that it needs
 find_attackers       the provers that attack
 """
@@ -127,43 +126,6 @@ def check_log_probs(parameters: "HyperParameters") -> None:
             )
 
 
-def check_training(parameters: "HyperParameters") -> None:
-    """Refuse settings of the trainer in conflict with each other, or with its agents."""
-    text_rl, malt = parameters.text_rl, parameters.pure_text_malt
-    imitates = parameters.trainer == "pure_text_ei" or (
-        parameters.trainer == "pure_text_malt" and malt.num_initial_ei_iterations > 0
-    )
-    if text_rl.verifier_guess_replacement_proportion > 0 and not imitates:
-        raise ValueError(
-            "text_rl.verifier_guess_replacement_proportion is for expert iteration, which trainer "
-            f"{parameters.trainer!r} does not do; set it to 0"
-        )
-    trained = {name for g in parameters.trainable_groups for name in parameters.groups[g]}
-    if text_rl.verifier_guess_replacement_proportion > 0 and "verifier" not in trained:
-        raise ValueError(
-            "text_rl.verifier_guess_replacement_proportion changes what the verifier is trained on "
-            f"(got {text_rl.verifier_guess_replacement_proportion:g}), and agents.verifier is "
-            "never trained; set it to 0, or agents.verifier.freeze_agent: false"
-        )
-    if parameters.trainer == "pure_text_malt":
-        _check_malt(parameters)
-    if parameters.trainer == "pure_text_grpo":
-        _check_grpo(parameters)
-    if parameters.promotion.enabled and parameters.test_dataset_split == "validation":
-        raise ValueError(
-            "promotion.enabled: models would be chosen by the problems that they are tested on; "
-            "set test_dataset_split: test"
-        )
-    agents = parameters.model_agents.values()
-    if parameters.fine_tuning.wandb_project is not None and not any(
-        PROVIDERS[agent.model_provider].takes_wandb and not agent.use_dummy_api for agent in agents
-    ):
-        raise ValueError(
-            "fine_tuning.wandb_project: OpenAI reports its jobs there, and no agent has "
-            "model_provider: OpenAI; leave it out"
-        )
-
-
 def check_attack(parameters: "HyperParameters") -> None:
     """An attack has somebody to attack, and somebody who does."""
     attack = parameters.attack
@@ -226,78 +188,6 @@ def find_attackers(parameters: "HyperParameters") -> tuple[str, ...]:
         for agent in protocol.provers
         if agent in parameters.model_agents and protocol.stance(agent, None) == ACCEPT
     )
-
-
-def _check_malt(parameters: "HyperParameters") -> None:
-    """Answers to one prompt can differ."""
-    for group in parameters.trainable_groups:
-        for name in parameters.groups[group]:
-            agent = parameters.model_agents[name]
-            if agent.temperature == 0:
-                raise ValueError(
-                    f"agents.{name}.temperature: trainer 'pure_text_malt' compares answers to one "
-                    "prompt, which are all equal with it (got 0); raise it, or leave it out"
-                )
-            # Refused here, as a provider would refuse the job only after the episodes are paid for.
-            for setting in OWN_DPO_SETTINGS:
-                value = getattr(agent, setting)
-                if value and agent.model_provider != "SelfHosted":
-                    raise ValueError(
-                        f"agents.{name}.{setting}: {agent.model_provider} has no such setting "
-                        f"(got {value}); leave it out, or set model_provider: SelfHosted"
-                    )
-
-
-def _check_grpo(parameters: "HyperParameters") -> None:
-    """Refuse policy gradient without the sampler's tokens, temperature 1 or whole groups."""
-    if parameters.text_rl.fine_tune_on_all_previous_rollouts:
-        raise ValueError(
-            "text_rl.fine_tune_on_all_previous_rollouts: trainer 'pure_text_grpo' trains on what "
-            "the models of the iteration have played; set it to false"
-        )
-    settings = parameters.pure_text_grpo
-    if settings.group_size == 1 and settings.baseline != "role":
-        raise ValueError(
-            "pure_text_grpo.group_size is 1, so an episode has none to be compared with; set it to "
-            "2 or more, or baseline: role"
-        )
-    count = parameters.rollouts_per_iteration
-    if count is not None and count % settings.group_size:
-        raise ValueError(
-            f"pure_text_grpo.group_size ({settings.group_size}) must divide the number of episodes "
-            f"in an iteration ({count}, see rl.rollouts_per_iteration)"
-        )
-    for group in parameters.trainable_groups:
-        for name in parameters.groups[group]:
-            agent = parameters.model_agents[name]
-            if agent.model_provider != "SelfHosted" and not agent.use_dummy_api:
-                raise ValueError(
-                    f"agents.{name}.model_provider: trainer 'pure_text_grpo' needs an lm_server "
-                    f"(got {agent.model_provider}); set SelfHosted, or freeze_agent: true"
-                )
-            if agent.train_reasoning == "keep":
-                raise ValueError(
-                    f"agents.{name}.train_reasoning: trainer 'pure_text_grpo' trains on the tokens "
-                    "as they were generated, thoughts included (got keep); leave it out"
-                )
-            if agent.fine_tune_from_scratch:
-                raise ValueError(
-                    f"agents.{name}.fine_tune_from_scratch: trainer 'pure_text_grpo' improves the "
-                    "model that has played, and can't go back to the base model; set it to false"
-                )
-            if agent.guided_decoding:
-                raise ValueError(
-                    f"agents.{name}.guided_decoding: trainer 'pure_text_grpo' trains on what the "
-                    "model itself chose, and a guide chooses with it (got true); set false, "
-                    f"agents.{name}.freeze_agent: true or another trainer"
-                )
-            for setting in ("temperature", "top_p", "repetition_penalty"):
-                if getattr(agent, setting) not in (None, 1.0):
-                    raise ValueError(
-                        f"agents.{name}.{setting}: trainer 'pure_text_grpo' needs answers that are "
-                        f"sampled as the model is, without it (got {getattr(agent, setting)}); "
-                        "leave it out"
-                    )
 
 
 def check_schedules(parameters: "HyperParameters") -> None:

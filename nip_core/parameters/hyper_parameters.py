@@ -22,7 +22,6 @@ from nip_core.parameters.checks import (
     check_groups,
     check_log_probs,
     check_schedules,
-    check_training,
 )
 from nip_core.parameters.dialects import find_dialect
 from nip_core.parameters.game import (
@@ -52,6 +51,7 @@ from nip_core.parameters.not_for_text import UNAVAILABLE
 from nip_core.parameters.opponents import OpponentsParameters, check_opponents
 from nip_core.parameters.recording import check_recording
 from nip_core.parameters.tracking import Trackers
+from nip_core.parameters.training_checks import check_training
 from nip_core.protocols import list_agent_names, make_protocol
 from nip_core.scenarios import choose_own_version, find_scenario, make_scenario
 from nip_core.scenarios.checked import describe_raised

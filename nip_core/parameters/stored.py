@@ -38,11 +38,15 @@ def keep_prompts(parameters: HyperParameters, stored: PlainMapping) -> HyperPara
 
 
 def _keep_hints(parameters: HyperParameters, stored: PlainMapping) -> HyperParameters:
+    # Who is to be trained behind hints means to have them: that such a run began without is told
+    # where its settings are compared.
     agents = complete_settings(stored)["agents"]
     begun_with = {
         name: agents[name].get("retry_hint")
         for name, agent in parameters.model_agents.items()
-        if agent.retry_hint is None and isinstance(agents.get(name), dict)
+        if agent.retry_hint is None
+        and agent.train_hints == "drop"
+        and isinstance(agents.get(name), dict)
     }
     if all(hint is None for hint in begun_with.values()):
         return parameters

@@ -56,7 +56,13 @@ def build_dataset(session: Session, iteration: int, group: str) -> DatasetFacts:
     # 3. Written piece by piece, and committed with what training on it will cost.
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / FILES[method]
-        written = write_examples(file, method, choice.examples, has_reasoning=choice.has_reasoning)
+        written = write_examples(
+            file,
+            method,
+            choice.examples,
+            has_reasoning=choice.has_reasoning,
+            has_weights=choice.has_weights,
+        )
         manifest = commit(
             store,
             directory,

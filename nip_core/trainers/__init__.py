@@ -6,6 +6,7 @@ chooser     the trainer of a method, a pure function from rollouts to examples:
               expert_iteration   conversations that went well for an agent, to imitate
               malt               pairs of better and worse answers from trees of responses
               grpo               an agent's own tokens with group-relative advantages
+conversations  an agent's side of an episode, as it was asked, for expert iteration
 episodes    rollouts as these look at them
 dataset     examples -> a Parquet file with their lineage; the source of all formats;
             row_digests: its digest

@@ -105,11 +105,14 @@ class _Lineage:
 
 @dataclass(frozen=True, kw_only=True)
 class Example(_Lineage):
-    """One training conversation. Its assistant messages are learned."""
+    """One training conversation. Its assistant messages are learned, unless `weights` differ."""
 
     messages: tuple[ChatMessage, ...]
     reasoning: tuple[str | None, ...] | None = None
     """By message, what its author thought before it; None: nothing is trained of thoughts."""
+    weights: tuple[int | None, ...] | None = None
+    """By message, 1 if it is learned, 0 if not, None if another agent wrote it; None: all of the
+    agent's own are learned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +156,7 @@ class InParts:
     parts: Sequence[Any]
     """In the order of play; each holds what `make` needs."""
     size: int
-    """Number of examples."""
+    """About how many examples there are."""
 
     def __iter__(self) -> Iterator[AnyExample]:
         for part in self.parts:
@@ -172,6 +175,8 @@ class Choice:
     groups, by trainer), and what was left out, by reason."""
     has_reasoning: bool = False
     """Whether examples have thoughts to be trained on."""
+    has_weights: bool = False
+    """Whether examples may have answers that are not learned."""
 
 
 class Chooser(Protocol):

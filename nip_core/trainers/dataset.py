@@ -1,7 +1,8 @@
 """Training examples as Parquet, the source of every back-end's format.
 
 SCHEMAS, FILES    by method, the table's schema and its file's name
-WITH_REASONING    the schemas of examples that have thoughts; schema_of: which a file has
+WITH_REASONING    the schemas of examples that have thoughts
+WITH_WEIGHTS      the schema of conversations with answers that are not learned
 write_examples    examples -> a file, a row group at a time, made by several processes
 Dataset           such a file: its rows in batches, its columns
 open_dataset      the committed one of a directory, checked
@@ -38,9 +39,12 @@ SCHEMA_VERSION = 2
 """Version 2 added `question_id` and `tokens`, and the tables of pairs and trajectories."""
 REASONING_VERSION = 3
 """Of the tables of examples with thoughts. All others keep version 2, and so their digests."""
+WEIGHTS_VERSION = 4
+"""Of the tables of conversations with answers that are not learned, with or without thoughts."""
 
 Row = dict[str, Any]
 
+_VERSION_KEY = b"nip.schema_version"
 _METADATA = {"nip.schema_version": str(SCHEMA_VERSION)}
 _ROWS_PER_GROUP = 500
 _LINEAGE = [
@@ -107,6 +111,10 @@ WITH_REASONING: Mapping[Method, pa.Schema] = {
     )
     for method, fields in _REASONING.items()
 }
+WITH_WEIGHTS = pa.schema(
+    [*WITH_REASONING["supervised"], pa.field("weights", pa.list_(pa.int8()))],
+    metadata={"nip.schema_version": str(WEIGHTS_VERSION)},
+)
 FILES: Mapping[Method, str] = {
     "supervised": "examples.parquet",
     "dpo": "pairs.parquet",
@@ -132,14 +140,18 @@ def write_examples(
     processes: int | None = None,
     *,
     has_reasoning: bool = False,
+    has_weights: bool = False,
 ) -> WrittenDataset:
     """Write `examples` to a new Parquet file, in their order.
 
     Equal examples give equal bytes and an equal digest, however many processes make them. A few
     hundred examples per process are in memory at a time. `processes`: None, as many as are worth
-    it; they are used for examples that are made in parts. `has_reasoning`: with their thoughts.
+    it; they are used for examples that are made in parts. `has_reasoning`: with their thoughts;
+    `has_weights`: of conversations, with what of them is learned.
     """
     schema = (WITH_REASONING if has_reasoning else SCHEMAS)[method]
+    if has_weights and method == "supervised":
+        schema = WITH_WEIGHTS
     # 1. Make the tables of examples here, or part by part in other processes.
     made: Iterator[_Made]
     if processes is None:
@@ -156,7 +168,7 @@ def write_examples(
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
         for table in _regroup_rows(made, hashes):
             writer.write_table(table)
-    version = REASONING_VERSION if has_reasoning else SCHEMA_VERSION
+    version = int(schema.metadata[_VERSION_KEY])
     return WrittenDataset(len(hashes), digest_rows(hashes, method, version))
 
 
@@ -317,14 +329,15 @@ def open_dataset(store: Store, directory: str) -> Dataset:
 
 
 def choose_schema(written: pa.Schema, method: Method) -> pa.Schema:
-    """Choose the schema of a file of the method: with thoughts, if its version says so."""
-    with_thoughts = WITH_REASONING.get(method)
-    key = b"nip.schema_version"
-    version = (written.metadata or {}).get(key, b"")
+    """Choose the schema of a file of the method: the first that has what its version has."""
+    schemas = [of[method] for of in (SCHEMAS, WITH_REASONING) if method in of]
+    schemas += [WITH_WEIGHTS] if method == "supervised" else []
+    version = (written.metadata or {}).get(_VERSION_KEY, b"")
+    if not version.isdigit():
+        return schemas[0]
     # A later version is compared with the latest, so that the error names that one.
-    if with_thoughts is not None and version.isdigit() and int(version) >= REASONING_VERSION:
-        return with_thoughts
-    return SCHEMAS[method]
+    known = (schema for schema in schemas if int(schema.metadata[_VERSION_KEY]) >= int(version))
+    return next(known, schemas[-1])
 
 
 def _read_values(column: pa.ChunkedArray) -> list[Any]:

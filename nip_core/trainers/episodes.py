@@ -2,11 +2,11 @@
 
 Sides    who earned what in which episode, and whether the agent spoke
 read_played   chosen episodes of a shard with their turns, in the order of play
-PlayedEpisode, AgentAnswers   one of them, and what an agent did in it
+PlayedEpisode, PlayedAnswer   one of them, and an answer in it
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.errors import StageError
+from nip_core.game.reasons import Kind
 from nip_core.game.render import Game, InvalidResponse, Situation, Turn, parse_columns
 from nip_core.hashing import derive_key
 from nip_core.rollouts.schema import EPISODES
@@ -32,17 +33,38 @@ _OF_EPISODES = (
 _OF_TREES = ("key", "branch_path", *TREE_COLUMNS)
 
 
-class _Answer(NamedTuple):
-    """A valid generation."""
+class PlayedAnswer(NamedTuple):
+    """A valid generation. All fields but the last are columns."""
 
     episode: str
     round: int
     agent: str
+    attempt: int
     text: str
     key: str
     prompt_tokens: int
     completion_tokens: int
-    reasoning: str | None = None
+    reasoning: str | None = None  # None also where thoughts were not read
+    wrong: Kind | None = None
+    """What was wrong with the answer before, as the hint said; None: there was no hint, or hints
+    were not read."""
+
+    @property
+    def tokens(self) -> int | None:
+        """Count prompt and answer; None: not reported."""
+        known = self.prompt_tokens > 0 and self.completion_tokens > 0
+        return self.prompt_tokens + self.completion_tokens if known else None
+
+
+class _Tried(NamedTuple):
+    """An invalid generation; the fields are columns."""
+
+    round: int
+    agent: str
+    attempt: int
+    text: str
+    finish_reason: str
+    invalid_reason: str
 
 
 class Sides:
@@ -77,15 +99,6 @@ class Sides:
         return [derive_key(*place) for place in zip(*columns, strict=True)]
 
 
-class AgentAnswers(NamedTuple):
-    """An agent's answers in an episode."""
-
-    generations: tuple[str, ...]  # keys of its valid ones, in order
-    tokens: int | None  # prompt and answer of the last one; None: not reported
-    all_tokens: int | None  # prompts and answers of all of them
-    thoughts: tuple[str | None, ...]  # before each of them; None also where they were not read
-
-
 @dataclass(slots=True)
 class PlayedEpisode:
     """A played episode."""
@@ -98,33 +111,25 @@ class PlayedEpisode:
     rounds: int
     situation: Situation
     turns: Sequence[Turn]
-    answers: Sequence[_Answer]
+    answers: Sequence[PlayedAnswer]
 
-    def collect_answers(self, agent: str) -> AgentAnswers:
-        """Collect the agent's answers."""
+    def list_answers(self, agent: str) -> list[PlayedAnswer]:
+        """List the agent's answers, in order."""
         answers = [answer for answer in self.answers if answer.agent == agent]
-        answers.sort(key=attrgetter("round", "key"))
-        tokens = [
-            a.prompt_tokens + a.completion_tokens
-            if a.prompt_tokens > 0 and a.completion_tokens > 0
-            else None
-            for a in answers
-        ]
-        known = [n for n in tokens if n is not None]
-        return AgentAnswers(
-            generations=tuple([answer.key for answer in answers]),
-            tokens=tokens[-1],
-            all_tokens=sum(known) if len(known) == len(tokens) else None,
-            thoughts=tuple([answer.reasoning for answer in answers]),
-        )
+        return sorted(answers, key=attrgetter("round", "key"))
 
 
 def read_played(
-    game: Game, part: Rollouts, keys: Collection[str], *, thoughts: bool = False
+    game: Game,
+    part: Rollouts,
+    keys: Collection[str],
+    *,
+    thoughts: bool = False,
+    hints: bool = False,
 ) -> Iterator[PlayedEpisode]:
     """Read the episodes with these keys in one of the `Sides.parts`, in the order of play.
 
-    The agents' `thoughts` are read if they are asked for.
+    The agents' `thoughts` and the `hints` that they were given are read if they are asked for.
     Raises StageError for an answer that this version of nip reads otherwise.
     """
     if not keys:
@@ -132,16 +137,19 @@ def read_played(
     episodes = part.episodes(_OF_EPISODES)
     here = episodes["key"].to_pylist()
     chosen = [i for i, key in enumerate(here) if key in keys]
-    fields = _Answer._fields if thoughts else _Answer._fields[:-1]
-    generations = part.generations((*fields, "branch_path", "invalid_reason"))
+    fields = PlayedAnswer._fields[: -1 if thoughts else -2]
+    of_hints = ("finish_reason",) if hints else ()
+    generations = part.generations((*fields, *of_hints, "branch_path", "invalid_reason"))
     generations = for_each_episode(part.episodes(_OF_TREES), generations)
     valid = pc.is_null(generations["invalid_reason"])
     if len(chosen) < len(here):
         episodes = episodes.take(chosen)
         valid = pc.and_(valid, pc.is_in(generations["episode"], value_set=episodes["key"]))
-    by_episode: dict[str, list[_Answer]] = defaultdict(list)
+    by_episode: dict[str, list[PlayedAnswer]] = defaultdict(list)
     for answer in _iterate_rows(generations.filter(valid).select(fields)):
-        by_episode[answer[0]].append(_Answer(*answer))
+        by_episode[answer[0]].append(PlayedAnswer(*answer))
+    if hints:
+        _add_hints(game, generations, by_episode)
     for row in _iterate_rows(episodes):
         key, iteration, problem, question_id, y, rounds, *facts = row
         question, solution, columns, stance, seed = facts
@@ -157,6 +165,22 @@ def read_played(
         yield PlayedEpisode(
             key, iteration, problem, question_id, y, rounds, situation, turns, answers
         )
+
+
+def _add_hints(
+    game: Game, generations: pa.Table, by_episode: Mapping[str, list[PlayedAnswer]]
+) -> None:
+    """Add to each answer what was wrong with the one before it, as its agent was told."""
+    invalid = generations.filter(pc.is_valid(generations["invalid_reason"]))
+    tried: dict[str, list[_Tried]] = defaultdict(list)
+    for episode, *facts in _iterate_rows(invalid.select(("episode", *_Tried._fields))):
+        if episode in by_episode:
+            tried[episode].append(_Tried(*facts))
+    for episode, rows in tried.items():
+        mistakes, answers = game.find_mistakes(rows), by_episode[episode]
+        answers[:] = [
+            a._replace(wrong=mistakes.get((a.round, a.agent, a.attempt))) for a in answers
+        ]
 
 
 def _iterate_rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:

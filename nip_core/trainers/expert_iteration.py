@@ -3,8 +3,6 @@
 choose_examples        the trainer, see `nip_core.trainers.base`
 select                 by threshold or by weighted sampling
 replacement_proportion how many of the verifier's answers become the true label
-render_own_side               an agent's conversation, up to its last answer
-align_thoughts            what the agent thought before each of its answers in it
 find_never_chosen           agents that can't earn the threshold
 
 What is chosen is decided from small columns of all rollouts. In this order: the verifier's answers
@@ -25,12 +23,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nip_core.game.render import ChatMessage, Game, Situation, Turn
+from nip_core.game.render import Game
 from nip_core.hashing import canonical_json, derive_key, derive_seed
 from nip_core.parameters import HyperParameters, PureTextEiParameters, TextRlParameters
 from nip_core.protocols import make_protocol
 from nip_core.tolerance import at_least, more_than
 from nip_core.trainers.base import Choice, Example, InParts, Rollouts
+from nip_core.trainers.conversations import (
+    Conversation,
+    keeps_hints,
+    keeps_reasoning,
+    make_conversations,
+)
 from nip_core.trainers.episodes import PlayedEpisode, Sides, read_played
 
 TRUE_LABEL = "true_label"
@@ -73,7 +77,8 @@ def choose_examples(
         "supervised",
         InParts(partial(_make_examples, game), _group_by_part(sides, balanced), len(balanced)),
         {name: count for name, count in counts.items() if count or name == "candidates"},
-        has_reasoning=any(_keeps_reasoning(game, agent) for agent in agents),
+        has_reasoning=any(keeps_reasoning(game, agent) for agent in agents),
+        has_weights=any(keeps_hints(game, agent) for agent in agents),
     )
 
 
@@ -185,10 +190,9 @@ def _drop_duplicates(game: Game, sides: Sides, picks: Sequence[_Pick]) -> list[_
     first: dict[tuple[str, bytes], tuple[Any, _Pick]] = {}
     for part in _group_by_part(sides, picks):
         for episode, (_, pick, _) in _read_picked(game, part):
-            messages = _render_conversation(game, episode, pick)
-            thoughts = _read_thoughts(game, episode, pick, messages)
-            conversation = [*messages, *([] if thoughts is None else thoughts)]
-            text = hashlib.sha256(canonical_json(conversation)).digest()
+            conversations = _make_conversations(game, episode, pick)
+            texts = [part for of in conversations for part in (*of.messages, *(of.thoughts or ()))]
+            text = hashlib.sha256(canonical_json(texts)).digest()
             order = (sides.places[pick.at], pick.reason, pick.draw)
             known = first.get((pick.agent, text))
             if known is None or order < known[0]:
@@ -241,60 +245,9 @@ def _even_out(
     return [pick for k in (0, 1) for pick in sorted(by_kind[k], key=order)[:size]]
 
 
-def render_own_side(
-    game: Game,
-    agent: str,
-    situation: Situation,
-    turns: Sequence[Turn],
-    round_: int,
-    label: int | None = None,
-) -> list[ChatMessage]:
-    """Render the chat of `agent` until its last answer, to be trained on; empty if it never spoke.
-
-    With a true `label` (1 correct, 0 buggy) that answer becomes the right decision, as sure as the
-    scale allows and without the reasoning before it, which may have argued for the other one.
-    """
-    messages = game.render(agent, situation, turns, round_)
-    while messages and messages[-1]["role"] != "assistant":
-        messages.pop()
-    if messages and label is not None:
-        verdict = game.protocol.scale.right_answer(label)
-        messages[-1] = {"role": "assistant", "content": f"Decision: {verdict}"}
-    return messages
-
-
-def _render_conversation(game: Game, episode: PlayedEpisode, pick: _Pick) -> list[ChatMessage]:
+def _make_conversations(game: Game, episode: PlayedEpisode, pick: _Pick) -> list[Conversation]:
     label = episode.y if pick.reason == TRUE_LABEL else None
-    situation, turns = episode.situation, episode.turns
-    return render_own_side(game, pick.agent, situation, turns, episode.rounds - 1, label)
-
-
-def align_thoughts(
-    messages: Sequence[ChatMessage], thoughts: Sequence[str | None], *, is_replaced: bool = False
-) -> tuple[str | None, ...]:
-    """Give what the agent thought before each message of its side; None for messages of others.
-
-    `thoughts` are those before each of its answers, in order. Where the last answer `is_replaced`
-    by the true label, what was thought before it may have argued for the other one.
-    """
-    answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    by_message = dict(zip(answers, thoughts, strict=True))
-    if is_replaced and answers:
-        del by_message[answers[-1]]
-    return tuple(by_message.get(i) for i in range(len(messages)))
-
-
-def _keeps_reasoning(game: Game, agent: str) -> bool:
-    return game.parameters.model_agents[agent].train_reasoning == "keep"
-
-
-def _read_thoughts(
-    game: Game, episode: PlayedEpisode, pick: _Pick, messages: Sequence[ChatMessage]
-) -> tuple[str | None, ...] | None:
-    if not _keeps_reasoning(game, pick.agent):
-        return None
-    thoughts = episode.collect_answers(pick.agent).thoughts
-    return align_thoughts(messages, thoughts, is_replaced=pick.reason == TRUE_LABEL)
+    return make_conversations(game, pick.agent, episode, label)
 
 
 class _PickedSide(NamedTuple):
@@ -332,8 +285,9 @@ def _read_picked(game: Game, part: _Part) -> Iterator[tuple[PlayedEpisode, _Pick
     for choice in chosen:
         by_episode[choice.episode].append(choice)
     agents = {agent: i for i, agent in enumerate(game.protocol.agent_names)}
-    thoughts = any(_keeps_reasoning(game, choice.pick.agent) for choice in chosen)
-    for episode in read_played(game, rollouts, by_episode.keys(), thoughts=thoughts):
+    thoughts = any(keeps_reasoning(game, choice.pick.agent) for choice in chosen)
+    hints = any(keeps_hints(game, choice.pick.agent) for choice in chosen)
+    for episode in read_played(game, rollouts, by_episode, thoughts=thoughts, hints=hints):
         choices = by_episode[episode.key]
         choices.sort(key=lambda c: (agents[c.pick.agent], c.pick.reason, c.pick.draw))
         for choice in choices:
@@ -342,23 +296,22 @@ def _read_picked(game: Game, part: _Part) -> Iterator[tuple[PlayedEpisode, _Pick
 
 def _make_examples(game: Game, part: _Part) -> Iterator[Example]:
     for episode, (_, pick, reward) in _read_picked(game, part):
-        answers = episode.collect_answers(pick.agent)
-        messages = tuple(_render_conversation(game, episode, pick))
-        thoughts = _read_thoughts(game, episode, pick, messages)
-        # Thoughts stand in no later prompt, so each answer that has some is trained by itself.
-        is_apart = thoughts is not None and any(thoughts)
-        yield Example(
-            key=derive_key("example", episode.key, pick.agent, pick.reason, pick.draw),
-            agent=pick.agent,
-            episode=episode.key,
-            generations=answers.generations,
-            iteration=episode.iteration,
-            problem=episode.problem,
-            question_id=episode.question_id,
-            y=episode.y,
-            reward=reward,
-            reason=pick.reason,
-            tokens=answers.all_tokens if is_apart else answers.tokens,
-            messages=messages,
-            reasoning=thoughts,
-        )
+        for conversation in _make_conversations(game, episode, pick):
+            after = conversation.hinted_round
+            which = (pick.reason, pick.draw) if after is None else (pick.reason, pick.draw, after)
+            yield Example(
+                key=derive_key("example", episode.key, pick.agent, *which),
+                agent=pick.agent,
+                episode=episode.key,
+                generations=tuple(answer.key for answer in conversation.learned),
+                iteration=episode.iteration,
+                problem=episode.problem,
+                question_id=episode.question_id,
+                y=episode.y,
+                reward=reward,
+                reason=pick.reason,
+                tokens=conversation.tokens,
+                messages=conversation.messages,
+                reasoning=conversation.thoughts,
+                weights=conversation.weights,
+            )

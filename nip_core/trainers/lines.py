@@ -61,7 +61,7 @@ def write_payloads(
 
 
 def _make_supervised(row: Row) -> dict[str, Any]:
-    return {"messages": _make_chat(row["messages"], row.get("reasoning"))}
+    return {"messages": _make_chat(row["messages"], row.get("reasoning"), row.get("weights"))}
 
 
 def _make_preference(row: Row) -> dict[str, Any]:
@@ -92,20 +92,26 @@ JSONL: Mapping[Method, Callable[[Row], dict[str, Any]]] = {
 
 
 def _make_chat(
-    messages: Sequence[Mapping[str, str | None]], thoughts: Sequence[str | None] | None = None
-) -> list[dict[str, str]]:
-    """Make messages as the wire has them, each with the thoughts before it, if there are any."""
+    messages: Sequence[Mapping[str, str | None]],
+    thoughts: Sequence[str | None] | None = None,
+    weights: Sequence[int | None] | None = None,
+) -> list[dict[str, str | int]]:
+    """Make messages as the wire has them, each with the thoughts before it and its weight, if there
+    are any."""
+    nothing = [None] * len(messages)
     return [
         {
             name: value
-            for name, value in {**message, "reasoning_content": thought}.items()
+            for name, value in {**message, "reasoning_content": thought, "weight": weight}.items()
             if value is not None
         }
-        for message, thought in zip(messages, thoughts or [None] * len(messages), strict=True)
+        for message, thought, weight in zip(
+            messages, thoughts or nothing, weights or nothing, strict=True
+        )
     ]
 
 
-def _make_answer(text: str, thought: str | None) -> list[dict[str, str]]:
+def _make_answer(text: str, thought: str | None) -> list[dict[str, str | int]]:
     return _make_chat([{"role": "assistant", "content": text}], [thought])
 
 

@@ -10,7 +10,10 @@ nothing else, are in no mean and in no pair.
 
 At every node with two children or more, the root included, at most one pair is drawn for each
 trained agent, of two answers that it gave there. Which ones may be a pair is
-`pure_text_malt.pair_selection_method`. The order of the rows in the tables does not matter, nor
+`pure_text_malt.pair_selection_method`. Where an agent's answers are trained behind the hints after
+which they were given, the two must have been given in one chat: after the same hint, or after none.
+DPO compares answers to one prompt, and what else differs would be learned as if it were their
+merit. The order of the rows in the tables does not matter, nor
 does the run's name. Episodes that were played without branching are no trees and give no pairs.
 """
 
@@ -23,6 +26,7 @@ from typing import NamedTuple
 import pyarrow.compute as pc
 
 from nip_core.errors import StageError
+from nip_core.game.reasons import Kind
 from nip_core.game.render import Game, InvalidResponse, Situation, parse_columns
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.rollouts.table_rows import read_rows
@@ -37,6 +41,7 @@ from nip_core.rollouts.trees import (
 )
 from nip_core.tolerance import at_least, more_than
 from nip_core.trainers.base import Choice, Pair, Rollouts
+from nip_core.trainers.conversations import keeps_hints, keeps_reasoning
 
 _Rule = Callable[[float, float], bool]
 """Whether two answers of these expected rewards, the better one first, may be a pair."""
@@ -72,7 +77,9 @@ class _TreeAnswer(NamedTuple):
     branch_path: str
     round: int
     agent: str
+    attempt: int
     text: str
+    finish_reason: str
     invalid_reason: str | None
     prompt_tokens: int
     completion_tokens: int
@@ -88,18 +95,15 @@ def choose_pairs(
     times that one of `agents` was asked at one of these. Of the turns each gave one of the
     ``pairs`` or is left out: ``earlier_model`` (the agent played with one), ``unanswered`` (fewer
     than two valid answers from which an episode came to its end), ``too_close`` (no two answers far
-    enough apart), ``identical`` (such two have the same text, and the same thoughts where these are
+    enough apart), ``other_hints`` (such two were given after different hints, where these are
+    trained), ``identical`` (such two have the same text, and the same thoughts where these are
     trained on). ``failed`` are leaves.
     """
     names = ("candidates", "nodes", "turns", "pairs")
     counts = dict.fromkeys((*names, "unanswered", "too_close", "identical", "failed"), 0)
     pairs = _make_pairs(game, iteration, rollouts, agents, counts)
-    keeps = any(_keeps_reasoning(game, agent) for agent in agents)
+    keeps = any(keeps_reasoning(game, agent) for agent in agents)
     return Choice("dpo", pairs, counts, has_reasoning=keeps)
-
-
-def _keeps_reasoning(game: Game, agent: str) -> bool:
-    return game.parameters.model_agents[agent].train_reasoning == "keep"
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,7 @@ class _Candidate:
     node: Path
     generation: _TreeAnswer
     value: float  # what the agent can expect there
+    wrong: Kind | None = None  # what the hint before it said was wrong, where hints are trained
 
 
 class _Tree:
@@ -134,15 +139,17 @@ class _Tree:
             for row in self.generations.get(child, ())
         )
 
-    def candidates(self, node: Path, agent: str) -> list[_Candidate]:
+    def candidates(self, game: Game, node: Path, agent: str) -> list[_Candidate]:
         """Find the agent's valid answers after `node` with a known value."""
         answers = []
         for child in self.children[node]:
-            value = self.values[child]
-            for row in self.generations.get(child, ()):
+            value, rows = self.values[child], self.generations.get(child, ())
+            hints = game.find_mistakes(rows) if keeps_hints(game, agent) else {}
+            for row in rows:
                 if value is None or row.agent != agent or row.invalid_reason is not None:
                     continue
-                answers.append(_Candidate(child, row, value[agent]))
+                wrong = hints.get((row.round, agent, row.attempt))
+                answers.append(_Candidate(child, row, value[agent], wrong))
         return answers
 
     def leaf_below(self, node: Path) -> _Leaf:
@@ -179,10 +186,9 @@ def _make_pairs(
                     if tree.facts.opponent == agent:
                         counts["earlier_model"] = counts.get("earlier_model", 0) + 1
                         continue
-                    keeps = _keeps_reasoning(game, agent)
-                    found = _choose(tree, node, agent, rules[agent], seed, keeps_reasoning=keeps)
+                    found = _choose(game, tree, node, agent, rules[agent], seed)
                     if isinstance(found, str):
-                        counts[found] += 1
+                        counts[found] = counts.get(found, 0) + 1
                         continue
                     counts["pairs"] += 1
                     yield _make_pair(game, tree, node, agent, *found)
@@ -207,20 +213,14 @@ def _read_trees(shard: RolloutTables) -> Iterator[_Tree]:
 
 
 def _choose(
-    tree: _Tree,
-    node: Path,
-    agent: str,
-    makes_pair: _Rule,
-    seed: Sequence[int],
-    *,
-    keeps_reasoning: bool,
+    game: Game, tree: _Tree, node: Path, agent: str, makes_pair: _Rule, seed: Sequence[int]
 ) -> tuple[_Candidate, _Candidate] | str:
     """Choose a better and a worse answer of the agent after `node`, or say why there are none."""
     # 1. Two valid answers are needed, after which an episode came to its end.
-    candidates = tree.candidates(node, agent)
+    candidates = tree.candidates(game, node, agent)
     if len(candidates) < 2:
         return "unanswered"
-    # 2. They must be far enough apart, and not the same text.
+    # 2. They must be far enough apart, given in one chat, and not the same text.
     possible = [
         (better, worse)
         for better, worse in permutations(candidates, 2)
@@ -228,11 +228,15 @@ def _choose(
     ]
     if not possible:
         return "too_close"
+    possible = [(better, worse) for better, worse in possible if better.wrong == worse.wrong]
+    if not possible:
+        return "other_hints"
+    thinks = keeps_reasoning(game, agent)
     possible = [
         (better, worse)
         for better, worse in possible
         if better.generation.text != worse.generation.text
-        or (keeps_reasoning and better.generation.reasoning != worse.generation.reasoning)
+        or (thinks and better.generation.reasoning != worse.generation.reasoning)
     ]
     if not possible:
         return "identical"
@@ -276,7 +280,7 @@ def _make_pair(
             f"episode {chosen.episode}: an answer that counted as valid when it was played is "
             f"not ({invalid.reason}); another version of nip has played it: train with that one"
         ) from None
-    keeps = _keeps_reasoning(game, agent)
+    keeps = keeps_reasoning(game, agent)
     counted = [chosen.prompt_tokens, chosen.completion_tokens, rejected.completion_tokens]
     return Pair(
         key=derive_key("pair", chosen.key, rejected.key),
@@ -290,7 +294,7 @@ def _make_pair(
         reward=better.value,
         reason=game.parameters.pure_text_malt.pair_selection_method,
         tokens=sum(counted) if counted[0] and sum(counted[1:]) else None,
-        messages=tuple(game.render(agent, situation, turns, len(node))),
+        messages=tuple(game.render(agent, situation, turns, len(node), better.wrong)),
         chosen=chosen.text,
         rejected=rejected.text,
         rejected_reward=worse.value,

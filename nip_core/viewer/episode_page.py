@@ -149,6 +149,8 @@ class UsedExample:
     agent: str
     reason: str
     reward: float
+    generations: tuple[str, ...]
+    """Keys of those learned."""
 
 
 def read_examples(run: RunStore, iteration: int, group: str, key: str) -> list[UsedExample]:
@@ -167,11 +169,14 @@ def read_examples(run: RunStore, iteration: int, group: str, key: str) -> list[U
     names = [name for name in manifest.files if name.endswith(".parquet")]
     if len(names) != 1:
         raise CorruptionError(f"{directory}/{MANIFEST}: names {len(names)} tables instead of one")
-    columns = ["agent", "reason", "reward"]
+    columns = ["agent", "reason", "reward", "generations"]
     try:
         file = open_parquet(read_committed_file(store, manifest, names[0]))
         table = file.read(["episode", *columns], use_threads=False).select(["episode", *columns])
     except (pa.ArrowException, OSError, KeyError) as error:
         raise CorruptionError(f"{manifest.path(names[0])}: can't be read ({error})") from error
     examples = table.filter(pc.equal(table["episode"], key)).select(columns).to_pylist()
-    return [UsedExample(group, **example) for example in examples]
+    return [
+        UsedExample(group, **example | {"generations": tuple(example["generations"])})
+        for example in examples
+    ]

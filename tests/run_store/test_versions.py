@@ -17,7 +17,7 @@ from nip_core.run_store.lease import acquire, refuse_if_held
 from nip_core.run_store.manifest import commit, read_manifest
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
-from nip_core.trainers.dataset import SCHEMAS, WITH_REASONING, Dataset
+from nip_core.trainers.dataset import SCHEMAS, WITH_REASONING, WITH_WEIGHTS, Dataset
 
 READERS: dict[str, tuple[str, Callable[[RunStore], Any]]] = {
     "run": ("run/run.json", lambda run: run.open()),
@@ -78,7 +78,8 @@ def test_tables_of_a_newer_schema_are_refused_with_both_versions(schema):
 
 @pytest.mark.parametrize("method", SCHEMAS)
 def test_examples_of_a_newer_schema_are_refused_with_both_versions(method):
-    newest = int(WITH_REASONING.get(method, SCHEMAS[method]).metadata[b"nip.schema_version"])
+    schemas = {**SCHEMAS, **WITH_REASONING, "supervised": WITH_WEIGHTS}
+    newest = int(schemas[method].metadata[b"nip.schema_version"])
     metadata = {"nip.schema_version": str(newest + 1)}
     table: pa.Table = SCHEMAS[method].empty_table().replace_schema_metadata(metadata)
     with pytest.raises(StoreError, match=f"{newest + 1}, .* up to {newest}"):

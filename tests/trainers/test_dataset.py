@@ -19,6 +19,7 @@ from nip_core.trainers.dataset import (
     EXAMPLES,
     FILES,
     SCHEMAS,
+    WITH_WEIGHTS,
     Dataset,
     choose_held_out,
     open_dataset,
@@ -49,7 +50,8 @@ def test_the_parquet_file_has_the_schema_with_its_version(method, tmp_path):
     assert schema == SCHEMAS[method]
     assert schema.metadata[b"nip.schema_version"] == b"2"
     names = [field.name for field in fields(type(made(method, 1)[0]))]
-    assert schema.names == [name for name in names if "reasoning" not in name]
+    later = ("reasoning", "weights")
+    assert schema.names == [name for name in names if not name.endswith(later)]
 
 
 THOUGHTS = {
@@ -80,6 +82,31 @@ def test_thoughts_are_columns_of_their_own_and_reach_the_line(method, tmp_path):
     said = last["messages"] if method == "supervised" else last["preferred_output"]
     assert said[-1]["reasoning_content"] == HARD_TEXT
     assert "reasoning_content" not in json.dumps(first)
+
+
+@pytest.mark.parametrize("thoughts", [None, THOUGHTS["supervised"]["reasoning"]])
+def test_what_is_not_learned_is_a_column_of_its_own_and_reaches_the_line(thoughts, tmp_path):
+    behind_a_hint = replace(example(3), weights=(None, 0, None, 1), reasoning=thoughts)
+    file = tmp_path / FILES["supervised"]
+    examples = [*made("supervised", 3), behind_a_hint]
+    with_them = write_examples(file, "supervised", examples, has_weights=True)
+    assert pq.read_schema(file) == WITH_WEIGHTS
+    assert pq.read_schema(file).metadata[b"nip.schema_version"] == b"4"
+    dataset = Dataset(file, "supervised", "a")
+    *plain, row = dataset.rows()
+    assert row["weights"] == [None, 0, None, 1] and plain[0]["weights"] is None
+    assert row["reasoning"] == (None if thoughts is None else list(thoughts))
+    # 1. The digest covers them.
+    others = [*examples[:3], replace(behind_a_hint, weights=(None, 1, None, 1))]
+    changed = write_examples(tmp_path / "others", "supervised", others, has_weights=True)
+    assert changed.digest != with_them.digest
+    # 2. What is sent has them at the agent's own messages, and the server reads them so.
+    write_jsonl(dataset.rows(), "supervised", tmp_path / "lines", "the file")
+    *_, first, last = map(json.loads, (tmp_path / "lines").read_bytes().splitlines())
+    assert [m.get("weight") for m in last["messages"]] == [None, 0, None, 1]
+    assert "weight" not in json.dumps(first)
+    *_, (_, read) = read_examples("supervised", tmp_path / "lines")
+    assert [m.weight for m in read.messages if m.role == "assistant"] == [0, 1]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -133,6 +133,7 @@ def choose(game, trees, agents, iteration=0, shuffle_seed=None):
     assert list(choice.examples) == []  # they can be gone through once
     left_out = ("unanswered", "too_close", "identical")
     assert len(pairs) == choice.counts["pairs"]
+    left_out += ("other_hints",) if "other_hints" in choice.counts else ()
     assert choice.counts["turns"] == len(pairs) + sum(choice.counts[name] for name in left_out)
     return pairs, choice.counts
 
@@ -547,6 +548,67 @@ async def test_expert_iteration_over_earlier_trees_learns_whole_conversations():
             assert [row["branch_path"] for row in found] == [leaf[r] for r in own]
             said = [m["content"] for m in example.messages if m["role"] == "assistant"]
             assert said == [row["text"] for row in found]
+
+
+async def test_the_prompt_of_a_pair_after_hints_is_what_the_server_was_asked_again():
+    agent = {"model_provider": "SelfHosted", "model_name": "m"}
+    game = make_game(
+        agents={"_default": {**agent, **HINTED["_default"]}}, rl={"rollouts_per_iteration": None}
+    )
+
+    def script(body):
+        if agent_of(body) == "prover":
+            return ["Answer: b"] * body.get("n", 1)
+        if "could not be used" in body["messages"][-1]["content"]:
+            return [(ACCEPT, REJECT)[body["seed"] % 2]]
+        asks = len(body["messages"]) == 1
+        return ["Question: a?" if asks else "Decision: maybe"] * body.get("n", 1)
+
+    branch = Branching(game.parameters, game.protocol, 0)
+    played = await play(game.parameters, script, on=problems(3), branch=branch)
+    tables = played.tables()
+    shards = InMemory((RolloutTables(tables.episodes, tables.generations),))
+    pairs = list(choose_pairs(game, "group", 0, shards, ["verifier"]).examples)
+    asked = [body["messages"] for body in played.server.bodies]
+    assert pairs and all(list(pair.messages) in asked for pair in pairs)
+    assert all("could not be used" in pair.messages[-1]["content"] for pair in pairs)
+
+
+HINTED = {"_default": {"retry_hint": True, "train_hints": "keep"}}
+
+
+def test_two_answers_after_the_same_hint_are_a_pair_behind_it():
+    def tree(*reasons):
+        trees = Trees()
+        for path, reason, text in zip(
+            "012", reasons, (ACCEPT, REJECT, "Question: a?"), strict=True
+        ):
+            if reason is not None:
+                trees.said(path, "verifier", "", invalid=reason)
+            trees.said(path, "verifier", text, attempt=int(reason is not None))
+            trees.leaf(path, prover=0, verifier=float(text == REJECT))
+        return trees
+
+    def pairs_and_counts(trees, agents):
+        game = make_game(malt={"num_responses_per_timestep": 3}, agents=agents)
+        return choose(game, trees, ["verifier"])
+
+    empty, unclear = "empty answer", "a verdict that is not clear"
+    # 1. Behind the same hint, as both were asked for.
+    [pair], _ = pairs_and_counts(tree(empty, empty, None), HINTED)
+    assert (pair.chosen, pair.rejected) == (REJECT, ACCEPT)
+    assert "could not be used: it was empty" in pair.messages[-1]["content"]
+    # 2. Behind none, where neither had one.
+    [pair], _ = pairs_and_counts(tree(empty, None, None), HINTED)
+    assert (pair.chosen, pair.rejected) == (REJECT, "Question: a?")
+    assert "could not be used" not in str(pair.messages)
+    # 3. Answers to different chats are no pair: what they were told would count as their merit.
+    pairs, counts = pairs_and_counts(tree(empty, unclear, None), HINTED)
+    assert pairs == [] and counts["other_hints"] == 1
+    # 4. Where hints are not trained, all are taken for answers to the chat without them.
+    for reasons in ((empty, empty, None), (empty, unclear, None)):
+        [pair], counts = pairs_and_counts(tree(*reasons), {"_default": {"retry_hint": True}})
+        assert "could not be used" not in str(pair.messages) and "other_hints" not in counts
 
 
 def test_the_thoughts_before_both_answers_are_kept_if_they_are_asked_for():
