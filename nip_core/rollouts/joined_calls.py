@@ -113,6 +113,6 @@ class JoinedCall:
         if self._silent_s > _SILENCE * self.timeout_s * 0.99:
             raise EngineHangsError(
                 f"{self.base_url}: the server hangs: it takes connections and has answered "
-                f"nothing in {self._silent_s:.0f} s (twice rollouts.request_timeout_s). Look at its "
-                "log, start it anew and run again, which pays nothing again"
+                f"nothing in {self._silent_s:.0f} s (twice rollouts.request_timeout_s). Look at "
+                "its log, start it anew and run again, which pays nothing again"
             )
