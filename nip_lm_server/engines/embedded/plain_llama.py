@@ -22,6 +22,7 @@ import torch
 from torch.nn import functional
 
 from nip_lm_server.engines.embedded.lora import RowwiseLora
+from nip_lm_server.processors import SMALL_BYTES
 
 _CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # tables that hold for any length
@@ -169,13 +170,15 @@ def _multiply(product: _Product, x: torch.Tensor) -> torch.Tensor:
 
 
 def may_pack(model: Any, machine_bytes: int) -> bool:
-    """Say whether packed weights are to be had for `model`, and memory for them."""
+    """Say whether packed weights are to be had for `model`, are faster, and have room in memory."""
     weights = list(model.parameters())
+    size = sum(weight.nbytes for weight in weights)
     return (
         all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
         and platform.machine() in ("x86_64", "AMD64")  # measured there alone
         and torch.backends.mkldnn.is_available()
-        and sum(weight.nbytes for weight in weights) <= _PACKED_SHARE * machine_bytes
+        # What lies in the processor's own caches is multiplied as fast as it is, with less around.
+        and SMALL_BYTES <= size <= _PACKED_SHARE * machine_bytes
     )
 
 
