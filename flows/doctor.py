@@ -133,8 +133,11 @@ def _model(name: str) -> Finding:
 
 
 def _published(name: str) -> Finding:
-    looked = look_at(KNOWN[name])
     what, command = f"model {name}", KNOWN[name].command
+    try:
+        looked = look_at(KNOWN[name])
+    except SettingsError as error:
+        return Finding(what, False, str(error))
     if looked.flaw is not None:
         return Finding(what, False, f"damaged: {looked.flaw}", remedy=command)
     size = f"{KNOWN[name].wheel_bytes / 1e6:.0f} MB"

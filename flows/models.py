@@ -84,24 +84,26 @@ def list_models(as_json: AsJson = False) -> None:
             {"name": name, "state": "bundled", "path": str(p)} for name, p in BUNDLED.items()
         ]
         print_json([*bundled, *map(_as_json, looks)])
-        return
-    width = max(map(len, (*BUNDLED, *KNOWN))) + 2
-    for name, path in BUNDLED.items():
-        state = "bundled" if path.is_dir() else "only in nip's repository"
-        say(f"{name:<{width}}{state}")
-    for looked in looks:
-        say(f"{looked.known.name:<{width}}{_describe_state(looked)}")
-        say(f"{'':<{width}}{looked.known.title}, {looked.known.license}, {_describe(looked.known)}")
+    else:
+        width = max(map(len, (*BUNDLED, *KNOWN))) + 2
+        for name, path in BUNDLED.items():
+            state = "bundled" if path.is_dir() else "only in nip's repository"
+            say(f"{name:<{width}}{state}")
+        for looked in looks:
+            known = looked.known
+            say(f"{known.name:<{width}}{_describe_state(looked)}")
+            say(f"{'':<{width}}{known.title}, {known.license}, {_describe(known)}")
     if any(looked.flaw is not None for looked in looks):
         raise typer.Exit(5)
 
 
 @models.command()
 def path(name: Name) -> None:
-    """Print the directory of a model that was added, and is whole."""
+    """Print the directory of a model that was added, and is whole, or of a bundled one."""
+    from nip_core.models import BUNDLED, resolve_model
     from nip_core.models.added_models import find_added
 
-    say(f"{find_added(_find_known(name))}")
+    say(resolve_model(name) if name in BUNDLED else f"{find_added(_find_known(name))}")
 
 
 @models.command()
@@ -123,7 +125,7 @@ def _find_known(name: str) -> KnownModel:
         return KNOWN[name]
     if name in BUNDLED:
         raise SettingsError(f"{name}: comes with nip, there is nothing to add or to remove")
-    near = get_close_matches(name, KNOWN, n=1)
+    near = get_close_matches(name.lower(), KNOWN, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise SettingsError(
         f"{name}: nip knows no such model; {hint}It knows {', '.join(KNOWN)}; settings name any "

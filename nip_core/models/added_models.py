@@ -167,13 +167,20 @@ def holding(root: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[
 def clear_away(root: Path, known: KnownModel) -> None:
     """Delete a model, what was downloaded of it, and what a killed process left of it."""
     path, aside = root / known.name, root / f".{known.name}.old"
-    if os.path.lexists(path) and not path.is_dir():
-        path.unlink()
-    if path.is_dir():
-        shutil.rmtree(aside, ignore_errors=True)
+    if os.path.lexists(path):
+        discard(aside)
         path.rename(aside)  # whole until here, and gone from here on
     for leftover in (aside, part_directory(root, known), work_directory(root, known)):
-        shutil.rmtree(leftover, ignore_errors=True)
+        discard(leftover)
+
+
+def discard(path: Path) -> None:
+    """Delete what lies there, of a link the link alone; what refuses stays."""
+    if path.is_symlink() or not path.is_dir():
+        with suppress(OSError):
+            path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_model(known: KnownModel, environment: Mapping[str, str] = os.environ) -> int:
@@ -244,6 +251,8 @@ def _hash_as_seen(file: str, _inode: int, _size: int, _modified_ns: int) -> str:
 
 
 def _count_bytes(directory: Path) -> int:
+    if directory.is_symlink():  # what it leads to is not deleted with it
+        return directory.lstat().st_size
     total = 0
     for path in directory.rglob("*"):
         with suppress(OSError):  # gone since it was listed

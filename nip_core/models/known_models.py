@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from nip_core.errors import SettingsError
+
 DIRECTORY_VARIABLE = "NIP_MODELS_DIR"
 
 
@@ -79,8 +81,17 @@ KNOWN: dict[str, KnownModel] = {
 
 
 def models_directory(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory of added models: $NIP_MODELS_DIR, or nip/models of the user's data."""
+    """Return the directory of added models: $NIP_MODELS_DIR, or nip/models of the user's data.
+
+    Raises SettingsError where that is in a home directory, and the user has none.
+    """
     chosen = environment.get(DIRECTORY_VARIABLE)
     if not chosen:
         chosen = f"{environment.get('XDG_DATA_HOME') or '~/.local/share'}/nip/models"
-    return Path(chosen).expanduser().absolute()
+    try:
+        return Path(chosen).expanduser().absolute()
+    except RuntimeError as error:  # a user without an entry, as in many containers
+        raise SettingsError(
+            f"models are kept in {chosen}, and this user has no home directory here; name a "
+            f"directory with {DIRECTORY_VARIABLE}"
+        ) from error

@@ -112,7 +112,7 @@ class CallLimit:
         self._flat = self._rounds = 0
         self._answers, self._seconds, self._began_s = 0, 0.0, clock()
         self._timeouts = 0
-        self._may_cut = True
+        self._may_cut, self._said_fewest = True, False
         self._step: tuple[float, float] | None = None
         self._best_work, self._flat_steps = 0.0, 0
 
@@ -176,6 +176,9 @@ class CallLimit:
         self._timeouts = 0
         before = self.limit
         self._set(self.limit // 2)
+        if self.limit == before and self._said_fewest:
+            return
+        self._said_fewest = self.limit == before
         few = f"{self.limit} from here on" if self.limit < before else "which is the fewest"
         self._tell(
             f"nothing of {before} in flight was answered within {self._deadline_s:g} s "

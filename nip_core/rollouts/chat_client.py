@@ -123,9 +123,10 @@ class ChatCompletions(Protocol):
 class _TryAgain(Exception):
     """A try came to nothing, and another one may; `pause_s` is what the server asks for."""
 
-    def __init__(self, reason: str, pause_s: float | None = None):
+    def __init__(self, reason: str, pause_s: float | None = None, is_refusal: bool = False):
         super().__init__(reason)
         self.reason, self.pause_s = reason, pause_s
+        self.is_refusal = is_refusal  # the server has said so, and no connection broke
 
 
 class ChatClient:
@@ -233,7 +234,7 @@ class ChatClient:
         assert self._session is not None, "use `async with ChatClient(...)`"
         payload = json.dumps(body, ensure_ascii=False).encode()
         call = JoinedCall(endpoint.base_url, body, payload, self._timeout_s)
-        limit, tries, retries = self.limit_at(endpoint), 0, 0
+        limit, tries, spoiled, retries = self.limit_at(endpoint), 0, 0, 0
         while True:
             words, answers = call.words, list[ChatAnswer]()
             # The server's own places first: who waits for one takes none of the others.
@@ -249,8 +250,10 @@ class ChatClient:
                     yield answers
                     return
             # A server that has said how far it is was there: only what fails in a row counts.
+            # A generation that comes to nothing each time it has begun is another thing.
+            spoiled += call.words > words and again.is_refusal
             tries = 1 if call.words > words else tries + 1
-            if tries > self._retries:
+            if max(tries, spoiled) > self._retries:
                 break
             retries += 1
             self._on_retry(again.reason)
@@ -295,7 +298,7 @@ class ChatClient:
                     _refuse(status, raw, endpoint.base_url, reason)
                 if status == 429:
                     limit.refused()
-                raise _TryAgain(reason, _read_retry_after(retry_after))
+                raise _TryAgain(reason, _read_retry_after(retry_after), is_refusal=True)
             limit.answered(took_s)
             self._traffic.note_answer()
             return answers
@@ -304,13 +307,21 @@ class ChatClient:
                 limit.timed_out()
                 if endpoint.base_url in self._joining:
                     call.check_silence()
-            reason = redact(f"{type(error).__name__}: {error}", endpoint.api_key)
+            told = str(error)
+            if isinstance(error, TimeoutError) and not told:
+                told = f"no answer within {self._longest_s(endpoint, call):g} s"
+            reason = redact(f"{type(error).__name__}: {told}", endpoint.api_key)
             raise _TryAgain(reason) from None
         except MalformedAnswer as error:
             call.begin_anew()
             raise _TryAgain(redact(str(error), endpoint.api_key)) from None
         finally:
             self._traffic.note_flight(-1, limit.limit)
+
+    def _longest_s(self, endpoint: Endpoint, call: JoinedCall) -> float:
+        """Return the longest time of one request."""
+        is_ours = endpoint.base_url in self._joining
+        return call.request_timeout_s if is_ours else self._timeout_s
 
     async def _post(self, endpoint: Endpoint, call: JoinedCall) -> tuple[int, bytes, str | None]:
         """Send a request; return status, body, and the header Retry-After."""
@@ -322,18 +333,18 @@ class ChatClient:
             **dict(endpoint.headers),
             **(call.headers if endpoint.joins else {}),
         }
-        is_ours = endpoint.base_url in self._joining
-        most_s = call.request_timeout_s if is_ours else self._timeout_s
+        is_known = endpoint.base_url in self._joining
+        call.ask()
         async with self._session.post(
             url,
             data=call.payload,
             headers=headers,
             proxy=proxy_for(url),
-            timeout=aiohttp.ClientTimeout(total=most_s),
+            timeout=aiohttp.ClientTimeout(total=self._longest_s(endpoint, call)),
         ) as response:
             raw = await response.read()
             call.hear()
-            if endpoint.joins and JOIN_HEADER in response.headers and not is_ours:
+            if endpoint.joins and JOIN_HEADER in response.headers and not is_known:
                 self._joining.add(endpoint.base_url)
                 self.limit_at(endpoint).has_no_deadline()
             return response.status, raw, response.headers.get("Retry-After")

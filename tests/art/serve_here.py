@@ -14,7 +14,7 @@ if engine == "embedded":
     spec = ServerSpec(engine, resolve_model(model), served_model_name=model)
 else:
     spec = ServerSpec(engine, model, replies=replies[0] if replies else None)
-handle = owner.start_or_attach(spec, Path(state), timeout_s=180)
+handle = owner.start_or_attach(spec, Path(state), timeout_s=600)
 print(handle.url, handle.api_key, flush=True)
 sys.stdin.read()
 owner.stop(handle)

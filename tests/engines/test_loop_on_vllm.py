@@ -36,7 +36,7 @@ def test_two_groups_train_and_play_on_vllm(tmp_path, vllm_options):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=380,
+        timeout=1100,
     )
     assert ended.returncode == 0, ended.stdout[-4000:]
     run = RunStore(open_store(tmp_path / "runs"), "on-vllm")

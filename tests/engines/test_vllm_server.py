@@ -16,7 +16,7 @@ from nip_lm_server.spec import ServerSpec
 
 TRAINING_TIMEOUT_S = 150.0
 # Three servers load at the same time, on two cores, from a disk that has not read vLLM before.
-START_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 900.0
 BACK_TIMEOUT_S = 240.0
 QUESTION = [{"role": "user", "content": "Is it right?"}]
 

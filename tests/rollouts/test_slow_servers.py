@@ -5,6 +5,8 @@ import subprocess
 import sys
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from scripted_server import scripted_server
 from served_here import KEY, serve
 from slow_engine import SlowEngine
@@ -55,7 +57,7 @@ async def test_a_server_that_says_nothing_any_more_is_named_in_an_error(tmp_path
             while not chats._joining:
                 await asyncio.sleep(0.01)
             proxy.silent = True
-            with pytest.raises(EngineHangsError, match=r"the server hangs: .*answered none"):
+            with pytest.raises(EngineHangsError, match=r"the server hangs: .*answered nothing"):
                 await call
 
 
@@ -109,6 +111,43 @@ async def test_calls_that_say_the_same_without_a_seed_have_an_answer_each(tmp_pa
         at = Endpoint(f"{here.url}/v1", KEY, joins=True)
         await asyncio.gather(chats.complete(at, body), chats.complete(at, body))
     assert engine.begun == 2
+
+
+async def test_the_time_in_which_a_call_waits_for_its_place_is_no_silence_of_the_server(tmp_path):
+    engine, reasons = SlowEngine(steps=40, step_s=0.05), []  # two seconds: twice the time-out
+    async with serve(tmp_path, engine) as here, tcp_proxy(here.port) as proxy:
+        async with client(1.0, 8, concurrency=1, on_retry=reasons.append) as chats:
+            at = Endpoint(proxy.url, KEY, joins=True)
+            calls = [
+                asyncio.create_task(chats.complete(at, {**BODY, "seed": seed})) for seed in (1, 2)
+            ]
+            await calls[0]  # the second has waited for it all the while
+            proxy.silent = True
+            while not reasons:
+                await asyncio.sleep(0.01)
+            proxy.silent = False
+            await calls[1]
+    assert set(reasons) == {"TimeoutError: no answer within 0.5 s"}
+
+
+async def test_a_generation_that_ends_the_engine_each_time_is_given_up():
+    asked = 0
+
+    async def answer(request):
+        nonlocal asked
+        asked += 1
+        named = {"Nip-Generation": request.headers["Nip-Generation"]}
+        if asked % 2:  # it has begun
+            return web.json_response({"status": "running"}, status=202, headers=named)
+        dead = {"error": {"message": "the engine died"}}
+        return web.json_response(dead, status=503, headers=named)
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    async with TestServer(app) as server, client(retries=3, sleep=no_pause) as chats:
+        with pytest.raises(TransportError, match=r"after 4 tries.*HTTP 503: the engine died"):
+            await chats.complete(Endpoint(str(server.make_url("/v1")), KEY, joins=True), BODY)
+    assert asked == 8
 
 
 async def test_a_server_of_somebody_else_keeps_the_deadline():

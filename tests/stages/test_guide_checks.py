@@ -7,7 +7,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from small_game import write_config
 
-from nip_core.errors import SettingsError
+from nip_core.errors import ServerError, SettingsError
 from nip_core.parameters import load_parameters
 from nip_core.session.opening import open_session
 
@@ -63,3 +63,18 @@ async def test_a_server_that_refuses_or_ignores_the_form_is_named(tmp_path, monk
     assert "agents.prover.guided_decoding" in said or "agents.verifier.guided_decoding" in said
     assert ("Unrecognized request argument" if refuses else "Hello! How can I") in said
     assert not list((tmp_path / "runs").glob("*/run.json"))
+
+
+@pytest.mark.parametrize("status", [401, 429])
+async def test_a_refusal_for_another_reason_is_not_blamed_on_the_form(
+    tmp_path, monkeypatch, status
+):
+    async def answer(request):
+        return web.Response(status=status, text="<html>\n not now\n</html>")
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    monkeypatch.setenv("NIP_API_KEY", "k")
+    async with TestServer(app) as other:
+        with pytest.raises(ServerError, match=rf"HTTP {status}: <html> not now </html>; so it is"):
+            await opened(tmp_path, f"agents._default.base_url={other.make_url('/v1')}")

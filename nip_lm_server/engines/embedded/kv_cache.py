@@ -125,10 +125,10 @@ def find_cache_room(most: int | None, device: str) -> int:
         return most
     if device != "cpu":
         return int(_CUDA_CACHE_SHARE * torch.cuda.mem_get_info(device)[0])
-    return min(_CPU_CACHE_BYTES, int(_CPU_CACHE_SHARE * _machine_memory()))
+    return min(_CPU_CACHE_BYTES, int(_CPU_CACHE_SHARE * machine_memory()))
 
 
-def _machine_memory() -> int:
+def machine_memory() -> int:
     """Bytes of the machine's memory; a system that does not tell is taken to have plenty."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -16,10 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
 MIN_TEMPERATURE = 1e-5
 """Below this, sampling is greedy: the likeliest token has next to all of the probability anyway,
 and dividing by ever smaller numbers overflows in the end."""
+
+_BLOCK = 256
+"""Tokens that are summed up together before one of them is drawn."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ class BatchSampler:
         self._temperature = torch.tensor(
             [1.0 if s.greedy else s.temperature for s in settings], device=device
         )[:, None]
+        self._is_tempered = any(s.temperature != 1.0 for s in settings if not s.greedy)
         nucleus = [i for i, s in enumerate(settings) if s.top_p < 1.0 and not s.greedy]
         self._nucleus = torch.tensor(nucleus, dtype=torch.long, device=device)
         self._top_p = torch.tensor([settings[i].top_p for i in nucleus], device=device)[:, None]
@@ -120,12 +125,15 @@ class BatchSampler:
             some = logits[allowed.rows].masked_fill(~allowed.tokens, -torch.inf)
             logits = logits.index_copy(0, allowed.rows, some)
         scores = self._apply_penalty(logits)
-        # 2. Most batches of tests are greedy in all rows, and are spared a softmax and a sum over
-        #    the vocabulary. Else all rows are drawn for, as one operation; a greedy row has no
-        #    generator that it would move.
-        chosen = scores.argmax(-1)
-        if not self._all_greedy:
-            chosen = torch.where(self._greedy, chosen, self._sample(scores))
+        # 2. Most batches are greedy in all rows or in none, and are spared what the others need. In
+        #    between all rows are drawn for, as one operation; a greedy row has no generator that it
+        #    would move.
+        if self._all_greedy:
+            chosen = scores.argmax(-1)
+        else:
+            chosen = self._sample(scores)
+            if not all(self._drawing):
+                chosen = torch.where(self._greedy, scores.argmax(-1), chosen)
         if len(self._penalised):
             self._seen.scatter_(1, chosen[self._penalised][:, None], True)
         # 3. Log-probabilities, where a row asks for them.
@@ -154,22 +162,19 @@ class BatchSampler:
         return logits.index_copy(0, self._penalised, torch.where(self._seen, weakened, rows))
 
     def _sample(self, scores: torch.Tensor) -> torch.Tensor:
-        probabilities = (scores / self._temperature).softmax(-1)
+        if self._is_tempered:
+            scores = scores / self._temperature
+        probabilities = scores.softmax(-1)
         # Only the rows that ask for it: each has its whole vocabulary sorted.
         if len(self._nucleus):
             rows = probabilities[self._nucleus]
             probabilities = probabilities.index_copy(0, self._nucleus, self._keep_nucleus(rows))
-        # In double precision and in vocabulary order: a near-tie can't swap the order of tokens.
-        cumulative = probabilities.double().cumsum(-1)
-        total = cumulative[:, -1:]
         drawn = [
             generator.random() if drawing else 0.0
             for generator, drawing in zip(self._randoms, self._drawing, strict=True)
         ]
         uniform = torch.tensor(drawn, dtype=torch.float64, device=scores.device)[:, None]
-        # A product that is rounded up to the total would lie beyond the last token.
-        target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-        return torch.searchsorted(cumulative, target, right=True)[:, 0]
+        return _invert(probabilities, uniform)
 
     def _keep_nucleus(self, rows: torch.Tensor) -> torch.Tensor:
         """Zero all but the nucleus: the fewest likeliest tokens to reach top-p together."""
@@ -179,3 +184,29 @@ class BatchSampler:
         # With top-p 0, too, one token is left.
         nucleus[:, 0] = ordered[:, 0]
         return torch.zeros_like(rows).scatter_(1, order, nucleus)
+
+
+def _invert(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Find the token of each row in which `uniform` [rows, 1] of its probability is reached.
+
+    First the block of tokens, then the token in it: only what is drawn from is summed up in double
+    precision. In vocabulary order: a near-tie can't swap the order of tokens.
+    """
+    rows, size = probabilities.shape
+    padding = -size % _BLOCK
+    if padding:
+        probabilities = functional.pad(probabilities, (0, padding))
+    blocks = probabilities.view(rows, -1, _BLOCK)
+    sums = blocks.sum(-1).double()
+    ends = sums.cumsum(-1)
+    target = _below(uniform * ends[:, -1:], ends[:, -1:])
+    block = torch.searchsorted(ends, target, right=True)
+    inside = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].double().cumsum(-1)
+    target = _below(target - (ends - sums).gather(1, block), inside[:, -1:])
+    return (block * _BLOCK + torch.searchsorted(inside, target, right=True))[:, 0]
+
+
+def _below(target: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Bring a target between 0 and the total: what rounding moves out of it is no token's."""
+    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
+    return target.clamp_min(0.0)

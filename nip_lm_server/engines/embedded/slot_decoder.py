@@ -23,12 +23,14 @@ from nip_lm_server.engines.embedded.batching import (
     is_live,
 )
 from nip_lm_server.engines.embedded.kept_prefixes import Found, KeptPrefixes
+from nip_lm_server.engines.embedded.kv_cache import machine_memory
 from nip_lm_server.engines.embedded.loaded_model import LoadedModel
 from nip_lm_server.engines.embedded.lora import LoraAdapter, RowwiseLora
 from nip_lm_server.engines.embedded.plain_llama import (
     PlainLlama,
     attend_grouped,
     computes_the_same,
+    may_pack,
     read_plain_llama,
     score_causally,
     spread,
@@ -64,6 +66,7 @@ class SlotDecoder(Decoder):
     ):
         super().__init__(model, lora, stop_tokens)
         self.plain: PlainLlama | None = plain
+        self._packs = plain.packs
         self.kept = KeptPrefixes(0)
         self._slots = SlotCache(plain, model.dtype, self._device)
         self._group = plain.heads // plain.key_heads
@@ -86,7 +89,7 @@ class SlotDecoder(Decoder):
         self.plain = None
 
     def return_to_model(self) -> None:
-        self.plain = PlainLlama(self._model, self._lora)
+        self.plain = PlainLlama(self._model, self._lora, packs=self._packs)
 
     def forget(self, adapter: LoraAdapter) -> None:
         """Drop what is kept of an adapter's."""
@@ -342,7 +345,7 @@ class SlotDecoder(Decoder):
 def make_decoder(loaded: LoadedModel, lora: RowwiseLora) -> Decoder:
     """Make the fastest decoder that computes what the model computes."""
     model, stop_tokens = loaded.model, loaded.stop_tokens
-    plain = read_plain_llama(model, lora)
+    plain = read_plain_llama(model, lora, packs=may_pack(model, machine_memory()))
     if plain is not None:
         user = ({"role": "user", "content": "Is the code right?"},)
         ids = chat_template.encode_prompt(loaded.tokenizer, user)

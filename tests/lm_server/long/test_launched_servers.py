@@ -226,15 +226,6 @@ def test_two_servers_do_not_share_a_state_directory(tmp_path: Path) -> None:
     owner.stop(handle)
 
 
-def test_a_server_answers_within_a_second(tmp_path: Path) -> None:
-    begin = time.monotonic()
-    handle = start(tmp_path)
-    took = time.monotonic() - begin
-    owner.stop(handle)
-    # Well under a second on an idle machine; the bound leaves room for a busy one.
-    assert took < 5
-
-
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 def test_a_server_inherits_nobodys_keys(tmp_path: Path) -> None:
     secrets = ("OPENAI_API_KEY", "GH_TOKEN", "x_secret", "DB_PASSWORD", "NIP_API_KEYS")

@@ -1,6 +1,7 @@
 """The embedded engine reads no prompt's beginning twice, and answers as if it had."""
 
 import asyncio
+import platform
 
 import pytest
 import pytest_asyncio
@@ -15,11 +16,16 @@ from nip_lm_server.engines.embedded import slot_decoder
 from nip_lm_server.engines.embedded.batching import Decoder, Row
 from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
 from nip_lm_server.engines.embedded.lora import RowwiseLora
-from nip_lm_server.engines.embedded.plain_llama import computes_the_same, read_plain_llama
+from nip_lm_server.engines.embedded.plain_llama import (
+    computes_the_same,
+    may_pack,
+    read_plain_llama,
+)
 from nip_lm_server.engines.embedded.sampling import Settings, row_random
 from nip_lm_server.engines.embedded.slot_decoder import SlotDecoder
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+IS_X86 = platform.machine() in ("x86_64", "AMD64")
 
 
 @pytest.fixture(scope="module")
@@ -194,8 +200,9 @@ def configurations():
     }
 
 
+@pytest.mark.parametrize("packs", [False, *([True] if IS_X86 else [])])
 @pytest.mark.parametrize("name", ["llama", "llama3", "mistral", "qwen2", "qwen3"])
-async def test_the_plain_pass_is_that_of_the_models_own_library(name):
+async def test_the_plain_pass_is_that_of_the_models_own_library(name, packs):
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -205,7 +212,7 @@ async def test_the_plain_pass_is_that_of_the_models_own_library(name):
         for parameter in model.parameters():  # norms and biases too, which begin as ones and zeros
             parameter.add_(torch.randn_like(parameter) * 0.1)
         lora = RowwiseLora(model)
-        plain = read_plain_llama(model, lora)
+        plain = read_plain_llama(model, lora, packs=packs)
         assert plain is not None and computes_the_same(plain, model, range(2, 58))
         library, slots = (
             Decoder(model, lora, frozenset()),
@@ -235,3 +242,15 @@ async def test_a_model_that_computes_anything_else_is_left_to_its_library(name):
 
     model = AutoModelForCausalLM.from_config(configurations()[name])
     assert read_plain_llama(model, RowwiseLora(model)) is None
+
+
+async def test_weights_are_packed_where_it_pays_and_the_second_copy_has_room(base):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    size = 64 << 20
+    large = torch.nn.Linear(4096, size // (4 * 4096), bias=False)
+    assert not may_pack(large, 7 * size)
+    assert may_pack(large, 9 * size) == IS_X86
+    assert not may_pack(large.bfloat16(), 9 * size)
+    assert not may_pack(AutoModelForCausalLM.from_pretrained(base), 9 * size)

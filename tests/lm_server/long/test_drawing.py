@@ -1,0 +1,70 @@
+"""Tokens are drawn with the probabilities that they have, whatever the size of the vocabulary."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from nip_lm_server.engines.embedded.sampling import BatchSampler, Settings  # noqa: E402
+
+NEVER = -float("inf")
+
+
+class Given(random.Random):
+    """A generator whose next number is known."""
+
+    def __init__(self, number: float):
+        super().__init__()
+        self._number = number
+
+    def random(self) -> float:
+        return self._number
+
+
+def draw(logits, numbers, settings=None):
+    rows, size = logits.shape
+    settings = settings or [Settings()] * rows
+    generators = [Given(number) for number in numbers]
+    sampler = BatchSampler(settings, generators, [[]] * rows, size, torch.device("cpu"))
+    return sampler.choose(logits, logprobs=False).ids
+
+
+@given(
+    st.sampled_from([1, 2, 255, 256, 257, 496, 1000, 49152]),
+    st.integers(0, 10**6),
+    st.floats(0, 1, exclude_max=True),
+    st.floats(0, 0.999),
+)
+def test_a_number_takes_the_token_that_it_falls_on(size, seed, number, left_out):
+    torch.manual_seed(seed)
+    logits = torch.randn(2, size) * 4
+    logits[torch.rand(2, size) < left_out] = NEVER
+    logits[:, seed % size] = 0.0  # one is left
+    for row, token in enumerate(draw(logits, [number, number])):
+        shares = logits[row].double().softmax(-1)
+        ends = shares.cumsum(-1)
+        assert shares[token] > 0
+        # Sums of single precision: a number so close to an end may fall on the next one.
+        assert ends[token] - shares[token] - 1e-5 <= number <= ends[token] + 1e-5
+
+
+@pytest.mark.parametrize("number", [0.0, 1 - 2**-53])
+@pytest.mark.parametrize("only", [0, 255, 256, 999])
+def test_the_one_token_that_is_allowed_is_drawn(number, only):
+    logits = torch.full((1, 1000), NEVER)
+    logits[0, only] = -30.0
+    assert draw(logits, [number]) == [only]
+
+
+def test_rows_are_greedy_or_drawn_each_by_its_own_settings():
+    logits = torch.zeros(3, 300)
+    logits[:, 7] = 1.0
+    settings = [Settings(0.0), Settings(1.0), Settings(0.5)]
+    greedy, drawn, tempered = draw(logits, [0.9, 0.9, 0.9], settings)
+    assert greedy == 7
+    for token, temperature in ((drawn, 1.0), (tempered, 0.5)):
+        ends = (logits[0].double() / temperature).softmax(-1).cumsum(-1)
+        assert token == int(torch.searchsorted(ends, torch.tensor(0.9).double()))
