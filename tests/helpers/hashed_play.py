@@ -84,9 +84,10 @@ def check(played: Any, bodies: list[dict[str, Any]]) -> None:
         agents = parameters.groups[group]
         for example in choose_examples(game, group, 0, InMemory((tables,)), agents).examples:
             last = rows[example.generations[-1]]
-            # What is trained has no hint, as the first chat of the turn.
-            hinted = parameters.gives_hint(last["agent"])
-            place = (last["round"], last["agent"], 0 if hinted else last["attempt"])
+            # What is trained has no hint, as the first chat of the turn; or it is what was asked.
+            drops = parameters.model_agents[last["agent"]].train_hints == "drop"
+            is_first = drops and parameters.gives_hint(last["agent"])
+            place = (last["round"], last["agent"], 0 if is_first else last["attempt"])
             seed = seeds[example.episode].generation_seed(parameters.seed, *place)
             *prompt, answer = example.messages
             assert prompt == asked[last["agent"], seed], shown

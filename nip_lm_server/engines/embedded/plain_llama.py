@@ -210,14 +210,16 @@ def read_plain_llama(model: Any, lora: RowwiseLora, *, packs: bool = False) -> P
 def computes_the_same(plain: PlainLlama, model: Any, ids: Sequence[int]) -> bool:
     """Say whether the pass gives the logits of the model's own library, up to rounding."""
     device = model.device
-    own = model(input_ids=torch.tensor([[*ids]], device=device), use_cache=False).logits.float()
+    whole = torch.tensor([[*ids]], device=device)
+    expected = model(input_ids=whole, use_cache=False).logits.float()
     # Float32 rounds in the sixth digit. A twentieth in half precisions is a rule of thumb: what is
     # left out or applied wrongly moves logits by more.
-    allowed = (1e-3 if model.dtype == torch.float32 else 0.05) * float(own.abs().max())
+    allowed = (1e-3 if model.dtype == torch.float32 else 0.05) * float(expected.abs().max())
     # A few tokens as well: they have products of their own, see `_multiply`.
     for some in (len(ids), _PACKED_ROWS - 1):
         logits = score_causally(plain, [ids[:some]], device).float()
-        if not float((own[:, :some] - logits).abs().max()) <= allowed:  # so that a NaN is refused
+        difference = float((expected[:, :some] - logits).abs().max())
+        if not difference <= allowed:  # so that a NaN is refused
             return False
     return True
 
