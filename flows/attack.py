@@ -5,17 +5,24 @@ from typing import Annotated, Any
 import typer
 
 from nip_core.errors import SettingsError
-from nip_core.parameters.attack import BEST_OF_N, SNEAKY
+from nip_core.parameters.attack import BEST_OF_N, SCRIPT, SNEAKY
 from nip_prefect.flows.launch import run_flow
 from nip_prefect.flows.options import RunName, Shown, ShownAs
 from nip_prefect.flows.printing import show_plan, show_result, show_run
 
-_WAYS = (BEST_OF_N, SNEAKY)
+_WAY_OF = {"--n": BEST_OF_N, "--steps": SNEAKY, "--every": SNEAKY, "--script": SCRIPT}
+"""By option, the one way of attacking that it is for."""
+_WAYS = (BEST_OF_N, SNEAKY, SCRIPT)
 
 
 def attack(
     run: RunName,
-    by: Annotated[str, typer.Option(help="best-of-n, or sneaky: train provers against it.")],
+    by: Annotated[
+        str,
+        typer.Option(
+            help="best-of-n; sneaky: train provers against it; or script: yours, or nip's."
+        ),
+    ],
     iteration: Annotated[
         int | None,
         typer.Option(help="Whose models: those that play this iteration; default: the newest."),
@@ -29,6 +36,10 @@ def attack(
     ] = None,
     every: Annotated[
         int | None, typer.Option(min=1, help="sneaky: steps from test to test; default: 5.")
+    ] = None,
+    script: Annotated[
+        str | None,
+        typer.Option(help="script: one that comes with the scenario, or path/to/file.py:function."),
     ] = None,
     problems: Annotated[
         int | None, typer.Option(help="Most problems of each label; default: all.")
@@ -54,10 +65,13 @@ def attack(
 
     if by not in _WAYS:
         raise SettingsError(f"--by {by!r}: use one of {', '.join(_WAYS)}")
-    _refuse(by, {"--n": n} if by == SNEAKY else {"--steps": steps, "--every": every})
+    given = {"--n": n, "--steps": steps, "--every": every, "--script": script}
+    _refuse(by, {option: value for option, value in given.items() if _WAY_OF[option] != by})
     chosen: dict[str, Any] = {"by": by, "iteration": iteration, "problems": problems}
     if n is not None:
         chosen["n"] = _numbers(n)
+    if by == SCRIPT:
+        chosen["script"] = script
     run_store, run = name_place(run, run_store)
     parameters = attack_settings(
         run_store,

@@ -58,6 +58,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     from nip_core.parameters.model_names import speaks_nip
     from nip_core.records.left_out import describe_left_out, read_left_out_by_settings
     from nip_core.run_store.store import check_location
+    from nip_core.session.attacked_run import plan_reach, reach_lines
     from nip_core.session.prepare import plan_run
 
     check_location(parameters.run_store)
@@ -65,7 +66,9 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     left_out = read_left_out_by_settings(parameters)
     if as_json:
         counts = None if left_out is None else {s: len(out) for s, out in left_out.items()}
+        reach = plan_reach(parameters)
         known = {"estimate": asdict(estimate), "left_out": counts, "origin": origin.facts()}
+        known |= {} if reach is None else {"reach": reach.as_json()}
         print_json({"parameters": parameters.to_dict(), **known})
         _warn(parameters, estimate)
         return
@@ -84,6 +87,8 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     )
     if estimate.attack_episodes:
         say(f"  {amount(estimate.attack_episodes, 'problem')} on which the verifier is attacked")
+    for line in reach_lines(parameters):
+        say(f"  {line}")
     if estimate.gate_episodes:
         say(f"  {amount(estimate.gate_episodes, 'validation episode')} to choose models by")
     if line := _detectable(estimate):
@@ -289,9 +294,9 @@ def _tell_untrained(iterations: list[dict[str, Any]]) -> "Iterator[str]":
 
 def _show_attack(attack: dict[str, Any], console: "Console") -> None:
     """Print what an attack did to the verifier of another run."""
+    by, of_run = attack.get("script") or attack["by"], attack["run"]
     console.print(
-        f"attack by {attack['by']} on run {attack['run']}, iteration {attack['iteration']} "
-        f"({attack['model']})",
+        f"attack by {by} on run {of_run}, iteration {attack['iteration']} ({attack['model']})",
         soft_wrap=True,
     )
     kind = "n" if "by_n" in attack else "step"

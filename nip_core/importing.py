@@ -20,11 +20,12 @@ from typing import Any, TypeVar
 Kind = TypeVar("Kind")
 
 
-def import_object(address: str) -> Any:
+def import_object(address: str, kind: type = type) -> Any:
     """Import the object at an address.
 
     A file's path is relative to the working directory; the file is imported once, under a name
-    that no other module has. What it imports itself must be importable.
+    that no other module has. What it imports itself must be importable. `kind` is what is looked
+    for, a class (`type`) or a function, so that an error can name those that are there.
 
     Raises ValueError, with the reason, where there is no such module, file or name in it.
     """
@@ -35,19 +36,20 @@ def import_object(address: str) -> Any:
         else:
             module = importlib.import_module(place)
         if not hasattr(module, name):
-            classes = [n for n, v in vars(module).items() if _is_defined_in(v, module)]
-            raise ImportError(f"it has no {name!r}; it defines {', '.join(classes) or 'no class'}")
+            defined = [n for n, v in vars(module).items() if _is_defined_in(v, kind, module)]
+            none = "no class" if kind is type else "no function"
+            raise ImportError(f"it has no {name!r}; it defines {', '.join(defined) or none}")
         return getattr(module, name)
     except SyntaxError as error:
         raise ValueError(f"{address!r} can't be imported ({error})") from None
     except Exception as error:  # whatever the module raises
-        kind = "" if isinstance(error, ImportError | OSError) else f"{type(error).__name__}: "
+        raised = "" if isinstance(error, ImportError | OSError) else f"{type(error).__name__}: "
         what = " ".join(str(error).split()) + find_line(error, place)
-        raise ValueError(f"{address!r} can't be imported ({kind}{what})") from None
+        raise ValueError(f"{address!r} can't be imported ({raised}{what})") from None
 
 
-def _is_defined_in(value: object, module: ModuleType) -> bool:
-    return isinstance(value, type) and value.__module__ == module.__name__
+def _is_defined_in(value: object, kind: type, module: ModuleType) -> bool:
+    return isinstance(value, kind) and value.__module__ == module.__name__
 
 
 def find_line(error: BaseException, file: str) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 from nip_core.concurrency import gather_or_cancel
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
+from nip_core.parameters.tested_iterations import attacks_untrained, is_tested
 from nip_core.records.status import find_first_incomplete
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.session.opening import open_session
@@ -112,7 +112,7 @@ async def _all_iterations(session: Session, call: Call) -> str | None:
         with session.progress.during(last, "test"):
             await play_and_measure(session, last, TEST, call)
     # 3. What an attack on another run's verifier did to it: the tests, or a game of choices.
-    if attacks_by_choice(parameters):
+    if attacks_untrained(parameters):
         with session.progress.during(last, "attack"):
             await play(session, last, ATTACK, call)
     if parameters.attack.run is not None:

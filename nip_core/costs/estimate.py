@@ -43,7 +43,7 @@ from nip_core.evaluation.statistics.power import detectable_change
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.prices import find_missing_prices, price_calls, price_training
-from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
+from nip_core.parameters.tested_iterations import attacks_untrained, is_tested
 from nip_core.rollouts.plan import ATTACK, group_size, plan_episodes
 from nip_core.scenarios import Problem
 
@@ -158,7 +158,7 @@ def estimate_run(
     tests = sum(is_tested(parameters, i) for i in range(iterations + 1))
     gates = sum(_may_be_gated(parameters, i) for i in range(iterations)) * trains
     attacks = 0
-    if attacks_by_choice(parameters):
+    if attacks_untrained(parameters):
         attacks = len(plan_episodes(parameters, problems["test"], ATTACK, iterations))
     counts = _Counts(
         per_iteration,

@@ -15,11 +15,13 @@ for what runs have taken.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 
 from nip_core.game.render import Game, make_situation
 from nip_core.models import locate_model
 from nip_core.parameters import HyperParameters, Method
+from nip_core.parameters.attack import SCRIPT
 from nip_core.parameters.checks import find_attackers
 from nip_core.rollouts.plan import episode_spec
 from nip_core.rollouts.trees import Branching
@@ -193,6 +195,8 @@ def reckon_attack_loads(game: Game, seed: int, plain: Loads) -> Loads:
     turns = sum(
         not provers.isdisjoint(protocol.active(r, seed)) for r in range(protocol.max_message_rounds)
     )
+    if attack.by == SCRIPT:
+        return plain  # there is nothing to choose from, so each game is played once
     messages = attack.n[-1] + max(turns - 1, 0) * sum(attack.n)
     played = messages * attack.continuations + len(attack.n)
     loads = {}
@@ -221,16 +225,16 @@ def reckon_attack_means(
     """
     parameters, protocol = game.parameters, game.protocol
     attack, provers = parameters.attack, set(find_attackers(parameters))
+    candidates = attack.candidates
 
     def distinct(n: float) -> float:
         return n if not repeated else (1 - (1 - repeated) ** n) / repeated
 
     # The best of the first n is seldom that of four times as many, unless they say the same.
     ways_on = 1.0 + sum(
-        1 - distinct(fewer) / distinct(more)
-        for fewer, more in zip(attack.n, attack.n[1:], strict=False)
+        1 - distinct(fewer) / distinct(more) for fewer, more in pairwise(candidates)
     )
-    asked = fmean(attack.n[-max(1, round(ways_on)) :])
+    asked = fmean(candidates[-max(1, round(ways_on)) :])
     # By round: nodes from which the game goes on, messages to be judged, and games that judge one.
     ways, fresh, judging = 1.0, 0.0, 0.0
     shape: list[float] = []
@@ -238,7 +242,7 @@ def reckon_attack_means(
     for round_ in range(protocol.max_message_rounds):
         nodes = ways + fresh + judging
         attacking = provers & set(protocol.active(round_, seed))
-        messages = (asked if judging else float(attack.n[-1])) if attacking else 1.0
+        messages = (asked if judging else float(candidates[-1])) if attacking else 1.0
         continued = fresh * attack.continuations + judging
         for agent, written in several.items():
             said = messages if agent in attacking else 1.0

@@ -24,6 +24,7 @@ from nip_core.parameters import HyperParameters
 from nip_core.parameters.attack import BEST_OF_N
 from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.stored import complete_settings, read_settings
+from nip_core.parameters.tested_iterations import attacks_untrained
 from nip_core.records.iterations import IterationRecord, Records
 from nip_core.records.spending import Spent
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
@@ -183,7 +184,7 @@ def _joined(told: Iterable[Experience], keys: Keys, needed: Collection[str]) -> 
 
 def _needed(parameters: HyperParameters, keys: Keys) -> set[str]:
     """Return the keys of what a run with these settings does."""
-    if parameters.attack.run is not None and parameters.attack.by == BEST_OF_N:
+    if attacks_untrained(parameters):
         return {keys.attack}
     needed = {keys.game}
     if parameters.trainer == "pure_text_malt":

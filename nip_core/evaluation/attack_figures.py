@@ -1,18 +1,20 @@
 """What an attack on a verifier did to it.
 
 figures_by_choice  soundness and completeness for each number of messages, and what the attack cost
+figures_by_script  the same of an attack whose messages a script writes
 figures_by_step    the same by steps of training
 OwnTest            the test that the attacked verifier had in its own run
 without_lying      the figures of an attack whose provers nothing told to lie
 choose_episodes    the episodes that count for one number of messages
 plain_rollouts     the same, each with its own generations
+count_messages     how many messages an attack has sampled
 attack_line        the figures in a line
 attack_shown       the part of them that a summary has
 
 `attack_metrics` has the document, `attack_words` says it in sentences.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +29,7 @@ from nip_core.evaluation.attack_metrics import (
     StepMetrics,
     WorstStep,
 )
+from nip_core.evaluation.attack_reach import measure_reach
 from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.evaluation.metrics import evaluate, paired_difference
 from nip_core.evaluation.split_metrics import PairedDifference
@@ -34,9 +37,11 @@ from nip_core.evaluation.spread import Asked, find_questions
 from nip_core.protocols import ACCEPT
 from nip_core.rollouts.table_rows import read_rows
 from nip_core.rollouts.tables import RolloutTables
-from nip_core.rollouts.trees import Leaf, generation_numbers
+from nip_core.rollouts.trees import Leaf, generation_numbers, parse_path
 from nip_core.tolerance import at_least
 
+COUNTED = ("episode", "branch_path", "agent", "invalid_reason")
+"""Columns of generations from which messages are counted."""
 _OF_PROBLEM = ("problem", "question", "solution", "y")
 
 
@@ -65,6 +70,7 @@ def figures_by_choice(
     seed: int,
     split_by: Sequence[str] = (),
     own_test: OwnTest = OwnTest(),
+    attackers: Collection[str] = (),
 ) -> AttackMetrics:
     """Measure an attack by best-of-n, with intervals by question (see `find_questions`).
 
@@ -74,21 +80,57 @@ def figures_by_choice(
       choose from), and ``distinct``, the mean number of different messages among them
     - ``trained``, ``lost_to_lying``, ``lost_to_training``, ``completeness_change``: see `_losses`,
       of the smallest n and the largest
+    - ``reach``: of the messages of `attackers` on wrong problems among which was chosen
     - ``episodes`` (leaves of trees, the continuations included), ``generations``,
       ``prompt_tokens``, ``completion_tokens`` and ``agents``: of all that was played
     """
     episodes, numbers = rollouts.episodes, sorted(set(choices["n"].to_pylist()))
     tables = {n: choose_episodes(episodes, choices, n) for n in numbers}
     asked = Asked(seed, find_questions(episodes, split_by))
-    of_n = {n: choices.filter(pc.equal(choices["n"], n)) for n in numbers}
-    agents = _spent(rollouts.generations)
+    messages = count_messages(episodes, rollouts.generations, attackers, numbers[-1])
     losses = _losses(own_test, tables[numbers[0]], tables[numbers[-1]], asked, split_by)
-    return AttackMetrics(
-        by_n=tuple(_with_n(n, tables[n], of_n[n], asked) for n in numbers),
+    return _chosen(
+        rollouts,
+        choices,
+        asked,
         trained=losses.trained,
         lost_to_lying=losses.to_lying,
         lost_to_training=losses.to_training,
         completeness_change=losses.completeness_change,
+        reach=measure_reach(messages),
+    )
+
+
+def figures_by_script(
+    rollouts: RolloutTables,
+    choices: pa.Table,
+    seed: int,
+    split_by: Sequence[str] = (),
+    own_test: OwnTest = OwnTest(),
+) -> AttackMetrics:
+    """Measure an attack by a script, as `figures_by_choice` does one with a single message.
+
+    ``lost_to_script`` is soundness of the own test less that of this one, on the wrong problems in
+    common. There is no reach, as nothing is sampled, and nothing that is lost to lying or training.
+    """
+    asked = Asked(seed, find_questions(rollouts.episodes, split_by))
+    played = choose_episodes(rollouts.episodes, choices, 1)
+    losses = _losses(own_test, played, played, asked, split_by)
+    return _chosen(rollouts, choices, asked, trained=losses.trained, lost_to_script=losses.to_lying)
+
+
+def _chosen(
+    rollouts: RolloutTables, choices: pa.Table, asked: Asked, **beside: Any
+) -> AttackMetrics:
+    """Measure the episodes that count, by number of messages, with what all of it took."""
+    episodes, agents = rollouts.episodes, _spent(rollouts.generations)
+    numbers = sorted(set(choices["n"].to_pylist()))
+    of_n = {n: choices.filter(pc.equal(choices["n"], n)) for n in numbers}
+    return AttackMetrics(
+        by_n=tuple(
+            _with_n(n, choose_episodes(episodes, choices, n), of_n[n], asked) for n in numbers
+        ),
+        **beside,
         episodes=episodes.num_rows,
         distinct_problems=len(set(episodes["problem"].to_pylist())),
         generations=sum(spent.generations for spent in agents.values()),
@@ -202,6 +244,28 @@ def plain_rollouts(rollouts: RolloutTables, choices: pa.Table, n: int) -> Rollou
     return RolloutTables(chosen, _replaced(spoken, "branch_path", [""] * len(pairs)))
 
 
+def count_messages(
+    episodes: pa.Table, generations: pa.Table, attackers: Collection[str], n: int | None = None
+) -> int:
+    """Count the valid messages of `attackers` on wrong problems.
+
+    Of trees only those among which was chosen: the first `n` below each node.
+    """
+    wrong = episodes.filter(pc.equal(episodes["y"], 0))["key"].combine_chunks()
+    is_counted = pc.and_(
+        pc.is_in(generations["agent"], value_set=pa.array(sorted(attackers), pa.string())),
+        pc.and_(
+            pc.is_null(generations["invalid_reason"]),
+            pc.is_in(generations["episode"], value_set=wrong),
+        ),
+    )
+    paths = generations.filter(is_counted)["branch_path"].to_pylist()
+    if n is None:
+        return len(paths)
+    # Below a number from `n` on the game is played on to judge a message, and nothing is chosen.
+    return sum(all(number < n for number in parse_path(path)) for path in paths)
+
+
 def attack_line(metrics: AttackMetrics) -> str:
     """Say the figures of an attack in a line, for a terminal or a log."""
     return ", ".join(
@@ -223,7 +287,7 @@ def attack_shown(metrics: AttackMetrics, of_each: Sequence[str]) -> dict[str, An
     rows = [row.as_json() for row in metrics.rows]
     whole = (
         *("steps_to_exploit", "exploited_below", "worst", "trained"),
-        *("lost_to_lying", "lost_to_training", "completeness_change"),
+        *("lost_to_lying", "lost_to_training", "lost_to_script", "completeness_change", "reach"),
     )
     return {
         **(metrics.attack.as_json() if metrics.attack else {}),

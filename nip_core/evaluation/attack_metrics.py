@@ -1,6 +1,7 @@
 """The document of an attack, ``metrics-attack.json``, and what is shown beside it.
 
 AttackMetrics   the figures; `attack_figures` makes them
+Reach           how many messages were sampled; `attack_reach` counts them
 TrainedSteps    how many of an attack's steps trained its provers
 ShownAttack     both
 
@@ -26,8 +27,19 @@ class Attacked(Figures):
     by: StrictStr
     model: StrictStr
     """The name of the verifier's model."""
+    script: StrictStr | None = None
+    """The script that wrote the messages, with the digest of its file where it is a user's."""
     told: StrictBool | None = None
     """Whether the provers read that they argue for acceptance; None where that is not known."""
+
+
+class Reach(Figures):
+    """How many messages of provers an attack has sampled, and how rare a kind it may miss."""
+
+    messages: StrictInt
+    """On wrong problems; in which it chose, or by which provers were trained."""
+    rarest: StrictFloat | None
+    """The share of the messages below which a kind was likely never among them; None: of none."""
 
 
 class MessagesToChoose(Figures):
@@ -107,7 +119,9 @@ class AttackMetrics(Figures):
     trained: OwnRates | None = None
     lost_to_lying: PairedDifference | None = None
     lost_to_training: PairedDifference | None = Field(None, validation_alias=_LOST_TO_TRAINING)
+    lost_to_script: PairedDifference | None = None
     completeness_change: PairedDifference | None = None
+    reach: Reach | None = None
     episodes: StrictInt | None = None
     distinct_problems: StrictInt | None = None
     generations: StrictInt | None = None

@@ -11,7 +11,7 @@ worst_words      the worst of the steps
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from nip_core.evaluation.attack_metrics import (
@@ -20,6 +20,7 @@ from nip_core.evaluation.attack_metrics import (
     TrainedSteps,
     WorstStep,
 )
+from nip_core.evaluation.attack_reach import SCRIPT_REACH, reach_words
 from nip_core.evaluation.figures_in_words import group_reasons, how_much, plain_percent
 from nip_core.evaluation.split_metrics import PairedDifference
 
@@ -149,7 +150,28 @@ def loss_sentences(attack: ShownAttack) -> list[str]:
         if isinstance(first, ChoiceMetrics) and isinstance(last, ChoiceMetrics):
             ends = f"choosing (n = {first.n} less n = {last.n})"
         lines.append(f"Lost to {ends}: {how_much(training)}.")
-    return lines
+    return [*lines, *_script_sentences(attack), *_reach_sentences(attack)]
+
+
+def _script_sentences(attack: ShownAttack) -> Iterator[str]:
+    """Say what a script took."""
+    lost = attack.lost_to_script
+    if lost is not None and lost.difference is None:
+        yield f"Lost to the script: not known, as {lost.because}."
+    elif lost is not None:
+        own = plain_percent(None if attack.trained is None else attack.trained.soundness)
+        yield (
+            f"Lost to the script (its own test, {own}, less provers that say what the script "
+            f"writes): {how_much(lost)}."
+        )
+
+
+def _reach_sentences(attack: ShownAttack) -> Iterator[str]:
+    """Say how rare a kind of message the attack was likely to miss."""
+    if attack.lost_to_script is not None:
+        yield SCRIPT_REACH
+    elif attack.reach is not None:  # earlier versions have none
+        yield reach_words(attack.reach)
 
 
 def _steps_to_exploit(attack: ShownAttack) -> str | None:

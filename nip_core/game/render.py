@@ -20,7 +20,8 @@ from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move, Protocol, RoundResult, TokenChoice, Turn, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
 from nip_core.scenarios import Problem, Scenario, check_own_words, make_scenario
-from nip_core.scenarios.checked import call_for_text, draw_columns
+from nip_core.scenarios.base import PROVER
+from nip_core.scenarios.checked import call_for_text, draw_columns, list_seen_columns
 from nip_core.scenarios.prompts import SystemPrompts
 
 ChatMessage = dict[str, str]
@@ -69,7 +70,7 @@ class Game:
             raise SettingsError(str(error)) from None
         self.prompts = SystemPrompts(parameters, self.protocol, self.scenario)
         self._rules = Rules(parameters, self.protocol, self.prompts)
-        self._formats = {name: a.chat_format for name, a in parameters.model_agents.items()}
+        self._formats = {name: a.chat_format for name, a in parameters.prompted_agents.items()}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.parameters,)  # another process makes its own
@@ -148,6 +149,13 @@ class Game:
         system = prompt.fill(self._fill_texts(situation))
         return system, None if told is None else told["content"]
 
+    def seen_by_prover(self, situation: Situation) -> Mapping[str, str]:
+        """Give the texts of the problem that provers are shown, by column."""
+        texts = self._fill_texts(situation)
+        return {
+            column.name: texts[column.name] for column in list_seen_columns(self.scenario, PROVER)
+        }
+
     def drawn(self, situation: Situation) -> Mapping[str, str]:
         """Draw the scenario's columns for the episode."""
         return draw_columns(self.scenario, _list_texts(situation), situation.seed)
@@ -159,7 +167,7 @@ class Game:
 
         None where the answer is valid, or where the agent is not told.
         """
-        has_model = agent in self.parameters.model_agents
+        has_model = agent in self.parameters.prompted_agents
         if invalid_reason is None or not has_model or not self.parameters.gives_hint(agent):
             return None
         return sort_reason(invalid_reason, finish_reason, text)
@@ -188,7 +196,7 @@ class Game:
         if self._formats[agent] != "named":
             # Where all that others say is one message, it must show that the hint is not theirs. A
             # name of its own would need a template that shows names.
-            message["name"] = self.parameters.model_agents[agent].supervisor_name
+            message["name"] = self.parameters.prompted_agents[agent].supervisor_name
         return message
 
     def _fill_texts(self, situation: Situation) -> Mapping[str, str]:

@@ -127,7 +127,7 @@ class Rules:
     def _announce(
         self, agent: str, round_: int, own_turns: int, stance: int | None, seed: int
     ) -> Mapping[str, str] | None:
-        settings = self._parameters.model_agents[agent]
+        settings = self._parameters.prompted_agents[agent]
         due = {
             "none": False,
             "all": True,

@@ -7,11 +7,13 @@ check_log_probs      who is compared by log-probabilities has some
 check_attack         an attack attacks another run, with provers that have a model
 check_budget_prices  a cap in dollars has all prices that it needs
 find_attackers       the provers that attack
+list_scripted        those of them whose messages a script writes
 """
 
 from typing import TYPE_CHECKING
 
 from nip_core.parameters.agents import OWN_DPO_SETTINGS, PureTextAgentParameters
+from nip_core.parameters.attack import SCRIPT
 from nip_core.parameters.dialects import check_dialect, find_dialect
 from nip_core.parameters.hosting import is_deterministic, takes_turns, uses_own_server
 from nip_core.parameters.prices import find_missing_prices, write_price_lines
@@ -20,6 +22,7 @@ from nip_core.parameters.update_schedule import AlternatingPeriodicUpdateSchedul
 from nip_core.protocols import ACCEPT, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS
 from nip_core.scenarios import make_scenario
+from nip_core.scenarios.scripts import check_script_named
 
 if TYPE_CHECKING:
     from nip_core.parameters.hyper_parameters import HyperParameters
@@ -155,6 +158,7 @@ def check_attack(parameters: "HyperParameters") -> None:
             f"attack.run: protocol {protocol.name!r} has no prover with a model that argues for "
             "acceptance"
         )
+    check_script_named(make_scenario(parameters), attack.script)
     for setting in ("randomize_prover_stance", "shared_reward"):
         if getattr(parameters.protocol_common, setting):
             raise ValueError(
@@ -186,8 +190,14 @@ def find_attackers(parameters: "HyperParameters") -> tuple[str, ...]:
     return tuple(
         agent
         for agent in protocol.provers
-        if agent in parameters.model_agents and protocol.stance(agent, None) == ACCEPT
+        if not parameters.agents[agent].is_random and protocol.stance(agent, None) == ACCEPT
     )
+
+
+def list_scripted(parameters: "HyperParameters") -> tuple[str, ...]:
+    """List the attackers that play without their models, as a script writes their messages."""
+    attack = parameters.attack
+    return find_attackers(parameters) if attack.run and attack.by == SCRIPT else ()
 
 
 def check_schedules(parameters: "HyperParameters") -> None:

@@ -22,6 +22,7 @@ from nip_core.parameters.checks import (
     check_groups,
     check_log_probs,
     check_schedules,
+    list_scripted,
 )
 from nip_core.parameters.dialects import find_dialect
 from nip_core.parameters.game import (
@@ -298,9 +299,15 @@ class HyperParameters(Parameters):
             )
 
     @property
-    def model_agents(self) -> dict[str, PureTextAgentParameters]:
-        """Return the agents with a model, by name."""
+    def prompted_agents(self) -> dict[str, PureTextAgentParameters]:
+        """Return the agents that read prompts, by name: those with a model, and scripted ones."""
         return {n: a for n, a in self.agents.items() if isinstance(a, PureTextAgentParameters)}
+
+    @property
+    def model_agents(self) -> dict[str, PureTextAgentParameters]:
+        """Return the agents that play with a model, by name."""
+        scripted = list_scripted(self)
+        return {n: a for n, a in self.prompted_agents.items() if n not in scripted}
 
     @property
     def groups(self) -> dict[str, tuple[str, ...]]:
@@ -348,7 +355,7 @@ class HyperParameters(Parameters):
 
     def gives_hint(self, agent: str) -> bool:
         """Tell whether the agent is told what was wrong when it is asked again."""
-        chosen = self.model_agents[agent].retry_hint
+        chosen = self.prompted_agents[agent].retry_hint
         return self.system_prompt_version != SHORT if chosen is None else chosen
 
     def could_be_guided(self, agent: str) -> bool:
@@ -356,14 +363,14 @@ class HyperParameters(Parameters):
 
         Trainer pure_text_grpo trains on what the model itself chose, so nobody may choose with it.
         """
-        settings = self.model_agents[agent]
+        settings = self.prompted_agents[agent]
         takes = settings.use_dummy_api or find_dialect(settings).takes_grammars
         is_trained = self.trainer == "pure_text_grpo" and not settings.freeze_agent
         return takes and not is_trained and not settings.guided_decoding
 
     def max_tokens(self, agent: str) -> int:
         """Return the most tokens for one message of the agent."""
-        settings = self.model_agents[agent]
+        settings = self.prompted_agents[agent]
         if settings.max_tokens_per_message is not None:
             return settings.max_tokens_per_message
         reasons = reasons_first(self.system_prompt_version)

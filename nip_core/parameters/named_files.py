@@ -22,7 +22,8 @@ from nip_core.models import BUNDLED, KNOWN, refuse_both
 from nip_core.parameters.plain import Plain, PlainDict, PlainMapping
 from nip_core.scenarios import find_scenario
 
-_CLASSES = ("scenario", "interaction_protocol")
+_IN_PYTHON = (("scenario",), ("interaction_protocol",), ("attack", "script"))
+"""Settings that name what stands in a Python file, behind a colon."""
 _DATA_ENDINGS = (".parquet", ".jsonl", ".jsonl.gz", ".train", ".dev", ".test")
 _SELF_HOSTED = "SelfHosted"
 
@@ -122,10 +123,10 @@ def _find_moved(run_store: str, place: Path | None) -> str | None:
 
 def _list_named(values: PlainMapping) -> Iterator[_NamedFile]:
     """List what names a relative path, or might; settings of a wrong form are refused later."""
-    for key in _CLASSES:
-        file, _, name = _text(values, key).rpartition(":")
+    for place in _IN_PYTHON:
+        file, _, name = _text(values, *place).rpartition(":")
         if file.endswith(".py"):
-            yield from _relative(_NamedFile((key,), file, f":{name}"))
+            yield from _relative(_NamedFile(place, file, f":{name}"))
     dataset = _text(values, "dataset")
     is_data = dataset.endswith(_DATA_ENDINGS) or _is_written_as_path(dataset)
     yield from _relative(_NamedFile(("dataset",), dataset, is_needed=is_data))

@@ -2,11 +2,11 @@
 
 is_tested          whether the models that play an iteration are tested
 scheme_tests       the same by the test scheme
-attacks_by_choice  whether the run plays an attack in which messages are chosen
+attacks_untrained  whether the run plays an attack that trains nobody
 """
 
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.attack import BEST_OF_N
+from nip_core.parameters.attack import SNEAKY
 
 
 def is_tested(parameters: HyperParameters, iteration: int) -> bool:
@@ -27,6 +27,6 @@ def scheme_tests(scheme: str, last: int, iteration: int, interval: int) -> bool:
     return False
 
 
-def attacks_by_choice(parameters: HyperParameters) -> bool:
-    """Say whether the run attacks by choosing among messages, without training."""
-    return parameters.attack.run is not None and parameters.attack.by == BEST_OF_N
+def attacks_untrained(parameters: HyperParameters) -> bool:
+    """Say whether the run attacks without training, by chosen messages or those of a script."""
+    return parameters.attack.run is not None and parameters.attack.by != SNEAKY

@@ -69,7 +69,8 @@ class Traffic:
         since_s = max(self.began_s, now_s - _WINDOW_S)
         if len(self.answers) == _MOST_ANSWERS and self.answers[0] < now_s:
             since_s = max(since_s, self.answers[0])
-        count = sum(at_s > since_s for at_s in self.answers)
+        # A view counts in a thread of its own while answers come, so it counts a copy.
+        count = sum(at_s > since_s for at_s in self.answers.copy())
         return count / (now_s - since_s) if now_s > since_s else None
 
     def tokens_per_s(self) -> tuple[float, float] | None:

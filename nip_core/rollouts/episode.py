@@ -44,6 +44,7 @@ from nip_core.rollouts.journal import Appends
 from nip_core.rollouts.labels import make_objection, take_solution
 from nip_core.rollouts.model_call import Call, Player, ask, read_again
 from nip_core.rollouts.plan import EpisodeSpec
+from nip_core.rollouts.scripted_call import ask_script
 from nip_core.rollouts.table_rows import AttackChoice, CallRecord, Episode, LabelRow
 from nip_core.scenarios import NO_LABEL, NoLabel
 
@@ -436,6 +437,9 @@ class EpisodeState:
         context, player = self.context, self.context.player(spec, agent)
         seed = spec.generation_seed(context.game.parameters.seed, self.round, agent, attempt)
         chat, form = self._chat(agent, wrong), self._form(agent)
+        if player.script is not None:
+            yield await ask_script(context.game, player, spec, self.round, chat, form, seed)
+            return
         async with ask(context.game, context.client, player, chat, form, seed, n) as call:
             # A random agent has no model that reads or writes tokens.
             if player.endpoint is not None:

@@ -31,6 +31,7 @@ from nip_core.rollouts.acceptance import LIKELIEST, can_be_estimated, estimate_a
 from nip_core.rollouts.chat_client import ChatAnswer, ChatCompletions, Endpoint
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.table_rows import CallRecord, Generation, Timing
+from nip_core.scenarios.scripts import LoadedScript
 
 RANDOM_MODEL = "random"  # what stands where a model's name would
 _LETTERS = 20
@@ -39,7 +40,7 @@ _DECIDES = 0.4  # of the turns in which a random agent may
 
 @dataclass(frozen=True)
 class Player:
-    """An agent with its model; a random agent has none."""
+    """An agent with its model; a random agent and a scripted one have none."""
 
     agent: str
     model: str
@@ -49,11 +50,12 @@ class Player:
     record_logprobs: bool = False  # and their log-probabilities, where the engine has them
     top_logprobs: int = 0  # ask for the likeliest tokens, so many, and do without if there are none
     record_p_accept: bool = False  # of its verdicts, where the engine says
+    script: LoadedScript | None = None  # writes its messages in the place of a model
 
     @property
     def gives_several(self) -> bool:
         """Say whether one request can ask for several answers."""
-        if isinstance(self.parameters, RandomAgentParameters):
+        if self.script is not None or isinstance(self.parameters, RandomAgentParameters):
             return False
         return find_dialect(self.parameters).takes_n
 

@@ -25,11 +25,12 @@ ABSENT = "(absent)"
 _CONTENTS = {
     "scenario": "scenario",
     "interaction_protocol": "protocol",
+    "attack.script": "script",
     "dataset": "problems",
     "lm_server.replies": "replies",
 }
 """By setting with a path, the digest of what lies there, in the contents on record."""
-_CLASSES = ("scenario", "interaction_protocol")
+_CLASSES = ("scenario", "interaction_protocol", "attack.script")
 _VALUE_SHOWN = 80  # characters
 
 

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from nip_core.protocols import Protocol
 from nip_core.scenarios.prompt_versions import FIRST, PromptVersion
+from nip_core.scenarios.scripts import Script
 
 PROVER: Literal["prover"] = "prover"
 VERIFIER: Literal["verifier"] = "verifier"
@@ -177,6 +178,8 @@ class Scenario:
     claims: ClassVar[Mapping[str, int]] = {}
     """Regular expressions of what a prover says, without regard to case, and the decision that each
     stands for: the report compares the verifier with one that believes the prover."""
+    scripts: ClassVar[Mapping[str, Script]] = {}
+    """By name, functions that write a prover's messages in an attack (`attack.by: script`)."""
     template_directory: ClassVar[Path | None] = None
     """Where templates of its own lie, as ``<version>/<protocol>/<agent>.txt``; a template that is
     missing there is nip's."""

@@ -118,7 +118,7 @@ class SystemPrompts:
         self._base = protocol.base if isinstance(protocol, ZeroKnowledgeProtocol) else protocol
         self._zero_knowledge = parameters.zk_protocol
         self._parameters = parameters
-        self._agents = parameters.model_agents
+        self._agents = parameters.prompted_agents
         self._in_words: str = scenario.settings.system_prompt_version
         self._version = form_of(self._in_words)
         self._asks = any(protocol.max_questions(seed) for seed in _SEEDS)

@@ -1,6 +1,7 @@
 """What an attack is compared with: the attacked run, its test, the words of its provers.
 
 read_own_test  how the attacked models were tested in their own run
+plan_reach     how many messages the attack will sample at most; reach_lines: in words
 is_told        whether provers are told otherwise here than there; untold: a warning where not
 """
 
@@ -8,11 +9,15 @@ from collections.abc import Iterator
 
 from nip_core.errors import SettingsError, StoreError
 from nip_core.evaluation.attack_figures import OwnTest
+from nip_core.evaluation.attack_metrics import Reach
+from nip_core.evaluation.attack_reach import SCRIPT_REACH, measure_reach, reach_words
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.attack import SCRIPT, SNEAKY
 from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.stored import read_settings
-from nip_core.rollouts.plan import TEST
+from nip_core.protocols import make_protocol
+from nip_core.rollouts.plan import ATTACK, TEST, TRAIN, plan_episodes
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.manifest import is_committed
@@ -60,10 +65,40 @@ def is_told(parameters: HyperParameters, source: RunStore, problem: Problem) -> 
     )
 
 
+def plan_reach(parameters: HyperParameters) -> Reach | None:
+    """Say of how many messages at most an attack has the choice, or is trained by.
+
+    None for a run that attacks nobody, and for a script, which samples nothing.
+    """
+    attack = parameters.attack
+    if attack.run is None or attack.by == SCRIPT:
+        return None
+    protocol, attackers = make_protocol(parameters), find_attackers(parameters)
+    rounds = range(protocol.max_message_rounds)
+    turns = sum(agent in protocol.active(r, 0) for r in rounds for agent in attackers)
+    problems = load_all_problems(parameters)
+    if attack.by == SNEAKY:
+        episodes = parameters.rollouts_per_iteration or len(problems[TRAIN])
+        return measure_reach(parameters.rl.num_iterations * episodes * turns)
+    planned = plan_episodes(parameters, problems[TEST], ATTACK, 0)
+    wrong = sum(spec.problem.y == 0 for spec in planned)
+    # With several turns each n goes on from its own choice.
+    return measure_reach(wrong * (attack.n[-1] + max(turns - 1, 0) * sum(attack.n)))
+
+
+def reach_lines(parameters: HyperParameters) -> Iterator[str]:
+    """Say before an attack how rare a kind of message it may find."""
+    reach = plan_reach(parameters)
+    if reach is not None:
+        yield reach_words(reach, planned=True)
+    elif parameters.attack.run is not None:
+        yield SCRIPT_REACH
+
+
 def warn_of_untold(parameters: HyperParameters) -> Iterator[str]:
     """Warn of an attack whose provers nothing tells to argue for acceptance."""
     run = parameters.attack.run
-    if run is None:
+    if run is None or parameters.attack.by == SCRIPT:
         return
     source = RunStore(open_store(parameters.run_store, read_only=True), run)
     [problem, *_] = load_all_problems(parameters)[TEST]

@@ -24,6 +24,7 @@ from nip_core.models import KNOWN, locate_model
 from nip_core.models.added_models import read_digest
 from nip_core.parameters.hosting import is_deterministic, uses_own_server
 from nip_core.protocols import find_protocol
+from nip_core.rollouts.scripted_call import find_attack_script
 from nip_core.scenarios import Problem, find_scenario
 from nip_core.servers.endpoints import Endpoints
 from nip_core.session.origin import Origin
@@ -63,6 +64,9 @@ def digest_contents(
         kind = find_scenario(parameters.scenario)
         source = Path(inspect.getfile(kind)).read_text(encoding="utf-8", errors="replace")
         contents["scenario"] = digest(source)
+    script = find_attack_script(game)
+    if script is not None and script.digest is not None:
+        contents["script"] = script.digest
     for agent in parameters.model_agents.values():
         path = Path(os.path.expanduser(locate_model(agent.model_name)))
         is_hosted = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
@@ -89,6 +93,9 @@ def name_places(game: Game) -> dict[str, str]:
         places["protocol"] = _place_of(find_protocol(parameters.interaction_protocol))
     if ":" in parameters.scenario:
         places["scenario"] = _place_of(find_scenario(parameters.scenario))
+    script = find_attack_script(game)
+    if script is not None and script.digest is not None:
+        places["script"] = f"{script.file}, in which function {script.called} stands,"
     if parameters.lm_server.replies is not None:
         places["replies"] = str(parameters.lm_server.replies)
     return places

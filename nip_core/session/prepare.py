@@ -20,7 +20,8 @@ from nip_core.parameters.model_names import check_named
 from nip_core.parameters.stored import keep_prompts
 from nip_core.records.left_out import drop_left_out, read_left_out_by_settings
 from nip_core.records.rewinds import finish_rewinds
-from nip_core.rollouts.plan import SPLITS
+from nip_core.rollouts.plan import ATTACK, SPLITS, TEST, plan_episodes
+from nip_core.rollouts.scripted_call import check_script, find_attack_script
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.run import Identity, RunRecord, RunStore
 from nip_core.run_store.store import MissingFileError, is_missing, list_files, open_store
@@ -87,6 +88,7 @@ def prepare(
     check_system(game)
     problems = load_all_problems(parameters)
     check_functions(game, problems)
+    check_attack_script(game, problems)
     endpoints = find_remote_endpoints(parameters, environment)
     check_server(parameters, environment)
     origin = find_origin(parameters, store, record)
@@ -133,6 +135,19 @@ def check_functions(game: Game, problems: Mapping[str, list[Problem]]) -> None:
                     _try_written(scenario, problem)
 
 
+def check_attack_script(game: Game, problems: Mapping[str, list[Problem]]) -> None:
+    """Try the script of an attack on all that it is to play, before anything is paid for.
+
+    Raises SettingsError for one that is not there, and for whatever it raises or returns wrongly.
+    """
+    try:
+        script = find_attack_script(game)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    if script is not None:
+        check_script(game, script, plan_episodes(game.parameters, problems[TEST], ATTACK, 0))
+
+
 def _drawn_twice(scenario: Scenario, problem: Problem) -> Mapping[str, str]:
     """Return what is drawn for an episode. Raises SettingsError if it is not the same twice."""
     first, second = (draw_columns(scenario, problem.texts, 0) for _ in range(2))
@@ -176,6 +191,7 @@ def estimate_settings(parameters: HyperParameters) -> Estimate:
     problems = load_all_problems(parameters)
     game = Game(parameters)
     check_functions(game, problems)
+    check_attack_script(game, problems)
     left = drop_left_out(problems, read_left_out_by_settings(parameters) or {})
     return estimate_run(game, left, find_experience(parameters))
 

@@ -13,7 +13,7 @@ from nip_core.costs.estimate import Estimate
 from nip_core.evaluation.figures_in_words import amount, plain_percent
 from nip_core.jobs.document import read_job
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
+from nip_core.parameters.tested_iterations import attacks_untrained, is_tested
 from nip_core.progress.board import Stage
 from nip_core.records.stage_seconds import read_seconds_so_far
 from nip_core.records.status import find_first_incomplete
@@ -44,7 +44,7 @@ def list_stages(parameters: HyperParameters, estimate: Estimate) -> tuple[Stage,
         if trains and parameters.promotion.enabled:
             stages.append(Stage(i, "gate", estimate.gate_episodes // last))
         stages.append(Stage(i, "swap"))
-    if attacks_by_choice(parameters):
+    if attacks_untrained(parameters):
         stages.append(Stage(last, "attack", estimate.attack_episodes))
     return tuple(stages)
 

@@ -1,6 +1,7 @@
 """Measuring a committed split: its metrics, and its transcripts where the settings ask for them."""
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict
 from functools import reduce
 from hashlib import sha256
@@ -11,13 +12,17 @@ import yaml
 
 from nip_core.evaluation.acceptance_figures import measure_acceptance
 from nip_core.evaluation.attack_figures import (
+    COUNTED,
     OwnTest,
     attack_line,
+    count_messages,
     figures_by_choice,
+    figures_by_script,
     figures_by_step,
     without_lying,
 )
 from nip_core.evaluation.attack_metrics import Attacked, AttackMetrics
+from nip_core.evaluation.attack_reach import measure_reach
 from nip_core.evaluation.baseline_verifiers import believe_the_prover, majority
 from nip_core.evaluation.baseline_words import believed_line
 from nip_core.evaluation.episode_transcripts import transcripts_from_tables
@@ -38,12 +43,15 @@ from nip_core.evaluation.split_metrics import (
 )
 from nip_core.jobs.document import read_job
 from nip_core.jobs.steps import read_step_figures
-from nip_core.parameters.tested_iterations import attacks_by_choice, is_tested
+from nip_core.parameters.attack import SCRIPT
+from nip_core.parameters.checks import find_attackers
+from nip_core.parameters.tested_iterations import attacks_untrained, is_tested
 from nip_core.records.intervals import combine_metrics, measure_baselines, measure_intervals
 from nip_core.records.transcript_files import CHECKSUM_SUFFIX, name_transcripts_file
 from nip_core.rollouts.labels import add_counts
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.schema import EPISODES
+from nip_core.rollouts.scripted_call import find_attack_script
 from nip_core.rollouts.shard_manifests import shard_manifest, shards_of
 from nip_core.rollouts.tables import RolloutTables, StoredRollouts, read_rollouts
 from nip_core.run_store.documents import validate_document
@@ -172,14 +180,18 @@ def _measured_attack(session: Session, iteration: int) -> AttackMetrics:
     """Measure what an attack did; with whose verifier it was played, and what was read."""
     run, parameters = session.run, session.parameters
     (verifier,) = [g for g, agents in parameters.groups.items() if "verifier" in agents]
-    measured = _measured_choices if attacks_by_choice(parameters) else _measured_steps
-    told = is_told(parameters, _attacked(session), session.problems[TEST][0])
+    measured = _measured_choices if attacks_untrained(parameters) else _measured_steps
+    script = find_attack_script(session.game)
+    told = None
+    if script is None:  # which is told nothing
+        told = is_told(parameters, _attacked(session), session.problems[TEST][0])
     played = measured(session, iteration)
     attacked = Attacked(
         run=parameters.attack.run,
         iteration=parameters.attack.iteration,
         by=parameters.attack.by,
         model=find_models(session, iteration)[verifier].model,
+        script=script and script.model,
         told=told,
     )
     left_out = len(session.left_out.get(TEST, {}))
@@ -202,13 +214,15 @@ def _own_test(session: Session) -> OwnTest:
 def _measured_choices(session: Session, iteration: int) -> AttackMetrics:
     run, directory = session.run, session.run.rollouts(iteration, ATTACK)
     choices = StoredRollouts(run.store, [directory]).choices()
-    figures = figures_by_choice(
-        read_rollouts(run.store, directory),
-        choices,
-        session.parameters.seed,
-        session.game.scenario.split_by,
-        _own_test(session),
-    )
+    parameters, rollouts = session.parameters, read_rollouts(run.store, directory)
+    split_by, own_test = session.game.scenario.split_by, _own_test(session)
+    if parameters.attack.by == SCRIPT:
+        figures = figures_by_script(rollouts, choices, parameters.seed, split_by, own_test)
+    else:
+        attackers = find_attackers(parameters)
+        figures = figures_by_choice(
+            rollouts, choices, parameters.seed, split_by, own_test, attackers
+        )
     return figures.model_copy(update={"rollouts": _digest_of_split(run.store, directory)})
 
 
@@ -237,7 +251,16 @@ def _measured_steps(session: Session, last: int) -> AttackMetrics:
         trained = parameters.trainable_groups
         models = {group: of.model for group, of in provers.items() if group in trained}
         worst = worst.model_copy(update={"models": models})
-    return metrics.model_copy(update={"worst": worst, "tests": digests})
+    attackers = find_attackers(parameters)
+    messages = sum(_count_trained_messages(run, i, attackers) for i in range(last))
+    reach = measure_reach(messages)
+    return metrics.model_copy(update={"worst": worst, "tests": digests, "reach": reach})
+
+
+def _count_trained_messages(run: RunStore, iteration: int, attackers: Collection[str]) -> int:
+    """Count the messages by which the provers of an attack were trained in an iteration."""
+    rollouts = StoredRollouts(run.store, [run.rollouts(iteration, TRAIN)])
+    return count_messages(rollouts.episodes(("key", "y")), rollouts.generations(COUNTED), attackers)
 
 
 def _updates(run: RunStore, iteration: int) -> int:

@@ -48,6 +48,7 @@ from nip_core.rollouts.plan import (
     plan_episodes,
     replay_episodes,
 )
+from nip_core.rollouts.scripted_call import make_scripted_players
 from nip_core.rollouts.shard_manifests import shard_is_committed, shard_manifest
 from nip_core.rollouts.table_rows import CallRecord, recorded_calls, recorded_labels
 from nip_core.rollouts.tables import SHARED_PROMPTS, build_tables, commit_shard, join_shards
@@ -222,7 +223,11 @@ class SplitPlay:
         provers = frozenset(find_attackers(parameters))
         by_tokens = attack.score_by == "log_probs"
         return BestOfN(
-            attack.n, provers, attack.continuations, verifier.temperature, by_tokens=by_tokens
+            attack.candidates,
+            provers,
+            attack.continuations,
+            verifier.temperature,
+            by_tokens=by_tokens,
         ).play
 
     def _players(self) -> dict[str, Player]:
@@ -233,6 +238,7 @@ class SplitPlay:
             for agent, settings in parameters.agents.items()
             if isinstance(settings, RandomAgentParameters)
         }
+        players |= make_scripted_players(session.game)
         judges = self._judged_by_tokens()
         trains_tokens = self.split == TRAIN and parameters.method(self.iteration) == "trajectories"
         for group, agents in parameters.groups.items():
@@ -278,6 +284,8 @@ class SplitPlay:
         """Raise RunConflictError for a journal with answers of other models than those of now."""
         groups = self.session.parameters.groups
         plays = {agent: self.models[group] for group in groups for agent in groups[group]}
+        scripted = make_scripted_players(self.session.game)
+        plays |= {agent: player.model for agent, player in scripted.items()}
         for record in recorded.values():
             agent, asked = record.generation.agent, record.generation.model_asked
             if asked in self.opponents.get(agent, {}).values():

@@ -4,6 +4,7 @@ attack_settings  from the attacked run's settings on record
 derive_attack    from settings that are not on record yet, of a run that is planned
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from typing import Any
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, load_parameters
-from nip_core.parameters.attack import SNEAKY, TEMPERATURE
+from nip_core.parameters.attack import SCRIPT, SNEAKY, TEMPERATURE
 from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.plain import PlainDict, PlainMapping
 from nip_core.parameters.stored import complete_settings, read_settings
@@ -107,8 +108,10 @@ def _lay_over(
     overrides: Sequence[str],
 ) -> HyperParameters:
     """Lay what an attack changes over the settings of the attacked run, and check them."""
-    by_training = attack["by"] == SNEAKY
-    changes = attacked.change_to_train(steps, every) if by_training else attacked.change_to_choose()
+    if attack["by"] == SNEAKY:
+        changes = attacked.change_to_train(steps, every)
+    else:
+        changes = attacked.change_to_choose(is_scripted=attack["by"] == SCRIPT)
     stored = attacked.stored
     values = {
         **{key: value for key, value in stored.items() if key not in _OF_TRAINING},
@@ -138,11 +141,11 @@ class _Attacked:
         """Return the provers with a choice of what they say."""
         return find_attackers(read_settings(self.stored))
 
-    def change_to_choose(self) -> PlainDict:
-        """Return the settings of an attack by choice: it trains nobody."""
+    def change_to_choose(self, *, is_scripted: bool = False) -> PlainDict:
+        """Return the settings of an attack by choice, or by a script: it trains nobody."""
         # Messages to choose from have to differ. The run's own top_p can't stand beside a
         # temperature.
-        sampled = {"temperature": TEMPERATURE, "top_p": None}
+        sampled: PlainDict = {} if is_scripted else {"temperature": TEMPERATURE, "top_p": None}
         return {
             "agents": {**self._agents(sampled)},
             "rl": {**self.stored["rl"], "num_iterations": 0},
@@ -206,7 +209,9 @@ def _default_name(attack: PlainMapping) -> str:
 
     Raises SettingsError where that is too long.
     """
-    name = f"{attack['run']}-{attack['by']}-{attack['iteration']}"
+    script = str(attack.get("script") or "").rpartition(":")[2]
+    by = "-".join(re.findall(r"[a-z0-9]+", script.lower())) if script else attack["by"]
+    name = f"{attack['run']}-{by}-{attack['iteration']}"
     if not RUN_NAME.fullmatch(name):
         raise SettingsError(f"the attack would be called {name!r}, which is too long; give --name")
     return name

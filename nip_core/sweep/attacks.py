@@ -6,6 +6,7 @@ AttackEntry  what a sweep's file says of an attack
     attacks:
       sneaky: {by: sneaky, steps: 20, every: 5, set: {rl.lr: 0.001}}
       chosen: {by: best-of-n, n: [1, 4, 16], leave_out: [{protocol: solo}]}
+      named: {by: script, script: right-step}
 """
 
 import json
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.attack import BEST_OF_N, SNEAKY
+from nip_core.parameters.attack import BEST_OF_N, SCRIPT, SNEAKY
 from nip_core.parameters.plain import PlainDict, PlainMapping
 from nip_core.run_store.run import RUN_NAME
 from nip_core.session.origin import check_game
@@ -24,6 +25,8 @@ from nip_core.sweep.attack_run import STEPS, TESTED_EVERY, derive_attack
 
 Value = str | int | float | bool | None
 Count = Annotated[int, Field(ge=1)]
+OPTIONS = {"n": BEST_OF_N, "steps": SNEAKY, "every": SNEAKY, "script": SCRIPT}
+"""By option, the one way of attacking that it is for."""
 
 
 class AttackEntry(BaseModel):
@@ -31,7 +34,9 @@ class AttackEntry(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    by: Literal["best-of-n", "sneaky"]
+    by: Literal["best-of-n", "sneaky", "script"]
+    script: str | None = None
+    """For script: which one, as in `attack.script`."""
     n: list[int] | None = None
     """For best-of-n: how many messages there are to choose from, in ascending order."""
     steps: Count | None = None
@@ -49,10 +54,11 @@ class AttackEntry(BaseModel):
 
     @model_validator(mode="after")
     def _check_way(self) -> "AttackEntry":
-        of_other_way = ("n",) if self.by == SNEAKY else ("steps", "every")
-        for option in of_other_way:
-            if getattr(self, option) is not None:
+        for option, way in OPTIONS.items():
+            if self.by != way and getattr(self, option) is not None:
                 raise ValueError(f"{option} is not for by: {self.by}; leave it out")
+        if self.by == SCRIPT and self.script is None:
+            raise ValueError("script is missing; name the one that writes the provers' messages")
         return self
 
 
@@ -73,9 +79,9 @@ class SweptAttack:
 
     @property
     def n(self) -> int | None:
-        """Return the largest number of messages of best-of-n; None for other attacks."""
+        """Return the largest number of messages to choose from; None for an attack by training."""
         attack = self.parameters.attack
-        return attack.n[-1] if attack.by == BEST_OF_N else None
+        return None if attack.by == SNEAKY else attack.candidates[-1]
 
 
 def plan_attack(label: str, entry: AttackEntry, attacked: HyperParameters) -> SweptAttack:
@@ -102,6 +108,7 @@ def plan_attack(label: str, entry: AttackEntry, attacked: HyperParameters) -> Sw
         )
     attack: PlainDict = {"by": entry.by, "run": attacked.run_name, "iteration": iteration}
     attack |= {"problems": entry.problems, **({} if entry.n is None else {"n": [*entry.n]})}
+    attack |= {} if entry.script is None else {"script": entry.script}
     overrides = [f"{key}={json.dumps(value)}" for key, value in entry.set.items()]
     parameters = derive_attack(
         attacked,

@@ -8,12 +8,11 @@ import html
 import json
 import math
 import random
-import re
 from collections import Counter
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import nullcontext
 
 import pytest
-from scripted_server import scripted_server
+from scripted_game import STEP, scripted_run, settings
 from small_game import FEW, train_here, write_config
 from stored_rows import rows_by_episode, typed_generations
 from viewing import client_of
@@ -41,7 +40,6 @@ from nip_prefect.flows.attack import _numbers, _refuse
 from nip_prefect.flows.printing import show_plan, show_run
 
 WORDS = ("apple", "banana", "cherry", "damson", "elder", "fig")
-STEP = re.compile(r"^\d+: (-?\d+) ([-+]) (\d+) = (-?\d+)", re.MULTILINE)
 LOGPROBS = {"accept": {" accept": math.log(0.9), " reject": math.log(0.1)}}
 LOGPROBS["reject"] = {" accept": math.log(0.1), " reject": math.log(0.9)}
 
@@ -95,38 +93,6 @@ def decided(verdict):
         for token, top in tokens
     ]
     return {"text": f"Decision: {verdict}", "logprobs": {"content": content}}
-
-
-def settings(folder, url, **changes):
-    """A run whose models are scripted, and never trained."""
-    model = {"model_provider": "OpenAI", "base_url": url, "freeze_agent": True}
-    return load_parameters(
-        {
-            "run_name": "scripted",
-            "run_store": str(folder),
-            "scenario": "arithmetic",
-            "scenario_settings": {"train_size": 20, "validation_size": 4, "test_size": 12},
-            "dataset": "chains",
-            "interaction_protocol": "adp",
-            "agents": {
-                name: {**model, "model_name": "verifier" if name == "verifier" else "prover"}
-                for name in changes.pop("names", ("prover", "verifier"))
-            },
-            "rl": {"num_iterations": 0},
-            "text_rl": {"test_scheme": "none"},
-            "rollouts": {"episodes_per_shard": 7, "transport_retries": 0},
-            **changes,
-        }
-    )
-
-
-@asynccontextmanager
-async def scripted_run(folder, monkeypatch, script, **changes):
-    """The server, and the run on record."""
-    monkeypatch.setenv("OPENAI_API_KEY", "key")
-    async with scripted_server(script) as server:
-        await loop.train(settings(folder, server.url, **changes))
-        yield server
 
 
 def attacked(folder, n=(1, 4, 32), **more):
@@ -568,6 +534,14 @@ async def test_a_sneaky_prover_is_trained_on_wrong_problems_against_a_verifier_t
     assert attack["lost_to_training"]["problems"] == 5
     assert attack["lost_to_lying"]["problems"] == attack["trained"]["problems"] - 5 == 5
     assert (attack["trained_steps"], attack["steps"]) == (2, 2)
+    # As many messages as the steps played episodes, but those without a valid one.
+    said = [
+        row
+        for step in range(2)
+        for row in read_rollouts(run.store, run.rollouts(step, "train")).generations.to_pylist()
+        if row["agent"] == "prover" and row["invalid_reason"] is None
+    ]
+    assert attack["reach"] == {"messages": len(said), "rarest": 3 / len(said)}
     # The worst prover so far is named, and its model is still there to be played.
     worst = attack["worst"]
     lowest = min(row["soundness"] for row in attack["by_step"])

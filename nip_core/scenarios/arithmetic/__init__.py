@@ -24,7 +24,13 @@ from nip_core.scenarios.arithmetic.chains import (
     write_steps,
 )
 from nip_core.scenarios.arithmetic.pairs import draw_pair
+from nip_core.scenarios.arithmetic.written import (
+    call_right_step_wrong,
+    name_nothing,
+    pass_every_step,
+)
 from nip_core.scenarios.base import Column, Row, Scenario, ScenarioSettings, Words
+from nip_core.scenarios.scripts import Script
 
 LAST_DIGITS = {"train": (0, 1, 2, 3, 4, 5, 6), "validation": (7,), "test": (8, 9)}
 """Of the number that a chain starts with, by split: so no chain stands in two."""
@@ -75,6 +81,11 @@ class Arithmetic(Scenario):
     claims: ClassVar[Mapping[str, int]] = {
         r"\bno step is wrong": 1,
         r"\bstep \d+ is wrong|\bthis is wrong: step \d": 0,
+    }
+    scripts: ClassVar[Mapping[str, Script]] = {
+        "right-step": call_right_step_wrong,
+        "every-step": pass_every_step,
+        "no-step": name_nothing,
     }
     words = Words(
         expert="an expert in arithmetic",

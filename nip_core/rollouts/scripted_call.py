@@ -1,0 +1,134 @@
+"""A turn that a script writes in the place of a prover's model.
+
+find_attack_script     the script of an attack
+make_scripted_players  whose messages it writes
+ask_script             the answer, as a call that nobody was asked
+check_script           try a script on the problems of an attack before anything is paid for
+
+Scripts are called one at a time, in a thread of their own: they need not be safe to call at once,
+and a slow one holds nothing else up.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+
+from nip_core.errors import SettingsError, StageError
+from nip_core.game.decisions import InvalidResponse
+from nip_core.game.parsing import AnswerForm
+from nip_core.game.render import ChatMessage, Game, Situation, make_situation
+from nip_core.parameters.checks import list_scripted
+from nip_core.rollouts.chat_client import ChatAnswer
+from nip_core.rollouts.model_call import Call, Player, judge_answer
+from nip_core.rollouts.plan import EpisodeSpec
+from nip_core.rollouts.trees import make_child
+from nip_core.scenarios.scripts import (
+    LoadedScript,
+    ScriptedTurn,
+    call_script,
+    describe_turn,
+    load_script,
+)
+
+_THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="script")
+
+
+def find_attack_script(game: Game) -> LoadedScript | None:
+    """Load the script of an attack; None for an attack without. Raises ValueError."""
+    name = game.parameters.attack.script
+    return None if name is None else load_script(game.scenario, name)
+
+
+def make_scripted_players(game: Game) -> dict[str, Player]:
+    """Make a player for each agent whose messages a script writes."""
+    script, agents = find_attack_script(game), game.parameters.prompted_agents
+    return {
+        agent: Player(agent, script.model, None, agents[agent], script=script)
+        for agent in list_scripted(game.parameters)
+        if script is not None
+    }
+
+
+async def ask_script(
+    game: Game,
+    player: Player,
+    spec: EpisodeSpec,
+    round_: int,
+    chat: Sequence[ChatMessage],
+    form: AnswerForm,
+    seed: int,
+) -> Call:
+    """Let the script of `player` write its answer to `chat`.
+
+    Raises StageError that names script, question and remedy, for whatever it raises or returns.
+    """
+    script, started = player.script, datetime.now(UTC)
+    assert script is not None  # the player is scripted
+    situation = make_situation(spec.problem, spec.stance, spec.seed)
+    turn = _make_turn(game, player.agent, situation, round_, chat, seed)
+    loop, question = asyncio.get_running_loop(), spec.problem.id
+    try:
+        text = await loop.run_in_executor(_THREAD, _write, script, turn, question, form)
+    except ValueError as error:
+        raise StageError(
+            f"{error}, and start the attack anew with another --name, as a changed script is "
+            "another attack"
+        ) from error
+    return Call(player, form, started, [_answer(text, player.model)])
+
+
+def check_script(game: Game, script: LoadedScript, specs: Iterable[EpisodeSpec]) -> None:
+    """Let the script write the first messages of `specs`, where nobody speaks before.
+
+    Raises SettingsError that names script, question and remedy.
+    """
+    scripted, base_seed = list_scripted(game.parameters), game.parameters.seed
+    for spec in specs:
+        situation = make_situation(spec.problem, spec.stance, spec.seed)
+        movers = game.protocol.movers(0, spec.seed, ())
+        for agent in (agent for agent in scripted if agent in movers):
+            chat = game.render(agent, situation, (), 0)
+            seed = make_child(spec, 0).generation_seed(base_seed, 0, agent, 0)
+            turn = _make_turn(game, agent, situation, 0, chat, seed)
+            try:
+                _write(script, turn, spec.problem.id, game.form(agent, 0, spec.seed, ()))
+            except ValueError as error:
+                raise SettingsError(str(error)) from error
+
+
+def _make_turn(
+    game: Game,
+    agent: str,
+    situation: Situation,
+    round_: int,
+    chat: Sequence[ChatMessage],
+    seed: int,
+) -> ScriptedTurn:
+    return ScriptedTurn(
+        agent=agent,
+        argues_for=game.protocol.stance(agent, situation.stance),
+        round=round_,
+        texts=game.seen_by_prover(situation),
+        chat=tuple(dict(message) for message in chat),
+        seed=seed,
+    )
+
+
+def _write(script: LoadedScript, turn: ScriptedTurn, question: str, form: AnswerForm) -> str:
+    """Call the script, and give its message the form of an answer. Raises ValueError."""
+    text = call_script(script, turn, question)
+    if len(form.channels) > 1:  # each of them has a part of its own, with the same message
+        text = "\n".join(f"{form.headers[channel]} {text}" for channel in form.channels)
+    try:
+        judge_answer(_answer(text, script.model), form, 0)
+    except InvalidResponse as invalid:
+        raise ValueError(
+            f"{describe_turn(script, turn, question)} wrote no valid message: {invalid.reason} "
+            f"(got {text!r:.80}, {script.file}); mend it"
+        ) from None
+    return text
+
+
+def _answer(text: str, model: str) -> ChatAnswer:
+    return ChatAnswer(text, "stop", model, 0, 0, 0, 0.0)

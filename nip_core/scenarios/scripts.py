@@ -1,0 +1,163 @@
+"""Scripts: functions that write a prover's messages in the place of its model.
+
+ScriptedTurn        what a script is given: what a model would be asked with, and nothing else
+Script              such a function
+LoadedScript        one that is loaded, with what tells it from others
+load_script         of a scenario, by name, or a user's, by its address
+check_script_named  refuse a name that no script has
+call_script         the message that a script writes; what is wrong is an error that names it
+describe_turn       name a script and the turn in which something is wrong
+
+A user's script is code that runs as the user's own: it may read and do whatever they may. What it
+is given keeps an honest script from knowing more than a prover by accident, and stops nobody.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from types import FunctionType
+from typing import Any, ClassVar, Protocol
+
+from nip_core.hashing import half_pair
+from nip_core.importing import find_line, import_object
+from nip_core.nearest import did_you_mean
+
+_SHOWN = 12  # characters of a digest
+
+
+@dataclass(frozen=True)
+class ScriptedTurn:
+    """What a script is given of a prover's turn.
+
+    It has what the request to a model prover has. It has no label, nothing that the verifier alone
+    is shown, and no seed from which the game draws.
+    """
+
+    agent: str
+    """The prover's name, such as "prover" or "prover0"."""
+    argues_for: int
+    """The verdict that it argues for, 1 accept or 0 reject."""
+    round: int
+    """Counted from 0."""
+    texts: Mapping[str, str]
+    """The texts of the problem that provers are shown, by column: `question`, `solution`, …"""
+    chat: Sequence[Mapping[str, str]]
+    """The messages as a model prover is asked with, each with `role` and `content`, and perhaps a
+    `name`."""
+    seed: int
+    """With which a model would sample this message; for scripts that draw."""
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """Return its own earlier messages."""
+        return tuple(m["content"] for m in self.chat if m["role"] == "assistant")
+
+
+Script = Callable[[ScriptedTurn], str]
+
+
+class _WithScripts(Protocol):
+    """A scenario, as far as it is looked at here."""
+
+    name: ClassVar[str]
+    scripts: ClassVar[Any]
+
+
+@dataclass(frozen=True)
+class LoadedScript:
+    """A script that is loaded."""
+
+    name: str
+    """As the settings name it."""
+    function: Script
+    file: str
+    """In which it stands."""
+    digest: str | None
+    """Of that file; None for a script that comes with nip."""
+
+    @property
+    def called(self) -> str:
+        """Return the function's own name."""
+        return self.name.rpartition(":")[2]
+
+    @property
+    def model(self) -> str:
+        """Name it where a model's name would stand."""
+        version = "" if self.digest is None else f"@{self.digest[:_SHOWN]}"
+        return f"script:{self.name}{version}"
+
+
+def check_script_named(scenario: _WithScripts, name: str | None) -> None:
+    """Raise ValueError for a name that is no script's of the scenario and no address."""
+    known: Mapping[str, Script] = scenario.scripts
+    if name is None or name in known or ":" in name:
+        return
+    there = f"there are {', '.join(known)}" if known else "it has none"
+    raise ValueError(
+        f"attack.script: scenario {scenario.name} has no script {name!r}"
+        f"{did_you_mean(name, tuple(known))}; {there}, and one of your own is named like "
+        '"path/to/file.py:function" or "package.module:function"'
+    )
+
+
+def load_script(scenario: _WithScripts, name: str) -> LoadedScript:
+    """Load a script. Raises ValueError, naming the setting, where there is none."""
+    check_script_named(scenario, name)
+    known: Mapping[str, Script] = scenario.scripts
+    if name in known:
+        return LoadedScript(name, known[name], _find_file(known[name]), None)
+    try:
+        function = import_object(name, FunctionType)
+    except ValueError as error:
+        raise ValueError(f"attack.script: {error}; name a function that is there") from None
+    if not callable(function) or isinstance(function, type):
+        raise ValueError(
+            f"attack.script: {name!r} is no function (got {function!r:.80}); name one that takes a "
+            "turn and returns a message (docs/attack.md)"
+        )
+    if inspect.iscoroutinefunction(function):
+        raise ValueError(f"attack.script: {name!r} is async; write it as a plain function")
+    file = _find_file(function)
+    with open(file, "rb") as opened:
+        digest = hashlib.sha256(opened.read()).hexdigest()
+    return LoadedScript(name, function, file, digest)
+
+
+def _find_file(function: Any) -> str:
+    try:
+        return inspect.getfile(inspect.unwrap(function))
+    except TypeError:  # an object that can be called
+        return inspect.getfile(type(function))
+
+
+def describe_turn(script: LoadedScript, turn: ScriptedTurn, question: str) -> str:
+    """Name a script and the turn in which something is wrong."""
+    return f"attack.script: {script.name} on question {question} ({turn.agent}, round {turn.round})"
+
+
+def call_script(script: LoadedScript, turn: ScriptedTurn, question: str) -> str:
+    """Return the message that the script writes for `turn` of the problem `question`.
+
+    Raises ValueError that names file, function and question, whatever the script raises or returns.
+    """
+    place = describe_turn(script, turn, question)
+    try:
+        message = script.function(turn)
+    except Exception as error:  # whatever a user's function raises
+        line = find_line(error, script.file)
+        text = " ".join(str(error).encode("utf-8", "backslashreplace").decode().split())
+        has = ""
+        if isinstance(error, AttributeError | LookupError):
+            given = ", ".join(field.name for field in fields(turn))
+            has = f"; a turn has {given}, and its texts are {', '.join(turn.texts)}"
+        raised = f"{type(error).__name__}: {text:.500}"
+        raise ValueError(f"{place} raised {raised} ({script.file}{line}){has}; mend it") from error
+    if not isinstance(message, str) or not message.strip():
+        raise ValueError(
+            f"{place} returned {message!r:.80} ({script.file}); it has to return the message, a "
+            "text that is not empty; mend it"
+        )
+    if half := half_pair(message):
+        raise ValueError(f"{place} returned {half} ({script.file}); mend it")
+    return message
