@@ -115,7 +115,8 @@ def _error(residuals: Floats, whole: float) -> tuple[float, float, float]:
 def _draws(sums: Floats, counts: Floats, seed: int) -> Floats:
     """Compute the means of all resamples; where cells are missing, one without values is left."""
     drawn: list[Floats] = []
-    for rows, columns in _resample(*sums.shape, seed):
+    seeds, questions = sums.shape
+    for rows, columns in _resample(seeds, questions, seed):
         numbers = ((rows @ counts) * columns).sum(axis=1)
         drawn.append((((rows @ sums) * columns).sum(axis=1))[numbers > 0] / numbers[numbers > 0])
     return np.concatenate(drawn)
