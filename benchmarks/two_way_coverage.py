@@ -135,7 +135,7 @@ def count_rewards(design, draws, random):
 
 
 def is_within(row):
-    """Whether all that is counted of a design is as it is to be."""
+    """Say if all that is counted of a design is as it is to be."""
     small = row.get("p_below_5_percent")
     return LOW <= row["covered"] <= HIGH and (small is None or 1 - HIGH <= small <= 1 - LOW)
 

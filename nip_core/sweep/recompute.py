@@ -154,13 +154,13 @@ def _find_in_documents(written: Plain, made: Plain, place: str = "") -> str | No
             if key not in written or key not in made:
                 where = "missing" if key not in written else "there, and not computed"
                 return f"{here} is {where}"
-            if (found := _find_in_documents(written[key], made[key], here)) is not None:
-                return found
+            if (difference := _find_in_documents(written[key], made[key], here)) is not None:
+                return difference
         return None
     if isinstance(written, list) and isinstance(made, list):
         for i, (one, other) in enumerate(zip(written, made, strict=False)):
-            if (found := _find_in_documents(one, other, f"{place}[{i}]")) is not None:
-                return found
+            if (difference := _find_in_documents(one, other, f"{place}[{i}]")) is not None:
+                return difference
         if len(written) != len(made):
             return f"{place} has {len(written)} entries, recomputed {len(made)}"
         return None
@@ -185,13 +185,13 @@ def _rounding(written: Plain, made: Plain) -> str:
 def _find_in_lines(written: bytes, made: bytes) -> str | None:
     """Describe the first word that differs in two texts."""
     lines = [content.decode(errors="replace").split("\n") for content in (written, made)]
-    for number, (one, other) in enumerate(zip(*lines, strict=False), 1):
-        words = [re.split(r"\s+", line) for line in (one, other)]
+    for number, pair in enumerate(zip(*lines, strict=False), 1):
+        words = [re.split(r"\s+", line) for line in pair]
         for first, second in zip(*words, strict=False):
             if first != second:
                 return f"line {number}: {_quote(first)}, recomputed {_quote(second)}"
-        if one != other:
-            return f"line {number}: {_quote(one)}, recomputed {_quote(other)}"
+        if pair[0] != pair[1]:
+            return f"line {number}: {_quote(pair[0])}, recomputed {_quote(pair[1])}"
     return f"{len(lines[0])} lines, recomputed {len(lines[1])}"
 
 

@@ -129,7 +129,7 @@ def measure_attack(verdicts: Verdicts, run: RunFacts, attack: AttackFacts) -> At
     if attack.status != FINISHED or not last:
         return AttackResult(run=attack.name, status=attack.status, failure=attack.failure)
     first = next(iter(tests.values()))
-    own = verdicts.tests(run.name).get(LastTest(attack.attacked), ())
+    before = verdicts.tests(run.name).get(LastTest(attack.attacked), ())
     return AttackResult(
         run=attack.name,
         status=attack.status,
@@ -137,7 +137,7 @@ def measure_attack(verdicts: Verdicts, run: RunFacts, attack: AttackFacts) -> At
         soundness=share_right([count_plays(last, "soundness")]),
         completeness=share_right([count_plays(last, "completeness")]),
         fooled=sum(play.decision == ACCEPT for play in last if play.y == 0),
-        lost_to_lying=_find_loss(own, first) if attack.is_lying_known else None,
+        lost_to_lying=_find_loss(before, first) if attack.is_lying_known else None,
         lost_to_training=_find_loss(first, last),
         caution=attack.caution,
     )
