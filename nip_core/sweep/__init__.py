@@ -1,7 +1,7 @@
 """Sweeps play many runs with a few settings changed, and make one table of them all.
 
 swept_runs       the runs of a sweep, from its file
-facts            what results need beside the verdicts, as a document
+swept_facts      what results need beside the verdicts, as a document
 planned          a sweep as whoever compares arms sees it
 facts_on_record  what is on record of them: facts and verdicts
 results          what came of them, as a document, a page and a figure

@@ -24,7 +24,6 @@ from nip_core.sweep.counted import (
     count_plays,
 )
 from nip_core.sweep.declaration import Hypothesis
-from nip_core.sweep.facts import Game, Kind, SweepFacts
 from nip_core.sweep.outcomes import judge_hypotheses
 from nip_core.sweep.results_document import (
     AtEqualTokens,
@@ -35,6 +34,7 @@ from nip_core.sweep.results_document import (
     VerifierAlone,
     clip_interval,
 )
+from nip_core.sweep.swept_facts import Kind, SweepFacts, SweptGame
 from nip_core.sweep.swept_runs import SEED
 from nip_core.sweep.swept_tests import make_episodes
 
@@ -152,7 +152,7 @@ def asked_again_pairs(sweep: SweepFacts) -> list[tuple[int, int]]:
     ]
 
 
-def _is_for(kind: Kind, baseline: Game, arm: Game) -> bool:
+def _is_for(kind: Kind, baseline: SweptGame, arm: SweptGame) -> bool:
     """Return whether the baseline plays the arm's problems, and with provers its protocol."""
     keys = ["scenario", "dataset", *([] if kind == "alone" else ["protocol"])]
     return all(getattr(baseline, key) == getattr(arm, key) for key in keys)

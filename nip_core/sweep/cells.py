@@ -21,7 +21,7 @@ from nip_core.evaluation.attack_figures import choose_episodes
 from nip_core.evaluation.baseline_verifiers import decide_as_claimed
 from nip_core.evaluation.spread import find_questions
 from nip_core.protocols import NO_DECISION
-from nip_core.records.intervals import find_claims, find_split_columns
+from nip_core.records.intervals import find_claims_on_record, find_split_columns
 from nip_core.rollouts.plan import ATTACK, TEST
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.manifest import is_committed
@@ -72,7 +72,7 @@ def read_verdicts(store: Store, sweep: Sweep) -> tuple[pa.Table, dict[str, str]]
     parts = [_schema(sweep).empty_table()]
     for run in sweep.runs:
         split_by = find_split_columns(settings := run.parameters.to_dict())
-        claims = find_claims(settings)
+        claims = find_claims_on_record(settings)
         played = [(run.name, None), *((attack.name, attack.label) for attack in run.attacks)]
         for name, label in played:
             try:

@@ -24,16 +24,16 @@ from nip_core.showing.summary import summarise_run
 from nip_core.sweep.attacks import SweptAttack
 from nip_core.sweep.cells import read_verdicts
 from nip_core.sweep.declaration import StudyDeclaration, list_departures, read_declaration
-from nip_core.sweep.facts import (
+from nip_core.sweep.results_document import DAMAGED, FINISHED, NOT_BEGUN
+from nip_core.sweep.swept_facts import (
     FORMAT,
     AttackFacts,
-    Game,
     Kind,
     RunFacts,
     SpentOnTest,
     SweepFacts,
+    SweptGame,
 )
-from nip_core.sweep.results_document import DAMAGED, FINISHED, NOT_BEGUN
 from nip_core.sweep.swept_runs import Sweep, SweptRun
 
 
@@ -115,7 +115,7 @@ class _Reader:
             name=run.name,
             values=run.values,
             seed=parameters.seed,
-            game=Game(
+            game=SweptGame(
                 scenario=parameters.scenario,
                 dataset=parameters.dataset,
                 protocol=parameters.interaction_protocol,

@@ -3,7 +3,7 @@
 PlannedSweep  a sweep's runs, with its axes and attacks
 PlannedRun    one of its runs
 
-`Sweep` of `swept_runs` and `SweepFacts` of `facts` are such sweeps.
+`Sweep` of `swept_runs` and `SweepFacts` of `swept_facts` are such sweeps.
 """
 
 from collections.abc import Mapping, Sequence

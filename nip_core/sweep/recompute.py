@@ -22,10 +22,10 @@ from pydantic import ValidationError
 from nip_core.errors import CorruptionError, SettingsError
 from nip_core.parameters.plain import Plain
 from nip_core.sweep.declaration import StudyDeclaration, parse_declaration
-from nip_core.sweep.facts import FORMAT, SweepFacts
 from nip_core.sweep.facts_on_record import Collected
 from nip_core.sweep.results import CELLS, DECLARATION, FACTS, compute_results, render_files
 from nip_core.sweep.results_document import SweepResults
+from nip_core.sweep.swept_facts import FORMAT, SweepFacts
 from nip_lm_server.client import parse_json
 
 _ROUNDING = 1e-9

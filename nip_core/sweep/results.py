@@ -21,7 +21,6 @@ from nip_core.sweep.asked_again import compare_at_equal_tokens, summarize_asked_
 from nip_core.sweep.cells import encode_parquet
 from nip_core.sweep.counted import Counted, Figure, LastTest, Verdicts, average_runs
 from nip_core.sweep.declaration import declaration_path
-from nip_core.sweep.facts import RunFacts, SweepFacts
 from nip_core.sweep.facts_on_record import Collected, collect_sweep
 from nip_core.sweep.outcomes import judge_hypotheses
 from nip_core.sweep.page import render_results
@@ -38,6 +37,7 @@ from nip_core.sweep.results_document import (
     SweptTest,
     sum_up,
 )
+from nip_core.sweep.swept_facts import RunFacts, SweepFacts
 from nip_core.sweep.swept_runs import SEED, Sweep
 from nip_core.sweep.swept_tests import measure_attack, measure_test
 

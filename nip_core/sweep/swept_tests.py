@@ -21,8 +21,8 @@ from nip_core.evaluation.split_metrics import AnyOfRow, BelievedMetrics, SplitMe
 from nip_core.evaluation.spread import Asked
 from nip_core.protocols import ACCEPT, REJECT
 from nip_core.sweep.counted import LastTest, Play, Verdicts, count_plays, share_right
-from nip_core.sweep.facts import AttackFacts, RunFacts, SpentOnTest
 from nip_core.sweep.results_document import FINISHED, AttackResult, SweptTest
+from nip_core.sweep.swept_facts import AttackFacts, RunFacts, SpentOnTest
 
 
 def make_episodes(plays: Sequence[Play]) -> pa.Table:

@@ -3,7 +3,7 @@
 SweepFacts   a sweep: its axes, its runs, and what else is told of it
 RunFacts     a run: its values and its game, whether it is finished, and what its tests took
 AttackFacts  an attack on it
-Game         what is played: by that arms are compared, and baselines known
+SweptGame    what is played: by that arms are compared, and baselines known
 
 With ``cells.parquet`` and, where one was made, ``declaration.json`` it gives every figure again;
 see `recompute`. No rate, no interval and no p-value is in it.
@@ -22,7 +22,7 @@ Kind = Literal["alone", "random", "shuffled"]
 """Of baselines: no provers, provers that say random things, labels drawn at random."""
 
 
-class Game(Part):
+class SweptGame(Part):
     """What a run plays."""
 
     scenario: str
@@ -70,7 +70,7 @@ class RunFacts(Part):
     values: Mapping[str, str]
     """By axis."""
     seed: int
-    game: Game
+    game: SweptGame
     status: str
     failure: str | None
     tests: tuple[SpentOnTest, ...] | None
