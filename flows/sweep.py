@@ -22,7 +22,9 @@ from nip_core.evaluation.figures_in_words import amount
 from nip_prefect.flows.printing import print_json
 from nip_prefect.flows.terminal import say
 
-File = Annotated[Path, typer.Argument(help="A YAML file with the sweep.", show_default=False)]
+File = Annotated[
+    Path | None, typer.Argument(help="A YAML file with the sweep.", show_default=False)
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="A.B=C", help="A setting of all runs, on top of the file."),
@@ -46,11 +48,18 @@ Out = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Where results are written; default: beside the runs."),
 ]
+Recompute = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Compute the results in DIR again from the files there, and compare them; no FILE.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
 
 
 def sweep(
-    file: File,
+    file: File = None,
     overrides: Overrides = None,
     jobs: Jobs = 1,
     task_runner: On = None,
@@ -58,13 +67,25 @@ def sweep(
     dry_run: DryRun = False,
     collect_only: CollectOnly = False,
     out: Out = None,
+    recompute: Recompute = None,
     as_json: AsJson = False,
 ) -> None:
     """Run every combination that FILE names; finished runs are skipped, failed ones shown."""
+    if recompute is not None:
+        if file is not None or overrides or dry_run or collect_only or out is not None:
+            raise SettingsError(
+                "--recompute reads one directory and writes nothing; give no FILE and no other "
+                "option but --json"
+            )
+        _recompute(recompute, as_json)
+        return
+    if file is None:
+        raise SettingsError("FILE is missing: name the YAML file of a sweep, or --recompute DIR")
     from nip_core.run_store.store import open_store
     from nip_core.sweep.arm_baselines import baseline_lines
+    from nip_core.sweep.facts_on_record import collect_sweep
     from nip_core.sweep.page import arms_table, differences_summary
-    from nip_core.sweep.results import collect_results, write_results
+    from nip_core.sweep.results import write_results
     from nip_core.sweep.swept_runs import read_sweep
 
     planned = read_sweep(file, tuple(overrides or ()))
@@ -91,10 +112,9 @@ def sweep(
         _check_begun(store, planned)
     else:
         failures, status = _run_all(planned, jobs, listener, cluster)
-    results = collect_results(store, planned, failures)
-    place = write_results(
-        store, planned, results, None if out is None else open_store(str(out), setting="--out")
-    )
+    elsewhere = None if out is None else open_store(str(out), setting="--out")
+    collected = collect_sweep(store, planned, failures)
+    results, place = write_results(store, planned, collected, elsewhere)
     if as_json:
         print_json(results.as_json())
     else:
@@ -102,6 +122,21 @@ def sweep(
         say(f"\n{arms_table(results)}\n{differences_summary(results.differences)}{lines}{place}")
     if status:
         raise typer.Exit(status)
+
+
+def _recompute(directory: Path, as_json: bool) -> None:
+    """Compute the results in a directory again; what is not as computed is an error."""
+    from nip_core.sweep.recompute import recompute_results
+
+    recomputed = recompute_results(directory)
+    if as_json:
+        print_json(recomputed.results.as_json())
+        return
+    say(
+        f"{directory}: results.json, README.md and arms.svg are as computed from "
+        f"{amount(recomputed.verdicts, 'verdict')}, byte for byte "
+        f"({amount(recomputed.numbers, 'number')})"
+    )
 
 
 def declare(
@@ -120,7 +155,12 @@ def declare(
         return
     for hypothesis in declaration.plan.hypotheses:
         primary = "primary: " if hypothesis.primary else ""
-        say(f"{primary}{hypothesis.says} ({hypothesis.figure}, {hypothesis.expected})")
+        gate = ", gate of all others" if hypothesis.gate else ""
+        within = (
+            "" if hypothesis.margin is None else f" within ± {100 * hypothesis.margin:g} points"
+        )
+        expected = f"{hypothesis.expected}{within}"
+        say(f"{primary}{hypothesis.says} ({hypothesis.figure}, {expected}{gate})")
     say(f"{amount(len(declaration.plan.runs), 'run')}; nothing was started")
     how = "declared" if is_new else f"was declared at {declaration.declared_at}"
     say(f"{how}: {declaration.sha256}")

@@ -1,6 +1,7 @@
 """What one would score without the learned verifier: yardsticks for the real metrics.
 
 believe_the_prover   a verifier that decides whatever the provers said last
+decide_as_claimed    these decisions
 read_last_claims     what each prover said last, by episode
 majority             a verifier that plays a problem several times and decides as it mostly did
 majority_decisions   these decisions
@@ -59,6 +60,27 @@ def believe_the_prover(
     if counts_silence:
         return BelievedMetrics(**dict(believed))
     return BelievedMetrics(**dict(believed), without_prover=left_out)
+
+
+def decide_as_claimed(
+    episodes: pa.Table,
+    generations: pa.Table,
+    claims: Mapping[str, int],
+    provers: Collection[str],
+) -> dict[str, int]:
+    """Decide each episode in which a prover spoke as the last messages claim, by its key.
+
+    `NO_DECISION` without a claim, with two that contradict each other, and in failed episodes.
+    Raises ValueError as `believe_the_prover` does.
+    """
+    spoken = _spoken(for_each_episode(episodes, generations), provers)
+    decided = _decided(spoken, _compile(claims))
+    heard, outcomes = {*spoken["episode"].to_pylist()}, episodes["outcome"].to_pylist()
+    return {
+        key: NO_DECISION if outcome == "failed" else decided.get(key, NO_DECISION)
+        for key, outcome in zip(episodes["key"].to_pylist(), outcomes, strict=True)
+        if key in heard
+    }
 
 
 def read_last_claims(

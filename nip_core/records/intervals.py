@@ -4,6 +4,7 @@ read_shown_metrics  metrics with these intervals in the place of their own, and 
 measure_intervals   from the rollouts of a split, with `measure_baselines`
 combine_metrics     the same, from both documents
 find_split_columns  the columns by which the scenario of some settings splits problems
+find_claims_on_record  what its messages claim, and who makes claims
 find_rate_alone     how often their verifier would be right alone, where the scenario knows it
 find_help_on_record  what the agents of its settings are helped with to keep the form
 
@@ -61,7 +62,7 @@ def read_shown_metrics(
                 rollouts = read_rollouts(run.store, directory)
                 document = document or measure_intervals(rollouts, metrics, seed, split_by)
                 # Only a test is held against baselines.
-                if split == TEST and (game := _claims_and_provers(parameters)) is not None:
+                if split == TEST and (game := find_claims_on_record(parameters)) is not None:
                     found = measure_baselines(rollouts, metrics, seed, split_by, *game)
                     document = document.model_copy(update={"baselines": found})
         except StoreError:  # which `nip verify` says; what is known without them is shown
@@ -125,7 +126,7 @@ def find_help_on_record(parameters: Mapping[str, Any]) -> Help:
         return NO_HELP
 
 
-def _claims_and_provers(
+def find_claims_on_record(
     parameters: Mapping[str, Any],
 ) -> tuple[Mapping[str, int], Collection[str]] | None:
     """Return what a game's claims stand for, and who makes them; None if it is not here."""

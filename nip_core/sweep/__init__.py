@@ -1,14 +1,19 @@
 """Sweeps play many runs with a few settings changed, and make one table of them all.
 
-swept_runs the runs of a sweep, from its file
-results        what came of them, as a document, a page and a figure
-arm_baselines  what those among the arms say of the others
-asked_again    what the verifier alone finds by any of k verdicts
-cells          every verdict, as a table
-page           that page
-declaration    what a study will show, said before it is run
-outcomes       what came of that
-played         runs on record, whatever sweep they are of
-diff           what is different about two of them
-comparison     several of them side by side
+swept_runs       the runs of a sweep, from its file
+swept_facts      what results need beside the verdicts, as a document
+planned          a sweep as whoever compares arms sees it
+facts_on_record  what is on record of them: facts and verdicts
+results          what came of them, as a document, a page and a figure
+recompute        the same again, from the files beside them alone
+arm_baselines    what those among the arms say of the others
+swept_tests      the figures of a test, or of an attack, from verdicts
+asked_again      what the verifier alone finds by any of k verdicts
+cells            every verdict, as a table
+page             that page
+declaration      what a study will show, said before it is run
+outcomes         what came of that
+played           runs on record, whatever sweep they are of
+diff             what is different about two of them
+comparison       several of them side by side
 """

@@ -1,6 +1,5 @@
 """The baselines among the arms of a sweep, held against the others.
 
-baseline_kind           which baseline an arm is, by its settings
 ByMajority              how often its verifier was right by the majority of several plays
 asked_again_pairs       which arms are compared with a verifier alone that is asked again
 compare_with_baselines  all that they say of a sweep's arms, as plain data
@@ -10,21 +9,20 @@ docs/statistics.md has the rules: what is said follows from intervals and p-valu
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Literal
 
 from nip_core.evaluation.baseline_verifiers import majority_decisions
 from nip_core.evaluation.baseline_words import alone_words
 from nip_core.evaluation.confidence_intervals import wilson_of_rate
 from nip_core.evaluation.figures_in_words import plain_percent
-from nip_core.parameters import HyperParameters
-from nip_core.protocols import make_protocol
-from nip_core.records.intervals import find_rate_alone
-from nip_core.rollouts.plan import TEST
-from nip_core.rollouts.table_rows import read_rows
-from nip_core.rollouts.tables import StoredRollouts
-from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import Store
-from nip_core.sweep.counted import Counted, Counts, Figure, LastTest, Play, average_runs, tally
+from nip_core.sweep.counted import (
+    Counted,
+    Counts,
+    Figure,
+    LastTest,
+    Verdicts,
+    average_runs,
+    count_plays,
+)
 from nip_core.sweep.declaration import Hypothesis
 from nip_core.sweep.outcomes import judge_hypotheses
 from nip_core.sweep.results_document import (
@@ -36,9 +34,9 @@ from nip_core.sweep.results_document import (
     VerifierAlone,
     clip_interval,
 )
-from nip_core.sweep.swept_runs import SEED, Sweep
-
-Kind = Literal["alone", "random", "shuffled"]
+from nip_core.sweep.swept_facts import Kind, SweepFacts, SweptGame
+from nip_core.sweep.swept_runs import SEED
+from nip_core.sweep.swept_tests import make_episodes
 
 _MEANING: Mapping[str, tuple[str, str]] = {
     "alone": (
@@ -61,42 +59,29 @@ _MEANING: Mapping[str, tuple[str, str]] = {
 """By kind of baseline what it is, and what follows where an arm is not shown to be better."""
 
 
-def baseline_kind(parameters: HyperParameters) -> Kind | None:
-    """Name the kind of baseline of these settings; None for any other game."""
-    provers = make_protocol(parameters).provers
-    if not provers:
-        return "alone"
-    if all(parameters.agents[name].is_random for name in provers):
-        return "random"
-    return "shuffled" if parameters.dataset_options.shuffle_train_labels else None
-
-
 class ByMajority(Counted):
     """Counts as `Counted` does, but for these `runs` the more frequent verdict on each problem."""
 
-    def __init__(self, store: Store, tests: Mapping[str, LastTest], runs: Collection[str]):
-        super().__init__(store, tests)
+    def __init__(
+        self, verdicts: Verdicts, tests: Mapping[str, LastTest], runs: Collection[str]
+    ) -> None:
+        super().__init__(verdicts, tests)
         self.runs = frozenset(runs)
 
-    def _read(self, name: str, figure: Figure) -> Counts:
+    def _count(self, name: str, figure: Figure) -> Counts:
         if name not in self.runs or figure != "accuracy":
-            return super()._read(name, figure)
-        place = RunStore(self._store, name).rollouts(self._tests[name].iteration, TEST)
-        episodes = StoredRollouts(self._store, [place]).episodes(Play._fields)
-        decided = majority_decisions(episodes)
-        by_problem = {play.problem: play for play in read_rows(episodes, Play)}
-        # The majority is a verdict even where some of its plays failed.
-        voted = [
-            play._replace(outcome="finished", decision=decided[problem])
-            for problem, play in by_problem.items()
-        ]
-        return tally((vote.question_id, vote.is_right) for vote in voted)
+            return super()._count(name, figure)
+        plays = self.plays(name)
+        decided = majority_decisions(make_episodes(plays))
+        by_problem = {play.problem: play for play in plays}
+        votes = (play._replace(decision=decided[problem]) for problem, play in by_problem.items())
+        return count_plays(votes, figure)
 
 
 def compare_with_baselines(
     counted: Counted,
     by_majority: ByMajority,
-    sweep: Sweep,
+    sweep: SweepFacts,
     last_tests: Mapping[str, SweptTest],
     asked_again: Iterable[AtEqualTokens],
 ) -> BaselineFindings:
@@ -116,10 +101,10 @@ def compare_with_baselines(
     )
 
 
-def _compare_accuracy(counted: ByMajority, sweep: Sweep) -> Iterator[BaselineComparison]:
+def _compare_accuracy(counted: ByMajority, sweep: SweepFacts) -> Iterator[BaselineComparison]:
     """Compare the accuracy of each arm with each of its baselines."""
-    arms = {arm: runs[0].parameters for arm, runs in sweep.arms.items()}
-    kinds = {arm: baseline_kind(parameters) for arm, parameters in arms.items()}
+    arms = {arm: runs[0].game for arm, runs in sweep.arms.items()}
+    kinds = {arm: game.kind for arm, game in arms.items()}
     both = [
         (arm, other, kind)
         for arm in arms
@@ -155,10 +140,10 @@ def _compare_accuracy(counted: ByMajority, sweep: Sweep) -> Iterator[BaselineCom
         )
 
 
-def asked_again_pairs(sweep: Sweep) -> list[tuple[int, int]]:
+def asked_again_pairs(sweep: SweepFacts) -> list[tuple[int, int]]:
     """Pair the places of each arm with provers with those of verifiers alone on its problems."""
-    arms = [runs[0].parameters for runs in sweep.arms.values()]
-    kinds = [baseline_kind(parameters) for parameters in arms]
+    arms = [runs[0].game for runs in sweep.arms.values()]
+    kinds = [game.kind for game in arms]
     return [
         (place, other)
         for place, arm in enumerate(arms)
@@ -167,16 +152,16 @@ def asked_again_pairs(sweep: Sweep) -> list[tuple[int, int]]:
     ]
 
 
-def _is_for(kind: Kind, baseline: HyperParameters, arm: HyperParameters) -> bool:
+def _is_for(kind: Kind, baseline: SweptGame, arm: SweptGame) -> bool:
     """Return whether the baseline plays the arm's problems, and with provers its protocol."""
-    keys = ["scenario", "dataset", *([] if kind == "alone" else ["interaction_protocol"])]
+    keys = ["scenario", "dataset", *([] if kind == "alone" else ["protocol"])]
     return all(getattr(baseline, key) == getattr(arm, key) for key in keys)
 
 
-def _find_alone(counted: Counted, sweep: Sweep) -> Iterator[VerifierAlone]:
+def _find_alone(counted: Counted, sweep: SweepFacts) -> Iterator[VerifierAlone]:
     """Put each verifier without provers beside how often it could be right by itself."""
     for arm, runs in sweep.arms.items():
-        rate_alone = find_rate_alone(runs[0].parameters.to_dict())
+        rate_alone = runs[0].game.rate_alone
         counts = [counted.count(run.name, "accuracy") for run in runs]
         plays = [of_run for of_run in counts if of_run is not None]
         # By the name of the table's interval, so that it is the same one.
@@ -194,12 +179,14 @@ def _find_alone(counted: Counted, sweep: Sweep) -> Iterator[VerifierAlone]:
         )
 
 
-def _find_believed(sweep: Sweep, last_tests: Mapping[str, SweptTest]) -> Iterator[ProverBelieved]:
+def _find_believed(
+    sweep: SweepFacts, last_tests: Mapping[str, SweptTest]
+) -> Iterator[ProverBelieved]:
     """Count in how many runs of each arm the verifier beats believing the prover."""
     for arm, runs in sweep.arms.items():
         tests = [last_tests[run.name] for run in runs if run.name in last_tests]
         tests = [test for test in tests if test.shows_checking is not None]
-        if tests and baseline_kind(runs[0].parameters) is None:
+        if tests and runs[0].game.kind is None:
             yield ProverBelieved(
                 arm=" ".join(arm),
                 runs=len(tests),

@@ -13,23 +13,24 @@ from nip_core.evaluation.statistics.two_way import NO_ERROR, TwoWay, two_sided_p
 from nip_core.hashing import derive_seed
 from nip_core.sweep.counted import Counted, Counts, Figure, share_right, subtract_runs
 from nip_core.sweep.declaration import Hypothesis, pair_runs
+from nip_core.sweep.planned import PlannedRun, PlannedSweep
 from nip_core.sweep.results_document import (
     ArmDifference,
     ArmDifferences,
     SeedsNeeded,
     clip_interval,
 )
-from nip_core.sweep.swept_runs import SEED, Sweep, SweptRun
+from nip_core.sweep.swept_runs import SEED
 
 FIVE_POINTS = 0.05
 _OWN: tuple[Figure, ...] = ("accuracy", "completeness", "soundness")
 _AFTER: tuple[Figure, ...] = ("completeness", "soundness")
 
-RunPair = tuple[SweptRun, SweptRun]
+RunPair = tuple[PlannedRun, PlannedRun]
 
 
 def subtract_first_arm(
-    counted: Counted, sweep: Sweep, hypotheses: Sequence[Hypothesis] = ()
+    counted: Counted, sweep: PlannedSweep, hypotheses: Sequence[Hypothesis] = ()
 ) -> ArmDifferences | None:
     """Subtract the figures of the first arm from those of each other, but for declared ones.
 
@@ -63,13 +64,13 @@ def subtract_first_arm(
     )
 
 
-def _list_figures(sweep: Sweep) -> Iterator[tuple[Figure, str | None]]:
+def _list_figures(sweep: PlannedSweep) -> Iterator[tuple[Figure, str | None]]:
     """List what arms are compared by: of their own tests, and after each attack."""
     yield from ((figure, None) for figure in _OWN)
     yield from ((figure, attack) for attack in sweep.attacks for figure in _AFTER)
 
 
-def _pair_by_seed(runs: Sequence[SweptRun], of_first: Sequence[SweptRun]) -> list[RunPair]:
+def _pair_by_seed(runs: Sequence[PlannedRun], of_first: Sequence[PlannedRun]) -> list[RunPair]:
     """Pair the runs of two arms that have the same seed; those without a partner are left out."""
     by_seed = {run.values.get(SEED): run for run in of_first}
     return [(run, by_seed[seed]) for run in runs if (seed := run.values.get(SEED)) in by_seed]
@@ -84,7 +85,7 @@ def _name_pairs(pairs: Sequence[RunPair]) -> frozenset[frozenset[str]]:
     return frozenset(frozenset(run.name for run in pair) for pair in pairs)
 
 
-def _declared_pairs(sweep: Sweep, hypothesis: Hypothesis) -> frozenset[frozenset[str]]:
+def _declared_pairs(sweep: PlannedSweep, hypothesis: Hypothesis) -> frozenset[frozenset[str]]:
     try:
         return _name_pairs(pair_runs(sweep, hypothesis))
     except SettingsError:  # the sweep is not as it was when this was declared
@@ -142,8 +143,8 @@ def _find_difference(
     return difference, None
 
 
-def _game(run: SweptRun) -> tuple[object, object]:
-    return run.parameters.scenario, run.parameters.dataset
+def _game(run: PlannedRun) -> tuple[str, str]:
+    return run.problems
 
 
 def _plan_seeds(difference: TwoWay) -> SeedsNeeded | None:

@@ -11,11 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from nip_core.evaluation.any_of import count_right_choices
 from nip_core.evaluation.split_metrics import AnyOfRow
-from nip_core.rollouts.plan import TEST
-from nip_core.rollouts.tables import StoredRollouts
-from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import Store
-from nip_core.sweep.counted import Counts, average_runs
+from nip_core.sweep.counted import Counts, LastTest, Verdicts, average_runs
 from nip_core.sweep.results_document import (
     ArmResult,
     AskedAgainAt,
@@ -27,12 +23,13 @@ from nip_core.sweep.results_document import (
     RunResult,
     sum_up,
 )
+from nip_core.sweep.swept_tests import make_episodes
 
 _LABELS: Mapping[str, tuple[int, ...]] = {"soundness": (0,), "completeness": (1,)}
 
 
 def summarize_asked_again(
-    store: Store, runs: Sequence[RunResult], name: str
+    verdicts: Verdicts, runs: Sequence[RunResult], name: str
 ) -> tuple[AskedAgainTest, ...]:
     """Average an arm's `runs` where any of k plays rejects, in their first test and their last.
 
@@ -50,7 +47,7 @@ def summarize_asked_again(
         if len(iterations) != 1 or is_again or len(by_run) < len(of_runs):
             continue
         [iteration] = iterations
-        counted = [_count_right(store, run, iteration) for run, _ in of_runs]
+        counted = [_count_right(verdicts, run, iteration) for run, _ in of_runs]
         # Where a run was played less often, no k is a mean over fewer runs than another.
         plays = min(len(rows) for rows in by_run)
         rows = tuple(
@@ -80,11 +77,10 @@ def _average_row(
     )
 
 
-def _count_right(store: Store, run: str, iteration: int) -> dict[tuple[str, int], Counts]:
+def _count_right(verdicts: Verdicts, run: str, iteration: int) -> dict[tuple[str, int], Counts]:
     """Count by rate and k the right problems of each question, and its problems."""
-    place = RunStore(store, run).rollouts(iteration, TEST)
-    columns = ["problem", "question_id", "y", "decision", "outcome"]
-    by_problem = count_right_choices(StoredRollouts(store, [place]).episodes(columns)).values()
+    plays = verdicts.tests(run)[LastTest(iteration)]
+    by_problem = count_right_choices(make_episodes(plays)).values()
     counts: dict[tuple[str, int], dict[str, tuple[float, int]]] = {}
     for of in by_problem:
         for rate in (rate for rate, labels in _LABELS.items() if of.y in labels):
@@ -92,8 +88,8 @@ def _count_right(store: Store, run: str, iteration: int) -> dict[tuple[str, int]
                 here = counts.setdefault((rate, k), {})
                 hits, problems = here.get(of.question_id, (0.0, 0))
                 here[of.question_id] = (hits + right, problems + 1)
-    plays = max((len(of.right) for of in by_problem), default=0)
-    return {(rate, k): counts.get((rate, k), {}) for rate in _LABELS for k in range(1, plays + 1)}
+    most = max((len(of.right) for of in by_problem), default=0)
+    return {(rate, k): counts.get((rate, k), {}) for rate in _LABELS for k in range(1, most + 1)}
 
 
 def compare_at_equal_tokens(

@@ -1,6 +1,8 @@
 """How often the verifier of a run was right, question by question.
 
+Verdicts      of a sweep, by run and test, from the table of `cells`
 Counted       by run and figure, from the episodes of its last test
+count_plays   of a test, by question
 share_right   over runs
 average_runs  the same as a mean over seeds and questions, with its interval
 subtract_runs the difference of two arms, run by run, in the same way
@@ -15,17 +17,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from nip_core.evaluation.attack_figures import choose_episodes
 from nip_core.evaluation.statistics.two_way import TwoWay, two_way
 from nip_core.hashing import derive_seed
 from nip_core.protocols import ACCEPT, REJECT
-from nip_core.rollouts.plan import ATTACK, TEST
-from nip_core.rollouts.table_rows import read_rows
-from nip_core.rollouts.tables import StoredRollouts
-from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import Store
+from nip_core.sweep.planned import PlannedRun
 
 Figure = Literal["accuracy", "completeness", "soundness"]
+WORST = "worst"
+"""In the place of an attack's name: the attack that left a run the least soundness."""
 Counts = Mapping[str, tuple[float, int]]
 """By question, how many plays were right, and how many there are."""
 
@@ -38,7 +37,7 @@ _LABELS: Mapping[Figure, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class LastTest:
-    """The place of a run's last test."""
+    """The place of a test of a run, the last one as a rule."""
 
     iteration: int
     n: int | None = None
@@ -49,23 +48,54 @@ class Play(NamedTuple):
     """What is counted of an episode."""
 
     problem: str
-    question_id: str
+    question: str
     y: int
     decision: int
-    outcome: str
+    believed: int | None = None
+    """What believing the prover decides; None where none has spoken."""
 
     @property
     def is_right(self) -> bool:
         """Return whether the episode ended with the right verdict."""
-        # A failed episode has no verdict, and nobody is right without one.
-        return self.outcome != "failed" and self.decision == (ACCEPT if self.y else REJECT)
+        return self.decision == (ACCEPT if self.y else REJECT)
+
+
+class Verdicts:
+    """The verdicts of a sweep: what is counted of each episode, by run, attacks too, and test."""
+
+    def __init__(self, table: pa.Table):
+        self._by_run: dict[str, dict[LastTest, list[Play]]] = {}
+        names = ("run", "attack", "iteration", "n", *Play._fields)
+        rows = zip(*(table[name].to_pylist() for name in names), strict=True)
+        for run, attack, iteration, n, *play in rows:
+            tests = self._by_run.setdefault(run if attack is None else f"{run}-{attack}", {})
+            tests.setdefault(LastTest(iteration, n), []).append(Play(*play))
+
+    def tests(self, run: str) -> Mapping[LastTest, Sequence[Play]]:
+        """Return the plays of each test of a run, in the order of tests; {} without any."""
+        return self._by_run.get(run, {})
+
+
+@dataclass(frozen=True)
+class WorstTest:
+    """The test of an attack that left a run the least soundness."""
+
+    attack: str
+    place: LastTest
+    plays: Sequence[Play]
+
+    @property
+    def words(self) -> str:
+        """Name the attack, with its n or its step."""
+        n, iteration = self.place.n, self.place.iteration
+        return f"{self.attack}, {f'step {iteration}' if n is None else f'n {n}'}"
 
 
 class Counted:
     """Counts right verdicts by question in the last test of each run, and keeps what it counted."""
 
-    def __init__(self, store: Store, tests: Mapping[str, LastTest]):
-        self._store, self._tests = store, tests
+    def __init__(self, verdicts: Verdicts, tests: Mapping[str, LastTest]):
+        self._verdicts, self._tests = verdicts, tests
         self._known: dict[tuple[str, Figure], Counts] = {}
 
     def count(self, run: str | None, figure: Figure) -> Counts | None:
@@ -76,24 +106,50 @@ class Counted:
         if run is None or run not in self._tests:
             return None
         if (run, figure) not in self._known:
-            self._known[run, figure] = self._read(run, figure)
+            self._known[run, figure] = self._count(run, figure)
         return self._known[run, figure]
 
-    def _read(self, name: str, figure: Figure) -> Counts:
+    def _count(self, name: str, figure: Figure) -> Counts:
         """Count the plays of the last test of a run, of problems with the labels of a rate."""
-        return tally(
-            (play.question_id, play.is_right)
-            for play in read_rows(self._episodes(name), Play)
-            if play.y in _LABELS[figure]
-        )
+        return count_plays(self.plays(name), figure)
 
-    def _episodes(self, name: str) -> pa.Table:
-        columns = ["key", "branch_path", *Play._fields]
-        tree, test = RunStore(self._store, name), self._tests[name]
-        split = TEST if test.n is None else ATTACK
-        stored = StoredRollouts(self._store, [tree.rollouts(test.iteration, split)])
-        episodes = stored.episodes(columns)
-        return episodes if test.n is None else choose_episodes(episodes, stored.choices(), test.n)
+    def count_after(self, run: PlannedRun, after: str | None, figure: Figure) -> Counts | None:
+        """Count as `count` does for a run, for an attack on it, or for the `WORST` of them."""
+        if after != WORST:
+            return self.count(run.name_after(after), figure)
+        worst = self.find_worst(run)
+        return None if worst is None else count_plays(worst.plays, figure)
+
+    def find_worst(self, run: PlannedRun) -> WorstTest | None:
+        """Find the test of an attack on a run that left the least soundness, the first of equals.
+
+        All tests of all its attacks count: every step, every n. So it is a minimum over tests,
+        lower than that attack leaves on other problems. None unless all attacks are finished.
+        """
+        names = [(attack, run.name_after(attack)) for attack in run.attacked_by]
+        if any(name not in self._tests for _, name in names):
+            return None
+        tests = [
+            WorstTest(attack, place, plays)
+            for attack, name in names
+            if name is not None
+            for place, plays in self._verdicts.tests(name).items()
+        ]
+        sound = [(share_right([count_plays(test.plays, "soundness")]), test) for test in tests]
+        return min(
+            ((soundness, test) for soundness, test in sound if soundness is not None),
+            key=lambda pair: pair[0],
+            default=(0.0, None),
+        )[1]
+
+    def plays(self, name: str) -> Sequence[Play]:
+        """Return the plays of the last test of a run that is finished and tested."""
+        return self._verdicts.tests(name).get(self._tests[name], ())
+
+
+def count_plays(plays: Iterable[Play], figure: Figure) -> Counts:
+    """Count by question the right plays and all plays, of problems with the labels of a rate."""
+    return tally((play.question, play.is_right) for play in plays if play.y in _LABELS[figure])
 
 
 def tally(plays: Iterable[tuple[str, bool]]) -> Counts:

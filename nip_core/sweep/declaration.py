@@ -39,9 +39,10 @@ from nip_core.parameters.plain import PlainMapping
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.session.contents import read_code_version
-from nip_core.sweep.counted import Figure
+from nip_core.sweep.counted import WORST, Figure
+from nip_core.sweep.planned import PlannedRun, PlannedSweep
 from nip_core.sweep.results_document import DAMAGED, FINISHED, NOT_BEGUN
-from nip_core.sweep.swept_runs import Sweep, SweptRun, as_text, read_sweep, read_yaml_as
+from nip_core.sweep.swept_runs import Sweep, as_text, read_sweep, read_yaml_as
 from nip_lm_server.client import parse_json
 
 Rate = Annotated[float, Field(ge=0, le=1)]
@@ -58,7 +59,8 @@ class Hypothesis(BaseModel):
     figure: Figure
     """Of the last test of each run."""
     after: str | None = None
-    """The attack after which the figure and `where` are measured; None: the runs' own tests."""
+    """The attack after which the figure and `where` are measured; "worst": of each run the test of
+    an attack that left the least soundness; None: the runs' own tests."""
     arm: Arm
     """Values of axes: all runs that have them."""
     against: Arm
@@ -73,6 +75,9 @@ class Hypothesis(BaseModel):
     """What both arms must have at least, or nothing is said of the hypothesis."""
     primary: bool = False
     """Exactly one of a plan is."""
+    # A plan without one is the plan that earlier versions declared, to the digest.
+    gate: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether all others are tested only if this one, the primary one, is shown."""
 
     @model_validator(mode="after")
     def _check_margin(self) -> "Hypothesis":
@@ -96,6 +101,24 @@ class PlanFile(BaseModel):
     def _check_primary(self) -> "PlanFile":
         if (count := sum(hypothesis.primary for hypothesis in self.hypotheses)) != 1:
             raise ValueError(f"exactly one hypothesis is primary (got {count})")
+        return self
+
+    @model_validator(mode="after")
+    def _check_gate(self) -> "PlanFile":
+        gates = [place for place, hypothesis in enumerate(self.hypotheses) if hypothesis.gate]
+        if len(gates) > 1:
+            places = " and ".join(f"hypotheses[{place}]" for place in gates)
+            raise ValueError(f"gate: at most one hypothesis is the gate (got {places})")
+        for place in gates:
+            if not self.hypotheses[place].primary:
+                raise ValueError(
+                    f"hypotheses[{place}].gate: the gate is the primary hypothesis; any other "
+                    "would wait for itself"
+                )
+            if len(self.hypotheses) == 1:
+                raise ValueError(
+                    f"hypotheses[{place}].gate: nothing waits for it but itself; leave gate out"
+                )
         return self
 
 
@@ -169,8 +192,7 @@ def analysis_digest() -> str:
     here = Path(__file__).parent
     assert attack_figures.__file__ is not None
     files = [
-        here / "counted.py",
-        here / "outcomes.py",
+        *(here / f"{name}.py" for name in ("cells", "counted", "outcomes", "swept_tests")),
         Path(attack_figures.__file__),
         *Path(statistics.__file__).parent.glob("*.py"),
     ]
@@ -197,7 +219,7 @@ def read_plan(path: Path, overrides: tuple[str, ...] = ()) -> StudyPlan:
     return StudyPlan(sweep, file)
 
 
-def pair_runs(sweep: Sweep, hypothesis: Hypothesis) -> list[tuple[SweptRun, SweptRun]]:
+def pair_runs(sweep: PlannedSweep, hypothesis: Hypothesis) -> list[tuple[PlannedRun, PlannedRun]]:
     """Pair the runs of both arms; two of a pair differ in nothing but the hypothesis.
 
     Raises SettingsError for an arm that no run has, or a run without its counterpart.
@@ -223,10 +245,13 @@ def pair_runs(sweep: Sweep, hypothesis: Hypothesis) -> list[tuple[SweptRun, Swep
 
 
 def _check_attacked(
-    sweep: Sweep, hypothesis: Hypothesis, both: Sequence[tuple[SweptRun, SweptRun]]
+    sweep: Sweep, hypothesis: Hypothesis, both: Sequence[tuple[PlannedRun, PlannedRun]]
 ) -> None:
     """Raise SettingsError unless each run has the attack of the hypothesis, if it names one."""
     after = hypothesis.after
+    if after == WORST:
+        _check_worst(sweep, both)
+        return
     if after is not None and after not in sweep.attacks:
         there = ", ".join(sweep.attacks) or "none"
         raise SettingsError(f"after: {after!r}: the sweep has no such attack; it has {there}")
@@ -235,7 +260,26 @@ def _check_attacked(
             raise SettingsError(f"after: {after!r} leaves out {run.name}")
 
 
-def _runs_with(sweep: Sweep, arm: Arm) -> list[SweptRun]:
+def _check_worst(sweep: Sweep, both: Sequence[tuple[PlannedRun, PlannedRun]]) -> None:
+    """Raise SettingsError unless all runs have the same attacks, and none of them this name."""
+    if WORST in sweep.attacks:
+        raise SettingsError(
+            "after: 'worst' is the lowest of all attacks, and the sweep has an attack of this "
+            "name; give that one another"
+        )
+    [first, *others] = [run for pair in both for run in pair]
+    if not first.attacked_by:
+        raise SettingsError(f"after: 'worst': no attack is made on {first.name}")
+    for run in others:
+        if run.attacked_by != first.attacked_by:
+            names = [", ".join(one.attacked_by) or "none" for one in (first, run)]
+            raise SettingsError(
+                f"after: 'worst': {first.name} has the attacks {names[0]}, and {run.name} "
+                f"{names[1]}; the lowest of more is lower, so give both the same"
+            )
+
+
+def _runs_with(sweep: PlannedSweep, arm: Arm) -> list[PlannedRun]:
     """Find the runs with these values. Raises SettingsError for a value or an axis not there."""
     for axis, value in arm.items():
         values = list(dict.fromkeys(run.values.get(axis) for run in sweep.runs))
@@ -270,7 +314,7 @@ def declare(store: Store, plan: StudyPlan) -> tuple[StudyDeclaration, bool]:
         "declared_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     document["sha256"] = digest(document)
-    store.put(_path(plan.sweep.name), json.dumps(document, indent=2).encode())
+    store.put(declaration_path(plan.sweep.name), json.dumps(document, indent=2).encode())
     return StudyDeclaration.model_validate(document), True
 
 
@@ -300,11 +344,17 @@ def read_declaration(store: Store, sweep: str) -> StudyDeclaration | None:
 
     Raises CorruptionError for one that was changed, or that this version can't read.
     """
-    path = _path(sweep)
-    if not store.exists(path):
-        return None
+    path = declaration_path(sweep)
+    return parse_declaration(store.get(path), path) if store.exists(path) else None
+
+
+def parse_declaration(content: bytes, path: str) -> StudyDeclaration:
+    """Read a declaration from the content of the file at `path`.
+
+    Raises CorruptionError for one that was changed, or that this version can't read.
+    """
     try:
-        document: dict[str, Any] = parse_json(store.get(path))
+        document: dict[str, Any] = parse_json(content)
         sha256 = document.pop("sha256")
         is_whole = sha256 == digest(document)
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -321,7 +371,8 @@ def read_declaration(store: Store, sweep: str) -> StudyDeclaration | None:
         ) from None
 
 
-def _path(sweep: str) -> str:
+def declaration_path(sweep: str) -> str:
+    """Return where in the store the declaration of a sweep is."""
     return f"sweeps/{sweep}/declaration.json"
 
 

@@ -3,18 +3,18 @@
 judge_hypotheses  a hypothesis each: the difference, its interval, its p-value, and what follows
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from nip_core.errors import SettingsError
 from nip_core.evaluation.statistics.clustered import Mean
-from nip_core.evaluation.statistics.differences import equivalence, holm
+from nip_core.evaluation.statistics.differences import Equivalence, equivalence, holm
 from nip_core.evaluation.statistics.two_way import NO_ERROR, TwoWay, two_sided_p
 from nip_core.hashing import derive_seed
-from nip_core.sweep.counted import Counted, share_right, subtract_runs
+from nip_core.sweep.counted import WORST, Counted, Counts, share_right, subtract_runs
 from nip_core.sweep.declaration import Hypothesis, pair_runs
+from nip_core.sweep.planned import PlannedRun, PlannedSweep
 from nip_core.sweep.results_document import Finding, HypothesisOutcome, clip_interval
-from nip_core.sweep.swept_runs import Sweep, SweptRun
 
 
 @dataclass(frozen=True)
@@ -28,19 +28,23 @@ class ArmsCompared:
     """Of runs that are finished and tested."""
     because: str | None = None
     """Why nothing can be said of the hypothesis."""
+    worst: tuple[str, ...] = ()
+    """By run, where the worst attack counts, which it is."""
 
 
 def judge_hypotheses(
-    counted: Counted, sweep: Sweep, hypotheses: Sequence[Hypothesis]
+    counted: Counted, sweep: PlannedSweep, hypotheses: Sequence[Hypothesis]
 ) -> list[HypothesisOutcome]:
     """Compare the arms of each hypothesis, in their order.
 
     `counted` knows the runs that are finished. Differences are paired by run and question, their
     intervals and p-values count seeds and questions as drawn (`two_way`). p-values are adjusted
     after Holm among the hypotheses that are not primary. "shown", "contradicted" or "not shown"
-    follow from them; "not tested" says why in ``because``.
+    follow from them; "not tested" says why in ``because``. If one of them is the gate and is not
+    shown, no other is tested.
     """
     compared = [_compare_arms(counted, sweep, hypothesis) for hypothesis in hypotheses]
+    compared = _wait_for_gate(hypotheses, compared)
     p_values = [
         None if both.because else _p_value(hypothesis, both)
         for hypothesis, both in zip(hypotheses, compared, strict=True)
@@ -54,40 +58,79 @@ def judge_hypotheses(
     ]
 
 
-def _compare_arms(counted: Counted, sweep: Sweep, hypothesis: Hypothesis) -> ArmsCompared:
+def _wait_for_gate(
+    hypotheses: Sequence[Hypothesis], compared: Sequence[ArmsCompared]
+) -> list[ArmsCompared]:
+    """Leave all but the gate untested where there is one and it is not shown."""
+    for gate, both in zip(hypotheses, compared, strict=True):
+        if not gate.gate:
+            continue
+        # It is the primary one, so its p-value is not adjusted.
+        p = None if both.because else _p_value(gate, both)
+        outcome, _ = _find_outcome(gate, both, p)
+        if outcome != "shown":
+            because = f"the gate is {outcome} ({gate.says})"
+            return [
+                one if one is both else replace(one, because=one.because or because)
+                for one in compared
+            ]
+    return [*compared]
+
+
+def _compare_arms(counted: Counted, sweep: PlannedSweep, hypothesis: Hypothesis) -> ArmsCompared:
     """Compare both arms over their finished pairs of runs."""
     try:
         named = pair_runs(sweep, hypothesis)
     except SettingsError as error:  # the sweep is not as it was when this was declared
         return ArmsCompared(because=str(error))
     of_pairs = [
-        [counted.count(run.name_after(hypothesis.after), hypothesis.figure) for run in pair]
+        [counted.count_after(run, hypothesis.after, hypothesis.figure) for run in pair]
         for pair in named
     ]
     both = [(a, b) for a, b in of_pairs if a is not None and b is not None]
+    worst: tuple[str, ...] = ()
+    if hypothesis.after == WORST:
+        # The worst attacks of two runs may have been tested on more problems, or fewer.
+        both = [_keep_common(first, second) for first, second in both]
+        worst = tuple(_name_worst(counted, (run for pair in named for run in pair)))
     rates = (share_right([first for first, _ in both]), share_right([second for _, second in both]))
     if not any(first for first, _ in both):
-        return ArmsCompared(rates, because="no pair of runs is finished and tested")
+        why = "no pair of runs is finished and tested"
+        if both and hypothesis.after == WORST:
+            why = "the worst attacks of no pair were tested on a question in common"
+        return ArmsCompared(rates, because=why, worst=worst)
     if any(first.keys() != second.keys() for first, second in both):
         return ArmsCompared(rates, because="the arms were not tested on the same questions")
     seed = derive_seed(hypothesis.figure, hypothesis.arm, hypothesis.against)
     compared = subtract_runs(both, seed)
     assert compared is not None  # there are questions
     because = "one run or one question shows no spread" if compared.error is None else None
-    return ArmsCompared(
-        rates, compared, len(both), because or _find_unmet(counted, named, hypothesis)
+    because = because or _find_unmet(counted, named, hypothesis)
+    return ArmsCompared(rates, compared, len(both), because, worst)
+
+
+def _keep_common(first: Counts, second: Counts) -> tuple[Counts, Counts]:
+    """Keep the questions that both have."""
+    return (
+        {question: of for question, of in first.items() if question in second},
+        {question: of for question, of in second.items() if question in first},
     )
 
 
+def _name_worst(counted: Counted, runs: Iterable[PlannedRun]) -> Iterator[str]:
+    """Name the worst attack on each run that has one."""
+    for run in runs:
+        if (worst := counted.find_worst(run)) is not None:
+            yield f"{run.name}: {worst.words}"
+
+
 def _find_unmet(
-    counted: Counted, named: Sequence[tuple[SweptRun, SweptRun]], hypothesis: Hypothesis
+    counted: Counted, named: Sequence[tuple[PlannedRun, PlannedRun]], hypothesis: Hypothesis
 ) -> str | None:
     """Name in words the first unmet condition of the hypothesis; None if all are met."""
     for figure, least in hypothesis.where.items():
         for side, which in enumerate(("arm", "against")):
-            plays = (
-                counted.count(pair[side].name_after(hypothesis.after), figure) for pair in named
-            )
+            plays = (counted.count_after(pair[side], hypothesis.after, figure) for pair in named)
             reached = share_right([counts for counts in plays if counts is not None])
             if reached is None or reached < least:
                 measured = "unknown" if reached is None else f"{reached:.3f}"
@@ -108,11 +151,17 @@ def _p_value(hypothesis: Hypothesis, both: ArmsCompared) -> float:
         # As for a difference: what is left is how many seeds or questions there are.
         fewer = min(difference.seeds, difference.questions)
         return 1.0 if abs(value) >= margin else 2 * 0.5**fewer
-    tested = equivalence(
-        Mean(value, error, difference.df, difference.questions), margin, hypothesis.alpha
-    )
+    tested = _test_equivalence(hypothesis, difference)
     assert tested is not None  # it has an error
     return tested.p
+
+
+def _test_equivalence(hypothesis: Hypothesis, difference: TwoWay | None) -> Equivalence | None:
+    """Test an equality by two one-sided tests; None for other hypotheses, and without a spread."""
+    if hypothesis.margin is None or difference is None or (difference.error or 0.0) <= NO_ERROR:
+        return None
+    mean = Mean(difference.value, difference.error, difference.df, difference.questions)
+    return equivalence(mean, hypothesis.margin, hypothesis.alpha)
 
 
 def _adjust_p_values(
@@ -139,6 +188,7 @@ def _judge(
     difference = both.difference
     interval = None if difference is None else difference.ci95
     outcome, because = _find_outcome(hypothesis, both, p_holm)
+    tested = _test_equivalence(hypothesis, difference)
     return HypothesisOutcome(
         says=hypothesis.says,
         primary=hypothesis.primary,
@@ -152,6 +202,10 @@ def _judge(
         p=p,
         p_holm=p_holm,
         alpha=hypothesis.alpha,
+        margin=hypothesis.margin,
+        interval_of_tests=None if tested is None else clip_interval(tested.interval, lowest=-1.0),
+        gate=hypothesis.gate,
+        worst=both.worst,
         outcome=outcome,
         because=because,
     )

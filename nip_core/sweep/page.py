@@ -27,6 +27,7 @@ from nip_core.sweep.results_document import (
     AttackResult,
     CellsWritten,
     DeclaredResults,
+    HypothesisOutcome,
     OverRuns,
     RunResult,
     SweepResults,
@@ -53,6 +54,20 @@ all choices of k plays, so without bias.
 _AT_AS_MANY = """
 Beside each arm with provers the highest k that takes no more generated tokens than its episodes (at
 least 1): what the verifier finds with them by being asked again, by itself.
+"""
+
+_EQUALITIES = """
+Within ± m: both one-sided tests against a difference of m points hold, so that the interval beside
+it lies within the margin. Not shown to be within ± m: it does not; the arms may differ by more, or
+less.
+"""
+_GATE = """
+The others wait for the gate: unless it is shown, none of them is tested.
+"""
+_WORST = """
+After worst: of each run the test of an attack with the lowest soundness, of all steps and all n
+that were tested. It is a minimum over tests, chosen on the problems that it is counted on, and so
+biased: lower than that attack leaves on other problems, the more so the more was tested. The worst:
 """
 
 _MANY_SEEDS = 1_000  # beyond, the number is no plan
@@ -249,7 +264,10 @@ def _cells_line(cells: CellsWritten | None) -> str:
     """Say where each verdict is, and list the files not read."""
     if cells is None:
         return ""
-    text = f"\nEach of the {cells.verdicts:,} verdicts is in `cells.parquet`.\n"
+    text = (
+        f"\nEach of the {cells.verdicts:,} verdicts is in `cells.parquet`, and what else the "
+        "figures need in `facts.json`: `nip sweep --recompute DIR` makes this page of them.\n"
+    )
     if cells.left_out:
         text += "\nWhat could not be read is not in it:\n\n"
     return text + "".join(f"- {_line(error)}\n" for error in cells.left_out)
@@ -308,19 +326,50 @@ def _declared_page(declared: DeclaredResults) -> str:
     )
     for row in declared.outcomes:
         arm, against = (plain_percent(rate) for rate in row.rates)
+        kinds = [kind for kind, is_one in (("primary", row.primary), ("gate", row.gate)) if is_one]
         cells = [
-            row.says + (" (primary)" if row.primary else ""),
+            row.says + (f" ({', '.join(kinds)})" if kinds else ""),
             row.figure + (f" after {row.after}" if row.after else ""),
             arm,
             against,
             "–" if row.difference is None else f"{100 * row.difference:+.1f}",
-            "–" if row.ci95 is None else f"{100 * row.ci95[0]:+.1f} to {100 * row.ci95[1]:+.1f}",
+            _interval_cell(row),
             "–" if row.p_holm is None else f"{row.p_holm:.3g}",
-            row.outcome + (f": {row.because}" if row.because is not None else ""),
+            _outcome_cell(row),
         ]
         text += _row(cells) + "\n"
     text += (
         "\nDifferences in points, paired by run and question; intervals and p-values count seeds "
-        "and questions as drawn.\n\n### Departures\n\n"
+        "and questions as drawn.\n"
     )
+    text += _notes_on(declared.outcomes) + "\n### Departures\n\n"
     return text + ("".join(f"- {line}\n" for line in declared.departures) or "None.\n")
+
+
+def _interval_cell(row: HypothesisOutcome) -> str:
+    """Write the interval of a difference; of an equality the one that both tests go by."""
+    interval, level = row.ci95, ""
+    if row.interval_of_tests is not None:
+        interval, level = row.interval_of_tests, f" ({100 * (1 - 2 * row.alpha):g} %)"
+    if interval is None:
+        return "–"
+    return f"{100 * interval[0]:+.1f} to {100 * interval[1]:+.1f}{level}"
+
+
+def _outcome_cell(row: HypothesisOutcome) -> str:
+    """Say what came of a hypothesis; of an equality, within which margin."""
+    text: str = row.outcome
+    if row.margin is not None and row.outcome != "not tested":
+        within = f"within ± {100 * row.margin:g}"
+        text = within if row.outcome == "shown" else f"not shown to be {within}"
+    return text + (f": {row.because}" if row.because is not None else "")
+
+
+def _notes_on(outcomes: Sequence[HypothesisOutcome]) -> str:
+    """Say how equalities, the gate and worst attacks are to be read, where there are any."""
+    text = _EQUALITIES if any(row.margin is not None for row in outcomes) else ""
+    text += _GATE if any(row.gate for row in outcomes) else ""
+    worst = dict.fromkeys(line for row in outcomes for line in row.worst)
+    if worst:
+        text += _WORST + "\n" + "".join(f"- `{_line(line)}`\n" for line in worst)
+    return text

@@ -357,6 +357,15 @@ class HypothesisOutcome(Part):
     p: float | None
     p_holm: float | None
     alpha: float
+    margin: float | None = Field(default=None, exclude_if=_is_none)
+    """Of an equality, in which the difference is to lie on both sides of 0."""
+    interval_of_tests: Interval95 | None = Field(default=None, exclude_if=_is_none)
+    """Of an equality the interval of 1 - 2 alpha: both one-sided tests hold where it lies within
+    the margin."""
+    gate: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether no other was tested unless this one is shown."""
+    worst: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
+    """By run the attack that left the least, where that one counts."""
     outcome: Finding
     because: str | None = Field(default=None, exclude_if=_is_none)
     """Why it was not tested."""
@@ -395,7 +404,7 @@ class SweepResults(Part):
     declared: DeclaredResults | None = Field(default=None, exclude_if=_is_none)
     """No key where nothing was declared."""
     cells: CellsWritten | None = Field(default=None, exclude_if=_is_none)
-    """No key until it is written."""
+    """No key in results of versions that wrote none."""
 
     @property
     def attacks(self) -> list[AttackResult]:

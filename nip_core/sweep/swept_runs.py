@@ -89,6 +89,16 @@ class SweptRun:
     attacks: tuple[SweptAttack, ...] = ()
     """In the order of the file, those that are made on it."""
 
+    @property
+    def attacked_by(self) -> tuple[str, ...]:
+        """Return the names of the attacks on it, in the order of the file."""
+        return tuple(attack.label for attack in self.attacks)
+
+    @property
+    def problems(self) -> tuple[str, str]:
+        """Return its scenario and its dataset."""
+        return self.parameters.scenario, self.parameters.dataset
+
     def name_after(self, attack: str | None) -> str | None:
         """Return the name of this run, or of an attack on it; None without such an attack."""
         if attack is None:

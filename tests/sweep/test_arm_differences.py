@@ -14,7 +14,8 @@ from nip_core.rollouts.tables import commit_shard, join_shards
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.sweep.arm_differences import subtract_first_arm
-from nip_core.sweep.counted import Counted, LastTest
+from nip_core.sweep.cells import read_verdicts
+from nip_core.sweep.counted import Counted, LastTest, Verdicts
 from nip_core.sweep.declaration import Hypothesis
 from nip_core.sweep.page import _ROUGHLY, differences_summary, render_results
 from nip_core.sweep.results_document import (
@@ -85,7 +86,7 @@ def counted(sweep, right):
         commit_shard(store, directory, "0000", typed_tables(rows.episodes, rows.generations))
         join_shards(store, directory, ["0000"])
         tests[run.name] = LastTest(1)
-    return Counted(store, tests)
+    return Counted(Verdicts(read_verdicts(store, sweep)[0]), tests)
 
 
 def two_way_by_hand(differences):

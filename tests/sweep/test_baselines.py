@@ -2,22 +2,22 @@
 
 import asyncio
 
+import pyarrow as pa
 import pytest
 import yaml
-from handmade import ACCEPT, REJECT, Rollouts
 from leaking_players import answers
 from scripted_server import scripted_server
-from stored_rows import typed_tables
 
 from nip_core import loop
 from nip_core.evaluation.baseline_words import remarks
 from nip_core.evaluation.split_metrics import SplitMetrics
-from nip_core.rollouts.tables import commit_shard, join_shards
+from nip_core.protocols import NO_DECISION
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.showing.reports import write_report
-from nip_core.sweep.arm_baselines import ByMajority, baseline_kind, baseline_lines
-from nip_core.sweep.counted import LastTest
+from nip_core.sweep.arm_baselines import ByMajority, baseline_lines
+from nip_core.sweep.counted import LastTest, Play, Verdicts
+from nip_core.sweep.facts_on_record import baseline_kind
 from nip_core.sweep.page import render_results
 from nip_core.sweep.results import collect_results
 from nip_core.sweep.swept_runs import read_sweep
@@ -144,19 +144,15 @@ def test_an_arm_stands_beside_as_many_verdicts_as_make_its_tokens(tmp_path, monk
     assert "Any of k plays" not in report_of(store, "leak-adp-1")
 
 
-def test_a_verifier_alone_that_is_asked_again_counts_by_its_majority(tmp_path):
-    rows, store = Rollouts("a"), open_store(tmp_path)
-    plays = ([ACCEPT] * 2 + [REJECT], [REJECT, "Question: why?", ACCEPT], [ACCEPT] + [REJECT] * 2)
-    for problem, decisions in enumerate(plays):  # of right solutions
-        for said in decisions:
-            rows.add(len(rows.episodes), 1, ["Question: why?", "Answer: so.", said], (0, 0))
-            rows.episodes[-1] |= {"problem": f"p{problem}", "question_id": "q"}
-    directory = RunStore(store, "a").rollouts(0, "test")
-    commit_shard(store, directory, "0000", typed_tables(rows.episodes, rows.generations))
-    join_shards(store, directory, ["0000"])
-    tests = {"a": LastTest(0)}
-    assert ByMajority(store, tests, ["a"]).count("a", "accuracy") == {"q": (1.0, 3)}
-    assert ByMajority(store, tests, []).count("a", "accuracy") == {"q": (4.0, 9)}
+def test_a_verifier_alone_that_is_asked_again_counts_by_its_majority():
+    rows = []
+    for problem, decisions in enumerate(([1, 1, 0], [0, NO_DECISION, 1], [1, 0, 0])):
+        for decision in decisions:  # on right solutions
+            play = Play(f"p{problem}", "q", 1, decision)._asdict()
+            rows.append({"run": "a", "attack": None, "iteration": 0, "n": None, **play})
+    verdicts, tests = Verdicts(pa.Table.from_pylist(rows)), {"a": LastTest(0)}
+    assert ByMajority(verdicts, tests, ["a"]).count("a", "accuracy") == {"q": (1.0, 3)}
+    assert ByMajority(verdicts, tests, []).count("a", "accuracy") == {"q": (4.0, 9)}
 
 
 @pytest.mark.parametrize(

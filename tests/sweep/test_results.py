@@ -8,18 +8,23 @@ from collections import defaultdict
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
 from small_game import FEW, train_here, write_config
 
-from nip_core.errors import SettingsError
+from nip_core.errors import NipError, SettingsError
+from nip_core.evaluation.baseline_words import shows_checking
+from nip_core.records.iterations import Records
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import list_files, open_store
 from nip_core.sweep.cells import encode_parquet, read_verdicts
-from nip_core.sweep.counted import Counted, LastTest, share_right
+from nip_core.sweep.counted import Counted, LastTest, Verdicts, share_right
 from nip_core.sweep.declaration import settings_digest
+from nip_core.sweep.facts_on_record import collect_sweep
 from nip_core.sweep.page import arms_table, render_results
+from nip_core.sweep.recompute import recompute_results
 from nip_core.sweep.results import collect_results, write_results
 from nip_core.sweep.results_document import ArmResult, BaselineFindings, OverRuns, SweepResults
 from nip_core.sweep.swept_runs import read_sweep
@@ -92,7 +97,8 @@ def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
     assert (of_arm.finished, of_arm.runs) == (1, 2)
     assert results.runs[1].attacks["chosen"].status == "not begun"
     assert nip.attacks["chosen"].soundness is None
-    counted = Counted(store, {"small-adp-1-chosen": LastTest(0, n=3)})
+    verdicts = Verdicts(read_verdicts(store, sweep)[0])
+    counted = Counted(verdicts, {"small-adp-1-chosen": LastTest(0, n=3)})
     assert share_right([counted.count("small-adp-1-chosen", "soundness")]) == attack.soundness
     heads = ("soundness", "completeness", "lost to lying", "lost to training")
     assert f" {' | '.join(f'chosen: {head}' for head in heads)} |" in lines[0]
@@ -105,13 +111,11 @@ def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
         record = RunStore(store, run.name).open()
         assert settings_digest(record.parameters) == settings_digest(run.parameters.to_dict())
 
-    place = write_results(store, sweep, results)
+    _, place = write_results(store, sweep, collect_sweep(store, sweep))
     assert place.endswith("sweeps/small/README.md")
     written = json.loads(store.get("sweeps/small/results.json"))
-    assert written == {
-        **json.loads(json.dumps(results.as_json())),
-        "cells": {"verdicts": 44, "left_out": []},
-    }
+    assert written == json.loads(json.dumps(results.as_json()))
+    assert written["cells"] == {"verdicts": 44, "left_out": []}
     # What is read back is what was written, key by key.
     again = json.dumps(SweepResults.model_validate(written).as_json(), indent=2)
     assert again == store.get("sweeps/small/results.json").decode()
@@ -128,10 +132,10 @@ def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
 
 def test_every_figure_of_an_arm_can_be_made_anew_of_the_verdicts_beside_it(sweep, tmp_path):
     store, out = open_store(sweep.run_store), open_store(tmp_path)
-    write_results(store, sweep, collect_results(store, sweep), out)
+    write_results(store, sweep, collect_sweep(store, sweep), out)
     file = out.get("cells.parquet")
     table, results = pq.read_table(io.BytesIO(file)), json.loads(out.get("results.json"))
-    assert "Each of the 44 verdicts is in `cells.parquet`" in out.get("README.md").decode()
+    assert "Each of the 44 verdicts is in `cells.parquet`, and" in out.get("README.md").decode()
     rows = table.to_pylist()
     [arm, empty] = results["arms"]
     last = {row["iteration"] for row in rows if row["attack"] is None} - {0}
@@ -158,7 +162,7 @@ def test_every_figure_of_an_arm_can_be_made_anew_of_the_verdicts_beside_it(sweep
 
 def test_the_query_of_the_page_gives_what_the_table_has(sweep, tmp_path):
     store, out = open_store(sweep.run_store), open_store(tmp_path)
-    write_results(store, sweep, results := collect_results(store, sweep), out)
+    results, _ = write_results(store, sweep, collect_sweep(store, sweep), out)
     page = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
     [query] = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
     query = query.replace("cells.parquet", str(tmp_path / "cells.parquet"))
@@ -174,13 +178,86 @@ def test_what_is_there_of_a_sweep_is_collected_and_nothing_is_started(sweep, tmp
     sweep_command(file, collect_only=True, out=tmp_path / "out")
     assert "| adp | 2 | " in capsys.readouterr().out
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"README.md", "arms.svg", "cells.parquet", "results.json"}
+    assert names == {"README.md", "arms.svg", "cells.parquet", "facts.json", "results.json"}
     assert {*list_files(open_store(sweep.run_store), "")} == before
     # Results would keep whoever wants to declare what it will show from it.
     with pytest.raises(SettingsError, match="no run of sweep 'small' has begun in"):
         sweep_command(file, [f"run_store={tmp_path}"], collect_only=True)
     with pytest.raises(SettingsError, match="--out"):
         sweep_command(file, dry_run=True, out=tmp_path)
+
+
+def test_results_are_computed_again_byte_for_byte_without_the_runs(sweep, tmp_path, capsys):
+    store, out = open_store(sweep.run_store), tmp_path / "out"
+    results, _ = write_results(store, sweep, collect_sweep(store, sweep), open_store(str(out)))
+    again = recompute_results(out)
+    assert again.results.as_json() == results.as_json()
+    assert (again.verdicts, again.numbers) == (44, len(numbers_in(results.as_json())))
+    sweep_command(recompute=out)
+    assert "as computed from 44 verdicts, byte for byte" in capsys.readouterr().out
+    with pytest.raises(SettingsError, match="--recompute reads one directory"):
+        sweep_command(out, recompute=out)
+    with pytest.raises(SettingsError, match="FILE is missing"):
+        sweep_command()
+
+
+def numbers_in(value):
+    if isinstance(value, dict | list | tuple):
+        parts = value.values() if isinstance(value, dict) else value
+        return [number for part in parts for number in numbers_in(part)]
+    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else []
+
+
+def test_the_tests_of_a_sweep_are_those_that_its_runs_have_on_record(sweep):
+    store = open_store(sweep.run_store)
+    [run, *_] = collect_results(store, sweep).runs
+    records = Records(RunStore(store, run.run))
+    for test in run.tests:
+        metrics = records.of(test.iteration).metrics("test")
+        for name in ("accuracy", "completeness", "soundness", "always_fail_rate", "episodes"):
+            assert getattr(test, name) == getattr(metrics, name)
+        assert test.any_of == metrics.any_of and test.believed_accuracy == metrics.believed_accuracy
+        assert test.shows_checking == shows_checking(metrics)
+        assert test.generated_tokens == metrics.completion_tokens / metrics.episodes
+
+
+def test_the_first_number_that_does_not_follow_is_named(sweep, tmp_path):
+    store, out = open_store(sweep.run_store), tmp_path
+    write_results(store, sweep, collect_sweep(store, sweep), open_store(str(out)))
+    whole = {path.name: path.read_bytes() for path in out.iterdir()}
+    document = json.loads(whole["results.json"])
+
+    def told(name, content):
+        (out / name).write_bytes(content)
+        with pytest.raises(NipError) as raised:
+            recompute_results(out)
+        (out / name).write_bytes(whole[name])
+        assert "\n" not in str(raised.value)
+        return str(raised.value)
+
+    # 1. A figure that was changed by hand, in the document or on the page, or a verdict.
+    right = document["arms"][0]["soundness"]["mean"]
+    document["arms"][0]["soundness"]["mean"] = 0.123
+    changed = json.dumps(document, indent=2).encode()
+    where = f"results.json: arms[0].soundness.mean is 0.123, recomputed {right!r}"
+    assert where in told("results.json", changed)
+    page = whole["README.md"].decode().replace("44 verdicts", "45 verdicts")
+    assert "'45', recomputed '44'" in told("README.md", page.encode())
+    rows = pq.read_table(out / "cells.parquet")
+    flipped = pa.array([1 - d if d < 2 else d for d in rows["decision"].to_pylist()], pa.int8())
+    at = rows.schema.get_field_index("decision")
+    other = rows.set_column(at, rows.schema.field("decision"), flipped)
+    assert "results.json: arms[0].accuracy.mean is " in told("cells.parquet", encode_parquet(other))
+    # 2. What can't be read, or is not there, as in results of earlier versions.
+    assert "cells.parquet: can't be read" in told("cells.parquet", b"no Parquet")
+    assert "facts.json: no JSON" in told("facts.json", b"{")
+    assert "facts.json: name: Field required" in told("facts.json", b'{"format": 1, "runs": []}')
+    assert "format 2, of a later version" in told("facts.json", b'{"format": 2}')
+    (out / "facts.json").unlink()
+    with pytest.raises(SettingsError, match=r"facts.json missing, as in results of earlier"):
+        recompute_results(out)
+    with pytest.raises(SettingsError, match="no results of a sweep"):
+        recompute_results(tmp_path / "nowhere")
 
 
 def test_a_run_whose_verdicts_cannot_be_read_is_named_and_the_others_are_there(sweep, tmp_path):
@@ -190,8 +267,12 @@ def test_a_run_whose_verdicts_cannot_be_read_is_named_and_the_others_are_there(s
     place = "small-adp-2/iterations/0000/rollouts/test"
     [file] = [name for name in damaged.list(place) if name.startswith("episodes-")]
     damaged.put(f"{place}/{file}", b"no Parquet")
-    table, [left_out] = read_verdicts(damaged, sweep)
-    assert f"{place}/{file}" in left_out
+    table, left_out = read_verdicts(damaged, sweep)
+    assert [run.status for run in collect_results(damaged, sweep).runs[:2]] == [
+        "finished",
+        "damaged",
+    ]
+    assert [*left_out] == ["small-adp-2"] and f"{place}/{file}" in left_out["small-adp-2"]
     assert {*table["run"].to_pylist()} == {"small-adp-1"}
 
 

@@ -6,6 +6,7 @@ two_sided_p  how far it is from 0
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from nip_core.evaluation.confidence_intervals import Z_95, Interval
 from nip_core.evaluation.statistics.distributions import t_cdf, t_quantile
 
 Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
 
 RESAMPLES = 4_000
 NO_ERROR = 1e-12
@@ -111,15 +113,21 @@ def _error(residuals: Floats, whole: float) -> tuple[float, float, float]:
 
 
 def _draws(sums: Floats, counts: Floats, seed: int) -> Floats:
-    generator = np.random.Generator(np.random.PCG64(seed))
-    seeds, questions = sums.shape
-    at_once = max(1, _AT_ONCE // questions)
+    """Compute the means of all resamples; where cells are missing, one without values is left."""
     drawn: list[Floats] = []
+    seeds, questions = sums.shape
+    for rows, columns in _resample(seeds, questions, seed):
+        numbers = ((rows @ counts) * columns).sum(axis=1)
+        drawn.append((((rows @ sums) * columns).sum(axis=1))[numbers > 0] / numbers[numbers > 0])
+    return np.concatenate(drawn)
+
+
+def _resample(seeds: int, questions: int, seed: int) -> Iterator[tuple[Counts, Counts]]:
+    """Draw how often each seed and each question is in a resample, some resamples at once."""
+    generator = np.random.Generator(np.random.PCG64(seed))
+    at_once = max(1, _AT_ONCE // questions)
     for start in range(0, RESAMPLES, at_once):
         size = min(at_once, RESAMPLES - start)
         rows = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=size)
         columns = generator.multinomial(questions, np.full(questions, 1 / questions), size=size)
-        numbers = ((rows @ counts) * columns).sum(axis=1)
-        # Where cells are missing, a draw may have none.
-        drawn.append((((rows @ sums) * columns).sum(axis=1))[numbers > 0] / numbers[numbers > 0])
-    return np.concatenate(drawn)
+        yield rows, columns

@@ -14,7 +14,8 @@ from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.tables import commit_shard, join_shards
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
-from nip_core.sweep.counted import Counted, LastTest, average_runs
+from nip_core.sweep.cells import read_verdicts
+from nip_core.sweep.counted import Counted, LastTest, Verdicts, average_runs
 from nip_core.sweep.declaration import (
     Hypothesis,
     declare,
@@ -91,14 +92,19 @@ def outcome(tmp_path, rates, *hypotheses, runs=6, **of_adp):
             more = of_adp if run.values["protocol"] == "adp" else {}
             played(store, run.name, *rates[run.values["protocol"]], **more)
             tests[run.name] = LastTest(1)
-    return judge_hypotheses(Counted(store, tests), plan.sweep, plan.file.hypotheses)
+    return judge_hypotheses(counted_in(plan.sweep, tests), plan.sweep, plan.file.hypotheses)
+
+
+def counted_in(sweep, tests):
+    return Counted(Verdicts(read_verdicts(open_store(sweep.run_store), sweep)[0]), tests)
 
 
 def test_an_arm_is_a_mean_over_seeds_and_questions(tmp_path):
-    store, names = open_store(tmp_path / "runs"), [f"a-{seed}" for seed in range(6)]
+    sweep = read_plan(planned(tmp_path, SOUNDER)).sweep
+    store, names = open_store(sweep.run_store), [f"asked-nip-{seed}" for seed in range(1, 7)]
     for name in names:
         played(store, name, 0.9, 0.5)
-    counted = Counted(store, dict.fromkeys(names, LastTest(1)))
+    counted = counted_in(sweep, dict.fromkeys(names, LastTest(1)))
     for figure, rate in (("completeness", 0.9), ("soundness", 0.5), ("accuracy", 0.7)):
         mean = average_runs([counted.count(name, figure) for name in names], figure)
         low, high = mean.ci95
@@ -178,10 +184,10 @@ def test_a_hypothesis_about_attacks_is_tested_on_them(tmp_path):
         [attack] = run.attacks
         played(store, attack.name, 0.97, soundness[run.values["protocol"]])
         tests |= {run.name: LastTest(1), attack.name: LastTest(1)}
-    [shown] = judge_hypotheses(Counted(store, tests), plan.sweep, plan.file.hypotheses)
+    [shown] = judge_hypotheses(counted_in(plan.sweep, tests), plan.sweep, plan.file.hypotheses)
     assert (shown.outcome, shown.after, shown.pairs) == ("shown", "chosen", 6)
     own = Hypothesis.model_validate({**after, "after": None})
-    [unmet] = judge_hypotheses(Counted(store, tests), plan.sweep, [own])
+    [unmet] = judge_hypotheses(counted_in(plan.sweep, tests), plan.sweep, [own])
     assert unmet.outcome == "not tested" and "completeness of arm" in unmet.because
 
 
@@ -205,8 +211,7 @@ def test_an_arm_that_is_gone_from_the_sweep_is_not_tested(tmp_path):
     axes = {"protocol": {"nip": {}}, "seed": [1, 2]}
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({**SWEEP, "axes": axes}))
     less = read_sweep(tmp_path / "sweep.yaml")
-    store = open_store(plan.sweep.run_store)
-    [sound] = judge_hypotheses(Counted(store, {}), less, plan.file.hypotheses)
+    [sound] = judge_hypotheses(counted_in(less, {}), less, plan.file.hypotheses)
     assert (sound.outcome, sound.because) == ("not tested", "protocol: 'adp': values are nip")
 
 

@@ -1,0 +1,178 @@
+"""What is on record of a sweep's runs, as the facts and the verdicts that its results are made of.
+
+collect_sweep  a sweep -> both, from what is in the store
+baseline_kind  which baseline a run is, by its settings
+Collected      both, with the declaration where there is one
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from nip_core.errors import StoreError
+from nip_core.evaluation.attack_words import caution
+from nip_core.parameters import HyperParameters
+from nip_core.protocols import make_protocol
+from nip_core.records.attack_on_record import read_shown_attack
+from nip_core.records.intervals import find_rate_alone
+from nip_core.records.iterations import Records
+from nip_core.rollouts.plan import TEST
+from nip_core.run_store.run import RunStore, list_runs
+from nip_core.run_store.store import Store
+from nip_core.showing.summary import summarise_run
+from nip_core.sweep.attacks import SweptAttack
+from nip_core.sweep.cells import read_verdicts
+from nip_core.sweep.declaration import StudyDeclaration, list_departures, read_declaration
+from nip_core.sweep.results_document import DAMAGED, FINISHED, NOT_BEGUN
+from nip_core.sweep.swept_facts import (
+    FORMAT,
+    AttackFacts,
+    Kind,
+    RunFacts,
+    SpentOnTest,
+    SweepFacts,
+    SweptGame,
+)
+from nip_core.sweep.swept_runs import Sweep, SweptRun
+
+
+@dataclass(frozen=True)
+class Collected:
+    """All that the results of a sweep are made of."""
+
+    facts: SweepFacts
+    verdicts: pa.Table
+    """See `read_verdicts`."""
+    declaration: StudyDeclaration | None
+
+
+def collect_sweep(
+    store: Store, sweep: Sweep, failures: Mapping[str, str] | None = None
+) -> Collected:
+    """Collect what is on record of a sweep; `failures` says by run why it did not end.
+
+    A run that has not begun has the status "not begun", one that can't be read "damaged".
+    """
+    verdicts, left_out = read_verdicts(store, sweep)
+    reader = _Reader(store, {*list_runs(store)}, failures or {}, left_out)
+    runs = tuple(reader.read_run(run) for run in sweep.runs)
+    declaration = read_declaration(store, sweep.name)
+    departures: tuple[str, ...] = ()
+    if declaration is not None:
+        status = {run.name: run.status for run in runs}
+        status |= {attack.name: attack.status for run in runs for attack in run.attacks}
+        departures = list_departures(store, sweep, declaration, status)
+    facts = SweepFacts(
+        format=FORMAT,
+        name=sweep.name,
+        axes=sweep.axes,
+        attacks=sweep.attacks,
+        runs=runs,
+        left_out=tuple(left_out.values()),
+        declaration=None if declaration is None else declaration.sha256,
+        departures=departures,
+    )
+    return Collected(facts, verdicts, declaration)
+
+
+def baseline_kind(parameters: HyperParameters) -> Kind | None:
+    """Name the kind of baseline of these settings; None for any other game."""
+    provers = make_protocol(parameters).provers
+    if not provers:
+        return "alone"
+    if all(parameters.agents[name].is_random for name in provers):
+        return "random"
+    return "shuffled" if parameters.dataset_options.shuffle_train_labels else None
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What is known of a run, or of an attack."""
+
+    status: str
+    failure: str | None
+    """Why it did not end, or can't be read."""
+    records: Records | None = None
+    """None for a run that has not begun, or can't be read."""
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads facts of runs, and of attacks on them."""
+
+    store: Store
+    begun: set[str]
+    failures: Mapping[str, str]
+    left_out: Mapping[str, str]
+    """By run why its verdicts could not be read."""
+
+    def read_run(self, run: SweptRun) -> RunFacts:
+        """Read a run, its tests, and the attacks on it."""
+        read = self._read_records(run.name)
+        parameters = run.parameters
+        return RunFacts(
+            name=run.name,
+            values=run.values,
+            seed=parameters.seed,
+            game=SweptGame(
+                scenario=parameters.scenario,
+                dataset=parameters.dataset,
+                protocol=parameters.interaction_protocol,
+                kind=baseline_kind(parameters),
+                rate_alone=find_rate_alone(parameters.to_dict()),
+            ),
+            status=read.status,
+            failure=read.failure,
+            tests=None if read.records is None else tuple(_read_tests(read.records)),
+            attacks=tuple(self._read_attack(attack) for attack in run.attacks),
+        )
+
+    def _read_attack(self, attack: SweptAttack) -> AttackFacts:
+        read = self._read_records(attack.name)
+        shown = None
+        if read.records is not None and read.status == FINISHED:
+            shown = read_shown_attack(read.records)
+        # What an earlier version has played knows of no loss to lying.
+        lying = None if shown is None else shown.lost_to_lying
+        return AttackFacts(
+            label=attack.label,
+            name=attack.name,
+            status=read.status,
+            failure=read.failure,
+            iteration=attack.parameters.rl.num_iterations,
+            n=attack.n,
+            attacked=attack.parameters.attack.iteration,
+            is_lying_known=lying is not None and lying.difference is not None,
+            caution=None if shown is None else caution(shown),
+        )
+
+    def _read_records(self, name: str) -> _Read:
+        """Read the status of a run, and open its records. Without a whole summary it is damaged."""
+        failure = self.failures.get(name)
+        if name not in self.begun:
+            return _Read(NOT_BEGUN, failure)
+        run = RunStore(self.store, name)
+        records = Records(run)
+        try:
+            # All that a user would be shown: what is damaged is better said than averaged.
+            status = str(summarise_run(run, records)["status"])
+        except StoreError as error:
+            # One damaged run keeps nobody from the results of the others.
+            return _Read(DAMAGED, str(error))
+        if name in self.left_out:
+            return _Read(DAMAGED, self.left_out[name])
+        # Another process may have finished a run that failed here.
+        return _Read(status, None if status == FINISHED else failure, records)
+
+
+def _read_tests(records: Records) -> Iterator[SpentOnTest]:
+    """Read what the tests of a run took, in order."""
+    for record in records.all():
+        metrics = record.stored_metrics(TEST)
+        if metrics:
+            yield SpentOnTest(
+                iteration=record.iteration,
+                prompt_tokens=metrics.prompt_tokens,
+                generated_tokens=metrics.completion_tokens,
+            )

@@ -1,0 +1,185 @@
+"""Hypotheses of a plan: what waits for a gate, what lies within a margin, what the worst left."""
+
+import random
+
+import pyarrow as pa
+import pytest
+import yaml
+
+from nip_core.errors import SettingsError
+from nip_core.sweep.counted import Counted, LastTest, Play, Verdicts
+from nip_core.sweep.declaration import DeclaredPlan, Hypothesis, read_plan
+from nip_core.sweep.outcomes import judge_hypotheses
+from nip_core.sweep.page import _declared_page
+from nip_core.sweep.results_document import DeclaredResults
+
+QUESTIONS, SEEDS = 40, (1, 2, 3, 4)
+CHOSEN, SNEAKY = {"by": "best-of-n", "n": [1, 4]}, {"by": "sneaky", "steps": 4, "every": 2}
+GATE = {
+    "says": "asking keeps soundness",
+    "figure": "soundness",
+    "arm": {"protocol": "nip"},
+    "against": {"protocol": "adp"},
+    "expected": "higher",
+    "primary": True,
+    "gate": True,
+}
+COMPLETE = {**GATE, "says": "as complete", "figure": "completeness", "primary": False}
+COMPLETE = {**COMPLETE, "gate": False, "expected": "equal", "margin": 0.1}
+
+
+def planned(tmp_path, *hypotheses, attacks=None):
+    axes = {"protocol": {"adp": {"interaction_protocol": "adp"}, "nip": {}}, "seed": [*SEEDS]}
+    sweep = {"name": "asked", "config": "deterministic", "axes": axes}
+    sweep |= {"run_store": str(tmp_path / "runs"), "attacks": attacks or {}}
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))
+    plan = {"sweep": "sweep.yaml", "stopping": "all runs", "hypotheses": [*hypotheses]}
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
+    return read_plan(tmp_path / "plan.yaml")
+
+
+def plays(name, completeness, soundness, questions=QUESTIONS):
+    """The verdicts of a test: each question has a right and a wrong solution."""
+    draw = random.Random(name)
+    return [
+        Play(f"q{i}-{y}", f"q{i}", y, y if draw.random() < rate else 1 - y)
+        for i in range(questions)
+        for y, rate in ((1, completeness), (0, soundness))
+    ]
+
+
+def judged(plan, tests, last, hypotheses=None):
+    """Judge hypotheses, the plan's or others; `tests` has plays by run, attack, iteration and n."""
+    rows = [
+        {"run": run, "attack": attack, "iteration": iteration, "n": n, **play._asdict()}
+        for (run, attack, iteration, n), of_test in tests.items()
+        for play in of_test
+    ]
+    counted = Counted(Verdicts(pa.Table.from_pylist(rows)), last)
+    return judge_hypotheses(counted, plan.sweep, hypotheses or plan.file.hypotheses)
+
+
+def outcomes(plan, rates, *hypotheses):
+    """What comes of hypotheses where the arms are as complete and as sound as `rates` say."""
+    names = {f"asked-{arm}-{seed}": of for arm, of in rates.items() for seed in SEEDS}
+    tests = {(name, None, 1, None): plays(name, *of) for name, of in names.items()}
+    asked = [Hypothesis.model_validate(hypothesis) for hypothesis in hypotheses]
+    return judged(plan, tests, dict.fromkeys(names, LastTest(1)), asked)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    return planned(tmp_path_factory.mktemp("plan"), GATE, COMPLETE)
+
+
+def page(rows):
+    declared = DeclaredResults(
+        sha256="0" * 64, declared_at="", code_version="", stopping="", outcomes=rows, departures=()
+    )
+    return _declared_page(declared)
+
+
+def test_the_others_are_tested_only_if_the_gate_is_shown(plan):
+    again = {**GATE, "gate": False, "primary": False, "says": "again"}
+    shown = outcomes(plan, {"nip": (1, 0.9), "adp": (1, 0.2)}, GATE, again)
+    assert [row.outcome for row in shown] == ["shown", "shown"]
+    # A difference that would be shown by itself, behind a gate that is not.
+    equal = {**GATE, "figure": "completeness"}
+    closed = outcomes(plan, {"nip": (0.9, 0.9), "adp": (0.9, 0.2)}, equal, again)
+    assert [row.outcome for row in closed] == ["not shown", "not tested"]
+    assert closed[1].because == "the gate is not shown (asking keeps soundness)"
+    assert closed[1].p is closed[1].p_holm is None and closed[1].difference > 0.5
+    text = page(tuple(closed))
+    assert "(primary, gate)" in text and "The others wait for the gate" in text
+    # Without a gate it is tested, as ever.
+    [_, alone] = outcomes(
+        plan, {"nip": (0.9, 0.9), "adp": (0.9, 0.2)}, {**equal, "gate": False}, again
+    )
+    assert alone.outcome == "shown"
+
+
+def test_an_equality_is_shown_exactly_where_its_interval_lies_within_the_margin(plan):
+    rates = {"nip": (0.9, 0.9), "adp": (0.9, 0.2)}
+    words = set()
+    for margin in (0.01, 0.03, 0.05, 0.1, 0.2):
+        [_, row] = outcomes(plan, rates, GATE, {**COMPLETE, "margin": margin})
+        low, high = row.interval_of_tests
+        assert (row.outcome == "shown") == (-margin <= low and high <= margin)
+        assert low <= row.difference <= high and row.p_holm == row.p
+        assert low > row.ci95[0] - 0.02 and high < row.ci95[1] + 0.02  # 90 % of it, not 95
+        within = f"within ± {100 * margin:g} |"
+        expected = within if row.outcome == "shown" else f"not shown to be {within}"
+        assert f"| {expected}" in page((row,)) and "(90 %)" in page((row,))
+        words.add(row.outcome)
+    assert words == {"shown", "not shown"}
+
+
+def test_the_worst_is_of_each_run_the_test_of_an_attack_that_left_the_least(tmp_path):
+    attacks = {"chosen": CHOSEN, "sneaky": SNEAKY}
+    plan = planned(tmp_path, {**GATE, "gate": False, "after": "worst"}, attacks=attacks)
+    tests, last = {}, {}
+    for run in plan.sweep.runs:
+        # The lowest of nip is a choice among 4, on half of the questions; of adp an early step.
+        left = {("chosen", 0, 1): 0.9, ("chosen", 0, 4): 0.6, ("sneaky", 0, None): 0.9}
+        left |= {("sneaky", 2, None): 0.8, ("sneaky", 4, None): 0.9}
+        if run.values["protocol"] == "adp":
+            left |= {("chosen", 0, 4): 0.5, ("sneaky", 2, None): 0.1}
+        for (attack, iteration, n), rate in left.items():
+            count = QUESTIONS // 2 if attack == "chosen" else QUESTIONS
+            place = run.name, attack, iteration, n
+            tests[place] = plays(str(place), 1, rate, count)
+        last |= {f"{run.name}-chosen": LastTest(0, 4), f"{run.name}-sneaky": LastTest(4)}
+    [row] = judged(plan, tests, last)
+    assert row.outcome == "shown" and row.pairs == 4 and row.questions == QUESTIONS // 2
+    assert row.rates[0] == pytest.approx(0.6, abs=0.1)
+    assert row.rates[1] == pytest.approx(0.1, abs=0.1)
+    assert "asked-nip-1: chosen, n 4" in row.worst and "asked-adp-1: sneaky, step 2" in row.worst
+    text = page((row,))
+    assert "a minimum over tests" in text and "- `asked-adp-4: sneaky, step 2`" in text
+    # An attack that is not finished may have been the worst.
+    del last["asked-nip-3-sneaky"]
+    assert judged(plan, tests, last)[0].pairs == 3
+
+
+def test_a_plan_without_a_gate_is_the_plan_that_it_was():
+    hypothesis = Hypothesis.model_validate({**GATE, "gate": False})
+    plan = DeclaredPlan(sweep="asked", stopping="all", hypotheses=(hypothesis,), runs={})
+    assert "gate" not in plan.model_dump(mode="json")["hypotheses"][0]
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "message"),
+    [
+        ([GATE], "hypotheses[0].gate: nothing waits for it but itself"),
+        (
+            [{**GATE, "gate": False}, {**GATE, "primary": False}],
+            "hypotheses[1].gate: the gate is the primary hypothesis; any other would wait",
+        ),
+        (
+            [GATE, {**GATE, "primary": False}],
+            "at most one hypothesis is the gate (got hypotheses[0] and hypotheses[1])",
+        ),
+        ([{**GATE, "gate": "asking"}, COMPLETE], "hypotheses.0.gate: "),
+        ([{**GATE, "gate": False, "after": "worst"}], "no attack is made on asked-nip-1"),
+    ],
+)
+def test_a_gate_that_none_can_pass_is_refused(tmp_path, hypotheses, message):
+    with pytest.raises(SettingsError) as raised:
+        planned(tmp_path, *hypotheses)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("attacks", "message"),
+    [
+        ({"worst": CHOSEN}, "the sweep has an attack of this name"),
+        (
+            {"chosen": CHOSEN, "sneaky": {**SNEAKY, "leave_out": [{"protocol": "adp"}]}},
+            "asked-nip-1 has the attacks chosen, sneaky, and asked-adp-1 chosen",
+        ),
+    ],
+)
+def test_the_lowest_of_other_attacks_is_refused(tmp_path, attacks, message):
+    with pytest.raises(SettingsError) as raised:
+        planned(tmp_path, {**GATE, "gate": False, "after": "worst"}, attacks=attacks)
+    assert message in str(raised.value)
