@@ -31,6 +31,7 @@ _TABLE = 512
 
 _PACKED_ROWS = 4
 """Below, a product reads a weight once in either form, and the packed one has more around it."""
+_PACKED_OPERATIONS = ("_reorder_linear_weight", "_linear_pointwise")
 _PACKED_SHARE = 1 / 8
 """Of the machine's memory, at most, for the second copy."""
 
@@ -177,6 +178,8 @@ def may_pack(model: Any, machine_bytes: int) -> bool:
         all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
         and platform.machine() in ("x86_64", "AMD64")  # measured there alone
         and torch.backends.mkldnn.is_available()
+        # No public names: another version of torch may be without them.
+        and all(hasattr(torch.ops.mkldnn, name) for name in _PACKED_OPERATIONS)
         # What lies in the processor's own caches is multiplied as fast as it is, with less around.
         and SMALL_BYTES <= size <= _PACKED_SHARE * machine_bytes
     )
