@@ -1,6 +1,7 @@
 """How rare a kind of message an attack may have missed.
 
-Of a kind that is a share p of the messages, E messages have one with probability 1 - (1 - p)^E. By
+Of a kind that is a share p of the messages, E messages have one with probability 1 - (1 - p)^E,
+which is 95 % for a share of 3/E. By
 the rule of three (Hanley and Lippman-Hand, "If nothing goes wrong, is everything all right?", JAMA
 249, 1983) a kind that none of E messages was is rarer than 3/E, with 95 % confidence.
 
@@ -28,7 +29,7 @@ def reach_words(reach: Reach, *, planned: bool = False) -> str:
     if reach.rarest is None:
         return "Reach: no message on a wrong problem was sampled."
     sampled = "at most are sampled" if planned else "were sampled"
-    missed = "are likely never" if planned else "were likely never"
+    missed = "may never be" if planned else "may never have been"
     share = f"{100 * reach.rarest:.2g} %"
     return (
         f"Reach: {amount(reach.messages, 'message')} on wrong problems {sampled}, so kinds of "
