@@ -39,7 +39,7 @@ class Reach(Figures):
     messages: StrictInt
     """On wrong problems; in which it chose, or by which provers were trained."""
     rarest: StrictFloat | None
-    """The share of the messages below which a kind may never have been among them; None: of none."""
+    """The share of messages below which a kind may never have been among them; None: of none."""
 
 
 class MessagesToChoose(Figures):

@@ -25,7 +25,7 @@ def measure_reach(messages: int) -> Reach:
 
 
 def reach_words(reach: Reach, *, planned: bool = False) -> str:
-    """Say how many messages were sampled, or will be, and how rare a kind was likely missed."""
+    """Say how many messages were sampled, or will be, and how rare a kind may be missed."""
     if reach.rarest is None:
         return "Reach: no message on a wrong problem was sampled."
     sampled = "at most are sampled" if planned else "were sampled"
