@@ -147,7 +147,7 @@ class EnginePool:
         """
         # Every file is read again: the model may be older than this server, committed before a
         # kill. In a thread, since requests are answered meanwhile.
-        manifest = await asyncio.to_thread(self._models.verify, digest)
+        manifest = await self._models.verify_aside(digest)
         base = self.base(manifest.base_model)
         # One at a time in a slot: a new base model takes the engine away into which an adapter
         # would be loaded.

@@ -170,7 +170,7 @@ class ServedBase(EngineLifecycle):
 
         Raises NotProvedError if it doesn't, AdapterError if they are damaged.
         """
-        await asyncio.to_thread(self._models.verify, digest)
+        await self._models.verify_aside(digest)
         proof = await self.engine.prove(self.name, self._models.path(digest))
         if not proof.matches:
             raise NotProvedError(f"{self.name} does not answer with its weights: {proof.detail}")
@@ -223,7 +223,7 @@ class ServedBase(EngineLifecycle):
         so does without. Raises NotProvedError if it does not answer with its weights, EngineError
         if it can't be loaded; then it does not answer at all."""
         if verify:
-            await asyncio.to_thread(self._models.verify, digest)
+            await self._models.verify_aside(digest)
         self._unproved.pop(name, None)
         # At work, so that the engine does not go to sleep over it.
         with self.keep_at_work():

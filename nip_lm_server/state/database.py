@@ -255,7 +255,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     try:
         if not path.is_file():
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-        return sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        return sqlite3.connect(path, isolation_level=None)
     except (OSError, sqlite3.Error) as error:
         raise StateError(f"{path} can't be used: {error}") from error
 

@@ -56,10 +56,13 @@ class Zygote:
             env={k: v for k, v in environment.items() if not k.startswith("COV")},
             cwd=folder,
         )
+        self._logs: dict[int, Path] = {}
         self._said()
 
     def start(self, **task: Any) -> int:
-        return int(self._ask({"start": task})["pid"])
+        pid = int(self._ask({"start": task})["pid"])
+        self._logs[pid] = Path(task["log"])
+        return pid
 
     def warm(self, modules: Path) -> None:
         """Import what a process of an unbroken run had imported in the end."""
@@ -78,9 +81,19 @@ class Zygote:
         """The status of a process that is about to end."""
         deadline = time.monotonic() + DEADLINE_S
         while (status := self.poll(pid)) is None:
-            assert time.monotonic() < deadline, f"process {pid} does not end"
+            assert time.monotonic() < deadline, f"process {pid} does not end: {self._stuck(pid)}"
             time.sleep(0.01)
         return status
+
+    def _stuck(self, pid: int) -> str:
+        """Where a process hangs: its threads in the kernel, its log with their stacks."""
+        threads = []
+        for task in Path(f"/proc/{pid}/task").glob("*"):
+            state = (task / "stat").read_text().rpartition(") ")[2][0]
+            threads.append(f"{task.name} {state} {(task / 'wchan').read_text()}")
+        os.kill(pid, signal.SIGUSR2)
+        time.sleep(1.0)
+        return f"{threads}\n{self._logs[pid].read_text()[-10_000:]}"
 
     def left(self) -> list[list[str]]:
         left: list[list[str]] = self._ask({"left": True})["left"]

@@ -16,6 +16,7 @@ so nothing can hide. At the end of input all children are killed.
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import importlib
 import json
@@ -102,6 +103,8 @@ def _become(kind: str, task: dict[str, Any]) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
+    # One that hangs tells in its log where, see `killed_runs.Zygote.wait`.
+    faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     os.environ.update(task.get("environment", {}))
     import killed_steps
 

@@ -360,8 +360,8 @@ class Device(Workshop):
     async def withdraw(self, name: str) -> None: ...
 
 
-async def test_a_model_is_committed_before_the_engine_comes_back(tmp_path: Path) -> None:
-    workshop = await asyncio.to_thread(Device, tmp_path)
+def test_a_model_is_committed_before_the_engine_comes_back(tmp_path: Path) -> None:
+    workshop = Device(tmp_path)
     trainer = DeterministicTrainer(ReplyFile.model_validate({"training": {"seconds": 0}}))
     request = workshop.request()
     id = workshop.jobs.create(request, request.model_dump(), None)[0]["id"]
@@ -373,6 +373,6 @@ async def test_a_model_is_committed_before_the_engine_comes_back(tmp_path: Path)
     async def nobody_is_next() -> bool:
         return False
 
-    await runner.run(workshop.jobs.get_row(id), place, DeviceTurn(nobody_is_next))
+    asyncio.run(runner.run(workshop.jobs.get_row(id), place, DeviceTurn(nobody_is_next)))
     assert workshop.jobs.get_row(id).status == "succeeded", workshop.jobs.get_row(id).error
     assert workshop.committed
