@@ -18,9 +18,7 @@ from nip_lm_server.client import parse_json
 _WORD = "guided"
 _GRAMMAR = f"%llguidance {{}}\nstart: word\nword[max_tokens={2 * len(_WORD)}]: /{_WORD}/\n"
 _TIMEOUT_S = 300.0  # a small answer, but the first one of a model may wait for much
-_BUSY = 503
-"""A server that has left its device to a training of this run, before which it was asked."""
-_NOT_OF_THE_FORM = frozenset({401, 402, 403, 408, 429, 500, 502, 504})
+_NOT_OF_THE_FORM = frozenset({401, 402, 403, 408, 429, 500, 502, 503, 504})
 """Whatever the parameter is: a key, a bill, too many calls, a server in trouble."""
 
 
@@ -75,7 +73,8 @@ async def _check_server(
     except (aiohttp.ClientError, TimeoutError) as error:
         reason = redact(f"{type(error).__name__}: {error}", endpoint.api_key)
         raise ServerError(f"{url}: no answer ({reason})") from None
-    if status == _BUSY:
+    if status == 503 and b'"engine_training"' in raw:
+        # It leaves its device to a training of this run, before which it was asked.
         return
     told = " ".join(redact(raw.decode(errors="replace"), endpoint.api_key).split())[:300]
     if status in _NOT_OF_THE_FORM:

@@ -275,16 +275,19 @@ class _AgentCheck:
             raise _TemplateRefusal(message, error_.get("code"))
         if status in (401, 403):
             raise SettingsError(f"{url}: the key is refused (HTTP {status}: {message})")
-        # With a message it is an API that has no such model; without, a server that has no such
-        # path.
-        if status == 404 and message:
-            raise SettingsError(f"agents.{self._agent}.model_name: {message}")
+        # It has no such model, or no such path; some servers have a message for that, too.
+        if status == 404 and message and self._is_about_model(error_, message):
+            raise SettingsError(f"agents.{self._agent}.model_name: {url}: {message}")
         if status in (404, 405, 501):
             return {}
         if status == 503 and error_.get("code") == "engine_training":
             # It leaves its device to a training of this run, whose prompts were checked before.
             return {}
         raise ServerError(f"{url}: HTTP {status}: {message}")
+
+    def _is_about_model(self, error: dict[str, Any], message: str) -> bool:
+        about = error.get("param") == "model" or error.get("code") == "model_not_found"
+        return about or self._model in message
 
 
 def sample_conversation(game: Game, agent: str) -> Conversation:

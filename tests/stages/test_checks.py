@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -245,6 +246,33 @@ async def test_a_server_of_another_version_is_refused(tmp_path, monkeypatch):
 
 
 # Problems that are too long
+
+
+@pytest.mark.parametrize(
+    ("message", "refused"), [("Unknown request URL: POST /tokenize", False), ("No model m", True)]
+)
+async def test_a_404_is_about_the_model_only_where_it_says_so(
+    tmp_path, monkeypatch, message, refused
+):
+    """Servers without `/tokenize` may say so in JSON, too."""
+
+    async def tokenize(request: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": message}}, status=404)
+
+    app = web.Application()
+    app.router.add_post("/tokenize", tokenize)
+    monkeypatch.setenv("NIP_API_KEY", "k")
+    async with TestServer(app) as other:
+        agents = {"_default": {"model_provider": "SelfHosted", "model_name": "m"}}
+        config = write_config(tmp_path, agents=agents)
+        url = f"agents._default.base_url={other.make_url('/v1')}"
+        async with AsyncExitStack() as stack:
+            opening = stack.enter_async_context(open_session(load_parameters(config, [url])))
+            if not refused:
+                await opening
+                return
+            with pytest.raises(SettingsError, match=rf"model_name: .*/tokenize: {message}"):
+                await opening
 
 
 def dataset(folder: Path, splits: dict[str, list[int]]) -> Path:

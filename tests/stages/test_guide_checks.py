@@ -65,7 +65,7 @@ async def test_a_server_that_refuses_or_ignores_the_form_is_named(tmp_path, monk
     assert not list((tmp_path / "runs").glob("*/run.json"))
 
 
-@pytest.mark.parametrize("status", [401, 429])
+@pytest.mark.parametrize("status", [401, 429, 503])
 async def test_a_refusal_for_another_reason_is_not_blamed_on_the_form(
     tmp_path, monkeypatch, status
 ):
