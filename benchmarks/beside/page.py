@@ -51,7 +51,10 @@ def _filled(text: str) -> str:
 
 
 def _made(part: dict[str, Any], timed: bool = True) -> str:
-    """The command and the machine; of what is timed a warning where other programs were at work."""
+    """The command and the machine; of what is timed a warning where other programs were at work.
+
+    A `note` that was written into the part by hand, about its commit say, comes last.
+    """
     machine = part["machine"]
     text = (
         f"`{part['command']}` at {part['commit']}, {machine['cores']} cores, Python "
@@ -71,7 +74,7 @@ def _made(part: dict[str, Any], timed: bool = True) -> str:
         )
     if timed and part["small"]:
         text += " **Small sizes, which show that it works, no more.**"
-    return _filled(text)
+    return _filled(" ".join(filter(None, [text, part.get("note")])))
 
 
 def _head(title: str, part: dict[str, Any]) -> str:
