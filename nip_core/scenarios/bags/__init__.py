@@ -74,18 +74,17 @@ _HOW = (
     "tell A and B apart names them all. If they are rearrangements of each other, nobody can do "
     "more than guess."
 )
+_NAME = "Name the list of each challenge, in this form: 1: <A or B>, 2: <A or B>"
+_COMPARE = "Compare what they name with your coins, and accept only if all of them agree."
 _SEES: Mapping[str, Mapping[Role, str]] = {
     "private": {
-        PROVER: "Only the verifier has seen the coins. Name the list of each challenge, in this "
-        "form: 1: A, 2: B",
+        PROVER: f"Only the verifier has seen the coins. {_NAME}",
         VERIFIER: "Experts see the challenges, and only you see the coins, so keep them to "
-        "yourself. Compare what they name with your coins.",
+        f"yourself. {_COMPARE}",
     },
     "public": {
-        PROVER: "You and the verifier see the coins. Name the list of each challenge, in this "
-        "form: 1: A, 2: B",
-        VERIFIER: "Experts see the challenges, and the coins as you do. Compare what they name "
-        "with your coins.",
+        PROVER: f"You and the verifier see the coins. {_NAME}",
+        VERIFIER: f"Experts see the challenges, and the coins as you do. {_COMPARE}",
     },
 }
 
