@@ -307,7 +307,7 @@ RATES = [
 ]
 
 
-@pytest.mark.parametrize("challenges", [1, 2, 3])
+@pytest.mark.parametrize("challenges", [1, 3])
 @pytest.mark.parametrize(("coins", "script", "right", "wrong"), RATES)
 def test_each_script_agrees_with_all_coins_as_often_as_by_counting(
     coins, script, right, wrong, challenges
@@ -317,13 +317,13 @@ def test_each_script_agrees_with_all_coins_as_often_as_by_counting(
     found = problems(challenges=challenges)
     for y, chance in ((1, right), (0, wrong)):
         agree = []
-        for number, problem in enumerate(p for p in found * 20 if p.y == y):
+        for number, problem in enumerate(p for p in found * 8 if p.y == y):
             drawn = game.drawn(Situation(problem.question, problem.solution, None, number))
             said = script(turn(game, problem, number))
             assert len(read_names(said)) == len(read_challenges(drawn["challenges"]))
             agree.append(count_agreeing(drawn["coins"], said) == challenges)
         rate, count = chance**challenges, len(agree)
-        assert count == 600
+        assert count == 240
         assert abs(sum(agree) - count * rate) <= 4 * (count * rate * (1 - rate)) ** 0.5
 
 
