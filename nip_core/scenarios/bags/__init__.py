@@ -28,11 +28,11 @@ from nip_core.scenarios.bags.challenges import (
     write_names,
 )
 from nip_core.scenarios.bags.lists import (
-    draw_pair,
+    draw_bags,
     in_order,
     is_of_split,
     read_lists,
-    write_question,
+    write_lists,
 )
 from nip_core.scenarios.base import (
     PROVER,
@@ -193,11 +193,11 @@ class Bags(Scenario):
         settings = self.settings
         draw = Random(derive_seed("bags", settings.seed, split, number))
         for _ in range(_TRIES):
-            pair = draw_pair(draw, settings.length, settings.digits, settings.differences)
+            pair = draw_bags(draw, settings.length, settings.digits, settings.differences)
             if not all(is_of_split(bag, split) for bag in pair):
                 continue
             bags = pair if number % 2 else (pair[0], pair[0])
-            question = write_question(*(draw.sample(bag, len(bag)) for bag in bags))
+            question = write_lists(*(draw.sample(bag, len(bag)) for bag in bags))
             if question not in seen:
                 return question
         return None

@@ -1,9 +1,9 @@
 """Two lists of digits: how they are written, read, compared and drawn.
 
-write_question, read_lists   two lists in a text; ValueError says what can't be read
+write_lists, read_lists   two lists in a text; ValueError says what can't be read
 write_digits, read_digits    one list
 in_order                     a list as a bag, in which the order of digits does not count
-draw_pair                    two different bags, either as likely as the other to be the first
+draw_bags                    two different bags, either as likely as the other to be the first
 is_of_split                  whether a bag belongs to a split, in whatever order it is written
 """
 
@@ -21,7 +21,7 @@ _LIST = r"\d(?: \d)+"
 _LINE = re.compile(rf"([AB]): ({_LIST})")
 
 
-def write_question(first: Sequence[int], second: Sequence[int]) -> str:
+def write_lists(first: Sequence[int], second: Sequence[int]) -> str:
     """Two lists, each in a line with its name."""
     lists = zip(NAMES, (first, second), strict=True)
     return "\n".join(f"{name}: {write_digits(digits)}" for name, digits in lists)
@@ -59,7 +59,7 @@ def in_order(digits: Sequence[int]) -> Digits:
     return tuple(sorted(digits))
 
 
-def draw_pair(draw: Random, length: int, digits: int, differences: int) -> tuple[Digits, Digits]:
+def draw_bags(draw: Random, length: int, digits: int, differences: int) -> tuple[Digits, Digits]:
     """Two bags of `length` digits below `digits`, of which each has `differences` of its own.
 
     They are exchangeable: either may be the first with the same probability. So the first bag alone
