@@ -8,6 +8,7 @@ import json
 import re
 from itertools import product
 
+import pyarrow.parquet as pq
 import pytest
 from request_log import logged_requests
 from scripted_game import scripted_run
@@ -101,14 +102,14 @@ async def test_choosing_among_messages_does_not_choose_by_the_coins(tmp_path, mo
     Where the lists differ it finds the right answer; where they don't there is none to find.
     """
     chosen = {"by": "best-of-n", "iteration": 0, "n": [1, 4]}
-    async with scripted_run(tmp_path, monkeypatch, players, **bags(challenges=2)):
+    async with scripted_run(tmp_path, monkeypatch, players, **bags(size=80, challenges=2)):
         parameters = attack_settings(
             str(tmp_path), "scripted", chosen, overrides=["attack.continuations=2"]
         )
         result = await loop.train(parameters)
     one, four = result["attack"]["by_n"]
     assert four["completeness"] == 1.0 > one["completeness"]
-    low, high = wilson(80 - four["fooled"], 80)
+    low, high = wilson(40 - four["fooled"], 40)
     assert low <= 3 / 4 <= high
     run = RunStore(open_store(tmp_path), result["run"])
     assert verify_run(run).problems == {}
@@ -150,18 +151,19 @@ async def test_no_request_of_a_prover_has_a_private_coin(tmp_path, monkeypatch, 
             )
             assert (await loop.train(load_parameters(str(config))))["run"] == "small"
             chats = log.chats
-    run = RunStore(open_store(tmp_path / "runs"), "small")
-    splits = [read_rollouts(run.store, run.rollouts(0, split)) for split in ("train", "test")]
-    tossed = {
-        json.loads(row["drawn"])["coins"] for split in splits for row in split.episodes.to_pylist()
-    }
+    tables = (tmp_path / "runs" / "small").rglob("episodes-*.parquet")
+    rows = [row for table in tables for row in pq.read_table(table).to_pylist()]
+    tossed = {json.loads(row["drawn"])["coins"] for row in rows}
     assert len(tossed) > 40
     asked = {"prover": 0, "verifier": 0}
     for chat in chats:
         body = json.dumps(chat)
+        shown = [coins_ for coins_ in tossed if coins_ in body]
+        if chat["messages"][0]["role"] != "system":  # whether a new model answers
+            assert shown == []
+            continue
         agent = "verifier" if "You are the verifier" in chat["messages"][0]["content"] else "prover"
         asked[agent] += 1
-        shown = [coins_ for coins_ in tossed if coins_ in body]
         assert len(shown) == (agent == "verifier" or coins == "public")
         if agent == "prover" and coins == "private":
             assert not COINS.search(chat["messages"][0]["content"])
