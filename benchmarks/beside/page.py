@@ -107,7 +107,8 @@ def _load_text(part: dict[str, Any]) -> str:
     if _is_another(part):
         return (
             f"The same on {part['model']}, which has some hundred times the parameters: chats "
-            f"{size}. vLLM as it comes takes bfloat16 here, too."
+            f"{size}. vLLM as it comes takes bfloat16 here, too; a "
+            "processor without AVX512-BF16 or AMX has no instructions for it."
         )
     return (
         "Generated tokens per second while so many requests are in flight, for the base model, for "
@@ -118,8 +119,10 @@ def _load_text(part: dict[str, Any]) -> str:
         "with `--enforce-eager`, `transformers serve` with `--continuous-batching` and a cache of "
         "a tenth of the memory. Medians over the rounds. guidellm is not the load generator "
         "because it has one model per run. skyrl-tx trains adapters of its own, and is asked by "
-        "the Tinker SDK, with the same prompts as tokens. vLLM runs as it comes, in "
-        "bfloat16, and once more in the precision that nip has it serve in. What passing through "
+        "the Tinker SDK, with the same prompts as tokens; its engine looks for work all the time, "
+        "which takes some of the processor from all the others. vLLM runs as it comes, in bfloat16 "
+        "(a processor without AVX512-BF16 or AMX has no instructions for it), and once more in "
+        "the precision that nip has it serve in. What passing through "
         "costs by itself stands in [pass_through.json](pass_through.json)."
     )
 
@@ -200,7 +203,16 @@ def training(part: dict[str, Any]) -> str:
         lines.append(f"| {name} | {_span(speed)} | {_span(whole)} |")
     losses = {r["final_loss"] for name in ("nip job", "TRL") for r in rows[name]}
     same = "the same" if len(losses) == 1 else "**not** the same"
-    lines += ["", _filled(f"The loss of the last step is {same} in all rounds of nip and TRL."), ""]
+    counts = [rows[name][0]["tokens"] for name in ("nip job", "TRL")]
+    more = (
+        f" TRL's examples have {counts[1]:,} tokens, ours {counts[0]:,}: TRL also learns what the "
+        "chat template writes after the token that ends the answer, so the two losses are not of "
+        "the same tokens."
+        if counts[1] > counts[0]
+        else ""
+    )
+    told = f"The loss of the last step is {same} in all rounds of nip and TRL.{more}"
+    lines += ["", _filled(told), ""]
     lines += [*_reasons(part["absent"]), *([""] if part["absent"] else [])]
     return "\n".join([*lines, _versions({"all": {"versions": part["versions"]}})])
 
