@@ -21,7 +21,12 @@ from nip_core.protocols import Move, Protocol, RoundResult, TokenChoice, Turn, m
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
 from nip_core.scenarios import Problem, Scenario, check_own_words, make_scenario
 from nip_core.scenarios.base import PROVER
-from nip_core.scenarios.checked import call_for_text, draw_columns, list_seen_columns
+from nip_core.scenarios.checked import (
+    call_for_text,
+    draw_columns,
+    draw_columns_again,
+    list_seen_columns,
+)
 from nip_core.scenarios.prompts import SystemPrompts
 
 ChatMessage = dict[str, str]
@@ -159,6 +164,10 @@ class Game:
     def drawn(self, situation: Situation) -> Mapping[str, str]:
         """Draw the scenario's columns for the episode."""
         return draw_columns(self.scenario, _list_texts(situation), situation.seed)
+
+    def drawn_again(self, situation: Situation, seed: int) -> Mapping[str, str]:
+        """Draw anew what provers are not shown of the drawn columns; {} where there is nothing."""
+        return draw_columns_again(self.scenario, self._fill_texts(situation), seed)
 
     def find_mistake(
         self, agent: str, text: str, finish_reason: str, invalid_reason: str | None

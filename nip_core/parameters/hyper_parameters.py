@@ -101,8 +101,8 @@ class HyperParameters(Parameters):
     run_store: Annotated[str, Field(min_length=1)] = "runs"
     """Directory or URL under which runs are kept: file://, s3://bucket/prefix, gs://bucket/prefix."""
     scenario: str = "code_validation"
-    """The domain of the problems: code_validation, arithmetic, graphs, reading, solutions, or a
-    class of one's own: "path/to/file.py:Class" or "package.module:Class"."""
+    """The domain of the problems: code_validation, arithmetic, bags, graphs, reading, solutions, or
+    a class of one's own: "path/to/file.py:Class" or "package.module:Class"."""
     scenario_settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the scenario, see docs/scenarios.md. Those of code_validation stand in a block of
     that name."""

@@ -14,6 +14,12 @@ Numbered in order. In every round in which an attacking prover moves:
 What decides in the end is drawn afresh, with a seed of its own: of many estimates the highest is
 too high (the winner's curse), and the continuations that it was chosen by would repeat that.
 
+Where a game draws what provers are not shown, such as coins, each continuation has its own, drawn
+anew as far as what they are shown leaves it open (`Scenario.draw_again`). Else a message would be
+chosen because it has guessed the coins of this episode, which no prover can know. What is drawn
+anew stands among the columns of the continuation's row. Only where a verifier has spoken before
+may its words be about other coins.
+
 An episode becomes a tree as `trees` has them. Below the node of a message, child 0 is the game as
 it goes on (if attackers move again, the children below the largest n are their messages), and the
 children from the largest n on are the continuations that it was judged by. A message that
@@ -26,7 +32,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nip_core.concurrency import gather_or_cancel
-from nip_core.hashing import derive_key
+from nip_core.game.render import make_situation
+from nip_core.hashing import derive_key, derive_seed
 from nip_core.protocols import ACCEPT, NO_DECISION
 from nip_core.rollouts.acceptance import estimate_acceptance, has_two_answers
 from nip_core.rollouts.episode import (
@@ -156,7 +163,7 @@ class BestOfN:
         first = self.counts[-1]  # below it stand messages, where the next round has attackers, too
         numbers = range(first, first + self.continuations)
         children = [make_child(message.spec, number) for number in numbers]
-        ends = await message.play_children(children, _play_to_end)
+        ends = await _play_continuations(message, children)
         likely = [self._measure_acceptance(state) for state, _ in ends]
         played = [_join([Played([state.row()], [])], records) for state, records in ends]
         return _Estimate(sum(likely) / len(likely), played)
@@ -187,6 +194,34 @@ class _Estimate:
 
 async def _keep_state(state: EpisodeState) -> EpisodeState:
     return state
+
+
+async def _play_continuations(
+    message: EpisodeState, children: Sequence[EpisodeSpec]
+) -> list[tuple[EpisodeState, list[CallRecord]]]:
+    """Play each child to its end, with what provers are not shown drawn anew for it."""
+    drawn = [_draw_again(message, child) for child in children]
+    if not any(drawn):
+        return await message.play_children(children, _play_to_end)
+    # Who sees what is drawn is asked something else in each, so no request is for several.
+    return await gather_or_cancel(
+        _play_with(message, child, columns) for child, columns in zip(children, drawn, strict=True)
+    )
+
+
+def _draw_again(message: EpisodeState, child: EpisodeSpec) -> Mapping[str, str]:
+    situation = make_situation(child.problem, child.stance, child.seed)
+    seed = derive_seed("drawn again", child.seed, child.branch_path)
+    return message.context.game.drawn_again(situation, seed)
+
+
+async def _play_with(
+    message: EpisodeState, child: EpisodeSpec, columns: Mapping[str, str]
+) -> tuple[EpisodeState, list[CallRecord]]:
+    """Play a child to its end as if these columns had been drawn for its episode."""
+    problem = replace(child.problem, columns={**child.problem.columns, **columns})
+    state = replace(message, spec=replace(message.spec, problem=problem), records=[], chats={})
+    return await _play_to_end(await state.play_round(replace(child, problem=problem)))
 
 
 async def _play_to_end(state: EpisodeState) -> tuple[EpisodeState, list[CallRecord]]:

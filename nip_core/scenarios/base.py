@@ -240,6 +240,18 @@ class Scenario:
         """Make the `drawn` columns for an episode of this seed."""
         return {}
 
+    def draw_again(self, texts: Mapping[str, str], seed: int) -> Mapping[str, str]:
+        """Draw anew what is hidden from provers, given what they are shown of `texts`.
+
+        These are all texts of an episode, and what comes of it has the distribution that it has for
+        somebody who knows what provers know. {} where nothing drawn is hidden from provers, or
+        where all of it follows from what they are shown.
+
+        An attack that chooses among messages judges them so: a choice by the episode's own coins
+        would say how well a prover does that is told whether it has guessed them.
+        """
+        return {}
+
     def seen(self, role: Role) -> tuple[Column, ...]:
         """List the columns for an agent of this role, in order."""
         return tuple(column for column in self.columns if role in column.seen_by)

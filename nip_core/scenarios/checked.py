@@ -3,6 +3,7 @@
 call_scenario       what a function returns, if it returns at all
 call_for_text       a text that a function returns
 draw_columns        the columns that are drawn for an episode
+draw_columns_again  those that provers do not see, drawn anew
 list_seen_columns   the columns that an agent of a role is shown
 read_own_sentences  what stands for placeholders of templates
 find_solution       the solution in a prover's message; label_of: its label
@@ -17,7 +18,7 @@ from typing import Any
 from nip_core.errors import NipError, SettingsError
 from nip_core.hashing import half_pair
 from nip_core.importing import find_line
-from nip_core.scenarios.base import Column, Label, NoLabel, Role, Scenario
+from nip_core.scenarios.base import PROVER, Column, Label, NoLabel, Role, Scenario
 
 
 def call_scenario(
@@ -82,13 +83,37 @@ def draw_columns(scenario: Scenario, texts: Mapping[str, str], seed: int) -> Map
     if not due:
         return {}
     made = call_scenario(scenario, "draw", texts, seed)
-    is_whole = isinstance(made, Mapping) and made.keys() == due
+    drawn = {c.name for c in scenario.columns if c.drawn}
+    is_whole = isinstance(made, Mapping) and due <= made.keys() <= drawn
     if not is_whole or not all(isinstance(text, str) for text in made.values()):
         raise SettingsError(
             f"scenario {scenario.name}: draw must give a text for each of "
             f"{', '.join(sorted(due))} and for nothing else (got {made!r:.200})"
         )
-    return {name: _text(scenario, "draw", text, f" for {name}") for name, text in made.items()}
+    return {
+        name: _text(scenario, "draw", made[name], f" for {name}") for name in made if name in due
+    }
+
+
+def draw_columns_again(
+    scenario: Scenario, texts: Mapping[str, str], seed: int
+) -> Mapping[str, str]:
+    """Draw anew what the scenario hides from provers; {} where it does not. Raises SettingsError.
+
+    `texts` are all texts of the problem, the drawn ones included.
+    """
+    made = call_scenario(scenario, "draw_again", texts, seed)
+    shown = {column.name for column in list_seen_columns(scenario, PROVER)}
+    hidden = {c.name for c in scenario.columns if c.drawn} - shown
+    if not isinstance(made, Mapping) or not made.keys() <= hidden:
+        raise SettingsError(
+            f"scenario {scenario.name}: draw_again must give texts for drawn columns that provers "
+            f"do not see ({', '.join(sorted(hidden)) or 'there are none'}) and for nothing else "
+            f"(got {made!r:.200})"
+        )
+    return {
+        name: _text(scenario, "draw_again", text, f" for {name}") for name, text in made.items()
+    }
 
 
 def list_seen_columns(scenario: Scenario, role: Role) -> tuple[Column, ...]:

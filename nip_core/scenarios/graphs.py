@@ -37,6 +37,7 @@ CLAIM = "The graphs A and B are not isomorphic."
 TENTHS = {"train": range(6), "validation": range(6, 8), "test": range(8, 10)}
 """Of all classes of isomorphic graphs, by split: so no graph stands in two, under any names."""
 _LINE = re.compile(r"^([AB]): (\d+-\d+(?:, \d+-\d+)*)$", re.MULTILINE)
+_CHALLENGE = re.compile(r"^\d+: (\d+-\d+(?:, \d+-\d+)*)$", re.MULTILINE)
 _DRAWN = 300  # graphs, of which the different ones are played
 _LENGTH = 8  # of the longest closed walks that are counted
 
@@ -138,13 +139,19 @@ class Graphs(Scenario):
         coins = [random.randrange(2) for _ in range(self.settings.challenges)]
         challenges = [write_edges(rename_nodes(graphs[coin], random)) for coin in coins]
         return {
-            "coin": "Each challenge that experts see is A or B with its nodes renamed; only you "
-            "know which, so keep it to yourself. Whoever can tell A and B apart names them all. If "
-            "A and B are isomorphic, nobody can do more than guess.\n"
-            + _numbered(NAMES[coin] for coin in coins),
+            "coin": _describe_coins(coins),
             "challenge": "Each is A or B with its nodes renamed; the verifier alone knows which. "
             "Name the graph of each one.\n" + _numbered(challenges),
         }
+
+    def draw_again(self, texts: Mapping[str, str], seed: int) -> Mapping[str, str]:
+        """Toss the coins again, as far as the challenges leave them open."""
+        graphs, random = read_graphs(texts["question"]), Random(derive_seed("coins again", seed))
+        coins = []
+        for challenge in _CHALLENGE.findall(texts["challenge"]):
+            edges = read_edges(challenge)
+            coins.append(random.choice([c for c in (0, 1) if is_isomorphic(graphs[c], edges)]))
+        return {"coin": _describe_coins(coins)}
 
     def check(self, protocol: Protocol) -> None:
         """Refuse to play without networkx, since it compares the graphs."""
@@ -185,6 +192,14 @@ def read_graphs(question: str) -> tuple[Edges, Edges]:
         )
     first, second = (read_edges(lines[name]) for name in NAMES)
     return first, second
+
+
+def _describe_coins(coins: Iterable[int]) -> str:
+    return (
+        "Each challenge that experts see is A or B with its nodes renamed; only you know which, so "
+        "keep it to yourself. Whoever can tell A and B apart names them all. If A and B are "
+        "isomorphic, nobody can do more than guess.\n" + _numbered(NAMES[coin] for coin in coins)
+    )
 
 
 def _numbered(lines: Iterable[str]) -> str:

@@ -26,7 +26,13 @@ from nip_core.run_store.lease import acquire
 from nip_core.run_store.run import Identity, RunRecord, RunStore
 from nip_core.run_store.store import MissingFileError, is_missing, list_files, open_store
 from nip_core.scenarios import Problem, Scenario, find_scenario
-from nip_core.scenarios.checked import call_for_text, describe_raised, draw_columns, find_solution
+from nip_core.scenarios.checked import (
+    call_for_text,
+    describe_raised,
+    draw_columns,
+    draw_columns_again,
+    find_solution,
+)
 from nip_core.servers.endpoints import Endpoints, find_remote_endpoints
 from nip_core.servers.kept_models import ADAPTERS
 from nip_core.servers.own_server import check_server
@@ -129,6 +135,7 @@ def check_functions(game: Game, problems: Mapping[str, list[Problem]]) -> None:
                 for agent in game.parameters.model_agents:
                     game.told(agent, make_situation(problem, stance, 0))
                 texts = {**problem.texts, **_drawn_twice(scenario, problem)}
+                draw_columns_again(scenario, texts, 0)
                 for function in ("as_read", "remark"):
                     call_for_text(scenario, function, _MESSAGE, texts)
                 if scenario.labels_in_play:

@@ -24,6 +24,7 @@ from nip_lm_server.spec import ServerSpec
 SCENARIOS = {
     "arithmetic": "chains",
     "reading": "passages",
+    "bags": "lists",
     "graphs": "pairs",
     "solutions": "functions",
 }

@@ -339,6 +339,26 @@ def test_what_a_scenario_makes_of_an_episode_is_checked(sums, method, words):
     assert all(word in str(refused.value) for word in ["scenario sums", *words]), refused.value
 
 
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ("None", ["draw_again must give texts for drawn columns that provers do not see (coin)"]),
+        ("{'question': 'a'}", ["and for nothing else (got {'question': 'a'})"]),
+        ("{'shown': 'a'}", ["and for nothing else (got {'shown': 'a'})"]),
+        ("{'coin': 1}", ["draw_again must return a text for coin (got 1)"]),
+        ("1 / 0", ["draw_again of", "raised ZeroDivisionError"]),
+    ],
+)
+def test_what_is_drawn_again_is_what_provers_do_not_see(sums, made, words):
+    coin = 'Column("coin", "C", drawn=True, seen_by=(VERIFIER,))'
+    draw = "draw = lambda *_: {'coin': 'heads', 'shown': 'a challenge'}"
+    again = f"def draw_again(self, texts, seed): return {made}"
+    parameters = sums(columns(BOTH, coin, 'Column("shown", "S", drawn=True)'), draw, again)
+    with pytest.raises(SettingsError) as refused:
+        Game(parameters).drawn_again(Situation("1 + 1", "2", None, 0), 0)
+    assert all(word in str(refused.value) for word in ["scenario sums", *words]), refused.value
+
+
 def with_coin(method):
     return [method] if "draw" in method else [method, "draw = lambda *_: {'coin': 'heads'}"]
 

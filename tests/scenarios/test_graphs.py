@@ -125,6 +125,16 @@ def test_coins_follow_from_the_seed_and_challenges_are_made_with_them():
         assert networkx.vf2pp_is_isomorphic(challenge, graphs(problem.question)[coins[number]])
 
 
+@pytest.mark.parametrize("y", [0, 1])
+def test_coins_that_are_tossed_again_go_with_the_challenges(y):
+    """Where the graphs differ they are what they were, else they are new."""
+    scenario = Game(settings(challenges=8)).scenario
+    problem = next(p for p in problems() if p.y == y)
+    texts = {**problem.texts, **scenario.draw(problem.texts, 5)}
+    again = {scenario.draw_again(texts, seed)["coin"] for seed in range(6)}
+    assert again == {texts["coin"]} if y else len(again) == 6
+
+
 async def test_a_whole_run_has_its_coins_and_challenges_in_prompts_examples_and_tables(tmp_path):
     config = write_config(
         tmp_path,
