@@ -40,7 +40,7 @@ from nip_core.costs.loads import (
 )
 from nip_core.evaluation.spread import shared_text
 from nip_core.evaluation.statistics.power import detectable_change
-from nip_core.game.render import Game
+from nip_core.game.render import Game, make_situation
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.prices import find_missing_prices, price_calls, price_training
 from nip_core.parameters.tested_iterations import attacks_untrained, is_tested
@@ -257,7 +257,11 @@ class _Expected(_AtMost):
 
     def attacks(self) -> list[Loads]:
         by = (self._prompts, self.assumed, self._known.repeated)
-        each = [reckon_attack_means(self.game, seed, *by) for seed in range(_SEEDS)]
+        apart = any(
+            self.game.drawn_again(make_situation(problem, None, 0), 0)
+            for problem in self._train[:1]
+        )
+        each = [reckon_attack_means(self.game, seed, *by, apart=apart) for seed in range(_SEEDS)]
         return [self._as_taken(self._keys.attack, average_loads(each))]
 
     def trees(self, iteration: int) -> list[Loads]:

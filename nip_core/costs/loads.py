@@ -214,14 +214,14 @@ def reckon_attack_means(
     prompts: Mapping[str, float],
     assumed: Assumed,
     repeated: float | None,
+    *,
+    apart: bool,
 ) -> Loads:
     """Give by agent the expected load of such a tree.
 
-    Messages are asked for by one call, and only
-    those that differ are played on.
-
-    `repeated` is how likely two of them are the same, as if so many were all equally likely; None:
-    no two are.
+    Messages are asked for by one call, and only those that differ are played on. `repeated` is how
+    likely two of them are the same, as if so many were all equally likely; None: no two are.
+    `apart` says whether each continuation is a call of its own (see `Scenario.draw_again`).
     """
     parameters, protocol = game.parameters, game.protocol
     attack, provers = parameters.attack, set(find_attackers(parameters))
@@ -235,7 +235,8 @@ def reckon_attack_means(
         1 - distinct(fewer) / distinct(more) for fewer, more in pairwise(candidates)
     )
     asked = fmean(candidates[-max(1, round(ways_on)) :])
-    # By round: nodes from which the game goes on, messages to be judged, and games that judge one.
+    at_once = 1 if apart else attack.continuations
+    # By round: nodes from which the game goes on, calls that play a message on, and games that do.
     ways, fresh, judging = 1.0, 0.0, 0.0
     shape: list[float] = []
     several: dict[str, list[float]] = {agent: [] for agent in parameters.model_agents}
@@ -243,12 +244,13 @@ def reckon_attack_means(
         nodes = ways + fresh + judging
         attacking = provers & set(protocol.active(round_, seed))
         messages = (asked if judging else float(candidates[-1])) if attacking else 1.0
-        continued = fresh * attack.continuations + judging
+        continued = fresh * at_once + judging
         for agent, written in several.items():
             said = messages if agent in attacking else 1.0
             written.append((ways * said + continued) / nodes)
         differ = distinct(messages) if attacking else 1.0
-        fresh, judging = ways * differ * (differ > 1), continued
+        fresh = ways * differ * (differ > 1) * attack.continuations / at_once
+        judging = continued
         ways *= ways_on if attacking else 1.0
         shape.append((ways + fresh + judging) / nodes)
     return reckon_episode_loads(game, seed, prompts, assumed, shape, several)

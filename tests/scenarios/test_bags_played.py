@@ -22,6 +22,7 @@ from nip_core.parameters import load_parameters
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
+from nip_core.session.prepare import estimate_settings
 from nip_core.sweep.attack_run import attack_settings
 from nip_core.upkeep.verify import verify_run
 from nip_lm_server.spec import ServerSpec
@@ -102,11 +103,16 @@ async def test_choosing_among_messages_does_not_choose_by_the_coins(tmp_path, mo
     Where the lists differ it finds the right answer; where they don't there is none to find.
     """
     chosen = {"by": "best-of-n", "iteration": 0, "n": [1, 4]}
-    async with scripted_run(tmp_path, monkeypatch, players, **bags(size=80, challenges=2)):
+    async with scripted_run(
+        tmp_path, monkeypatch, players, **bags(size=80, challenges=2)
+    ) as server:
         parameters = attack_settings(
             str(tmp_path), "scripted", chosen, overrides=["attack.continuations=2"]
         )
+        expected, before = estimate_settings(parameters).expected_calls, len(server.bodies)
         result = await loop.train(parameters)
+    # Each continuation is a call of its own, and was expected to be.
+    assert len(server.bodies) - before == pytest.approx(expected, rel=0.1)
     one, four = result["attack"]["by_n"]
     assert four["completeness"] == 1.0 > one["completeness"]
     low, high = wilson(40 - four["fooled"], 40)
