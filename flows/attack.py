@@ -5,13 +5,11 @@ from typing import Annotated, Any
 import typer
 
 from nip_core.errors import SettingsError
-from nip_core.parameters.attack import BEST_OF_N, SCRIPT, SNEAKY
+from nip_core.parameters.attack import BEST_OF_N, SCRIPT, SNEAKY, WAY_OF
 from nip_prefect.flows.launch import run_flow
 from nip_prefect.flows.options import RunName, Shown, ShownAs
 from nip_prefect.flows.printing import show_plan, show_result, show_run
 
-_WAY_OF = {"--n": BEST_OF_N, "--steps": SNEAKY, "--every": SNEAKY, "--script": SCRIPT}
-"""By option, the one way of attacking that it is for."""
 _WAYS = (BEST_OF_N, SNEAKY, SCRIPT)
 
 
@@ -65,8 +63,8 @@ def attack(
 
     if by not in _WAYS:
         raise SettingsError(f"--by {by!r}: use one of {', '.join(_WAYS)}")
-    given = {"--n": n, "--steps": steps, "--every": every, "--script": script}
-    _refuse(by, {option: value for option, value in given.items() if _WAY_OF[option] != by})
+    given = {"n": n, "steps": steps, "every": every, "script": script}
+    _refuse(by, {f"--{name}": value for name, value in given.items() if WAY_OF[name] != by})
     chosen: dict[str, Any] = {"by": by, "iteration": iteration, "problems": problems}
     if n is not None:
         chosen["n"] = _numbers(n)

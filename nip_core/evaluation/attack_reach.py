@@ -1,9 +1,9 @@
 """How rare a kind of message an attack may have missed.
 
 Of a kind that is a share p of the messages, E messages have one with probability 1 - (1 - p)^E,
-which is 95 % for a share of 3/E. By
-the rule of three (Hanley and Lippman-Hand, "If nothing goes wrong, is everything all right?", JAMA
-249, 1983) a kind that none of E messages was is rarer than 3/E, with 95 % confidence.
+which is 95 % for a share of 3/E. By the rule of three (Hanley and Lippman-Hand, "If nothing goes
+wrong, is everything all right?", JAMA 249, 1983) a kind that none of E messages was is rarer than
+3/E, with 95 % confidence.
 
 measure_reach  of a number of messages
 reach_words    what the reach is, in a sentence

@@ -167,7 +167,7 @@ def _script_sentences(attack: ShownAttack) -> Iterator[str]:
 
 
 def _reach_sentences(attack: ShownAttack) -> Iterator[str]:
-    """Say how rare a kind of message the attack was likely to miss."""
+    """Say how rare a kind of message the attack may have missed."""
     if attack.lost_to_script is not None:
         yield SCRIPT_REACH
     elif attack.reach is not None:  # earlier versions have none

@@ -11,6 +11,8 @@ Candidates = Annotated[int, Field(ge=1, le=4096)]
 BEST_OF_N: Literal["best-of-n"] = "best-of-n"
 SNEAKY: Literal["sneaky"] = "sneaky"
 SCRIPT: Literal["script"] = "script"
+WAY_OF = {"n": BEST_OF_N, "steps": SNEAKY, "every": SNEAKY, "script": SCRIPT}
+"""By option of `nip attack` and of a sweep's attack, the one way of attacking that it is for."""
 TEMPERATURE = 1.0
 """Of attacking provers, unless the settings of the attack say another."""
 

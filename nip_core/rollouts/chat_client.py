@@ -415,7 +415,8 @@ def _answer_without_text(body: ChatBody, attempt: int, latency_s: float) -> Chat
     )
 
 
-def _read_error(raw: bytes) -> Mapping[str, Any]:
+def read_error(raw: bytes) -> Mapping[str, Any]:
+    """Read the error of an answer; of one in no known form all of it is the message."""
     try:
         body = parse_json(raw)
         error = (body[0] if isinstance(body, list) else body)["error"]  # Gemini's is in a list
@@ -426,7 +427,7 @@ def _read_error(raw: bytes) -> Mapping[str, Any]:
 
 def _describe_error(raw: bytes, api_key: str) -> str:
     """Give the server's words without the key, and cut them only then: half a key is not found."""
-    error = _read_error(raw)
+    error = read_error(raw)
     message, param = str(error.get("message")), error.get("param")
     if isinstance(param, str) and param not in message:
         message = f"{param}: {message}"
@@ -436,7 +437,7 @@ def _describe_error(raw: bytes, api_key: str) -> str:
 def _refuse(status: int, raw: bytes, base_url: str, reason: str) -> None:
     if status in _FATAL:
         raise StageError(f"{base_url} refuses every call ({reason})")
-    if _read_error(raw).get("code") == "context_length_exceeded":
+    if read_error(raw).get("code") == "context_length_exceeded":
         raise ContextLengthError(reason)
     raise RequestRefusedError(reason)
 

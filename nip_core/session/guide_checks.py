@@ -11,6 +11,7 @@ from nip_core.game.answer_guide import GUIDE_FIELD, least_tokens
 from nip_core.game.render import Game
 from nip_core.proxies import proxy_for
 from nip_core.redaction import redact
+from nip_core.rollouts.chat_client import read_error
 from nip_core.session.prompt_checks import sample_conversation
 from nip_core.session.session import Session
 from nip_lm_server.client import parse_json
@@ -73,7 +74,7 @@ async def _check_server(
     except (aiohttp.ClientError, TimeoutError) as error:
         reason = redact(f"{type(error).__name__}: {error}", endpoint.api_key)
         raise ServerError(f"{url}: no answer ({reason})") from None
-    if status == 503 and b'"engine_training"' in raw:
+    if status == 503 and read_error(raw).get("code") == "engine_training":
         # It leaves its device to a training of this run, before which it was asked.
         return
     told = " ".join(redact(raw.decode(errors="replace"), endpoint.api_key).split())[:300]

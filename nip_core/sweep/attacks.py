@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.attack import BEST_OF_N, SCRIPT, SNEAKY
+from nip_core.parameters.attack import SCRIPT, SNEAKY, WAY_OF
 from nip_core.parameters.plain import PlainDict, PlainMapping
 from nip_core.run_store.run import RUN_NAME
 from nip_core.session.origin import check_game
@@ -25,8 +25,6 @@ from nip_core.sweep.attack_run import STEPS, TESTED_EVERY, derive_attack
 
 Value = str | int | float | bool | None
 Count = Annotated[int, Field(ge=1)]
-OPTIONS = {"n": BEST_OF_N, "steps": SNEAKY, "every": SNEAKY, "script": SCRIPT}
-"""By option, the one way of attacking that it is for."""
 
 
 class AttackEntry(BaseModel):
@@ -54,7 +52,7 @@ class AttackEntry(BaseModel):
 
     @model_validator(mode="after")
     def _check_way(self) -> "AttackEntry":
-        for option, way in OPTIONS.items():
+        for option, way in WAY_OF.items():
             if self.by != way and getattr(self, option) is not None:
                 raise ValueError(f"{option} is not for by: {self.by}; leave it out")
         if self.by == SCRIPT and self.script is None:
