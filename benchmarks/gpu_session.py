@@ -10,7 +10,8 @@
     chats          64, 128 and 200 chats in flight, through nip and direct, base and adapter
     noise          200 proofs alone and under load; every difference in FILE's -noise.json
     kills          of trainer, engine and server: seconds until all is as before
-    quickstart     `nip train quickstart.yaml` on this machine's engine
+    quickstart     `nip train quickstart.yaml` on this machine's engines
+    smollm2        `nip train smollm2.yaml`, a published model (`nip models add smollm2` first)
     iteration-3b, -8b   200 episodes of nine rounds and two jobs, against 5 and 8 minutes
     all            every one of them, in this order
 
@@ -72,7 +73,8 @@ PIECES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "chats": ("chats", ()),
     "noise": ("noise", ()),
     "kills": ("kills", ()),
-    "quickstart": ("quickstart", ()),
+    "quickstart": ("quickstart", ("quickstart",)),
+    "smollm2": ("quickstart", ("smollm2",)),
     "iteration-3b": ("iteration", ("3b",)),
     "iteration-8b": ("iteration", ("8b",)),
     "tests-training": ("tests", ("training",)),

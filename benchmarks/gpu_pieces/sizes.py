@@ -74,6 +74,8 @@ class Sizes:
     head: tuple[str, ...] = ("--tokens=4096", "--batch=4")
     quickstart: tuple[str, ...] = ()
     """Settings of the quick start that differ from its configuration."""
+    smollm2: tuple[str, ...] = ()
+    """Those of SmolLM2's run."""
     options: dict[str, object] = field(default_factory=dict)
     """More options of vLLM."""
 
@@ -114,6 +116,11 @@ REHEARSAL = Sizes(
         "rl.rollouts_per_iteration=40",
         "dataset_options.max_test_size=10",
         "dataset_options.max_train_size=100",
+        "agents.verifier.num_epochs=1",
+    ),
+    smollm2=(
+        "rl.rollouts_per_iteration=8",
+        "dataset_options.max_test_size=4",
         "agents.verifier.num_epochs=1",
     ),
     options={"enforce_eager": True, "max_num_seqs": 16, "start_timeout_s": 3000.0},
