@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     )
     from nip_lm_server.formats.advantages import Deviation, group_advantages
     from nip_lm_server.formats.bounds import ReadError, parse_json
-    from nip_lm_server.formats.gguf_model import ConvertedModel, GgufError, convert_gguf
+    from nip_lm_server.formats.gguf_model import ConvertedModel, convert_gguf
+    from nip_lm_server.formats.gguf_tokenizer import GgufError
     from nip_lm_server.formats.token_counts import count_tokens
     from nip_lm_server.formats.untrusted import parse_yaml, read_text
     from nip_lm_server.launch import (
@@ -196,11 +197,8 @@ _WHERE: dict[str, tuple[str, ...]] = {
         "ReadError",
         "parse_json",
     ),
-    "nip_lm_server.formats.gguf_model": (
-        "ConvertedModel",
-        "GgufError",
-        "convert_gguf",
-    ),
+    "nip_lm_server.formats.gguf_model": ("ConvertedModel", "convert_gguf"),
+    "nip_lm_server.formats.gguf_tokenizer": ("GgufError",),
     "nip_lm_server.formats.token_counts": ("count_tokens",),
     "nip_lm_server.formats.untrusted": (
         "parse_yaml",

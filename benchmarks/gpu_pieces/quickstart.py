@@ -68,7 +68,7 @@ def _iteration(path: Path) -> Row:
 
 
 def missing_model(name: str) -> str:
-    """Why a published model cannot be used here; empty if it can."""
+    """Say why a published model cannot be used here; empty if it can."""
     if (models_directory() / name).is_dir():
         return ""
     return f"the model is not here: nip models add {name}"

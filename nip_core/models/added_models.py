@@ -12,6 +12,7 @@ every file in it. Every byte is read before a model is used, once in a process.
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -54,7 +55,8 @@ class ModelSource(_Part):
 class AddedModel(_Part):
     """A published model, as it was made here."""
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
+    """1: the tokenizer was the one that the installed version of transformers made."""
     name: str
     title: str
     source: ModelSource
@@ -98,10 +100,12 @@ def look_at(known: KnownModel, environment: Mapping[str, str] = os.environ) -> L
     if not os.path.lexists(path):
         return Looked(known, path, left_bytes=left)
     try:
-        document = AddedModel.model_validate_json((path / DOCUMENT).read_bytes())
-    except (OSError, ValidationError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no such document"
-        return Looked(known, path, None, f"{DOCUMENT} can't be read ({why})", left)
+        text = (path / DOCUMENT).read_bytes()
+        document = AddedModel.model_validate_json(text)
+    except OSError as error:
+        return Looked(known, path, None, f"{DOCUMENT} can't be read ({error.strerror})", left)
+    except ValidationError:
+        return Looked(known, path, None, _find_format(text), left)
     return Looked(known, path, document, _find_flaw(known, path, document), left)
 
 
@@ -215,6 +219,15 @@ def digest_model(files: Mapping[str, FileOfModel]) -> str:
     """Digest the files of a model without its licence: equal models have equal ones."""
     listed = "".join(f"{n} {files[n].sha256}\n" for n in sorted(files) if n != LICENSE)
     return hashlib.sha256(listed.encode()).hexdigest()
+
+
+def _find_format(text: bytes) -> str:
+    """Say why a document is none of today's."""
+    with suppress(ValueError):
+        document = json.loads(text)
+        if isinstance(document, dict) and document.get("format") == 1:
+            return "an earlier nip made it, with a tokenizer that depends on transformers' version"
+    return f"{DOCUMENT} can't be read (it is no such document)"
 
 
 def _find_flaw(known: KnownModel, path: Path, document: AddedModel) -> str | None:

@@ -16,7 +16,7 @@ from nip_core.session.prompt_checks import sample_conversation
 from nip_core.session.session import Session
 from nip_lm_server.client import parse_json
 
-_WORD = "guided"
+_WORD = "guided in 3 words"  # what tokenizers differ in: blanks, digits
 _GRAMMAR = f"%llguidance {{}}\nstart: word\nword[max_tokens={2 * len(_WORD)}]: /{_WORD}/\n"
 _TIMEOUT_S = 300.0  # a small answer, but the first one of a model may wait for much
 _NOT_OF_THE_FORM = frozenset({401, 402, 403, 408, 429, 500, 502, 503, 504})
@@ -57,7 +57,7 @@ def _check_room(game: Game, agent: str) -> None:
 async def _check_server(
     http: aiohttp.ClientSession, session: Session, group: str, agent: str
 ) -> None:
-    """Ask for one word that the model would hardly write by itself."""
+    """Ask for words that the model would hardly write by itself."""
     endpoint, model = session.at(group).play, session.base_model(group)
     url = f"{endpoint.base_url}/chat/completions"
     body = {

@@ -8,28 +8,30 @@ keeps 8 bits of each; blocks of 4 or 8 bits differ by much more from the weights
 are not in the file. Nothing in the file is executed but its chat template, which Jinja's sandbox
 renders.
 
-Not covered: files in parts, and ways to cut a text into words other than those of `_CUTS`.
+The tokenizer is `gguf_tokenizer`'s. Not covered: files in parts.
 """
 
 import contextlib
 import importlib.metadata
 import io
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nip_lm_server.formats.gguf_tokenizer import (
+    GgufError,
+    GgufFields,
+    prove_tokenizer,
+    write_tokenizer,
+)
+
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "gguf")
-_CUTS = ("smollm", "gpt-2", "default")
-"""Ways to cut a text into words before its tokens, as llama.cpp names them."""
 _OF_NO_MODEL = ("transformers_version", "_name_or_path", "_model_name_or_path", "is_local")
 """What transformers writes down of itself and of a path: equal models have equal files."""
-
-
-class GgufError(Exception):
-    """A file that the packages here can't read as a model."""
 
 
 @dataclass(frozen=True)
@@ -61,18 +63,21 @@ def convert_gguf(file: Path, target: Path) -> ConvertedModel:
         try:
             reader = gguf.GGUFReader(file)
             blocks = Counter(tensor.tensor_type.name for tensor in reader.tensors)
-            cut = _read_text(reader, "tokenizer.ggml.pre")
+            fields = GgufFields(file.name, reader.fields)
             model = _read_model(file)
-            tokenizer = _read_tokenizer(file, cut, model.config.max_position_embeddings)
+            _prove_configuration(fields, model.config)
+            context = int(model.config.max_position_embeddings)
+            _save(model, target)
+            write_tokenizer(fields, context, target)
+            prove_tokenizer(fields, target)
         except (GgufError, OSError):
             raise
         except Exception as error:  # whatever a foreign file makes the libraries raise
             reason = " ".join(str(error).split())
             raise GgufError(f"{file.name}: {type(error).__name__}: {reason}") from error
-        _save(model, tokenizer, target)
     return ConvertedModel(
         parameters=sum(weight.numel() for weight in model.parameters()),
-        context=int(model.config.max_position_embeddings),
+        context=context,
         weights=str(torch.bfloat16).removeprefix("torch."),
         blocks=dict(sorted(blocks.items())),
         made_by={name: importlib.metadata.version(name) for name in _PACKAGES},
@@ -91,11 +96,6 @@ def _silence() -> Iterator[None]:
             yield
     finally:
         logging.set_verbosity(level)
-
-
-def _read_text(reader: Any, key: str) -> str:
-    field = reader.fields.get(key)
-    return "default" if field is None else str(field.contents())
 
 
 def _read_model(file: Path) -> Any:
@@ -120,41 +120,32 @@ def _read_model(file: Path) -> Any:
     return model
 
 
-def _read_tokenizer(file: Path, cut: str, context: int) -> Any:
-    """Read the tokenizer, with the digits cut apart where the model was trained so.
-
-    Transformers does not read that of the file, and then cuts "\\n\\n5" and "  42" otherwise.
-    """
-    from tokenizers import pre_tokenizers
-    from transformers import AutoTokenizer
-
-    if cut not in _CUTS:
+def _prove_configuration(fields: GgufFields, config: Any) -> None:
+    """Compare what nobody would miss in a wrong model. Raises GgufError."""
+    kind = fields.require("general.architecture")
+    rope = getattr(config, "rope_parameters", None) or {}
+    read = {
+        "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None),
+        "rope.freq_base": rope.get("rope_theta", getattr(config, "rope_theta", None)),
+        "attention.head_count_kv": getattr(config, "num_key_value_heads", None),
+        "context_length": config.max_position_embeddings,
+    }
+    for name, got in read.items():
+        wanted = fields.get(f"{kind}.{name}")
+        if wanted is None or (got is not None and math.isclose(got, wanted, rel_tol=1e-6)):
+            continue
         raise GgufError(
-            f"{file.name}: its tokenizer cuts texts as {cut!r}; known are {', '.join(_CUTS)}"
+            f"{fields.name}: {kind}.{name} is {wanted:g}, and the packages here read {got}; "
+            "another version of transformers may read it"
         )
-    tokenizer = AutoTokenizer.from_pretrained(
-        file.parent, gguf_file=file.name, local_files_only=True
-    )
-    if tokenizer.chat_template is None:
-        raise GgufError(f"{file.name}: it has no chat template")
-    tokenizer.model_max_length = context
-    if cut == "smollm":
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Digits(individual_digits=True),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-            ]
-        )
-    return tokenizer
 
 
-def _save(model: Any, tokenizer: Any, target: Path) -> None:
-    """Write all files, readable for whom others of this user are. Raises OSError."""
+def _save(model: Any, target: Path) -> None:
+    """Write the model's files, readable for whom others of this user are. Raises OSError."""
     from safetensors import SafetensorError
 
     try:
         model.save_pretrained(target)
-        tokenizer.save_pretrained(target)
     except SafetensorError as error:
         raise _as_os_error(error) from error
     for path in target.glob("*config.json"):

@@ -19,6 +19,7 @@ import pytest
 import typer
 from published import (
     LICENSE_TEXT,
+    SPECIAL,
     TINY,
     in_order_of_gguf,
     index_of,
@@ -110,6 +111,55 @@ def test_digits_are_apart_as_the_file_says_and_the_template_and_the_licence_go_a
     assert document.source.sha256 == looked.known.file_sha256
     assert document.parameters == sum(np.prod(s) for s in shapes(looked.path))
     assert {"gguf", "transformers"} <= document.made_by.keys()
+
+
+def test_the_tokenizer_is_the_files_by_every_number_and_has_nothing_of_transformers(
+    published, added
+):
+    from transformers import AutoTokenizer
+
+    looked, fields = added[0], gguf.GGUFReader(published[1].with_name("tiny.gguf")).fields
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    written = json.loads((looked.path / "tokenizer.json").read_text())
+    assert list(written["model"]["vocab"]) == tokens
+    merges = [" ".join(pair) for pair in written["model"]["merges"]]
+    assert merges == fields["tokenizer.ggml.merges"].contents()
+    assert {token["content"] for token in written["added_tokens"]} == set(SPECIAL)
+    read = AutoTokenizer.from_pretrained(looked.path)
+    assert read.eos_token_id == fields["tokenizer.ggml.eos_token_id"].contents()
+    assert read.encode("<|end|>") == [read.eos_token_id]
+    for text in (" Decision:  accept\n", "a\tb\r\nnaïve 漢 🙂 1999", "  ", "▁x"):
+        assert read.decode(read.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "message"),
+    [
+        ("tokenizer_config.json", "eos_token", "<|user|>", "the end of an answer differ"),
+        ("tokenizer.json", "decoder", {"type": "Fuse"}, "a text and back differ"),
+    ],
+)
+def test_a_tokenizer_that_is_read_otherwise_is_no_model(
+    published, added, tmp_path, name, key, value, message
+):
+    from nip_lm_server.formats.gguf_tokenizer import GgufError, GgufFields, prove_tokenizer
+
+    fields = GgufFields("f.gguf", gguf.GGUFReader(published[1].with_name("tiny.gguf")).fields)
+    shutil.copytree(added[0].path, tmp_path / "m")
+    prove_tokenizer(fields, tmp_path / "m")
+    file = tmp_path / "m" / name
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    with pytest.raises(GgufError, match=message):
+        prove_tokenizer(fields, tmp_path / "m")
+
+
+def test_a_model_of_an_earlier_nip_is_made_anew(here, tmp_path):
+    document = tmp_path / "models" / here.name / "nip_model.json"
+    document.write_text(document.read_text().replace('"format": 2', '"format": 1'))
+    looked = look_at(here)
+    assert not looked.is_there and "an earlier nip made it" in looked.flaw
+    with pytest.raises(SettingsError, match=f"`nip models add {here.name}` makes it anew"):
+        resolve_model(here.name)
 
 
 def shapes(directory):
