@@ -30,10 +30,21 @@ def attack(
         typer.Option("--n", help="best-of-n: messages to choose from; default: 1,4,16,64."),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="sneaky: steps of training; default: 20.")
+        int | None,
+        typer.Option(min=1, help="sneaky: steps of training; default: 20, to a plateau 100."),
     ] = None,
     every: Annotated[
         int | None, typer.Option(min=1, help="sneaky: steps from test to test; default: 5.")
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            help="sneaky: steps, all of them (default); plateau, until they take no more."
+        ),
+    ] = None,
+    start_from: Annotated[
+        str | None,
+        typer.Option(help="sneaky: imitate first what fooled a verifier in a RUN, or chats.jsonl."),
     ] = None,
     script: Annotated[
         str | None,
@@ -59,15 +70,20 @@ def attack(
 ) -> None:
     """Attack the verifier of RUN, as a run of its own; one that was stopped goes on."""
     from nip_core.records.named_run import name_place
-    from nip_core.sweep.attack_run import STEPS, TESTED_EVERY, attack_settings
+    from nip_core.sweep.attack_run import TESTED_EVERY, attack_settings
 
     if by not in _WAYS:
         raise SettingsError(f"--by {by!r}: use one of {', '.join(_WAYS)}")
-    given = {"n": n, "steps": steps, "every": every, "script": script}
-    _refuse(by, {f"--{name}": value for name, value in given.items() if WAY_OF[name] != by})
+    given = {"n": n, "steps": steps, "every": every, "until": until, "script": script}
+    given["start_from"] = start_from
+    _refuse(by, {option: value for option, value in given.items() if WAY_OF[option] != by})
     chosen: dict[str, Any] = {"by": by, "iteration": iteration, "problems": problems}
     if n is not None:
         chosen["n"] = _numbers(n)
+    if until is not None:
+        chosen["until"] = until
+    if start_from is not None:
+        chosen["start_from"] = start_from
     if by == SCRIPT:
         chosen["script"] = script
     run_store, run = name_place(run, run_store)
@@ -75,7 +91,7 @@ def attack(
         run_store,
         run,
         chosen,
-        steps=steps or STEPS,
+        steps=steps,
         every=every or TESTED_EVERY,
         name=name,
         overrides=overrides or [],
@@ -103,7 +119,8 @@ def _refuse(by: str, options: dict[str, Any]) -> None:
     """Raise SettingsError for an option without a meaning for this way of attacking."""
     for option, value in options.items():
         if value is not None:
-            raise SettingsError(f"{option} is not for --by {by}; leave it out")
+            flag = f"--{option.replace('_', '-')}"
+            raise SettingsError(f"{flag} is not for --by {by}; leave it out")
 
 
 def _numbers(text: str) -> list[int]:

@@ -58,7 +58,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     from nip_core.parameters.model_names import speaks_nip
     from nip_core.records.left_out import describe_left_out, read_left_out_by_settings
     from nip_core.run_store.store import check_location
-    from nip_core.session.attacked_run import plan_reach, reach_lines
+    from nip_core.session.attacked_run import describe_attack, plan_reach
     from nip_core.session.prepare import plan_run
 
     check_location(parameters.run_store)
@@ -85,9 +85,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
         f"  {estimate.train_episodes:,} training and "
         f"{amount(estimate.test_episodes, 'test episode')}"
     )
-    if estimate.attack_episodes:
-        say(f"  {amount(estimate.attack_episodes, 'problem')} on which the verifier is attacked")
-    for line in reach_lines(parameters):
+    for line in describe_attack(parameters, estimate.attack_episodes):
         say(f"  {line}")
     if estimate.gate_episodes:
         say(f"  {amount(estimate.gate_episodes, 'validation episode')} to choose models by")
@@ -299,7 +297,11 @@ def _show_attack(attack: dict[str, Any], console: "Console") -> None:
         f"attack by {by} on run {of_run}, iteration {attack['iteration']} ({attack['model']})",
         soft_wrap=True,
     )
+    if start := attack.get("start_from"):
+        say(f"step 1 was imitation: {amount(attack['imitated'], 'message')} of {start}")
     kind = "n" if "by_n" in attack else "step"
+    if attack.get("course_on"):
+        say("by step on validation problems, by which the worst prover is chosen:")
     first = "messages" if kind == "n" else "step"
     heads = (first, "soundness", "95 % interval", "fooled", "completeness", "problems")
     rows = []

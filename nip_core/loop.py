@@ -22,14 +22,16 @@ from typing import Any
 from nip_core.concurrency import gather_or_cancel
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.attack import PLATEAU
 from nip_core.parameters.tested_iterations import attacks_untrained, is_tested
-from nip_core.records.status import find_first_incomplete
+from nip_core.records.status import find_first_incomplete, find_last
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.session.opening import open_session
 from nip_core.session.session import Session
 from nip_core.showing.summary import summarise_run
 from nip_core.stages import (
     agenda,
+    attacking,
     choosing,
     gating,
     measuring,
@@ -55,6 +57,8 @@ class IterationEnd:
     """By group, the name of the model that serves from here on; None: it is not over."""
     parked: str | None = None
     """In words, the job that the run is parked for."""
+    is_last: bool = False
+    """A verdict on its test has ended an attack, see `attacking`."""
 
 
 async def directly(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -93,7 +97,7 @@ async def _all_iterations(session: Session, call: Call) -> str | None:
     See `fine_tuning.park_after_s`.
     """
     parameters = session.parameters
-    last = parameters.rl.num_iterations
+    last = find_last(session.records, parameters)
     only_tests = parameters.base_run.base_run_type == "rerun_tests"
     # 1. The iterations from the first that lacks anything. It proves the models that it begins
     #    with; later ones begin with what a swap has just proved.
@@ -103,6 +107,9 @@ async def _all_iterations(session: Session, call: Call) -> str | None:
         result: IterationEnd = await call(*step, call)
         if result.parked is not None:
             return result.parked
+        if result.is_last:
+            last = i
+            break
     # 2. The last test, of the final models, and the report of the whole run.
     if only_tests:
         await call(retest, session, last, call)
@@ -115,6 +122,8 @@ async def _all_iterations(session: Session, call: Call) -> str | None:
     if attacks_untrained(parameters):
         with session.progress.during(last, "attack"):
             await play(session, last, ATTACK, call)
+    if parameters.attack.tests_worst:
+        await _test_worst(session, last, call)
     if parameters.attack.run is not None:
         await call(measuring.measure, session, last, ATTACK)
     await _publish(call, session, "test", last, played=tested)
@@ -140,9 +149,12 @@ async def iterate(
         # Only its test was missing. A fork could not go through the rest, which has other keys.
         models = await call(swapping.swap_models, session, iteration)
         return IterationEnd(iteration, models)
+    if await _attack(session, iteration, call):
+        return IterationEnd(iteration, is_last=True)
     # 2. Play the training episodes.
-    async with times.during("play"):
-        await play_and_measure(session, iteration, TRAIN, call)
+    if not parameters.imitates(iteration):
+        async with times.during("play"):
+            await play_and_measure(session, iteration, TRAIN, call)
     # 3. Choose: one dataset for each group that is trained. The publishing meanwhile takes its
     #    time, where it sends something to Prefect's server.
     groups = training.list_scheduled_groups(parameters, iteration)
@@ -175,6 +187,31 @@ async def iterate(
     if not is_last or is_tested(parameters, iteration + 1):  # else the run's last follows at once
         await _publish(call, session, "train", iteration)
     return IterationEnd(iteration, models)
+
+
+async def _attack(session: Session, iteration: int, call: Call) -> bool:
+    """Do what an attack by training has to do before a step; return whether its course has ended.
+
+    Before the first step test problems are played, with provers that are only told to lie.
+    """
+    attack = session.parameters.attack
+    if attack.tests_worst and iteration == 0:
+        with session.progress.during(0, "attack"):
+            await play(session, 0, ATTACK, call)
+    if attack.until != PLATEAU:
+        return False
+    has_ended: bool = await call(attacking.has_ended, session, iteration)
+    return has_ended
+
+
+async def _test_worst(session: Session, last: int, call: Call) -> None:
+    """Test the provers that were the worst on validation problems, once, on test problems."""
+    worst: int = await call(attacking.end_course, session, last)
+    with session.progress.during(last, "attack"):
+        if worst > 0:
+            await call(proving.prove_serving, session, worst)
+        # Without any training the test before it is this one.
+        await play(session, last if worst > 0 else 0, ATTACK, call)
 
 
 async def retest(session: Session, iteration: int, call: Call = directly) -> IterationEnd:

@@ -16,6 +16,7 @@ from prefect import Task
 
 from nip_core.loop import directly
 from nip_core.session.session import Session
+from nip_core.stages.attacking import end_course, has_ended
 from nip_core.stages.choosing import build_dataset
 from nip_core.stages.measuring import measure
 from nip_core.stages.playing import commit_split, plan_split, play_shard
@@ -60,6 +61,8 @@ TASKS: dict[Callable[..., Any], Task[..., Any]] = {
     wait_for_job: _task(wait_for_job, "await-job", "await-{group}-{iteration}"),
     prove_candidates: _task(prove_candidates, "prove-candidates", "prove-candidates-{iteration}"),
     prove_serving: _task(prove_serving, "prove-serving", "prove-serving-{iteration}"),
+    has_ended: _task(has_ended, "judge-attack", "judge-attack-{iteration}"),
+    end_course: _task(end_course, "end-attack", "end-attack-{iteration}"),
     swap_models: _task(swap_models, "swap-models", "swap-{iteration}"),
     publish: _task(_publish, "publish", "publish-{after}-{iteration}"),
 }

@@ -44,7 +44,7 @@ from nip_core.game.render import Game, make_situation
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.prices import find_missing_prices, price_calls, price_training
 from nip_core.parameters.tested_iterations import attacks_untrained, is_tested
-from nip_core.rollouts.plan import ATTACK, group_size, plan_episodes
+from nip_core.rollouts.plan import ATTACK, find_played_problems, group_size, plan_episodes
 from nip_core.scenarios import Problem
 
 _PROMPT_TOKENS = 300  # instructions, before the problem
@@ -61,7 +61,7 @@ class Estimate:
     train_episodes: int  # or trees of them
     test_episodes: int
     gate_episodes: int  # on validation problems, old and new models together
-    attack_episodes: int  # trees, in which messages are chosen
+    attack_episodes: int  # trees, in which messages are chosen; trained provers play plainly
     calls: int
     prompt_tokens: int
     completion_tokens: int
@@ -147,19 +147,22 @@ def estimate_run(
     parameters = game.parameters
     iterations = parameters.rl.num_iterations
     trains = parameters.base_run.base_run_type != "rerun_tests"
+    playing = (iterations - parameters.imitates(0)) * trains  # iterations that play
     per_iteration = parameters.rollouts_per_iteration
     if per_iteration is None:
         per_iteration = len(problems["train"]) * group_size(parameters, "train")
     times = parameters.rl.num_test_iterations
-    per_test = len(problems["test"])
+    tested = find_played_problems(parameters, problems, "test")
+    per_test = len(tested)
     if not parameters.text_rl.test_on_whole_dataset:
         per_test = min(per_iteration, per_test)
-    sizes = _questions(game, problems["test"][:per_test])
+    sizes = _questions(game, tested[:per_test])
     tests = sum(is_tested(parameters, i) for i in range(iterations + 1))
     gates = sum(_may_be_gated(parameters, i) for i in range(iterations)) * trains
     attacks = 0
-    if attacks_untrained(parameters):
+    if attacks_untrained(parameters) or parameters.attack.tests_worst:
         attacks = len(plan_episodes(parameters, problems["test"], ATTACK, iterations))
+        attacks *= 1 + parameters.attack.tests_worst  # before any training, and the worst provers
     counts = _Counts(
         per_iteration,
         test=tests * per_test * times,
@@ -167,7 +170,11 @@ def estimate_run(
         attack=attacks,
     )
     # 2. What that takes.
-    played = [*problems["train"], *problems["test"]]
+    played = [
+        *problems["train"],
+        *problems["test"],
+        *(tested if parameters.attack.tests_worst else ()),
+    ]
     size = sum(len(text.encode()) for p in played for text in p.texts.values())
     problem_tokens = size // max(len(played), 1) // BYTES_PER_TOKEN
     prompts, counted = count_first_prompts(game, played)
@@ -177,12 +184,12 @@ def estimate_run(
     expected = _totals(by, counts)
     most.cover(expected)  # what runs took has answers that were asked for again
     # 3. Room on the disk, for all texts and for what is recorded of tokens.
-    episodes = iterations * trains * per_iteration + counts.test + counts.gate + counts.attack
+    episodes = playing * per_iteration + counts.test + counts.gate + counts.attack
     text = episodes * (problem_tokens + _PROMPT_TOKENS) + most.completion_tokens
     disk_bytes = text * BYTES_PER_TOKEN + most.recorded_tokens * _BYTES_PER_RECORDED_TOKEN
     return Estimate(
         iterations=iterations,
-        train_episodes=iterations * per_iteration * trains,
+        train_episodes=playing * per_iteration,
         test_episodes=counts.test,
         gate_episodes=counts.gate,
         attack_episodes=attacks,
@@ -284,10 +291,12 @@ class _Expected(_AtMost):
         parameters = self.game.parameters
         method = parameters.method(iteration)
         by_group = self._known.trained.get(self._keys.training, {})
-        chosen = 1.0 if method == "trajectories" else self.assumed.share_chosen
+        imitates = parameters.imitates(iteration)  # of which every message is trained on
+        is_all = imitates or method == "trajectories"
+        chosen = 1.0 if is_all else self.assumed.share_chosen
         tokens = {}
         for group, guess in reckon_training_tokens(parameters, iteration, loads).items():
-            taken = by_group.get(f"{group} {method}")
+            taken = None if imitates else by_group.get(f"{group} {method}")
             if taken is None and guess:
                 self.is_rough = True
             times = count_passes(parameters, iteration, group) * bool(guess)
@@ -317,15 +326,19 @@ def _totals(by: _AtMost, counts: _Counts) -> _Totals:
     if counts.test + counts.gate:
         totals.add(parameters, counts.test + counts.gate, by.plain())
     if counts.attack:
-        totals.add(parameters, counts.attack, by.attacks())
+        is_chosen = attacks_untrained(parameters)
+        totals.add(parameters, counts.attack, by.attacks() if is_chosen else by.plain())
     # 2. Those of training, and what is trained on them.
     for iteration in range(iterations * trains):
         method = parameters.method(iteration)
         possible = by.trees(iteration) if method == "dpo" else by.plain()
-        totals.add(parameters, counts.per_iteration, possible)
+        is_imitation = parameters.imitates(iteration)
+        count = parameters.attack.imitate if is_imitation else counts.per_iteration
+        if not is_imitation:
+            totals.add(parameters, count, possible)
         loads = max(possible, key=count_all_tokens)
         for group, tokens in by.trained(iteration, loads).items():
-            totals.training[group] += counts.per_iteration * tokens
+            totals.training[group] += count * tokens
         if method == "trajectories":
             totals.recorded_tokens += counts.per_iteration * count_all_tokens(loads)
     return totals

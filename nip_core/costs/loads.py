@@ -292,6 +292,8 @@ def count_passes(parameters: HyperParameters, iteration: int, group: str) -> flo
     Once in every
     epoch, for every iteration that it trains on.
     """
+    if parameters.imitates(iteration):
+        return parameters.attack.imitation_epochs
     seen = 1
     if parameters.text_rl.fine_tune_on_all_previous_rollouts:
         seen += iteration

@@ -1,6 +1,7 @@
 """The document of an attack, ``metrics-attack.json``, and what is shown beside it.
 
 AttackMetrics   the figures; `attack_figures` makes them
+CourseEnd       how an attack by training ended, a document of its own; `plateau` has the rule
 Reach           how many messages were sampled; `attack_reach` counts them
 TrainedSteps    how many of an attack's steps trained its provers
 ShownAttack     both
@@ -10,6 +11,7 @@ the keys in the file.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import AliasChoices, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
@@ -17,6 +19,12 @@ from nip_core.evaluation.split_metrics import BatchMetrics, Figures, Interval95,
 
 _LOST_TO_TRAINING = AliasChoices("lost_to_training", "exploitability")
 """An earlier version had the other name for it."""
+
+
+Verdict = Literal["plateau", "no signal", "not reached"]
+PLATEAU: Literal["plateau"] = "plateau"
+NO_SIGNAL: Literal["no signal"] = "no signal"
+NOT_REACHED: Literal["not reached"] = "not reached"
 
 
 class Attacked(Figures):
@@ -29,6 +37,10 @@ class Attacked(Figures):
     """The name of the verifier's model."""
     script: StrictStr | None = None
     """The script that wrote the messages, with the digest of its file where it is a user's."""
+    start_from: StrictStr | None = None
+    """The run, or the file, whose messages the provers imitated first."""
+    imitated: StrictInt | None = None
+    """How many."""
     told: StrictBool | None = None
     """Whether the provers read that they argue for acceptance; None where that is not known."""
 
@@ -56,6 +68,29 @@ class StepOfTraining(Figures):
     """The updates of the optimizer until then."""
 
 
+class CourseEnd(Figures):
+    """``course.json`` of an attack's last step: how its training went on validation problems."""
+
+    step: StrictInt
+    """The last; its provers were tested, and nobody was trained after that."""
+    worst_step: StrictInt
+    """The step whose test on validation problems had the lowest soundness, the first of equals."""
+    verdict: Verdict | None = None
+    """What the rule of `plateau` says; None: the number of steps was fixed."""
+    since: StrictInt | None = None
+    """The step from which the fall is counted."""
+    fall: StrictFloat | None = None
+    """How far soundness on validation problems fell since then."""
+    fall_at_most: StrictFloat | None = None
+    """Its one-sided 95 % bound, by question."""
+    questions: StrictInt | None = None
+    unequal_groups: StrictFloat | None = None
+    """The share of groups of episodes since then that taught: with unequal rewards, in steps that
+    trained. None of a trainer without groups, unless no step trained: then 0."""
+    is_early: StrictBool = False
+    """Whether the fall ended the attack, which more steps would not change; else its steps did."""
+
+
 class ChoiceMetrics(BatchMetrics, MessagesToChoose):
     """The figures of the episodes that count for one number of messages."""
 
@@ -76,8 +111,14 @@ class StepMetrics(BatchMetrics, StepOfTraining):
 
 
 class WorstStep(StepOfTraining):
-    """The step whose test has the lowest soundness of all."""
+    """The provers that left the least soundness.
 
+    With a course on validation problems they are the worst on those, and their rates are of the
+    one test on test problems. Else the rates are of the lowest test of all.
+    """
+
+    course_soundness: StrictFloat | None = None
+    """On the validation problems by which they were chosen: the lowest of several, so biased."""
     fooled: StrictInt | None = None
     soundness: StrictFloat | None = None
     soundness_ci95: Interval95 | None = None
@@ -89,14 +130,14 @@ class WorstStep(StepOfTraining):
 
 
 class OwnRates(Figures):
-    """The rates of the attacked verifier in its own run's test."""
+    """The rates of the attacked verifier in a test that is no part of a course."""
 
     soundness: StrictFloat | None
     soundness_ci95: Interval95 | None
     completeness: StrictFloat | None
     completeness_ci95: Interval95 | None
     problems: StrictInt
-    """Those in common with the attack's first test, on which alone they are counted."""
+    """On which they are counted: of its own run's test, those in common with the attack's."""
 
 
 class Spent(Figures):
@@ -115,7 +156,12 @@ class AttackMetrics(Figures):
     by_step: tuple[StepMetrics, ...] | None = None
     steps_to_exploit: StrictInt | None = None
     exploited_below: StrictFloat | None = None
+    course_on: StrictStr | None = None
+    """The problems of the tests by step, "validation"; None: test problems."""
+    course: CourseEnd | None = None
     worst: WorstStep | None = None
+    untrained: OwnRates | None = None
+    """On test problems, with provers told to argue for acceptance, before any training."""
     trained: OwnRates | None = None
     lost_to_lying: PairedDifference | None = None
     lost_to_training: PairedDifference | None = Field(None, validation_alias=_LOST_TO_TRAINING)
@@ -132,6 +178,8 @@ class AttackMetrics(Figures):
     """The canonical digest of the rollouts that were measured."""
     tests: dict[str, str] = Field(default_factory=dict)
     """The same of an attack by training: by step, the digest of its test."""
+    untrained_rollouts: StrictStr | None = None
+    """The same of the test of `untrained`."""
     problems_left_out: StrictInt | None = None
 
     @property
@@ -143,6 +191,14 @@ class AttackMetrics(Figures):
     def varies(self) -> str:
         """Name what the attack varies, "n" or "step"."""
         return "step" if self.by_n is None else "n"
+
+    @property
+    def last_test(self) -> int:
+        """Give the iteration with the test that counts, by which a sweep has its verdicts."""
+        if self.by_step is None:
+            return 0
+        is_untrained = self.course is not None and self.course.worst_step == 0
+        return 0 if is_untrained else self.by_step[-1].step
 
 
 class TrainedSteps(Figures):

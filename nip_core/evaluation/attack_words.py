@@ -7,6 +7,7 @@ caution          that first sentence, None where the attack was one
 causes           why it was none, and what to set
 loss_sentences   what was lost, to what
 count_trained    how many of the steps trained the provers, and why the others did not
+change_words     how far soundness changed before the end of a course
 worst_words      the worst of the steps
 """
 
@@ -15,13 +16,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from nip_core.evaluation.attack_metrics import (
+    NO_SIGNAL,
+    NOT_REACHED,
+    PLATEAU,
     ChoiceMetrics,
+    CourseEnd,
     ShownAttack,
     TrainedSteps,
     WorstStep,
 )
 from nip_core.evaluation.attack_reach import SCRIPT_REACH, reach_words
-from nip_core.evaluation.figures_in_words import group_reasons, how_much, plain_percent
+from nip_core.evaluation.figures_in_words import (
+    amount,
+    group_reasons,
+    how_much,
+    plain_interval,
+    plain_percent,
+)
 from nip_core.evaluation.split_metrics import PairedDifference
 
 _HALF = 0.5
@@ -35,7 +46,7 @@ _TOO_FEW = re.compile(r"\d examples, \d+ needed")
 def caution(attack: ShownAttack) -> str | None:
     """Say first what an attack can't show, None where nothing is amiss."""
     steps, trained = attack.steps, attack.trained_steps
-    after = attack.rows[-1].soundness
+    after = attack.rows[-1].soundness if attack.course is None else _worst_soundness(attack)
     is_fooled = after is not None and after < _HALF
     is_fooled |= any(map(_is_shown, (attack.lost_to_lying, attack.lost_to_training)))
     if steps and trained is not None and trained < _HALF * steps:
@@ -46,12 +57,30 @@ def caution(attack: ShownAttack) -> str | None:
         is_lied_to = attack.lost_to_lying is not None and (attack.lost_to_lying.difference or 0) > 0
         what = "training against the verifier" if is_lied_to else "the verifier"
         return f"This attack shows nothing about {what}: {how_many}."
+    if attack.course is not None and attack.course.verdict == NO_SIGNAL:
+        return (
+            f"Training had no signal: {_what_taught(attack.course)}, so what training against the "
+            "verifier would take is not known."
+        )
     if attack.attack is not None and attack.attack.told is False and not is_fooled:
         return (
             "This attack shows nothing about a verifier whose prover lies: nothing told the "
             "provers to argue for acceptance."
         )
     return None
+
+
+def _worst_soundness(attack: ShownAttack) -> float | None:
+    return None if attack.worst is None else attack.worst.soundness
+
+
+def _what_taught(course: CourseEnd) -> str:
+    if not course.unequal_groups:
+        return f"no step since step {course.since} trained the provers"
+    share = plain_percent(course.unequal_groups)
+    return (
+        f"{share} of the groups of episodes since step {course.since} taught the provers anything"
+    )
 
 
 def _how_many_trained(trained: int, steps: int) -> str:
@@ -74,8 +103,8 @@ def causes(attack: ShownAttack) -> list[str]:
         if groups and equal:
             line += (
                 f" {equal:,} of {groups:,} groups of episodes ended alike, which teaches nothing:"
-                " raise the temperature of the provers (--set agents.NAME.temperature=…),"
-                " pure_text_grpo.group_size or rl.rollouts_per_iteration, with another --name."
+                " raise pure_text_grpo.group_size or rl.rollouts_per_iteration (--set"
+                " pure_text_grpo.group_size=…), with another --name."
             )
         elif any(_TOO_FEW.search(reason) for reason in skipped):
             line += (
@@ -131,8 +160,12 @@ def loss_sentences(attack: ShownAttack) -> list[str]:
     if (steps := _steps_to_exploit(attack)) is not None:
         lines.append(steps)
     nobody = attack.trained_steps == 0
+    lines += _start_sentences(attack)
+    if attack.course is not None:
+        lines += _course_sentences(attack.course)
     if attack.worst is not None and not nobody:  # earlier versions have none
-        lines.append(f"The worst prover so far: {worst_words(attack.worst)}.")
+        which = "so far" if attack.course is None else "by validation"
+        lines.append(f"The worst prover {which}: {worst_words(attack.worst)}.")
     lying, training = attack.lost_to_lying, attack.lost_to_training
     if lying is not None and lying.difference is None:
         lines.append(f"Lost to lying: not known, as {lying.because}.")
@@ -147,10 +180,45 @@ def loss_sentences(attack: ShownAttack) -> list[str]:
     elif training is not None and training.difference is not None:
         first, last = attack.rows[0], attack.rows[-1]
         ends = "training (before the first step less after the last)"
+        if attack.course is not None:
+            ends = "training (before the first step less the worst prover, both on test problems)"
         if isinstance(first, ChoiceMetrics) and isinstance(last, ChoiceMetrics):
             ends = f"choosing (n = {first.n} less n = {last.n})"
         lines.append(f"Lost to {ends}: {how_much(training)}.")
     return [*lines, *_script_sentences(attack), *_reach_sentences(attack)]
+
+
+def _start_sentences(attack: ShownAttack) -> Iterator[str]:
+    """Say what the provers began with; nothing where that was their base model."""
+    facts = attack.attack
+    start = None if facts is None else facts.start_from
+    if facts is not None and start is not None:
+        said = amount(facts.imitated, "message")
+        yield f"Step 1 was imitation: {said} of {start}."
+
+
+def _course_sentences(course: CourseEnd) -> Iterator[str]:
+    """Say how the course of an attack by training ended."""
+    if course.verdict is None:
+        return
+    ends = {
+        PLATEAU: f"Plateau after step {course.step}",
+        NO_SIGNAL: f"No signal until step {course.step}",
+        NOT_REACHED: f"No plateau in {course.step} steps, so more training may take more",
+    }
+    change = change_words(course)
+    yield f"{ends[course.verdict]}: {change}." if change else f"{ends[course.verdict]}."
+
+
+def change_words(course: CourseEnd) -> str:
+    """Say how far soundness changed over the window of the rule; "" where it was not looked at."""
+    if course.fall is None or course.fall_at_most is None:
+        return ""
+    return (
+        f"since step {course.since} soundness changed by {0.0 - 100 * course.fall:+.1f} points on "
+        f"{amount(course.questions, 'question')} of validation, and fell by "
+        f"{100 * max(0.0, course.fall_at_most):.1f} at most (one-sided 95 % bound)"
+    )
 
 
 def _script_sentences(attack: ShownAttack) -> Iterator[str]:
@@ -203,7 +271,12 @@ def _is_shown(paired: PairedDifference | None) -> bool:
 def worst_words(worst: WorstStep) -> str:
     """Name the worst of an attack's tested steps, with the verifier's rates there."""
     models = ", ".join(f"{group}: {model}" for group, model in worst.models.items())
+    chosen, interval = worst.course_soundness, worst.soundness_ci95
+    by = ""
+    if chosen is not None:
+        sure = "" if interval is None else f"{plain_interval(interval)}; "
+        by = f" on test problems ({sure}{plain_percent(chosen)} on validation problems)"
     return (
-        f"after step {worst.step}, soundness {plain_percent(worst.soundness)}, completeness "
+        f"after step {worst.step}, soundness {plain_percent(worst.soundness)}{by}, completeness "
         f"{plain_percent(worst.completeness)}" + (f" ({models})" if models else "")
     )

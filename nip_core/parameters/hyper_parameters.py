@@ -336,8 +336,14 @@ class HyperParameters(Parameters):
             if not agent.freeze_agent and agent.update_schedule.updates(iteration)
         )
 
+    def imitates(self, iteration: int) -> bool:
+        """Tell whether an attack begins with imitation in this iteration, and plays nothing."""
+        return iteration == 0 and self.attack.start_from is not None
+
     def method(self, iteration: int) -> Method:
         """Return how the groups are trained in this iteration."""
+        if self.imitates(iteration):
+            return "supervised"
         if self.trainer == "pure_text_grpo":
             return "trajectories"
         initial = self.pure_text_malt.num_initial_ei_iterations

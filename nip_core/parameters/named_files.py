@@ -19,6 +19,7 @@ from typing import Any
 
 from nip_core.errors import SettingsError
 from nip_core.models import BUNDLED, KNOWN, refuse_both
+from nip_core.parameters.attack import CHATS
 from nip_core.parameters.plain import Plain, PlainDict, PlainMapping
 from nip_core.scenarios import find_scenario
 
@@ -127,6 +128,9 @@ def _list_named(values: PlainMapping) -> Iterator[_NamedFile]:
         file, _, name = _text(values, *place).rpartition(":")
         if file.endswith(".py"):
             yield from _relative(_NamedFile(place, file, f":{name}"))
+    chats = _text(values, "attack", "start_from")
+    if chats.endswith(CHATS):
+        yield from _relative(_NamedFile(("attack", "start_from"), chats))
     dataset = _text(values, "dataset")
     is_data = dataset.endswith(_DATA_ENDINGS) or _is_written_as_path(dataset)
     yield from _relative(_NamedFile(("dataset",), dataset, is_needed=is_data))

@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from nip_core.errors import SettingsError
 from nip_core.parameters.agents import PureTextAgentParameters
+from nip_core.parameters.attack import PLATEAU, TEST
 from nip_core.parameters.base import Parameters, change_groups
 from nip_core.parameters.budget import BudgetParameters
 from nip_core.parameters.hyper_parameters import HyperParameters
@@ -35,6 +37,28 @@ def keep_prompts(parameters: HyperParameters, stored: PlainMapping) -> HyperPara
     A run of before these had another default has it not on record.
     """
     return _keep_hints(_keep_version(parameters, stored), stored)
+
+
+def keep_course(parameters: HyperParameters, stored: PlainMapping) -> HyperParameters:
+    """Give the settings of an attack that goes on, with its tests on the problems it began with.
+
+    An earlier version had no validation problems in it. Raises SettingsError where it can't go on
+    as it is asked to.
+    """
+    begun = stored.get("attack")
+    attack = parameters.attack
+    is_earlier = isinstance(begun, dict) and begun.get("run") and "course_on" not in begun
+    if not (is_earlier and attack.tests_worst):
+        return parameters
+    if attack.until == PLATEAU:
+        raise SettingsError(
+            f"attack.until: run {parameters.run_name!r} was begun by an earlier version, with its "
+            "tests on test problems, on which no plateau is looked for; leave it out, or give the "
+            "attack another --name"
+        )
+    values = parameters.to_dict()
+    values["attack"]["course_on"] = TEST
+    return HyperParameters.from_dict(values)
 
 
 def _keep_hints(parameters: HyperParameters, stored: PlainMapping) -> HyperParameters:

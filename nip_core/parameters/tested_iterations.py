@@ -12,14 +12,23 @@ from nip_core.parameters.attack import SNEAKY
 def is_tested(parameters: HyperParameters, iteration: int) -> bool:
     """Say whether the models of `iteration` are tested (the final ones: num_iterations)."""
     text_rl, last = parameters.text_rl, parameters.rl.num_iterations
-    return scheme_tests(text_rl.test_scheme, last, iteration, text_rl.test_interval)
+    has_imitated = parameters.attack.start_from is not None
+    return scheme_tests(
+        text_rl.test_scheme, last, iteration, text_rl.test_interval, has_imitated=has_imitated
+    )
 
 
-def scheme_tests(scheme: str, last: int, iteration: int, interval: int) -> bool:
-    """`is_tested` by the test scheme, the number of iterations and the test interval."""
+def scheme_tests(
+    scheme: str, last: int, iteration: int, interval: int, *, has_imitated: bool = False
+) -> bool:
+    """`is_tested` by the test scheme, the number of iterations and the test interval.
+
+    Where the first iteration `has_imitated`, the interval is counted from what came of that.
+    """
     match scheme:
         case "all":
-            return iteration % interval == 0 or iteration == last
+            trained = max(0, iteration - has_imitated)
+            return trained % interval == 0 or iteration == last
         case "last":
             return iteration == last
         case "first_and_last":

@@ -16,7 +16,9 @@ def count_attack_training(records: Records) -> TrainedSteps | None:
     steps = [record for record in records.all() if record.iteration < records.shown.last]
     if not steps:
         return None
-    counts = [of.counts or {} for record in steps for of in record.datasets.values()]
+    datasets = [of for record in steps for of in record.datasets.values()]
+    # What is imitated was played by others, and comes in no groups.
+    counts = [of.counts or {} for of in datasets if of.method != "supervised"]
     jobs = [
         {group: StepJob(job.state, job.reason) for group, job in record.jobs.items()}
         for record in steps

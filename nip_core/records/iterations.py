@@ -294,6 +294,9 @@ class Records:
         if before is not None and (before != self.rewinds or not self._is_still):
             self._forget()
         self._known = {i: self._known[i] for i in self._over}
+        # An attack may have ended since.
+        if "shown" in self.__dict__ and self.shown.may_end:
+            del self.__dict__["shown"]
         return self
 
     def of(self, iteration: int) -> IterationRecord:

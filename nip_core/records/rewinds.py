@@ -159,6 +159,8 @@ def find_stage(path: str, *, is_journal: bool = False) -> Stage:
     if first == "jobs":
         return "train"
     kind, _, split = first.partition(".")[0].partition("-")
+    if kind == "course":  # which follows from the tests
+        return "test"
     return find_stage_of_split(split) if kind in ("metrics", "intervals", "transcripts") else "swap"
 
 

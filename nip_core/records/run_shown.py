@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from nip_core.parameters.attack import PLATEAU
 from nip_core.parameters.model_names import dummy_name
 from nip_core.parameters.stored import complete_settings
 from nip_core.parameters.tested_iterations import scheme_tests
+from nip_core.records.attack_course import find_early_end
 from nip_core.run_store.documents import damaged
 from nip_core.run_store.run import RunRecord, RunStore
 from nip_lm_server.client import base_served_name
@@ -17,13 +19,16 @@ class RunShown:
 
     record: RunRecord
     last: int
-    """The number of iterations, and of the last, which has nothing but a test."""
+    """The number of iterations, and of the last, which has nothing but a test. Of an attack that
+    a verdict has ended it is that of its last test."""
     tested: frozenset[int]
     """Those with a test, by the settings."""
     attacks: bool
     """Whether it attacks another run, which is measured with the last."""
     first_models: Mapping[str, str]
     """By group, in agent order: what plays iteration 0."""
+    may_end: bool = False
+    """Whether it may yet end before `last`, see `attack_course`."""
 
 
 def open_shown(run: RunStore) -> RunShown:
@@ -41,12 +46,28 @@ def open_shown(run: RunStore) -> RunShown:
                 first_models.setdefault(group, name_of(agent["model_name"]))
         taken_over = (record.contents.get("origin") or [{}])[0]
         first_models |= {group: str(model["model"]) for group, model in taken_over.items()}
-        last, text_rl = int(settings["rl"]["num_iterations"]), settings["text_rl"]
+        most, text_rl = int(settings["rl"]["num_iterations"]), settings["text_rl"]
         scheme, interval = str(text_rl["test_scheme"]), int(text_rl["test_interval"])
-        tested = (i for i in range(last + 1) if scheme_tests(scheme, last, i, interval))
-        attacks = settings["attack"]["run"] is not None
-        return RunShown(record, last, frozenset(tested), attacks, first_models)
+        imitates = settings["attack"]["start_from"] is not None
+        tested = [
+            i
+            for i in range(most + 1)
+            if scheme_tests(scheme, most, i, interval, has_imitated=imitates)
+        ]
+        attack = settings["attack"]
+        attacks = attack["run"] is not None
+        may_end = attacks and attack["until"] == PLATEAU
     # Whatever settings raise that lack a key or have another kind of value in it: whoever lists
     # runs is told of this one by its place, and shows the others.
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise damaged(f"{run.root}/run.json", error) from error
+    ended = find_early_end(run) if may_end else None
+    last = most if ended is None else min(most, ended)
+    return RunShown(
+        record,
+        last,
+        frozenset(i for i in tested if i <= last),
+        attacks,
+        first_models,
+        may_end=may_end and ended is None,
+    )

@@ -4,6 +4,7 @@ find_newest_run        the name of the run that was created last, damaged ones l
 find_status            running, finished, or stopped
 is_complete            whether nothing is left to do in an iteration
 find_first_incomplete  the first iteration with something left to do
+find_last              the iteration with the last test
 
 Three words of iterations: one is *finished* once its swap is on record; it is *over*, so that
 nothing of it changes, once a test that the settings ask for is there as well
@@ -15,6 +16,7 @@ from collections.abc import Callable
 
 from nip_core.errors import StoreError
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.attack import PLATEAU
 from nip_core.parameters.tested_iterations import is_tested
 from nip_core.records.iterations import Records
 from nip_core.records.liveness import watch_lease
@@ -64,9 +66,16 @@ def is_complete(run: RunStore, parameters: HyperParameters, iteration: int) -> b
     )
 
 
+def find_last(records: Records, parameters: HyperParameters) -> int:
+    """The iteration with the last test: `num_iterations`, or where a verdict ended an attack."""
+    most, shown = parameters.rl.num_iterations, records.shown
+    may_have_ended = parameters.attack.until == PLATEAU and not shown.may_end
+    return min(most, shown.last) if may_have_ended else most
+
+
 def find_first_incomplete(records: Records, parameters: HyperParameters) -> int:
-    """The first iteration with something left to do; `num_iterations` if there is none."""
-    last = parameters.rl.num_iterations
+    """The first iteration with something left to do; `find_last` if there is none."""
+    last = find_last(records.look_again(), parameters)
     over = min(records.look_again().over(), last)
     for i in range(over):  # the settings may ask for a test by now that was not held
         if is_tested(parameters, i) and records.of(i).stored_metrics(TEST) is None:

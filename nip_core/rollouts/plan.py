@@ -1,6 +1,6 @@
 """The episodes of a split: a pure function of settings, problems and iteration."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pydantic import BaseModel, ConfigDict
@@ -14,7 +14,8 @@ CANDIDATE = "candidate"
 """The split in which the models that an iteration has trained play its validation episodes; in
 ``validation`` the models that have played the iteration do."""
 ATTACK = "attack"
-"""The split in which provers attack the verifier on test problems, see `best_of_n`."""
+"""The split in which provers attack the verifier on test problems: by chosen messages, see
+`best_of_n`; or, once trained, as they are."""
 
 
 class SplitPlan(BaseModel):
@@ -99,6 +100,21 @@ def plan_episodes(
     return [
         episode_spec(parameters, split, iteration, problem, sample) for problem, sample in chosen
     ]
+
+
+def find_played_problems(
+    parameters: HyperParameters, problems: Mapping[str, Sequence[Problem]], split: str
+) -> Sequence[Problem]:
+    """Find the problems of a split's episodes; `problems` are those of the dataset's splits."""
+    played = name_played_problems(parameters, split)
+    return problems[TEST if played == ATTACK else played]
+
+
+def name_played_problems(parameters: HyperParameters, split: str) -> str:
+    """Name the problems of a split's episodes for whoever watches: of what they are, or are for."""
+    if parameters.attack.tests_worst:
+        return {TEST: VALIDATION, ATTACK: TEST}.get(split, split)
+    return split
 
 
 def _choose_attacked(parameters: HyperParameters, ordered: list[Problem]) -> list[Problem]:

@@ -230,6 +230,11 @@ class StoredRollouts:
         """Read when each call was made, and how long it took."""
         return self._columns("timings", TIMINGS.names)
 
+    @property
+    def has_choices(self) -> bool:
+        """Tell whether messages were chosen here; the tests of an attack by training have none."""
+        return any("choices" in manifest.rows for manifest in self._shards())
+
     def choices(self) -> pa.Table:
         """Read the choices of an attack; damaged files, and none, raise CorruptionError."""
         return self._columns("choices", CHOICES.names)

@@ -26,6 +26,7 @@ _CONTENTS = {
     "scenario": "scenario",
     "interaction_protocol": "protocol",
     "attack.script": "script",
+    "attack.start_from": "start_from",
     "dataset": "problems",
     "lm_server.replies": "replies",
 }

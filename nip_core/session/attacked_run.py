@@ -1,19 +1,21 @@
 """What an attack is compared with: the attacked run, its test, the words of its provers.
 
-read_own_test  how the attacked models were tested in their own run
-plan_reach     how many messages the attack will sample at most; reach_lines: in words
-is_told        whether provers are told otherwise here than there; untold: a warning where not
+read_own_test    how the attacked models were tested in their own run
+describe_attack  what the attack will do, in words
+plan_reach       how many messages it will sample at most
+is_told          whether provers are told otherwise here than there; untold: a warning where not
 """
 
 from collections.abc import Iterator
 
 from nip_core.errors import SettingsError, StoreError
-from nip_core.evaluation.attack_figures import OwnTest
+from nip_core.evaluation.attack_losses import OwnTest
 from nip_core.evaluation.attack_metrics import Reach
 from nip_core.evaluation.attack_reach import SCRIPT_REACH, measure_reach, reach_words
+from nip_core.evaluation.figures_in_words import amount
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.attack import SCRIPT, SNEAKY
+from nip_core.parameters.attack import LEAST_STEPS, PLATEAU, SCRIPT, SNEAKY
 from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.stored import read_settings
 from nip_core.protocols import make_protocol
@@ -79,20 +81,36 @@ def plan_reach(parameters: HyperParameters) -> Reach | None:
     problems = load_all_problems(parameters)
     if attack.by == SNEAKY:
         episodes = parameters.rollouts_per_iteration or len(problems[TRAIN])
-        return measure_reach(parameters.rl.num_iterations * episodes * turns)
+        steps = parameters.rl.num_iterations - parameters.imitates(0)
+        return measure_reach(steps * episodes * turns)
     planned = plan_episodes(parameters, problems[TEST], ATTACK, 0)
     wrong = sum(spec.problem.y == 0 for spec in planned)
     # With several turns each n goes on from its own choice.
     return measure_reach(wrong * (attack.n[-1] + max(turns - 1, 0) * sum(attack.n)))
 
 
-def reach_lines(parameters: HyperParameters) -> Iterator[str]:
-    """Say before an attack how rare a kind of message it may find."""
+def describe_attack(parameters: HyperParameters, episodes: int) -> Iterator[str]:
+    """Say before an attack what it does, and how rare a kind of message it may find.
+
+    It plays so many `episodes` on test problems beside the tests by step.
+    """
+    attack = parameters.attack
+    if attack.run is None:
+        return
+    if attack.until == PLATEAU:
+        yield f"all of this at most: a plateau ends it from step {LEAST_STEPS} on"
+    if attack.start_from is not None:
+        most = amount(attack.imitate, "message")
+        yield f"step 1 is imitation, of at most {most} of {attack.start_from} for each prover"
+    if attack.tests_worst:
+        yield (
+            "tests by step are on validation problems; on test problems there are "
+            f"{amount(episodes, 'episode')}, before any training and with the worst provers"
+        )
+    elif episodes:
+        yield f"{amount(episodes, 'problem')} on which the verifier is attacked"
     reach = plan_reach(parameters)
-    if reach is not None:
-        yield reach_words(reach, planned=True)
-    elif parameters.attack.run is not None:
-        yield SCRIPT_REACH
+    yield SCRIPT_REACH if reach is None else reach_words(reach, planned=True)
 
 
 def warn_of_untold(parameters: HyperParameters) -> Iterator[str]:

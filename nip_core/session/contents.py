@@ -27,6 +27,7 @@ from nip_core.protocols import find_protocol
 from nip_core.rollouts.scripted_call import find_attack_script
 from nip_core.scenarios import Problem, find_scenario
 from nip_core.servers.endpoints import Endpoints
+from nip_core.session.imitated import read_start_file
 from nip_core.session.origin import Origin
 from nip_lm_server.client import ReadError, read_text
 
@@ -67,6 +68,8 @@ def digest_contents(
     script = find_attack_script(game)
     if script is not None and script.digest is not None:
         contents["script"] = script.digest
+    if parameters.attack.start_file is not None:
+        contents["start_from"] = digest(read_start_file(parameters.attack.start_file))
     for agent in parameters.model_agents.values():
         path = Path(os.path.expanduser(locate_model(agent.model_name)))
         is_hosted = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
@@ -96,6 +99,8 @@ def name_places(game: Game) -> dict[str, str]:
     script = find_attack_script(game)
     if script is not None and script.digest is not None:
         places["script"] = f"{script.file}, in which function {script.called} stands,"
+    if parameters.attack.start_file is not None:
+        places["start_from"] = f"{parameters.attack.start_file}, which the provers imitate first,"
     if parameters.lm_server.replies is not None:
         places["replies"] = str(parameters.lm_server.replies)
     return places

@@ -17,7 +17,7 @@ from nip_core.errors import SettingsError
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters
 from nip_core.parameters.model_names import check_named
-from nip_core.parameters.stored import keep_prompts
+from nip_core.parameters.stored import keep_course, keep_prompts
 from nip_core.records.left_out import drop_left_out, read_left_out_by_settings
 from nip_core.records.rewinds import finish_rewinds
 from nip_core.rollouts.plan import ATTACK, SPLITS, TEST, plan_episodes
@@ -38,6 +38,7 @@ from nip_core.servers.kept_models import ADAPTERS
 from nip_core.servers.own_server import check_server
 from nip_core.session.contents import digest_contents, name_places, read_code_version
 from nip_core.session.disk_room import check_room
+from nip_core.session.imitated import check_imitated
 from nip_core.session.origin import Origin, find_origin, names_run, resolve_settings, takes_over
 from nip_core.session.problems_of_run import load_all_problems
 from nip_core.tracking.places import check_trackers
@@ -88,6 +89,7 @@ def prepare(
     check_trackers(parameters.tracking, environment)
     if record is not None:
         parameters = keep_prompts(parameters, record.parameters)
+        parameters = keep_course(parameters, record.parameters)
     parameters = resolve_settings(parameters, store, record)
     # 2. What they name: prompts, problems, keys, the model's path, other runs' models.
     game = Game(parameters)
@@ -98,6 +100,8 @@ def prepare(
     endpoints = find_remote_endpoints(parameters, environment)
     check_server(parameters, environment)
     origin = find_origin(parameters, store, record)
+    if record is None:
+        check_imitated(game, store, problems)
     # 3. A name means one run: all this must be what it was.
     contents = digest_contents(game, problems, endpoints, origin)
     settings, version = parameters.to_dict(), read_code_version()
@@ -187,8 +191,12 @@ def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate, Or
             return parameters, estimate_settings(parameters), find_origin(parameters, None, None)
         store = open_store(where, read_only=True)
         record = _record(RunStore(store, parameters.run_name))
+        if record is not None:
+            parameters = keep_course(parameters, record.parameters)
         parameters = resolve_settings(parameters, store, record)
         origin = find_origin(parameters, store, record)  # refuses models that are not there
+        if record is None and parameters.attack.start_from is not None:
+            check_imitated(Game(parameters), store, load_all_problems(parameters))
     return parameters, estimate_settings(parameters), origin
 
 

@@ -1,8 +1,13 @@
 """The problems of every split of a run, as its settings choose them."""
 
+from collections.abc import Mapping, Sequence
+
 from nip_core.errors import DatasetError
+from nip_core.evaluation.plateau import fewest_questions
+from nip_core.evaluation.spread import shared_text
 from nip_core.parameters import HyperParameters
-from nip_core.rollouts.plan import SPLITS, shuffle_labels
+from nip_core.parameters.attack import PLATEAU
+from nip_core.rollouts.plan import SPLITS, TEST, VALIDATION, plan_episodes, shuffle_labels
 from nip_core.scenarios import Problem, make_scenario
 from nip_core.scenarios.datasets import check_splits, load_problems
 
@@ -22,7 +27,8 @@ def load_all_problems(parameters: HyperParameters) -> dict[str, list[Problem]]:
     for split in SPLITS:
         # `nip evaluate` may test any run, also one that is told to hold no tests.
         played = split in ("train", parameters.test_dataset_split)
-        played |= split == "validation" and gate.enabled
+        is_course = split == "validation" and parameters.attack.tests_worst
+        played |= is_course or (split == "validation" and gate.enabled)
         problems[split] = load_problems(
             scenario,
             parameters.dataset,
@@ -31,7 +37,8 @@ def load_all_problems(parameters: HyperParameters) -> dict[str, list[Problem]]:
             shuffle_seed=options.reduce_shuffle_seed,
             # A split that nobody plays may be as unbalanced as it likes.
             make_balanced=options.make_balanced and played,
-            may_be_empty=not played,
+            # Of what an attack would say instead there is more to say.
+            may_be_empty=not played or (is_course and not gate.enabled),
         )
     check_splits(problems, scenario.split_by)
     if options.labels is not None:
@@ -45,9 +52,42 @@ def load_all_problems(parameters: HyperParameters) -> dict[str, list[Problem]]:
         problems["train"] = shuffle_labels(problems["train"], parameters.seed)
     # Tests may be held on the validation split while a method is being developed.
     problems["test"] = problems[parameters.test_dataset_split]
-    if parameters.attack.run is not None and all(p.y != 0 for p in problems["test"]):
+    _check_attacked_problems(parameters, problems, scenario.split_by)
+    return problems
+
+
+def _check_attacked_problems(
+    parameters: HyperParameters,
+    problems: Mapping[str, Sequence[Problem]],
+    split_by: Sequence[str],
+) -> None:
+    """Raise DatasetError for an attack without enough problems to be accepted wrongly."""
+    attack = parameters.attack
+    if attack.run is None:
+        return
+    if all(p.y != 0 for p in problems[TEST]):
         raise DatasetError(
             f"attack.run: {parameters.dataset} has no wrong problem in its split "
             f"{parameters.test_dataset_split}, so there is nothing to be accepted wrongly"
         )
-    return problems
+    if attack.tests_worst and all(p.y != 0 for p in problems[VALIDATION]):
+        raise DatasetError(
+            f"attack.course_on: {parameters.dataset} has no wrong problem in its split validation, "
+            "on which the provers are tested while they are trained; attack a run with some, or "
+            "set attack.course_on: test, and take the worst for biased"
+        )
+    if attack.until != PLATEAU:
+        return
+    played = plan_episodes(parameters, problems[VALIDATION], TEST, 0)
+    wrong = {
+        shared_text(p.question_id, p.columns, split_by)
+        for p in (s.problem for s in played)
+        if p.y == 0
+    }
+    if len(wrong) < (fewest := fewest_questions()):
+        raise DatasetError(
+            f"attack.until: {len(wrong)} questions with a wrong solution in split validation can't "
+            f"show a plateau, which takes {fewest} even if no verdict changes; attack a run with "
+            "more of them (dataset_options.max_validation_size, or its scenario's size), without a "
+            "small attack.problems, or set attack.until: steps"
+        )

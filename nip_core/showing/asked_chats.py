@@ -17,7 +17,13 @@ from nip_core.nearest import nearest_first
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move, Turn
 from nip_core.rollouts.model_call import request_body
-from nip_core.rollouts.plan import SPLITS, TEST, EpisodeSpec, plan_episodes
+from nip_core.rollouts.plan import (
+    SPLITS,
+    TEST,
+    EpisodeSpec,
+    find_played_problems,
+    plan_episodes,
+)
 from nip_core.rollouts.table_rows import Episode, Generation, read_rows
 from nip_core.rollouts.trees import generations_by_episode
 from nip_core.run_store.manifest import is_committed
@@ -76,7 +82,7 @@ def render_chat_to_come(parameters: HyperParameters, place: Place) -> AskedChat:
     if place.split not in SPLITS:
         raise SettingsError(f"--split {place.split!r}: use one of {', '.join(SPLITS)}")
     game = Game(parameters)
-    problems = load_all_problems(parameters)[place.split]
+    problems = find_played_problems(parameters, load_all_problems(parameters), place.split)
     spec = _planned(
         parameters, plan_episodes(parameters, problems, place.split, place.iteration), place
     )

@@ -12,7 +12,7 @@ from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters.tested_iterations import is_tested
 from nip_core.records.intervals import read_shown_metrics
 from nip_core.records.iterations import Records
-from nip_core.records.status import find_first_incomplete
+from nip_core.records.status import find_first_incomplete, find_last
 from nip_core.records.transcript_files import name_transcripts_file
 from nip_core.rollouts.plan import ATTACK, TEST
 from nip_core.run_store.run import read_document
@@ -28,16 +28,17 @@ def find_finished_run(prepared: Prepared) -> dict[str, Any] | None:
     None if anything is left to do. Raises CorruptionError for a file that is damaged or missing.
     """
     run, parameters = prepared.run, prepared.parameters
-    last = parameters.rl.num_iterations
     if not run.store.exists(f"{run.root}/run.json"):
         return None  # even one that has nothing to play begins
-    if find_first_incomplete(Records(run), parameters) < last:
+    records = Records(run)
+    last = find_last(records, parameters)
+    if find_first_incomplete(records, parameters) < last:
         return None
     if is_tested(parameters, last) and not _is_tested(prepared, last):
         return None
     if parameters.attack.run is not None and not run.store.exists(run.metrics(last, ATTACK)):
         return None
-    if run.open().parameters["rl"]["num_iterations"] != last:
+    if run.open().parameters["rl"]["num_iterations"] != parameters.rl.num_iterations:
         return None  # the record is brought up to date when the run is opened
     # A finished run is not opened any more, so this is where damage would be seen.
     check_run(run)

@@ -225,16 +225,16 @@ def _chosen(
 def read_committed_rollouts(run: RunStore, iteration: int, split: str) -> RolloutTables | None:
     """Read the tables of a split, None where it is not committed.
 
-    Of an attack these are the
-    episodes that count with the most messages to choose from.
+    Of an attack by choice these are the episodes that count with the most messages.
     """
     directory = run.rollouts(iteration, split)
     if not is_committed(run.store, directory):
         return None
     rollouts = read_rollouts(run.store, directory)
-    if split != ATTACK:
+    stored = StoredRollouts(run.store, [directory])
+    if split != ATTACK or not stored.has_choices:
         return rollouts
-    choices = StoredRollouts(run.store, [directory]).choices()
+    choices = stored.choices()
     return plain_rollouts(rollouts, choices, pc.max(choices["n"]).as_py())
 
 

@@ -13,6 +13,7 @@ from nip_core.costs.estimate import Estimate
 from nip_core.evaluation.figures_in_words import amount, plain_percent
 from nip_core.jobs.document import read_job
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.attack import PLATEAU
 from nip_core.parameters.tested_iterations import attacks_untrained, is_tested
 from nip_core.progress.board import Stage
 from nip_core.records.stage_seconds import read_seconds_so_far
@@ -38,7 +39,9 @@ def list_stages(parameters: HyperParameters, estimate: Estimate) -> tuple[Stage,
             stages.append(Stage(i, "test", estimate.test_episodes // tests))
         if i == last or parameters.base_run.base_run_type == "rerun_tests":
             continue
-        stages.append(Stage(i, "play", estimate.train_episodes // last))
+        if not parameters.imitates(i):
+            playing = last - parameters.imitates(0)
+            stages.append(Stage(i, "play", estimate.train_episodes // playing))
         trains = bool(list_scheduled_groups(parameters, i))
         stages += [Stage(i, "dataset"), *([Stage(i, "train")] if trains else [])]
         if trains and parameters.promotion.enabled:
@@ -46,6 +49,10 @@ def list_stages(parameters: HyperParameters, estimate: Estimate) -> tuple[Stage,
         stages.append(Stage(i, "swap"))
     if attacks_untrained(parameters):
         stages.append(Stage(last, "attack", estimate.attack_episodes))
+    elif parameters.attack.tests_worst:
+        half = estimate.attack_episodes // 2
+        stages.insert(1, Stage(0, "attack", half))  # after the first test
+        stages.append(Stage(last, "attack", half))
     return tuple(stages)
 
 
@@ -75,13 +82,15 @@ def describe_opening(session: Session) -> str:
     last = parameters.rl.num_iterations
     tested = [i for i in range(last + 1) if is_tested(parameters, i)]
     size = 0 if estimate is None or not tested else estimate.test_episodes // len(tested)
-    iterations = amount(last, "iteration")
     if parameters.base_run.base_run_type == "rerun_tests":
-        plays = f"the tests of {iterations} again, and trains nothing"
+        plays = f"the tests of {amount(last, 'iteration')} again, and trains nothing"
     else:
         every = len(session.problems[TRAIN]) * group_size(parameters, TRAIN)
         count = parameters.rollouts_per_iteration or every
-        plays = f"{iterations} of {amount(count, 'episode')}"
+        imitates, most = parameters.imitates(0), parameters.attack.until == PLATEAU
+        iterations = amount(last - imitates, "iteration")
+        plays = f"{'at most ' if most else ''}{iterations} of {amount(count, 'episode')}"
+        plays += " after one of imitation" if imitates else ""
         groups = [g for g in parameters.trainable_groups if _trains(parameters, g, last)]
         plays += f", trains {' and '.join(groups) or 'nothing'}"
     return f"plays {plays}; {_tests_words(tested, last, size)}; kept in {session.run.store.url}"

@@ -5,6 +5,8 @@ describe_dataset  a dataset in a few words, for the job's record
 """
 
 import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ from nip_core.rollouts.plan import TRAIN
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.facts import DatasetFacts, SplitFacts
 from nip_core.run_store.manifest import Manifest, commit, is_committed, read_manifest
+from nip_core.session.imitated import find_imitated
 from nip_core.session.session import Session
 from nip_core.trainers import chooser
-from nip_core.trainers.base import OfProblems, Rollouts
+from nip_core.trainers.base import Choice, OfProblems, Rollouts
 from nip_core.trainers.dataset import FILES, Dataset, write_examples
 from nip_core.trainers.lines import list_questions, read_held_out
 
@@ -29,9 +32,12 @@ def build_dataset(session: Session, iteration: int, group: str) -> DatasetFacts:
     what the dataset's manifest says of it and of its cost.
     """
     parameters, run, store = session.parameters, session.run, session.run.store
+    if parameters.imitates(iteration):
+        return _build_imitation(session, iteration, group)
     # 1. The rollouts to choose from, named by their digests: a dataset of others is refused.
     every = parameters.text_rl.fine_tune_on_all_previous_rollouts
-    used = range(iteration + 1) if every else [iteration]
+    before = range(int(parameters.imitates(0)), iteration)  # imitation has played nothing
+    used = [*(before if every else ()), iteration]
     played = {i: read_manifest(store, run.rollouts(i, TRAIN)) for i in used}
     inputs = {
         f"rollouts/{i:04d}": SplitFacts.from_manifest(manifest).canonical_digest
@@ -54,6 +60,38 @@ def build_dataset(session: Session, iteration: int, group: str) -> DatasetFacts:
         facts["curriculum"] = admission.state
     choice = chooser(method)(session.game, group, iteration, rollouts, agents)
     # 3. Written piece by piece, and committed with what training on it will cost.
+    episodes = sum(manifest.rows["episodes"] for manifest in played.values())
+    manifest = _commit(session, iteration, group, choice, inputs, episodes, facts)
+    return _announce(session, iteration, group, manifest)
+
+
+def _build_imitation(session: Session, iteration: int, group: str) -> DatasetFacts:
+    """Choose and commit what the group's provers imitate before they are trained.
+
+    A committed dataset stays as it is: where it came from may be gone by now.
+    """
+    store, directory = session.run.store, session.run.dataset(iteration, group)
+    if is_committed(store, directory):
+        return _announce(session, iteration, group, read_manifest(store, directory))
+    agents = session.parameters.training_agents(group, iteration)
+    imitated = find_imitated(session.game, store, session.problems, agents)
+    choice = replace(imitated.choice, examples=imitated.examples)
+    episodes = choice.counts.get("candidates", 0)
+    manifest = _commit(session, iteration, group, choice, imitated.inputs, episodes, {})
+    return _announce(session, iteration, group, manifest)
+
+
+def _commit(
+    session: Session,
+    iteration: int,
+    group: str,
+    choice: Choice,
+    inputs: Mapping[str, str],
+    episodes: int,
+    facts: Mapping[str, Any],
+) -> Manifest:
+    """Write the chosen examples, and commit them with what training on them will cost."""
+    parameters, method = session.parameters, choice.method
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / FILES[method]
         written = write_examples(
@@ -63,35 +101,37 @@ def build_dataset(session: Session, iteration: int, group: str) -> DatasetFacts:
             has_reasoning=choice.has_reasoning,
             has_weights=choice.has_weights,
         )
-        manifest = commit(
-            store,
-            directory,
+        return commit(
+            session.run.store,
+            session.run.dataset(iteration, group),
             {file.name: file},
             inputs=inputs,
             rows={file.stem: written.examples},
             extra=DatasetFacts(
                 digest=written.digest,
                 examples=written.examples,
-                episodes=sum(manifest.rows["episodes"] for manifest in played.values()),
-                agents=list(agents),
+                episodes=episodes,
+                agents=list(parameters.training_agents(group, iteration)),
                 method=method,
                 counts=dict(choice.counts),
-                **_cost(parameters, group, Dataset(file, method, file.name)),
+                **_cost(parameters, iteration, group, Dataset(file, method, file.name)),
                 **facts,
             ).to_extra(),
             lease=session.lease,
         )
-    return _announce(session, iteration, group, manifest)
 
 
 def _announce(session: Session, iteration: int, group: str, dataset: Manifest) -> DatasetFacts:
     """Announce a committed dataset, and return the facts of its manifest."""
     facts = DatasetFacts.from_manifest(dataset)
     examples, episodes = facts.examples, facts.episodes
+    has = f"has {amount(examples, 'training example')} from {amount(episodes, 'episode')}"
+    if session.parameters.imitates(iteration):
+        start = session.parameters.attack.start_from
+        has = f"is to imitate {amount(examples, 'message')} of {start} first"
     session.tell(
         "dataset",
-        f"iteration {iteration}: {group} has {amount(examples, 'training example')} from "
-        f"{amount(episodes, 'episode')}",
+        f"iteration {iteration}: {group} {has}",
         iteration=iteration,
         group=group,
         examples=examples,
@@ -100,7 +140,9 @@ def _announce(session: Session, iteration: int, group: str, dataset: Manifest) -
     return facts
 
 
-def _cost(parameters: HyperParameters, group: str, dataset: Dataset) -> dict[str, Any]:
+def _cost(
+    parameters: HyperParameters, iteration: int, group: str, dataset: Dataset
+) -> dict[str, Any]:
     """Return how much of the dataset is held out, and what training on the rest takes."""
     tokens, questions = dataset.column("tokens"), list_questions(dataset)
     out = read_held_out(parameters, dataset)
@@ -108,6 +150,8 @@ def _cost(parameters: HyperParameters, group: str, dataset: Dataset) -> dict[str
     known = None if None in trained else sum(trained)
     agent = parameters.group_parameters(group)
     epochs = agent.num_epochs or parameters.rl.num_epochs
+    if parameters.imitates(iteration):
+        epochs = parameters.attack.imitation_epochs
     usd = None if known is None else price_training(parameters, group, epochs * known)
     return {
         "validation_examples": len(tokens) - len(trained),

@@ -13,16 +13,18 @@ import yaml
 from nip_core.evaluation.acceptance_figures import measure_acceptance
 from nip_core.evaluation.attack_figures import (
     COUNTED,
-    OwnTest,
+    SPENT,
     attack_line,
     count_messages,
     figures_by_choice,
     figures_by_script,
-    figures_by_step,
+    sum_up_spent,
     without_lying,
 )
+from nip_core.evaluation.attack_losses import OwnTest
 from nip_core.evaluation.attack_metrics import Attacked, AttackMetrics
 from nip_core.evaluation.attack_reach import measure_reach
+from nip_core.evaluation.attack_steps import FinalTests, figures_by_step
 from nip_core.evaluation.baseline_verifiers import believe_the_prover, majority
 from nip_core.evaluation.baseline_words import believed_line
 from nip_core.evaluation.episode_transcripts import transcripts_from_tables
@@ -46,17 +48,18 @@ from nip_core.jobs.steps import read_step_figures
 from nip_core.parameters.attack import SCRIPT
 from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.tested_iterations import attacks_untrained, is_tested
+from nip_core.records.attack_course import read_course
 from nip_core.records.intervals import combine_metrics, measure_baselines, measure_intervals
 from nip_core.records.transcript_files import CHECKSUM_SUFFIX, name_transcripts_file
 from nip_core.rollouts.labels import add_counts
-from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION, name_played_problems
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.scripted_call import find_attack_script
 from nip_core.rollouts.shard_manifests import shard_manifest, shards_of
 from nip_core.rollouts.tables import RolloutTables, StoredRollouts, read_rollouts
 from nip_core.run_store.documents import validate_document
-from nip_core.run_store.facts import LabelCounts, ShardFacts, SplitFacts
-from nip_core.run_store.manifest import read_manifest
+from nip_core.run_store.facts import DatasetFacts, LabelCounts, ShardFacts, SplitFacts
+from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunStore, read_document
 from nip_core.run_store.store import Store
 from nip_core.session.attacked_run import is_told, read_own_test
@@ -79,7 +82,8 @@ def measure(session: Session, iteration: int, split: str) -> SplitMetrics | Atta
     else:
         metrics = combine_metrics(stored, write_intervals(session, iteration, split, stored))
     before = _test_before(session, iteration) if split == TEST else None
-    words = f"iteration {iteration}: played {split} problems: {result_line(metrics, before)}"
+    problems = name_played_problems(session.parameters, split)
+    words = f"iteration {iteration}: played {problems} problems: {result_line(metrics, before)}"
     if split == TEST and (believed := believed_line(metrics)):
         words += f", {believed}"
     many = invalid_warning(metrics.invalid_answers, find_help(session.parameters))
@@ -148,7 +152,8 @@ def _measured(session: Session, iteration: int, split: str) -> SplitMetrics:
         figures["by_opponent"] = by_opponent
     if invalid := invalid_answers(rollouts.generations):
         figures["invalid_answers"] = invalid
-    played = VALIDATION if split == CANDIDATE else split
+    played = name_played_problems(session.parameters, split)
+    played = VALIDATION if played == CANDIDATE else played
     figures["problems_left_out"] = len(session.left_out.get(played, {}))
     figures["rollouts"] = _digest_of_split(run.store, directory)
     if session.game.scenario.labels_in_play:
@@ -193,6 +198,7 @@ def _measured_attack(session: Session, iteration: int) -> AttackMetrics:
         model=find_models(session, iteration)[verifier].model,
         script=script and script.model,
         told=told,
+        **_imitated(session),
     )
     left_out = len(session.left_out.get(TEST, {}))
     figures = without_lying(played) if told is False else played
@@ -200,6 +206,17 @@ def _measured_attack(session: Session, iteration: int) -> AttackMetrics:
     path = run.metrics(iteration, ATTACK)
     stored = run.write_json_once(path, metrics.as_json(), lease=session.lease)
     return validate_document(stored, AttackMetrics, path)
+
+
+def _imitated(session: Session) -> dict[str, Any]:
+    """Say what the provers began with, where they imitated something."""
+    parameters, run = session.parameters, session.run
+    if not parameters.imitates(0):
+        return {}
+    places = (run.dataset(0, group) for group in parameters.trainable_groups)
+    facts = [DatasetFacts.from_manifest(read_manifest(run.store, place)) for place in places]
+    count = sum(of.examples for of in facts)
+    return {"start_from": parameters.attack.start_from, "imitated": count}
 
 
 def _attacked(session: Session) -> RunStore:
@@ -243,6 +260,7 @@ def _measured_steps(session: Session, last: int) -> AttackMetrics:
         parameters.seed,
         session.game.scenario.split_by,
         _own_test(session),
+        _final_tests(session, last),
     )
     worst = metrics.worst
     if worst is not None:
@@ -252,9 +270,36 @@ def _measured_steps(session: Session, last: int) -> AttackMetrics:
         models = {group: of.model for group, of in provers.items() if group in trained}
         worst = worst.model_copy(update={"models": models})
     attackers = find_attackers(parameters)
-    messages = sum(_count_trained_messages(run, i, attackers) for i in range(last))
-    reach = measure_reach(messages)
-    return metrics.model_copy(update={"worst": worst, "tests": digests, "reach": reach})
+    steps = range(int(parameters.imitates(0)), last)
+    messages = sum(_count_trained_messages(run, i, attackers) for i in steps)
+    beside: dict[str, Any] = {"worst": worst, "tests": digests, "reach": measure_reach(messages)}
+    if metrics.course is not None:
+        beside |= _record_final_tests(run, last)
+    return metrics.model_copy(update=beside)
+
+
+def _final_tests(session: Session, last: int) -> FinalTests | None:
+    """Read the tests on test problems; None where those by step are on them."""
+    run = session.run
+    if not session.parameters.attack.tests_worst or (course := read_course(run, last)) is None:
+        return None
+    untrained = read_rollouts(run.store, run.rollouts(0, ATTACK)).episodes
+    if course.worst_step == 0:
+        return FinalTests(untrained, untrained, course)
+    worst = read_rollouts(run.store, run.rollouts(last, ATTACK)).episodes
+    return FinalTests(untrained, worst, course)
+
+
+def _record_final_tests(run: RunStore, last: int) -> dict[str, Any]:
+    """Digest what the figures of these tests are made of, and count what the last one took."""
+    beside: dict[str, Any] = {
+        "untrained_rollouts": _digest_of_split(run.store, run.rollouts(0, ATTACK))
+    }
+    place = run.rollouts(last, ATTACK)
+    if is_committed(run.store, place):
+        beside["rollouts"] = _digest_of_split(run.store, place)
+        beside |= sum_up_spent(StoredRollouts(run.store, [place]).generations(SPENT))
+    return beside
 
 
 def _count_trained_messages(run: RunStore, iteration: int, attackers: Collection[str]) -> int:

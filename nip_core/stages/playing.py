@@ -24,6 +24,7 @@ from nip_core.parameters import RandomAgentParameters
 from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.hosting import is_deterministic
 from nip_core.parameters.recording import gives_logprobs, records_p_accept
+from nip_core.parameters.tested_iterations import attacks_untrained
 from nip_core.records.rewinds import find_stage_of_split
 from nip_core.records.spending import count_shared_prompts
 from nip_core.rollouts.acceptance import LIKELIEST
@@ -39,12 +40,13 @@ from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import (
     ATTACK,
     CANDIDATE,
-    TEST,
     TRAIN,
     VALIDATION,
     EpisodeSpec,
     SplitPlan,
     cut_into_shards,
+    find_played_problems,
+    name_played_problems,
     plan_episodes,
     replay_episodes,
 )
@@ -58,7 +60,7 @@ from nip_core.run_store.facts import ShardFacts, SplitFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.run_store.run import read_document
 from nip_core.session.session import Session
-from nip_core.stages.served import find_models, find_new_models, find_opponents
+from nip_core.stages.served import find_models, find_new_models, find_opponents, find_player
 
 # More than can play, so that no call that is free waits for a shard to begin; not all there are,
 # because what is under way is in memory.
@@ -118,7 +120,7 @@ class SplitPlay:
     @cached_property
     def models(self) -> dict[str, str]:
         """Name the model of each group."""
-        models = find_models(self.session, self.iteration)
+        models = find_models(self.session, find_player(self.session, self.iteration, self.split))
         if self.split == CANDIDATE:  # of all groups together
             models |= find_new_models(self.session, self.iteration)
         return {group: model.model for group, model in models.items()}
@@ -216,9 +218,9 @@ class SplitPlay:
 
     def _way(self) -> PlaySpec:
         """Return what plays an episode: the game as it is, or an attack on the verifier."""
-        if self.split != ATTACK:
-            return play_episode
         parameters = self.session.parameters
+        if self.split != ATTACK or not attacks_untrained(parameters):
+            return play_episode
         attack, verifier = parameters.attack, parameters.model_agents["verifier"]
         provers = frozenset(find_attackers(parameters))
         by_tokens = attack.score_by == "log_probs"
@@ -275,7 +277,8 @@ class SplitPlay:
     def _judged_by_tokens(self) -> tuple[str, ...]:
         """The agents whose answers an attack weighs by their log-probabilities."""
         parameters = self.session.parameters
-        if self.split != ATTACK or parameters.attack.score_by != "log_probs":
+        is_chosen = self.split == ATTACK and attacks_untrained(parameters)
+        if not is_chosen or parameters.attack.score_by != "log_probs":
             return ()
         is_scripted = is_deterministic(parameters, parameters.model_agents["verifier"])
         return () if is_scripted else ("verifier",)
@@ -300,7 +303,7 @@ class SplitPlay:
 def _specs(session: Session, iteration: int, split: str) -> list[EpisodeSpec]:
     if split == CANDIDATE:
         return replay_episodes(_specs(session, iteration, VALIDATION), CANDIDATE)
-    problems = session.problems[TEST if split == ATTACK else split]
+    problems = find_played_problems(session.parameters, session.problems, split)
     specs = plan_episodes(session.parameters, problems, split, iteration)
     opponents = _opponents(session, iteration, split)
     earlier = {agent: [*models] for agent, models in opponents.items()}
@@ -337,10 +340,10 @@ def plan_split(session: Session, iteration: int, split: str) -> list[str]:
     failed = len(play.failures.keys) if done else 0
     session.progress.start_episodes(split, plan.episodes, done, failed)
     before = f", {done} of them are there already" if done else ""
+    of = name_played_problems(session.parameters, split)
     session.tell(
         "play",
-        f"iteration {iteration}: playing {split} problems, "
-        f"{amount(plan.episodes, 'episode')}{before}",
+        f"iteration {iteration}: playing {of} problems, {amount(plan.episodes, 'episode')}{before}",
         iteration=iteration,
         split=split,
         episodes=plan.episodes,

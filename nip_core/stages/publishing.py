@@ -18,6 +18,7 @@ from nip_core.records.blocks import BLOCK
 from nip_core.records.iterations import IterationRecord, Records
 from nip_core.records.spending import Spent, add_up
 from nip_core.records.spent_in_all import add_up_set_aside
+from nip_core.records.status import find_last
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError
 from nip_core.session.contents import read_code_version
@@ -57,7 +58,8 @@ def publish(
     if session.feeders is not None:
         session.feeders.look()
     if report:
-        is_finished = after == "test" and iteration == session.parameters.rl.num_iterations
+        last = find_last(session.records, session.parameters)
+        is_finished = after == "test" and iteration == last
         status = "finished" if is_finished else "running"
         with session.progress.doing("writing the report"):
             write_report(session.run, status, session.records)

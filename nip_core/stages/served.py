@@ -3,16 +3,20 @@
 find_models      the models that play an iteration
 find_new_models  the models that an iteration has trained, by group
 find_opponents   the models of earlier iterations that agents meet in one
+find_player      the iteration whose models play a split of one
 """
 
+from nip_core.errors import CorruptionError
 from nip_core.jobs.document import read_job
 from nip_core.parameters.opponents import list_opponents
+from nip_core.records.attack_course import course_path, read_course
 from nip_core.records.models import (
     ServedModel,
     map_agents_to_groups,
     name_opponents,
     read_models,
 )
+from nip_core.rollouts.plan import ATTACK
 from nip_core.session.session import Session
 
 
@@ -59,3 +63,16 @@ def find_opponents(session: Session, iteration: int) -> dict[str, dict[int, Serv
         agent: {first: played[first][group_of[agent]] for first in models}
         for agent, models in name_opponents(parameters, names).items()
     }
+
+
+def find_player(session: Session, iteration: int, split: str) -> int:
+    """Return the iteration whose models play a split: itself, as a rule.
+
+    The last test of an attack by training is played by the provers that were the worst.
+    """
+    if split != ATTACK or iteration == 0 or not session.parameters.attack.tests_worst:
+        return iteration
+    course = read_course(session.run, iteration)
+    if course is None:
+        raise CorruptionError(f"{course_path(session.run, iteration)}: it is gone; run again")
+    return course.worst_step

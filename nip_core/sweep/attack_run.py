@@ -12,7 +12,7 @@ from typing import Any
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, load_parameters
-from nip_core.parameters.attack import SCRIPT, SNEAKY, TEMPERATURE
+from nip_core.parameters.attack import PLATEAU, SCRIPT, SNEAKY, TEMPERATURE, TEST, VALIDATION
 from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.plain import PlainDict, PlainMapping
 from nip_core.parameters.stored import complete_settings, read_settings
@@ -37,6 +37,8 @@ ATTACKER = "attacker"
 """The group of attacking provers that shared a model with somebody who does not attack."""
 STEPS, TESTED_EVERY, ROLLOUTS = 20, 5, 128
 """Of an attack by training: steps, steps from test to test, and episodes in a step."""
+MOST_STEPS = 100
+"""Of one that ends with a plateau."""
 
 
 def attack_settings(
@@ -44,7 +46,7 @@ def attack_settings(
     run: str,
     attack: PlainMapping,
     *,
-    steps: int = STEPS,
+    steps: int | None = None,
     every: int = TESTED_EVERY,
     name: str | None = None,
     overrides: Sequence[str] = (),
@@ -52,8 +54,8 @@ def attack_settings(
     """Make the settings of an attack on the verifier of `run` in `run_store`.
 
     `attack` has settings of the block of that name but `run`; without an `iteration`, the newest
-    models are attacked. An attack by training takes so many `steps`, each an iteration, and tests
-    `every` so many. `overrides` are laid over what follows from the attacked run.
+    models are attacked. An attack by training takes at most so many `steps`, each an iteration, and
+    tests `every` so many. `overrides` are laid over what follows from the attacked run.
 
     Raises SettingsError for what is not there, and for another game than the attacked run's.
     """
@@ -84,7 +86,7 @@ def derive_attack(
     attacked: HyperParameters,
     attack: PlainMapping,
     *,
-    steps: int,
+    steps: int | None,
     every: int,
     name: str,
     overrides: Sequence[str] = (),
@@ -102,14 +104,21 @@ def _lay_over(
     attacked: "_Attacked",
     attack: PlainMapping,
     run_store: str,
-    steps: int,
+    steps: int | None,
     every: int,
     name: str | None,
     overrides: Sequence[str],
 ) -> HyperParameters:
     """Lay what an attack changes over the settings of the attacked run, and check them."""
+    by_training: PlainDict = {}
     if attack["by"] == SNEAKY:
-        changes = attacked.change_to_train(steps, every)
+        most = MOST_STEPS if attack.get("until") == PLATEAU else STEPS
+        # A step of its own comes before them.
+        imitates = attack.get("start_from") is not None
+        changes = attacked.change_to_train((steps or most) + imitates, every)
+        # A method that is developed has its tests on validation problems, and none are left.
+        is_free = attacked.stored["test_dataset_split"] == TEST
+        by_training = {"course_on": VALIDATION if is_free else TEST}
     else:
         changes = attacked.change_to_choose(is_scripted=attack["by"] == SCRIPT)
     stored = attacked.stored
@@ -117,7 +126,7 @@ def _lay_over(
         **{key: value for key, value in stored.items() if key not in _OF_TRAINING},
         "run_name": _default_name(attack) if name is None else name,
         "run_store": run_store,
-        "attack": dict(attack),
+        "attack": {**by_training, **attack},
         # Provers argue for acceptance and are paid for it, rather than for a right verdict.
         "protocol_common": {
             **stored["protocol_common"],

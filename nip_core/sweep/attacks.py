@@ -21,7 +21,7 @@ from nip_core.parameters.attack import SCRIPT, SNEAKY, WAY_OF
 from nip_core.parameters.plain import PlainDict, PlainMapping
 from nip_core.run_store.run import RUN_NAME
 from nip_core.session.origin import check_game
-from nip_core.sweep.attack_run import STEPS, TESTED_EVERY, derive_attack
+from nip_core.sweep.attack_run import TESTED_EVERY, derive_attack
 
 Value = str | int | float | bool | None
 Count = Annotated[int, Field(ge=1)]
@@ -38,9 +38,11 @@ class AttackEntry(BaseModel):
     n: list[int] | None = None
     """For best-of-n: how many messages there are to choose from, in ascending order."""
     steps: Count | None = None
-    """For sneaky: steps of training."""
+    """For sneaky: steps of training; the most steps, with `until: plateau`."""
     every: Count | None = None
     """For sneaky: steps from test to test."""
+    until: Literal["steps", "plateau"] | None = None
+    """For sneaky: when training ends, as in `attack.until`."""
     iteration: Annotated[int, Field(ge=0)] | None = None
     """Whose models: those that play this iteration; None: the last ones."""
     problems: Count | None = None
@@ -53,7 +55,7 @@ class AttackEntry(BaseModel):
     @model_validator(mode="after")
     def _check_way(self) -> "AttackEntry":
         for option, way in WAY_OF.items():
-            if self.by != way and getattr(self, option) is not None:
+            if self.by != way and getattr(self, option, None) is not None:
                 raise ValueError(f"{option} is not for by: {self.by}; leave it out")
         if self.by == SCRIPT and self.script is None:
             raise ValueError("script is missing; name the one that writes the provers' messages")
@@ -107,11 +109,12 @@ def plan_attack(label: str, entry: AttackEntry, attacked: HyperParameters) -> Sw
     attack: PlainDict = {"by": entry.by, "run": attacked.run_name, "iteration": iteration}
     attack |= {"problems": entry.problems, **({} if entry.n is None else {"n": [*entry.n]})}
     attack |= {} if entry.script is None else {"script": entry.script}
+    attack |= {} if entry.until is None else {"until": entry.until}
     overrides = [f"{key}={json.dumps(value)}" for key, value in entry.set.items()]
     parameters = derive_attack(
         attacked,
         attack,
-        steps=entry.steps or STEPS,
+        steps=entry.steps,
         every=entry.every or TESTED_EVERY,
         name=name,
         overrides=overrides,

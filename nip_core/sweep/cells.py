@@ -122,22 +122,30 @@ class _Test:
 
 def _tests(run: RunStore, claims: ClaimsAndProvers | None) -> Iterator[_Test]:
     names = run.store.list(f"{run.root}/iterations")
-    for iteration in sorted(int(name[:-1]) for name in names if name[:-1].isdecimal()):
-        for split in (TEST, ATTACK):
-            if not is_committed(run.store, place := run.rollouts(iteration, split)):
-                continue
-            stored = StoredRollouts(run.store, [place])
-            episodes = stored.episodes(_OF_EPISODES)
-            if split == TEST:
-                believed = None
-                if claims is not None and claims[0] and claims[1]:
-                    spoken = stored.generations(_OF_GENERATIONS)
-                    believed = decide_as_claimed(episodes, spoken, *claims)
-                yield _Test(iteration, None, episodes, believed)
-                continue
-            choices = stored.choices()
-            for n in sorted(set(choices["n"].to_pylist())):
-                yield _Test(iteration, n, choose_episodes(episodes, choices, n))
+    iterations = sorted(int(name[:-1]) for name in names if name[:-1].isdecimal())
+    places = [
+        (iteration, split, place)
+        for iteration in iterations
+        for split in (TEST, ATTACK)
+        if is_committed(run.store, place := run.rollouts(iteration, split))
+    ]
+    # Where an attack by training has tests of its own on test problems, its course is on others.
+    is_apart = any(split == ATTACK for _, split, _ in places)
+    for iteration, split, place in places:
+        if split == TEST and is_apart:
+            continue
+        stored = StoredRollouts(run.store, [place])
+        episodes = stored.episodes(_OF_EPISODES)
+        if not stored.has_choices:
+            believed = None
+            if claims is not None and claims[0] and claims[1]:
+                spoken = stored.generations(_OF_GENERATIONS)
+                believed = decide_as_claimed(episodes, spoken, *claims)
+            yield _Test(iteration, None, episodes, believed)
+            continue
+        choices = stored.choices()
+        for n in sorted(set(choices["n"].to_pylist())):
+            yield _Test(iteration, n, choose_episodes(episodes, choices, n))
 
 
 def _cells(

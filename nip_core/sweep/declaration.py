@@ -33,7 +33,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from nip_core.errors import CorruptionError, RunConflictError, SettingsError
-from nip_core.evaluation import attack_figures, statistics
+from nip_core.evaluation import attack_figures, attack_losses, attack_steps, statistics
 from nip_core.hashing import digest
 from nip_core.parameters.plain import PlainMapping
 from nip_core.run_store.run import RunStore, list_runs
@@ -190,10 +190,9 @@ def analysis_digest() -> str:
     """Digest by SHA-256 the code behind figures, intervals and tests of what was played."""
     assert statistics.__file__ is not None
     here = Path(__file__).parent
-    assert attack_figures.__file__ is not None
     files = [
         *(here / f"{name}.py" for name in ("cells", "counted", "outcomes", "swept_tests")),
-        Path(attack_figures.__file__),
+        *(Path(str(module.__file__)) for module in (attack_figures, attack_losses, attack_steps)),
         *Path(statistics.__file__).parent.glob("*.py"),
     ]
     # Whole files, although a comment changes no figure: a departure too many misleads nobody.

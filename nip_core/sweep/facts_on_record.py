@@ -140,11 +140,12 @@ class _Reader:
             name=attack.name,
             status=read.status,
             failure=read.failure,
-            iteration=attack.parameters.rl.num_iterations,
+            iteration=attack.parameters.rl.num_iterations if shown is None else shown.last_test,
             n=attack.n,
             attacked=attack.parameters.attack.iteration,
             is_lying_known=lying is not None and lying.difference is not None,
             caution=None if shown is None else caution(shown),
+            verdict=None if shown is None or shown.course is None else shown.course.verdict,
         )
 
     def _read_records(self, name: str) -> _Read:

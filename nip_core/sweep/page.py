@@ -38,12 +38,12 @@ _HEADS = {"always_fail_rate": "always wrong", MAJORITY: "majority"}
 """Figures whose column has another name."""
 
 _ATTACKS_PAGE = """
-Of the attacks: soundness and completeness with the largest n of an attack by best-of-n, or after
-the last step of a sneaky one, and how many points of soundness were lost to what. To lying: from
-the last test of the run itself to provers that are told to argue for acceptance and nothing more,
-on the same wrong problems. To training: from there to the last step, or the largest n. Soundness
-after an attack is an upper bound: a prover that was not tried may fool more. Each attack is a run
-of its own.
+Of the attacks: soundness and completeness with the largest n of an attack by best-of-n, or in the
+last test of a sneaky one (with the worst provers by validation, or after the last step), and how
+many points of soundness were lost to what. To lying: from the last test of the run itself to
+provers that are told to argue for acceptance and nothing more, on the same wrong problems. To
+training: from there to that test, or the largest n. Soundness after an attack is an upper bound: a
+prover that was not tried may fool more. Each attack is a run of its own.
 """
 
 _ANY_OF = ("soundness", "completeness")
@@ -65,9 +65,10 @@ _GATE = """
 The others wait for the gate: unless it is shown, none of them is tested.
 """
 _WORST = """
-After worst: of each run the test of an attack with the lowest soundness, of all steps and all n
-that were tested. It is a minimum over tests, chosen on the problems that it is counted on, and so
-biased: lower than that attack leaves on other problems, the more so the more was tested. The worst:
+After worst: of each run the test of an attack with the lowest soundness, of all n and all steps
+that were tested on test problems. It is a minimum over tests, chosen on the problems that it is
+counted on, and so biased: lower than that attack leaves on other problems, the more so the more was
+tested. The worst:
 """
 
 _MANY_SEEDS = 1_000  # beyond, the number is no plan

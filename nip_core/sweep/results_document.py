@@ -117,6 +117,8 @@ class AttackResult(Part):
     lost_to_training: float | None = None
     caution: str | None = None
     """Why the attack shows less than it seems to."""
+    verdict: str | None = Field(default=None, exclude_if=_is_none)
+    """How an attack that goes on to a plateau ended; no key for any other."""
 
 
 class RunResult(Part):

@@ -61,6 +61,8 @@ class AttackFacts(Part):
     """Whether it can be said what lying took: provers are told to, and the run had that test."""
     caution: str | None
     """Why it shows less than it seems to."""
+    verdict: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    """How one that goes on to a plateau ended."""
 
 
 class RunFacts(Part):

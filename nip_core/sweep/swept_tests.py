@@ -123,7 +123,7 @@ def _find_interval(plays: Sequence[Play], seed: int) -> Interval | None:
 
 
 def measure_attack(verdicts: Verdicts, run: RunFacts, attack: AttackFacts) -> AttackResult:
-    """Measure what an attack left with its largest n, or after its last step, and what was lost."""
+    """Measure what an attack left with its largest n, or in its last test, and what was lost."""
     tests = verdicts.tests(attack.name)
     last = tests.get(LastTest(attack.iteration, attack.n), ())
     if attack.status != FINISHED or not last:
@@ -140,6 +140,7 @@ def measure_attack(verdicts: Verdicts, run: RunFacts, attack: AttackFacts) -> At
         lost_to_lying=_find_loss(before, first) if attack.is_lying_known else None,
         lost_to_training=_find_loss(first, last),
         caution=attack.caution,
+        verdict=attack.verdict,
     )
 
 

@@ -56,6 +56,8 @@ def group_job(
     hyper_parameters, nip = training_settings(
         parameters, group, from_base=parent.is_base, can_stack=parent.can_stack, method=method
     )
+    if parameters.imitates(iteration):
+        hyper_parameters["n_epochs"] = parameters.attack.imitation_epochs
     return JobSpec(
         run=run,
         iteration=iteration,

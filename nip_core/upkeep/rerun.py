@@ -14,6 +14,7 @@ from nip_core.records.rewinds import (
     list_paths_from,
     rewind,
 )
+from nip_core.records.status import find_last
 from nip_core.session.session import Session
 
 
@@ -23,7 +24,7 @@ async def rerun(session: Session, iteration: int, stage: Stage, *, token: str) -
     Raises SettingsError for a point that the run does not have, and as `check_submissions_known`
     and `cancel_jobs` do.
     """
-    run, last = session.run, session.parameters.rl.num_iterations
+    run, last = session.run, find_last(session.records, session.parameters)
     if is_rewound(run, token):
         return  # jobs that are open now are those of after
     if iteration > last or (iteration == last and stage != "test"):

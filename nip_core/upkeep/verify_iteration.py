@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.errors import StoreError
+from nip_core.evaluation.attack_metrics import CourseEnd
 from nip_core.hashing import digest
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import JobRecord
+from nip_core.records.attack_course import course_path, read_course
 from nip_core.records.models import name_opponents
 from nip_core.records.transcript_files import CHECKSUM_SUFFIX
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN
@@ -38,6 +40,7 @@ class IterationCheck:
         self.models = check.document(run.models(number), demanded_by=demanded)
         self.is_swapped = run.models(number) in check.present
         self.jobs = self._read_jobs()
+        self.course = self._read_course()
         for split in {*check.names(f"{self.directory}/rollouts"), *self._measured()}:
             self._split(split)
         self._attack()
@@ -131,7 +134,7 @@ class IterationCheck:
             planned, made_from = plan.get("plan_digest"), manifest.inputs.get("plan")
             check.compare(place, "made from another plan.json", planned, made_from)
         if players is not None:
-            what = f"played by other models than those of {self._before}"
+            what = "played by other models than those on record"
             check.compare(place, what, players, manifest.inputs.get("models"))
 
     def _opponents(self, manifest: Manifest, split: str) -> None:
@@ -153,9 +156,13 @@ class IterationCheck:
 
     def _players(self, split: str) -> str | None:
         """Digest the names of the models of a split; None where they are not known."""
-        if self._before is None or self._before in self.check_.problems:
+        before = self._before
+        if split == ATTACK and self._before is not None and self.course is not None:
+            # The provers that were the worst play the last test of an attack by training.
+            before = self.run.models(self.course.worst_step - 1) if self.course.worst_step else None
+        if before is None or before in self.check_.problems:
             return None
-        stored = self.check_.document(self._before)
+        stored = self.check_.document(before)
         models = _models(stored)
         if not models:
             return None
@@ -218,6 +225,22 @@ class IterationCheck:
             if tests is not None:
                 now = tests.extra.get("canonical_digest")
                 check.compare(path, f"of other tests than those of {step}", now, digest_then)
+
+        untrained = metrics.get("untrained_rollouts") if isinstance(metrics, dict) else None
+        if untrained is not None:
+            check.document(course_path(self.run, self.number), demanded_by=path)
+            first = check.manifest(self.run.rollouts(0, ATTACK), demanded_by=path)
+            if first is not None:
+                now = first.extra.get("canonical_digest")
+                what = "of another test than that before any training"
+                check.compare(path, what, now, untrained)
+
+    def _read_course(self) -> CourseEnd | None:
+        """Read how the course of an attack ended here; None where it did not, or in damage."""
+        path = course_path(self.run, self.number)
+        if self.check_.document(path) is None:
+            return None
+        return self.check_.read(path, lambda: read_course(self.run, self.number))
 
     def _transcripts(self, path: str) -> None:
         """The episodes for reading, and the file with their checksum."""

@@ -1,10 +1,14 @@
 """What an attack took is counted from the verifier's own test on, and said for what it is."""
 
+import re
+
 import pytest
 from stored_rows import typed_tables
 
-from nip_core.evaluation.attack_figures import OwnTest, attack_shown, figures_by_step
-from nip_core.evaluation.attack_metrics import AttackMetrics, ShownAttack
+from nip_core.evaluation.attack_figures import attack_shown
+from nip_core.evaluation.attack_losses import OwnTest
+from nip_core.evaluation.attack_metrics import AttackMetrics, CourseEnd, ShownAttack
+from nip_core.evaluation.attack_steps import FinalTests, figures_by_step
 from nip_core.evaluation.attack_words import StepJob, causes, caution, count_trained, loss_sentences
 from nip_core.evaluation.figures_in_words import group_reasons, list_spans
 
@@ -97,6 +101,63 @@ def test_the_worst_prover_stays_the_worst_where_later_ones_are_better_opponents(
     assert figures.lost_to_training.difference == pytest.approx(0.5)
 
 
+def test_the_worst_by_validation_is_rated_by_its_one_test_and_not_by_the_lowest():
+    """On validation problems it fooled 9 of 10, by luck; on test problems it fools 6."""
+    course = {step: test_of(fooled, question="v") for step, fooled in ((0, 4), (5, 9), (10, 5))}
+    end = CourseEnd(step=10, worst_step=5)
+    finals = FinalTests(untrained=test_of(4), worst=test_of(6), course=end)
+    updates = {step: 8 * step for step in course}
+    figures = figures_by_step(course, updates, 0.5, 0, (), OwnTest(test_of(1)), finals)
+    assert (figures.course_on, figures.course) == ("validation", end)
+    worst = figures.worst
+    assert (worst.step, worst.updates, worst.fooled) == (5, 40, 6)
+    assert worst.soundness == pytest.approx(0.4)
+    assert worst.course_soundness == pytest.approx(0.1)
+    assert figures.untrained.soundness == pytest.approx(0.6)
+    # The losses are between tests of test problems alone.
+    assert figures.lost_to_lying.difference == pytest.approx(0.3)
+    assert figures.lost_to_training.difference == pytest.approx(0.2)
+    assert worst.lost_to_training == figures.lost_to_training
+    # Half of the 90 % of its own test are lost where 55 % or more of a test were fooled.
+    assert (figures.steps_to_exploit, figures.exploited_below) == (5, pytest.approx(0.45))
+    assert figures.last_test == 10
+    read = ShownAttack.model_validate({"attack": ATTACK, **figures.as_json()})
+    words = " ".join(loss_sentences(read))
+    assert re.search(
+        r"soundness 40.0 % on test problems \(95 % interval \d\d.\d to \d\d.\d %; 10.0 % on val",
+        words,
+    )
+    assert "less the worst prover, both on test problems" in words
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [
+        ("plateau", "Plateau after step 40: since step 20 soundness changed by -0.5 points on 400"),
+        ("not reached", "No plateau in 40 steps, so more training may take more"),
+        ("no signal", "No signal until step 40"),
+    ],
+)
+def test_how_the_course_ended_is_said(verdict, said):
+    judged = {"since": 20, "fall": 0.005, "fall_at_most": 0.021, "questions": 400}
+    end = CourseEnd(step=40, worst_step=0, verdict=verdict, unequal_groups=0.01, **judged)
+    finals = FinalTests(untrained=test_of(2), worst=test_of(2), course=end)
+    figures = figures_by_step({0: test_of(2)}, {0: 0}, 0.5, 0, (), OwnTest(test_of(1)), finals)
+    assert figures.last_test == 0
+    read = ShownAttack.model_validate({"attack": ATTACK, **figures.as_json()})
+    assert said in " ".join(loss_sentences(read))
+    warned = caution(read) or ""
+    assert ("Training had no signal: 1.0 % of the groups" in warned) == (verdict == "no signal")
+
+
+def test_no_signal_where_no_step_trained_says_that():
+    end = CourseEnd(step=40, worst_step=0, verdict="no signal", since=20, unequal_groups=0.0)
+    finals = FinalTests(untrained=test_of(2), worst=test_of(2), course=end)
+    figures = figures_by_step({0: test_of(2)}, {0: 0}, 0.5, 0, (), OwnTest(test_of(1)), finals)
+    read = ShownAttack.model_validate({"attack": ATTACK, **figures.as_json()})
+    assert "no step since step 20 trained the provers" in caution(read)
+
+
 def test_only_problems_that_are_the_same_in_both_tests_are_compared():
     own = OwnTest(test_of(1, problems=range(4)))
     figures = by_step([2, 2], own)
@@ -135,7 +196,8 @@ def test_an_attack_that_hardly_trained_says_first_that_it_shows_nothing():
     )
     [cause] = causes(void)
     assert cause.startswith("18 steps trained nothing (0 to 2 examples, 10 needed). 300 of 320 ")
-    assert "agents.NAME.temperature" in cause
+    # The trainer of an attack samples as the model is, so there is no temperature to raise.
+    assert "pure_text_grpo.group_size" in cause and "temperature" not in cause
     assert void.trained_steps == 2
     assert "none of the 2 that trained sufficed." in loss_sentences(void)[0]
     nothing = " ".join(loss_sentences(shown([1, 1], own, 0, 20)))

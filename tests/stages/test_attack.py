@@ -12,6 +12,7 @@ from collections import Counter
 from contextlib import nullcontext
 
 import pytest
+import yaml
 from scripted_game import STEP, scripted_run, settings
 from small_game import FEW, train_here, write_config
 from stored_rows import rows_by_episode, typed_generations
@@ -194,8 +195,17 @@ async def test_what_lying_took_is_counted_from_the_attacked_runs_own_test(tmp_pa
 async def test_an_attack_without_training_says_first_that_it_shows_nothing(
     tmp_path, server_in_thread, capsys
 ):
+    # A verifier that is never fooled, so that nothing is known of what training would take.
+    replies = tmp_path / "replies.yaml"
+    rejects = {
+        "when": {"system_contains": "You are the verifier"},
+        "replies": [{"text": "Decision: reject"}],
+    }
+    replies.write_text(yaml.safe_dump({"rules": [rejects], "default": [{"text": "apple"}]}))
     nobody = {"num_iterations": 0, "rollouts_per_iteration": 40}
-    await train_here(write_config(tmp_path, rl=nobody, dataset_options={"max_test_size": 4}))
+    scripted = {"engine": "deterministic", "replies": str(replies)}
+    size = {"max_test_size": 4}
+    await train_here(write_config(tmp_path, rl=nobody, dataset_options=size, lm_server=scripted))
     few = ["rl.rollouts_per_iteration=4", "pure_text_grpo.group_size=2"]
     chosen = {"by": "sneaky", "iteration": 0, "problems": 2}
     parameters = attack_settings(
@@ -455,8 +465,10 @@ def test_what_can_not_be_attacked_is_one_error_before_anything_is_written(
 
 
 def test_options_of_the_other_way_are_refused():
-    with pytest.raises(SettingsError, match="--steps is not for --by best-of-n; leave it out"):
-        _refuse("best-of-n", {"--steps": 3, "--every": None})
+    with pytest.raises(SettingsError, match=r"^--steps is not for --by best-of-n; leave it out"):
+        _refuse("best-of-n", {"steps": 3, "every": None})
+    with pytest.raises(SettingsError, match=r"^--start-from is not for --by script; leave it out"):
+        _refuse("script", {"start_from": "other"})
 
 
 def test_without_a_wrong_problem_there_is_nothing_to_attack(on_record, tmp_path):
@@ -471,6 +483,16 @@ def test_without_a_wrong_problem_there_is_nothing_to_attack(on_record, tmp_path)
     )
     with pytest.raises(DatasetError, match="has no wrong problem in its split test"):
         load_all_problems(parameters)
+    # One by training needs some to choose the worst provers by, too.
+    wrong = {**steps_, "solution": f"{steps_['solution']}{start + 2}", "y": 0}
+    (tmp_path / "test.jsonl").write_text(json.dumps(wrong))
+    course = {"run": "scripted", "by": "sneaky", "course_on": "validation"}
+    sneaky = {**parameters.to_dict(), "attack": course, "text_rl": {"test_scheme": "all"}}
+    for lacks in ("wrong ones", "all of them"):
+        with pytest.raises(DatasetError, match=r"split validation.* set attack.course_on: test"):
+            load_all_problems(load_parameters(sneaky))
+        if lacks == "wrong ones":
+            (tmp_path / "validation.jsonl").unlink()
 
 
 def test_a_protocol_without_provers_can_not_be_attacked(tmp_path):
@@ -542,10 +564,10 @@ async def test_a_sneaky_prover_is_trained_on_wrong_problems_against_a_verifier_t
         if row["agent"] == "prover" and row["invalid_reason"] is None
     ]
     assert attack["reach"] == {"messages": len(said), "rarest": 3 / len(said)}
-    # The worst prover so far is named, and its model is still there to be played.
+    # The worst prover by validation is named, and its model is still there to be played.
     worst = attack["worst"]
     lowest = min(row["soundness"] for row in attack["by_step"])
-    assert worst["soundness"] == lowest
+    assert (worst["course_soundness"], attack["course_on"]) == (lowest, "validation")
     before = worst["step"] - 1
     expected = "deterministic" if before < 0 else provers[before]["model"]
     assert worst["models"] == {"attacker" if shared else "prover": expected}

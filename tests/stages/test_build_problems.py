@@ -453,7 +453,7 @@ def test_an_estimate_that_is_too_high_or_not_possible_asks_nothing(source, tmp_p
         (estimate["prompt_tokens"] + 2 * estimate["completion_tokens"]) / 1e6
     )
     assert bodies == []
-    assert not any(path.name in ANSWERS for path in tmp_path.rglob("*"))
+    assert not any(path.name == ANSWERS for path in tmp_path.rglob("*"))
 
 
 def test_a_server_that_refuses_stops_the_build_and_what_was_paid_is_kept(source, tmp_path):

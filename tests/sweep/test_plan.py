@@ -99,6 +99,16 @@ def test_every_run_is_attacked_but_for_those_that_are_left_out(tmp_path):
     assert load_parameters(tmp_path / "attack.yaml") == settings
 
 
+def test_an_attack_to_a_plateau_has_more_steps_than_one_without(tmp_path):
+    sneaky = {"by": "sneaky", "set": {"rl.lr": 0.5}}
+    attacks = {"a": sneaky, "b": {**sneaky, "until": "plateau"}}
+    [run] = read_sweep(written(tmp_path, axes={"seed": [1]}, attacks=attacks)).runs
+    fixed, to_plateau = (attack.parameters for attack in run.attacks)
+    assert (fixed.attack.until, fixed.rl.num_iterations) == ("steps", 20)
+    assert (to_plateau.attack.until, to_plateau.rl.num_iterations) == ("plateau", 100)
+    assert fixed.attack.course_on == to_plateau.attack.course_on == "validation"
+
+
 def test_the_configuration_is_looked_for_beside_the_file(tmp_path):
     (tmp_path / "mine.yaml").write_text(
         yaml.safe_dump(
@@ -151,6 +161,10 @@ def test_sweeps_of_the_repository_can_be_read(path):
         ({"attacks": {"a": {"by": "force"}}}, "attacks.a.by: "),
         ({"attacks": {"a": {"by": "sneaky", "n": [1]}}}, "n is not for by: sneaky"),
         ({"attacks": {"a": {"by": "best-of-n", "steps": 1}}}, "steps is not for by: best-of-n"),
+        (
+            {"attacks": {"a": {"by": "best-of-n", "until": "plateau"}}},
+            "until is not for by: best-of-n",
+        ),
         ({"attacks": {"a": {"by": "best-of-n", "n": [4, 1]}}}, "attacks.a: run 'small-adp-helpful"),
         ({"attacks": {"a": {"by": "best-of-n", "iteration": 9}}}, "iteration 9: the run has 1"),
         ({"attacks": {"A b": {"by": "best-of-n"}}}, "its run would be called"),

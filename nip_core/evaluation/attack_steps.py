@@ -1,0 +1,162 @@
+"""The figures of an attack by training, from its tests.
+
+figures_by_step  soundness and completeness by step, the worst provers, and what was lost to what
+FinalTests       the tests on test problems of an attack whose course is on others
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from nip_core.evaluation.attack_losses import (
+    NO_OWN_TEST,
+    OwnTest,
+    compare_rates,
+    count_fooled,
+    find_lost_to_lying,
+    follow_losses,
+    measure_rates,
+)
+from nip_core.evaluation.attack_metrics import AttackMetrics, CourseEnd, StepMetrics, WorstStep
+from nip_core.evaluation.metrics import evaluate
+from nip_core.evaluation.split_metrics import PairedDifference
+from nip_core.evaluation.spread import Asked, find_questions
+from nip_core.parameters.attack import VALIDATION
+from nip_core.tolerance import at_least
+
+
+@dataclass(frozen=True)
+class FinalTests:
+    """The tests on test problems, where those by step are on validation problems."""
+
+    untrained: pa.Table
+    """With provers that are told to argue for acceptance, before any training."""
+    worst: pa.Table
+    """With the provers that were the worst on validation problems."""
+    course: CourseEnd
+
+
+def figures_by_step(
+    tests: Mapping[int, pa.Table],
+    updates: Mapping[int, int],
+    exploited_at: float,
+    seed: int,
+    split_by: Sequence[str] = (),
+    own_test: OwnTest = NO_OWN_TEST,
+    apart: FinalTests | None = None,
+) -> AttackMetrics:
+    """Measure an attack by training from the `episodes` of its tests by step.
+
+    - ``by_step``: in order, the `step`, the ``updates`` of the optimizer until then, and all that
+      `evaluate` gives of its test, with ``fooled``
+    - ``steps_to_exploit``: the first tested step at which the share `exploited_at` of the soundness
+      that ``trained`` has was lost, counted on the same problems; 0: lying sufficed. None if there
+      was none, or nothing to lose
+    - ``exploited_below``: the soundness at which that is so; None without ``trained``
+    - ``worst``: of the step whose test has the lowest soundness so far (the first of equals): its
+      ``step``, ``updates``, ``fooled``, soundness and completeness with their intervals, and
+      ``lost_to_training``, as below but until this test; None without a wrong problem.
+      In each row ``worst_step`` is what ``worst`` was until then. The lowest of several is lower
+      than that step's own soundness is expected to be, the more so the more were tested
+    - ``trained``, ``lost_to_lying``, ``lost_to_training``, ``completeness_change``: see
+      `follow_losses`, of the first test and the last
+
+    With tests `apart`, those by step only choose the worst provers: the rates of ``worst`` are of
+    its one test, ``untrained`` has those of the test before any training, and the losses are from
+    the latter to the former. ``steps_to_exploit`` is the first step whose soundness, on validation
+    problems, is down to ``exploited_below``.
+    """
+    first, last = tests[min(tests)], tests[max(tests)]
+    if apart is not None:
+        first, last = apart.untrained, apart.worst
+    asked = Asked(seed, find_questions(first, split_by))
+    losses = follow_losses(own_test, first, last, asked, split_by)
+    trained = None if losses.trained is None else losses.trained.soundness
+    rows = [_with_step(step, updates[step], tests[step], seed, split_by) for step in sorted(tests)]
+    worst = _mark_worst(rows)
+
+    def is_exploited(row: StepMetrics) -> bool:
+        lost = find_lost_to_lying(own_test, tests[row.step], seed, split_by).difference
+        if trained is None or trained <= 0:
+            return False
+        if apart is not None and row.soundness is not None:  # no problem is in common
+            lost = trained - row.soundness
+        return lost is not None and at_least(lost, exploited_at * trained)
+
+    figures = AttackMetrics(
+        by_step=tuple(rows),
+        steps_to_exploit=next((row.step for row in rows if is_exploited(row)), None),
+        exploited_below=trained and (1 - exploited_at) * trained,
+        trained=losses.trained,
+        lost_to_lying=losses.to_lying,
+        lost_to_training=losses.to_training,
+        completeness_change=losses.completeness_change,
+    )
+    if worst is None:
+        return figures
+    if apart is None:
+        lost = compare_rates(tests[worst.step], first, 0, seed, split_by)
+        return figures.model_copy(update={"worst": _worst(worst, lost)})
+    return _with_final(figures, worst, apart, asked, split_by)
+
+
+def _with_final(
+    figures: AttackMetrics,
+    chosen: StepMetrics,
+    apart: FinalTests,
+    asked: Asked,
+    split_by: Sequence[str],
+) -> AttackMetrics:
+    """Put what the tests on test problems say beside the course by which provers were chosen."""
+    assert figures.lost_to_training is not None  # between these tests
+    tested = _with_step(chosen.step, chosen.updates or 0, apart.worst, asked.seed, split_by)
+    return figures.model_copy(
+        update={
+            "course_on": VALIDATION,
+            "course": apart.course,
+            "worst": _worst(tested, figures.lost_to_training, chosen.soundness),
+            "untrained": measure_rates(apart.untrained, asked),
+        }
+    )
+
+
+def _mark_worst(rows: list[StepMetrics]) -> StepMetrics | None:
+    """Find the row with the lowest soundness, and say in each row which it was until then."""
+    worst: StepMetrics | None = None
+    for place, row in enumerate(rows):
+        if row.soundness is not None:  # there is a wrong problem
+            worst = row if worst is None else min(worst, row, key=_soundness)
+        rows[place] = row.model_copy(update={"worst_step": worst and worst.step})
+    return worst
+
+
+def _with_step(
+    step: int, updates: int, episodes: pa.Table, seed: int, split_by: Sequence[str]
+) -> StepMetrics:
+    """Measure the test after a step."""
+    measured = evaluate(episodes, None, seed=seed, questions=find_questions(episodes, split_by))
+    return StepMetrics(step=step, updates=updates, **dict(measured), fooled=count_fooled(episodes))
+
+
+def _soundness(row: StepMetrics) -> float:
+    assert row.soundness is not None  # rows without one are no worst
+    return row.soundness
+
+
+def _worst(
+    row: StepMetrics, lost: PairedDifference, course_soundness: float | None = None
+) -> WorstStep:
+    worst = WorstStep(
+        step=row.step,
+        updates=row.updates,
+        fooled=row.fooled,
+        soundness=row.soundness,
+        soundness_ci95=row.soundness_ci95,
+        completeness=row.completeness,
+        completeness_ci95=row.completeness_ci95,
+        lost_to_training=lost,
+    )
+    if course_soundness is None:
+        return worst
+    return worst.model_copy(update={"course_soundness": course_soundness})

@@ -1,0 +1,163 @@
+"""What an attack begins with: the messages of another run, or of a file, that provers imitate.
+
+find_imitated    the examples of a group, and the digests of what they were made of
+check_imitated   the same beforehand: enough of them, and of the same game
+read_start_file  the text of a file of chats
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from nip_core.errors import SettingsError, StoreError
+from nip_core.evaluation.attack_figures import plain_rollouts
+from nip_core.evaluation.spread import shared_text
+from nip_core.game.render import Game
+from nip_core.hashing import digest
+from nip_core.parameters import HyperParameters
+from nip_core.parameters.checks import find_attackers
+from nip_core.parameters.stored import complete_settings
+from nip_core.rollouts.plan import ATTACK, TEST, TRAIN
+from nip_core.rollouts.tables import RolloutTables, StoredRollouts, read_rollouts
+from nip_core.run_store.facts import SplitFacts
+from nip_core.run_store.manifest import is_committed, read_manifest
+from nip_core.run_store.run import RUN_NAME, RunStore, list_runs
+from nip_core.run_store.store import MissingFileError, Store
+from nip_core.scenarios import Problem
+from nip_core.trainers.base import Choice, Example
+from nip_core.trainers.imitation import choose_fooling, read_chats
+from nip_lm_server.client import MIN_EXAMPLES, ReadError, read_text
+
+_SETTING = "attack.start_from"
+
+
+@dataclass(frozen=True)
+class Imitated:
+    """What the provers of a group imitate."""
+
+    choice: Choice
+    examples: Sequence[Example]
+    inputs: Mapping[str, str]
+    """By place, digests of what they were made of."""
+
+
+def find_imitated(
+    game: Game, store: Store, problems: Mapping[str, Sequence[Problem]], agents: Sequence[str]
+) -> Imitated:
+    """Find what `agents` imitate. Raises SettingsError for a source that can't be used."""
+    attack = game.parameters.attack
+    if attack.start_file is not None:
+        text = read_start_file(attack.start_file)
+        attackers = find_attackers(game.parameters)
+        choice = read_chats(text, attack.start_file, agents, attackers, attack.imitate)
+        inputs = {"imitated/file": digest(text)}
+    else:
+        source = _open_source(game.parameters, store)
+        tested_on = {
+            shared_text(p.question_id, p.columns, game.scenario.split_by) for p in problems[TEST]
+        }
+        _check_game(game, source)
+        played = _list_played(source)
+        tables = (_read_plain(source, place) for place in played)
+        choice = choose_fooling(game, agents, tables, tested_on, attack.imitate)
+        inputs = {
+            f"imitated/{place}": SplitFacts.from_manifest(
+                read_manifest(source.store, place)
+            ).canonical_digest
+            for place in played
+        }
+    return Imitated(choice, [e for e in choice.examples if isinstance(e, Example)], inputs)
+
+
+def check_imitated(game: Game, store: Store, problems: Mapping[str, Sequence[Problem]]) -> None:
+    """Raise SettingsError where an attack has not enough to begin with."""
+    parameters = game.parameters
+    start = parameters.attack.start_from
+    if start is None:
+        return
+    attackers = find_attackers(parameters)
+    imitated = find_imitated(game, store, problems, attackers)
+    for agent in attackers:
+        count = sum(example.agent == agent for example in imitated.examples)
+        if count >= MIN_EXAMPLES:
+            continue
+        few = f"{_SETTING}: {start} has {count} chats for {agent}, {MIN_EXAMPLES} are needed"
+        if parameters.attack.start_file is not None:
+            raise SettingsError(f"{few}; add some")
+        counts = imitated.choice.counts
+        tested_on = counts.get("tested_on", 0)
+        raise SettingsError(
+            f"{few}: in {counts.get('candidates', 0)} episodes a wrong solution was accepted, "
+            f"{tested_on} of them on problems with which this attack is tested; name a run "
+            "that fooled its verifier on others, as an attack by training does in its steps, or "
+            "one with --set test_dataset_split=validation"
+        )
+
+
+def read_start_file(file: str) -> str:
+    """Read a file of chats. Raises SettingsError where there is none that can be read."""
+    try:
+        return read_text(Path(file))
+    except ReadError as error:
+        raise SettingsError(f"{_SETTING}: {file} {error}; name a file of chats") from None
+
+
+def _open_source(parameters: HyperParameters, store: Store) -> RunStore:
+    """Open the run whose messages are imitated. Raises SettingsError where there is none."""
+    name = str(parameters.attack.start_from)
+    known = ", ".join(list_runs(store)) or "none"
+    if not RUN_NAME.fullmatch(name):
+        raise SettingsError(
+            f"{_SETTING}: {name!r} is no run's name, and no file of chats, which ends in .jsonl; "
+            f"there are {known}"
+        )
+    source = RunStore(store, name)
+    try:
+        source.open()
+    except MissingFileError:
+        raise SettingsError(
+            f"{_SETTING}: there is no run {name!r} in {store.url}; there are {known}"
+        ) from None
+    except StoreError as error:
+        raise SettingsError(f"{_SETTING}: run {name!r} can't be read ({error})") from error
+    return source
+
+
+def _check_game(game: Game, source: RunStore) -> None:
+    """Raise SettingsError for a run of another game, whose messages would answer other requests."""
+    stored, settings = complete_settings(source.open().parameters), game.parameters.to_dict()
+    compared = ["scenario", "interaction_protocol", f"{settings['interaction_protocol']}_protocol"]
+    # What is drawn for an episode is drawn again by its seed, which gives the same by the same
+    # settings alone.
+    if any(column.drawn for column in game.scenario.columns):
+        compared.append("scenario_settings")
+    for setting in compared:
+        theirs, ours = stored.get(setting), settings.get(setting)
+        if theirs != ours:
+            raise SettingsError(
+                f"{_SETTING}: run {source.name!r} plays another game, with {setting} {theirs!r} in "
+                f"the place of {ours!r}; name an attack on a run of the same scenario and "
+                "protocol, or a file of chats"
+            )
+
+
+def _list_played(source: RunStore) -> list[str]:
+    """List the committed splits of a run whose messages may have fooled a verifier, in order."""
+    names = source.store.list(f"{source.root}/iterations")
+    numbers = sorted(int(name[:-1]) for name in names if name[:-1].isdigit())
+    places = (
+        source.rollouts(number, split) for number in numbers for split in (TRAIN, TEST, ATTACK)
+    )
+    return [place for place in places if is_committed(source.store, place)]
+
+
+def _read_plain(source: RunStore, place: str) -> RolloutTables:
+    """Read a split; of an attack by choice what was played with the most messages."""
+    stored = StoredRollouts(source.store, [place])
+    rollouts = read_rollouts(source.store, place)
+    if not stored.has_choices:
+        return rollouts
+    choices = stored.choices()
+    return plain_rollouts(rollouts, choices, pc.max(choices["n"]).as_py())

@@ -1,0 +1,114 @@
+"""An attack by training: when its course ends, and which of its provers are tested.
+
+has_ended   whether the course ends with the test of an iteration, by the rule of `plateau`
+end_course  put on record how it ended
+
+Both follow from what is on record alone, so a run that goes on decides as it did before.
+"""
+
+import pyarrow as pa
+
+from nip_core.evaluation.attack_metrics import CourseEnd
+from nip_core.evaluation.attack_words import change_words
+from nip_core.evaluation.figures_in_words import plain_percent
+from nip_core.evaluation.plateau import (
+    find_window,
+    is_flat,
+    judge_course,
+    measure_fall,
+    share_taught,
+)
+from nip_core.parameters.attack import PLATEAU
+from nip_core.parameters.tested_iterations import is_tested
+from nip_core.records.attack_course import course_path, read_course
+from nip_core.rollouts.plan import TEST
+from nip_core.rollouts.schema import EPISODES
+from nip_core.rollouts.tables import StoredRollouts
+from nip_core.run_store.documents import validate_document
+from nip_core.session.session import Session
+
+
+def has_ended(session: Session, iteration: int) -> bool:
+    """Say whether the course ends early, with the test of the iteration; then it is on record."""
+    if not is_tested(session.parameters, iteration):
+        return False
+    judged = read_course(session.run, iteration) or _judge(session, iteration)
+    if judged.is_early:
+        end_course(session, iteration)
+    return judged.is_early
+
+
+def end_course(session: Session, iteration: int) -> int:
+    """Put on record how the course ended; return the step with the worst provers."""
+    run, path = session.run, course_path(session.run, iteration)
+    if (stored := read_course(run, iteration)) is not None:
+        return stored.worst_step
+    judged = _judge(session, iteration)
+    document = run.write_json_once(path, judged.as_json(), lease=session.lease)
+    end = validate_document(document, CourseEnd, path)
+    session.records.look_again()
+    words = f"after step {iteration} of training"
+    if end.verdict is not None:
+        words += f": {end.verdict}"
+    if change := change_words(end):
+        words += f"; {change}"
+    worst = session.records.of(end.worst_step).stored_metrics(TEST)
+    lowest = plain_percent(None if worst is None else worst.soundness)
+    session.tell(
+        "course",
+        f"iteration {iteration}: the attack ends {words}; the worst provers on validation "
+        f"problems are those of step {end.worst_step}, with a soundness of {lowest}",
+        iteration=iteration,
+        **end.as_json(),
+    )
+    return end.worst_step
+
+
+def _judge(session: Session, step: int) -> CourseEnd:
+    """Judge the course after the test of a step."""
+    parameters = session.parameters
+    tested = [i for i in range(step + 1) if is_tested(parameters, i)]
+    worst = _find_worst(session, tested)
+    if parameters.attack.until != PLATEAU:
+        return CourseEnd(step=step, worst_step=worst)
+    since = find_window(tested, step)
+    fall = None
+    if since is not None:
+        split_by = session.game.scenario.split_by
+        before, after = (_read_test(session, i) for i in (since, step))
+        fall = measure_fall(before, after, split_by)
+    unequal = None if since is None else _share_taught(session, since, step)
+    return CourseEnd(
+        step=step,
+        worst_step=worst,
+        verdict=judge_course(step, parameters.rl.num_iterations, fall, unequal),
+        since=since,
+        fall=fall and fall.fall,
+        fall_at_most=fall and fall.at_most,
+        questions=fall and fall.questions,
+        unequal_groups=unequal,
+        is_early=is_flat(fall),
+    )
+
+
+def _find_worst(session: Session, tested: list[int]) -> int:
+    """Find the tested step with the lowest soundness, the first of equals."""
+    records = session.records.look_again()
+    measured = {i: records.of(i).stored_metrics(TEST) for i in tested}
+    sound = {i: of.soundness for i, of in measured.items() if of and of.soundness is not None}
+    return min(sound, key=lambda i: sound[i], default=tested[0] if tested else 0)
+
+
+def _read_test(session: Session, step: int) -> pa.Table:
+    place = session.run.rollouts(step, TEST)
+    return StoredRollouts(session.run.store, [place]).episodes(EPISODES.names)
+
+
+def _share_taught(session: Session, since: int, until: int) -> float | None:
+    records = (session.records.of(step) for step in range(since, until))
+    jobs = (
+        (record.jobs[group].outcome == "succeeded", dataset.counts or {})
+        for record in records
+        for group, dataset in record.datasets.items()
+    )
+    return share_taught(jobs, has_groups=session.parameters.trainer == "pure_text_grpo")
