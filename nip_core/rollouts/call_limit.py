@@ -11,8 +11,9 @@ It tries again now and then, since a server may become faster. Before a round is
 take long, the tokens that the engine has computed tell the same.
 
 Where the server is somebody else's, it begins with all that the settings allow, and is cut: to
-seven tenths by a 429, by a half when everything in flight has run out of time twice, and to what
-fits into half of the time for an answer. From then on it grows by one a round.
+seven tenths by a 429; to a half or less when in two rounds more calls run out of time than are
+answered, as at a server that computes one at a time and lets the others wait; and to what fits into
+half of the time for an answer. From then on it grows by one a round.
 
 Neither the order of episodes nor any seed depends on it, only when a call is made. Why it is
 written here: docs/decisions/0036.
@@ -40,7 +41,7 @@ parameters on two cores. It only makes reading and writing comparable."""
 _FEWEST_FIRST = 8
 _QUICK_ANSWER_S = 2.0
 """With answers that take no longer, nothing is lost by asking for all at once."""
-_CUT, _TIMEOUTS = 0.7, 2
+_CUT, _LATE_ROUNDS = 0.7, 2
 
 
 class Places:
@@ -111,30 +112,67 @@ class CallLimit:
         self._best_rate, self._best_limit = 0.0, self.limit
         self._flat = self._rounds = 0
         self._answers, self._seconds, self._began_s = 0, 0.0, clock()
-        self._timeouts = 0
+        self._timeouts = self._late_rounds = self._answers_late = 0
         self._may_cut, self._said_fewest = True, False
         self._step: tuple[float, float] | None = None
         self._best_work, self._flat_steps = 0.0, 0
 
     def answered(self, seconds: float) -> None:
         """Note an answer, and how long it took."""
-        self._timeouts = 0
         self._answers += 1
         self._seconds += seconds
-        if self._answers < self.limit:
+        self._end_round()
+
+    def timed_out(self) -> None:
+        """Note a call without an answer in time."""
+        if self._deadline_s is not None:
+            self._timeouts += 1
+            self._seconds += self._deadline_s
+            self._end_round()
+
+    def _end_round(self) -> None:
+        """Follow the answers of a round, once as many calls have ended as may be in flight."""
+        ended = self._answers + self._timeouts
+        if ended < self.limit:
             return
         now_s = self._clock()
         rate = self._answers / max(now_s - self._began_s, 1e-6)
-        mean_s = self._seconds / self._answers
-        self._answers, self._seconds, self._began_s = 0, 0.0, now_s
+        mean_s, answers, is_late = self._seconds / ended, self._answers, self._timeouts > ended / 2
+        self._answers, self._timeouts, self._seconds, self._began_s = 0, 0, 0.0, now_s
         self._rounds += 1
         self._may_cut = True
         if self._deadline_s is None:
             self._follow(rate)
-        elif mean_s > self._deadline_s / 2:
-            self._set(int(self.limit * self._deadline_s / 2 / mean_s))
+        elif is_late:
+            self._late(answers)
         else:
-            self._set(self.limit + 1)
+            self._late_rounds = self._answers_late = 0
+            fits = mean_s <= self._deadline_s / 2
+            self._set(self.limit + 1 if fits else int(self.limit * self._deadline_s / 2 / mean_s))
+
+    def _late(self, answers: int) -> None:
+        """Cut the calls in flight after rounds in which most of them ran out of time."""
+        self._late_rounds += 1
+        self._answers_late += answers
+        if self._late_rounds < _LATE_ROUNDS:
+            return
+        before, answered = self.limit, self._answers_late
+        self._late_rounds = self._answers_late = 0
+        # As many as it answers in the time of one: the others would wait in its queue for nothing.
+        fewer = min(self.limit // 2, answered // _LATE_ROUNDS) if answered else self.limit // 2
+        self._set(fewer)
+        if self.limit == before and self._said_fewest:
+            return
+        self._said_fewest = self.limit == before
+        few = f"{self.limit} from here on" if self.limit < before else "which is the fewest"
+        ended = _LATE_ROUNDS * before
+        were = (
+            f"only {answered} of {ended} calls were" if answered else f"none of {ended} calls was"
+        )
+        self._tell(
+            f"{were} answered within {self._deadline_s:g} s (rollouts.request_timeout_s), with "
+            f"{before} in flight: {few}"
+        )
 
     def _follow(self, rate: float) -> None:
         """Search for the fewest calls in flight with which answers come fastest."""
@@ -167,23 +205,6 @@ class CallLimit:
             self._set(2 * self.limit)
         elif now_s > began_s:
             self._flat_steps += 1
-
-    def timed_out(self) -> None:
-        """Note a call without an answer in time."""
-        self._timeouts += 1
-        if self._deadline_s is None or self._timeouts < _TIMEOUTS * self.limit:
-            return
-        self._timeouts = 0
-        before = self.limit
-        self._set(self.limit // 2)
-        if self.limit == before and self._said_fewest:
-            return
-        self._said_fewest = self.limit == before
-        few = f"{self.limit} from here on" if self.limit < before else "which is the fewest"
-        self._tell(
-            f"nothing of {before} in flight was answered within {self._deadline_s:g} s "
-            f"(rollouts.request_timeout_s), {_TIMEOUTS} times in a row: {few}"
-        )
 
     def refused(self) -> None:
         """Note a 429: the server has too much to do."""

@@ -85,16 +85,36 @@ def test_a_server_of_others_begins_with_all_and_is_cut_by_refusals_once_a_round(
     assert limit.limit == 12
 
 
-def test_two_rounds_of_time_outs_in_a_row_halve_it_and_an_answer_in_between_does_not():
+def test_two_rounds_in_which_most_calls_run_out_of_time_cut_it():
     limit, words = foreign()
-    for _ in range(31):
-        limit.timed_out()
-    limit.answered(1.0)
     for _ in range(31):
         limit.timed_out()
     assert limit.limit == 16 and words == []
     limit.timed_out()
-    assert limit.limit == 8 and len(words) == 1
+    assert limit.limit == 8
+    assert words[0].startswith("none of 32 calls was answered within")
+    assert words[0].endswith("with 16 in flight: 8 from here on")
+
+
+def test_a_server_that_answers_one_at_a_time_gets_as_many_as_it_answers_in_time():
+    limit, words = foreign()
+    for _ in range(2):
+        for _ in range(3):
+            limit.answered(5.0)
+        for _ in range(13):
+            limit.timed_out()
+    assert limit.limit == 3
+    assert words[0].startswith("only 6 of 32 calls were answered within")
+
+
+def test_a_round_with_some_time_outs_is_no_reason_to_cut_it_twice():
+    limit, words = foreign()
+    for late in (16, 4, 16, 0):
+        for _ in range(late):
+            limit.timed_out()
+        for _ in range(16 - late):
+            limit.answered(0.1)
+        assert words == []
 
 
 def test_that_fewer_than_one_are_impossible_is_said_once():
