@@ -196,6 +196,7 @@ def page_values(report: ReportData) -> dict[str, Any]:
     return {
         "report": report,
         "tested": tested,
+        "tested_on": _tested_on(report.parameters),
         "caution": caution(report.attack) if report.attack else None,
         "causes": causes(report.attack) if report.attack else [],
         "attack_words": loss_sentences(report.attack) if report.attack else [],
@@ -356,6 +357,13 @@ def _change(tested: Sequence[IterationReport], comparisons: Sequence[Comparison]
         f"{percent(believed)}."
     )
     return f"Accuracy changed by {true_minus(change)}.{more}"
+
+
+def _tested_on(parameters: Mapping[str, Any]) -> str:
+    """Name the problems of the tests by iteration: an attack by training has its course apart."""
+    attack = parameters.get("attack") or {}
+    is_course = attack.get("run") is not None and attack.get("course_on") == "validation"
+    return "validation" if is_course else "test"
 
 
 def _attacked_kinds(attack: ShownAttack | None) -> list[tuple[str, Measures, Measures]]:

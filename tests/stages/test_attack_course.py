@@ -107,6 +107,8 @@ async def test_provers_are_chosen_on_validation_problems_and_tested_once_on_test
     assert not is_committed(run.store, run.rollouts(2, "attack"))
     attack = (await loop.train(parameters))["attack"]
     assert read_course(run, 2) == chosen
+    page = run.store.get(f"{run.root}/report.html").decode()
+    assert "Validation problems, by iteration" in page and "Play on test problems" not in page
     ids = {split: {p.id for p in of[split]} for split in ("validation", "test")}
     assert not ids["validation"] & ids["test"]
     for step in range(3):
