@@ -86,3 +86,11 @@ def test_what_is_too_large_by_itself_is_not_kept():
     kept = KeptPrefixes(3 * TOKEN_BYTES)
     keep(kept, "", [1, 2, 3, 4])
     assert kept.bytes == 0
+
+
+def test_nothing_is_dropped_for_what_has_no_room_at_all():
+    kept = KeptPrefixes(3 * TOKEN_BYTES)
+    keep(kept, "", [1, 2])
+    for tokens in ([2, 3, 4, 5], [1, 2, 3, 4]):
+        keep(kept, "", tokens)
+        assert (kept.bytes, kept.measure("", [1, 2])) == (2 * TOKEN_BYTES, 2)

@@ -49,6 +49,9 @@ class Row:
     guide: Guide | None = None  # of a row whose answer has a grammar
     finish_reason: str | None = None
     cancelled: bool = False
+    broken: bool = False
+    """The model's scores for it were no finite numbers: it has no next token, and nothing of it is
+    kept."""
 
     @property
     def history(self) -> list[int]:
@@ -293,6 +296,7 @@ class Decoder:
         )
 
     def _choose(self, rows: Sequence[Row], sampler: BatchSampler, logits: torch.Tensor) -> None:
+        logits = self._break_off(rows, logits)
         asking = [i for i, row in enumerate(rows) if row.wants_logprobs or row.wants_top]
         chosen = sampler.choose(
             logits,
@@ -316,6 +320,18 @@ class Decoder:
             row.generated.append(chosen.ids[index])
             self.generated_tokens += 1
             row.finish_reason = self._finish_reason(row)
+
+    def _break_off(self, rows: Sequence[Row], logits: torch.Tensor) -> torch.Tensor:
+        """End the rows whose scores are not finite, and give scores of which all can be sampled."""
+        # The largest tells of all: a NaN or an infinity is larger, and one less is no score.
+        finite = logits.amax(-1).isfinite()
+        if bool(finite.all()):
+            return logits
+        for row, is_finite in zip(rows, finite.tolist(), strict=True):
+            if not is_finite and is_live(row):
+                row.broken = True
+                row.finish_reason = "length"  # who reads the row tells why
+        return torch.where(finite[:, None], logits, torch.zeros_like(logits))
 
     def _mask_allowed(self, rows: Sequence[Row], width: int) -> Allowed | None:
         """Mask the tokens allowed next, for the rows with a grammar."""

@@ -42,6 +42,7 @@ from nip_lm_server.engines.embedded.requests import (
     encode_request,
     make_guide,
     make_rows,
+    refuse_broken,
     refuse_unguided,
     with_calls,
 )
@@ -155,6 +156,7 @@ class EmbeddedEngine(Engine):
                 pending.progress.clear()
                 if pending.failure is not None:
                     raise pending.failure
+                refuse_broken(pending.rows)
                 refuse_unguided(pending.rows, request.form_parameter)
                 # 3. Tell of every row what is certain by now.
                 for row, reader in zip(pending.rows, readers, strict=True):

@@ -119,6 +119,9 @@ class KeptPrefixes:
 
     def _has_room_for(self, size: int, keeping: Sequence[_Branch]) -> bool:
         """Make room for so many bytes; False if there can't be."""
+        # Then nothing is dropped for it.
+        if size + sum(branch.bytes for branch in keeping) > self.most_bytes:
+            return False
         if self.bytes + size > self.most_bytes:
             self.make_room(max(0, self.most_bytes - size), keeping)
         return self.bytes + size <= self.most_bytes

@@ -11,7 +11,8 @@ another request uses, and rows of one adapter are worth one matrix product per l
 
 Covered: LoRA on linear layers as PEFT saves it, also rank-stabilised, ranks differing by layer (the
 scale of a layer goes by its own rank, as with PEFT's rank_pattern).
-Not covered, and refused: DoRA, trained biases or whole modules, embeddings, per-layer alpha.
+Not covered, and refused: DoRA, trained biases or whole modules, embeddings, per-layer alpha, a
+beginning within the prompt (aLoRA), beginnings that change the base (PiSSA, OLoRA).
 """
 
 import hashlib
@@ -30,6 +31,7 @@ from nip_lm_server.formats.bounds import parse_json
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 _PREFIX = "base_model.model."
+_CHANGE_BASE = ("pissa", "olora", "corda", "loftq")
 _SUFFIXES = {".lora_A.weight": 0, ".lora_B.weight": 1}
 
 
@@ -98,6 +100,9 @@ def read_lora(path: Path) -> LoraFiles:
     for module, (down, up) in sorted(halves.items()):
         if down is None or up is None or down.shape[0] != up.shape[1]:
             raise EngineError(f"{weights}: A and B of {module!r} are missing or don't fit")
+        # Nobody can be answered with it, and no proof on some tokens would have to show that.
+        if not (down.isfinite().all() and up.isfinite().all()):
+            raise EngineError(f"{weights}: A or B of {module!r} has a number that is not finite")
         pairs[module] = (down, up)
     # It would be served as the base, under an adapter's name.
     if not pairs:
@@ -121,6 +126,10 @@ def _check_config(path: Path, config: Any) -> None:
         "lora_bias": bool(config.get("lora_bias")),
         "modules_to_save": bool(config.get("modules_to_save")),
         "alpha_pattern": bool(config.get("alpha_pattern")),
+        # Applied from a place in the prompt on.
+        "alora_invocation_tokens": bool(config.get("alora_invocation_tokens")),
+        # Of these the base is not the base any more.
+        "init_lora_weights": str(config.get("init_lora_weights")).startswith(_CHANGE_BASE),
     }
     for name, is_set in refused.items():
         if is_set:

@@ -18,6 +18,7 @@ from typing import Any
 from nip_lm_server import aside
 from nip_lm_server.engines.base import (
     Delta,
+    EngineError,
     EngineRequestError,
     GenerationRequest,
     TopLogprob,
@@ -162,6 +163,17 @@ def refuse_unguided(rows: Sequence[Row], param: str) -> None:
             f"the answer can't be guided to its end, the form is too complex: {failure[:300]}",
             "invalid_value",
             param,
+        )
+
+
+def refuse_broken(rows: Sequence[Row]) -> None:
+    """Raise EngineError where the model had no next token."""
+    row = next((row for row in rows if row.broken), None)
+    if row is not None:
+        of = "the base model" if row.adapter is None else f"adapter {row.adapter.name}"
+        raise EngineError(
+            f"the scores of {of} are no finite numbers after {len(row.prompt)} tokens of prompt "
+            f"and {len(row.generated)} of the answer: its weights or their precision can't be used"
         )
 
 

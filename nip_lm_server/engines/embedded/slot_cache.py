@@ -6,6 +6,8 @@ Position p of a row lies at place p of its slot, so what a row has is where its 
 its neighbours' lengths are. Places that are not written are zeros, which a mask leaves out.
 """
 
+import math
+
 import torch
 
 from nip_lm_server.engines.embedded.kv_cache import ROOM
@@ -30,17 +32,27 @@ class SlotCache:
 
     def reserve(self, slots: int, places: int, used: int) -> None:
         """Have room for so many slots of so many places; the first `used` keep what they have."""
-        old = self.states
-        if slots <= old.shape[2] and places <= old.shape[4]:
+        old, size = self.states, self._find_size(slots, places)
+        if size is None:
             return
-        # What is asked for now and no more: slots of a time with many rows, times places of one
-        # with a long row, might be more than there is memory.
-        self.states = self._zeros(
-            -(-slots // _SLOTS) * _SLOTS if slots > 1 else 1, -(-places // ROOM) * ROOM + ROOM
-        )
+        self.states = self._zeros(*size)
         filled = min(old.shape[4], self.states.shape[4])
         if used and filled:
             self.states[:, :, :used, :, :filled] = old[:, :, :used, :, :filled]
+
+    def bytes_of(self, slots: int, places: int) -> int:
+        """Return the bytes of the buffers that `reserve` would make beside these; 0 if none."""
+        size = self._find_size(slots, places)
+        layers, two, _, heads, _, width = self._shape
+        return (
+            0
+            if size is None
+            else math.prod((layers, two, heads, width, *size)) * (self._dtype.itemsize)
+        )
+
+    def clear(self, slot: int) -> None:
+        """Write zeros into a slot, of which a later row must see nothing."""
+        self.states[:, :, slot] = 0
 
     def drop(self) -> None:
         """Give the memory back."""
@@ -57,6 +69,14 @@ class SlotCache:
     def copy(self, source: int, target: int, length: int) -> None:
         """Have a slot's beginning in another one."""
         self.put(target, 0, self.take(source, 0, length))
+
+    def _find_size(self, slots: int, places: int) -> tuple[int, int] | None:
+        """The slots and places of larger buffers; None if these suffice."""
+        if slots <= self.states.shape[2] and places <= self.states.shape[4]:
+            return None
+        # What is asked for now and no more: slots of a time with many rows, times places of one
+        # with a long row, might be more than there is memory.
+        return -(-slots // _SLOTS) * _SLOTS if slots > 1 else 1, -(-places // ROOM) * ROOM + ROOM
 
     def _zeros(self, slots: int, places: int) -> torch.Tensor:
         layers, two, _, heads, _, size = self._shape

@@ -41,6 +41,8 @@ from nip_lm_server.formats import chat_template
 BESIDE_TOKENS = 512
 """Prompt tokens per pass while others are decoded: they wait for so many. A rule of thumb: with
 much less, a pass over all weights has little to do; with much more, streams stand still."""
+_PATIENCE = 4
+"""So often longer prompts are read before the one that has waited longest."""
 _WORTH_WAITING = 32
 """A prompt waits for another one if it shares so many tokens with it that nobody has read. A rule
 of thumb: a pass of its own takes about as long as so many tokens."""
@@ -73,6 +75,7 @@ class SlotDecoder(Decoder):
         self._queue: list[Sequence[Row]] = []
         self._reading: _Reading | None = None
         self._order: list[int] = []  # slots, those of an adapter next to each other
+        self._passed_over = 0  # times that the oldest that waits was not the one to be read
 
     def _all_rows(self) -> list[Row]:
         waiting = [*(self._reading.groups if self._reading else ()), *self._queue]
@@ -177,6 +180,7 @@ class SlotDecoder(Decoder):
         chosen = self._choose_groups(budget)
         chosen.sort(key=lambda group: adapter_key(group[0].adapter))
         taken = set(map(id, chosen))
+        self._passed_over = 0 if id(self._queue[0]) in taken else self._passed_over + 1
         self._queue = [group for group in self._queue if id(group) not in taken]
         # 2. Their slots, with what is kept of their prompts. All tokens but the last at most: a
         #    model has no logits without one.
@@ -192,15 +196,23 @@ class SlotDecoder(Decoder):
         self._reading = _Reading(chosen, [prefix.length for prefix in prefixes])
 
     def _choose_groups(self, budget: int) -> list[Sequence[Row]]:
-        """Choose prompts to read together, few enough tokens, none that waits for another."""
+        """Choose prompts to read together, few enough tokens, none that waits for another.
+
+        The longest go first, but for the oldest, once others have been read before it for a while.
+        """
         measured = [(self._measure(group[0]), group) for group in self._queue]
+        oldest = measured[0][1]
         measured.sort(key=lambda one: one[0] - len(one[1][0].prompt))
+        if self._passed_over >= _PATIENCE:
+            measured.sort(key=lambda one: one[1] is not oldest)
         chosen: list[Sequence[Row]] = []
         beginnings: set[tuple[str, tuple[int, ...]]] = set()
         width = 0
         for known, group in measured:
             row = group[0]
             width = width or len(row.prompt) - known
+            if len(row.prompt) - known > width:  # of those behind the oldest
+                continue
             if chosen and (len(chosen) + 1) * width > budget:
                 break
             # The whole beginning: the same tokens after others are not the same.
@@ -220,8 +232,6 @@ class SlotDecoder(Decoder):
 
     def _finish_reading(self, reading: _Reading, first: int, logits: torch.Tensor) -> list[Row]:
         leaders = reading.leaders
-        for i, row in enumerate(leaders):
-            self._keep(first + i, row, row.prompt)
         # Further choices of a request have what the first one has.
         rows, sources = list(leaders), [*range(len(leaders))]
         for i, group in enumerate(reading.groups):
@@ -233,6 +243,9 @@ class SlotDecoder(Decoder):
                 length = len(rows[slot].prompt)
                 self._slots.copy(first + sources[slot], first + slot, length)
         self._choose(rows, self._sampler_for(rows), logits[sources])
+        for i, row in enumerate(leaders):
+            if not row.broken:
+                self._keep(first + i, row, row.prompt)
         self._rows += rows
         self._arrange()
         return [row for row in rows if row.finish_reason]
@@ -245,10 +258,10 @@ class SlotDecoder(Decoder):
         longest = max(row.cached for row in running) + 1
         reading = len(self._reading.groups) if self._reading else 0
         self._reserve(len(self._rows), longest, len(self._rows) + reading)
-        # What is finished stays where it was, within its slot: it is nobody's.
-        most = self._slots.states.shape[4] - 1
+        # What is finished stays where it was until it is left out, and is computed again each time,
+        # behind what is kept of it.
         ids = [[(row.generated or row.prompt)[-1]] for row in ordered]
-        places = [[min(row.cached, most)] for row in ordered]
+        places = [[row.cached] for row in ordered]
         logits = self._pass(ids, places, self._order, ordered, longest)
         self._choose(ordered, self._sampler, logits)
 
@@ -258,7 +271,9 @@ class SlotDecoder(Decoder):
             return
         for slot, row in enumerate(self._rows):
             # Of a row that nobody waited for, too: whoever asks again has it.
-            if not is_live(row) and row.generated:
+            if row.broken:
+                self._slots.clear(slot)
+            elif not is_live(row) and row.generated:
                 self._keep(slot, row, row.history[: row.cached])
         slot = 0
         while slot < len(self._rows):
@@ -328,9 +343,12 @@ class SlotDecoder(Decoder):
 
     def _reserve(self, slots: int, places: int, used: int) -> None:
         """Have so many slots of so many places at least; the first `used` keep what they have."""
-        places = max([places, *(row.cached for row in self._rows)])
+        places = max([places, *(row.cached + 1 for row in self._rows)])
         if self._reading is not None:
             places = max([places, *(len(row.prompt) for row in self._reading.leaders)])
+        # Before there are two buffers, of which one is copied to the other.
+        if grown := self._slots.bytes_of(max(slots, used), places):
+            self.kept.make_room(max(0, self.most_bytes - self._slots.bytes - grown))
         self._slots.reserve(max(slots, used), places, used)
         # What is kept has what the batch leaves.
         self.kept.most_bytes = max(0, self.most_bytes - self._slots.bytes)

@@ -1,7 +1,9 @@
 """The embedded engine reads no prompt's beginning twice, and answers as if it had."""
 
 import asyncio
+import json
 import platform
+import shutil
 
 import pytest
 import pytest_asyncio
@@ -11,7 +13,7 @@ pytest.importorskip("peft")
 
 from tiny_model import make_adapter, make_model, peft_logprobs
 
-from nip_lm_server.engines.base import GenerationRequest
+from nip_lm_server.engines.base import EngineError, GenerationRequest
 from nip_lm_server.engines.embedded import slot_decoder
 from nip_lm_server.engines.embedded.batching import Decoder, Row
 from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
@@ -175,6 +177,107 @@ async def test_a_row_that_is_given_up_while_its_prompt_is_read_holds_up_nobody(e
 
     assert await engine._worker.run(play) == 0
     assert (len(gone.generated), len(other.generated)) == (0, 5)
+
+
+async def test_what_ends_at_the_end_of_its_slot_while_others_are_read_is_kept_as_it_was(
+    engine, base, monkeypatch
+):
+    monkeypatch.setattr(slot_decoder, "BESIDE_TOKENS", 50)
+    decoder = engine._worker.decoder
+    decoder.clear()
+    monkeypatch.setattr(decoder, "_stop_tokens", frozenset())
+    places = 192  # of the slots, by the first prompt
+    ended = Row(prompt_of(1, 100), None, places - 100 + 1, Settings(), row_random(3))
+    beside = Row(prompt_of(2, 20), None, 200, Settings(), row_random(4))
+    read = Row(prompt_of(3, 150), None, 1, Settings(), row_random(5))
+
+    def play():
+        decoder.admit([[ended], [beside]])
+        while len(ended.generated) < ended.max_tokens - 1:
+            decoder.step()
+        decoder.admit([[read]])
+        capacities = []
+        while not read.finish_reason:
+            decoder.step()
+            capacities.append((ended.cached, decoder._slots.states.shape[4]))
+        beside.cancelled = True
+        decoder.step()
+        return capacities
+
+    capacities = await engine._worker.run(play)
+    assert capacities[0] == (places, places)  # its slot was full
+    turn = [*ended.history, 9]
+    before = counters(engine)[2]
+    result = await engine.generate(ask(turn, max_tokens=4))
+    assert counters(engine)[2] - before == places
+    answer = result.choices[0]
+    expected = peft_logprobs(base, None, [*turn, *answer.token_ids])[-len(answer.token_ids) :]
+    assert answer.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+async def test_scores_that_are_no_numbers_end_one_answer_and_touch_no_other(base, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    broken = make_adapter(base, tmp_path / "broken", seed=2)
+    file = broken / "adapter_model.safetensors"
+    huge = {n: t * 0 + 1e38 if "lora_B" in n else t for n, t in load_file(file).items()}
+    save_file(huge, file, metadata={"format": "pt"})
+    engine = EmbeddedEngine(str(base), threads=1)
+    await engine.start()
+    await engine.load_adapter("broken", broken)
+    long, short = prompt_of(4, 30), prompt_of(5, 60)
+    alone = await engine.generate(ask(short))
+    beside = asyncio.create_task(engine.generate(ask(long, max_tokens=200)))
+    while not engine._worker.decoder.rows:
+        await asyncio.sleep(0.01)
+    for temperature in (0.0, 1.0):
+        with pytest.raises(EngineError, match="scores of adapter broken are no finite numbers"):
+            await engine.generate(ask(prompt_of(6, 120), "broken", temperature=temperature))
+        after = await engine.generate(ask(short))  # in its slot
+        assert after.choices[0].token_ids == alone.choices[0].token_ids
+        assert after.choices[0].logprobs == pytest.approx(alone.choices[0].logprobs, abs=1e-4)
+    await beside
+    nan = {n: t * float("nan") for n, t in huge.items()}
+    save_file(nan, file, metadata={"format": "pt"})
+    with pytest.raises(EngineError, match=r"A or B of 'model\..*' has a number that is not finite"):
+        await engine.load_adapter("other", broken)
+    await engine.stop()
+
+
+async def test_the_prompt_that_has_waited_longest_is_read_however_long_the_others_are(
+    engine, monkeypatch
+):
+    monkeypatch.setattr(slot_decoder, "BESIDE_TOKENS", 100)
+    monkeypatch.setattr(slot_decoder, "PREFILL_TOKENS", 100)
+    decoder = engine._worker.decoder
+    short = Row(prompt_of(1, 40), None, 1, Settings(), row_random(0))
+    longer = [Row(prompt_of(i, 90), None, 1, Settings(), row_random(0)) for i in range(40, 60)]
+
+    def play():
+        decoder.clear()
+        waiting = iter(longer)
+        decoder.admit([[next(waiting)], [short], [next(waiting)]])
+        for _ in range(10):
+            decoder.admit([[next(waiting)]])  # as many come as are read
+            decoder.step()
+        decoder.clear()
+
+    await engine._worker.run(play)
+    assert short.finish_reason and sum(row.finish_reason is not None for row in longer) == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("alora_invocation_tokens", [1, 2]), ("init_lora_weights", "pissa_niter_4")],
+)
+async def test_an_adapter_that_is_more_than_its_matrices_is_refused(
+    engine, adapter, tmp_path, name, value
+):
+    shutil.copytree(adapter, tmp_path / "a")
+    file = tmp_path / "a" / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), name: value}))
+    with pytest.raises(EngineError, match=f"{name}=.* can't be served"):
+        await engine.load_adapter("more", tmp_path / "a")
 
 
 def configurations():
