@@ -22,7 +22,7 @@ def states_of(weights, tokens):
 
 def keep(kept, weights, tokens):
     states = states_of(weights, tokens)
-    kept.keep(weights, tokens, lambda start, end: states[:, :, :, start:end])
+    kept.keep(weights, tokens, lambda start, end: states[:, :, :, start:end].clone())
 
 
 def shared(left, right):

@@ -21,7 +21,8 @@ _KEPT_SHARE = 0.9
 all."""
 
 States = Callable[[int, int], torch.Tensor]
-"""(from, to) -> keys and values [layers, 2, heads, tokens, size] of these positions, any view."""
+"""(from, to) -> keys and values [layers, 2, heads, tokens, size] of these positions: a copy, as the
+place that they are read from is another row's soon."""
 
 
 @dataclass(eq=False)
@@ -79,8 +80,7 @@ class KeptPrefixes:
         branch = path[-1]
         if inside:
             branch = self._split(branch, inside)
-        # A copy: the place that it is read from is another row's soon.
-        grown = _Branch([*tokens[length:]], fresh.clone(), branch, self._clock)
+        grown = _Branch([*tokens[length:]], fresh, branch, self._clock)
         branch.children[grown.tokens[0]] = grown
         self.bytes += grown.bytes
 

@@ -18,70 +18,74 @@ _SLOTS = 8
 
 
 class SlotCache:
-    """`states` is [layers, 2, slots, key heads, places, size]."""
+    """`layers` has for each layer its keys and values [2, slots, key heads, places, size]."""
 
     def __init__(self, plain: PlainLlama, dtype: torch.dtype, device: torch.device):
-        self._shape = (plain.layers, 2, 0, plain.key_heads, 0, plain.size)
-        self._dtype, self._device = dtype, device
-        self.states = self._zeros(0, 0)
+        self._count, self._heads, self._width = plain.layers, plain.key_heads, plain.size
+        self.dtype, self._device = dtype, device
+        self.slots = self.places = 0
+        self.layers = [self._zeros(0, 0) for _ in range(self._count)]
 
     @property
     def bytes(self) -> int:
         """Bytes of the buffers."""
-        return int(self.states.nbytes)
+        return sum(layer.nbytes for layer in self.layers)
+
+    def bytes_with(self, slots: int, places: int) -> int:
+        """Return the bytes that the buffers have after `reserve`."""
+        slots, places = self._find_size(slots, places)
+        size = 2 * slots * self._heads * places * self._width
+        return math.prod((self._count, size, self.dtype.itemsize))
 
     def reserve(self, slots: int, places: int, used: int) -> None:
         """Have room for so many slots of so many places; the first `used` keep what they have."""
-        old, size = self.states, self._find_size(slots, places)
-        if size is None:
+        slots, places = self._find_size(slots, places)
+        if (slots, places) == (self.slots, self.places):
             return
-        self.states = self._zeros(*size)
-        filled = min(old.shape[4], self.states.shape[4])
-        if used and filled:
-            self.states[:, :, :used, :, :filled] = old[:, :, :used, :, :filled]
-
-    def bytes_of(self, slots: int, places: int) -> int:
-        """Return the bytes of the buffers that `reserve` would make beside these; 0 if none."""
-        size = self._find_size(slots, places)
-        layers, two, _, heads, _, width = self._shape
-        return (
-            0
-            if size is None
-            else math.prod((layers, two, heads, width, *size)) * (self._dtype.itemsize)
-        )
-
-    def clear(self, slot: int) -> None:
-        """Write zeros into a slot, of which a later row must see nothing."""
-        self.states[:, :, slot] = 0
+        filled = min(self.places, places)
+        # One layer after the other: all of both sizes at once might be more than there is memory.
+        for number, old in enumerate(self.layers):
+            grown = self._zeros(slots, places)
+            if used and filled:
+                grown[:, :used, :, :filled] = old[:, :used, :, :filled]
+            self.layers[number] = grown
+            del old
+        self.slots, self.places = slots, places
 
     def drop(self) -> None:
         """Give the memory back."""
-        self.states = self._zeros(0, 0)
+        self.slots = self.places = 0
+        self.layers = [self._zeros(0, 0) for _ in range(self._count)]
+
+    def clear(self, slot: int) -> None:
+        """Write zeros into a slot, of which a later row must see nothing."""
+        for layer in self.layers:
+            layer[:, slot] = 0
 
     def put(self, slot: int, start: int, states: torch.Tensor) -> None:
         """Write keys and values [layers, 2, heads, tokens, size] into a slot."""
-        self.states[:, :, slot, :, start : start + states.shape[3]] = states
+        for layer, part in zip(self.layers, states, strict=True):
+            layer[:, slot, :, start : start + part.shape[2]] = part
 
     def take(self, slot: int, start: int, end: int) -> torch.Tensor:
-        """Look at the keys and values of a slot: a view."""
-        return self.states[:, :, slot, :, start:end]
+        """Copy the keys and values of a slot."""
+        return torch.stack([layer[:, slot, :, start:end] for layer in self.layers])
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Have a slot's beginning in another one."""
-        self.put(target, 0, self.take(source, 0, length))
+        for layer in self.layers:
+            layer[:, target, :, :length] = layer[:, source, :, :length]
 
-    def _find_size(self, slots: int, places: int) -> tuple[int, int] | None:
-        """The slots and places of larger buffers; None if these suffice."""
-        if slots <= self.states.shape[2] and places <= self.states.shape[4]:
-            return None
+    def _find_size(self, slots: int, places: int) -> tuple[int, int]:
+        """The slots and places that the buffers have, or are to have if these are too few."""
+        if slots <= self.slots and places <= self.places:
+            return self.slots, self.places
         # What is asked for now and no more: slots of a time with many rows, times places of one
         # with a long row, might be more than there is memory.
         return -(-slots // _SLOTS) * _SLOTS if slots > 1 else 1, -(-places // ROOM) * ROOM + ROOM
 
     def _zeros(self, slots: int, places: int) -> torch.Tensor:
-        layers, two, _, heads, _, size = self._shape
         # Zeros and not whatever there was: a mask gives them no weight, but no weight of a NaN is
         # a NaN.
-        return torch.zeros(
-            layers, two, slots, heads, places, size, dtype=self._dtype, device=self._device
-        )
+        shape = (2, slots, self._heads, places, self._width)
+        return torch.zeros(shape, dtype=self.dtype, device=self._device)

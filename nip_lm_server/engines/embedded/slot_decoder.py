@@ -320,8 +320,8 @@ class SlotDecoder(Decoder):
         back = inside.argsort()
         seen_up_to = (at if is_sorted else at[back])[..., None]
         seen = torch.arange(longest, device=self._device) <= seen_up_to
-        mask = spread(seen, self._group, self._slots.states.dtype)
-        states = self._slots.states[:, :, least : least + len(slots)]
+        mask = spread(seen, self._group, self._slots.dtype)
+        states = [layer[:, least : least + len(slots)] for layer in self._slots.layers]
         write = (inside[:, None], slice(None), at)
 
         def attend(
@@ -338,7 +338,7 @@ class SlotDecoder(Decoder):
 
         with self._lora.rows([row.adapter for row in rows]):
             asked = torch.tensor(ids, device=self._device)
-            table = self._slots.states.shape[4]  # of all places that there are
+            table = self._slots.places
             return self.plain.run(asked, at, table, attend, last=True)[:, -1]
 
     def _reserve(self, slots: int, places: int, used: int) -> None:
@@ -346,13 +346,11 @@ class SlotDecoder(Decoder):
         places = max([places, *(row.cached + 1 for row in self._rows)])
         if self._reading is not None:
             places = max([places, *(len(row.prompt) for row in self._reading.leaders)])
-        # Before there are two buffers, of which one is copied to the other.
-        if grown := self._slots.bytes_of(max(slots, used), places):
-            self.kept.make_room(max(0, self.most_bytes - self._slots.bytes - grown))
-        self._slots.reserve(max(slots, used), places, used)
-        # What is kept has what the batch leaves.
-        self.kept.most_bytes = max(0, self.most_bytes - self._slots.bytes)
+        # What is kept has what the batch leaves, before the batch has it.
+        grown = self._slots.bytes_with(max(slots, used), places)
+        self.kept.most_bytes = max(0, self.most_bytes - grown)
         self.kept.make_room(self.kept.most_bytes)
+        self._slots.reserve(max(slots, used), places, used)
 
     def _keep(self, slot: int, row: Row, tokens: Sequence[int]) -> None:
         self.kept.keep(

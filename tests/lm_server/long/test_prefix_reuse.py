@@ -199,7 +199,7 @@ async def test_what_ends_at_the_end_of_its_slot_while_others_are_read_is_kept_as
         capacities = []
         while not read.finish_reason:
             decoder.step()
-            capacities.append((ended.cached, decoder._slots.states.shape[4]))
+            capacities.append((ended.cached, decoder._slots.places))
         beside.cancelled = True
         decoder.step()
         return capacities
