@@ -77,11 +77,12 @@ def figures_by_step(
     worst = _mark_worst(rows)
 
     def is_exploited(row: StepMetrics) -> bool:
-        lost = find_lost_to_lying(own_test, tests[row.step], seed, split_by).difference
         if trained is None or trained <= 0:
             return False
-        if apart is not None and row.soundness is not None:  # no problem is in common
-            lost = trained - row.soundness
+        if apart is not None:  # no problem is in common with the verifier's own test
+            lost = None if row.soundness is None else trained - row.soundness
+        else:
+            lost = find_lost_to_lying(own_test, tests[row.step], seed, split_by).difference
         return lost is not None and at_least(lost, exploited_at * trained)
 
     figures = AttackMetrics(

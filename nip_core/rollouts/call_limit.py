@@ -112,7 +112,7 @@ class CallLimit:
         self._best_rate, self._best_limit = 0.0, self.limit
         self._flat = self._rounds = 0
         self._answers, self._seconds, self._began_s = 0, 0.0, clock()
-        self._timeouts = self._late_rounds = self._answers_late = 0
+        self._timeouts = self._late_rounds = self._answers_late = self._ended_late = 0
         self._may_cut, self._said_fewest = True, False
         self._step: tuple[float, float] | None = None
         self._best_work, self._flat_steps = 0.0, 0
@@ -144,20 +144,21 @@ class CallLimit:
         if self._deadline_s is None:
             self._follow(rate)
         elif is_late:
-            self._late(answers)
+            self._late(answers, ended)
         else:
-            self._late_rounds = self._answers_late = 0
+            self._late_rounds = self._answers_late = self._ended_late = 0
             fits = mean_s <= self._deadline_s / 2
             self._set(self.limit + 1 if fits else int(self.limit * self._deadline_s / 2 / mean_s))
 
-    def _late(self, answers: int) -> None:
+    def _late(self, answers: int, ended: int) -> None:
         """Cut the calls in flight after rounds in which most of them ran out of time."""
         self._late_rounds += 1
         self._answers_late += answers
+        self._ended_late += ended
         if self._late_rounds < _LATE_ROUNDS:
             return
-        before, answered = self.limit, self._answers_late
-        self._late_rounds = self._answers_late = 0
+        before, answered, asked = self.limit, self._answers_late, self._ended_late
+        self._late_rounds = self._answers_late = self._ended_late = 0
         # As many as it answers in the time of one: the others would wait in its queue for nothing.
         fewer = min(self.limit // 2, answered // _LATE_ROUNDS) if answered else self.limit // 2
         self._set(fewer)
@@ -165,9 +166,8 @@ class CallLimit:
             return
         self._said_fewest = self.limit == before
         few = f"{self.limit} from here on" if self.limit < before else "which is the fewest"
-        ended = _LATE_ROUNDS * before
         were = (
-            f"only {answered} of {ended} calls were" if answered else f"none of {ended} calls was"
+            f"only {answered} of {asked} calls were" if answered else f"none of {asked} calls was"
         )
         self._tell(
             f"{were} answered within {self._deadline_s:g} s (rollouts.request_timeout_s), with "

@@ -117,10 +117,10 @@ def _build(fields: GgufFields) -> Any:
     digits = pre_tokenizers.Digits(individual_digits=True)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words]) if cut == "smollm" else words
     tokenizer.decoder = decoders.ByteLevel()
-    kinds = fields.get("tokenizer.ggml.token_type", [])
+    kinds = fields.require("tokenizer.ggml.token_type")
     added = [
         AddedToken(token, special=kind == _CONTROL, normalized=False)
-        for token, kind in zip(tokens, kinds, strict=False)
+        for token, kind in zip(tokens, kinds, strict=True)
         if kind in (_CONTROL, _USER_DEFINED)
     ]
     tokenizer.add_special_tokens([token for token in added if token.special])
