@@ -159,7 +159,8 @@ def declare(
         within = (
             "" if hypothesis.margin is None else f" within ± {100 * hypothesis.margin:g} points"
         )
-        expected = f"{hypothesis.expected}{within}"
+        of = "" if hypothesis.number is None else f", of {hypothesis.number:g}"
+        expected = f"{hypothesis.expected}{within}{of}"
         say(f"{primary}{hypothesis.says} ({hypothesis.figure}, {expected}{gate})")
     say(f"{amount(len(declaration.plan.runs), 'run')}; nothing was started")
     how = "declared" if is_new else f"was declared at {declaration.declared_at}"
@@ -247,8 +248,23 @@ class _Team:
         """Return whether the run is to be trained, or attacked."""
         return not self._is_ended(run) or (
             run.name not in self.failures
-            and not all([self._is_ended(attack) for attack in run.attacks])
+            and not all(
+                [
+                    self._can_begin(run, attack) and self._is_ended(attack)
+                    for attack in run.attacks_in_order
+                ]
+            )
         )
+
+    def _can_begin(self, run: Any, attack: Any) -> bool:
+        """Return whether what the attack imitates is finished, or the attack has begun before."""
+        from nip_core.run_store.run import list_runs
+        from nip_core.run_store.store import open_store
+
+        source = None if attack.imitates is None else run.name_after(attack.imitates)
+        if source is None or source in self._finished:
+            return True
+        return attack.name in list_runs(open_store(attack.parameters.run_store))
 
     def _is_ended(self, run: Any) -> bool:
         """Return whether nothing can be done for a run: it is finished, or damaged.
@@ -278,14 +294,25 @@ class _Team:
         self._listener.ended(run.name, f"failed: {error}")
 
     def run(self, run: Any) -> None:
-        """Train one run to its end, then attack it."""
-        for step in (run, *run.attacks):
-            if step.name not in self._finished and step.name not in self.failures:
-                self._play(step)
-            if run.name not in self._finished:
-                for attack in run.attacks if run.name in self.failures else ():
-                    self._listener.ended(attack.name, "not begun, as the run failed")
-                return
+        """Train one run to its end, then attack it, each attack behind the one it imitates."""
+        attacks = run.attacks_in_order
+        self._play_left(run)
+        if run.name not in self._finished:
+            for attack in attacks if run.name in self.failures else ():
+                self._listener.ended(attack.name, "not begun, as the run failed")
+            return
+        for attack in attacks:
+            if self._can_begin(run, attack):
+                self._play_left(attack)
+            elif (source := run.name_after(attack.imitates)) in self.failures:
+                # It is as if it had failed itself, so that what imitates it does not begin either.
+                with self._lock:
+                    self.failures[attack.name] = f"not begun, as {source} failed"
+                self._listener.ended(attack.name, self.failures[attack.name])
+
+    def _play_left(self, run: Any) -> None:
+        if run.name not in self._finished and run.name not in self.failures:
+            self._play(run)
 
     def _play(self, run: Any) -> None:
         """Play one run, with its settings from the plan."""
@@ -375,7 +402,10 @@ def _show_plan(planned: Any, as_json: bool) -> None:
         try:
             rows.append((run, run, plan_run(run.parameters)[1]))
             # There is nobody to attack yet, so their models are not looked for.
-            rows += [(run, attack, estimate_settings(attack.parameters)) for attack in run.attacks]
+            rows += [
+                (run, attack, estimate_settings(attack.parameters))
+                for attack in run.attacks_in_order
+            ]
         except NipError as error:
             raise type(error)(f"{run.name}: {error}") from error
     if as_json:
@@ -389,7 +419,9 @@ def _show_plan(planned: Any, as_json: bool) -> None:
     width = max(len(step.name) for _, step, _ in rows)
     for _, step, estimate in rows:
         cost = "cost unknown" if estimate.usd is None else f"${estimate.usd:,.2f}"
-        say(f"{step.name:<{width}}  {estimate.calls:>11,} calls  {cost}")
+        source = getattr(step, "imitates", None)
+        then = "" if source is None else f"  after {source}, which it imitates"
+        say(f"{step.name:<{width}}  {estimate.calls:>11,} calls  {cost}{then}")
     known = [e.usd for _, _, e in rows if e.usd is not None]
     total = f"${sum(known):,.2f}" if len(known) == len(rows) else "cost unknown"
     calls = sum(e.calls for _, _, e in rows)

@@ -2,6 +2,7 @@
 
 find_imitated    the examples of a group, and the digests of what they were made of
 check_imitated   the same beforehand: enough of them, and of the same game
+check_start_file the same of a file alone
 read_start_file  the text of a file of chats
 """
 
@@ -78,14 +79,14 @@ def check_imitated(game: Game, store: Store, problems: Mapping[str, Sequence[Pro
     if start is None:
         return
     attackers = find_attackers(parameters)
+    if parameters.attack.start_file is not None:
+        check_start_file(parameters)
+        return
     imitated = find_imitated(game, store, problems, attackers)
     for agent in attackers:
-        count = sum(example.agent == agent for example in imitated.examples)
-        if count >= MIN_EXAMPLES:
+        few = _find_few(imitated.examples, agent, start)
+        if few is None:
             continue
-        few = f"{_SETTING}: {start} has {count} chats for {agent}, {MIN_EXAMPLES} are needed"
-        if parameters.attack.start_file is not None:
-            raise SettingsError(f"{few}; add some")
         counts = imitated.choice.counts
         tested_on = counts.get("tested_on", 0)
         raise SettingsError(
@@ -94,6 +95,28 @@ def check_imitated(game: Game, store: Store, problems: Mapping[str, Sequence[Pro
             "that fooled its verifier on others, as an attack by training does in its steps, or "
             "one with --set test_dataset_split=validation"
         )
+
+
+def check_start_file(parameters: HyperParameters) -> None:
+    """Raise SettingsError where the file that an attack begins with has not enough chats.
+
+    Neither a run nor a problem is looked at, so a run that is planned can be checked, too.
+    """
+    attack, attackers = parameters.attack, find_attackers(parameters)
+    file = str(attack.start_file)
+    choice = read_chats(read_start_file(file), file, attackers, attackers, attack.imitate)
+    examples = [example for example in choice.examples if isinstance(example, Example)]
+    for agent in attackers:
+        if (few := _find_few(examples, agent, file)) is not None:
+            raise SettingsError(f"{few}; add some")
+
+
+def _find_few(examples: Sequence[Example], agent: str, start: str) -> str | None:
+    """Say that there are too few chats for an agent; None if there are enough."""
+    count = sum(example.agent == agent for example in examples)
+    if count >= MIN_EXAMPLES:
+        return None
+    return f"{_SETTING}: {start} has {count} chats for {agent}, {MIN_EXAMPLES} are needed"
 
 
 def read_start_file(file: str) -> str:

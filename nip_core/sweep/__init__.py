@@ -12,6 +12,7 @@ asked_again      what the verifier alone finds by any of k verdicts
 cells            every verdict, as a table
 page             that page
 declaration      what a study will show, said before it is run
+hypotheses       what is said of arms, and which runs that is about
 outcomes         what came of that
 played           runs on record, whatever sweep they are of
 diff             what is different about two of them

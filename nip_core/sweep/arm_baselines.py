@@ -23,7 +23,7 @@ from nip_core.sweep.counted import (
     average_runs,
     count_plays,
 )
-from nip_core.sweep.declaration import Hypothesis
+from nip_core.sweep.hypotheses import Hypothesis
 from nip_core.sweep.outcomes import judge_hypotheses
 from nip_core.sweep.results_document import (
     AtEqualTokens,

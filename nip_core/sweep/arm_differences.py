@@ -4,7 +4,7 @@ The first arm is the first one of the file. What was declared is left out: it st
 "Declared", where nobody chose it for how it came out.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from nip_core.errors import SettingsError
 from nip_core.evaluation.statistics.differences import holm
@@ -12,7 +12,7 @@ from nip_core.evaluation.statistics.power import seeds_needed
 from nip_core.evaluation.statistics.two_way import NO_ERROR, TwoWay, two_sided_p
 from nip_core.hashing import derive_seed
 from nip_core.sweep.counted import Counted, Counts, Figure, share_right, subtract_runs
-from nip_core.sweep.declaration import Hypothesis, pair_runs
+from nip_core.sweep.hypotheses import Arm, Hypothesis, pair_runs
 from nip_core.sweep.planned import PlannedRun, PlannedSweep
 from nip_core.sweep.results_document import (
     ArmDifference,
@@ -41,7 +41,11 @@ def subtract_first_arm(
     (first, of_first), *other_arms = sweep.arms.items()
     if not other_arms:
         return None
-    known = [(_declared_pairs(sweep, each), each.figure, each.after) for each in hypotheses]
+    known = [
+        (_declared_pairs(sweep, each.arm, each.against), each.figure, each.after)
+        for each in hypotheses
+        if isinstance(each.against, Mapping)
+    ]
     rows, declared = list[ArmDifference](), 0
     for figure, after in _list_figures(sweep):
         for arm, runs in other_arms:
@@ -85,9 +89,9 @@ def _name_pairs(pairs: Sequence[RunPair]) -> frozenset[frozenset[str]]:
     return frozenset(frozenset(run.name for run in pair) for pair in pairs)
 
 
-def _declared_pairs(sweep: PlannedSweep, hypothesis: Hypothesis) -> frozenset[frozenset[str]]:
+def _declared_pairs(sweep: PlannedSweep, arm: Arm, against: Arm) -> frozenset[frozenset[str]]:
     try:
-        return _name_pairs(pair_runs(sweep, hypothesis))
+        return _name_pairs(pair_runs(sweep, arm, against))
     except SettingsError:  # the sweep is not as it was when this was declared
         return frozenset()
 

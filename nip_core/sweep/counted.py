@@ -123,10 +123,11 @@ class Counted:
     def find_worst(self, run: PlannedRun) -> WorstTest | None:
         """Find the test of an attack on a run that left the least soundness, the first of equals.
 
-        All tests of all its attacks count: every step, every n. So it is a minimum over tests,
-        lower than that attack leaves on other problems. None unless all attacks are finished.
+        All tests of all its attacks on its test problems count: every step, every n. So it is a
+        minimum over tests, lower than that attack leaves on other problems. None unless all these
+        attacks are finished.
         """
-        names = [(attack, run.name_after(attack)) for attack in run.attacked_by]
+        names = [(attack, run.name_after(attack)) for attack in run.tested_by]
         if any(name not in self._tests for _, name in names):
             return None
         tests = [

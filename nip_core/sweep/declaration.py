@@ -20,6 +20,12 @@ list_departures  what of a sweep is not as it was declared
         against: {protocol: adp}
         expected: equal
         margin: 0.05
+      - says: three challenges are passed as often as the theorem says
+        figure: soundness
+        arm: {protocol: private3}
+        against: 0.875                  # a number, in the place of an arm
+        expected: equal
+        margin: 0.06
 """
 
 import hashlib
@@ -28,7 +34,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -39,51 +45,12 @@ from nip_core.parameters.plain import PlainMapping
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.session.contents import read_code_version
-from nip_core.sweep.counted import WORST, Figure
-from nip_core.sweep.planned import PlannedRun, PlannedSweep
+from nip_core.sweep.counted import WORST
+from nip_core.sweep.hypotheses import Hypothesis, list_compared
+from nip_core.sweep.planned import PlannedRun
 from nip_core.sweep.results_document import DAMAGED, FINISHED, NOT_BEGUN
-from nip_core.sweep.swept_runs import Sweep, as_text, read_sweep, read_yaml_as
+from nip_core.sweep.swept_runs import Sweep, read_sweep, read_yaml_as
 from nip_lm_server.client import parse_json
-
-Rate = Annotated[float, Field(ge=0, le=1)]
-Arm = Annotated[dict[str, str | int | float | bool | None], Field(min_length=1)]
-
-
-class Hypothesis(BaseModel):
-    """A statement about the difference between two arms, and how it is tested."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    says: Annotated[str, Field(min_length=1)]
-    """In words."""
-    figure: Figure
-    """Of the last test of each run."""
-    after: str | None = None
-    """The attack after which the figure and `where` are measured; "worst": of each run the test of
-    an attack that left the least soundness; None: the runs' own tests."""
-    arm: Arm
-    """Values of axes: all runs that have them."""
-    against: Arm
-    """The runs that they are compared with, each with the one that has all other values alike."""
-    expected: Literal["higher", "lower", "equal"]
-    """Of `arm`, as against `against`."""
-    margin: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Of a rate: a difference that is smaller counts as none. For "equal" alone."""
-    alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
-    """Of all hypotheses of its kind (primary or not) together, by Holm's method."""
-    where: dict[Figure, Rate] = Field(default_factory=dict)
-    """What both arms must have at least, or nothing is said of the hypothesis."""
-    primary: bool = False
-    """Exactly one of a plan is."""
-    # A plan without one is the plan that earlier versions declared, to the digest.
-    gate: bool = Field(default=False, exclude_if=lambda value: not value)
-    """Whether all others are tested only if this one, the primary one, is shown."""
-
-    @model_validator(mode="after")
-    def _check_margin(self) -> "Hypothesis":
-        if (self.expected == "equal") != (self.margin is not None):
-            raise ValueError('a margin belongs to expected: "equal", and to nothing else')
-        return self
 
 
 class PlanFile(BaseModel):
@@ -209,84 +176,51 @@ def read_plan(path: Path, overrides: tuple[str, ...] = ()) -> StudyPlan:
     sweep = read_sweep(path.parent / file.sweep, overrides)
     for place, hypothesis in enumerate(file.hypotheses):
         try:
-            both = pair_runs(sweep, hypothesis)
-            _check_attacked(sweep, hypothesis, both)
-            if len(both) < 2:
-                raise SettingsError("one pair of runs shows no spread; give the sweep more seeds")
+            compared = list_compared(sweep, hypothesis)
+            _check_attacked(sweep, hypothesis, compared)
+            if len(compared) < 2:
+                one = "one pair of runs" if hypothesis.number is None else "one run"
+                raise SettingsError(f"{one} shows no spread; give the sweep more seeds")
         except SettingsError as error:
             raise SettingsError(f"{path}: hypotheses[{place}]: {error}") from None
     return StudyPlan(sweep, file)
 
 
-def pair_runs(sweep: PlannedSweep, hypothesis: Hypothesis) -> list[tuple[PlannedRun, PlannedRun]]:
-    """Pair the runs of both arms; two of a pair differ in nothing but the hypothesis.
-
-    Raises SettingsError for an arm that no run has, or a run without its counterpart.
-    """
-    compared = {*hypothesis.arm, *hypothesis.against}
-    arms = [_runs_with(sweep, arm) for arm in (hypothesis.arm, hypothesis.against)]
-    by_rest = [
-        {tuple(v for axis, v in run.values.items() if axis not in compared): run for run in runs}
-        for runs in arms
-    ]
-    if any(len(rests) < len(runs) for rests, runs in zip(by_rest, arms, strict=True)):
-        raise SettingsError(
-            f"name the same axes in arm and against (got {', '.join(hypothesis.arm)} and "
-            f"{', '.join(hypothesis.against)})"
-        )
-    if by_rest[0].keys() != by_rest[1].keys():
-        alone = by_rest[0].keys() ^ by_rest[1].keys()
-        told = ", ".join(sorted(" ".join(rest) for rest in alone))
-        raise SettingsError(f"arm and against must have the same other values (unpaired: {told})")
-    if arms[0] == arms[1]:
-        raise SettingsError("arm and against are the same runs")
-    return [(by_rest[0][rest], by_rest[1][rest]) for rest in by_rest[0]]
-
-
 def _check_attacked(
-    sweep: Sweep, hypothesis: Hypothesis, both: Sequence[tuple[PlannedRun, PlannedRun]]
+    sweep: Sweep, hypothesis: Hypothesis, compared: Sequence[tuple[PlannedRun, ...]]
 ) -> None:
     """Raise SettingsError unless each run has the attack of the hypothesis, if it names one."""
     after = hypothesis.after
     if after == WORST:
-        _check_worst(sweep, both)
+        _check_worst(sweep, [run for runs in compared for run in runs])
         return
     if after is not None and after not in sweep.attacks:
         there = ", ".join(sweep.attacks) or "none"
         raise SettingsError(f"after: {after!r}: the sweep has no such attack; it has {there}")
-    for run in (run for pair in both for run in pair):
+    for run in (run for runs in compared for run in runs):
         if run.name_after(after) is None:
             raise SettingsError(f"after: {after!r} leaves out {run.name}")
 
 
-def _check_worst(sweep: Sweep, both: Sequence[tuple[PlannedRun, PlannedRun]]) -> None:
+def _check_worst(sweep: Sweep, runs: Sequence[PlannedRun]) -> None:
     """Raise SettingsError unless all runs have the same attacks, and none of them this name."""
     if WORST in sweep.attacks:
         raise SettingsError(
             "after: 'worst' is the lowest of all attacks, and the sweep has an attack of this "
             "name; give that one another"
         )
-    [first, *others] = [run for pair in both for run in pair]
-    if not first.attacked_by:
-        raise SettingsError(f"after: 'worst': no attack is made on {first.name}")
+    first, *others = runs
+    if not first.tested_by:
+        raise SettingsError(
+            f"after: 'worst': no attack is made on {first.name} on its test problems"
+        )
     for run in others:
-        if run.attacked_by != first.attacked_by:
-            names = [", ".join(one.attacked_by) or "none" for one in (first, run)]
+        if run.tested_by != first.tested_by:
+            names = [", ".join(one.tested_by) or "none" for one in (first, run)]
             raise SettingsError(
                 f"after: 'worst': {first.name} has the attacks {names[0]}, and {run.name} "
                 f"{names[1]}; the lowest of more is lower, so give both the same"
             )
-
-
-def _runs_with(sweep: PlannedSweep, arm: Arm) -> list[PlannedRun]:
-    """Find the runs with these values. Raises SettingsError for a value or an axis not there."""
-    for axis, value in arm.items():
-        values = list(dict.fromkeys(run.values.get(axis) for run in sweep.runs))
-        if as_text(value) not in values:
-            what = f"values are {', '.join(map(str, values))}" if any(values) else "no such axis"
-            raise SettingsError(f"{axis}: {value!r}: {what}")
-    texts = {axis: as_text(value) for axis, value in arm.items()}
-    return [run for run in sweep.runs if texts.items() <= run.values.items()]
 
 
 def declare(store: Store, plan: StudyPlan) -> tuple[StudyDeclaration, bool]:

@@ -125,10 +125,13 @@ class _Reader:
             status=read.status,
             failure=read.failure,
             tests=None if read.records is None else tuple(_read_tests(read.records)),
-            attacks=tuple(self._read_attack(attack) for attack in run.attacks),
+            attacks=tuple(
+                self._read_attack(attack, attack.label not in run.tested_by)
+                for attack in run.attacks
+            ),
         )
 
-    def _read_attack(self, attack: SweptAttack) -> AttackFacts:
+    def _read_attack(self, attack: SweptAttack, is_apart: bool) -> AttackFacts:
         read = self._read_records(attack.name)
         shown = None
         if read.records is not None and read.status == FINISHED:
@@ -146,6 +149,7 @@ class _Reader:
             is_lying_known=lying is not None and lying.difference is not None,
             caution=None if shown is None else caution(shown),
             verdict=None if shown is None or shown.course is None else shown.course.verdict,
+            is_apart=is_apart,
         )
 
     def _read_records(self, name: str) -> _Read:

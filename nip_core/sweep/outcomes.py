@@ -1,4 +1,4 @@
-"""The outcomes of declared hypotheses: differences between arms over seeds and questions.
+"""The outcomes of declared hypotheses: arms compared over seeds and questions, or with a number.
 
 judge_hypotheses  a hypothesis each: the difference, its interval, its p-value, and what follows
 """
@@ -7,12 +7,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from nip_core.errors import SettingsError
+from nip_core.evaluation.confidence_intervals import Interval
 from nip_core.evaluation.statistics.clustered import Mean
 from nip_core.evaluation.statistics.differences import Equivalence, equivalence, holm
+from nip_core.evaluation.statistics.given_rate import RateBounds, bound_rate
 from nip_core.evaluation.statistics.two_way import NO_ERROR, TwoWay, two_sided_p
 from nip_core.hashing import derive_seed
-from nip_core.sweep.counted import WORST, Counted, Counts, share_right, subtract_runs
-from nip_core.sweep.declaration import Hypothesis, pair_runs
+from nip_core.sweep.counted import (
+    WORST,
+    Counted,
+    Counts,
+    average_runs,
+    share_right,
+    subtract_runs,
+)
+from nip_core.sweep.hypotheses import Hypothesis, list_compared
 from nip_core.sweep.planned import PlannedRun, PlannedSweep
 from nip_core.sweep.results_document import Finding, HypothesisOutcome, clip_interval
 
@@ -22,14 +31,16 @@ class ArmsCompared:
     """Two arms, run by run."""
 
     rates: tuple[float | None, float | None] = (None, None)
-    """Of both arms."""
+    """Of both arms, or of the arm and the number."""
     difference: TwoWay | None = None
     pairs: int = 0
-    """Of runs that are finished and tested."""
+    """Of runs that are finished and tested; with a number, so many runs."""
     because: str | None = None
     """Why nothing can be said of the hypothesis."""
     worst: tuple[str, ...] = ()
     """By run, where the worst attack counts, which it is."""
+    bounds: RateBounds | None = None
+    """With a number: of the arm's rate, one-sided at 1 - alpha."""
 
 
 def judge_hypotheses(
@@ -78,11 +89,13 @@ def _wait_for_gate(
 
 
 def _compare_arms(counted: Counted, sweep: PlannedSweep, hypothesis: Hypothesis) -> ArmsCompared:
-    """Compare both arms over their finished pairs of runs."""
+    """Compare both arms over their finished pairs of runs, or the runs of one with a number."""
     try:
-        named = pair_runs(sweep, hypothesis)
+        named = list_compared(sweep, hypothesis)
     except SettingsError as error:  # the sweep is not as it was when this was declared
         return ArmsCompared(because=str(error))
+    if hypothesis.number is not None:
+        return _compare_with_number(counted, named, hypothesis, hypothesis.number)
     of_pairs = [
         [counted.count_after(run, hypothesis.after, hypothesis.figure) for run in pair]
         for pair in named
@@ -109,6 +122,33 @@ def _compare_arms(counted: Counted, sweep: PlannedSweep, hypothesis: Hypothesis)
     return ArmsCompared(rates, compared, len(both), because, worst)
 
 
+def _compare_with_number(
+    counted: Counted,
+    named: Sequence[tuple[PlannedRun, ...]],
+    hypothesis: Hypothesis,
+    number: float,
+) -> ArmsCompared:
+    """Compare the rate of an arm over its finished runs with a number."""
+    runs = [run for (run,) in named]
+    of_runs = [counted.count_after(run, hypothesis.after, hypothesis.figure) for run in runs]
+    tested = [counts for counts in of_runs if counts]
+    worst = tuple(_name_worst(counted, runs)) if hypothesis.after == WORST else ()
+    rates = (share_right(tested), number)
+    mean = average_runs(tested, f"{hypothesis.arm} {hypothesis.figure}")
+    if mean is None:
+        return ArmsCompared(rates, because="no run is finished and tested", worst=worst)
+    verdicts = sum(plays for counts in tested for _, plays in counts.values())
+    bounds = bound_rate(mean, verdicts, 1 - hypothesis.alpha)
+    because = "one run or one question shows no spread" if bounds is None else None
+    because = because or _find_unmet(counted, named, hypothesis)
+    # Seeds of an interval by a bootstrap have no part in it: the bounds are exact ones.
+    difference = replace(mean, value=mean.value - number, ci95=None)
+    if (wide := bound_rate(mean, verdicts, 0.975)) is not None:
+        low, high = wide.interval
+        difference = replace(difference, ci95=(low - number, high - number))
+    return ArmsCompared(rates, difference, len(tested), because, worst, bounds)
+
+
 def _keep_common(first: Counts, second: Counts) -> tuple[Counts, Counts]:
     """Keep the questions that both have."""
     return (
@@ -125,12 +165,12 @@ def _name_worst(counted: Counted, runs: Iterable[PlannedRun]) -> Iterator[str]:
 
 
 def _find_unmet(
-    counted: Counted, named: Sequence[tuple[PlannedRun, PlannedRun]], hypothesis: Hypothesis
+    counted: Counted, named: Sequence[tuple[PlannedRun, ...]], hypothesis: Hypothesis
 ) -> str | None:
     """Name in words the first unmet condition of the hypothesis; None if all are met."""
     for figure, least in hypothesis.where.items():
-        for side, which in enumerate(("arm", "against")):
-            plays = (counted.count_after(pair[side], hypothesis.after, figure) for pair in named)
+        for runs, which in zip(zip(*named, strict=True), ("arm", "against"), strict=False):
+            plays = (counted.count_after(run, hypothesis.after, figure) for run in runs)
             reached = share_right([counts for counts in plays if counts is not None])
             if reached is None or reached < least:
                 measured = "unknown" if reached is None else f"{reached:.3f}"
@@ -139,7 +179,12 @@ def _find_unmet(
 
 
 def _p_value(hypothesis: Hypothesis, both: ArmsCompared) -> float:
-    """Compute the two-sided p-value of a difference, or of an equality within its margin."""
+    """Compute the two-sided p-value of a difference, or of an equality within its margin.
+
+    Of an arm that is to be above or below a number, it is one-sided.
+    """
+    if both.bounds is not None and hypothesis.number is not None:
+        return _p_against_number(hypothesis, both.bounds, hypothesis.number)
     difference = both.difference
     assert difference is not None and difference.error is not None
     value, error, margin = difference.value, difference.error, hypothesis.margin
@@ -156,8 +201,14 @@ def _p_value(hypothesis: Hypothesis, both: ArmsCompared) -> float:
     return tested.p
 
 
+def _p_against_number(hypothesis: Hypothesis, bounds: RateBounds, number: float) -> float:
+    if hypothesis.margin is not None:
+        return bounds.p_equal(number, hypothesis.margin)
+    return bounds.p_lower(number) if hypothesis.expected == "lower" else bounds.p_higher(number)
+
+
 def _test_equivalence(hypothesis: Hypothesis, difference: TwoWay | None) -> Equivalence | None:
-    """Test an equality by two one-sided tests; None for other hypotheses, and without a spread."""
+    """Test an equality of arms by two one-sided tests; None without a spread, and for others."""
     if hypothesis.margin is None or difference is None or (difference.error or 0.0) <= NO_ERROR:
         return None
     mean = Mean(difference.value, difference.error, difference.df, difference.questions)
@@ -185,10 +236,10 @@ def _judge(
     hypothesis: Hypothesis, both: ArmsCompared, p: float | None, p_holm: float | None
 ) -> HypothesisOutcome:
     """Put together what came of a hypothesis, by its p-values before and after Holm."""
-    difference = both.difference
+    difference, bounds = both.difference, both.bounds
     interval = None if difference is None else difference.ci95
     outcome, because = _find_outcome(hypothesis, both, p_holm)
-    tested = _test_equivalence(hypothesis, difference)
+    of_tests = _find_interval_of_tests(hypothesis, both)
     return HypothesisOutcome(
         says=hypothesis.says,
         primary=hypothesis.primary,
@@ -203,12 +254,26 @@ def _judge(
         p_holm=p_holm,
         alpha=hypothesis.alpha,
         margin=hypothesis.margin,
-        interval_of_tests=None if tested is None else clip_interval(tested.interval, lowest=-1.0),
+        interval_of_tests=None if of_tests is None else clip_interval(of_tests, lowest=-1.0),
+        number=hypothesis.number,
+        trials=None if bounds is None else bounds.trials,
+        at_most=None if bounds is None or hypothesis.expected != "lower" else bounds.high,
+        at_least=None if bounds is None or hypothesis.expected != "higher" else bounds.low,
         gate=hypothesis.gate,
         worst=both.worst,
         outcome=outcome,
         because=because,
     )
+
+
+def _find_interval_of_tests(hypothesis: Hypothesis, both: ArmsCompared) -> Interval | None:
+    """Return the interval of both one-sided tests of an equality; None for other hypotheses."""
+    if both.bounds is not None and hypothesis.number is not None:
+        low, high = both.bounds.interval
+        is_equality = hypothesis.margin is not None
+        return (low - hypothesis.number, high - hypothesis.number) if is_equality else None
+    tested = _test_equivalence(hypothesis, both.difference)
+    return None if tested is None else tested.interval
 
 
 def _find_outcome(
@@ -220,7 +285,8 @@ def _find_outcome(
     if p > hypothesis.alpha:
         return "not shown", None
     # The p-value of an equality is small where the difference is inside of the margin.
-    if hypothesis.expected == "equal":
+    # So is that of a one-sided test against a number where the rate is on the expected side.
+    if hypothesis.expected == "equal" or hypothesis.number is not None:
         return "shown", None
     is_higher = both.difference.value > 0
     as_expected = is_higher == (hypothesis.expected == "higher")

@@ -16,6 +16,7 @@ from nip_core.evaluation.figures_in_words import (
     plain_percent,
     points_cell,
 )
+from nip_core.evaluation.statistics.differences import at_most
 from nip_core.sweep.arm_baselines import baseline_lines
 from nip_core.sweep.results_document import (
     FINISHED,
@@ -63,6 +64,12 @@ less.
 """
 _GATE = """
 The others wait for the gate: unless it is shown, none of them is tested.
+"""
+_GIVEN = """
+Against a given number: the difference of the arm's rate to it, over seeds and questions. To be
+higher or lower is tested one-sided, and the bound of that test is beside the outcome. Intervals and
+bounds are exact ones (Clopper and Pearson's) for so many independent trials as the verdicts are
+worth:
 """
 _WORST = """
 After worst: of each run the test of an attack with the lowest soundness, of all n and all steps
@@ -232,7 +239,7 @@ def render_results(results: SweepResults) -> str:
         "first test to the last.\n"
     )
     if results.arms[0].attacks:
-        text += _ATTACKS_PAGE
+        text += _ATTACKS_PAGE + _apart_line(results)
     text += _asked_again_page(results)
     if lines := baseline_lines(results.baselines):
         text += "\n## What the baselines say\n\n" + "".join(f"- {line}\n" for line in lines)
@@ -249,6 +256,17 @@ def render_results(results: SweepResults) -> str:
         text += "\n## Not ended\n\n"
         text += "".join(f"- `{run.run}`: {_line(run.failure or '')}\n" for run in failed)
     return text
+
+
+def _apart_line(results: SweepResults) -> str:
+    """Name the attacks on other problems than the runs' own; "" where there is none."""
+    labels = dict.fromkeys(
+        label for run in results.runs for label, one in run.attacks.items() if one.is_apart
+    )
+    if not labels:
+        return ""
+    names = ", ".join(f"`{_line(label)}`" for label in labels)
+    return f"\nOn other problems than the runs' own tests, so no loss is paired: {names}.\n"
 
 
 def _differences_page(differences: ArmDifferences | None) -> str:
@@ -327,6 +345,7 @@ def _declared_page(declared: DeclaredResults) -> str:
     )
     for row in declared.outcomes:
         arm, against = (plain_percent(rate) for rate in row.rates)
+        against += "" if row.number is None else " (given)"
         kinds = [kind for kind, is_one in (("primary", row.primary), ("gate", row.gate)) if is_one]
         cells = [
             row.says + (f" ({', '.join(kinds)})" if kinds else ""),
@@ -360,15 +379,35 @@ def _interval_cell(row: HypothesisOutcome) -> str:
 def _outcome_cell(row: HypothesisOutcome) -> str:
     """Say what came of a hypothesis; of an equality, within which margin."""
     text: str = row.outcome
+    for side, bound in (("most", row.at_most), ("least", row.at_least)):
+        if bound is not None and row.outcome != "not tested":
+            text += f" (at {side} {100 * bound:.1f})"
     if row.margin is not None and row.outcome != "not tested":
         within = f"within ± {100 * row.margin:g}"
         text = within if row.outcome == "shown" else f"not shown to be {within}"
     return text + (f": {row.because}" if row.because is not None else "")
 
 
+def _trials(row: HypothesisOutcome) -> str:
+    """Say how many trials an arm's verdicts are worth; of equal ones, what they leave open."""
+    worth = f"{row.trials:,.0f} trials, from {row.pairs} runs and {row.questions} questions."
+    if row.rates[0] not in (0.0, 1.0):
+        return worth
+    most = at_most(0, row.pairs)
+    assert most is not None  # there are runs
+    return (
+        f"{worth} All verdicts are the same, so a question is a trial (the rule of three). That is "
+        f"about other questions: {row.pairs} equal runs leave possible that up to "
+        f"{100 * most:.0f} % of all runs are otherwise."
+    )
+
+
 def _notes_on(outcomes: Sequence[HypothesisOutcome]) -> str:
     """Say how equalities, the gate and worst attacks are to be read, where there are any."""
     text = _EQUALITIES if any(row.margin is not None for row in outcomes) else ""
+    given = [row for row in outcomes if row.trials is not None]
+    if given:
+        text += _GIVEN + "\n" + "".join(f"- {_line(row.says)}: {_trials(row)}\n" for row in given)
     text += _GATE if any(row.gate for row in outcomes) else ""
     worst = dict.fromkeys(line for row in outcomes for line in row.worst)
     if worst:

@@ -29,6 +29,11 @@ class PlannedRun(Protocol):
         ...
 
     @property
+    def tested_by(self) -> tuple[str, ...]:
+        """Return the names of those of them that play the problems of its own tests."""
+        ...
+
+    @property
     def problems(self) -> tuple[str, str]:
         """Return its scenario and its dataset."""
         ...

@@ -119,6 +119,8 @@ class AttackResult(Part):
     """Why the attack shows less than it seems to."""
     verdict: str | None = Field(default=None, exclude_if=_is_none)
     """How an attack that goes on to a plateau ended; no key for any other."""
+    is_apart: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether it plays other problems than the run's own tests."""
 
 
 class RunResult(Part):
@@ -350,13 +352,14 @@ class HypothesisOutcome(Part):
     figure: str
     after: str | None
     rates: tuple[float | None, float | None]
-    """Of both arms."""
+    """Of both arms, or of the arm and the number in the place of the other."""
     difference: float | None
     ci95: Interval95 | None
     pairs: int
-    """Of runs that are finished and tested."""
+    """Of runs that are finished and tested; against a number, so many runs."""
     questions: int | None
     p: float | None
+    """Two-sided; of a number that is to be above or below, one-sided."""
     p_holm: float | None
     alpha: float
     margin: float | None = Field(default=None, exclude_if=_is_none)
@@ -364,6 +367,14 @@ class HypothesisOutcome(Part):
     interval_of_tests: Interval95 | None = Field(default=None, exclude_if=_is_none)
     """Of an equality the interval of 1 - 2 alpha: both one-sided tests hold where it lies within
     the margin."""
+    number: float | None = Field(default=None, exclude_if=_is_none)
+    """What the arm is compared with, where that is no arm."""
+    trials: float | None = Field(default=None, exclude_if=_is_none)
+    """Against a number, how many independent trials the verdicts are worth."""
+    at_most: float | None = Field(default=None, exclude_if=_is_none)
+    """Of an arm that is to be lower than a number, what its rate is at most, at 1 - alpha."""
+    at_least: float | None = Field(default=None, exclude_if=_is_none)
+    """Of one that is to be higher, what it is at least."""
     gate: bool = Field(default=False, exclude_if=lambda value: not value)
     """Whether no other was tested unless this one is shown."""
     worst: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)

@@ -63,6 +63,8 @@ class AttackFacts(Part):
     """Why it shows less than it seems to."""
     verdict: str | None = Field(default=None, exclude_if=lambda value: value is None)
     """How one that goes on to a plateau ended."""
+    is_apart: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether it plays other problems than the run's own tests."""
 
 
 class RunFacts(Part):
@@ -88,6 +90,11 @@ class RunFacts(Part):
     def attacked_by(self) -> tuple[str, ...]:
         """Return the names of the attacks on it, in the order of the file."""
         return tuple(attack.label for attack in self.attacks)
+
+    @property
+    def tested_by(self) -> tuple[str, ...]:
+        """Return the names of those of them that play the problems of its own tests."""
+        return tuple(attack.label for attack in self.attacks if not attack.is_apart)
 
     @property
     def problems(self) -> tuple[str, str]:

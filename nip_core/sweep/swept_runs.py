@@ -37,7 +37,14 @@ from nip_core.parameters.load import merge_settings, read_yaml
 from nip_core.parameters.named_files import find_in_sweep
 from nip_core.parameters.plain import PlainDict, PlainMapping
 from nip_core.run_store.run import RUN_NAME
-from nip_core.sweep.attacks import AttackEntry, SweptAttack, Value, plan_attack
+from nip_core.sweep.attacks import (
+    AttackEntry,
+    SweptAttack,
+    Value,
+    check_imitations,
+    order_attacks,
+    plan_attack,
+)
 
 SEED = "seed"
 """The axis whose values are repetitions: runs that differ in it alone are an arm."""
@@ -93,6 +100,19 @@ class SweptRun:
     def attacked_by(self) -> tuple[str, ...]:
         """Return the names of the attacks on it, in the order of the file."""
         return tuple(attack.label for attack in self.attacks)
+
+    @property
+    def tested_by(self) -> tuple[str, ...]:
+        """Return the names of those of them that play the problems of its own tests."""
+        split = self.parameters.test_dataset_split
+        return tuple(
+            attack.label for attack in self.attacks if attack.parameters.test_dataset_split == split
+        )
+
+    @property
+    def attacks_in_order(self) -> list[SweptAttack]:
+        """Return the attacks on it as they are played: each behind the one that it imitates."""
+        return order_attacks(self.attacks)
 
     @property
     def problems(self) -> tuple[str, str]:
@@ -151,6 +171,10 @@ def read_sweep(path: Path, overrides: tuple[str, ...] = ()) -> Sweep:
     _check_left_out(path, "leave_out", file.leave_out, file)
     for label, entry in file.attacks.items():
         _check_left_out(path, f"attacks.{label}.leave_out", entry.leave_out, file)
+    try:
+        check_imitations(file.attacks)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from None
     # 2. Every combination that is not left out, as a run.
     runs = tuple(
         _plan_run(path, file, config, named, overrides)
@@ -277,19 +301,30 @@ def _plan_run(
         overrides,
         merge_settings(config, overrides),
         parameters,
-        tuple(_plan_attacks(path, file, named, parameters)),
+        _plan_attacks(path, file, named, parameters),
     )
 
 
 def _plan_attacks(
     path: Path, file: SweepFile, named: Named, attacked: HyperParameters
-) -> Iterator[SweptAttack]:
+) -> tuple[SweptAttack, ...]:
     """Plan the attacks on a run, without those with this run in their `leave_out`."""
+    attacks = [*_plan_each(path, file, named, attacked)]
+    try:
+        order_attacks(attacks)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: run {attacked.run_name!r}: {error}") from None
+    return tuple(attacks)
+
+
+def _plan_each(
+    path: Path, file: SweepFile, named: Named, attacked: HyperParameters
+) -> Iterator[SweptAttack]:
     for label, entry in file.attacks.items():
         if any(_matches(named, left_out) for left_out in entry.leave_out):
             continue
         try:
-            yield plan_attack(label, entry, attacked)
+            yield plan_attack(label, entry, attacked, file.attacks, str(path))
         except SettingsError as error:
             raise SettingsError(
                 f"{path}: attacks.{label}: run {attacked.run_name!r}: {error}"

@@ -141,6 +141,7 @@ def measure_attack(verdicts: Verdicts, run: RunFacts, attack: AttackFacts) -> At
         lost_to_training=_find_loss(first, last),
         caution=attack.caution,
         verdict=attack.verdict,
+        is_apart=attack.is_apart,
     )
 
 

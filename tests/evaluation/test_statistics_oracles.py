@@ -12,6 +12,7 @@ from nip_core.evaluation.statistics.distributions import (
     t_cdf,
     t_quantile,
 )
+from nip_core.evaluation.statistics.given_rate import bound_rate
 from nip_core.evaluation.statistics.power import seeds_needed
 from nip_core.evaluation.statistics.two_way import TwoWay
 
@@ -104,3 +105,26 @@ def test_robust_errors_are_statsmodels() -> None:
     assert mean.error == pytest.approx(fit.bse[0], rel=1e-6)
     sums, sizes = totals_by(clusters, values)
     assert sums.sum() == pytest.approx(values.sum()) and set(sizes) == {5.0}
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.01, 0.3, 0.5, 0.99, 1.0])
+def test_bounds_of_a_rate_are_clopper_and_pearson_s_and_say_what_the_tests_say(rate) -> None:
+    mean = TwoWay(rate, 0.0 if rate in (0, 1) else 0.02, 9.0, None, 4, 100)
+    bounds = bound_rate(mean, 800, 0.95)
+    right, wrong = rate * bounds.trials, (1 - rate) * bounds.trials
+    rule_of_three = 1 - 0.05**0.01
+    high = special.betaincinv(right + 1, wrong, 0.95) if wrong else 1
+    low = special.betaincinv(right, wrong + 1, 0.05) if right else 0
+    assert bounds.high == pytest.approx(max(high, rule_of_three), abs=1e-9)
+    assert bounds.low == pytest.approx(min(low, 1 - rule_of_three), abs=1e-9)
+    # A p-value of 5 % lies exactly at the bound, and one beyond it is smaller.
+    if bounds.high < 1:
+        assert bounds.p_lower(bounds.high) == pytest.approx(0.05, abs=1e-9)
+        assert bounds.p_lower(bounds.high + 0.001) < 0.05 < bounds.p_lower(bounds.high - 0.001)
+    if bounds.low > 0:
+        assert bounds.p_higher(bounds.low) == pytest.approx(0.05, abs=1e-9)
+    assert bounds.p_equal(rate, 0.5) < 0.05
+
+
+def test_one_seed_shows_no_spread_of_a_rate() -> None:
+    assert bound_rate(TwoWay(0.5, None, 0.0, None, 1, 100), 100, 0.95) is None

@@ -16,7 +16,7 @@ from nip_core.run_store.store import open_store
 from nip_core.sweep.arm_differences import subtract_first_arm
 from nip_core.sweep.cells import read_verdicts
 from nip_core.sweep.counted import Counted, LastTest, Verdicts
-from nip_core.sweep.declaration import Hypothesis
+from nip_core.sweep.hypotheses import Hypothesis
 from nip_core.sweep.page import _ROUGHLY, differences_summary, render_results
 from nip_core.sweep.results_document import (
     ArmDifferences,

@@ -8,7 +8,8 @@ import yaml
 
 from nip_core.errors import SettingsError
 from nip_core.sweep.counted import Counted, LastTest, Play, Verdicts
-from nip_core.sweep.declaration import DeclaredPlan, Hypothesis, read_plan
+from nip_core.sweep.declaration import DeclaredPlan, read_plan
+from nip_core.sweep.hypotheses import Hypothesis
 from nip_core.sweep.outcomes import judge_hypotheses
 from nip_core.sweep.page import _declared_page
 from nip_core.sweep.results_document import DeclaredResults
@@ -183,3 +184,68 @@ def test_the_lowest_of_other_attacks_is_refused(tmp_path, attacks, message):
     with pytest.raises(SettingsError) as raised:
         planned(tmp_path, {**GATE, "gate": False, "after": "worst"}, attacks=attacks)
     assert message in str(raised.value)
+
+
+NUMBER = {**GATE, "gate": False, "says": "as the theorem says", "against": 0.5}
+EQUAL = {**NUMBER, "expected": "equal", "margin": 0.1}
+LOWER = {**NUMBER, "expected": "lower", "against": 0.05}
+
+
+def test_an_arm_is_compared_with_a_number(plan):
+    [near] = outcomes(plan, {"nip": (1, 0.5)}, EQUAL)
+    low, high = near.interval_of_tests
+    assert near.outcome == "shown" and -0.1 <= low < near.difference < high <= 0.1
+    assert near.rates == (pytest.approx(0.5 + near.difference), 0.5) and near.pairs == 4
+    text = page((near,))
+    assert "| 50.0 % (given) |" in text and "| within ± 10 |" in text
+    assert f"- as the theorem says: {near.trials:,.0f} trials, from 4 runs" in text
+    # The interval of the tests lies within the margin exactly where it is shown.
+    for margin in (0.01, 0.04, 0.07, 0.3):
+        [row] = outcomes(plan, {"nip": (1, 0.5)}, {**EQUAL, "margin": margin})
+        low, high = row.interval_of_tests
+        assert (row.outcome == "shown") == (-margin <= low and high <= margin)
+    [far] = outcomes(plan, {"nip": (1, 0.9)}, EQUAL)
+    assert far.outcome == "not shown" and far.p > 0.5
+    [higher] = outcomes(plan, {"nip": (1, 0.9)}, NUMBER)
+    assert higher.outcome == "shown" and 0.5 < higher.at_least < higher.rates[0]
+    # Its `where` is of the one arm: who tosses a coin is right in half of the cases, too.
+    [coin] = outcomes(plan, {"nip": (0.5, 0.5)}, {**EQUAL, "where": {"completeness": 0.9}})
+    assert coin.outcome == "not tested" and coin.because.startswith("completeness of arm is 0.")
+    [none] = outcomes(plan, {"adp": (1, 1)}, EQUAL)
+    assert none.because == "no run is finished and tested"
+
+
+def test_a_figure_of_0_in_all_runs_is_bound_by_the_rule_of_three_by_question(plan):
+    [row] = outcomes(plan, {"nip": (1, 0)}, LOWER)
+    # 40 questions without one: at most 7.2 %, which is no evidence of less than 5.
+    assert row.trials == QUESTIONS and row.at_most == pytest.approx(1 - 0.05 ** (1 / 40))
+    assert (row.outcome, row.p) == ("not shown", pytest.approx(0.95**40))
+    [row] = outcomes(plan, {"nip": (1, 0)}, {**LOWER, "against": 0.08})
+    assert row.outcome == "shown" and row.difference == -0.08
+    text = page((row,))
+    assert "| shown (at most 7.2) |" in text
+    assert "4 equal runs leave possible that up to 53 % of all runs are otherwise" in text
+    # An exception makes nothing surer.
+    [some] = outcomes(plan, {"nip": (1, 0.01)}, LOWER)
+    assert 0 < some.rates[0] < 0.05 and some.at_most >= row.at_most
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"against": 87.5}, "against: Value error, a rate is from 0 to 1, as 0.875 for 87.5 %"),
+        ({"against": "half"}, "give values of axes, or a number from 0 to 1 (got 'half')"),
+        ({"against": True}, "give values of axes, or a number from 0 to 1 (got True)"),
+        ({"expected": "equal"}, 'a margin belongs to expected: "equal"'),
+        ({"margin": 0.1}, 'a margin belongs to expected: "equal"'),
+        ({"against": 0, "expected": "lower"}, "no rate is lower than 0"),
+        ({"where": 0.9}, "hypotheses.0.where: "),
+        ({"arm": {"protocol": "nip", "seed": 1}}, "one run shows no spread"),
+        ({"arm": {"protocol": "mnip"}}, "protocol: 'mnip': values are adp, nip"),
+        ({"after": "sneaky"}, "the sweep has no such attack; it has none"),
+    ],
+)
+def test_a_number_that_no_rate_can_be_compared_with_is_refused(tmp_path, changes, message):
+    with pytest.raises(SettingsError) as raised:
+        planned(tmp_path, {**NUMBER, **changes})
+    assert message in str(raised.value) and "\n" not in str(raised.value)

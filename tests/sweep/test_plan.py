@@ -109,6 +109,76 @@ def test_an_attack_to_a_plateau_has_more_steps_than_one_without(tmp_path):
     assert fixed.attack.course_on == to_plateau.attack.course_on == "validation"
 
 
+SNEAKY = {"by": "sneaky", "steps": 4}
+ON_OTHERS = {"by": "best-of-n", "n": [1, 4], "set": {"test_dataset_split": "validation"}}
+
+
+def test_an_attack_comes_after_the_one_that_it_imitates(tmp_path):
+    chain = {"last": {**SNEAKY, "start_from": "begun"}, "begun": {**SNEAKY, "start_from": "named"}}
+    sweep = read_sweep(written(tmp_path, axes={"seed": [1]}, attacks={**chain, "named": ON_OTHERS}))
+    [run] = sweep.runs
+    assert [attack.label for attack in run.attacks] == ["last", "begun", "named"]
+    in_order = run.attacks_in_order
+    assert [attack.label for attack in in_order] == ["named", "begun", "last"]
+    named, begun, last = (attack.parameters for attack in in_order)
+    assert begun.attack.start_from == "small-1-named"
+    # What an attack by training has played in its steps is on training problems.
+    assert last.attack.start_from == "small-1-begun"
+    assert begun.rl.num_iterations == 5 and named.test_dataset_split == "validation"
+    assert run.attacked_by == ("last", "begun", "named") and run.tested_by == ("last", "begun")
+
+
+def test_a_file_of_chats_is_looked_for_beside_the_sweep(tmp_path):
+    chat = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "It is."}]
+    lines = "".join(json.dumps({"messages": chat}) + "\n" for _ in range(10))
+    (tmp_path / "chats.jsonl").write_text(lines)
+    attacks = {"a": {**SNEAKY, "start_from": "chats.jsonl"}}
+    path = written(tmp_path, axes={"seed": [1]}, attacks=attacks)
+    [attack] = read_sweep(path).runs[0].attacks
+    assert attack.parameters.attack.start_file == str(tmp_path / "chats.jsonl")
+    (tmp_path / "chats.jsonl").write_text(lines.partition("\n")[0])
+    with pytest.raises(SettingsError, match=r"chats\.jsonl has 1 chats for .*10 are needed; add"):
+        read_sweep(path)
+
+
+@pytest.mark.parametrize(
+    ("attacks", "message"),
+    [
+        (
+            {"a": {**SNEAKY, "start_from": "b"}, "c": ON_OTHERS},
+            "attacks.a.start_from: 'b' is neither another attack of this sweep (there are c)",
+        ),
+        (
+            {"a": {**SNEAKY, "start_from": "a"}},
+            "attacks.a.start_from: a -> a: an attack can't begin",
+        ),
+        (
+            {"a": {**SNEAKY, "start_from": "b"}, "b": {**SNEAKY, "start_from": "a"}},
+            "attacks.a.start_from: a -> b -> a: an attack can't begin with what waits for it",
+        ),
+        ({"a": {**ON_OTHERS, "start_from": "b"}}, "start_from is not for by: best-of-n"),
+        (
+            {"a": {**SNEAKY, "start_from": "b"}, "b": {**ON_OTHERS, "set": {}}},
+            "attacks.a.start_from: 'b' plays test problems alone, with which this attack is tested",
+        ),
+        (
+            {
+                "a": {**SNEAKY, "start_from": "b"},
+                "b": {**ON_OTHERS, "leave_out": [{"prover": "helpful"}]},
+            },
+            "attacks.a.start_from: 'b' is not made on this run (leave_out)",
+        ),
+        ({"a": {**SNEAKY, "start_from": "no.jsonl"}}, "no.jsonl"),
+    ],
+)
+def test_an_attack_that_could_never_imitate_is_refused(tmp_path, attacks, message):
+    path = written(tmp_path, attacks=attacks)
+    with pytest.raises(SettingsError) as raised:
+        read_sweep(path)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+    assert str(raised.value).startswith(str(path))
+
+
 def test_the_configuration_is_looked_for_beside_the_file(tmp_path):
     (tmp_path / "mine.yaml").write_text(
         yaml.safe_dump(

@@ -1,0 +1,104 @@
+"""A rate over seeds and questions against a given number: lower, higher, or as good as equal?
+
+bound_rate  a mean of `two_way` -> its exact one-sided bounds, and p-values against a number
+RateBounds  what came out
+
+Where every verdict is the same nothing varies, and Student's t has nothing to go by. Near 0 and 1
+it errs, too: few verdicts differ, by chance often in few questions, and bounds then come out too
+tight just where the rate seems lowest. So a rate is compared with a number as that of so many
+independent trials as its verdicts are worth, after Korn and Graubard, "Confidence intervals for
+proportions with small expected number of positive counts estimated from survey data", Survey
+Methodology 24 (1998).
+"""
+
+import math
+from dataclasses import dataclass
+
+from nip_core.evaluation.confidence_intervals import Interval
+from nip_core.evaluation.statistics.distributions import (
+    beta_cdf,
+    beta_quantile,
+    normal_quantile,
+    t_quantile,
+)
+from nip_core.evaluation.statistics.two_way import NO_ERROR, TwoWay
+
+
+@dataclass(frozen=True)
+class RateBounds:
+    """A rate, in [0, 1], worth so many independent trials, with one-sided bounds.
+
+    The bounds are those of Clopper and Pearson, "The use of confidence or fiducial limits",
+    Biometrika 26 (1934), and never tighter than what so many questions without any exception would
+    give: an exception makes nothing surer.
+    """
+
+    rate: float
+    trials: float
+    """No whole number as a rule."""
+    questions: int
+    level: float
+    """Of each bound by itself; both are an interval of 2 · level - 1."""
+
+    @property
+    def low(self) -> float:
+        """Return the lower bound."""
+        return 1 - self._mirrored().high
+
+    @property
+    def high(self) -> float:
+        """Return the upper bound; a p-value of `p_lower` up to 1 - level says it is not reached."""
+        right, wrong = self.rate * self.trials, (1 - self.rate) * self.trials
+        bound = beta_quantile(self.level, right + 1, wrong) if wrong > 0 else 1.0
+        return max(bound, 1 - math.pow(1 - self.level, 1 / self.questions))
+
+    @property
+    def interval(self) -> Interval:
+        """Return both bounds."""
+        return self.low, self.high
+
+    def p_lower(self, number: float) -> float:
+        """Compute the p-value of a true rate of `number`, in [0, 1], or more, against a lower
+        one."""
+        right, wrong = self.rate * self.trials, (1 - self.rate) * self.trials
+        if wrong <= 0:
+            return 1.0
+        # beta_cdf takes the tail from 1 itself where it is small, so nothing is lost here.
+        tail = beta_cdf(1 - number, wrong, right + 1)
+        return max(tail, math.pow(1 - number, self.questions))
+
+    def p_higher(self, number: float) -> float:
+        """Compute the p-value of a true rate of `number`, in [0, 1], or less, against a higher
+        one."""
+        return self._mirrored().p_lower(1 - number)
+
+    def p_equal(self, number: float, margin: float) -> float:
+        """Compute the p-value of two one-sided tests of a rate within `margin` of `number`."""
+        low, high = number - margin, number + margin
+        # No rate lies beyond 0 and 1, so there is nothing to test on that side.
+        above = 0.0 if low <= NO_ERROR else self.p_higher(low)
+        below = 0.0 if high >= 1 - NO_ERROR else self.p_lower(high)
+        return max(above, below)
+
+    def _mirrored(self) -> "RateBounds":
+        return RateBounds(1 - self.rate, self.trials, self.questions, self.level)
+
+
+def bound_rate(mean: TwoWay, verdicts: int, level: float) -> RateBounds | None:
+    """Bound a rate over seeds and questions, each side with `level`, in (0.5, 1).
+
+    It is worth rate (1 - rate) / error² trials, divided by (t / z)² for the degrees of freedom of
+    the error, and at most as many as there are `verdicts`. Where all are the same, a question is
+    one trial, however many seeds answered it: without an exception that is the rule of three by
+    question. It says nothing of seeds, which all were the same.
+
+    None for one seed or one question, which shows no spread.
+    """
+    if mean.error is None:
+        return None
+    rate = min(1.0, max(0.0, mean.value))
+    if mean.error <= NO_ERROR:
+        return RateBounds(rate, mean.questions, mean.questions, level)
+    scale = (t_quantile(level, mean.df) / normal_quantile(level)) ** 2
+    worth = rate * (1 - rate) / mean.error**2 / scale
+    return RateBounds(rate, min(worth, float(verdicts)), mean.questions, level)
