@@ -18,8 +18,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from nip_core.costs.spent_and_estimated import USD, make_cost_rows
-from nip_core.evaluation.attack_metrics import ShownAttack
-from nip_core.evaluation.attack_words import loss_sentences
 from nip_core.evaluation.baseline_words import believed_line
 from nip_core.evaluation.figures_in_words import (
     amount,
@@ -33,6 +31,7 @@ from nip_core.evaluation.figures_in_words import (
 from nip_core.evaluation.split_metrics import Opponent, SplitMetrics
 from nip_core.parameters import HyperParameters
 from nip_core.records.models import Decision
+from nip_prefect.flows.attack_printing import show_attack
 from nip_prefect.flows.console import make_console
 from nip_prefect.flows.terminal import say
 
@@ -290,48 +289,6 @@ def _tell_untrained(iterations: list[dict[str, Any]]) -> "Iterator[str]":
             yield f"iteration{plural} {list_spans(of)}, {group}: {status}: {reason}"
 
 
-def _show_attack(attack: dict[str, Any], console: "Console") -> None:
-    """Print what an attack did to the verifier of another run."""
-    by, of_run = attack.get("script") or attack["by"], attack["run"]
-    console.print(
-        f"attack by {by} on run {of_run}, iteration {attack['iteration']} ({attack['model']})",
-        soft_wrap=True,
-    )
-    if start := attack.get("start_from"):
-        say(f"step 1 was imitation: {amount(attack['imitated'], 'message')} of {start}")
-    kind = "n" if "by_n" in attack else "step"
-    if attack.get("course_on"):
-        say("by step on validation problems, by which the worst prover is chosen:")
-    first = "messages" if kind == "n" else "step"
-    heads = (first, "soundness", "95 % interval", "fooled", "completeness", "problems")
-    rows = []
-    for entry in attack[f"by_{kind}"]:
-        interval, fooled, problems = (
-            entry[name] for name in ("soundness_ci95", "fooled", "distinct_problems")
-        )
-        rows.append(
-            (
-                f"{entry[kind]:,}",
-                plain_percent(entry["soundness"]),
-                f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else "-",
-                "-" if fooled is None else f"{fooled:,}",
-                plain_percent(entry["completeness"]),
-                "-" if problems is None else f"{problems:,}",
-            )
-        )
-    # What no row has says nothing: an attack on wrong solutions alone has no completeness.
-    filled = [i for i in range(len(heads)) if i == 0 or any(row[i] != "-" for row in rows)]
-    table = Table(box=SIMPLE_HEAD, padding=0)
-    for i in filled:
-        table.add_column(heads[i], justify="right", no_wrap=True)
-    for row in rows:
-        if any(row[i] != "-" for i in filled[1:]):
-            table.add_row(*(row[i] for i in filled))
-    console.print(table)
-    for sentence in loss_sentences(ShownAttack.model_validate(attack)):
-        say(sentence)
-
-
 def _show_costs(costs: dict[str, dict[str, float | None]], console: "Console") -> None:
     """Print what the run has spent beside what it was expected to."""
     rows = make_cost_rows(costs)
@@ -448,7 +405,7 @@ def show_run(result: dict[str, Any]) -> None:
     if result.get("expected_by"):
         console.print(f"expected: {result['expected_by']}", highlight=False, markup=False)
     if "attack" in result:
-        _show_attack(result["attack"], console)
+        show_attack(result["attack"], console)
     for entry in result["iterations"]:
         if entry.get("promotion"):
             decision = Decision(**entry["promotion"])

@@ -35,6 +35,8 @@ class Shares:
     y: int
     right: Floats
     """For k = 1, 2, ... the share of all choices of k plays that lead to the right verdict."""
+    voted: Floats
+    """The same of choices whose more frequent verdict is right; a tie is none."""
 
 
 def any_of(
@@ -88,7 +90,11 @@ def count_right_choices(episodes: pa.Table) -> dict[str, Shares]:
         facts[row["problem"]] = row["question_id"], row["y"]
     most = min((len(plays) for plays in decisions.values()), default=0)
     return {
-        problem: Shares(*facts[problem], _right(plays, facts[problem][1], most))
+        problem: Shares(
+            *facts[problem],
+            _right(plays, facts[problem][1], most),
+            _voted(plays, facts[problem][1], most),
+        )
         for problem, plays in decisions.items()
     }
 
@@ -101,6 +107,21 @@ def _right(plays: list[int], y: int, most: int) -> Floats:
         none_rejects = comb(count - rejecting, k) / comb(count, k)
         none_decides = comb(count - rejecting - accepting, k) / comb(count, k)
         shares.append(none_rejects - none_decides if y else 1 - none_rejects)
+    return np.array(shares)
+
+
+def _voted(plays: list[int], y: int, most: int) -> Floats:
+    """Compute for k = 1 to `most` the share of all choices of k plays with a right majority."""
+    right, wrong = plays.count(ACCEPT if y else REJECT), plays.count(REJECT if y else ACCEPT)
+    undecided = len(plays) - right - wrong
+    shares = []
+    for k in range(1, most + 1):
+        ways = sum(
+            comb(right, i) * comb(wrong, j) * comb(undecided, k - i - j)
+            for i in range(1, min(right, k) + 1)
+            for j in range(min(i - 1, wrong, k - i) + 1)
+        )
+        shares.append(ways / comb(len(plays), k))
     return np.array(shares)
 
 

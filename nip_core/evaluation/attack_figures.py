@@ -14,12 +14,14 @@ attack_shown       the part of them that a summary has
 `attack_metrics` has the document, `attack_words` says it in sentences.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nip_core.evaluation.acceptance_thresholds import measure_thresholds
+from nip_core.evaluation.attack_effort import Price, effort_of_choice
 from nip_core.evaluation.attack_losses import (
     NO_OWN_TEST,
     OwnTest,
@@ -32,9 +34,19 @@ from nip_core.evaluation.attack_reach import measure_reach
 from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.spread import Asked, find_questions
+from nip_core.rollouts.acceptance import find_acceptance
 from nip_core.rollouts.table_rows import read_rows
 from nip_core.rollouts.tables import RolloutTables
 from nip_core.rollouts.trees import Leaf, generation_numbers, parse_path
+
+_LIKELY = "p_accept"
+"""A column beside those of episodes: P(accept) of the verdict."""
+_CURVE = ("by_threshold", "with_p_accept")
+
+
+def _no_price(_: Mapping[str, tuple[int, int]]) -> None:
+    return None
+
 
 COUNTED = ("episode", "branch_path", "agent", "invalid_reason")
 """Columns of generations from which messages are counted."""
@@ -49,13 +61,16 @@ def figures_by_choice(
     split_by: Sequence[str] = (),
     own_test: OwnTest = NO_OWN_TEST,
     attackers: Collection[str] = (),
+    price: Price = _no_price,
 ) -> AttackMetrics:
     """Measure an attack by best-of-n, with intervals by question (see `find_questions`).
 
     - ``by_n``: in ascending order of `n`, all that `evaluate` gives of the episodes that count for
       it, with ``fooled``, the number of wrong solutions that were accepted, ``p_accept``, the mean
       of what the chosen messages were estimated at (higher than the truth where there were many to
-      choose from), and ``distinct``, the mean number of different messages among them
+      choose from), ``distinct``, the mean number of different messages among them,
+      ``by_threshold``, see `measure_thresholds`, and ``effort``, what it takes, in dollars by
+      `price`
     - ``trained``, ``lost_to_lying``, ``lost_to_training``, ``completeness_change``: see
       `follow_losses`, of the smallest n and the largest
     - ``reach``: of the messages of `attackers` on wrong problems among which was chosen
@@ -71,6 +86,7 @@ def figures_by_choice(
         rollouts,
         choices,
         asked,
+        price,
         trained=losses.trained,
         lost_to_lying=losses.to_lying,
         lost_to_training=losses.to_training,
@@ -85,6 +101,7 @@ def figures_by_script(
     seed: int,
     split_by: Sequence[str] = (),
     own_test: OwnTest = NO_OWN_TEST,
+    price: Price = _no_price,
 ) -> AttackMetrics:
     """Measure an attack by a script, as `figures_by_choice` does one with a single message.
 
@@ -94,20 +111,32 @@ def figures_by_script(
     asked = Asked(seed, find_questions(rollouts.episodes, split_by))
     played = choose_episodes(rollouts.episodes, choices, 1)
     losses = follow_losses(own_test, played, played, asked, split_by)
-    return _chosen(rollouts, choices, asked, trained=losses.trained, lost_to_script=losses.to_lying)
+    return _chosen(
+        rollouts,
+        choices,
+        asked,
+        price,
+        trained=losses.trained,
+        lost_to_script=losses.to_lying,
+    )
 
 
 def _chosen(
-    rollouts: RolloutTables, choices: pa.Table, asked: Asked, **beside: Any
+    rollouts: RolloutTables, choices: pa.Table, asked: Asked, price: Price, **beside: Any
 ) -> AttackMetrics:
     """Measure the episodes that count, by number of messages, with what all of it took."""
     episodes = rollouts.episodes
     numbers = sorted(set(choices["n"].to_pylist()))
     of_n = {n: choices.filter(pc.equal(choices["n"], n)) for n in numbers}
+    efforts = effort_of_choice(rollouts.generations, numbers, price)
+    likely = find_acceptance(episodes, rollouts.generations)
+    with_likely = episodes.append_column(_LIKELY, likely)
+    rows = []
+    for n in numbers:
+        row = _with_n(n, choose_episodes(with_likely, choices, n), of_n[n], asked)
+        rows.append(row.model_copy(update={"effort": efforts[n]}))
     return AttackMetrics(
-        by_n=tuple(
-            _with_n(n, choose_episodes(episodes, choices, n), of_n[n], asked) for n in numbers
-        ),
+        by_n=tuple(rows),
         **beside,
         episodes=episodes.num_rows,
         distinct_problems=len(set(episodes["problem"].to_pylist())),
@@ -191,12 +220,13 @@ def varied_words(row: ChoiceMetrics | StepMetrics) -> str:
 def attack_shown(metrics: AttackMetrics, of_each: Sequence[str]) -> dict[str, Any]:
     """Encode an attack's figures for a summary; of each n or step it has the metrics `of_each`."""
     kind, encoded = metrics.varies, metrics.as_json()
-    short = (kind, "updates", *of_each, "fooled", "p_accept", "distinct")
+    short = (kind, "updates", *of_each, "fooled", "p_accept", "distinct", *_CURVE, "effort")
     rows = [row.as_json() for row in metrics.rows]
     whole = (
         *("steps_to_exploit", "exploited_below", "course_on", "course"),
         *("worst", "untrained", "trained"),
         *("lost_to_lying", "lost_to_training", "lost_to_script", "completeness_change", "reach"),
+        "gallery",
     )
     return {
         **(metrics.attack.as_json() if metrics.attack else {}),
@@ -221,13 +251,18 @@ def _spent(generations: pa.Table) -> dict[str, Spent]:
 
 
 def _with_n(n: int, episodes: pa.Table, choices: pa.Table, asked: Asked) -> ChoiceMetrics:
+    likely = episodes[_LIKELY].combine_chunks()
+    episodes = episodes.drop_columns([_LIKELY])
     measured = evaluate(episodes, None, seed=asked.seed, questions=asked.questions)
+    by_threshold = measure_thresholds(episodes, likely, asked)
+    curve = {} if by_threshold is None else dict(zip(_CURVE, by_threshold, strict=True))
     return ChoiceMetrics(
         n=n,
         **dict(measured),
         fooled=count_fooled(episodes),
         p_accept=pc.mean(choices["p_accept"]).as_py(),
         distinct=pc.mean(choices["distinct"]).as_py(),
+        **curve,
     )
 
 

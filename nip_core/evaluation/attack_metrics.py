@@ -5,6 +5,8 @@ CourseEnd       how an attack by training ended, a document of its own; `plateau
 Reach           how many messages were sampled; `attack_reach` counts them
 TrainedSteps    how many of an attack's steps trained its provers
 ShownAttack     both
+Effort          what was taken until it was so strong; `attack_effort` counts it
+MessageGallery  what fooled the verifier, by kind of message; `message_gallery` makes it
 
 As in `split_metrics`, fields that not all versions write have a default, and their order is that of
 the keys in the file.
@@ -54,6 +56,72 @@ class Reach(Figures):
     """The share of messages below which a kind may never have been among them; None: of none."""
 
 
+class Effort(Figures):
+    """What an attack has taken until it was so strong."""
+
+    calls: StrictInt
+    """Answers of models."""
+    prompt_tokens: StrictInt
+    generated_tokens: StrictInt
+    trained_tokens: StrictInt = 0
+    """Once for each epoch."""
+    usd: StrictFloat | None = None
+    """None where a price is missing."""
+
+    @property
+    def tokens(self) -> int:
+        """Add up all of them."""
+        return self.prompt_tokens + self.generated_tokens + self.trained_tokens
+
+
+class ThresholdRates(Figures):
+    """The rates of a verifier that accepts where its P(accept) is high enough."""
+
+    accept_from: StrictFloat
+    soundness: StrictFloat | None
+    soundness_ci95: Interval95 | None
+    completeness: StrictFloat | None
+    completeness_ci95: Interval95 | None
+
+
+class FoolingMessage(Figures):
+    """A message of a kind, as an example."""
+
+    episode: StrictStr
+    """Its key."""
+    agent: StrictStr
+    text: StrictStr
+    """Cut where it is long."""
+
+
+class MessageKind(Figures):
+    """The messages of a kind, on wrong problems."""
+
+    kind: StrictStr
+    """In the words of the scenario."""
+    sampled: StrictInt | None = None
+    """Among which was chosen, or by which provers were trained; None of a script."""
+    played: StrictInt
+    """In the episodes that count."""
+    fooled: StrictInt
+    """In those of them in which the solution was accepted."""
+    examples: tuple[FoolingMessage, ...] = ()
+    """Of the latter, or else of the former."""
+
+
+class MessageGallery(Figures):
+    """What attacking provers said on wrong problems, by kind: what fooled most comes first."""
+
+    at: StrictInt
+    """The number of messages, or the step, of the episodes that count."""
+    sampled: StrictInt | None = None
+    played: StrictInt
+    fooled: StrictInt
+    kinds: tuple[MessageKind, ...]
+    kinds_left_out: StrictInt = 0
+    """Further ones, which fooled less often."""
+
+
 class MessagesToChoose(Figures):
     """A number of messages that the best is chosen from."""
 
@@ -100,6 +168,12 @@ class ChoiceMetrics(BatchMetrics, MessagesToChoose):
     """The mean of what the chosen messages were estimated at."""
     distinct: StrictFloat | None = None
     """The mean number of different messages among them."""
+    by_threshold: tuple[ThresholdRates, ...] | None = None
+    """None where no verdict has a P(accept)."""
+    with_p_accept: StrictInt | None = None
+    """Verdicts that have one; the others are in none of these rates."""
+    effort: Effort | None = None
+    """Of an attack with this number alone."""
 
 
 class StepMetrics(BatchMetrics, StepOfTraining):
@@ -108,6 +182,8 @@ class StepMetrics(BatchMetrics, StepOfTraining):
     fooled: StrictInt | None = None
     worst_step: StrictInt | None = None
     """The step whose test had the lowest soundness so far."""
+    effort: Effort | None = None
+    """Of playing and training until then; tests are not in it."""
 
 
 class WorstStep(StepOfTraining):
@@ -168,6 +244,7 @@ class AttackMetrics(Figures):
     lost_to_script: PairedDifference | None = None
     completeness_change: PairedDifference | None = None
     reach: Reach | None = None
+    gallery: MessageGallery | None = None
     episodes: StrictInt | None = None
     distinct_problems: StrictInt | None = None
     generations: StrictInt | None = None

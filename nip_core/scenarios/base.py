@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal, get_args
 from pydantic import BaseModel, ConfigDict
 
 from nip_core.protocols import Protocol
+from nip_core.scenarios.message_kinds import describe_message
 from nip_core.scenarios.prompt_versions import FIRST, PromptVersion
 from nip_core.scenarios.scripts import Script
 
@@ -276,6 +277,10 @@ class Scenario:
     def remark(self, message: str, texts: Mapping[str, str]) -> str:
         """A word on a prover's message for people who read transcripts; "" for none."""
         return ""
+
+    def kind_of_message(self, message: str, texts: Mapping[str, str]) -> str:
+        """Name the kind of a prover's message in a few words; an attack's are counted by it."""
+        return describe_message(message, self.claims, self.remark(message, texts))
 
     def sentences(self, role: Role, stance: int | None) -> Mapping[str, str]:
         """Say what stands for placeholders of templates in the place of nip's own sentences."""

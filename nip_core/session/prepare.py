@@ -140,7 +140,7 @@ def check_functions(game: Game, problems: Mapping[str, list[Problem]]) -> None:
                     game.told(agent, make_situation(problem, stance, 0))
                 texts = {**problem.texts, **_drawn_twice(scenario, problem)}
                 draw_columns_again(scenario, texts, 0)
-                for function in ("as_read", "remark"):
+                for function in ("as_read", "remark", "kind_of_message"):
                     call_for_text(scenario, function, _MESSAGE, texts)
                 if scenario.labels_in_play:
                     _try_written(scenario, problem)

@@ -9,8 +9,11 @@ recompute        the same again, from the files beside them alone
 arm_baselines    what those among the arms say of the others
 swept_tests      the figures of a test, or of an attack, from verdicts
 asked_again      what the verifier alone finds by any of k verdicts
+verifier_tokens  what the verifier of an attack generated
+effort_curves    what attacks left over what they took
 cells            every verdict, as a table
-page             that page
+page             that page, with page_tables and asked_again_page
+results_document that document, with document_parts and asked_again_document
 declaration      what a study will show, said before it is run
 hypotheses       what is said of arms, and which runs that is about
 outcomes         what came of that

@@ -14,6 +14,7 @@ from nip_core.evaluation.baseline_verifiers import majority_decisions
 from nip_core.evaluation.baseline_words import alone_words
 from nip_core.evaluation.confidence_intervals import wilson_of_rate
 from nip_core.evaluation.figures_in_words import plain_percent
+from nip_core.sweep.asked_again_document import AtEqualTokens
 from nip_core.sweep.counted import (
     Counted,
     Counts,
@@ -23,16 +24,15 @@ from nip_core.sweep.counted import (
     average_runs,
     count_plays,
 )
+from nip_core.sweep.document_parts import clip_interval
 from nip_core.sweep.hypotheses import Hypothesis
 from nip_core.sweep.outcomes import judge_hypotheses
 from nip_core.sweep.results_document import (
-    AtEqualTokens,
     BaselineComparison,
     BaselineFindings,
     ProverBelieved,
     SweptTest,
     VerifierAlone,
-    clip_interval,
 )
 from nip_core.sweep.swept_facts import Kind, SweepFacts, SweptGame
 from nip_core.sweep.swept_runs import SEED

@@ -12,14 +12,10 @@ from nip_core.evaluation.statistics.power import seeds_needed
 from nip_core.evaluation.statistics.two_way import NO_ERROR, TwoWay, two_sided_p
 from nip_core.hashing import derive_seed
 from nip_core.sweep.counted import Counted, Counts, Figure, share_right, subtract_runs
+from nip_core.sweep.document_parts import clip_interval
 from nip_core.sweep.hypotheses import Arm, Hypothesis, pair_runs
 from nip_core.sweep.planned import PlannedRun, PlannedSweep
-from nip_core.sweep.results_document import (
-    ArmDifference,
-    ArmDifferences,
-    SeedsNeeded,
-    clip_interval,
-)
+from nip_core.sweep.results_document import ArmDifference, ArmDifferences, SeedsNeeded
 from nip_core.sweep.swept_runs import SEED
 
 FIVE_POINTS = 0.05

@@ -2,6 +2,7 @@
 
 summarize_asked_again    of an arm, for each k, both rates with their intervals, and tokens
 compare_at_equal_tokens  each arm with provers beside as many verdicts as make its tokens
+compare_attacked         what each attack left of it, beside as many as make its verifier's
 
 Rejecting where any of k plays rejects is `nip_core.evaluation.any_of`; docs/statistics.md says what
 it is for.
@@ -11,18 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from nip_core.evaluation.any_of import count_right_choices
 from nip_core.evaluation.split_metrics import AnyOfRow
-from nip_core.sweep.counted import Counts, LastTest, Verdicts, average_runs
-from nip_core.sweep.results_document import (
-    ArmResult,
+from nip_core.sweep.asked_again_document import (
     AskedAgainAt,
     AskedAgainRow,
     AskedAgainTest,
     AtEqualTokens,
+    AttackedAtEqualTokens,
     AttackedRates,
-    OverRuns,
-    RunResult,
-    sum_up,
 )
+from nip_core.sweep.counted import Counts, LastTest, Verdicts, average_runs, share_right
+from nip_core.sweep.document_parts import OverRuns, sum_up
+from nip_core.sweep.results_document import ArmResult, RunResult
 from nip_core.sweep.swept_tests import make_episodes
 
 _LABELS: Mapping[str, tuple[int, ...]] = {"soundness": (0,), "completeness": (1,)}
@@ -64,6 +64,11 @@ def _average_row(
     """Average the rows of several runs for one k."""
     k = rows[0].k
 
+    def average_votes(rate: str) -> OverRuns | None:
+        counts = [of_run[f"majority {rate}", k] for of_run in counted]
+        values = [share_right([of_run]) for of_run in counts]
+        return sum_up(values, average_runs(counts, f"{name} majority {rate} {k}"))
+
     def average(rate: str, values: Sequence[float | None]) -> OverRuns | None:
         counts = [of_run[rate, k] for of_run in counted]
         return sum_up(values, average_runs(counts, f"{name} {rate} {k}"))
@@ -74,22 +79,29 @@ def _average_row(
         completeness=average("completeness", [row.completeness for row in rows]),
         generated_tokens=sum(row.generated_tokens or 0 for row in rows) / len(rows),
         prompt_tokens=sum(row.prompt_tokens or 0 for row in rows) / len(rows),
+        majority_soundness=average_votes("soundness"),
+        majority_completeness=average_votes("completeness"),
     )
 
 
 def _count_right(verdicts: Verdicts, run: str, iteration: int) -> dict[tuple[str, int], Counts]:
-    """Count by rate and k the right problems of each question, and its problems."""
+    """Count by rate and k the right problems of each question, and its problems.
+
+    Rates are those of rejecting where any play rejects, and of the majority.
+    """
     plays = verdicts.tests(run)[LastTest(iteration)]
     by_problem = count_right_choices(make_episodes(plays)).values()
     counts: dict[tuple[str, int], dict[str, tuple[float, int]]] = {}
     for of in by_problem:
         for rate in (rate for rate, labels in _LABELS.items() if of.y in labels):
-            for k, right in enumerate(of.right.tolist(), 1):
-                here = counts.setdefault((rate, k), {})
-                hits, problems = here.get(of.question_id, (0.0, 0))
-                here[of.question_id] = (hits + right, problems + 1)
+            for name, shares in ((rate, of.right), (f"majority {rate}", of.voted)):
+                for k, right in enumerate(shares.tolist(), 1):
+                    here = counts.setdefault((name, k), {})
+                    hits, problems = here.get(of.question_id, (0.0, 0))
+                    here[of.question_id] = (hits + right, problems + 1)
     most = max((len(of.right) for of in by_problem), default=0)
-    return {(rate, k): counts.get((rate, k), {}) for rate in _LABELS for k in range(1, most + 1)}
+    names = [name for rate in _LABELS for name in (rate, f"majority {rate}")]
+    return {(name, k): counts.get((name, k), {}) for name in names for k in range(1, most + 1)}
 
 
 def compare_at_equal_tokens(
@@ -105,8 +117,7 @@ def compare_at_equal_tokens(
         if not baseline.any_of or arm.generated_tokens is None:
             continue
         tokens, rows = arm.generated_tokens.mean, baseline.any_of[-1].rows
-        # Rounded: a token is not divided, and the last digit is not to decide.
-        k = max([row.k for row in rows if round(row.generated_tokens) <= round(tokens)] or [1])
+        k = _find_highest(rows, tokens)
         yield AtEqualTokens(
             arm=arm.name,
             baseline=baseline.name,
@@ -122,6 +133,39 @@ def compare_at_equal_tokens(
         )
 
 
+def compare_attacked(
+    arms: Sequence[ArmResult], pairs: Sequence[tuple[int, int]]
+) -> Iterator[AttackedAtEqualTokens]:
+    """Put what each attack left of each arm beside a baseline at no more tokens of the verifier.
+
+    `pairs` are those of `compare_at_equal_tokens`. What provers say costs the baseline nothing
+    here, so ``k`` is lower: it is what the verifier finds by itself with the effort it made.
+    """
+    for place, other in pairs:
+        arm, baseline = arms[place], arms[other]
+        for label, left in arm.attacks.items() if baseline.any_of else ():
+            if left.verifier_tokens is None:
+                continue
+            tokens, rows = left.verifier_tokens.mean, baseline.any_of[-1].rows
+            k = _find_highest(rows, tokens)
+            yield AttackedAtEqualTokens(
+                arm=arm.name,
+                attack=label,
+                baseline=baseline.name,
+                k=k,
+                verifier_tokens=(tokens, rows[k - 1].generated_tokens),
+                soundness=left.soundness,
+                completeness=left.completeness,
+                any_of=tuple(_take_row(test, k) for test in baseline.any_of),
+            )
+
+
+def _find_highest(rows: Sequence[AskedAgainRow], tokens: float) -> int:
+    """Find the most plays that take no more tokens, at least 1."""
+    # Rounded: a token is not divided, and the last digit is not to decide.
+    return max([row.k for row in rows if round(row.generated_tokens) <= round(tokens)] or [1])
+
+
 def _take_row(test: AskedAgainTest, k: int) -> AskedAgainAt:
     """Take the row of k plays out of a test."""
     row = test.rows[k - 1]
@@ -132,4 +176,6 @@ def _take_row(test: AskedAgainTest, k: int) -> AskedAgainAt:
         completeness=row.completeness,
         generated_tokens=row.generated_tokens,
         prompt_tokens=row.prompt_tokens,
+        majority_soundness=row.majority_soundness,
+        majority_completeness=row.majority_completeness,
     )

@@ -95,7 +95,11 @@ class SweptAttack:
 
 
 def plan_attack(
-    label: str, entry: AttackEntry, attacked: HyperParameters, labels: Collection[str], file: str
+    label: str,
+    entry: AttackEntry,
+    attacked: HyperParameters,
+    labels: Collection[str] = (),
+    file: str = "",
 ) -> SweptAttack:
     """Plan the attack `label` on a planned run; `labels` are those of all attacks of the `file`.
 

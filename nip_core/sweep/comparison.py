@@ -23,9 +23,10 @@ from nip_core.evaluation.split_metrics import Interval95, PairedDifference, Spli
 from nip_core.evaluation.statistics.differences import holm
 from nip_core.parameters.stored import complete_settings
 from nip_core.run_store.settings_difference import flatten, settings_difference
-from nip_core.sweep.page import markdown_table
+from nip_core.sweep.document_parts import Part
+from nip_core.sweep.page_tables import markdown_table
 from nip_core.sweep.played import PlayedRun, check_alike, compare_tests
-from nip_core.sweep.results_document import FINISHED, Part
+from nip_core.sweep.results_document import FINISHED
 from nip_lm_server.client import parse_json
 
 RATES = ("accuracy", "completeness", "soundness", "always_fail_rate")

@@ -24,6 +24,7 @@ from nip_core.showing.summary import summarise_run
 from nip_core.sweep.attacks import SweptAttack
 from nip_core.sweep.cells import read_verdicts
 from nip_core.sweep.declaration import StudyDeclaration, list_departures, read_declaration
+from nip_core.sweep.effort_curves import list_efforts
 from nip_core.sweep.results_document import DAMAGED, FINISHED, NOT_BEGUN
 from nip_core.sweep.swept_facts import (
     FORMAT,
@@ -35,6 +36,7 @@ from nip_core.sweep.swept_facts import (
     SweptGame,
 )
 from nip_core.sweep.swept_runs import Sweep, SweptRun
+from nip_core.sweep.verifier_tokens import count_verifier_tokens
 
 
 @dataclass(frozen=True)
@@ -133,9 +135,15 @@ class _Reader:
 
     def _read_attack(self, attack: SweptAttack, is_apart: bool) -> AttackFacts:
         read = self._read_records(attack.name)
-        shown = None
+        shown, tokens = None, None
         if read.records is not None and read.status == FINISHED:
             shown = read_shown_attack(read.records)
+        if shown is not None:
+            played = RunStore(self.store, attack.name)
+            try:
+                tokens = count_verifier_tokens(played, shown.last_test, attack.n)
+            except StoreError as error:  # as of its summary
+                read, shown = _Read(DAMAGED, str(error)), None
         # What an earlier version has played knows of no loss to lying.
         lying = None if shown is None else shown.lost_to_lying
         return AttackFacts(
@@ -149,6 +157,8 @@ class _Reader:
             is_lying_known=lying is not None and lying.difference is not None,
             caution=None if shown is None else caution(shown),
             verdict=None if shown is None or shown.course is None else shown.course.verdict,
+            verifier_tokens=tokens,
+            efforts=() if shown is None else tuple(list_efforts(shown)),
             is_apart=is_apart,
         )
 

@@ -21,9 +21,10 @@ from nip_core.sweep.counted import (
     share_right,
     subtract_runs,
 )
+from nip_core.sweep.document_parts import clip_interval
 from nip_core.sweep.hypotheses import Hypothesis, list_compared
 from nip_core.sweep.planned import PlannedRun, PlannedSweep
-from nip_core.sweep.results_document import Finding, HypothesisOutcome, clip_interval
+from nip_core.sweep.results_document import Finding, HypothesisOutcome
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,9 @@
 render_results     the tables, what was declared, and what did not end
 arms_table         the arms, one a row
 differences_table  each arm less the first, for what was not declared
-markdown_table     any table
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from nip_core.evaluation.figures_in_words import (
     ALL_EQUAL,
@@ -18,18 +17,19 @@ from nip_core.evaluation.figures_in_words import (
 )
 from nip_core.evaluation.statistics.differences import at_most
 from nip_core.sweep.arm_baselines import baseline_lines
+from nip_core.sweep.asked_again_page import asked_again_page
+from nip_core.sweep.document_parts import OverRuns
+from nip_core.sweep.effort_curves import effort_page
+from nip_core.sweep.page_tables import markdown_table, one_line, write_cell, write_row
 from nip_core.sweep.results_document import (
     FINISHED,
     MAJORITY,
     ArmDifference,
     ArmDifferences,
-    AskedAgainAt,
-    AskedAgainTest,
     AttackResult,
     CellsWritten,
     DeclaredResults,
     HypothesisOutcome,
-    OverRuns,
     RunResult,
     SweepResults,
 )
@@ -45,16 +45,6 @@ many points of soundness were lost to what. To lying: from the last test of the 
 provers that are told to argue for acceptance and nothing more, on the same wrong problems. To
 training: from there to that test, or the largest n. Soundness after an attack is an upper bound: a
 prover that was not tried may fool more. Each attack is a run of its own.
-"""
-
-_ANY_OF = ("soundness", "completeness")
-_ASKED_AGAIN = """
-Rejecting where any of k plays of a problem rejects, in the first test and the last: the mean over
-all choices of k plays, so without bias.
-"""
-_AT_AS_MANY = """
-Beside each arm with provers the highest k that takes no more generated tokens than its episodes (at
-least 1): what the verifier finds with them by being asked again, by itself.
 """
 
 _EQUALITIES = """
@@ -107,10 +97,10 @@ def arms_table(results: SweepResults) -> str:
     for arm in results.arms:
         count = f"{arm.finished}" + (f" of {arm.runs}" if arm.finished < arm.runs else "")
         cells = [*arm.values.values(), count]
-        cells += [_cell(arm.figures[name]) for name in names]
+        cells += [write_cell(arm.figures[name]) for name in names]
         cells.append(_change(arm.gain))
         for attack in arm.attacks.values():
-            cells += map(_cell, attack.rates.values())
+            cells += map(write_cell, attack.rates.values())
             cells += map(_change, attack.losses.values())
         rows.append(cells)
     # Where an attack has no figure in any arm there is no column for it.
@@ -164,7 +154,7 @@ def differences_summary(differences: ArmDifferences | None) -> str:
     """Write the table with what to think of it, for a terminal; "" where there is none."""
     if differences is None or not differences.compared:
         return ""
-    head = f"Each arm less the first (`{_line(differences.first)}`), not declared, in points:"
+    head = f"Each arm less the first (`{one_line(differences.first)}`), not declared, in points:"
     return f"{head}\n\n{_differences_body(differences)}\n"
 
 
@@ -189,32 +179,7 @@ def _differences_body(differences: ArmDifferences) -> str:
         text += "- With 2 pairs an interval holds the truth in 91 to 98 of 100 cases, not in 95.\n"
     # A reason for each arm, however many of its figures it is one for.
     reasons = {(row.arm, row.because): row for row in differences.compared if row not in compared}
-    return text + "".join(f"- Not compared: `{_line(arm)}`: {why}.\n" for arm, why in reasons)
-
-
-def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a table as Markdown. Bars and line breaks in its texts stay in their cells."""
-    lines = [_row(heads), "|---" * len(heads) + "|", *map(_row, rows)]
-    return "\n".join(lines) + "\n"
-
-
-def _row(cells: Iterable[str]) -> str:
-    """Write a row of a Markdown table. Bars and line breaks in its texts stay in their cells."""
-    return "| " + " | ".join(_line(cell).replace("|", "\\|") for cell in cells) + " |"
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _cell(value: OverRuns | None) -> str:
-    if value is None:
-        return "–"
-    text = f"{100 * value.mean:.1f}"
-    if value.ci95 is not None:
-        low, high = value.ci95
-        return f"{text} [{100 * low:.1f}, {100 * high:.1f}]"
-    return text
+    return text + "".join(f"- Not compared: `{one_line(arm)}`: {why}.\n" for arm, why in reasons)
 
 
 def _finished(entries: Sequence[RunResult | AttackResult]) -> str:
@@ -240,7 +205,7 @@ def render_results(results: SweepResults) -> str:
     )
     if results.arms[0].attacks:
         text += _ATTACKS_PAGE + _apart_line(results)
-    text += _asked_again_page(results)
+    text += effort_page(results) + asked_again_page(results)
     if lines := baseline_lines(results.baselines):
         text += "\n## What the baselines say\n\n" + "".join(f"- {line}\n" for line in lines)
     text += "\n![The arms](arms.svg)\n"
@@ -254,7 +219,7 @@ def render_results(results: SweepResults) -> str:
     failed = [entry for entry in results.played if entry.failure is not None]
     if failed:
         text += "\n## Not ended\n\n"
-        text += "".join(f"- `{run.run}`: {_line(run.failure or '')}\n" for run in failed)
+        text += "".join(f"- `{run.run}`: {one_line(run.failure or '')}\n" for run in failed)
     return text
 
 
@@ -265,7 +230,7 @@ def _apart_line(results: SweepResults) -> str:
     )
     if not labels:
         return ""
-    names = ", ".join(f"`{_line(label)}`" for label in labels)
+    names = ", ".join(f"`{one_line(label)}`" for label in labels)
     return f"\nOn other problems than the runs' own tests, so no loss is paired: {names}.\n"
 
 
@@ -274,7 +239,7 @@ def _differences_page(differences: ArmDifferences | None) -> str:
     if differences is None or not differences.compared:
         return ""
     text = "\n## Each arm less the first: not declared\n"
-    text += _UNDECLARED.format(first=_line(differences.first))
+    text += _UNDECLARED.format(first=one_line(differences.first))
     text += f"\n{_differences_body(differences)}"
     return text + (_SEEDS if any(row.seeds_needed for row in differences.compared) else "")
 
@@ -289,49 +254,7 @@ def _cells_line(cells: CellsWritten | None) -> str:
     )
     if cells.left_out:
         text += "\nWhat could not be read is not in it:\n\n"
-    return text + "".join(f"- {_line(error)}\n" for error in cells.left_out)
-
-
-def _asked_again_page(results: SweepResults) -> str:
-    """Write the tables of verifiers alone, asked again; "" where none was."""
-    asked = [arm for arm in results.arms if arm.any_of]
-    if not asked:
-        return ""
-    heads = ["arm", "test", "k", "generated tokens", *_ANY_OF]
-    rows = [
-        [
-            arm.name,
-            _when(test),
-            str(row.k),
-            f"{row.generated_tokens:,.0f}",
-            _cell(row.soundness),
-            _cell(row.completeness),
-        ]
-        for arm in asked
-        for test in arm.any_of
-        for row in test.rows
-    ]
-    text = f"\n## Asked again\n{_ASKED_AGAIN}\n{markdown_table(heads, rows)}"
-    compared = results.baselines.any_of
-    if not compared:
-        return text
-    attacks = [*compared[0].attacked]
-    heads = ["arm", "generated tokens", "soundness", *(f"{label}: soundness" for label in attacks)]
-    heads += ["asked again", "k", "generated tokens", *_ANY_OF]
-    rows = []
-    for pair in compared:
-        tokens, of_baseline = pair.generated_tokens
-        cells = [pair.arm, f"{tokens:,.0f}", _cell(pair.soundness)]
-        cells += [_cell(pair.attacked[label].soundness) for label in attacks]
-        # Untrained and trained, in a line each.
-        for test in pair.any_of:
-            again = [f"{pair.baseline}, {_when(test)}", str(pair.k), f"{of_baseline:,.0f}"]
-            rows.append([*cells, *again, _cell(test.soundness), _cell(test.completeness)])
-    return f"{text}{_AT_AS_MANY}\n{markdown_table(heads, rows)}"
-
-
-def _when(test: AskedAgainTest | AskedAgainAt) -> str:
-    return "untrained" if test.iteration == 0 else f"iteration {test.iteration}"
+    return text + "".join(f"- {one_line(error)}\n" for error in cells.left_out)
 
 
 def _declared_page(declared: DeclaredResults) -> str:
@@ -340,8 +263,8 @@ def _declared_page(declared: DeclaredResults) -> str:
     heads += ["95 % interval", "p (Holm)", "outcome"]
     text = (
         f"\n## Declared\n\nDeclared at {declared.declared_at} (declaration "
-        f"`{declared.sha256[:16]}`). Stopping rule: {_line(declared.stopping)}\n\n"
-        f"{_row(heads)}\n{'|---' * len(heads)}|\n"
+        f"`{declared.sha256[:16]}`). Stopping rule: {one_line(declared.stopping)}\n\n"
+        f"{write_row(heads)}\n{'|---' * len(heads)}|\n"
     )
     for row in declared.outcomes:
         arm, against = (plain_percent(rate) for rate in row.rates)
@@ -357,7 +280,7 @@ def _declared_page(declared: DeclaredResults) -> str:
             "–" if row.p_holm is None else f"{row.p_holm:.3g}",
             _outcome_cell(row),
         ]
-        text += _row(cells) + "\n"
+        text += write_row(cells) + "\n"
     text += (
         "\nDifferences in points, paired by run and question; intervals and p-values count seeds "
         "and questions as drawn.\n"
@@ -407,9 +330,11 @@ def _notes_on(outcomes: Sequence[HypothesisOutcome]) -> str:
     text = _EQUALITIES if any(row.margin is not None for row in outcomes) else ""
     given = [row for row in outcomes if row.trials is not None]
     if given:
-        text += _GIVEN + "\n" + "".join(f"- {_line(row.says)}: {_trials(row)}\n" for row in given)
+        text += (
+            _GIVEN + "\n" + "".join(f"- {one_line(row.says)}: {_trials(row)}\n" for row in given)
+        )
     text += _GATE if any(row.gate for row in outcomes) else ""
     worst = dict.fromkeys(line for row in outcomes for line in row.worst)
     if worst:
-        text += _WORST + "\n" + "".join(f"- `{_line(line)}`\n" for line in worst)
+        text += _WORST + "\n" + "".join(f"- `{one_line(line)}`\n" for line in worst)
     return text

@@ -17,10 +17,16 @@ from nip_core.sweep.arm_baselines import (
     compare_with_baselines,
 )
 from nip_core.sweep.arm_differences import subtract_first_arm
-from nip_core.sweep.asked_again import compare_at_equal_tokens, summarize_asked_again
+from nip_core.sweep.asked_again import (
+    compare_at_equal_tokens,
+    compare_attacked,
+    summarize_asked_again,
+)
 from nip_core.sweep.cells import encode_parquet
 from nip_core.sweep.counted import Counted, Figure, LastTest, Verdicts, average_runs
 from nip_core.sweep.declaration import declaration_path
+from nip_core.sweep.document_parts import OverRuns, sum_up
+from nip_core.sweep.effort_curves import average_curves
 from nip_core.sweep.facts_on_record import Collected, collect_sweep
 from nip_core.sweep.outcomes import judge_hypotheses
 from nip_core.sweep.page import render_results
@@ -31,11 +37,9 @@ from nip_core.sweep.results_document import (
     BaselineFindings,
     CellsWritten,
     DeclaredResults,
-    OverRuns,
     RunResult,
     SweepResults,
     SweptTest,
-    sum_up,
 )
 from nip_core.sweep.swept_facts import RunFacts, SweepFacts
 from nip_core.sweep.swept_runs import SEED, Sweep
@@ -129,9 +133,12 @@ def _find_baselines(
         and run.name in last_tests
         and last_tests[run.name].majority_accuracy is not None
     ]
-    asked_again = compare_at_equal_tokens(arms, asked_again_pairs(facts))
+    pairs = asked_again_pairs(facts)
+    asked_again = compare_at_equal_tokens(arms, pairs)
     by_majority = ByMajority(verdicts, tests, voted)
-    return compare_with_baselines(counted, by_majority, facts, last_tests, asked_again)
+    found = compare_with_baselines(counted, by_majority, facts, last_tests, asked_again)
+    attacked = tuple(compare_attacked(arms, pairs))
+    return found.model_copy(update={"attacked": attacked}) if attacked else found
 
 
 def _locate_last_tests(
@@ -173,7 +180,8 @@ def _sum_up_arm(
         prompt_tokens=sum_up(test.prompt_tokens for test in last),
         any_of=summarize_asked_again(verdicts, tested, of_arm),
         attacks={
-            label: _sum_up_attack(counted, label, runs, swept, of_arm) for label in sweep.attacks
+            label: _sum_up_attack(verdicts, counted, label, runs, swept, of_arm)
+            for label in sweep.attacks
         },
     )
 
@@ -185,6 +193,7 @@ def _find_gain(tests: Sequence[SweptTest]) -> float | None:
 
 
 def _sum_up_attack(
+    verdicts: Verdicts,
     counted: Counted,
     label: str,
     runs: Sequence[RunResult],
@@ -195,6 +204,8 @@ def _sum_up_attack(
     attacks = [run.attacks[label] for run in runs if label in run.attacks]
     finished = [attack for attack in attacks if attack.status == FINISHED]
     plays = _Plays(counted, [attack.run for attack in finished], f"{of_arm} {label}")
+    facts = [of for run in swept for of in run.attacks if of.label == label]
+    known = [of for of in facts if of.status == FINISHED]
     return ArmAttack(
         runs=sum(run.name_after(label) is not None for run in swept),
         finished=len(finished),
@@ -202,6 +213,8 @@ def _sum_up_attack(
         completeness=plays.average("completeness", [attack.completeness for attack in finished]),
         lost_to_lying=sum_up(attack.lost_to_lying for attack in finished),
         lost_to_training=sum_up(attack.lost_to_training for attack in finished),
+        verifier_tokens=sum_up(attack.verifier_tokens for attack in finished),
+        by_effort=average_curves(verdicts, known, f"{of_arm} {label}"),
     )
 
 

@@ -21,6 +21,7 @@ from nip_core.evaluation.split_metrics import AnyOfRow, BelievedMetrics, SplitMe
 from nip_core.evaluation.spread import Asked
 from nip_core.protocols import ACCEPT, REJECT
 from nip_core.sweep.counted import LastTest, Play, Verdicts, count_plays, share_right
+from nip_core.sweep.effort_curves import measure_curve
 from nip_core.sweep.results_document import FINISHED, AttackResult, SweptTest
 from nip_core.sweep.swept_facts import AttackFacts, RunFacts, SpentOnTest
 
@@ -140,6 +141,8 @@ def measure_attack(verdicts: Verdicts, run: RunFacts, attack: AttackFacts) -> At
         lost_to_lying=_find_loss(before, first) if attack.is_lying_known else None,
         lost_to_training=_find_loss(first, last),
         caution=attack.caution,
+        verifier_tokens=attack.verifier_tokens,
+        by_effort=measure_curve(verdicts, attack),
         verdict=attack.verdict,
         is_apart=attack.is_apart,
     )

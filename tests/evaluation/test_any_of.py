@@ -43,6 +43,15 @@ def test_each_k_is_the_mean_over_all_choices_of_k_plays(episodes_of, k):
         assert 0 <= low <= row[rate] <= high <= 1
 
 
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_the_majority_of_k_plays_is_the_mean_over_all_choices_too(episodes_of, k):
+    counted = count_right_choices(episodes_of(*rows()))
+    for (problem, y), decisions in PLAYS.items():
+        leads = [c.count(ACCEPT) - c.count(REJECT) for c in combinations(decisions, k)]
+        right = sum(lead > 0 if y else lead < 0 for lead in leads)
+        assert counted[problem].voted[k - 1] == pytest.approx(right / len(leads))
+
+
 def test_the_order_of_plays_changes_nothing(episodes_of):
     backwards = {key: decisions[::-1] for key, decisions in PLAYS.items()}
     assert any_of(episodes_of(*rows())) == any_of(episodes_of(*rows(backwards)))

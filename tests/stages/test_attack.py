@@ -96,9 +96,9 @@ def decided(verdict):
     return {"text": f"Decision: {verdict}", "logprobs": {"content": content}}
 
 
-def attacked(folder, n=(1, 4, 32), **more):
+def attacked(folder, n=(1, 4, 32), overrides=(), **more):
     chosen = {"by": "best-of-n", "iteration": 0, "n": list(n), **more}
-    return attack_settings(str(folder), "scripted", chosen)
+    return attack_settings(str(folder), "scripted", chosen, overrides=overrides)
 
 
 def stored(folder, name="scripted-best-of-n-0"):
@@ -134,8 +134,10 @@ async def test_an_attack_takes_what_is_expected_by_how_often_provers_repeat_them
 
 @pytest.mark.parametrize("with_logprobs", [True, pytest.param(False, marks=pytest.mark.long)])
 async def test_a_word_that_the_verifier_obeys_is_found(tmp_path, monkeypatch, with_logprobs):
+    # Another API than nip's own is asked for what may be refused only if it is to be.
+    recorded = ["rollouts.record_p_accept=true"] if with_logprobs else []
     async with scripted_run(tmp_path, monkeypatch, answers(obeys, with_logprobs)) as server:
-        result = (await loop.train(attacked(tmp_path)))["attack"]
+        result = (await loop.train(attacked(tmp_path, overrides=recorded)))["attack"]
     soundness = [entry["soundness"] for entry in result["by_n"]]
     assert soundness[0] > soundness[1] > soundness[2] == 0.0
     assert result["by_n"][-1]["fooled"] == 6
@@ -150,6 +152,30 @@ async def test_a_word_that_the_verifier_obeys_is_found(tmp_path, monkeypatch, wi
     asked = Counter(body["model"] for body in server.bodies)
     assert asked["prover"] == 12
     assert asked["verifier"] <= 12 * (len(WORDS) + 3)
+    # What fooled it is one kind of message, which was among those that were sampled.
+    gallery = result["gallery"]
+    [kind, *others] = gallery["kinds"]
+    assert "banana" in kind["kind"] and (gallery["at"], kind["fooled"]) == (32, 6)
+    assert gallery["sampled"] == 6 * 32 == sum(of["sampled"] for of in gallery["kinds"])
+    assert len(others) == len(WORDS) - 1 and not any(of["fooled"] for of in others)
+    assert kind["examples"][0]["text"] == "banana"
+    # Few messages cost little: the largest number costs what all of it did, but for equal prompts.
+    one, four, most = (row["effort"] for row in result["by_n"])
+    assert one["calls"] < four["calls"] < most["calls"]
+    metrics = run.read_json(run.metrics(0, "attack"))
+    assert most["calls"] == metrics["generations"]
+    assert most["generated_tokens"] == metrics["completion_tokens"]
+    assert one["prompt_tokens"] < most["prompt_tokens"] <= metrics["prompt_tokens"]
+    # Where it accepts from another P(accept) on, it rejects all, or what it rejects now.
+    curve = result["by_n"][-1].get("by_threshold")
+    assert (curve is not None) == with_logprobs
+    if curve:
+        assert [row["soundness"] for row in curve] == [0.0] * 7 + [1.0] * 2
+        assert [row["completeness"] for row in curve] == [1.0] * 7 + [0.0] * 2
+        assert result["by_n"][-1]["with_p_accept"] == 12
+        report = run.store.get(f"{run.root}/report.html").decode()
+        assert "If it accepted from another P(accept) on" in report
+        assert "What fooled the verifier" in report
     # Only with log-probabilities is an estimate a probability.
     expected = 0.9 if with_logprobs else 1.0
     estimates = {row["p_accept"] for row in choices.to_pylist() if row["n"] == 32}

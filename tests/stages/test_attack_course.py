@@ -286,6 +286,13 @@ async def test_provers_imitate_first_what_fooled_a_verifier_elsewhere(
     # What came of it is tested, and trained on.
     assert [row["step"] for row in result["attack"]["by_step"]] == [0, 1, 2]
     assert (result["attack"]["start_from"], result["attack"]["imitated"]) == (start, 12)
+    # What was imitated was learned from, and not played.
+    efforts = [row["effort"] for row in result["attack"]["by_step"]]
+    assert efforts[0]["calls"] == efforts[1]["calls"] == 0 < efforts[2]["calls"]
+    assert efforts[0]["trained_tokens"] == 0 < efforts[1]["trained_tokens"]
+    gallery = result["attack"]["gallery"]
+    assert gallery["at"] == result["attack"]["worst"]["step"]
+    assert gallery["sampled"] == result["attack"]["reach"]["messages"]
     second = read_job(run, run.job(1, "prover"))
     assert second.method == "trajectories"
     if second.id is not None:

@@ -89,6 +89,13 @@ async def test_a_script_takes_what_the_provers_never_say(tmp_path, monkeypatch, 
     assert (attack["by"], attack["script"]) == ("script", "script:right-step")
     assert not {"lost_to_lying", "lost_to_training", "reach"} & attack.keys()
     assert attack["told"] is None and attack["caution"] is None
+    # Of what is said on wrong problems; the one kind that the prover has does not fool it.
+    [kind] = attack["gallery"]["kinds"]
+    assert (kind["kind"], kind["fooled"], kind["played"]) == ("calls a right step wrong", 6, 6)
+    assert "sampled" not in kind or kind["sampled"] is None
+    [kind] = best["gallery"]["kinds"]
+    assert kind["kind"] == "says that no step is wrong, names nothing"
+    assert (kind["sampled"], kind["played"], kind["fooled"]) == (12, 6, 0)
     # It costs the verifier's calls, and no others.
     assert Counter(body["model"] for body in server.bodies) == {"verifier": 12}
     assert plan.calls == plan.expected_calls == 12

@@ -16,10 +16,13 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.showing.reports import write_report
 from nip_core.sweep.arm_baselines import ByMajority, baseline_lines
+from nip_core.sweep.asked_again import compare_attacked
 from nip_core.sweep.counted import LastTest, Play, Verdicts
+from nip_core.sweep.document_parts import OverRuns
 from nip_core.sweep.facts_on_record import baseline_kind
 from nip_core.sweep.page import render_results
 from nip_core.sweep.results import collect_results
+from nip_core.sweep.results_document import ArmAttack
 from nip_core.sweep.swept_runs import read_sweep
 
 ARMS = ("adp", "alone", "random")
@@ -140,6 +143,24 @@ def test_an_arm_stands_beside_as_many_verdicts_as_make_its_tokens(tmp_path, monk
     text = render_results(results)
     assert "## Asked again" in text and "| alone | untrained | 3 |" in text
     assert f"| alone, untrained | {beside.k} |" in text
+    # One verdict has no other majority; completeness and soundness can't both gain by voting.
+    first, *_, last = test.rows
+    assert first.majority_soundness.mean == pytest.approx(first.soundness.mean)
+    assert last.majority_soundness.mean <= last.soundness.mean
+    # Under an attack in which the verifier wrote as much as in two plays alone.
+    tokens = OverRuns(mean=2 * alone.generated_tokens.mean + 0.2, lowest=0, highest=9)
+    half = OverRuns(mean=0.5, lowest=0.5, highest=0.5)
+    left = ArmAttack(runs=2, finished=2, soundness=half, verifier_tokens=tokens)
+    arms = [adp.model_copy(update={"attacks": {"chosen": left}}), alone]
+    [attacked] = compare_attacked(arms, [(0, 1)])
+    assert (attacked.arm, attacked.attack, attacked.baseline, attacked.k) == (
+        *("adp", "chosen", "alone"),
+        2,
+    )
+    assert attacked.soundness == half and attacked.any_of[0].soundness == test.rows[1].soundness
+    found = results.baselines.model_copy(update={"attacked": (attacked,)})
+    text = render_results(results.model_copy(update={"baselines": found}))
+    assert "no more tokens of the verifier" in text and "| adp | chosen |" in text
     assert "Any of k plays" in report_of(store, "leak-alone-1")
     assert "Any of k plays" not in report_of(store, "leak-adp-1")
 

@@ -9,24 +9,28 @@ from pathlib import Path
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import yaml
 from small_game import FEW, train_here, write_config
 
 from nip_core.errors import NipError, SettingsError
+from nip_core.evaluation.attack_figures import plain_rollouts
 from nip_core.evaluation.baseline_words import shows_checking
 from nip_core.records.iterations import Records
+from nip_core.rollouts.tables import StoredRollouts, read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import list_files, open_store
 from nip_core.sweep.cells import encode_parquet, read_verdicts
 from nip_core.sweep.counted import Counted, LastTest, Verdicts, share_right
 from nip_core.sweep.declaration import settings_digest
+from nip_core.sweep.document_parts import OverRuns
 from nip_core.sweep.facts_on_record import collect_sweep
 from nip_core.sweep.page import arms_table, render_results
 from nip_core.sweep.recompute import recompute_results
 from nip_core.sweep.results import collect_results, write_results
-from nip_core.sweep.results_document import ArmResult, BaselineFindings, OverRuns, SweepResults
+from nip_core.sweep.results_document import ArmResult, BaselineFindings, SweepResults
 from nip_core.sweep.swept_runs import read_sweep
 from nip_prefect.flows.sweep import sweep as sweep_command
 
@@ -95,6 +99,23 @@ def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
     assert attack.lost_to_lying == metrics["lost_to_lying"]["difference"] is not None
     assert attack.lost_to_training == metrics["lost_to_training"]["difference"] is not None
     assert (of_arm.finished, of_arm.runs) == (1, 2)
+    # Of the episodes that count, whatever was played to choose their messages.
+    chosen = RunStore(store, "small-adp-1-chosen")
+    stored = StoredRollouts(store, [chosen.rollouts(0, "attack")])
+    played = plain_rollouts(read_rollouts(store, chosen.rollouts(0, "attack")), stored.choices(), 3)
+    spoken = played.generations.filter(pc.equal(played.generations["agent"], "verifier"))
+    tokens = pc.sum(spoken["completion_tokens"]).as_py() / played.episodes.num_rows
+    # Over what it took: with fewer messages it costs less.
+    one, three = attack.by_effort
+    assert (one.at, three.at) == ("n 1", "n 3") and 0 < one.tokens < three.tokens
+    assert (three.soundness, three.completeness) == (attack.soundness, attack.completeness)
+    assert three.calls == metrics["generations"]
+    assert [(of.at, of.soundness.mean) for of in of_arm.by_effort] == [
+        ("n 1", one.soundness),
+        ("n 3", three.soundness),
+    ]
+    assert "| adp | chosen | n 3 |" in render_results(results)
+    assert attack.verifier_tokens == of_arm.verifier_tokens.mean == tokens > 0
     assert results.runs[1].attacks["chosen"].status == "not begun"
     assert nip.attacks["chosen"].soundness is None
     verdicts = Verdicts(read_verdicts(store, sweep)[0])

@@ -23,6 +23,7 @@ from nip_core.scenarios.arithmetic.chains import (
     read_steps,
     write_steps,
 )
+from nip_core.scenarios.arithmetic.kinds import name_kind
 from nip_core.scenarios.arithmetic.pairs import draw_pair
 from nip_core.scenarios.arithmetic.written import (
     call_right_step_wrong,
@@ -156,6 +157,11 @@ class Arithmetic(Scenario):
             return None
         right, wrong, mistake = pair
         return (right, None) if y else (wrong, mistake)
+
+    def kind_of_message(self, message: str, texts: Mapping[str, str]) -> str:
+        """Tell which step a message calls wrong, and whether it is, or that it names none."""
+        named = name_kind(message, texts["solution"])
+        return named or super().kind_of_message(message, texts)
 
     def label(self, row: Row) -> int:
         """Calculate again. Raises ValueError for a text in other words than `generate` uses."""

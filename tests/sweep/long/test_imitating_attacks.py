@@ -1,5 +1,6 @@
 """An attack that begins with another attack's messages waits for it, however the sweep is killed."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from small_game import train_here
 
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
@@ -16,6 +18,7 @@ from nip_core.sweep.facts_on_record import collect_sweep
 from nip_core.sweep.results import compute_results
 from nip_core.sweep.swept_runs import read_sweep
 
+pytestmark = pytest.mark.timeout(1500)  # three commands, each with servers of its own
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {**os.environ, "DO_NOT_TRACK": "1"}
 LIES = """
@@ -41,7 +44,8 @@ def written(tmp_path, problems):
         "config": "deterministic",
         "run_store": str(tmp_path / "runs"),
         "set": {
-            "rl": {"num_iterations": 1, "rollouts_per_iteration": 200},
+            "interaction_protocol": "adp",
+            "rl": {"num_iterations": 1, "rollouts_per_iteration": 80},
             "dataset_options.max_test_size": 8,
         },
         "axes": {"seed": [1]},
@@ -59,20 +63,21 @@ def nip(*arguments):
     )  # fmt: skip
 
 
+def trained(path):
+    """Train the run that is attacked here, which takes no process."""
+    sweep = read_sweep(path)
+    asyncio.run(train_here(sweep.config, sweep.runs[0].overrides))
+
+
 def ended(process):
-    said, _ = process.communicate(timeout=300)
+    said, _ = process.communicate(timeout=600)
     assert "Traceback" not in said
     return process.returncode, said
 
 
 def test_it_begins_once_the_other_is_finished_also_after_a_kill(tmp_path):
     path = written(tmp_path, 60)
-    status, said = ended(nip("sweep", path, "--dry-run"))
-    lines = said.splitlines()
-    assert status == 0 and lines[1].startswith("small-1-named ")
-    assert lines[2].startswith("small-1-begun ")
-    assert lines[2].endswith("after named, which it imitates")
-
+    trained(path)
     process = nip("sweep", path)
     record = tmp_path / "runs" / "small-1-begun" / "run.json"
     while not record.exists():
@@ -96,9 +101,9 @@ def test_it_begins_once_the_other_is_finished_also_after_a_kill(tmp_path):
     assert not run.attacks["begun"].is_apart and sweep.runs[0].tested_by == ("begun",)
 
 
-@pytest.mark.parametrize("problems", [2])
-def test_one_that_finds_too_little_to_imitate_is_named_and_the_rest_is_kept(tmp_path, problems):
-    path = written(tmp_path, problems)
+def test_one_that_finds_too_little_to_imitate_is_named_and_the_rest_is_kept(tmp_path):
+    path = written(tmp_path, 2)
+    trained(path)
     status, said = ended(nip("sweep", path))
     assert status == 2 and "small-1-named: finished" in said
     assert "small-1-begun: failed with exit code 2" in said and "10 are needed" in said

@@ -1,0 +1,170 @@
+"""What attacking provers said on wrong problems, counted by kind, with examples.
+
+gallery_of_choice    of an attack that chooses among messages, or whose messages a script writes
+gallery_of_training  of one that trains provers
+
+What a kind is, the scenario says (`kind_of_message`): of a hundred messages that fooled a verifier
+nobody sees at a glance that ninety-seven of them name nothing.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nip_core.errors import NipError
+from nip_core.evaluation.attack_figures import plain_rollouts
+from nip_core.evaluation.attack_metrics import FoolingMessage, MessageGallery, MessageKind
+from nip_core.game.render import Game, parse_columns
+from nip_core.protocols import ACCEPT
+from nip_core.rollouts.tables import RolloutTables
+from nip_core.rollouts.trees import parse_path
+from nip_core.scenarios.checked import call_for_text, draw_columns
+
+MOST_KINDS, EXAMPLES, LONGEST = 12, 3, 300
+"""Kinds that are listed, examples of each, and characters of one."""
+OF_PROBLEMS = ("key", "question", "solution", "columns", "drawn", "seed", "y", "decision")
+OF_MESSAGES = ("episode", "branch_path", "agent", "invalid_reason", "text")
+"""Columns of episodes and of generations that a gallery is made of."""
+
+
+class _Said(NamedTuple):
+    """A message of an attacking prover on a wrong problem."""
+
+    episode: str
+    path: str
+    agent: str
+    text: str
+    kind: str
+    is_accepted: bool
+
+
+def gallery_of_choice(
+    game: Game,
+    rollouts: RolloutTables,
+    choices: pa.Table,
+    attackers: Collection[str],
+    *,
+    is_scripted: bool = False,
+) -> MessageGallery:
+    """Count the messages of an attack with the largest number that was chosen from."""
+    n = pc.max(choices["n"]).as_py()
+    sampled = None
+    if not is_scripted:
+        # Below a number from `n` on the game is played on to judge a message.
+        sampled = Counter(
+            message.kind
+            for message in _list_said(game, rollouts, attackers)
+            if all(number < n for number in parse_path(message.path))
+        )
+    played = plain_rollouts(rollouts, choices, n)
+    return _make_gallery(n, sampled, [*_list_said(game, played, attackers)])
+
+
+def gallery_of_training(
+    game: Game,
+    trained: Iterable[RolloutTables],
+    tested: RolloutTables,
+    step: int,
+    attackers: Collection[str],
+) -> MessageGallery:
+    """Count the messages by which provers were `trained`, and those of the test of the worst."""
+    sampled = Counter(
+        message.kind for tables in trained for message in _list_said(game, tables, attackers)
+    )
+    return _make_gallery(step, sampled, [*_list_said(game, tested, attackers)])
+
+
+def _list_said(game: Game, rollouts: RolloutTables, attackers: Collection[str]) -> Iterator[_Said]:
+    """List the valid messages of attackers on wrong problems, each with its kind."""
+    rows = rollouts.episodes.select(OF_PROBLEMS).to_pylist()
+    wrong = {row["key"]: row for row in rows if row["y"] == 0}
+    told = _remember(game)
+    for row in rollouts.generations.select(OF_MESSAGES).to_pylist():
+        episode = wrong.get(row["episode"])
+        if episode is None or row["agent"] not in attackers or row["invalid_reason"] is not None:
+            continue
+        yield _Said(
+            episode=row["episode"],
+            path=row["branch_path"],
+            agent=row["agent"],
+            text=row["text"],
+            kind=told(row["text"], episode),
+            is_accepted=episode["decision"] == ACCEPT,
+        )
+
+
+def _remember(game: Game) -> Callable[[str, Mapping[str, object]], str]:
+    """Make what names the kind of a message in an episode; equal messages are asked about once."""
+    known, texts = dict[tuple[object, str], str](), dict[object, Mapping[str, str]]()
+    scenario = game.scenario
+
+    def tell(message: str, episode: Mapping[str, object]) -> str:
+        key = episode["key"]
+        if (key, message) not in known:
+            try:
+                if key not in texts:
+                    texts[key] = _read_texts(game, episode)
+                name = call_for_text(scenario, "kind_of_message", message, texts[key])
+            except NipError as error:  # this is for reading alone
+                name = f"kind_of_message failed: {error}"
+            known[key, message] = " ".join(name.split())
+        return known[key, message]
+
+    return tell
+
+
+def _read_texts(game: Game, episode: Mapping[str, object]) -> Mapping[str, str]:
+    """Give the texts of an episode's problem by column, with what was drawn for it."""
+    texts = {name: str(episode[name]) for name in ("question", "solution")}
+    for name in ("columns", "drawn"):
+        stored = episode[name]
+        texts |= parse_columns(None if stored is None else str(stored))
+    return {**texts, **draw_columns(game.scenario, texts, int(str(episode["seed"])))}
+
+
+def _make_gallery(
+    at: int, sampled: Counter[str] | None, played: Collection[_Said]
+) -> MessageGallery:
+    counts = Counter(message.kind for message in played)
+    fooled = Counter(message.kind for message in played if message.is_accepted)
+    names = {*counts, *(sampled or ())}
+
+    def order(kind: str) -> tuple[int, int, int, str]:
+        return -fooled[kind], -counts[kind], -(sampled or counts)[kind], kind
+
+    listed = sorted(names, key=order)
+    return MessageGallery(
+        at=at,
+        sampled=None if sampled is None else sampled.total(),
+        played=len(played),
+        fooled=fooled.total(),
+        kinds=tuple(
+            MessageKind(
+                kind=kind,
+                sampled=None if sampled is None else sampled[kind],
+                played=counts[kind],
+                fooled=fooled[kind],
+                examples=tuple(_take_examples(kind, played)),
+            )
+            for kind in listed[:MOST_KINDS]
+        ),
+        kinds_left_out=max(0, len(listed) - MOST_KINDS),
+    )
+
+
+def _take_examples(kind: str, played: Iterable[_Said]) -> Iterator[FoolingMessage]:
+    """Take some messages of a kind, those that fooled first, each wording once."""
+    of_kind = sorted(
+        (message for message in played if message.kind == kind),
+        key=lambda message: (not message.is_accepted, message.episode),
+    )
+    by_text = dict[str, _Said]()
+    for message in of_kind:
+        by_text.setdefault(message.text, message)
+    for message in [*by_text.values()][:EXAMPLES]:
+        text = message.text
+        short = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+        yield FoolingMessage(episode=message.episode, agent=message.agent, text=short)

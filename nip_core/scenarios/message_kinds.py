@@ -1,0 +1,32 @@
+"""Names for kinds of messages, by which those of an attack are counted.
+
+describe_message  the decision that a message claims, a remark, and the words of a short one
+"""
+
+import re
+from collections.abc import Mapping
+
+_SHORT = 60  # characters: longer messages differ in more than their numbers
+_VERDICTS = {0: "claims that it is wrong", 1: "claims that it is right"}
+
+
+def describe_message(message: str, claims: Mapping[str, int], remark: str) -> str:
+    """Name the kind of a message by its claim and the `remark` on it.
+
+    `claims` are those of a scenario. A short message without a remark has its words, too, with
+    every number as "#".
+    """
+    said = {y for pattern, y in claims.items() if re.search(pattern, message, re.IGNORECASE)}
+    parts = []
+    if claims:
+        parts.append(_VERDICTS[min(said)] if len(said) == 1 else _without_one(bool(said)))
+    words = re.sub(r"\d+", "#", " ".join(message.split()))
+    if remark:
+        parts.append(remark)
+    elif len(words) <= _SHORT:
+        parts.append(f"\u201c{words}\u201d")
+    return ": ".join(parts) or "longer than a line"
+
+
+def _without_one(claims_both: bool) -> str:
+    return "claims both" if claims_both else "claims nothing"

@@ -1,0 +1,61 @@
+"""What the documents of a sweep are made of.
+
+Part      a document, or a part of one
+OverRuns  a figure of several runs; `sum_up` makes it
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from nip_core.evaluation.split_metrics import Interval95
+from nip_core.evaluation.statistics.two_way import TwoWay
+
+
+def is_none(value: object) -> bool:
+    """Tell whether a field has no value, so that its key is left out."""
+    return value is None
+
+
+class Part(BaseModel):
+    """A document about a sweep, or a part of one."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    def as_json(self) -> dict[str, Any]:
+        """Encode the document as it stands in a file, without the keys of fields not set."""
+        return self.model_dump(exclude_unset=True)
+
+
+class OverRuns(Part):
+    """A figure of several runs."""
+
+    mean: float
+    lowest: float
+    highest: float
+    ci95: Interval95 | None = Field(default=None, exclude_if=is_none)
+    """Of the mean, over seeds and questions; no key where nothing shows the spread."""
+
+
+def sum_up(values: Iterable[float | None], both_ways: TwoWay | None = None) -> OverRuns | None:
+    """Average a figure over runs; None where no run has it.
+
+    `both_ways` is the same mean over seeds and questions, for its interval: that of a rate.
+    """
+    measured = [value for value in values if value is not None]
+    if not measured:
+        return None
+    interval = None if both_ways is None else both_ways.ci95
+    return OverRuns(
+        mean=sum(measured) / len(measured),
+        lowest=min(measured),
+        highest=max(measured),
+        ci95=None if interval is None else clip_interval(interval),
+    )
+
+
+def clip_interval(interval: Interval95, lowest: float = 0.0) -> Interval95:
+    """Cut an interval to [`lowest`, 1], the range of rates, or of differences between rates."""
+    # With few seeds Student's t reaches beyond what a rate can be.
+    return max(lowest, interval[0]), min(1.0, interval[1])
