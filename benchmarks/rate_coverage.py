@@ -46,7 +46,7 @@ def find_center(rate, spread):
 
 
 def count(rate, shape, spreads, draws, random):
-    """How often each bound holds the rate."""
+    """Count how often each bound holds the rate."""
     seeds, questions, variants = shape
     center = find_center(rate, float(np.hypot(*spreads)))
     held = dict.fromkeys(("high", "low", "t_high", "t_low"), 0)

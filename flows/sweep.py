@@ -159,8 +159,9 @@ def declare(
         within = (
             "" if hypothesis.margin is None else f" within ± {100 * hypothesis.margin:g} points"
         )
-        of = "" if hypothesis.number is None else f", of {hypothesis.number:g}"
-        expected = f"{hypothesis.expected}{within}{of}"
+        word = "to" if hypothesis.expected == "equal" else "than"
+        number = "" if hypothesis.number is None else f" {word} {hypothesis.number:g}"
+        expected = f"{hypothesis.expected}{number}{within}"
         say(f"{primary}{hypothesis.says} ({hypothesis.figure}, {expected}{gate})")
     say(f"{amount(len(declaration.plan.runs), 'run')}; nothing was started")
     how = "declared" if is_new else f"was declared at {declaration.declared_at}"

@@ -1,7 +1,7 @@
 """Measuring a committed split: its metrics, and its transcripts where the settings ask for them."""
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import asdict
 from functools import partial, reduce
 from hashlib import sha256
@@ -11,7 +11,6 @@ import pyarrow as pa
 import yaml
 
 from nip_core.evaluation.acceptance_figures import measure_acceptance
-from nip_core.evaluation.attack_effort import make_effort
 from nip_core.evaluation.attack_figures import (
     COUNTED,
     SPENT,
@@ -23,7 +22,7 @@ from nip_core.evaluation.attack_figures import (
     without_lying,
 )
 from nip_core.evaluation.attack_losses import OwnTest
-from nip_core.evaluation.attack_metrics import Attacked, AttackMetrics, Effort, MessageGallery
+from nip_core.evaluation.attack_metrics import Attacked, AttackMetrics
 from nip_core.evaluation.attack_reach import measure_reach
 from nip_core.evaluation.attack_steps import FinalTests, figures_by_step
 from nip_core.evaluation.baseline_verifiers import believe_the_prover, majority
@@ -38,10 +37,7 @@ from nip_core.evaluation.invalid import (
 )
 from nip_core.evaluation.league_figures import figures_by_opponent
 from nip_core.evaluation.message_gallery import (
-    OF_MESSAGES,
-    OF_PROBLEMS,
     gallery_of_choice,
-    gallery_of_training,
 )
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.split_metrics import (
@@ -57,9 +53,8 @@ from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.prices import price_calls
 from nip_core.parameters.tested_iterations import attacks_untrained, is_tested
 from nip_core.records.attack_course import read_course
+from nip_core.records.attack_said import add_up_efforts, read_gallery
 from nip_core.records.intervals import combine_metrics, measure_baselines, measure_intervals
-from nip_core.records.iterations import Records
-from nip_core.records.spending import STAGE_BY_SPLIT, Spent, add_up
 from nip_core.records.transcript_files import CHECKSUM_SUFFIX, name_transcripts_file
 from nip_core.rollouts.labels import add_counts
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION, name_played_problems
@@ -76,8 +71,6 @@ from nip_core.session.attacked_run import is_told, read_own_test
 from nip_core.session.session import Session
 from nip_core.stages.served import find_models, find_opponents
 
-_PLAY, _TRAINING = STAGE_BY_SPLIT[TRAIN], "train "
-"""What of an iteration is spent on an attack by training, by the names of stages."""
 _YAML: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is many times faster
 
 
@@ -288,47 +281,15 @@ def _measured_steps(session: Session, last: int) -> AttackMetrics:
     steps = range(int(parameters.imitates(0)), last)
     messages = sum(_count_trained_messages(run, i, attackers) for i in steps)
     beside: dict[str, Any] = {"worst": worst, "tests": digests, "reach": measure_reach(messages)}
-    efforts = _find_efforts(session, places)
+    efforts = add_up_efforts(run, parameters, places)
     beside["by_step"] = tuple(
         row.model_copy(update={"effort": efforts[row.step]}) for row in metrics.by_step or ()
     )
     if worst is not None:
-        beside["gallery"] = _show_trained_messages(session, steps, worst.step, last)
+        beside["gallery"] = read_gallery(run, session.game, steps, worst.step, last)
     if metrics.course is not None:
         beside |= _record_final_tests(run, last)
     return metrics.model_copy(update=beside)
-
-
-def _find_efforts(session: Session, steps: Collection[int]) -> dict[int, Effort]:
-    """Add up what playing and training took until each of these steps."""
-    # Read anew: what is known of an iteration may be from before its training ended.
-    records, spent, efforts = Records(session.run), Spent(), dict[int, Effort]()
-    for i in range(max(steps) + 1):
-        if i in steps:
-            usd = spent.usd(session.parameters)
-            efforts[i] = make_effort(spent.calls, spent.by_agent, usd, spent.trained_tokens)
-        of = records.of(i).spent if i < max(steps) else {}
-        # Tests measure what training has taken, and are no part of it.
-        is_effort = {stage: stage == _PLAY or stage.startswith(_TRAINING) for stage in of}
-        spent = add_up([spent, *(part for stage, part in of.items() if is_effort[stage])])
-    return efforts
-
-
-def _show_trained_messages(
-    session: Session, steps: Iterable[int], worst: int, last: int
-) -> MessageGallery:
-    """Count by kind the messages of training, and those of the test of the worst provers."""
-    run, attackers = session.run, find_attackers(session.parameters)
-
-    def read(iteration: int, split: str) -> RolloutTables:
-        stored = StoredRollouts(run.store, [run.rollouts(iteration, split)])
-        return RolloutTables(stored.episodes(OF_PROBLEMS), stored.generations(OF_MESSAGES))
-
-    final = run.rollouts(last if worst else 0, ATTACK)
-    is_apart = is_committed(run.store, final)
-    tested = read(last if worst else 0, ATTACK) if is_apart else read(worst, TEST)
-    trained = (read(i, TRAIN) for i in steps)
-    return gallery_of_training(session.game, trained, tested, worst, attackers)
 
 
 def _final_tests(session: Session, last: int) -> FinalTests | None:

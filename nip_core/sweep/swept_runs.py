@@ -207,7 +207,9 @@ def _describe_errors(error: ValidationError) -> list[str]:
     lines: dict[str, str] = {}
     for detail in error.errors():
         location = [str(part) for part in detail["loc"]]
-        message = "unknown key" if detail["type"] == "extra_forbidden" else detail["msg"]
+        message = detail["msg"].removeprefix("Value error, ")
+        if detail["type"] == "extra_forbidden":
+            message = "unknown key"
         if location[:1] == ["axes"] and len(location) > 2:
             message = "give a list of plain values, or a mapping of names to settings"
             location = location[:2]

@@ -233,7 +233,7 @@ def test_a_figure_of_0_in_all_runs_is_bound_by_the_rule_of_three_by_question(pla
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"against": 87.5}, "against: Value error, a rate is from 0 to 1, as 0.875 for 87.5 %"),
+        ({"against": 87.5}, "against: a rate is from 0 to 1, as 0.875 for 87.5 %"),
         ({"against": "half"}, "give values of axes, or a number from 0 to 1 (got 'half')"),
         ({"against": True}, "give values of axes, or a number from 0 to 1 (got True)"),
         ({"expected": "equal"}, 'a margin belongs to expected: "equal"'),
