@@ -77,6 +77,14 @@ class MnipProtocolParameters(DebateProtocolParameters):
     """Rounds and order of the `mnip` protocol."""
 
 
+class RefereedProtocolParameters(NipProtocolParameters):
+    """Rounds of the `refereed` protocol."""
+
+    max_message_rounds: Rounds = 4
+    """Rounds after which the episode ends, 1 to 64: the last is the verifier's, all others are
+    those of both provers."""
+
+
 class MerlinArthurProtocolParameters(Parameters):
     """Settings of the `merlin_arthur` protocol."""
 
