@@ -7,6 +7,7 @@ from itertools import product
 from random import Random
 
 import pytest
+from chain_players import checks
 
 from nip_core.errors import DatasetError, SettingsError
 from nip_core.game.render import Game, Situation
@@ -17,8 +18,8 @@ from nip_core.scenarios.chain.disputes import find_dispute, read_value
 from nip_core.scenarios.chain.modular import (
     calculate,
     calculate_back,
+    read_chain,
     read_claim,
-    read_steps,
     read_values,
     write_values,
 )
@@ -27,10 +28,6 @@ from nip_core.scenarios.datasets import check_splits, load_problems
 from nip_core.scenarios.scripts import ScriptedTurn
 
 LIES = ("lie-late", "lie-early", "lie-anywhere", "random-lie", "no-value")
-STEP = re.compile(
-    r"^Step (\d+)(?: is left| was drawn)?: (?:(\d+|none), )?(\w[\w ]*) (\d+),? modulo (\d+)\. (.*)",
-    re.MULTILINE,
-)
 PROVERS = {"refereed": ("prover0", "prover1"), "adp": ("prover",)}
 
 
@@ -60,25 +57,6 @@ def problems(split="train", path="chains", **own):
     return load_problems(
         scenario(**{"train_size": 60, "validation_size": 20, "test_size": 30, **own}), path, split
     )
-
-
-def checks(chat):
-    """A verifier that calculates the one step that it is shown in its last message, and no other."""
-    shown = STEP.search(chat[-1]["content"])
-    _, before, verb, operand, modulus, said = shown.groups()
-    if "was drawn" in shown[0]:
-        values = re.search(r"(\d+|none) before it, (\d+|none) after it", said)
-        before, after = values.groups()
-    elif before is not None:  # in few words
-        after = re.search(r"(?:Expert_2|Expert): (\d+|none)", said)[1]
-    else:
-        before = re.search(r"Before it the value is (\d+)", said)[1]
-        after = re.search(r"Expert_2 (?:says that the value is )?(\d+|states no value)", said)[1]
-    if not (before.isdigit() and after.isdigit()):
-        return 0
-    value, n, p = int(before), int(operand), int(modulus)
-    results = {"add": value + n, "subtract": value - n, "multiply by": value * n}
-    return int(results[verb] % p == int(after))
 
 
 def play(game, problem, scripts, seed=0):
@@ -123,7 +101,7 @@ def test_with_one_honest_prover_the_verdict_is_always_right(lie, version):
 
 def test_whatever_is_stated_against_it_an_honest_prover_wins():
     """Every sequence of a few answers: the truth, two other values, and none."""
-    chain = read_steps(problems(steps=8)[0].question)
+    chain = read_chain(problems(steps=8)[0].question)
     values, p = calculate(chain), chain.modulus
     for y, said in product((0, 1), product((0, 1, 5, None), repeat=3)):
         end = values[-1] if y else (values[-1] + 1) % p
@@ -151,7 +129,7 @@ def test_an_opponent_that_tosses_coins_finds_one_wrong_step_of_k_in_one_of_k_gam
     """Over all outcomes of its coins, exactly, whichever step is the wrong one."""
     for rounds in (1, 3, 5):
         k = 2**rounds
-        chain = read_steps(problems(steps=k)[0].question)
+        chain = read_chain(problems(steps=k)[0].question)
         end = (calculate(chain)[-1] + 1) % chain.modulus
         true, other = calculate(chain), calculate_back(chain, end)
         for wrong in range(1, k + 1):
@@ -293,7 +271,7 @@ def test_a_message_states_one_value_or_none(message, value):
 
 
 def test_values_of_all_steps_are_read_as_they_are_written():
-    values = calculate(read_steps(problems()[0].question))
+    values = calculate(read_chain(problems()[0].question))
     assert read_values(f"Answer: {write_values(values)}") == dict(enumerate(values[1:], 1))
     assert read_values("1: 5, 1: 6, 2: 7; 3:8") == {2: 7, 3: 8}
 
@@ -315,7 +293,7 @@ def test_problems_are_balanced_labelled_rightly_new_and_the_same_again(case):
     for found in splits.values():
         assert sum(p.y for p in found) * 2 == len(found)
         for problem in found:
-            chain, (start, end) = read_steps(problem.question), read_claim(problem.solution)
+            chain, (start, end) = read_chain(problem.question), read_claim(problem.solution)
             value = start
             for step in chain.steps:
                 n = step.operand

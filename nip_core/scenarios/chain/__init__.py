@@ -33,11 +33,11 @@ from nip_core.scenarios.chain.modular import (
     calculate,
     draw_steps,
     is_prime,
+    read_chain,
     read_claim,
-    read_steps,
     read_values,
+    write_chain,
     write_claim,
-    write_steps,
     write_values,
 )
 from nip_core.scenarios.scripts import Script
@@ -159,7 +159,7 @@ class Chain(Scenario):
             first, second = (self._draw_steps(draw, start, split) for _ in range(2))
             if first is None or second is None:
                 continue
-            question, ends = write_steps(first), [calculate(c)[-1] for c in (first, second)]
+            question, ends = write_chain(first), [calculate(c)[-1] for c in (first, second)]
             if ends[0] != ends[1] and question not in seen:
                 return {
                     "question": question,
@@ -173,13 +173,13 @@ class Chain(Scenario):
         s = self.settings
         for _ in range(_TRIES):
             chain = draw_steps(draw, start, s.steps, s.modulus, s.operators, s.largest)
-            if derive_seed("split of a chain", write_steps(chain)) % 10 in TENTHS[split]:
+            if derive_seed("split of a chain", write_chain(chain)) % 10 in TENTHS[split]:
                 return chain
         return None
 
     def label(self, row: Row) -> int:
         """Calculate the chain. Raises ValueError for texts in other words than `generate` uses."""
-        chain, (start, end) = read_steps(row["question"]), read_claim(row["solution"])
+        chain, (start, end) = read_chain(row["question"]), read_claim(row["solution"])
         count = len(chain.steps)
         if start != chain.start:
             raise ValueError(f"the chain starts with {chain.start}, and the claim says {start}")
@@ -199,7 +199,7 @@ class Chain(Scenario):
 
     def draw(self, problem: Mapping[str, str], seed: int) -> Mapping[str, str]:
         """Calculate the values for the provers, and draw the step that is checked by lot."""
-        values = {"values": write_values(calculate(read_steps(problem["question"])))}
+        values = {"values": write_values(calculate(read_chain(problem["question"])))}
         if self.settings.checked == "disputed":
             return values
         return {**values, _DRAWN: self._draw_number("drawn step", problem["question"], seed)}
@@ -235,7 +235,7 @@ class Chain(Scenario):
         """Ask provers for a value, and show the verifier the step that is left, or drawn."""
         is_prover = protocol.is_prover(agent)
         try:
-            chain, (_, end) = read_steps(texts["question"]), read_claim(texts["solution"])
+            chain, (_, end) = read_chain(texts["question"]), read_claim(texts["solution"])
         except ValueError:
             return ""  # a prompt without a problem, of which the length is measured
         is_short = self.settings.system_prompt_version == "short"

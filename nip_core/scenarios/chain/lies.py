@@ -21,8 +21,8 @@ from nip_core.scenarios.chain.modular import (
     Steps,
     calculate,
     calculate_back,
+    read_chain,
     read_claim,
-    read_steps,
     write_values,
 )
 from nip_core.scenarios.scripts import ScriptedTurn
@@ -32,30 +32,30 @@ _ASKED = re.compile(r"value after step ([0-9]+)", re.IGNORECASE)
 
 def honest(turn: ScriptedTurn) -> str:
     """State the true values."""
-    return _state(turn, calculate(read_steps(turn.texts["question"])))
+    return _state(turn, calculate(read_chain(turn.texts["question"])))
 
 
 def lie_late(turn: ScriptedTurn) -> str:
     """Agree with the truth until two steps are left, of which the first is wrong."""
-    chain = read_steps(turn.texts["question"])
+    chain = read_chain(turn.texts["question"])
     return _state(turn, _lie_from(turn, chain, len(chain.steps) - 1))
 
 
 def lie_early(turn: ScriptedTurn) -> str:
     """Say what leads to the wrong end from the first step on."""
-    return _state(turn, _lie_from(turn, read_steps(turn.texts["question"]), 1))
+    return _state(turn, _lie_from(turn, read_chain(turn.texts["question"]), 1))
 
 
 def lie_anywhere(turn: ScriptedTurn) -> str:
     """Choose the wrong step by the question, so that it is the same in all turns."""
-    chain = read_steps(turn.texts["question"])
+    chain = read_chain(turn.texts["question"])
     draw = Random(derive_seed("wrong step of a chain", turn.texts["question"]))
     return _state(turn, _lie_from(turn, chain, draw.randint(1, len(chain.steps))))
 
 
 def random_lie(turn: ScriptedTurn) -> str:
     """Draw another value than the true one, each time anew."""
-    chain = read_steps(turn.texts["question"])
+    chain = read_chain(turn.texts["question"])
     values, draw = calculate(chain), Random(derive_seed("values of a chain", turn.seed))
     if _find_end(turn, chain) != values[-1]:
         values = tuple((v + draw.randrange(1, chain.modulus)) % chain.modulus for v in values)
@@ -64,7 +64,7 @@ def random_lie(turn: ScriptedTurn) -> str:
 
 def no_value(turn: ScriptedTurn) -> str:
     """State nothing where it would have to lie."""
-    chain = read_steps(turn.texts["question"])
+    chain = read_chain(turn.texts["question"])
     values = calculate(chain)
     if _find_end(turn, chain) == values[-1]:
         return _state(turn, values)

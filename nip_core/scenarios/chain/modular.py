@@ -1,7 +1,7 @@
 """Chains of steps modulo a prime: how they are written, read, calculated and drawn.
 
-Step, Steps                  one step, and all of a chain with what it starts with
-write_steps, read_steps      all steps in a text; ValueError says what can't be read
+ModularStep, Steps           one step, and all of a chain with what it starts with
+write_chain, read_chain      a chain in a text; ValueError says what can't be read
 write_claim, read_claim      what a chain starts and ends with, by the claim
 calculate                    the values of a chain, from its start on
 calculate_back               the values from which right steps lead to an end
@@ -28,7 +28,7 @@ _CLAIM = re.compile(r"The chain starts with (\d+) and ends with (\d+)\.")
 _VALUE = re.compile(r"(?<![\w-])([0-9]{1,9}): ?([0-9]{1,9})(?!\w|[.,][0-9])")
 
 
-class Step(NamedTuple):
+class ModularStep(NamedTuple):
     """One step of a chain."""
 
     operator: Operator
@@ -62,20 +62,20 @@ class Steps:
 
     start: int
     modulus: int
-    steps: tuple[Step, ...]
+    steps: tuple[ModularStep, ...]
 
 
-def write_steps(chain: Steps) -> str:
+def write_chain(chain: Steps) -> str:
     """Write a chain, each step in a line with its number."""
     lines = (f"{number}: {step}" for number, step in enumerate(chain.steps, 1))
     return "\n".join((f"Start with {chain.start}. Calculate modulo {chain.modulus}.", *lines))
 
 
-def read_steps(text: str) -> Steps:
+def read_chain(text: str) -> Steps:
     """Read a chain. Raises ValueError if it is not written as by nip, or not modulo a prime."""
     first, *others = text.strip().splitlines()
     head, lines = _FIRST_LINE.fullmatch(first.strip()), [_LINE.fullmatch(o.strip()) for o in others]
-    steps = [Step(_OPERATORS[line[2]], int(line[3])) for line in lines if line is not None]
+    steps = [ModularStep(_OPERATORS[line[2]], int(line[3])) for line in lines if line is not None]
     numbers = [int(line[1]) for line in lines if line is not None]
     if head is None or not lines or numbers != list(range(1, len(lines) + 1)):
         raise ValueError(
@@ -140,7 +140,7 @@ def draw_steps(
 ) -> Steps:
     """Draw so many steps, each operator as likely as the others, with numbers up to `largest`."""
     chosen = draw.choices(operators, k=count)
-    steps = (Step(sign, draw.randint(2 if sign == "*" else 1, largest)) for sign in chosen)
+    steps = (ModularStep(sign, draw.randint(2 if sign == "*" else 1, largest)) for sign in chosen)
     return Steps(start, modulus, tuple(steps))
 
 
