@@ -1,19 +1,19 @@
 """What the model for `bags` learns from: conversations about lists, challenges and coins.
 
-The prover says which digit each list has that the other has not, and then names the list of every
-challenge: "Answer: A 9, B 8. 1: B, 2: A, 3: A". Saying the digits first is what makes it learnable:
-each challenge is then looked through for one of two digits. Of lists that are rearrangements it
-says the same, with digits and names drawn: there is nothing to see.
+The prover says which digit each list has that the other has not, reads each challenge up to one of
+the two, and names its list: "Answer: 9 A, 8 B. (1) 3 8 B, 1: B. (2) 4 1 9 A, 2: A." So it takes one
+small step after the other. Of lists that are rearrangements it says the same, with two digits that
+both have: which it reads first is chance, and there is nothing to see.
 
 The verifier holds some of its coins against the names, in an order that is drawn, and decides by
-what it saw: "2: A? A, right. 1: B? A, wrong." How many it looks at is drawn as well, often none,
-and then its decision is the toss of a coin. To look at all of them is what is left for it to learn.
+what it saw: "2 is A, 2: A, right. 1 is B, 1: A, wrong." How many it looks at is drawn as well,
+often none, and then its decision is the toss of a coin. To look at all of them is what is left for
+it to learn.
 """
 
 import json
 import random
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from nip_core.protocols import Turn
 from nip_core.scenarios import Scenario, find_scenario
 from nip_core.scenarios.bags.challenges import (
     read_challenges,
+    read_coins,
     read_names,
     write_challenges,
     write_names,
@@ -33,10 +34,11 @@ from nip_core.scenarios.bags.lists import NAMES, Digits, read_lists, write_digit
 
 TRAINING_CASES = 40_000
 LENGTH = 4
-VERIFIER_TOKENS, PROVER_TOKENS = 40, 40
+VERIFIER_TOKENS, PROVER_TOKENS = 40, 60
 LOOKS = {0: 0.4, 1: 0.2, 2: 0.1, 3: 0.3}
 """At how many coins a verifier looks, of three; of fewer challenges at all of them at most."""
 REPEATS = 0.3  # of the public coins are repeated by a prover; the others are not looked at
+PLAIN = 0.2  # of the answers that a verifier hears have names and nothing else
 ACCEPT, REJECT = "accept", "reject"
 NOTHING_TO_NAME = "They differ."
 AT_FIRST = {"differences": 0.5, "names": 0.5}
@@ -80,6 +82,7 @@ def _settings(name: str) -> Mapping[str, object]:
     return {
         "system_prompt_version": "short",
         "length": LENGTH,
+        "repeated_digits": False,
         "challenges": kind.challenges,
         "coins": kind.coins,
     }
@@ -135,13 +138,28 @@ def situation(name: str, case: Case, seed: int) -> Situation:
 
 def find_difference(first: Sequence[int], second: Sequence[int]) -> tuple[int, int] | None:
     """The digit that the first list has and the second has not, and the other way round."""
-    left, right = Counter(first) - Counter(second), Counter(second) - Counter(first)
+    left, right = {*first} - {*second}, {*second} - {*first}
     return (min(left), min(right)) if left else None
 
 
 def say_difference(digits: tuple[int, int]) -> str:
     """Say which digit each list has that the other has not."""
-    return ", ".join(f"{name} {digit}" for name, digit in zip(NAMES, digits, strict=True)) + "."
+    return ", ".join(f"{digit} {name}" for name, digit in zip(NAMES, digits, strict=True)) + "."
+
+
+def name_challenges(challenges: Iterable[Digits], digits: tuple[int, int]) -> str:
+    """Read each challenge up to one of the two digits, and name its list."""
+    said = []
+    for number, challenge in enumerate(challenges, 1):
+        end = min(challenge.index(digit) for digit in digits if digit in challenge)
+        name = NAMES[digits.index(challenge[end])]
+        said.append(f"({number}) {write_digits(challenge[: end + 1])} {name}, {number}: {name}.")
+    return " ".join(said)
+
+
+def repeat_coins(coins: Mapping[int, str]) -> str:
+    """Say what public coins say."""
+    return " ".join(f"{number} is {name}, {number}: {name}." for number, name in coins.items())
 
 
 def answer(about: Situation, draw: random.Random) -> str:
@@ -150,13 +168,9 @@ def answer(about: Situation, draw: random.Random) -> str:
     if not challenges:
         return f"Answer: {NOTHING_TO_NAME}"
     lists = read_lists(about.question)
-    found = find_difference(*lists)
-    digits = found or (draw.choice(lists[0]), draw.choice(lists[1]))
-    bags = [sorted(digits) for digits in lists]
-    coins = [
-        bags.index(sorted(challenge)) if found else draw.randrange(2) for challenge in challenges
-    ]
-    return f"Answer: {say_difference(digits)} {write_names(coins)}"
+    first, second = draw.sample(lists[0], 2)
+    digits = find_difference(*lists) or (first, second)
+    return f"Answer: {say_difference(digits)} {name_challenges(challenges, digits)}"
 
 
 def verdict(coins: Mapping[int, str], named: Mapping[int, str], draw: random.Random) -> str:
@@ -168,7 +182,7 @@ def verdict(coins: Mapping[int, str], named: Mapping[int, str], draw: random.Ran
         right = coins[number] == named[number]
         agree &= right
         judged = "right" if right else "wrong"
-        said.append(f"{number}: {coins[number]}? {named[number]}, {judged}.")
+        said.append(f"{number} is {coins[number]}, {number}: {named[number]}, {judged}.")
     decision = (ACCEPT if agree else REJECT) if looked else draw.choice((ACCEPT, REJECT))
     return "\n".join([*([" ".join(said)] if said else []), f"Decision: {decision}"])
 
@@ -178,25 +192,36 @@ def conversation(case: Case, draw: random.Random, verifier: bool) -> list[Messag
     names = [name for name in GAMES if verifier or GAMES[name].protocol == "adp"]
     name = draw.choices(names, [GAMES[name].share for name in names])[0]
     about, played = situation(name, case, draw.randrange(1 << 30)), game(name)
-    coins = about.columns.get("coins", "")
-    is_repeated = GAMES[name].coins == "public" and draw.random() < REPEATS
+    coins = read_coins(about.columns.get("coins", ""))
     said = answer(about, draw)
-    if is_repeated:
-        said = f"{said[: said.index('1: ')]}{coins}"
+    if GAMES[name].coins == "public" and draw.random() < REPEATS:
+        said = f"Answer: {repeat_coins(coins)}"
     if not verifier:
         return [*played.render("prover", about, [], 0), own(said)]
-    turns: list[Turn] = []
-    if played.protocol.provers:
-        turns = [Turn(0, "prover", said, played.parse("prover", 0, about.seed, said, []))]
+    if not played.protocol.provers:
+        return [*played.render("verifier", about, [], 0), own(verdict(coins, {}, draw))]
+    if coins:
+        said = _heard(said, coins, draw)
+    turns = [Turn(0, "prover", said, played.parse("prover", 0, about.seed, said, []))]
     chat = played.render("verifier", about, turns, len(turns))
-    named = read_names(said) if turns else {}
-    if turns and draw.random() < 0.5:  # names that agree and that do not, evenly
-        named = {n: draw.choice((coin, coin, "A", "B")) for n, coin in read_names(coins).items()}
-        if named:
-            said = f"{said[: said.index('1: ')]}" + ", ".join(f"{n}: {c}" for n, c in named.items())
-            turns = [Turn(0, "prover", said, played.parse("prover", 0, about.seed, said, []))]
-            chat = played.render("verifier", about, turns, len(turns))
-    return [*chat, own(verdict(read_names(coins), named, draw))]
+    return [*chat, own(verdict(coins, read_names(said), draw))]
+
+
+def _heard(said: str, coins: Mapping[int, str], draw: random.Random) -> str:
+    """An answer as a verifier hears it: half of them with other names, some with names alone.
+
+    Other names are mostly those of the coins, so that names agree and disagree evenly.
+    """
+    named = read_names(said)
+    if draw.random() < 0.5:
+        others = {number: draw.choice((coin, coin, *NAMES)) for number, coin in coins.items()}
+        for number, name in others.items():
+            old = named[number]
+            said = said.replace(f" {old}, {number}: {old}.", f" {name}, {number}: {name}.")
+        named = others
+    if draw.random() < PLAIN:
+        return f"Answer: {write_names(NAMES.index(name) for name in named.values())}"
+    return said
 
 
 # Drills.
@@ -204,8 +229,7 @@ def conversation(case: Case, draw: random.Random, verifier: bool) -> list[Messag
 
 def _draw_pair(draw: random.Random) -> tuple[Digits, Digits, tuple[int, int]]:
     """Two lists that differ in one digit, of two to four digits, and the digits."""
-    common = [draw.randrange(10) for _ in range(draw.randint(1, LENGTH - 1))]
-    left, right = draw.sample(range(10), 2)
+    left, right, *common = draw.sample(range(10), draw.randint(3, LENGTH + 1))
     lists = ([*common, left], [*common, right])
     for each in lists:
         draw.shuffle(each)
@@ -225,18 +249,19 @@ def differences(draw: random.Random) -> list[Message]:
 def names(draw: random.Random) -> list[Message]:
     """Name the list of each challenge, when it is told what differs."""
     first, second, digits = _draw_pair(draw)
-    coins = [draw.randrange(2) for _ in range(6)]
     lists = (first, second)
-    challenges = [tuple(draw.sample(lists[c], len(lists[c]))) for c in coins]
-    told = f"{write_lists(*lists)}\n{say_difference(digits)}\n{write_challenges(challenges)}\nName all."
-    return [{"role": "user", "content": told}, own(write_names(coins))]
+    shown = [draw.choice(lists) for _ in range(draw.randint(1, 4))]
+    challenges = [tuple(draw.sample(digits, len(digits))) for digits in shown]
+    told = f"{write_challenges(challenges)}\n{say_difference(digits)}"
+    return [{"role": "user", "content": told}, own(name_challenges(challenges, digits))]
 
 
 class BagsLesson:
     """`lists` of the scenario bags, of four digits and up to three challenges."""
 
     conclusions: tuple[str, ...] = ("Ġright", "Ġwrong", "ĠA", "ĠB")
-    labels = r"\d: (?=\d)"
+    # Of challenges, coins and names, the same wherever they stand; each digit of a list is a token.
+    labels = r"[,.:] (?=\d is|\d: [AB]|\()|[,.:](?= \d)|\(\d\)|\d is|\d:(?= [AB])| \d"
 
     def __init__(self) -> None:
         self._cases: list[Case] = []
@@ -268,3 +293,15 @@ class BagsLesson:
             for _ in range(100):
                 parts.append(json.dumps(conversation(draw.choice(cases), draw, verifier)).encode())
         return parts
+
+    def measured(self, model: Any, tokenizer: Any, split: str) -> dict[str, dict[str, Any]]:
+        """All measurements of the card on a split."""
+        from factory.tiny.bags_evaluation import evaluate
+
+        return evaluate(model, tokenizer, split_cases(split))
+
+    def card(self, training: dict[str, Any], evaluation: dict[str, Any]) -> str:
+        """The text of README.md."""
+        from factory.tiny.bags_card import card
+
+        return card(training, evaluation)

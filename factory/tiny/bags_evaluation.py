@@ -17,10 +17,10 @@ from factory.tiny.bags import (
 from factory.tiny.evaluation import generate
 from nip_core.game.render import InvalidResponse, Situation
 from nip_core.protocols import ACCEPT, NO_DECISION, REJECT, Turn
-from nip_core.scenarios.bags.challenges import read_names
+from nip_core.scenarios.bags.challenges import read_coins, read_names
 
 TEMPERATURE = 0.5
-_LOOKED = re.compile(r"(\d): ([AB])\? ([AB]), (right|wrong)\.")
+_LOOKED = re.compile(r"(\d) is ([AB]), \1: ([AB]), (right|wrong)\.")
 
 
 def _shares(**seen: Sequence[bool]) -> dict[str, float | None]:
@@ -45,7 +45,10 @@ def play(
             move = played.parse("prover", 0, each.seed, text, [])
             turns[place] = [Turn(0, "prover", text, move)]
     round_ = len(turns[0])
-    chats = [played.render("verifier", each, t, round_) for each, t in zip(about, turns, strict=True)]
+    chats = [
+        played.render("verifier", each, before, round_)
+        for each, before in zip(about, turns, strict=True)
+    ]
     texts = generate(model, tokenizer, chats, TEMPERATURE, max_tokens=VERIFIER_TOKENS)
     decided = []
     for each, before, text in zip(about, turns, texts, strict=True):
@@ -60,12 +63,14 @@ def measure_game(
     model: Any, tokenizer: Any, cases: Sequence[Case], name: str
 ) -> dict[str, float | None]:
     """Measure a game: verdicts, looks at coins, and of true claims what the prover names."""
-    accepts, rejects, valid, looks, digits, names, whole = ([] for _ in range(7))
-    counts = []
+    accepts: list[bool] = []
+    rejects: list[bool] = []
+    valid, looks, digits, names, whole = ([] for _ in range(5))
+    counts: list[int] = []
     for case, (about, said, text, decided) in zip(
         cases, play(model, tokenizer, cases, name), strict=True
     ):
-        coins, named = read_names(about.columns.get("coins", "")), read_names(said)
+        coins, named = read_coins(about.columns.get("coins", "")), read_names(said)
         valid.append(decided != NO_DECISION)
         (accepts if case.y else rejects).append(decided == (ACCEPT if case.y else REJECT))
         looked = _LOOKED.findall(text)
