@@ -5,10 +5,9 @@ the two, and names its list: "Answer: 9 A, 8 B. (1) 3 8 B, 1: B. (2) 4 1 9 A, 2:
 small step after the other. Of lists that are rearrangements it says the same, with two digits that
 both have: which it reads first is chance, and there is nothing to see.
 
-The verifier holds some of its coins against the names, in an order that is drawn, and decides by
-what it saw: "2 is A, 2: A, right. 1 is B, 1: A, wrong." How many it looks at is drawn as well,
-often none, and then its decision is the toss of a coin. To look at all of them is what is left for
-it to learn.
+The verifier holds some of its coins against the names, one after the other, and decides by what it
+saw: "1 is A, 1: A, right. 2 is B, 2: A, wrong." How many it looks at is drawn, often none, and then
+its decision is the toss of a coin. To look at all of them is what is left for it to learn.
 """
 
 import json
@@ -28,6 +27,7 @@ from nip_core.scenarios.bags.challenges import (
     read_coins,
     read_names,
     write_challenges,
+    write_coins,
     write_names,
 )
 from nip_core.scenarios.bags.lists import NAMES, Digits, read_lists, write_digits, write_lists
@@ -35,14 +35,14 @@ from nip_core.scenarios.bags.lists import NAMES, Digits, read_lists, write_digit
 TRAINING_CASES = 40_000
 LENGTH = 4
 VERIFIER_TOKENS, PROVER_TOKENS = 40, 60
-LOOKS = {0: 0.4, 1: 0.2, 2: 0.1, 3: 0.3}
+LOOKS = {0: 0.6, 1: 0.15, 2: 0.1, 3: 0.15}
 """At how many coins a verifier looks, of three; of fewer challenges at all of them at most."""
 REPEATS = 0.3  # of the public coins are repeated by a prover; the others are not looked at
 PLAIN = 0.2  # of the answers that a verifier hears have names and nothing else
 ACCEPT, REJECT = "accept", "reject"
 NOTHING_TO_NAME = "They differ."
-AT_FIRST = {"differences": 0.5, "names": 0.5}
-THEN = {"differences": 0.1, "names": 0.1}
+AT_FIRST = {"differences": 0.5, "names": 0.3, "looks": 0.2}
+THEN = {"differences": 0.15, "names": 0.05, "looks": 0.05}
 
 
 class Kind(NamedTuple):
@@ -173,18 +173,23 @@ def answer(about: Situation, draw: random.Random) -> str:
     return f"Answer: {say_difference(digits)} {name_challenges(challenges, digits)}"
 
 
+def compare(looked: Iterable[int], coins: Mapping[int, str], named: Mapping[int, str]) -> str:
+    """Hold coins against the names of their challenges."""
+    said = []
+    for number in looked:
+        judged = "right" if coins[number] == named[number] else "wrong"
+        said.append(f"{number} is {coins[number]}, {number}: {named[number]}, {judged}.")
+    return " ".join(said)
+
+
 def verdict(coins: Mapping[int, str], named: Mapping[int, str], draw: random.Random) -> str:
     """What the verifier says: it looks at some coins and decides by them."""
-    looks = draw.choices([*LOOKS], [*LOOKS.values()])[0]
-    looked = draw.sample(sorted(coins), min(looks, len(coins))) if named else []
-    said, agree = [], True
-    for number in looked:
-        right = coins[number] == named[number]
-        agree &= right
-        judged = "right" if right else "wrong"
-        said.append(f"{number} is {coins[number]}, {number}: {named[number]}, {judged}.")
+    looks = draw.choices([*LOOKS], [*LOOKS.values()])[0] if named else 0
+    looked = sorted(coins)[:looks]
+    agree = all(coins[number] == named[number] for number in looked)
+    said = compare(looked, coins, named)
     decision = (ACCEPT if agree else REJECT) if looked else draw.choice((ACCEPT, REJECT))
-    return "\n".join([*([" ".join(said)] if said else []), f"Decision: {decision}"])
+    return f"{said}\nDecision: {decision}" if said else f"Decision: {decision}"
 
 
 def conversation(case: Case, draw: random.Random, verifier: bool) -> list[Message]:
@@ -256,6 +261,16 @@ def names(draw: random.Random) -> list[Message]:
     return [{"role": "user", "content": told}, own(name_challenges(challenges, digits))]
 
 
+def looks(draw: random.Random) -> list[Message]:
+    """Hold all of some coins against names."""
+    count = draw.randint(1, 5)
+    coins, named = ([draw.randrange(2) for _ in range(count)] for _ in range(2))
+    told = f"{write_coins(coins)}\nAnswer: {write_names(named)}"
+    read = read_coins(write_coins(coins))
+    said = compare(read, read, read_names(write_names(named)))
+    return [{"role": "user", "content": told}, own(said)]
+
+
 class BagsLesson:
     """`lists` of the scenario bags, of four digits and up to three challenges."""
 
@@ -276,6 +291,8 @@ class BagsLesson:
             return differences(draw)
         if kind == "names":
             return names(draw)
+        if kind == "looks":
+            return looks(draw)
         return conversation(draw.choice(self._cases), draw, draw.random() < verifier_share)
 
     def facts(self) -> dict[str, Any]:
