@@ -46,8 +46,9 @@ and nothing else. In the first {first_steps} steps they are drills: what differs
 list each challenge is when that is known, and holding coins against names. Then {drills:.0%} are.
 Of the others {prover_share:.0%} are a prover's, {verifier_share:.0%} the verifier's, of `adp` with
 three, two or one private coins, with three public ones, and with the claim alone, and of
-`solo_verifier`. In half of what the verifier hears, names are drawn, mostly those of the coins; {plain:.0%} of the answers
-that it hears have names and nothing else, as [scripts](../../../docs/attack.md#a-script) say them.
+`solo_verifier`. In half of what the verifier hears, names are drawn, mostly those of the coins;
+{plain:.0%} of the answers that it hears have names and nothing else, as
+[scripts](../../../docs/attack.md#a-script) say them.
 {look_back} heads of the first layer begin by looking 1, 2, ... tokens back, {look_back} of the
 second by finding where the last token stood before. What others say counts in the loss
 {others_weight:g} times, the names of lists and the words that judge them {weight:g} times.
