@@ -35,7 +35,7 @@ from nip_core.scenarios.bags.lists import NAMES, Digits, read_lists, write_digit
 TRAINING_CASES = 40_000
 LENGTH = 4
 VERIFIER_TOKENS, PROVER_TOKENS = 40, 60
-LOOKS = {0: 0.6, 1: 0.15, 2: 0.1, 3: 0.15}
+LOOKS = {0: 0.3, 1: 0.12, 2: 0.08, 3: 0.5}
 """At how many coins a verifier looks, of three; of fewer challenges at all of them at most."""
 REPEATS = 0.3  # of the public coins are repeated by a prover; the others are not looked at
 PLAIN = 0.2  # of the answers that a verifier hears have names and nothing else
