@@ -34,15 +34,16 @@ def draw_opponents(
 ) -> list[EpisodeSpec]:
     """Draw the opponents of the episodes.
 
-    Of other runs the settings say all. In a league `earlier` has by agent the iterations whose
-    models there are to draw from; with none at all, as in the first iteration, the episodes stay as
-    they are. Each is drawn with the same probability, after the agent is.
+    `earlier` has by agent the iterations whose models there are to draw from, or the other runs;
+    with none at all, as in the first iteration of a league and in tests, the episodes stay as they
+    are. In a league each is drawn with the same probability, after the agent is; the shares of
+    other runs are those of the settings.
     """
-    if parameters.opponents.kind == RUNS:
-        return [_draw_run(spec, parameters) for spec in specs]
-    agents = sorted(agent for agent, iterations in earlier.items() if iterations)
+    agents = sorted(agent for agent, keys in earlier.items() if keys)
     if not agents:
         return list(specs)
+    if parameters.opponents.kind == RUNS:
+        return [_draw_run(spec, parameters) for spec in specs]
     share = parameters.opponents.share
 
     def drawn(spec: EpisodeSpec) -> EpisodeSpec:

@@ -41,6 +41,7 @@ GAME = {
     "dataset_options": {},
 }
 FEW = ["rl.rollouts_per_iteration=40", "trainer=pure_text_ei", "attack.course_on=test"]
+LAST = {"test_scheme": "last"}
 LIE = "def lie(turn):\n    return 'Answer: all is right, ' + turn.agent\n"
 
 
@@ -73,8 +74,8 @@ def opened(folder, name="hard"):
     return RunStore(open_store(folder / "runs"), name)
 
 
-def played(run, iteration=0):
-    return read_rollouts(run.store, run.rollouts(iteration, "train"))
+def played(run, iteration=0, split="train"):
+    return read_rollouts(run.store, run.rollouts(iteration, split))
 
 
 def digest_of(run):
@@ -101,7 +102,8 @@ async def test_attackers_are_asked_as_in_their_attack_and_the_verifier_as_ever(
         monkeypatch.setenv("NIP_API_KEY", handle.api_key)
         async with logged_requests(handle.url) as log:
             at = {"lm_server": {"url": log.url, "engine": "deterministic"}}
-            await loop.train(load_parameters(str(write_config(tmp_path, **GAME, **at))))
+            game = {**GAME, "text_rl": LAST, **at}
+            await loop.train(load_parameters(str(write_config(tmp_path, **game))))
             honest = [*log.chats]
             await loop.train(attack(tmp_path))
             sneaky = [of for of in log.chats if of not in honest]
@@ -113,7 +115,7 @@ async def test_attackers_are_asked_as_in_their_attack_and_the_verifier_as_ever(
                 {"run": lies.run_name, "share": 0.4},
             ]
             result = await loop.train(
-                load_parameters(str(write_config(tmp_path, **meeting(*runs), **at)))
+                load_parameters(str(write_config(tmp_path, **meeting(*runs, text_rl=LAST), **at)))
             )
     # 1. What the sneaky prover was asked with in its attack, to the letter, and never as the honest.
     run = opened(tmp_path)
@@ -131,6 +133,7 @@ async def test_attackers_are_asked_as_in_their_attack_and_the_verifier_as_ever(
         of["messages"] for of in log.chats if "You are the verifier" in of["messages"][0]["content"]
     ]
     assert {m[0]["content"] for m in judged} <= {of["messages"][0]["content"] for of in honest}
+    assert {*played(run, 1, "test").episodes["opponent_run"].to_pylist()} == {None}
     # 3. Who played is on record, and what a script says is the script's.
     kinds = Counter(of["opponent_run"] for of in episodes)
     assert {*kinds} == {None, "small-sneaky-1", lies.run_name} and len(episodes) == 40
@@ -216,7 +219,9 @@ def test_each_run_has_its_share_of_right_and_wrong_problems_alike():
     settings |= {"lm_server": {"engine": "deterministic"}}
     parameters = load_parameters(settings)
     specs = plan_episodes(parameters, load_all_problems(parameters)["train"], "train", 0)
-    drawn = draw_opponents(specs, parameters, {})
+    there = {"prover": [*"abc"]}
+    drawn = draw_opponents(specs, parameters, there)
+    assert draw_opponents(specs, parameters, {}) == specs  # as in a test
     share = {y: Counter(of.opponent_run for of in drawn if of.problem.y == y) for y in (0, 1)}
     for y, expected in ((0, (0.2, 0.3, 0.25)), (1, (0.2, 0.3, 0.0))):
         count = sum(share[y].values())
@@ -225,7 +230,9 @@ def test_each_run_has_its_share_of_right_and_wrong_problems_alike():
     assert [of.problem.y for of in drawn] == [of.problem.y for of in specs]
     # It follows from seed and problem, and from no name.
     named = load_parameters({**settings, "run_name": "another"})
-    again = draw_opponents(plan_episodes(named, [s.problem for s in specs], "train", 0), named, {})
+    again = draw_opponents(
+        plan_episodes(named, [s.problem for s in specs], "train", 0), named, there
+    )
     by_problem = {(of.problem.id, of.sample): of.opponent_run for of in drawn}
     assert all(
         by_problem.get((of.problem.id, of.sample), of.opponent_run) == of.opponent_run
