@@ -101,4 +101,6 @@ def _draw(axes: Any, lines: Mapping[str, Sequence[RateOfRound]], rounds: int) ->
             frameon=False,
             labelcolor=INK,
             fontsize=9,
+            columnspacing=1.2,
+            handlelength=2.4,
         )

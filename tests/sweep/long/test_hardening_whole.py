@@ -11,11 +11,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+from server_here import servers_here
 from small_game import train_here, write_config
 
+from nip_core import loop
+from nip_core.records.models import read_models
+from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import open_store
+from nip_core.sweep.hardening import HardeningSettings, parse_attack, plan_hardening
+from nip_core.sweep.hardening_results import collect_hardening
 from nip_core.upkeep.verify import verify_run
 
 ROOT = Path(__file__).parents[3]
@@ -147,3 +153,48 @@ async def test_two_rounds_killed_at_five_moments_are_those_of_undisturbed_ones(t
     assert (plain / "hardening/small-harden/rounds.svg").read_bytes() == (
         store / "hardening/small-harden/rounds.svg"
     ).read_bytes()
+
+
+def stopped_before(stage_name):
+    """A hook that ends a run before a stage."""
+
+    async def call(stage, session, *arguments):
+        if stage.__name__ in ("iterate", "play_shards"):
+            arguments = (*arguments[:-1], call)
+        if stage.__name__ == stage_name:
+            raise StopAsyncIteration
+        return await loop.directly(stage, session, *arguments)
+
+    return call
+
+
+async def test_rounds_that_stop_in_each_of_their_runs_play_the_same(tmp_path):
+    """The same without processes: each of the five runs is stopped once, at another stage."""
+    await train_here(write_config(tmp_path, **GAME))
+    store, plain = tmp_path / "runs", tmp_path / "plain"
+    shutil.copytree(store, plain)
+    settings = HardeningSettings(2, (parse_attack("script:no-step"),), problems=4)
+    stops = ("play_shard", "wait_for_job", "measure", "swap_models", "commit_split")
+    planned = plan_hardening(str(store), "small", settings)
+    with servers_here():
+        for step, stop in zip(planned.steps, stops, strict=True):
+            with pytest.raises(StopAsyncIteration):
+                await loop.train(step.parameters, call=stopped_before(stop))
+            await loop.train(step.parameters)
+        for step in plan_hardening(str(plain), "small", settings).steps:
+            await loop.train(step.parameters)
+    assert digests(store) == digests(plain)
+    for step in planned.steps:
+        assert verify_run(RunStore(open_store(store), step.name)).problems == {}
+    results = collect_hardening(open_store(store), planned)
+    assert results.rounds == collect_hardening(open_store(plain), planned).rounds
+    assert [of.lowest.label for of in results.rounds] == ["no-step"] * 3
+    assert {of.before.problems for of in results.rounds} == {8}
+    # The honest provers keep their weights, and each round's verifier is another one.
+    groups = [read_models(RunStore(open_store(store), of.run), 1) for of in planned.rounds]
+    assert len({of["prover"].model for of in groups}) == 1
+    assert len({of["verifier"].model for of in groups}) == 3
+    # The last round has met the attackers of both before.
+    last = read_rollouts(open_store(store), "small-harden-2/iterations/0000/rollouts/train")
+    met = {*last.episodes["opponent_run"].to_pylist()}
+    assert met == {None, "small-harden-0-no-step", "small-harden-1-no-step"}
