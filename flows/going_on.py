@@ -26,6 +26,10 @@ def command_for(record: RunRecord, run_store: str, directory: Path) -> str | Non
     stored = dict(record.parameters)
     if (stored.get("attack") or {}).get("run") is not None:
         return None
+    if runs := (stored.get("opponents") or {}).get("runs"):
+        # What was found of other runs is not typed; it is on record.
+        unfound = [{**entry, "found": None} for entry in runs]
+        stored["opponents"] = {**stored["opponents"], "runs": unfound}
     files = [p.name for p in sorted(directory.iterdir()) if p.suffix in (".yaml", ".yml")]
     commands = (
         _command(config, stored, run_store, directory)

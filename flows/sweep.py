@@ -105,7 +105,7 @@ def sweep(
         _show_plan(planned, as_json)
         return
     count = sum(1 + len(run.attacks) for run in planned.runs)
-    listener = _Said(count, sys.stderr if as_json else sys.stdout)
+    listener = SaidOfRuns(count, sys.stderr if as_json else sys.stdout)
     store = open_store(planned.run_store)
     failures, status = dict[str, str](), 0
     if collect_only:
@@ -179,7 +179,7 @@ def _check_begun(store: Any, planned: Any) -> None:
         )
 
 
-class _Said:
+class SaidOfRuns:
     """Lines about the runs, as they end."""
 
     def __init__(self, count: int, to: Any):
@@ -204,7 +204,9 @@ class _Said:
             self._to = open(os.devnull, "w")  # noqa: SIM115
 
 
-def _run_all(planned: Any, jobs: int, listener: _Said, cluster: Any) -> tuple[dict[str, str], int]:
+def _run_all(
+    planned: Any, jobs: int, listener: SaidOfRuns, cluster: Any
+) -> tuple[dict[str, str], int]:
     """Run what is not finished; by run why it did not end, and the exit code of the first such."""
     from nip_prefect.flows.launch import with_prefect
     from nip_prefect.flows.stopping import stoppable
@@ -212,7 +214,7 @@ def _run_all(planned: Any, jobs: int, listener: _Said, cluster: Any) -> tuple[di
     # 1. What is finished needs no process, and what can't be run is told before anything is.
     place = Path(planned.run_store if "://" not in planned.run_store else ".") / "sweeps"
     if cluster is None:
-        machines: Any = _Here(place / planned.name, jobs)
+        machines: Any = PlayedHere(place / planned.name, jobs)
     else:
         from nip_prefect.flows.remote_runs import Cluster
 
@@ -238,7 +240,7 @@ def _run_all(planned: Any, jobs: int, listener: _Said, cluster: Any) -> tuple[di
 class _Team:
     """The runs, and what became of them."""
 
-    def __init__(self, machines: Any, listener: _Said):
+    def __init__(self, machines: Any, listener: SaidOfRuns):
         self.failures: dict[str, str] = {}
         self.codes: dict[str, int] = {}
         self._machines, self._listener = machines, listener
@@ -334,7 +336,7 @@ class _Team:
         self._listener.ended(run.name, failed if ended.status else "finished")
 
 
-class _Here:
+class PlayedHere:
     """Plays runs on this machine, each in a process of its own, a few at a time."""
 
     def __init__(self, place: Path, jobs: int):
@@ -343,7 +345,7 @@ class _Here:
         self._processes: dict[str, Any] = {}
         self._is_stopped = False
 
-    def __enter__(self) -> "_Here":
+    def __enter__(self) -> "PlayedHere":
         return self
 
     def __exit__(self, *_: object) -> None:

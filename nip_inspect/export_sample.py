@@ -60,7 +60,15 @@ _STOP_REASONS: Mapping[str, StopReason] = {
 }
 _FACTS = (
     *("key", "problem", "question_id", "sample", "branch_path", "protocol", "y", "difficulty"),
-    *("mutation", "seed", "prover_stance", "opponent", "opponent_iteration", "rounds"),
+    *(
+        "mutation",
+        "seed",
+        "prover_stance",
+        "opponent",
+        "opponent_iteration",
+        "opponent_run",
+        "rounds",
+    ),
     *("decision", "decision_value", "outcome", "error"),
 )
 
@@ -111,9 +119,7 @@ def sample_of(
     }
     clock = _Clock(split.times, rows)
     hints = {} if game is None else game.find_mistakes(rows)
-    calls = _Calls(
-        split, episode.key, game, _situation(episode, columns), turns, moves, clock, hints
-    )
+    calls = _Calls(split, episode, game, _situation(episode, columns), turns, moves, clock, hints)
     events = [
         *_begin(episode.key, sample, clock),
         *calls.events(rows),
@@ -216,7 +222,7 @@ class _Calls:
     """
 
     split: Split
-    episode: str
+    episode: Episode
     game: Game | None
     situation: Situation
     turns: Sequence[Turn]
@@ -311,7 +317,8 @@ class _Calls:
         agent, round_ = row.agent, row.round
         before = [turn for turn in self.turns if turn.round < round_]
         wrong = self.hints.get((round_, agent, row.attempt))
-        chat = self.game.render(agent, self.situation, before, round_, wrong)
+        asking = self.game.asking(agent, self.episode)
+        chat = asking.render(agent, self.situation, before, round_, wrong)
         return [self._message(message) for message in chat]
 
     def _message(self, message: Mapping[str, str]) -> ChatMessage:
@@ -322,7 +329,7 @@ class _Calls:
         known = self._messages.get((role, content, name))
         if known is None:
             metadata = None if name is None else {"name": name}
-            place = f"{self.episode}-chat-{len(self._messages)}"
+            place = f"{self.episode.key}-chat-{len(self._messages)}"
             known = _KINDS[role](id=place, content=content, metadata=metadata)
             self._messages[role, content, name] = known
         return known

@@ -307,7 +307,8 @@ def _messages(
         agent, round_, attempt = row.agent, row.round, row.attempt
         before = [turn for turn in said if turn.round < round_]
         if attempt == 0:
-            return game.told(agent, situation, before, round_)[1]
+            asking = game.asking(agent, episode)
+            return asking.told(agent, situation, before, round_)[1]
         wrong = hints.get((round_, agent, attempt))
         return wrong and game.hint(agent, round_, episode.seed, before, wrong)
 
@@ -372,7 +373,8 @@ def _system_prompts(episode: Episode, game: Game | None) -> dict[str, str]:
     if game is None or game.protocol.name != episode.protocol:
         return {}
     situation = _situation(episode, game)
-    return {name: game.told(name, situation)[0] for name in game.parameters.model_agents}
+    names = game.parameters.model_agents
+    return {name: game.asking(name, episode).told(name, situation)[0] for name in names}
 
 
 def _situation(episode: Episode, game: Game) -> Situation:

@@ -12,11 +12,15 @@ import pyarrow.compute as pc
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.split_metrics import Opponent, OpponentMetrics
 from nip_core.evaluation.spread import find_questions
+from nip_core.parameters.opponents import split_agents
+from nip_core.rollouts.plan import OpponentKey
+
+_OPPONENT = ("opponent_run", "opponent", "opponent_iteration")
 
 
 def figures_by_opponent(
     episodes: pa.Table,
-    models: Mapping[str, Mapping[int, str]],
+    models: Mapping[str, Mapping[OpponentKey, str]],
     seed: int,
     split_by: Sequence[str] = (),
 ) -> tuple[OpponentMetrics, ...]:
@@ -25,23 +29,29 @@ def figures_by_opponent(
     Each has ``opponent``, the agent that the earlier model played, ``opponent_iteration``, the
     first iteration that this model has played, and its name as ``model`` (by agent and iteration in
     `models`), all None for the present ones; and what `evaluate` gives of the episodes, with
-    intervals by question. Other agents had present models. () where nobody played with an earlier
-    model.
+    intervals by question. An opponent of another run has its name as ``opponent_run``, its
+    iteration there, and its models by that name; it may have played several agents. All others had
+    present models. () where nobody played with another model.
     """
-    columns = [episodes[name].to_pylist() for name in ("opponent", "opponent_iteration")]
-    pairs = {*zip(*columns, strict=True)}
-    if pairs <= {(None, None)}:
+    columns = [episodes[name].to_pylist() for name in _OPPONENT]
+    met = {*zip(*columns, strict=True)}
+    if met <= {(None, None, None)}:
         return ()
     rows = []
-    for agent, iteration in sorted(pairs, key=lambda pair: (pair[0] or "", pair[1] or 0)):
-        same = _equals(episodes["opponent"], agent)
-        played = episodes.filter(pc.and_(same, _equals(episodes["opponent_iteration"], iteration)))
+    for run, agents, iteration in sorted(met, key=lambda m: (m[0] or "", m[1] or "", m[2] or 0)):
+        values = zip(_OPPONENT, (run, agents, iteration), strict=True)
+        played = episodes
+        for name, value in values:
+            played = played.filter(_equals(played[name], value))
         questions = find_questions(played, split_by)
+        key = iteration if run is None else run
+        names = [models.get(agent, {}).get(key) for agent in split_agents(agents)]
         rows.append(
             OpponentMetrics(
-                opponent=agent,
+                opponent=agents,
                 opponent_iteration=iteration,
-                model=models.get(agent, {}).get(iteration),
+                opponent_run=run,
+                model=", ".join(name for name in names if name) or None,
                 **dict(evaluate(played, None, seed=seed, questions=questions)),
             )
         )
@@ -52,7 +62,12 @@ def opponent_words(opponent: Opponent) -> str:
     """Say who the opponent of some episodes was, as "prover of iteration 2"."""
     if opponent.opponent is None:
         return "present models"
-    return f"{opponent.opponent} of iteration {opponent.opponent_iteration}"
+    agents = " and ".join(split_agents(opponent.opponent))
+    if opponent.opponent_run is None:
+        return f"{agents} of iteration {opponent.opponent_iteration}"
+    if opponent.opponent_iteration is None:
+        return f"{agents} of {opponent.opponent_run}"
+    return f"{agents} of {opponent.opponent_run}, iteration {opponent.opponent_iteration}"
 
 
 def _equals(column: pa.ChunkedArray, value: str | int | None) -> pa.ChunkedArray:

@@ -153,12 +153,14 @@ class AnyOfRow(Figures):
 
 
 class Opponent(Figures):
-    """An earlier model, and the agent that it played."""
+    """An earlier model, or another run's, and the agent that it played."""
 
     opponent: StrictStr | None = None
-    """The agent; None where all played with present models."""
+    """The agent, or those of another run with "+" between them; None: all had present models."""
     opponent_iteration: StrictInt | None = None
-    """The first iteration that the model has played."""
+    """The first iteration that the model has played; of another run, the iteration there."""
+    opponent_run: StrictStr | None = None
+    """The other run; None: this one."""
     model: StrictStr | None = None
 
 

@@ -4,8 +4,10 @@ Prompting and dataset building both call `render`, so what is trained is what wa
 """
 
 import json
+import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from nip_core.errors import SettingsError
@@ -17,6 +19,7 @@ from nip_core.game.reasons import Kind, sort_reason
 from nip_core.game.retry_hints import hint
 from nip_core.game.rules import Rules
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.opponents import asked_as_there, split_agents
 from nip_core.protocols import Move, Protocol, RoundResult, TokenChoice, Turn, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
 from nip_core.scenarios import Problem, Scenario, check_own_words, make_scenario
@@ -61,6 +64,15 @@ def make_situation(problem: Problem, stance: int | None, seed: int) -> Situation
     return Situation(problem.question, problem.solution, stance, seed, problem.columns)
 
 
+class Met(typing.Protocol):
+    """An episode, as far as it says who was played by another run."""
+
+    @property
+    def opponent(self) -> str | None: ...
+    @property
+    def opponent_run(self) -> str | None: ...
+
+
 class Game:
     """A protocol on a scenario, with its prompts: everything needed to render and to judge."""
 
@@ -78,6 +90,22 @@ class Game:
         self.announces = type(self.scenario).announce is not Scenario.announce
         """Whether agents may be told something before a turn that depends on what was said."""
         self._formats = {name: a.chat_format for name, a in parameters.prompted_agents.items()}
+
+    @cached_property
+    def of_others(self) -> Mapping[str, "Game"]:
+        """By name of another run, the same game as its agents are asked in it."""
+        runs = self.parameters.opponents.runs
+        return {
+            entry.run: Game(asked_as_there(self.parameters, entry.found))
+            for entry in runs
+            if entry.found is not None
+        }
+
+    def asking(self, agent: str, episode: Met) -> "Game":
+        """Return the game as `agent` is asked in it in this episode, by this run or another."""
+        if episode.opponent_run is None or agent not in split_agents(episode.opponent):
+            return self
+        return self.of_others[episode.opponent_run]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.parameters,)  # another process makes its own

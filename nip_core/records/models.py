@@ -4,7 +4,9 @@ ServedModel     the model of a group, with where it comes from
 Decision        the gate's decision about new models
 Swap            the whole document; read_swap reads one
 read_models     the models that play an iteration
-name_opponents  by agent, the names of the earlier models that it may meet
+name_opponents  by agent, the names of the earlier models, or of other runs', that may play for it
+list_opponents_taken_over  the models of other runs that play in training
+list_of_others  by agent, the models of other runs that may play for it
 
 ``models.json`` of iteration i is written by `nip_core.stages.swapping` and read here. It says
 which models serve from iteration i + 1 on, and which groups were not trained in i because no
@@ -19,11 +21,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.opponents import list_opponents
+from nip_core.parameters.opponents import RUNS, list_opponents
 from nip_core.rollouts.league import find_earlier_models
+from nip_core.rollouts.plan import OpponentKey
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.run import RunRecord, RunStore, read_document
 from nip_core.run_store.store import MissingFileError
+from nip_core.scenarios.scripts import name_as_model
 
 NOT_SCHEDULED = "not scheduled"
 """The status of a job that there is none of, as no agent of its group trains in the iteration."""
@@ -102,6 +106,14 @@ def list_taken_over(record: RunRecord) -> list[dict[str, ServedModel]]:
     ]
 
 
+def list_opponents_taken_over(record: RunRecord) -> list[ServedModel]:
+    """List the models of other runs that play in training, by the run's record."""
+    runs = (record.parameters.get("opponents") or {}).get("runs") or ()
+    found = [entry["found"] for entry in runs if entry.get("found")]
+    models = [ServedModel(**model) for of in found for model in of["models"].values()]
+    return [model for model in models if model.trained_in is not None]
+
+
 def read_swap(run: RunStore, iteration: int) -> Swap | None:
     """Read the swap of an iteration; None if there is none yet. Raises CorruptionError."""
     return read_document(run, run.models(iteration), Swap)
@@ -123,18 +135,38 @@ def read_models(run: RunStore, iteration: int) -> dict[str, ServedModel]:
 
 def name_opponents(
     parameters: HyperParameters, played: Sequence[Mapping[str, str]]
-) -> dict[str, dict[int, str]]:
-    """Name by agent the earlier models it may meet, each by the first iteration it played.
+) -> dict[str, dict[OpponentKey, str]]:
+    """Name by agent the earlier models that may play it, each by the first iteration it played.
 
-    `played` are the names of all models by group, up to the iteration itself.
+    `played` are the names of all models by group, up to the iteration itself. Models of other runs
+    are named by the run.
     """
+    if parameters.opponents.kind == RUNS:
+        others = list_of_others(parameters)
+        return {a: {run: m.model for run, m in models.items()} for a, models in others.items()}
     group_of = map_agents_to_groups(parameters)
-    opponents = {}
+    opponents: dict[str, dict[OpponentKey, str]] = {}
     for agent in list_opponents(parameters):
         *before, now = [names[group_of[agent]] for names in played]
         opponents[agent] = find_earlier_models(before, now, parameters.opponents.last)
     # In the first iterations there may be no earlier model to meet.
     return {agent: models for agent, models in opponents.items() if models}
+
+
+def list_of_others(parameters: HyperParameters) -> dict[str, dict[OpponentKey, ServedModel]]:
+    """List by agent, and by run, the models of other runs that may play it; or their scripts."""
+    by_agent: dict[str, dict[OpponentKey, ServedModel]] = {}
+    for entry in parameters.opponents.runs:
+        if (opponent := entry.found) is None:
+            continue
+        for agent in entry.agents:
+            if opponent.script is None:
+                model = ServedModel(**opponent.models[agent])
+            else:
+                name = name_as_model(opponent.script, opponent.script_digest)
+                model = ServedModel(name, name)
+            by_agent.setdefault(agent, {})[entry.run] = model
+    return by_agent
 
 
 def map_agents_to_groups(parameters: HyperParameters) -> dict[str, str]:

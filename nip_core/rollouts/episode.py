@@ -32,6 +32,7 @@ from nip_core.game.parsing import AnswerForm
 from nip_core.game.reasons import Kind
 from nip_core.game.render import ChatMessage, Game, columns_json, make_situation
 from nip_core.parameters import RandomAgentParameters
+from nip_core.parameters.opponents import split_agents
 from nip_core.progress.board import Progress
 from nip_core.protocols import NO_DECISION, Move, Turn
 from nip_core.rollouts.chat_client import (
@@ -43,7 +44,7 @@ from nip_core.rollouts.failures import Failures
 from nip_core.rollouts.journal import Appends
 from nip_core.rollouts.labels import make_objection, take_solution
 from nip_core.rollouts.model_call import Call, Player, ask, read_again
-from nip_core.rollouts.plan import EpisodeSpec
+from nip_core.rollouts.plan import EpisodeSpec, OpponentKey
 from nip_core.rollouts.scripted_call import ask_script
 from nip_core.rollouts.table_rows import AttackChoice, CallRecord, Episode, LabelRow
 from nip_core.scenarios import NO_LABEL, NoLabel
@@ -71,13 +72,14 @@ class ShardContext:
     places: AbstractAsyncContextManager[Any] | None = None  # of an episode; None: of this shard
     branch: Branch = no_branching
     labels: dict[str, LabelRow] = field(default_factory=dict)  # made in play, by generation key
-    opponents: Mapping[tuple[str, int], Player] = field(default_factory=dict)
-    """By agent and iteration, who plays with an earlier model, see `league`."""
+    opponents: Mapping[tuple[str, OpponentKey], Player] = field(default_factory=dict)
+    """By agent and opponent, who plays with an earlier model or another run's, see `league`."""
 
     def player(self, spec: EpisodeSpec, agent: str) -> Player:
-        """Find the player of an agent in this episode, by the model of now or an earlier one."""
-        if spec.opponent == agent and spec.opponent_iteration is not None:
-            return self.opponents[agent, spec.opponent_iteration]
+        """Find the player of an agent in this episode, by the model of now or another one."""
+        key = spec.opponent_key
+        if key is not None and agent in split_agents(spec.opponent):
+            return self.opponents[agent, key]
         return self.players[agent]
 
 
@@ -313,6 +315,7 @@ class EpisodeState:
             prover_stance=spec.stance,
             opponent=spec.opponent,
             opponent_iteration=spec.opponent_iteration,
+            opponent_run=spec.opponent_run,
             rounds=self.round,
             decision=self.decision,
             decision_value=self.value,
@@ -372,7 +375,8 @@ class EpisodeState:
         context = self.context
         records: list[CallRecord] = []
         wrong: Kind | None = None
-        for attempt in range(context.players[agent].parameters.num_invalid_generation_retries + 1):
+        retries = context.player(spec, agent).parameters.num_invalid_generation_retries
+        for attempt in range(retries + 1):
             # 1. Take it from the journal, from the request for all children, or ask. A retry is
             #    asked alone: the others of the request may have been valid.
             record = context.recorded.get(spec.generation_key(self.round, agent, attempt))
@@ -402,7 +406,7 @@ class EpisodeState:
                 tokens = read_tokens(generation.token_logprobs)
                 move = move or read_again(generation, self._form(agent))
                 return TurnAnswer(records, Turn(self.round, agent, generation.text, move, tokens))
-            wrong = context.game.find_mistake(
+            wrong = context.game.asking(agent, spec).find_mistake(
                 agent, generation.text, generation.finish_reason, generation.invalid_reason
             )
         # 3. There was none.
@@ -418,7 +422,8 @@ class EpisodeState:
         if (agent, wrong) not in self.chats:
             problem, spec = self.spec.problem, self.spec
             situation = make_situation(problem, spec.stance, spec.seed)
-            chat = self.context.game.render(agent, situation, self.turns, self.round, wrong)
+            game = self.context.game.asking(agent, spec)
+            chat = game.render(agent, situation, self.turns, self.round, wrong)
             self.chats[agent, wrong] = chat
         return self.chats[agent, wrong]
 
@@ -440,7 +445,8 @@ class EpisodeState:
         if player.script is not None:
             yield await ask_script(context.game, player, spec, self.round, chat, form, seed)
             return
-        async with ask(context.game, context.client, player, chat, form, seed, n) as call:
+        game = context.game.asking(agent, spec)
+        async with ask(game, context.client, player, chat, form, seed, n) as call:
             # A random agent has no model that reads or writes tokens.
             if player.endpoint is not None:
                 for i, answer in enumerate(call.answers):  # they share one prompt, read once

@@ -18,6 +18,10 @@ ATTACK = "attack"
 `best_of_n`; or, once trained, as they are."""
 
 
+OpponentKey = int | str
+"""The first iteration that an earlier model has played, or the name of another run."""
+
+
 class SplitPlan(BaseModel):
     """``plan.json`` of a split: its episodes and shards."""
 
@@ -49,8 +53,14 @@ class EpisodeSpec:
     stance: int | None
     branch_path: str = ""
     seeds_of: str | None = None  # the split whose seeds its calls have; None: its own
-    opponent: str | None = None  # the agent that an earlier model plays, see `league`
+    opponent: str | None = None  # whom an earlier model or another run plays, see `league`
     opponent_iteration: int | None = None  # the first that this model has played
+    opponent_run: str | None = None  # the other run; None: this one
+
+    @property
+    def opponent_key(self) -> "OpponentKey | None":
+        """Tell which opponent plays; None: all play with present models."""
+        return self.opponent_iteration if self.opponent_run is None else self.opponent_run
 
     def generation_key(self, round_: int, agent: str, attempt: int) -> str:
         """Make the identity of one model call of this episode."""

@@ -19,12 +19,13 @@ below (in the order of the numbers), the others reach it by the beginning of the
 
 Version 2 added `decision_value` and `token_logprobs`, version 3 `columns`, version 4 `opponent` and
 `opponent_iteration`, version 5 `reasoning` and `reasoning_tokens`, version 6 `drawn`, version 7
-`p_accept`; tables of earlier versions are read as if they had them, empty.
+`p_accept`, version 8 `opponent_run`; tables of earlier versions are read as if they had them,
+empty.
 """
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 _METADATA = {"nip.schema_version": str(SCHEMA_VERSION)}
 
@@ -48,8 +49,9 @@ EPISODES = pa.schema(
         pa.field("mutation", pa.string()),  # kind of the bug, where known
         pa.field("seed", pa.int64(), nullable=False),
         pa.field("prover_stance", pa.int8()),  # what the prover argues for; null: as the protocol
-        pa.field("opponent", pa.string()),  # an agent that an earlier model played; null: none
+        pa.field("opponent", pa.string()),  # whom an earlier model or another run played, or null
         pa.field("opponent_iteration", pa.int32()),  # the first that this model has played
+        pa.field("opponent_run", pa.string()),  # the other run; null: this one
         pa.field("rounds", pa.int16(), nullable=False),  # rounds played
         pa.field("decision", pa.int8(), nullable=False),  # 0 reject, 1 accept, 2 none, 3 neither
         pa.field("decision_value", pa.float64()),  # on the decision scale, -1 to 1; null: none

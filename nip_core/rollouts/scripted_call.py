@@ -1,6 +1,7 @@
 """A turn that a script writes in the place of a prover's model.
 
 find_attack_script     the script of an attack
+find_opponent_scripts  the scripts of other runs that play in training
 make_scripted_players  whose messages it writes
 ask_script             the answer, as a call that nobody was asked
 check_script           try a script on the problems of an attack before anything is paid for
@@ -12,6 +13,7 @@ and a slow one holds nothing else up.
 import asyncio
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from nip_core.errors import SettingsError, StageError
@@ -19,6 +21,7 @@ from nip_core.game.decisions import InvalidResponse
 from nip_core.game.parsing import AnswerForm
 from nip_core.game.render import ChatMessage, Game, Situation, make_situation
 from nip_core.parameters.checks import list_scripted
+from nip_core.parameters.opponents import OpponentRun
 from nip_core.rollouts.chat_client import ChatAnswer
 from nip_core.rollouts.model_call import Call, Player, judge_answer
 from nip_core.rollouts.plan import EpisodeSpec
@@ -38,6 +41,33 @@ def find_attack_script(game: Game) -> LoadedScript | None:
     """Load the script of an attack; None for an attack without. Raises ValueError."""
     name = game.parameters.attack.script
     return None if name is None else load_script(game.scenario, name)
+
+
+def find_opponent_scripts(game: Game) -> dict[str, LoadedScript]:
+    """Load by run the scripts of other runs that play in training. Raises ValueError."""
+    scripts = ((run.run, _load_opponent(game, run)) for run in game.parameters.opponents.runs)
+    return {run: script for run, script in scripts if script is not None}
+
+
+def _load_opponent(game: Game, entry: OpponentRun) -> LoadedScript | None:
+    """Load the script of another run; None for one that plays with models.
+
+    Raises ValueError, also for a file that is not what it was when that run attacked.
+    """
+    opponent = entry.found
+    if opponent is None or opponent.script is None:
+        return None
+    setting = f"opponents.runs: {entry.run}"
+    try:
+        script = replace(load_script(game.scenario, opponent.script), setting=setting)
+    except ValueError as error:
+        raise ValueError(f"{setting}: {error}") from None
+    if script.digest != opponent.script_digest:
+        raise ValueError(
+            f"{setting}: {script.file} is not what it was when that run attacked; bring it back, "
+            "or attack with it anew, under another name"
+        )
+    return script
 
 
 def make_scripted_players(game: Game) -> dict[str, Player]:
@@ -72,18 +102,20 @@ async def ask_script(
         text = await loop.run_in_executor(_THREAD, _write, script, turn, question, form)
     except ValueError as error:
         raise StageError(
-            f"{error}, and start the attack anew with another --name, as a changed script is "
-            "another attack"
+            f"{error}, and start anew under another name, as a changed script is another attack"
         ) from error
     return Call(player, form, started, [_answer(text, player.model)])
 
 
-def check_script(game: Game, script: LoadedScript, specs: Iterable[EpisodeSpec]) -> None:
+def check_script(
+    game: Game, script: LoadedScript, specs: Iterable[EpisodeSpec], scripted: Sequence[str]
+) -> None:
     """Let the script write the first messages of `specs`, where nobody speaks before.
 
-    Raises SettingsError that names script, question and remedy.
+    The agents `scripted` are those for whom it writes. Raises SettingsError that names script,
+    question and remedy.
     """
-    scripted, base_seed = list_scripted(game.parameters), game.parameters.seed
+    base_seed = game.parameters.seed
     for spec in specs:
         situation = make_situation(spec.problem, spec.stance, spec.seed)
         movers = game.protocol.movers(0, spec.seed, ())

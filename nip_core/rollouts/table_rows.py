@@ -53,6 +53,7 @@ class Episode:
     prover_stance: int | None = None
     opponent: str | None = None
     opponent_iteration: int | None = None
+    opponent_run: str | None = None
     rounds: int
     decision: int
     decision_value: float | None = None

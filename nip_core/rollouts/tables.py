@@ -54,7 +54,10 @@ SHARED_PROMPTS = "shared_prompts"
 """In a shard's manifest: by agent, tokens of prompts that stand in several rows and were read once
 (see `nip_core.records.spending`)."""
 _DIGEST_VERSION = 2
-_LATER = ("columns", "opponent", "opponent_iteration", "reasoning", "reasoning_tokens")
+_LATER = (
+    *("columns", "opponent", "opponent_iteration", "opponent_run"),
+    *("reasoning", "reasoning_tokens"),
+)
 """What later versions of the schema have added, which is left out of digests where it is empty."""
 _IN_NO_DIGEST = ("drawn", "p_accept")
 """What says nothing new of the game, so that a run from before there was such a column has the

@@ -32,6 +32,7 @@ import pyarrow.compute as pc
 
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.opponents import split_agents
 from nip_core.protocols import Protocol as GameProtocol
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.table_rows import read_rows, row_columns
@@ -99,7 +100,7 @@ class Branching:
     def _may_branch(self, agents: Iterable[str], spec: EpisodeSpec) -> bool:
         if self._parameters.pure_text_malt.frozen_agents_generate_one_response:
             # Nothing is learned from two answers of an earlier model.
-            return not (self._trained - {spec.opponent}).isdisjoint(agents)
+            return not self._trained.difference(split_agents(spec.opponent)).isdisjoint(agents)
         return any(True for _ in agents)
 
 

@@ -5,6 +5,7 @@ Script              such a function
 LoadedScript        one that is loaded, with what tells it from others
 load_script         of a scenario, by name, or a user's, by its address
 check_script_named  refuse a name that no script has
+name_as_model       what stands for it where a model's name would
 call_script         the message that a script writes; what is wrong is an error that names it
 describe_turn       name a script and the turn in which something is wrong
 
@@ -75,6 +76,8 @@ class LoadedScript:
     """In which it stands."""
     digest: str | None
     """Of that file; None for a script that comes with nip."""
+    setting: str = "attack.script"
+    """That names it, for errors."""
 
     @property
     def called(self) -> str:
@@ -84,8 +87,12 @@ class LoadedScript:
     @property
     def model(self) -> str:
         """Name it where a model's name would stand."""
-        version = "" if self.digest is None else f"@{self.digest[:_SHOWN]}"
-        return f"script:{self.name}{version}"
+        return name_as_model(self.name, self.digest)
+
+
+def name_as_model(script: str, digest: str | None) -> str:
+    """Name a script, with the digest of its file if it is a user's, as a model is named."""
+    return f"script:{script}" + ("" if digest is None else f"@{digest[:_SHOWN]}")
 
 
 def check_script_named(scenario: _WithScripts, name: str | None) -> None:
@@ -133,7 +140,9 @@ def _find_file(function: Any) -> str:
 
 def describe_turn(script: LoadedScript, turn: ScriptedTurn, question: str) -> str:
     """Name a script and the turn in which something is wrong."""
-    return f"attack.script: {script.name} on question {question} ({turn.agent}, round {turn.round})"
+    return (
+        f"{script.setting}: {script.name} on question {question} ({turn.agent}, round {turn.round})"
+    )
 
 
 def call_script(script: LoadedScript, turn: ScriptedTurn, question: str) -> str:

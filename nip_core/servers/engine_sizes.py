@@ -36,12 +36,13 @@ def choose_vllm_sizes(parameters: HyperParameters, base: str) -> dict[str, Any]:
     if any(ranks):
         sizes["max_lora_rank"] = min(max(ranks), LARGEST_LORA_RANK)
     # 2. The adapters that play at the same time: one of each group, and those of earlier
-    #    iterations.
+    #    iterations or of other runs.
     adapters = len([rank for rank in ranks if rank])
     names = {name for group in groups for name in parameters.groups[group]}
     league = [name for name in list_opponents(parameters) if name in names]
-    earlier = parameters.opponents.last or parameters.rl.num_iterations
-    sizes["max_loras"] = max(1, min(adapters + earlier * len(league), MOST_LORAS))
+    runs = len(parameters.opponents.runs)
+    others = runs or parameters.opponents.last or parameters.rl.num_iterations
+    sizes["max_loras"] = max(1, min(adapters + others * len(league), MOST_LORAS))
     if isinstance(in_memory := chosen.get("max_cpu_loras"), int):
         sizes["max_loras"] = min(sizes["max_loras"], max(1, in_memory))
     # 3. The calls in flight. On a cluster every process has that many, and nobody knows how many
@@ -106,6 +107,7 @@ def _final_rank(parameters: HyperParameters, group: str) -> int:
 def _takes_models_over(parameters: HyperParameters) -> bool:
     """Return whether groups begin with models of other runs, or of the Hub."""
     is_based = parameters.base_run.base_run_type != "none" or parameters.attack.run is not None
+    is_based |= bool(parameters.opponents.runs)
     return is_based or any(
         agent.load_checkpoint_and_parameters or agent.published_adapter is not None
         for agent in parameters.model_agents.values()

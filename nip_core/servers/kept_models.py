@@ -20,7 +20,7 @@ from nip_core.errors import CorruptionError, StoreError
 from nip_core.jobs.document import JobDocument, read_job
 from nip_core.jobs.job import Clock
 from nip_core.records.iterations import Records
-from nip_core.records.models import list_taken_over
+from nip_core.records.models import list_opponents_taken_over, list_taken_over
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, list_files
@@ -87,6 +87,8 @@ def restore_models(run: RunStore, state_dir: Path, groups: Collection[str], leas
     swaps = [swap.groups for swap in Records(run).swaps(iteration)] if iteration else []
     playing = swaps[-1] if swaps else (origin or [{}])[0]
     needed = {model.model: model.digest for model in playing.values()}
+    others = list_opponents_taken_over(run.open()) if is_begun else []
+    needed |= {model.model: model.digest for model in others}
     needed |= _trained(run, iteration, groups)
     bring_models(run, state_dir, _missing(state_dir, needed))
     # 3. The others too: an earlier iteration may be played, tested or done again. But nothing that

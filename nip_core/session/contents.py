@@ -28,6 +28,7 @@ from nip_core.rollouts.scripted_call import find_attack_script
 from nip_core.scenarios import Problem, find_scenario
 from nip_core.servers.endpoints import Endpoints
 from nip_core.session.imitated import read_start_file
+from nip_core.session.opponent_runs import digest_opponents
 from nip_core.session.origin import Origin
 from nip_lm_server.client import ReadError, read_text
 
@@ -68,6 +69,8 @@ def digest_contents(
     script = find_attack_script(game)
     if script is not None and script.digest is not None:
         contents["script"] = script.digest
+    if of_opponents := digest_opponents(game):
+        contents["opponents"] = of_opponents
     if parameters.attack.start_file is not None:
         contents["start_from"] = digest(read_start_file(parameters.attack.start_file))
     for agent in parameters.model_agents.values():

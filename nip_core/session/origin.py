@@ -6,6 +6,7 @@ find_origin           which models of another run play, by iteration
 check_attacked        refuses an attack on what is not there, or on another game
 check_game            refuses an attack that plays another game than the run with these settings
 list_attacked_groups  whose models of the attacked run play
+ModelSearch           looks for models of other runs
 bring_adapters        makes adapters of that run's own server known to this run's own server
 
 Four settings ask for it. ``base_run.base_run_type: parameters``: iteration 0 plays with the
@@ -37,7 +38,7 @@ from nip_core.run_store.run import RunRecord, RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store
 from nip_core.servers.kept_models import bring_models, has_model
 
-_SAME_GAME = ("scenario", "scenario_settings", "code_validation", "dataset", "interaction_protocol")
+SAME_GAME = ("scenario", "scenario_settings", "code_validation", "dataset", "interaction_protocol")
 
 Models = Mapping[str, ServedModel]
 """By group."""
@@ -60,6 +61,12 @@ class Origin:
         """Rebuild the origin from its `facts`; its models were brought to the run before."""
         return cls(tuple({g: ServedModel(**m) for g, m in models.items()} for models in facts))
 
+    def bringing(self, adapters: Mapping[str, Mapping[str, str | None]]) -> "Origin":
+        """Return the same with further models to copy, by run."""
+        names = {*self.adapters, *adapters}
+        both = {run: {**self.adapters.get(run, {}), **adapters.get(run, {})} for run in names}
+        return replace(self, adapters=both)
+
     def facts(self) -> list[dict[str, Any]]:
         """Return its part of run.json."""
         return [{group: asdict(m) for group, m in models.items()} for models in self.models]
@@ -74,6 +81,7 @@ def takes_over(parameters: HyperParameters) -> bool:
 def names_run(parameters: HyperParameters) -> bool:
     """Return whether the settings name another run."""
     is_based = parameters.base_run.base_run_type != "none" or parameters.attack.run is not None
+    is_based |= bool(parameters.opponents.runs)
     return is_based or any(
         agent.load_checkpoint_and_parameters for agent in parameters.model_agents.values()
     )
@@ -130,7 +138,7 @@ def find_origin(
         # The models were brought when the run was created, and the other run may be gone by now.
         return Origin.of(record.contents.get("origin", []))
     # A base run gives the models of whole iterations, a checkpoint that of one group.
-    search = _Search(parameters, store)
+    search = ModelSearch(parameters, store)
     models = search.base_run() or search.attacked()
     # Nothing is trained, so no group begins with anything else.
     if parameters.base_run.base_run_type == "rerun_tests":
@@ -182,7 +190,7 @@ def check_game(parameters: HyperParameters, stored: Mapping[str, Any]) -> None:
             f"attack.run: {name!r} is an attack itself and has trained no verifier; attack {of!r}"
         )
     settings = parameters.to_dict()
-    for setting in _SAME_GAME:
+    for setting in SAME_GAME:
         if settings[setting] != stored[setting]:
             raise SettingsError(
                 f"{setting}: an attack plays the game of the run that it attacks, {name!r}, where "
@@ -195,6 +203,16 @@ def list_attacked_groups(parameters: HyperParameters, source: RunStore) -> dict[
     agents = complete_settings(source.open().parameters)["agents"]
     return {
         group: str(agents[names[0]].get("shared_model_group") or names[0])
+        for group, names in parameters.groups.items()
+    }
+
+
+def _list_groups_there(parameters: HyperParameters, source: RunStore) -> dict[str, str]:
+    """By group, that of a base run whose model it begins with: of its name, or of its agents."""
+    agents = complete_settings(source.open().parameters)["agents"]
+    group_of = {name: str(of.get("shared_model_group") or name) for name, of in agents.items()}
+    return {
+        group: group if group in group_of.values() else group_of.get(names[0], group)
         for group, names in parameters.groups.items()
     }
 
@@ -245,7 +263,7 @@ def _agent_on_record(record: RunRecord, name: str) -> dict[str, Any]:
     return dict(record.parameters.get("agents", {}).get(name, {}))
 
 
-class _Search:
+class ModelSearch:
     """Looks for the models with which groups begin; notes the adapters that have to be copied."""
 
     def __init__(self, parameters: HyperParameters, store: Store | None):
@@ -266,11 +284,12 @@ class _Search:
         setting = "base_run.run_id"
         source = _run(self._store, setting, str(base.run_id))
         last = source.finished_iterations()
+        there = _list_groups_there(self._parameters, source)
         which = range(last + 1) if base.base_run_type == "rerun_tests" else [last]
         return [
             {
-                group: self._model(setting, source, iteration, group, group)
-                for group in self._parameters.groups
+                group: self.model(setting, source, iteration, of, group)
+                for group, of in there.items()
             }
             for iteration in which
         ]
@@ -284,7 +303,7 @@ class _Search:
         check_attacked(self._parameters, source)
         return [
             {
-                group: self._model("attack.run", source, attack.iteration, of, group)
+                group: self.model("attack.run", source, attack.iteration, of, group)
                 for group, of in list_attacked_groups(self._parameters, source).items()
                 # Who is trained to attack begins with the base model.
                 if group not in self._parameters.trainable_groups
@@ -309,7 +328,7 @@ class _Search:
             )
         source_group = _agent_of(run, name).get("shared_model_group") or name
         setting = f"agents.{name}.checkpoint_run_id"
-        return self._model(setting, run, iteration + 1, source_group, group)
+        return self.model(setting, run, iteration + 1, source_group, group)
 
     def from_hub(self, group: str) -> ServedModel | None:
         """Find the adapter of the Hub with which the group's agents ask to begin."""
@@ -321,10 +340,13 @@ class _Search:
         self.published[model.model] = published
         return model
 
-    def _model(
+    def model(
         self, setting: str, source: RunStore, iteration: int, source_group: str, group: str
     ) -> ServedModel:
-        """The model of `source_group` in an iteration of `source`, for `group` of this run."""
+        """Find the model of `source_group` in an iteration of `source`, for `group` of this run.
+
+        Raises SettingsError, with the `setting` that names the run, for one that can't play here.
+        """
         agent = self._parameters.group_parameters(group)
         base = base_name(self._parameters, agent)
         models = read_models(source, iteration)

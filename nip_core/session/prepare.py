@@ -16,6 +16,7 @@ from nip_core.costs.taken import find_experience
 from nip_core.errors import SettingsError
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters
+from nip_core.parameters.checks import list_scripted
 from nip_core.parameters.model_names import check_named
 from nip_core.parameters.stored import keep_course, keep_prompts
 from nip_core.records.left_out import drop_left_out, read_left_out_by_settings
@@ -39,6 +40,11 @@ from nip_core.servers.own_server import check_server
 from nip_core.session.contents import digest_contents, name_places, read_code_version
 from nip_core.session.disk_room import check_room
 from nip_core.session.imitated import check_imitated
+from nip_core.session.opponent_runs import (
+    check_opponent_scripts,
+    find_opponents_there,
+    list_adapters_there,
+)
 from nip_core.session.origin import Origin, find_origin, names_run, resolve_settings, takes_over
 from nip_core.session.problems_of_run import load_all_problems
 from nip_core.tracking.places import check_trackers
@@ -91,17 +97,20 @@ def prepare(
         parameters = keep_prompts(parameters, record.parameters)
         parameters = keep_course(parameters, record.parameters)
     parameters = resolve_settings(parameters, store, record)
+    parameters = find_opponents_there(parameters, store, record)
     # 2. What they name: prompts, problems, keys, the model's path, other runs' models.
     game = Game(parameters)
     check_system(game)
     problems = load_all_problems(parameters)
     check_functions(game, problems)
     check_attack_script(game, problems)
+    check_opponent_scripts(game, problems)
     endpoints = find_remote_endpoints(parameters, environment)
     check_server(parameters, environment)
     origin = find_origin(parameters, store, record)
     if record is None:
         check_imitated(game, store, problems)
+        origin = origin.bringing(list_adapters_there(parameters))
     # 3. A name means one run: all this must be what it was.
     contents = digest_contents(game, problems, endpoints, origin)
     settings, version = parameters.to_dict(), read_code_version()
@@ -158,7 +167,8 @@ def check_attack_script(game: Game, problems: Mapping[str, list[Problem]]) -> No
     except ValueError as error:
         raise SettingsError(str(error)) from None
     if script is not None:
-        check_script(game, script, plan_episodes(game.parameters, problems[TEST], ATTACK, 0))
+        specs = plan_episodes(game.parameters, problems[TEST], ATTACK, 0)
+        check_script(game, script, specs, list_scripted(game.parameters))
 
 
 def _drawn_twice(scenario: Scenario, problem: Problem) -> Mapping[str, str]:
@@ -196,6 +206,7 @@ def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate, Or
         if record is not None:
             parameters = keep_course(parameters, record.parameters)
         parameters = resolve_settings(parameters, store, record)
+        parameters = find_opponents_there(parameters, store, record)
         origin = find_origin(parameters, store, record)  # refuses models that are not there
         if record is None and parameters.attack.start_from is not None:
             check_imitated(Game(parameters), store, load_all_problems(parameters))
@@ -209,6 +220,7 @@ def estimate_settings(parameters: HyperParameters) -> Estimate:
     game = Game(parameters)
     check_functions(game, problems)
     check_attack_script(game, problems)
+    check_opponent_scripts(game, problems)
     left = drop_left_out(problems, read_left_out_by_settings(parameters) or {})
     return estimate_run(game, left, find_experience(parameters))
 

@@ -230,6 +230,7 @@ def render_chat_on_record(run: RunStore, place: Place) -> AskedChat:
     )
     calls = [row for row in rows if (row.agent, row.round) == (agent, round_)]
     calls.sort(key=lambda row: row.attempt)
+    game = game.asking(agent, episode)
     mistakes = game.find_mistakes(calls[:-1])
     again = [mistakes.get((round_, agent, row.attempt + 1)) for row in calls[:-1]] + [None]
     answers = [

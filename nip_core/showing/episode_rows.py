@@ -90,6 +90,7 @@ class ReadableEpisode:
     protocol: str
     opponent: str | None
     opponent_iteration: int | None
+    opponent_run: str | None
     seed: int
     models: list[str]
 
@@ -203,6 +204,7 @@ def _make_row(
         protocol=episode.protocol,
         opponent=episode.opponent,
         opponent_iteration=episode.opponent_iteration,
+        opponent_run=episode.opponent_run,
         seed=episode.seed,
         models=sorted({call.model_served for call in calls}),
     )
@@ -225,7 +227,11 @@ def _render_asked(
     try:
         before = [turn for turn in game.turns(calls, episode.seed) if turn.round < call.round]
         wrong = game.find_mistakes(calls).get((call.round, call.agent, call.attempt))
-        return [*game.render(call.agent, situation, before, call.round, wrong)]
+        return [
+            *game.asking(call.agent, episode).render(
+                call.agent, situation, before, call.round, wrong
+            )
+        ]
     except (InvalidResponse, NipError, LookupError, ValueError):
         return None  # the protocol or a template is another by now
 

@@ -30,7 +30,15 @@ _IN_SUMMARY = (
     *("soundness", "soundness_ci95", "episodes", "distinct_problems", "questions"),
 )
 _IN_LEAGUE = (
-    *("opponent", "opponent_iteration", "model", "episodes", "accuracy", "accuracy_ci95"),
+    *(
+        "opponent",
+        "opponent_iteration",
+        "opponent_run",
+        "model",
+        "episodes",
+        "accuracy",
+        "accuracy_ci95",
+    ),
     *("completeness", "completeness_ci95", "soundness", "soundness_ci95"),
 )
 _OF_BELIEVED = (

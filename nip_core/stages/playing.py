@@ -43,6 +43,7 @@ from nip_core.rollouts.plan import (
     TRAIN,
     VALIDATION,
     EpisodeSpec,
+    OpponentKey,
     SplitPlan,
     cut_into_shards,
     find_played_problems,
@@ -50,7 +51,7 @@ from nip_core.rollouts.plan import (
     plan_episodes,
     replay_episodes,
 )
-from nip_core.rollouts.scripted_call import make_scripted_players
+from nip_core.rollouts.scripted_call import find_opponent_scripts, make_scripted_players
 from nip_core.rollouts.shard_manifests import shard_is_committed, shard_manifest
 from nip_core.rollouts.table_rows import CallRecord, recorded_calls, recorded_labels
 from nip_core.rollouts.tables import SHARED_PROMPTS, build_tables, commit_shard, join_shards
@@ -126,8 +127,8 @@ class SplitPlay:
         return {group: model.model for group, model in models.items()}
 
     @cached_property
-    def opponents(self) -> dict[str, dict[int, str]]:
-        """Name by agent and iteration the earlier models in some episodes."""
+    def opponents(self) -> dict[str, dict[OpponentKey, str]]:
+        """Name by agent, and by iteration or run, the other models in some episodes."""
         return _opponents(self.session, self.iteration, self.split)
 
     def is_done(self, shard: str) -> bool:
@@ -174,7 +175,7 @@ class SplitPlay:
                 places=session.places,
                 branch=self._branch(),
                 labels=labels,
-                opponents=self._earlier_players(),
+                opponents=self._other_players(),
             )
             return await play_episodes(specs, context, self._way())
 
@@ -263,15 +264,30 @@ class SplitPlay:
                 )
         return players
 
-    def _earlier_players(self) -> dict[tuple[str, int], Player]:
-        """List the agents with an earlier model in some episodes; sampled as the present ones
-        are.
+    def _other_players(self) -> dict[tuple[str, OpponentKey], Player]:
+        """List the agents with another model in some episodes.
+
+        Earlier models are sampled as the present ones are, those of other runs as they were there.
         """
-        players = self._players() if self.opponents else {}
+        if not self.opponents:
+            return {}
+        players, game = self._players(), self.session.game
+        scripts = find_opponent_scripts(game)
+
+        def other(agent: str, key: OpponentKey, model: str) -> Player:
+            player = replace(players[agent], model=model)
+            if isinstance(key, int):
+                return player
+            settings = game.of_others[key].parameters.prompted_agents[agent]
+            if (script := scripts.get(key)) is not None:
+                return Player(agent, model, None, settings, script=script)
+            # Nobody is trained on it, so its tokens are not kept, and its sampling is its own.
+            return replace(player, parameters=settings, record_tokens=False, record_logprobs=False)
+
         return {
-            (agent, iteration): replace(players[agent], model=model)
+            (agent, key): other(agent, key, model)
             for agent, models in self.opponents.items()
-            for iteration, model in models.items()
+            for key, model in models.items()
         }
 
     def _judged_by_tokens(self) -> tuple[str, ...]:
@@ -310,8 +326,8 @@ def _specs(session: Session, iteration: int, split: str) -> list[EpisodeSpec]:
     return draw_opponents(specs, session.parameters, earlier)
 
 
-def _opponents(session: Session, iteration: int, split: str) -> dict[str, dict[int, str]]:
-    """Give by agent and iteration the earlier models in some episodes of the split."""
+def _opponents(session: Session, iteration: int, split: str) -> dict[str, dict[OpponentKey, str]]:
+    """Name by agent, and by iteration or run, the other models in some episodes of the split."""
     if split != TRAIN:
         return {}
     return {

@@ -30,7 +30,7 @@ async def prove_serving(session: Session, iteration: int) -> None:
     """Prove the trained models of `iteration` before they play. Without any, nothing is asked.
 
     These are the models of a run that is opened again, those of another run, those that newer
-    base models have taken the place of, and those of earlier iterations that agents meet in
+    base models have taken the place of, and those of earlier iterations or other runs that play in
     training.
     """
     models = find_models(session, iteration)

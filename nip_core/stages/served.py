@@ -2,21 +2,22 @@
 
 find_models      the models that play an iteration
 find_new_models  the models that an iteration has trained, by group
-find_opponents   the models of earlier iterations that agents meet in one
+find_opponents   the models of earlier iterations, or of other runs, that play in one
 find_player      the iteration whose models play a split of one
 """
 
 from nip_core.errors import CorruptionError
 from nip_core.jobs.document import read_job
-from nip_core.parameters.opponents import list_opponents
+from nip_core.parameters.opponents import RUNS, list_opponents
 from nip_core.records.attack_course import course_path, read_course
 from nip_core.records.models import (
     ServedModel,
+    list_of_others,
     map_agents_to_groups,
     name_opponents,
     read_models,
 )
-from nip_core.rollouts.plan import ATTACK
+from nip_core.rollouts.plan import ATTACK, OpponentKey
 from nip_core.session.session import Session
 
 
@@ -46,21 +47,23 @@ def find_new_models(session: Session, iteration: int) -> dict[str, ServedModel]:
     return trained
 
 
-def find_opponents(session: Session, iteration: int) -> dict[str, dict[int, ServedModel]]:
-    """Return by agent the earlier models it may meet in the training episodes of `iteration`.
+def find_opponents(session: Session, iteration: int) -> dict[str, dict[OpponentKey, ServedModel]]:
+    """Return by agent the other models that may play it in the training episodes of `iteration`.
 
-    Each by the first iteration that it has played. Agents without any, as in the first iteration,
-    are left out.
+    Each by the first iteration that it has played, or by its run. Agents without any, as in the
+    first iteration of a league, are left out.
     """
     parameters = session.parameters
     if not list_opponents(parameters):
         return {}
+    if parameters.opponents.kind == RUNS:
+        return list_of_others(parameters)
     played = [find_models(session, 0)]
     played += [swap.groups for swap in session.records.swaps(iteration)]
     names = [{group: model.model for group, model in groups.items()} for groups in played]
     group_of = map_agents_to_groups(parameters)
     return {
-        agent: {first: played[first][group_of[agent]] for first in models}
+        agent: {first: played[int(first)][group_of[agent]] for first in models}
         for agent, models in name_opponents(parameters, names).items()
     }
 

@@ -2,6 +2,7 @@
 
 attack_settings  from the attacked run's settings on record
 derive_attack    from settings that are not on record yet, of a run that is planned
+name_way         a way of attacking, as a part of a run's name
 """
 
 import re
@@ -213,13 +214,18 @@ def _group(agents: Mapping[str, PlainMapping], name: str) -> str:
     return str(agents[name].get("shared_model_group") or name)
 
 
+def name_way(by: str, script: str) -> str:
+    """Name a way of attacking as a part of a run's name: a script by its function."""
+    called = script.rpartition(":")[2]
+    return "-".join(re.findall(r"[a-z0-9]+", called.lower())) if called else by
+
+
 def _default_name(attack: PlainMapping) -> str:
     """Name an attack after its run, its way and its iteration.
 
     Raises SettingsError where that is too long.
     """
-    script = str(attack.get("script") or "").rpartition(":")[2]
-    by = "-".join(re.findall(r"[a-z0-9]+", script.lower())) if script else attack["by"]
+    by = name_way(str(attack["by"]), str(attack.get("script") or ""))
     name = f"{attack['run']}-{by}-{attack['iteration']}"
     if not RUN_NAME.fullmatch(name):
         raise SettingsError(f"the attack would be called {name!r}, which is too long; give --name")

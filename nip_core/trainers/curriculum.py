@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from nip_core.hashing import derive_key
 from nip_core.parameters import CurriculumParameters, HyperParameters
+from nip_core.parameters.opponents import split_agents
 from nip_core.rollouts.table_rows import read_rows
 from nip_core.rollouts.trees import Path, expected_rewards, parse_path
 from nip_core.tolerance import at_least
@@ -116,7 +117,7 @@ def _read_rewards(agents: Sequence[str], rollouts: Rollouts) -> Mapping[str, lis
     for episode in read_rows(rollouts.episodes(_PaidEpisode._fields), _PaidEpisode):
         place = (episode.problem, episode.iteration, episode.sample)
         tree = trees[place]
-        learning[place] = [agent for agent in agents if agent != episode.opponent]
+        learning[place] = [agent for agent in agents if agent not in split_agents(episode.opponent)]
         failed = episode.outcome == "failed"
         tree[parse_path(episode.branch_path)] = None if failed else episode.rewards
     rewards: dict[str, list[float]] = defaultdict(list)

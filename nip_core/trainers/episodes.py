@@ -20,6 +20,7 @@ from nip_core.errors import StageError
 from nip_core.game.reasons import Kind
 from nip_core.game.render import Game, InvalidResponse, Situation, Turn, parse_columns
 from nip_core.hashing import derive_key
+from nip_core.parameters.opponents import split_agents
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
 from nip_core.trainers.base import Rollouts
@@ -30,6 +31,7 @@ _OF_EPISODES = (
     *("key", "iteration", "problem", "question_id", "y", "rounds"),
     *("question", "solution", "columns", "prover_stance", "seed"),
 )
+
 _OF_TREES = ("key", "branch_path", *TREE_COLUMNS)
 
 
@@ -81,9 +83,13 @@ class Sides:
         self.decision = _make_array(episodes["decision"])
         self.failed = _make_array(pc.equal(episodes["outcome"], "failed"))
         self.rewards = {a: _read_rewards(episodes["rewards"], a) for a in agents}
-        opponent = pc.fill_null(episodes["opponent"], "")
-        # By agent, where it played with an earlier model: what that said is not its own.
-        self.was_opponent = {a: _make_array(pc.equal(opponent, a)) for a in agents}
+        # By agent, where another model played for it: what that said is not its own.
+        played = pc.unique(episodes["opponent"]).to_pylist()
+        kinds = {a: [of for of in played if a in split_agents(of)] for a in agents}
+        self.was_opponent = {
+            a: _make_array(pc.is_in(episodes["opponent"], value_set=pa.array(of, pa.string())))
+            for a, of in kinds.items()
+        }
         valid = rollouts.generations(("episode", "branch_path", "agent", "invalid_reason"))
         valid = for_each_episode(episodes, valid)
         valid = valid.filter(pc.is_null(valid["invalid_reason"]))

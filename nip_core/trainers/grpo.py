@@ -30,6 +30,7 @@ from nip_core.errors import StageError
 from nip_core.game.render import Game
 from nip_core.hashing import derive_key
 from nip_core.parameters import HyperParameters, PureTextGrpoParameters
+from nip_core.parameters.opponents import split_agents
 from nip_core.rollouts.plan import group_size
 from nip_core.rollouts.table_rows import read_rows
 from nip_core.rollouts.tables import RolloutTables
@@ -160,7 +161,7 @@ def _group_sides(
                 counts["not_acted"] += 1
                 continue
             # The tokens of an earlier model are no sample of the one that is trained.
-            if episode.opponent == agent:
+            if agent in split_agents(episode.opponent):
                 counts["earlier_model"] += 1
                 continue
             side = _Side(episode, agent, episode.rewards[agent])

@@ -29,6 +29,7 @@ from nip_core.errors import StageError
 from nip_core.game.reasons import Kind
 from nip_core.game.render import Game, InvalidResponse, Situation, parse_columns
 from nip_core.hashing import derive_key, derive_seed
+from nip_core.parameters.opponents import split_agents
 from nip_core.rollouts.table_rows import read_rows
 from nip_core.rollouts.tables import RolloutTables
 from nip_core.rollouts.trees import (
@@ -183,7 +184,7 @@ def _make_pairs(
                     if not tree.was_asked(node, agent):
                         continue
                     counts["turns"] += 1
-                    if tree.facts.opponent == agent:
+                    if agent in split_agents(tree.facts.opponent):
                         counts["earlier_model"] = counts.get("earlier_model", 0) + 1
                         continue
                     found = _choose(game, tree, node, agent, rules[agent], seed)

@@ -130,11 +130,12 @@ def _render_chats(
             if agent not in game.parameters.model_agents:
                 continue
             before = [turn for turn in turns if turn.round < round_]
+            asking = game.asking(agent, episode)
             if place not in plain:
-                plain[place] = tuple(game.render(agent, situation, before, round_))
+                plain[place] = tuple(asking.render(agent, situation, before, round_))
             chat, wrong = plain[place], hints.get((*place, row.attempt))
             if wrong is not None:
-                chat = tuple(game.render(agent, situation, before, round_, wrong))
+                chat = tuple(asking.render(agent, situation, before, round_, wrong))
             chats[row.key] = chat, len(plain[place])
     except (InvalidResponse, NipError, KeyError, ValueError, IndexError) as error:
         return {}, f"What was asked can't be made again: {error}"

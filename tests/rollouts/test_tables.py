@@ -356,8 +356,8 @@ def test_files_that_are_not_ours_are_refused_by_name() -> None:
     with pytest.raises(CorruptionError, match=r"a\.parquet: no schema version"):
         parquet_table(foreign.getvalue(), EPISODES, "a.parquet")
     tables = typed_tables(*play(1))
-    newer = tables.episodes.replace_schema_metadata({"nip.schema_version": "8"})
-    with pytest.raises(StoreError, match=r"a\.parquet: schema version 8"):
+    newer = tables.episodes.replace_schema_metadata({"nip.schema_version": "9"})
+    with pytest.raises(StoreError, match=r"a\.parquet: schema version 9"):
         parquet_table(parquet_bytes(newer), EPISODES, "a.parquet")
     with pytest.raises(CorruptionError, match=r"a\.parquet: its columns are not"):
         parquet_table(parquet_bytes(tables.timings), EPISODES, "a.parquet")

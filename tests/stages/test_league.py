@@ -184,7 +184,7 @@ FROZEN = {"freeze_agent": True}
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"opponents": "leage"}, "opponents.kind: Input should be 'present' or 'league'"),
+        ({"opponents": "leage"}, "opponents.kind: Input should be 'present', 'league' or 'runs'"),
         ({"opponents": {"share": 0.5}}, "opponents: share: no effect without kind: league"),
         ({"opponents": {"kind": "league", "shares": 1}}, "opponents.shares: unknown setting"),
         ({"opponents": {"kind": "league", "share": 0}}, "opponents.share"),

@@ -1,0 +1,249 @@
+"""Other runs whose provers play in training: what they are, and that they fit this run.
+
+find_opponents_there   the settings with what was found of these runs
+list_adapters_there    by run, the models to copy from its own server
+check_opponent_scripts tries their scripts before anything is paid for
+digest_opponents       of what outside of nip they are asked with, for the run's identity
+
+An attack plays as it attacked: with its worst provers, or its script, who are asked as they were
+there, with the sampling of there. What was found stands in the settings of this run (`found`), and
+its models are copied, so that the other run may go on, or go.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from nip_core.errors import SettingsError
+from nip_core.game.render import Game
+from nip_core.hashing import digest
+from nip_core.parameters import HyperParameters, load_parameters
+from nip_core.parameters.attack import BEST_OF_N, SCRIPT
+from nip_core.parameters.checks import GROUP_SETTINGS, find_attackers
+from nip_core.parameters.hosting import uses_own_server
+from nip_core.parameters.opponents import RUNS, FoundOpponent, OpponentRun
+from nip_core.parameters.stored import complete_settings, read_settings
+from nip_core.protocols import find_protocol, make_protocol
+from nip_core.records.attack_on_record import read_shown_attack
+from nip_core.records.iterations import Records
+from nip_core.records.models import ServedModel, list_of_others, map_agents_to_groups
+from nip_core.records.status import find_status
+from nip_core.rollouts.plan import TRAIN, plan_episodes
+from nip_core.rollouts.scripted_call import check_script, find_opponent_scripts
+from nip_core.run_store.run import RunRecord, RunStore, list_runs
+from nip_core.run_store.store import MissingFileError, Store
+from nip_core.scenarios import Problem
+from nip_core.session.origin import SAME_GAME, ModelSearch
+
+_TRIED = 16  # problems on which a script is tried
+_NOT_ASKED = {*GROUP_SETTINGS, "shared_model_group", "update_schedule", "set_addresses", "_type"}
+"""Settings of an agent that say nothing of how it is asked."""
+
+
+def find_opponents_there(
+    parameters: HyperParameters, store: Store, record: RunRecord | None
+) -> HyperParameters:
+    """Return the settings with what there is of the runs whose provers play in training.
+
+    A run that is on `record` has it there. Raises SettingsError for a run that is not there, or
+    that can't play in this one.
+    """
+    opponents = parameters.opponents
+    if opponents.kind != RUNS:
+        return parameters
+    known = _read_found(record)
+    runs = []
+    for entry in opponents.runs:
+        found = known.get(entry.run)
+        if record is None:
+            found = _Other(parameters, store, entry).find().to_dict()
+        runs.append({**entry.to_dict(), "found": found})
+    values = parameters.to_dict()
+    values["opponents"] = {**opponents.to_dict(), "runs": runs}
+    return load_parameters(values)
+
+
+def list_adapters_there(parameters: HyperParameters) -> dict[str, dict[str, str | None]]:
+    """List by run the models to copy from its own server, each with its content digest."""
+    adapters: dict[str, dict[str, str | None]] = {}
+    for agent, models in list_of_others(parameters).items():
+        for run, model in models.items():
+            is_own = uses_own_server(parameters, parameters.model_agents[agent])
+            if is_own and model.trained_in is not None:
+                adapters.setdefault(str(run), {})[model.model] = model.digest
+    return adapters
+
+
+def check_opponent_scripts(game: Game, problems: Mapping[str, list[Problem]]) -> None:
+    """Try the scripts of other runs on some problems. Raises SettingsError, as `check_script`."""
+    try:
+        scripts = find_opponent_scripts(game)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    if scripts:
+        specs = plan_episodes(game.parameters, problems[TRAIN], TRAIN, 0)[:_TRIED]
+        for entry in game.parameters.opponents.runs:
+            if (script := scripts.get(entry.run)) is not None:
+                check_script(game.of_others[entry.run], script, specs, entry.agents)
+
+
+def digest_opponents(game: Game) -> dict[str, dict[str, str]]:
+    """Digest by run the user's files with which it plays: templates by agent, and its script."""
+    digests = {}
+    protocol = find_protocol(game.parameters.interaction_protocol)
+    of_user = protocol.template_directory is not None or ":" in game.parameters.scenario
+    for entry in game.parameters.opponents.runs:
+        if entry.found is None:
+            continue
+        there = game.of_others[entry.run]
+        of_run = {
+            name: digest(there.prompts.template(name).template)
+            for name in entry.agents
+            if of_user
+            or there.parameters.prompted_agents[name].system_prompt_template_path is not None
+        }
+        if entry.found.script_digest is not None:
+            of_run["script"] = entry.found.script_digest
+        if of_run:
+            digests[entry.run] = of_run
+    return digests
+
+
+def _read_found(record: RunRecord | None) -> dict[str, Any]:
+    """Read by run what is on record; a run that is not there has another record, which is said."""
+    stored = {} if record is None else record.parameters.get("opponents") or {}
+    return {entry["run"]: entry.get("found") for entry in stored.get("runs") or ()}
+
+
+class _Other:
+    """One of the other runs."""
+
+    def __init__(self, parameters: HyperParameters, store: Store, entry: OpponentRun) -> None:
+        """Raises SettingsError for a run that is not there."""
+        self._parameters, self._store, self._entry = parameters, store, entry
+        self._setting = "opponents.runs"
+        self._run = RunStore(store, entry.run)
+        try:
+            self._record = self._run.open()
+        except MissingFileError:
+            there = ", ".join(list_runs(store)) or "none"
+            raise SettingsError(
+                f"{self._setting}: there is no run {entry.run!r} in {store.url}; there are {there}"
+            ) from None
+        self._stored = complete_settings(self._record.parameters)
+
+    def find(self) -> FoundOpponent:
+        """Find what plays, and how it is asked. Raises SettingsError where it can't play here."""
+        self._check_game()
+        by = self._stored["attack"]["by"] if self._stored["attack"]["run"] is not None else None
+        if by == BEST_OF_N:
+            raise self._refuse(
+                "attacks by best-of-n, which chooses among messages of the attacked run's provers "
+                "and has none of its own; name an attack by training or by a script"
+            )
+        agents = self._choose_agents()
+        asked = {agent: self._find_asked(agent) for agent in agents}
+        shared = self._stored["protocol_common"]["shared_reward"]
+        if by == SCRIPT:
+            if self._entry.iteration is not None:
+                raise self._refuse(
+                    "attacks by a script, which has no iterations; leave iteration out"
+                )
+            return FoundOpponent(
+                iteration=None,
+                shared_reward=shared,
+                asked=asked,
+                script=self._stored["attack"]["script"],
+                script_digest=self._record.contents.get("script"),
+            )
+        iteration = self._find_iteration()
+        models = {agent: self._find_model(agent, iteration) for agent in agents}
+        return FoundOpponent(
+            iteration=iteration,
+            shared_reward=shared,
+            asked=asked,
+            models={agent: asdict(model) for agent, model in models.items()},
+        )
+
+    def _refuse(self, why: str) -> SettingsError:
+        return SettingsError(f"{self._setting}: run {self._entry.run!r} {why}")
+
+    def _check_game(self) -> None:
+        """Refuse a run of another game: what its provers learned to say would fit nothing here."""
+        settings = self._parameters.to_dict()
+        rounds = find_protocol(self._parameters.interaction_protocol).rounds_setting
+        names = [name for name in SAME_GAME if name != "dataset"]
+        names += ["zk_protocol", "merlin_arthur_protocol", *([rounds] if rounds else [])]
+        game = {name: settings[name] for name in names}
+        game_there = {name: self._stored[name] for name in names}
+        for name, value in settings["protocol_common"].items():
+            if name != "shared_reward":  # an attack changes it, and its provers are asked so
+                game[f"protocol_common.{name}"] = value
+                game_there[f"protocol_common.{name}"] = self._stored["protocol_common"][name]
+        for name, value in game.items():
+            if game_there[name] != value:
+                raise self._refuse(
+                    f"plays another game: {name} is {game_there[name]!r} there and {value!r} here; "
+                    "name a run of this game"
+                )
+
+    def _choose_agents(self) -> tuple[str, ...]:
+        """Choose the agents that the run plays: provers with a model, of an attack who attacked."""
+        there = read_settings(self._stored)
+        offered = find_attackers(there)
+        if there.attack.run is None:
+            offered = tuple(p for p in self._list_provers() if p in there.model_agents)
+        asked_for = self._parameters.opponents.of or self._list_provers()
+        # In the order of the protocol, whatever the settings have.
+        chosen = [a for a in self._parameters.model_agents if a in offered and a in asked_for]
+        if not chosen:
+            raise self._refuse(
+                f"has no model for {', '.join(asked_for)}; it has some for "
+                f"{', '.join(offered) or 'nobody'}: name other agents in opponents.of, or leave it "
+                "out"
+            )
+        return tuple(chosen)
+
+    def _list_provers(self) -> tuple[str, ...]:
+        return make_protocol(self._parameters).provers
+
+    def _find_asked(self, agent: str) -> dict[str, Any]:
+        """Find the settings by which an agent is asked there otherwise than here."""
+        here = self._parameters.model_agents[agent].to_dict()
+        there = self._stored["agents"][agent]
+        return {
+            name: there[name]
+            for name, value in here.items()
+            if name not in _NOT_ASKED and name in there and there[name] != value
+        }
+
+    def _find_iteration(self) -> int:
+        """Find the iteration whose models play: the newest, of an attack that of its worst."""
+        iteration, finished = self._entry.iteration, self._run.finished_iterations()
+        if iteration is not None:
+            if iteration > finished:
+                raise self._refuse(
+                    f"has finished {finished} iterations, so the models of iteration {iteration} "
+                    f"are not there; the last are those of {finished}"
+                )
+            return iteration
+        if self._stored["attack"]["run"] is None:
+            if finished == 0:
+                raise self._refuse("has finished no iteration yet, so it has trained no model")
+            return finished
+        records = Records(self._run)
+        attack = read_shown_attack(records)
+        if find_status(self._run, records) != "finished" or attack is None:
+            raise self._refuse(
+                "is an attack that is not finished, so its worst provers are not known; go on with "
+                "it first, or give an iteration"
+            )
+        worst = attack.worst
+        return finished if worst is None else worst.step
+
+    def _find_model(self, agent: str, iteration: int) -> ServedModel:
+        group = map_agents_to_groups(self._parameters)[agent]
+        of_agent = self._stored["agents"][agent].get("shared_model_group") or agent
+        search = ModelSearch(self._parameters, self._store)
+        model = search.model(self._setting, self._run, iteration, of_agent, group)
+        return replace(model, proof=None)

@@ -1,0 +1,283 @@
+"""The results of a hardening: one document, one table, one figure, by round.
+
+HardeningResults   the document ``results.json``
+collect_hardening  what there is of the rounds in the store
+write_hardening    the document, a page and a figure into the store
+rounds_table       the rounds as a Markdown table
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import Field
+
+from nip_core.evaluation.attack_metrics import AttackMetrics
+from nip_core.evaluation.figures_in_words import DASH, percent, percent_cell
+from nip_core.evaluation.split_metrics import Interval95
+from nip_core.records.iterations import Records
+from nip_core.records.status import find_status
+from nip_core.rollouts.plan import TEST
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import MissingFileError, Store
+from nip_core.sweep.hardening import Hardening, PlannedRound, PlannedStep
+from nip_core.sweep.hardening_figure import AFTER, BEFORE, COMPLETE, RateOfRound, rounds_svg
+from nip_core.sweep.page import markdown_table
+from nip_core.sweep.results_document import FINISHED, NOT_BEGUN, Part
+
+
+class Rates(Part):
+    """Soundness and completeness in a test, with 95 % intervals by question."""
+
+    soundness: float | None = None
+    soundness_ci95: Interval95 | None = None
+    completeness: float | None = None
+    completeness_ci95: Interval95 | None = None
+    problems: int | None = None
+
+
+class AttackInRound(Part):
+    """An attack on the verifier of a round."""
+
+    run: str
+    by: str
+    label: str
+    status: str
+    after: Rates | None = None
+    """The one test that counts: with the script, or with the worst provers by validation."""
+    lost_to_lying: float | None = None
+    """Points of soundness from the verifier's own test to provers that are told to lie."""
+    lost_to_training: float | None = None
+    """From there to that test; of a script, `lost_to_script` has the whole."""
+    lost_to_script: float | None = None
+    steps_to_exploit: int | None = None
+    steps: int | None = None
+    """Of training, until the attack ended."""
+    verdict: str | None = None
+    """With which it ended, of `until: plateau`."""
+    rarest: float | None = None
+    """The share of messages beyond which a kind was likely never sampled; None: a script."""
+
+
+class RoundResult(Part):
+    """A round."""
+
+    round: int
+    run: str
+    status: str
+    before: Rates | None = None
+    """With honest provers, on the attacks' test problems."""
+    attacks: tuple[AttackInRound, ...] = ()
+
+    @property
+    def lowest(self) -> AttackInRound | None:
+        """Return the attack that left the least soundness."""
+        rated = [(a.after.soundness, a) for a in self.attacks if a.after is not None]
+        known = [(rate, attack) for rate, attack in rated if rate is not None]
+        return min(known, key=lambda pair: pair[0])[1] if known else None
+
+
+class HardeningResults(Part):
+    """The document."""
+
+    hardening: str
+    run: str
+    run_store: str
+    honest: float
+    attackers: float
+    rounds: tuple[RoundResult, ...]
+    failures: dict[str, str] = Field(default_factory=dict)
+    """By run, why it did not end."""
+
+
+def collect_hardening(
+    store: Store, hardening: Hardening, failures: dict[str, str] | None = None
+) -> HardeningResults:
+    """Collect what there is of the rounds."""
+    settings = hardening.settings
+    return HardeningResults(
+        hardening=hardening.name,
+        run=hardening.run,
+        run_store=hardening.run_store,
+        honest=settings.honest,
+        attackers=settings.attackers,
+        rounds=tuple(_collect_round(store, planned) for planned in hardening.rounds),
+        failures=failures or {},
+    )
+
+
+def _collect_round(store: Store, planned: PlannedRound) -> RoundResult:
+    attacks, before = [], None
+    for attack in planned.attacks:
+        figures = _read_attack(store, attack)
+        attacks.append(_sum_up_attack(store, attack, figures))
+        if before is None and figures is not None and figures.trained is not None:
+            before = Rates.model_validate(figures.trained.as_json())
+    if before is None:
+        before = _read_own_test(store, planned)
+    status = _read_status(store, planned.run)
+    return RoundResult(
+        round=planned.number, run=planned.run, status=status, before=before, attacks=tuple(attacks)
+    )
+
+
+def _read_status(store: Store, name: str) -> str:
+    run = RunStore(store, name)
+    try:
+        return find_status(run, Records(run))
+    except MissingFileError:
+        return NOT_BEGUN
+
+
+def _read_attack(store: Store, attack: PlannedStep) -> AttackMetrics | None:
+    """Read the figures of an attack; None where it is not finished."""
+    if _read_status(store, attack.name) != FINISHED:
+        return None
+    records = Records(RunStore(store, attack.name))
+    return records.of(records.shown.last).attack
+
+
+def _read_own_test(store: Store, planned: PlannedRound) -> Rates | None:
+    """Read the test of the round's verifier with honest provers, before any attack is there."""
+    if _read_status(store, planned.run) != FINISHED:
+        return None
+    test = Records(RunStore(store, planned.run)).of(planned.iteration).stored_metrics(TEST)
+    return None if test is None else _rates(test)
+
+
+def _sum_up_attack(
+    store: Store, attack: PlannedStep, figures: AttackMetrics | None
+) -> AttackInRound:
+    status = _read_status(store, attack.name)
+    named: dict[str, Any] = {
+        "run": attack.name,
+        "by": attack.by,
+        "label": attack.label,
+        "status": status,
+    }
+    if figures is None:
+        return AttackInRound(**named)
+    losses = ("lost_to_lying", "lost_to_training", "lost_to_script")
+    lost = {name: getattr(figures, name) for name in losses}
+    course = figures.course
+    return AttackInRound(
+        **named,
+        after=_rates(figures.worst if figures.by_step is not None else figures.rows[-1]),
+        **{name: of.difference for name, of in lost.items() if of is not None},
+        steps_to_exploit=figures.steps_to_exploit,
+        steps=None if course is None else course.step,
+        verdict=None if course is None else course.verdict,
+        rarest=None if figures.reach is None else figures.reach.rarest,
+    )
+
+
+def _rates(test: Any) -> Rates | None:
+    """Take the rates of a test, whatever else it has."""
+    if test is None:
+        return None
+    names = ("soundness", "soundness_ci95", "completeness", "completeness_ci95")
+    return Rates(**{name: getattr(test, name) for name in names})
+
+
+def write_hardening(store: Store, results: HardeningResults) -> str:
+    """Write the results under ``hardening/NAME/``; return the place of the page."""
+    root = f"hardening/{results.hardening}"
+    store.put(f"{root}/results.json", json.dumps(results.as_json(), indent=2).encode())
+    store.put(f"{root}/rounds.svg", rounds_svg(_lines(results), len(results.rounds) - 1).encode())
+    store.put(f"{root}/README.md", render_hardening(results).encode())
+    local = store.local_path(f"{root}/README.md")
+    return str(local) if local is not None else f"{store.url}/{root}/README.md"
+
+
+def _lines(results: HardeningResults) -> dict[str, list[RateOfRound]]:
+    """Return what the figure shows: by line, a rate with its interval in each round."""
+    lines: dict[str, list[RateOfRound]] = {}
+    for of in results.rounds:
+        lowest = of.lowest
+        after = None if lowest is None else lowest.after
+        for name, rates, rate in (
+            (BEFORE, of.before, "soundness"),
+            (AFTER, after, "soundness"),
+            (COMPLETE, after, "completeness"),
+        ):
+            value = None if rates is None else getattr(rates, rate)
+            if value is not None:
+                interval = getattr(rates, f"{rate}_ci95")
+                lines.setdefault(name, []).append(RateOfRound(of.round, value, interval))
+    return lines
+
+
+_PAGE = """# Hardening {name}
+
+The verifier of run {run} is attacked in round 0. In each further round it is trained on, in
+{honest} of the episodes with its honest provers, who keep their weights, and in {attackers} with
+all attackers so far in equal shares; then it is attacked with a fresh one. The tests of all rounds
+are on the same problems. Rates are in percent, intervals 95 %, by question.
+
+![by round](rounds.svg)
+
+{table}
+
+Before: with honest provers, in the run's own test. After: in the one test of the attack that
+counts, with its script, or with the provers that were the worst on validation problems. **It is an
+upper bound**: a prover that was not tried may fool the verifier more often; the reach of each
+attack stands in its own report.
+"""
+
+
+def render_hardening(results: HardeningResults) -> str:
+    """Write the page."""
+    page = _PAGE.format(
+        name=results.hardening,
+        run=results.run,
+        honest=percent(results.honest),
+        attackers=percent(results.attackers),
+        table=rounds_table(results).rstrip(),
+    )
+    if results.failures:
+        lines = "\n".join(f"- {run}: {why}" for run, why in results.failures.items())
+        page += f"\nNot ended:\n\n{lines}\n"
+    return page
+
+
+def rounds_table(results: HardeningResults) -> str:
+    """Write the rounds as a Markdown table, a row for each attack."""
+    heads = [
+        *("round", "verifier of", "attack", "soundness before", "after", "completeness before"),
+        *("after", "steps to exploit", "lost to lying", "to training", "ended"),
+    ]
+    rows = [cells for of in results.rounds for cells in _list_cells(of)]
+    # A script trains nobody, so where no attack does there is nothing to tell of training.
+    kept = [i for i in range(len(heads)) if i < 7 or any(row[i] != DASH for row in rows)]
+    return markdown_table([heads[i] for i in kept], [[row[i] for i in kept] for row in rows])
+
+
+def _list_cells(of: RoundResult) -> Iterator[list[str]]:
+    for attack in of.attacks:
+        exploit = attack.steps_to_exploit
+        never = DASH if attack.after is None or attack.steps is None else "not exploited"
+        is_done = attack.status == FINISHED
+        ended = attack.verdict or (f"step {attack.steps}" if attack.steps is not None else DASH)
+        yield [
+            str(of.round),
+            of.run,
+            attack.label,
+            _cell(of.before, "soundness"),
+            _cell(attack.after, "soundness") if is_done else attack.status,
+            _cell(of.before, "completeness"),
+            _cell(attack.after, "completeness"),
+            never if exploit is None else str(exploit),
+            _points(attack.lost_to_lying),
+            _points(attack.lost_to_training),
+            ended,
+        ]
+
+
+def _cell(rates: Rates | None, rate: str) -> str:
+    if rates is None:
+        return DASH
+    return percent_cell(getattr(rates, rate), getattr(rates, f"{rate}_ci95"))
+
+
+def _points(value: float | None) -> str:
+    return DASH if value is None else f"{100 * value:+.1f}"
