@@ -20,10 +20,11 @@ from nip_core.records.status import find_status
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, Store
+from nip_core.sweep.document_parts import Part
 from nip_core.sweep.hardening import Hardening, PlannedRound, PlannedStep
 from nip_core.sweep.hardening_figure import AFTER, BEFORE, COMPLETE, RateOfRound, rounds_svg
-from nip_core.sweep.page import markdown_table
-from nip_core.sweep.results_document import FINISHED, NOT_BEGUN, Part
+from nip_core.sweep.page_tables import markdown_table
+from nip_core.sweep.results_document import FINISHED, NOT_BEGUN
 
 
 class Rates(Part):
