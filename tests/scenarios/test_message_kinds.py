@@ -6,10 +6,11 @@ import pytest
 
 from nip_core.scenarios.arithmetic import Arithmetic, ArithmeticSettings
 from nip_core.scenarios.bags import Bags, BagsSettings
+from nip_core.scenarios.bags.challenges import write_coins
 from nip_core.scenarios.base import Scenario, ScenarioSettings
 
 TEXTS = {"solution": "1: 40 + 7 = 47\n2: 47 - 5 = 41"}
-COINS = {"coins": "1: A, 2: B"}
+COINS = {"coins": write_coins((0, 1))}
 
 
 class Plain(Scenario):
