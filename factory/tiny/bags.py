@@ -163,7 +163,7 @@ def repeat_coins(coins: Mapping[int, str]) -> str:
 
 
 def answer(about: Situation, draw: random.Random) -> str:
-    """What the prover says."""
+    """Write the prover's message."""
     challenges = read_challenges(about.columns.get("challenges", ""))
     if not challenges:
         return f"Answer: {NOTHING_TO_NAME}"
@@ -175,21 +175,21 @@ def answer(about: Situation, draw: random.Random) -> str:
 
 def compare(looked: Iterable[int], coins: Mapping[int, str], named: Mapping[int, str]) -> str:
     """Hold coins against the names of their challenges."""
-    said = []
+    comparisons = []
     for number in looked:
         judged = "right" if coins[number] == named[number] else "wrong"
-        said.append(f"{number} is {coins[number]}, {number}: {named[number]}, {judged}.")
-    return " ".join(said)
+        comparisons.append(f"{number} is {coins[number]}, {number}: {named[number]}, {judged}.")
+    return " ".join(comparisons)
 
 
 def verdict(coins: Mapping[int, str], named: Mapping[int, str], draw: random.Random) -> str:
-    """What the verifier says: it looks at some coins and decides by them."""
+    """Write the verifier's message: it looks at some coins and decides by them."""
     looks = draw.choices([*LOOKS], [*LOOKS.values()])[0] if named else 0
     looked = sorted(coins)[:looks]
     agree = all(coins[number] == named[number] for number in looked)
-    said = compare(looked, coins, named)
+    message = compare(looked, coins, named)
     decision = (ACCEPT if agree else REJECT) if looked else draw.choice((ACCEPT, REJECT))
-    return f"{said}\nDecision: {decision}" if said else f"Decision: {decision}"
+    return f"{message}\nDecision: {decision}" if message else f"Decision: {decision}"
 
 
 def conversation(case: Case, draw: random.Random, verifier: bool) -> list[Message]:
@@ -198,35 +198,35 @@ def conversation(case: Case, draw: random.Random, verifier: bool) -> list[Messag
     name = draw.choices(names, [GAMES[name].share for name in names])[0]
     about, played = situation(name, case, draw.randrange(1 << 30)), game(name)
     coins = read_coins(about.columns.get("coins", ""))
-    said = answer(about, draw)
+    message = answer(about, draw)
     if GAMES[name].coins == "public" and draw.random() < REPEATS:
-        said = f"Answer: {repeat_coins(coins)}"
+        message = f"Answer: {repeat_coins(coins)}"
     if not verifier:
-        return [*played.render("prover", about, [], 0), own(said)]
+        return [*played.render("prover", about, [], 0), own(message)]
     if not played.protocol.provers:
         return [*played.render("verifier", about, [], 0), own(verdict(coins, {}, draw))]
     if coins:
-        said = _heard(said, coins, draw)
-    turns = [Turn(0, "prover", said, played.parse("prover", 0, about.seed, said, []))]
+        message = _heard(message, coins, draw)
+    turns = [Turn(0, "prover", message, played.parse("prover", 0, about.seed, message, []))]
     chat = played.render("verifier", about, turns, len(turns))
-    return [*chat, own(verdict(coins, read_names(said), draw))]
+    return [*chat, own(verdict(coins, read_names(message), draw))]
 
 
-def _heard(said: str, coins: Mapping[int, str], draw: random.Random) -> str:
+def _heard(message: str, coins: Mapping[int, str], draw: random.Random) -> str:
     """An answer as a verifier hears it: half of them with other names, some with names alone.
 
     Other names are mostly those of the coins, so that names agree and disagree evenly.
     """
-    named = read_names(said)
+    named = read_names(message)
     if draw.random() < 0.5:
         others = {number: draw.choice((coin, coin, *NAMES)) for number, coin in coins.items()}
         for number, name in others.items():
             old = named[number]
-            said = said.replace(f" {old}, {number}: {old}.", f" {name}, {number}: {name}.")
+            message = message.replace(f" {old}, {number}: {old}.", f" {name}, {number}: {name}.")
         named = others
     if draw.random() < PLAIN:
         return f"Answer: {write_names(NAMES.index(name) for name in named.values())}"
-    return said
+    return message
 
 
 # Drills.

@@ -36,12 +36,12 @@ def play(
     """
     played = game(name)
     about = [situation(name, case, seed) for seed, case in enumerate(cases)]
-    said = ["" for _ in cases]
+    messages = ["" for _ in cases]
     turns: list[list[Turn]] = [[] for _ in cases]
     if played.protocol.provers:
         chats = [played.render("prover", each, [], 0) for each in about]
-        said = generate(model, tokenizer, chats, TEMPERATURE, max_tokens=PROVER_TOKENS)
-        for place, (each, text) in enumerate(zip(about, said, strict=True)):
+        messages = generate(model, tokenizer, chats, TEMPERATURE, max_tokens=PROVER_TOKENS)
+        for place, (each, text) in enumerate(zip(about, messages, strict=True)):
             move = played.parse("prover", 0, each.seed, text, [])
             turns[place] = [Turn(0, "prover", text, move)]
     round_ = len(turns[0])
@@ -56,7 +56,7 @@ def play(
             decided.append(played.parse("verifier", round_, each.seed, text, before).decision)
         except InvalidResponse:
             decided.append(NO_DECISION)
-    return list(zip(about, said, texts, decided, strict=True))
+    return list(zip(about, messages, texts, decided, strict=True))
 
 
 def measure_game(
@@ -67,10 +67,10 @@ def measure_game(
     rejects: list[bool] = []
     valid, looks, digits, names, whole = ([] for _ in range(5))
     counts: list[int] = []
-    for case, (about, said, text, decided) in zip(
+    for case, (about, message, text, decided) in zip(
         cases, play(model, tokenizer, cases, name), strict=True
     ):
-        coins, named = read_coins(about.columns.get("coins", "")), read_names(said)
+        coins, named = read_coins(about.columns.get("coins", "")), read_names(message)
         valid.append(decided != NO_DECISION)
         (accepts if case.y else rejects).append(decided == (ACCEPT if case.y else REJECT))
         looked = _LOOKED.findall(text)
@@ -83,7 +83,7 @@ def measure_game(
         if case.y and GAMES[name].challenges and GAMES[name].protocol == "adp":
             difference = find_difference(*case.lists)
             assert difference is not None  # the claim is true
-            digits.append(say_difference(difference) in said)
+            digits.append(say_difference(difference) in message)
             agree = [named.get(number) == coin for number, coin in coins.items()]
             names += agree
             whole.append(all(agree))

@@ -60,7 +60,7 @@ class AttackInRound(Part):
     """The share of messages beyond which a kind was likely never sampled; None: a script."""
 
 
-class RoundResult(Part):
+class HardenedRound(Part):
     """A round."""
 
     round: int
@@ -86,7 +86,7 @@ class HardeningResults(Part):
     run_store: str
     honest: float
     attackers: float
-    rounds: tuple[RoundResult, ...]
+    rounds: tuple[HardenedRound, ...]
     failures: dict[str, str] = Field(default_factory=dict)
     """By run, why it did not end."""
 
@@ -107,7 +107,7 @@ def collect_hardening(
     )
 
 
-def _collect_round(store: Store, planned: PlannedRound) -> RoundResult:
+def _collect_round(store: Store, planned: PlannedRound) -> HardenedRound:
     attacks, before = [], None
     for attack in planned.attacks:
         figures = _read_attack(store, attack)
@@ -117,7 +117,7 @@ def _collect_round(store: Store, planned: PlannedRound) -> RoundResult:
     if before is None:
         before = _read_own_test(store, planned)
     status = _read_status(store, planned.run)
-    return RoundResult(
+    return HardenedRound(
         round=planned.number, run=planned.run, status=status, before=before, attacks=tuple(attacks)
     )
 
@@ -253,7 +253,7 @@ def rounds_table(results: HardeningResults) -> str:
     return markdown_table([heads[i] for i in kept], [[row[i] for i in kept] for row in rows])
 
 
-def _list_cells(of: RoundResult) -> Iterator[list[str]]:
+def _list_cells(of: HardenedRound) -> Iterator[list[str]]:
     for attack in of.attacks:
         exploit = attack.steps_to_exploit
         never = DASH if attack.after is None or attack.steps is None else "not exploited"

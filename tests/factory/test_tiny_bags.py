@@ -152,4 +152,4 @@ def test_the_bundled_model_names_what_can_be_told_and_often_looks_at_nothing():
     measured = measure_game(model, tokenizer, split_cases("test", 60), "3 private coins")
     assert measured["all_names"] > 0.9 and measured["looks"] > 0.95
     assert measured["valid"] > 0.95
-    assert 0.2 < measured["looks_0"] < 0.6 and measured["looks_3"] < 0.5
+    assert 0.2 < measured["looks_0"] < 0.6 and measured["looks_3"] < 0.75

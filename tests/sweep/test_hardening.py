@@ -20,7 +20,7 @@ from nip_core.sweep.hardening_results import (
     AttackInRound,
     HardeningResults,
     Rates,
-    RoundResult,
+    HardenedRound,
     collect_hardening,
     render_hardening,
     write_hardening,
@@ -182,10 +182,10 @@ def test_the_table_has_a_row_for_each_attack_and_the_figure_the_lowest_of_a_roun
 
     before = Rates(soundness=0.9, soundness_ci95=(0.8, 0.95), completeness=0.99)
     rounds = [
-        RoundResult(round=0, run="r", status="finished", before=before, attacks=(
+        HardenedRound(round=0, run="r", status="finished", before=before, attacks=(
             attack("no-step", 0.5), attack("sneaky", 0.2, steps=5, steps_to_exploit=5, verdict="plateau"),
         )),
-        RoundResult(round=1, run="r-1", status="not begun", attacks=(
+        HardenedRound(round=1, run="r-1", status="not begun", attacks=(
             AttackInRound(run="r-1-sneaky", by="sneaky", label="sneaky", status="not begun"),
         )),
     ]  # fmt: skip
