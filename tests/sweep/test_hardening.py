@@ -18,9 +18,9 @@ from nip_core.sweep.hardening import (
 )
 from nip_core.sweep.hardening_results import (
     AttackInRound,
+    HardenedRound,
     HardeningResults,
     Rates,
-    HardenedRound,
     collect_hardening,
     render_hardening,
     write_hardening,
