@@ -6,6 +6,7 @@ interrupted measurement goes on where it stopped.
 
     python benchmarks/learning.py --out docs/results/learning.json
     python benchmarks/learning.py --game arithmetic --out docs/results/arithmetic_learning.json
+    python benchmarks/learning.py --game bags --out docs/results/bags_learning.json
     python benchmarks/learning.py --game smollm2 --out docs/results/smollm2.json
 
 The last one needs `nip models add smollm2` before. Beside the JSON file it writes the Markdown page
@@ -118,11 +119,21 @@ SMOLLM2: Rows = {
         ],
     ),
 }
+BAGS: Rows = {
+    "private-6198": ("three private coins, seed 6198", []),
+    "private-1": ("three private coins, seed 1", ["seed=1"]),
+    "private-2": ("three private coins, seed 2", ["seed=2"]),
+    "one-6198": ("one private coin, seed 6198", ["scenario_settings.challenges=1"]),
+    "public-6198": ("three public coins, seed 6198", ["scenario_settings.coins=public"]),
+    "claim-6198": ("the claim alone, seed 6198", ["scenario_settings.challenges=0"]),
+    "shuffled": ("control: three private coins, training labels drawn at random", [_SHUFFLED]),
+}
 GAMES: dict[str, tuple[str, Rows]] = {
     "quickstart": ("deployments/configs/quickstart.yaml", QUICKSTART),
     "arithmetic": ("deployments/configs/arithmetic-tiny.yaml", ARITHMETIC),
     "reading": ("deployments/configs/reading-tiny.yaml", READING),
     "smollm2": ("deployments/configs/smollm2.yaml", SMOLLM2),
+    "bags": ("deployments/configs/bags-tiny.yaml", BAGS),
 }
 
 

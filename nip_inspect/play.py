@@ -63,10 +63,11 @@ def play(
 
     Args:
         config: A YAML configuration, or the name of a bundled one, as for `nip play`.
-        protocol: nip, adp, debate, merlin_arthur, mnip, solo_verifier, multi_channel_test, or a
-            class of one's own: path/to/file.py:Class or package.module:Class.
-        scenario: code_validation, arithmetic, bags, graphs, reading, solutions, or a class of
-            one's own.
+        protocol: nip, adp, debate, merlin_arthur, mnip, refereed, solo_verifier,
+            multi_channel_test, or a class of one's own: path/to/file.py:Class or
+            package.module:Class.
+        scenario: code_validation, arithmetic, bags, chain, graphs, reading, solutions, or a
+            class of one's own.
         dataset: A dataset of the scenario's own (the first unless given), a file or a directory.
         split: train, validation or test.
         seed: Every other seed derives from it, 0 to 2147483647.

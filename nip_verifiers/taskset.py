@@ -27,11 +27,12 @@ class GameConfig(vf.TasksetConfig):
     """A YAML configuration, or the name of a bundled one, as for `nip play`; its models are not
     used."""
     protocol: str | None = None
-    """nip, adp, debate, merlin_arthur, mnip, solo_verifier, multi_channel_test, or a class of one's
-    own: path/to/file.py:Class or package.module:Class. None: that of `config`, else nip."""
+    """nip, adp, debate, merlin_arthur, mnip, refereed, solo_verifier, multi_channel_test, or a
+    class of one's own: path/to/file.py:Class or package.module:Class. None: that of `config`, else
+    nip."""
     scenario: str | None = None
-    """code_validation, arithmetic, bags, graphs, reading, solutions, or a class of one's own. None:
-    that of `config`, else code_validation."""
+    """code_validation, arithmetic, bags, chain, graphs, reading, solutions, or a class of one's
+    own. None: that of `config`, else code_validation."""
     dataset: str | None = None
     """A dataset of the scenario's own, a file or a directory. None: that of `config`, else the
     scenario's first."""

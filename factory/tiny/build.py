@@ -28,55 +28,12 @@ from typing import Any, Literal
 
 from factory.tiny.card import machine
 from factory.tiny.conversations import Message
-from factory.tiny.lessons import Part, Recipe, find_lesson
+from factory.tiny.lessons import Part, find_lesson
+from factory.tiny.recipes import RECIPES, Recipe
 from factory.tiny.sizes import parse_parameters, resize
 from factory.tiny.tokenizer import END, build_tokenizer, save_tokenizer
 
 CONTEXT = 1024
-
-
-_ARITHMETIC = Recipe(
-    scenario="arithmetic",
-    steps=1552,
-    first_steps=352,
-    last_steps=912,
-    end_steps=800,
-    batch_size=32,
-    verifier_share=0.35,
-    conclusion_weight=2.0,
-    vocabulary=512,
-    hidden=96,
-    feed_forward=256,
-    others_weight=0.3,
-    look_back=3,
-    precision="float32",
-)
-# By scenario; a second one for a scenario has the scenario's name before its own.
-RECIPES = {
-    "code_validation": Recipe(),
-    "arithmetic": _ARITHMETIC,
-    "arithmetic-turns": replace(_ARITHMETIC, turns_steps=800),
-    "reading": Recipe(
-        scenario="reading",
-        steps=2000,
-        first_steps=240,
-        last_steps=60,
-        last_lr_share=0.3,
-        warmup_steps=24,
-        batch_size=32,
-        verifier_share=0.4,
-        conclusion_weight=2.0,
-        other_lr=2e-3,
-        vocabulary=768,
-        hidden=96,
-        feed_forward=256,
-        others_weight=0.3,
-        look_back=3,
-        find_again=True,
-        token_spread=0.1,
-        precision="float32",
-    ),
-}
 
 
 class Conversations:

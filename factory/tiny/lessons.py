@@ -1,7 +1,6 @@
 """What a tiny model is made for: by recipe, its conversations, its measurements, its card."""
 
 import random
-from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -12,40 +11,7 @@ if TYPE_CHECKING:
     from factory.tiny.cases import TrainingCases
 
 Part = Literal["first", "middle", "last", "end", "turns"]
-"""Of a training: `Recipe.first_steps`, what follows, and the other steps of the recipe."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What shapes the model and its training."""
-
-    seed: int = 6198
-    threads: int = 1
-    steps: int = 2200
-    first_steps: int = 0  # of them, with easier conversations and a schedule of their own
-    last_steps: int = 0  # after them, with fresh optimizers and a schedule of their own
-    last_lr_share: float = 1.0  # of the learning rates, in these
-    end_steps: int = 0  # likewise after those, with conversations of their own
-    turns_steps: int = 0  # and after those, with others again
-    batch_size: int = 40
-    verifier_share: float = 0.22  # of the conversations; the rest is seen by the prover
-    conclusion_weight: float = 4.0  # in the loss, of the tokens that `Lesson.conclusions` names
-    others_weight: float = 0.0  # in the loss, of what the model does not say itself
-    matrix_lr: float = 1e-2  # Muon, for the matrices inside the layers
-    other_lr: float = 4e-3  # AdamW, for embeddings and norms
-    weight_decay: float = 0.05
-    warmup_steps: int = 100
-    final_lr_share: float = 0.02
-    vocabulary: int = 1024
-    hidden: int = 128
-    layers: int = 4
-    heads: int = 4
-    feed_forward: int = 384
-    look_back: int = 0  # heads of the first layer that begin by looking 1, 2, ... tokens back
-    find_again: bool = False  # that many of the second begin by finding where a token stood before
-    token_spread: float = 0.02  # of the embeddings at first: the larger, the longer they differ
-    scenario: str = "code_validation"
-    precision: str = "bfloat16"  # or float32: of the arithmetic; weights are float32
+"""Of a training: `first_steps` of its recipe, what follows, and its other steps."""
 
 
 class Lesson(Protocol):
@@ -82,6 +48,10 @@ def find_lesson(recipe: str) -> Lesson:
         from factory.tiny.reading import ReadingLesson
 
         return ReadingLesson()
+    if recipe == "bags":
+        from factory.tiny.bags import BagsLesson
+
+        return BagsLesson()
     if recipe == "code_validation":
         return CodeValidationLesson()
     raise ValueError(f"there is no recipe {recipe!r} for a tiny model")

@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from factory.tiny.lessons import Recipe
+from factory.tiny.recipes import Recipe
 
 SMALLEST, LARGEST = 500_000, 300_000_000
 _WIDTHS = [*range(64, 544, 32), *range(640, 1408, 128)]

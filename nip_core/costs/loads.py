@@ -122,9 +122,13 @@ def count_first_prompts(
     parameters = game.parameters
     some = problems[:: max(1, len(problems) // _COUNTED)]
     stance = 1 if parameters.protocol_common.randomize_prover_stance else None
+    # What is announced before later turns is counted as if it stood in the first prompt.
+    last = game.protocol.max_message_rounds - 1 if game.announces else 0
     tokens, counted = {}, set()
     for name, agent in parameters.model_agents.items():
-        chats = [game.render(name, make_situation(problem, stance, 0), [], 0) for problem in some]
+        chats = [
+            game.render(name, make_situation(problem, stance, 0), [], last) for problem in some
+        ]
         texts = ["\n".join(message["content"] for message in chat) for chat in chats]
         here = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
         here &= parameters.lm_server.engine != "deterministic"

@@ -293,16 +293,21 @@ def _messages(
         return tuple(movers.get(row.agent, ()))
 
     hints = {} if game is None else game.find_mistakes(rows)
+    situation, said = (None, turns) if game is None else _said(episode, valid, turns, game)
 
     def told(row: Generation) -> str | None:
         known = game is not None and game.protocol.name == episode.protocol
-        if game is None or not known or row.agent not in game.parameters.model_agents:
+        if (
+            game is None
+            or situation is None
+            or not known
+            or row.agent not in game.parameters.model_agents
+        ):
             return None
         agent, round_, attempt = row.agent, row.round, row.attempt
-        before = [turn for turn in turns if turn.round < round_]
+        before = [turn for turn in said if turn.round < round_]
         if attempt == 0:
-            asking = game.asking(agent, episode)
-            return asking.told(agent, _situation(episode, game), before, round_)[1]
+            return game.asking(agent, episode).told(agent, situation, before, round_)[1]
         wrong = hints.get((round_, agent, attempt))
         return wrong and game.hint(agent, round_, episode.seed, before, wrong)
 
@@ -323,6 +328,19 @@ def _messages(
         )
         for row in rows
     )
+
+
+def _said(
+    episode: Episode, valid: list[Generation], turns: list[Turn], game: Game
+) -> tuple[Situation, list[Turn]]:
+    """Give what decides what an agent is told: the texts and what was said, where they do."""
+    if not game.announces or game.protocol.name != episode.protocol:
+        return _situation(episode, game), turns
+    columns = parse_columns(episode.columns)
+    situation = Situation(
+        episode.question, episode.solution, episode.prover_stance, episode.seed, columns
+    )
+    return situation, game.turns(valid, episode.seed)
 
 
 def _remarks(

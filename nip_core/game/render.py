@@ -87,6 +87,8 @@ class Game:
             raise SettingsError(str(error)) from None
         self.prompts = SystemPrompts(parameters, self.protocol, self.scenario)
         self._rules = Rules(parameters, self.protocol, self.prompts)
+        self.announces = type(self.scenario).announce is not Scenario.announce
+        """Whether agents may be told something before a turn that depends on what was said."""
         self._formats = {name: a.chat_format for name, a in parameters.prompted_agents.items()}
 
     @cached_property
@@ -121,10 +123,11 @@ class Game:
         With `wrong`, what was wrong with its answer before in this very round, the chat ends with
         a hint. Neither that answer nor the hint stands in any later chat.
 
-        In each round come first what the agent is told before its turn (that it is its last, or
-        the supervisor's message), then its own answer as it was generated, then what the others
-        wrote in channels that it sees. A longer history has the chat of a shorter one as its
-        beginning. Messages have role and content, those of others also a name; the setting
+        In each round come first what the agent is told before its turn (what the scenario
+        announces, that it is its last, or the supervisor's message), then its own answer as it was
+        generated, then what the others wrote in channels that it sees. A longer history has the
+        chat of a shorter one as its beginning. Messages have role and content, those of others
+        also a name; the setting
         `chat_format` decides in which form they leave.
         """
         rules, seed, stance = self._rules, situation.seed, situation.stance
@@ -141,6 +144,8 @@ class Game:
         reads_otherwise = type(self.scenario).as_read is not Scenario.as_read
         # 2. Round by round: what the agent is told, says itself, and reads.
         for r, seen in enumerate(rounds):
+            if self.announces and seen.moves:
+                chat += self._announce(agent, r, turns, texts)
             if seen.told is not None:
                 chat.append({**seen.told})
             now = by_round.get(r, ())
@@ -177,10 +182,27 @@ class Game:
         for turn in turns:
             by_round.setdefault(turn.round, []).append(turn)
         seed, stance = situation.seed, situation.stance
-        told = self._rules.rounds(agent, round_, stance, seed, by_round)[round_].told
-        prompt = self._rules.system_prompt(agent, stance, seed)
-        system = prompt.fill(self._fill_texts(situation))
-        return system, None if told is None else told["content"]
+        seen = self._rules.rounds(agent, round_, stance, seed, by_round)[round_]
+        prompt, texts = self._rules.system_prompt(agent, stance, seed), self._fill_texts(situation)
+        before = [] if seen.told is None else [seen.told]
+        if self.announces and seen.moves:
+            before = [*self._announce(agent, round_, turns, texts), *before]
+        told = "\n\n".join(message["content"] for message in before)
+        return prompt.fill(texts), told or None
+
+    def _announce(
+        self, agent: str, round_: int, turns: Sequence[Turn], texts: Mapping[str, str]
+    ) -> list[ChatMessage]:
+        """Make the message of the scenario's game before the agent's turn, if there is one.
+
+        It is the supervisor's, who speaks for the game elsewhere too.
+        """
+        before = [turn for turn in turns if turn.round < round_]
+        content = call_for_text(
+            self.scenario, "announce", agent, self.protocol, round_, before, texts
+        )
+        name = self.parameters.prompted_agents[agent].supervisor_name
+        return [{"role": "user", "content": content, "name": name}] if content else []
 
     def seen_by_prover(self, situation: Situation) -> Mapping[str, str]:
         """Give the texts of the problem that provers are shown, by column."""

@@ -7,8 +7,8 @@ locate_model    the same for whom it need not be here
 
 ``tiny`` plays the scenario code_validation, ``tiny-arithmetic`` the scenario arithmetic, so does
 ``tiny-arithmetic-turns`` where the verifier is told of its turns, ``tiny-reading`` the scenario
-reading. Each is described in the README.md of its directory and was
-made by ``factory/tiny/build.py``.
+reading, ``tiny-bags`` the scenario bags. Each is described in the README.md of its directory and
+was made by ``factory/tiny/build.py``.
 """
 
 import os
@@ -24,6 +24,7 @@ BUNDLED: dict[str, Path] = {
     "tiny-arithmetic": _HERE / "tiny_arithmetic",
     "tiny-arithmetic-turns": _HERE / "tiny_arithmetic_turns",
     "tiny-reading": _HERE / "tiny_reading",
+    "tiny-bags": _HERE / "tiny_bags",
 }
 ONLY_IN_REPOSITORY = frozenset({"tiny-arithmetic-turns"})
 """Models of the declared study, which runs from a checkout; the wheel is without them."""

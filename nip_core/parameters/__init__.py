@@ -29,6 +29,7 @@ from nip_core.parameters.game import (
     MerlinArthurProtocolParameters,
     MnipProtocolParameters,
     NipProtocolParameters,
+    RefereedProtocolParameters,
     ZkProtocolParameters,
 )
 from nip_core.parameters.hyper_parameters import DATA_NEUTRAL, HyperParameters, Method
@@ -86,6 +87,7 @@ __all__ = [
     "PureTextGrpoParameters",
     "PureTextMaltParameters",
     "RandomAgentParameters",
+    "RefereedProtocolParameters",
     "RlTrainerParameters",
     "RolloutParameters",
     "TextRlParameters",

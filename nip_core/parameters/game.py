@@ -23,7 +23,8 @@ class CommonProtocolParameters(Parameters):
     """Whether the verifier speaks in round 0 (where the protocol leaves it open)."""
     randomize_prover_stance: bool = False
     """Let the provers argue for a verdict drawn per problem (the parity of a hash of the solution),
-    instead of always for acceptance. Not in debate and merlin_arthur, where it is fixed."""
+    instead of always for acceptance. Not in debate, merlin_arthur and refereed, where it is
+    fixed."""
     prover_reward: float = 1.0
     """For a prover, when the verdict is the one it argues for; otherwise it gets 0."""
     verifier_reward: float = 1.0
@@ -75,6 +76,14 @@ class DebateProtocolParameters(NipProtocolParameters):
 
 class MnipProtocolParameters(DebateProtocolParameters):
     """Rounds and order of the `mnip` protocol."""
+
+
+class RefereedProtocolParameters(NipProtocolParameters):
+    """Rounds of the `refereed` protocol."""
+
+    max_message_rounds: Rounds = 4
+    """Rounds after which the episode ends, 1 to 64: the last is the verifier's, all others are
+    those of both provers."""
 
 
 class MerlinArthurProtocolParameters(Parameters):

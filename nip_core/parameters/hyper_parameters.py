@@ -33,6 +33,7 @@ from nip_core.parameters.game import (
     MerlinArthurProtocolParameters,
     MnipProtocolParameters,
     NipProtocolParameters,
+    RefereedProtocolParameters,
     ZkProtocolParameters,
 )
 from nip_core.parameters.loop_settings import (
@@ -101,8 +102,8 @@ class HyperParameters(Parameters):
     run_store: Annotated[str, Field(min_length=1)] = "runs"
     """Directory or URL under which runs are kept: file://, s3://bucket/prefix, gs://bucket/prefix."""
     scenario: str = "code_validation"
-    """The domain of the problems: code_validation, arithmetic, bags, graphs, reading, solutions, or
-    a class of one's own: "path/to/file.py:Class" or "package.module:Class"."""
+    """The domain of the problems: code_validation, arithmetic, bags, chain, graphs, reading,
+    solutions, or a class of one's own: "path/to/file.py:Class" or "package.module:Class"."""
     scenario_settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the scenario, see docs/scenarios.md. Those of code_validation stand in a block of
     that name."""
@@ -118,7 +119,7 @@ class HyperParameters(Parameters):
     """The split that tests play: "test" or "validation"."""
     interaction_protocol: str = "nip"
     """Who speaks when, who sees what, when it ends, who is rewarded: nip, adp, debate,
-    merlin_arthur, mnip, solo_verifier, multi_channel_test, or a class of one's own:
+    merlin_arthur, mnip, refereed, solo_verifier, multi_channel_test, or a class of one's own:
     "path/to/file.py:Class" or "package.module:Class"."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 6198
     """Every other seed derives from it; 0 to 2147483647."""
@@ -138,6 +139,7 @@ class HyperParameters(Parameters):
     nip_protocol: NipProtocolParameters = NipProtocolParameters()
     debate_protocol: DebateProtocolParameters = DebateProtocolParameters()
     mnip_protocol: MnipProtocolParameters = MnipProtocolParameters()
+    refereed_protocol: RefereedProtocolParameters = RefereedProtocolParameters()
     merlin_arthur_protocol: MerlinArthurProtocolParameters = MerlinArthurProtocolParameters()
     zk_protocol: ZkProtocolParameters = ZkProtocolParameters()
     base_run: BaseRunParameters = BaseRunParameters()

@@ -27,8 +27,8 @@ from nip_core.scenarios.base import (
     Scenario,
     ScenarioSettings,
     Words,
-    check_scenario,
 )
+from nip_core.scenarios.class_checks import check_scenario
 from nip_core.scenarios.prompt_versions import FIRST, PromptVersion, fits_any_words
 from nip_core.scenarios.words_checks import check_words
 

@@ -11,15 +11,14 @@ A problem is a question and a solution that may be right or wrong. All else that
 of it is a further column. docs/scenarios.md builds a scenario of one's own.
 """
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from nip_core.protocols import Protocol
+from nip_core.protocols import Protocol, Turn
 from nip_core.scenarios.prompt_versions import FIRST, PromptVersion
 from nip_core.scenarios.scripts import Script
 
@@ -269,6 +268,23 @@ class Scenario:
         """Say what follows nip's templates, and a protocol's, in prompts of this role."""
         return ""
 
+    def announce(
+        self,
+        agent: str,
+        protocol: Protocol,
+        round_: int,
+        turns: Sequence[Turn],
+        texts: Mapping[str, str],
+    ) -> str:
+        """Say what the game tells an agent before its turn, given what was said; "" for nothing.
+
+        `turns` are those of the rounds before `round_`, in channels that the agent does not read
+        too; `texts` are all texts of the episode. So a question may depend on the answers to the
+        one before. It is not recorded, as it follows from what is: the same is said whenever the
+        chat is rendered.
+        """
+        return ""
+
     def as_read(self, message: str, texts: Mapping[str, str]) -> str:
         """A prover's message as the others read it, such as with its quotes checked."""
         return message
@@ -319,125 +335,3 @@ class Scenario:
 
 def _listing(text: str, language: str | None) -> str:
     return text if language is None else f"```{language}\n{text}\n```"
-
-
-def check_scenario(scenario: Scenario | type[Scenario]) -> None:
-    """Raise ValueError for a scenario of a user's, or its class, without a game."""
-    kind = scenario if isinstance(scenario, type) else type(scenario)
-    missing = [name for name in ("name", "words") if not hasattr(scenario, name)]
-    if missing:
-        raise ValueError(f"{kind.__name__} has no {' and no '.join(missing)}; set it in the class")
-    _check_types(scenario, kind)
-    _check_templates(scenario.template_directory, kind)
-    names = [column.name for column in scenario.columns]
-    if names[:2] != ["question", "solution"] or len({*names}) < len(names):
-        raise ValueError(
-            f"{kind.__name__}.columns must begin with question and solution and name each column "
-            f"once (got {', '.join(names)})"
-        )
-    for column in scenario.columns:
-        if not column.seen_by and not column.hidden:
-            raise ValueError(
-                f"{kind.__name__}.columns: nobody sees {column.name}; name in seen_by who does, "
-                "leave the column out, or say that it is hidden"
-            )
-        if column.seen_by and column.hidden:
-            raise ValueError(
-                f"{kind.__name__}.columns: {column.name} is hidden, and seen by "
-                f"{' and '.join(column.seen_by)}; set seen_by to () or hidden to False"
-            )
-        unknown = {*column.seen_by} - {PROVER, VERIFIER}
-        if unknown:
-            raise ValueError(
-                f"{kind.__name__}.columns: {column.name} is seen by {', '.join(sorted(unknown))}; "
-                f"there are {PROVER} and {VERIFIER}"
-            )
-    drawn = [column.name for column in scenario.columns[2:] if column.drawn]
-    if drawn and kind.draw is Scenario.draw:
-        raise ValueError(
-            f"{kind.__name__}.columns: {', '.join(drawn)} is drawn, and {kind.__name__} has no "
-            "method draw that makes it; write one, or set drawn to False"
-        )
-    if not any(VERIFIER in column.seen_by for column in scenario.columns[:2]):
-        raise ValueError(
-            f"{kind.__name__}.columns: the verifier sees neither question nor solution, so it has "
-            "nothing to decide on; show it one"
-        )
-    if kind.labels_in_play and not scenario.columns[1].drawn:
-        raise ValueError(
-            f"{kind.__name__}.columns: with labels_in_play a prover writes the solution, so the "
-            "column solution must be drawn=True"
-        )
-
-
-def _check_templates(directory: Path | None, kind: type[Scenario]) -> None:
-    """Refuse a directory without templates; otherwise nip's own would be used without a word."""
-    if directory is None:
-        return
-    place = f"{kind.__name__}.template_directory"
-    if not isinstance(directory, Path):
-        raise ValueError(f"{place} must be a pathlib.Path (got {directory!r:.80})")
-    if not directory.is_dir():
-        raise ValueError(
-            f"{place}: {directory} is no directory; Path(__file__).parent is that of the class"
-        )
-    versions = get_args(PromptVersion)
-    if not any(path.parts[-3] in versions for path in directory.glob("*/*/*.txt")):
-        raise ValueError(
-            f"{place}: {directory} has no templates; they lie in it as VERSION/PROTOCOL/AGENT.txt, "
-            f"where VERSION is one of {', '.join(versions)}"
-        )
-
-
-def _check_claims(claims: object, kind: type[Scenario]) -> None:
-    """Refuse malformed claims now, before episodes have been played and paid for."""
-    place = f"{kind.__name__}.claims"
-    if not isinstance(claims, Mapping) or not all(y in (0, 1) for y in claims.values()):
-        raise ValueError(f"{place} must be decisions, 1 or 0, by pattern (got {claims!r:.80})")
-    for pattern in claims:
-        try:
-            re.compile(pattern)
-        except (re.error, TypeError) as error:
-            raise ValueError(
-                f"{place}: {pattern!r:.80} is no regular expression ({error})"
-            ) from None
-
-
-def _check_types(scenario: Scenario | type[Scenario], kind: type[Scenario]) -> None:
-    """Refuse values of wrong types, and names with another meaning in templates or datasets."""
-    words, columns, split_by = scenario.words, scenario.columns, scenario.split_by
-    if not isinstance(words, Words) or len(words.labels) != 2:
-        raise ValueError(
-            f"{kind.__name__}.words must be Words, with two labels (got {words!r:.80})"
-        )
-    if not isinstance(columns, tuple) or not all(isinstance(c, Column) for c in columns):
-        raise ValueError(f"{kind.__name__}.columns must be a tuple of Column (got {columns!r:.80})")
-    if not (isinstance(kind.Settings, type) and issubclass(kind.Settings, ScenarioSettings)):
-        raise ValueError(f"{kind.__name__}.Settings must be a subclass of ScenarioSettings")
-    if not isinstance(scenario.name, str):
-        raise ValueError(f"{kind.__name__}.name must be a text (got {scenario.name!r:.80})")
-    _check_claims(scenario.claims, kind)
-    if not isinstance(kind.bundled, Mapping):
-        raise ValueError(
-            f"{kind.__name__}.bundled must be paths by name (got {kind.bundled!r:.80})"
-        )
-    for field_, value in [
-        ("split_by", split_by),
-        ("generated", kind.generated),
-        ("data_neutral", kind.data_neutral),
-        *(("seen_by", c.seen_by) for c in columns),
-    ]:
-        if isinstance(value, str):
-            raise ValueError(
-                f"{kind.__name__}: {field_} must be a tuple of names (got the text {value!r}); "
-                f"write ({value!r},)"
-            )
-    if columns and columns[0].drawn:
-        raise ValueError(f"{kind.__name__}.columns: question can't be drawn; draw a further column")
-    taken = {*words.placeholders(), "problem", "id", "y", "split"}
-    for name in (column.name for column in columns):
-        if name in taken or not name.isidentifier():
-            raise ValueError(
-                f"{kind.__name__}.columns: a column can't be called {name!r}, which means "
-                "something else in templates or datasets, or can't stand there; rename it"
-            )

@@ -8,8 +8,8 @@ Templates use ``$name`` placeholders (string.Template), which docs/prompts.md li
 on settings is said by `prompt_phrases`. They are read and checked when the game is built, so
 a wrong one stops a run before anything is spent.
 
-A protocol with a `template_directory` has its own there, for every version. Where the verifier has
-one turn only, so that nothing is asked, nip, debate and mnip have those of another game: of
+A protocol with a `template_directory` has its own there, for every version. Where nobody has more
+than one turn, so that nothing is asked, nip, debate and mnip have those of another game: of
 solo_verifier if no prover speaks before, else of adp or, with two provers, `one_message`; what
 these lack is the protocol's own, like the prompt of an agent that never speaks. In a zero-knowledge
 game the agents of the wrapped protocol have its templates, provers with an addition; the
@@ -234,7 +234,7 @@ class SystemPrompts:
         directory = self._base.template_directory
         if directory is not None:
             return directory / f"{agent}.txt"
-        if not self._asks:
+        if not self._asks and not self._speaks_again():
             other = self._template_path(self._game_without_questions(), agent)
             if other.exists():
                 return other
@@ -268,6 +268,11 @@ class SystemPrompts:
             return self._base.name  # made for it
         speakers = [a for a in self._base.provers if self._first_turn(a, 0) is not None]
         return ("solo_verifier", "adp", "one_message")[min(len(speakers), 2)]
+
+    def _speaks_again(self) -> bool:
+        """Say whether a prover has several turns: no game of one message, so with its own words."""
+        turns, rounds = self._protocol.turns_of, self._protocol.max_message_rounds
+        return any(turns(agent, 0, rounds) > 1 for agent in self._base.provers)
 
     def _addition(self, agent: str, text: str) -> str:
         """Write what follows a template, unless it is the user's own."""

@@ -145,8 +145,10 @@ def check_functions(game: Game, problems: Mapping[str, list[Problem]]) -> None:
     for stance in (0, 1) if randomize else (None,):
         for split in SPLITS:
             for problem in problems[split][:: max(1, len(problems[split]) // _TRIED)]:
+                rounds = range(game.protocol.max_message_rounds if game.announces else 1)
                 for agent in game.parameters.model_agents:
-                    game.told(agent, make_situation(problem, stance, 0))
+                    for round_ in rounds:
+                        game.told(agent, make_situation(problem, stance, 0), (), round_)
                 texts = {**problem.texts, **_drawn_twice(scenario, problem)}
                 draw_columns_again(scenario, texts, 0)
                 for function in ("as_read", "remark"):

@@ -26,7 +26,10 @@ from nip_core.scenarios import make_scenario
 from nip_core.scenarios.prompts import PLACEHOLDERS, SystemPrompts
 from nip_core.session.contents import digest_templates
 
-PLAIN = ("nip", "adp", "solo_verifier", "debate", "mnip", "merlin_arthur", "multi_channel_test")
+PLAIN = (
+    *("nip", "adp", "solo_verifier", "debate", "mnip", "merlin_arthur", "multi_channel_test"),
+    "refereed",
+)
 WRAPPED = ("nip", "adp", "debate", "mnip", "merlin_arthur")
 GAMES = [(name, False) for name in PLAIN] + [(name, True) for name in WRAPPED]
 VERSIONS = ("v1", "v2", "short")
@@ -245,7 +248,7 @@ CLAIM = re.compile(
 def test_all_prompts_agree_with_the_game_on_who_argues_for_what(name, zero_knowledge, version):
     if name == "solo_verifier":
         return
-    fixed = name in ("debate", "merlin_arthur", "multi_channel_test")
+    fixed = name in ("debate", "merlin_arthur", "multi_channel_test", "refereed")
     for drawn in (None,) if fixed else (None, ACCEPT, REJECT):
         table = game(
             name,

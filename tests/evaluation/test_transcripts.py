@@ -243,3 +243,30 @@ def test_what_agents_were_told_is_what_they_were_asked(episodes_of, generations_
     question, answer, decision = (message.told for message in shown.messages)
     assert question is None and decision == game.prompts.last_round_message
     assert answer is not None and answer.startswith("It is your turn.")
+
+
+def test_what_the_game_announced_is_shown_as_it_was_said(episodes_of, generations_of) -> None:
+    """It depends on what was said before, and on the texts of the episode."""
+    scenario = {
+        "scenario": "chain",
+        "dataset": "chains",
+        "interaction_protocol": "refereed",
+        "scenario_settings": {"steps": 2},
+        "refereed_protocol": {"max_message_rounds": 2},
+    }
+    game = Game(load_parameters({"run_name": "a", **scenario}))
+    texts = {
+        "question": "Start with 5. Calculate modulo 97.\n1: add 7\n2: multiply by 3",
+        "solution": "The chain starts with 5 and ends with 36.",
+    }
+    generations = generations_of(
+        {"round": 0, "agent": "prover0", "text": "Value: 13"},
+        {"round": 0, "agent": "prover1", "text": "Value: 12"},
+        {"round": 1, "agent": "verifier", "text": "Decision: accept", "decision": 1},
+    )
+    episodes = episodes_of({"protocol": "refereed", **texts})
+    [shown] = transcripts_from_tables(episodes, generations, 1, 0, game=game)
+    first, other, last = (message.told for message in shown.messages)
+    assert first == other and "State the value after step 1" in (first or "")
+    assert last is not None and last.startswith("Step 1 is left: add 7, modulo 97. Before it")
+    assert last.endswith("Expert_2 says that the value is 12, Expert_1 13.")

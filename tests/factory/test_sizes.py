@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from factory.tiny.build import RECIPES, load, make_model
+from factory.tiny.build import load, make_model
+from factory.tiny.recipes import RECIPES
 from factory.tiny.sizes import count_parameters, parse_parameters, resize
 from nip_core.models import BUNDLED
 

@@ -32,8 +32,9 @@ from factory.tiny.arithmetic_words import (
     reading,
     statement,
 )
-from factory.tiny.build import RECIPES, fingerprint, load, make_model
+from factory.tiny.build import fingerprint, load, make_model
 from factory.tiny.evaluation import generate
+from factory.tiny.recipes import RECIPES
 from nip_core.models import BUNDLED
 from nip_core.protocols import ACCEPT, NO_DECISION, REJECT, Turn
 from nip_core.scenarios import find_scenario

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from factory.tiny.build import (
     Conversations,
-    Recipe,
     encoder,
     load,
     make_model,
@@ -23,6 +22,7 @@ from factory.tiny.card import card
 from factory.tiny.cases import TrainingCases, split_cases
 from factory.tiny.conversations import LAST_TURN, Case, own, says, system
 from factory.tiny.evaluation import measure_game, measure_prover, measure_single_decision
+from factory.tiny.recipes import Recipe
 from nip_core.models import BUNDLED
 
 TINY = BUNDLED["tiny"]

@@ -126,6 +126,7 @@ PROTOCOLS = (
     ("mnip", False),
     ("merlin_arthur", False),
     ("multi_channel_test", False),
+    ("refereed", False),
     ("nip", True),
     ("debate", True),
     ("merlin_arthur", True),
@@ -140,6 +141,7 @@ def any_game(name, zero_knowledge, supervisor, chat_format, *, first=True, seque
         nip_protocol=rounds,
         debate_protocol=rounds | {"sequential": sequential},
         mnip_protocol=rounds | {"sequential": sequential},
+        refereed_protocol=rounds,
         agents={"_default": {"use_supervisor_message": supervisor, "chat_format": chat_format}},
     )
 

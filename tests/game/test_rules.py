@@ -47,7 +47,15 @@ def test_protocols_that_are_taken_to_ignore_the_seed_do(name, version):
 def test_every_protocol_that_is_taken_to_ignore_the_seed_is_among_those_tried():
     protocols = [game(name, **FIXED).protocol for name in protocol_names()]
     tried = {protocol.name for protocol in protocols if not protocol.uses_seed}
-    assert tried == {"adp", "debate", "mnip", "multi_channel_test", "nip", "solo_verifier"}
+    assert tried == {
+        "adp",
+        "debate",
+        "mnip",
+        "multi_channel_test",
+        "nip",
+        "refereed",
+        "solo_verifier",
+    }
 
 
 def test_a_protocol_made_of_another_uses_the_seed_unless_it_says_otherwise():

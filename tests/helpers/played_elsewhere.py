@@ -25,9 +25,11 @@ SCENARIOS = {
     "arithmetic": "chains",
     "reading": "passages",
     "bags": "lists",
+    "chain": "chains",
     "graphs": "pairs",
     "solutions": "functions",
 }
+PROTOCOLS = {"solutions": "adp", "chain": "refereed"}
 """With a dataset of each, beside the usual one."""
 
 
@@ -62,7 +64,7 @@ def scenario_settings(scenario: str) -> dict[str, Any]:
     return {
         "scenario": scenario,
         "dataset": SCENARIOS[scenario],
-        "interaction_protocol": "adp" if scenario == "solutions" else "nip",
+        "interaction_protocol": PROTOCOLS.get(scenario, "nip"),
         "dataset_options": {"max_test_size": 6, "max_train_size": 20},
     }
 

@@ -112,6 +112,14 @@ def test_the_short_protocols_have_rounds_of_their_own(name, seed, order):
     assert (game.min_message_rounds, game.max_questions(seed)) == (1, 0)
 
 
+@pytest.mark.parametrize("rounds", [2, 4])
+def test_in_refereed_both_provers_speak_in_each_round_but_the_verifier_s_last(rounds):
+    game = protocol("refereed", refereed_protocol={"max_message_rounds": rounds})
+    assert play_order(game) == [AT_ONCE] * (rounds - 1) + [BOTH]
+    assert game.max_questions(0) == 0
+    assert [game.channel_order(agent, 0, 0) for agent in (P0, P1, V)] == [C1 + C0, C0 + C1, C0 + C1]
+
+
 def test_multi_channel_test_fills_its_channels_in_a_cycle_of_three():
     game = protocol("multi_channel_test")
     cycle = [
@@ -148,6 +156,7 @@ def test_each_protocol_uses_its_own_round_limits():
         ("merlin_arthur", {P0: MAIN, P1: MAIN, V: MAIN}),
         ("debate", {P0: C0 + C1, P1: C0 + C1, V: C0 + C1}),
         ("mnip", {P0: C0, P1: C1, V: C0 + C1}),
+        ("refereed", {P0: C0 + C1, P1: C0 + C1, V: C0 + C1}),
         (
             "multi_channel_test",
             {
@@ -638,6 +647,7 @@ def test_the_protocols_are_those_of_the_settings_page():
         "mnip",
         "multi_channel_test",
         "nip",
+        "refereed",
         "solo_verifier",
     )
     for name in protocol_names():

@@ -329,6 +329,9 @@ def test_agents_by_hand_play_what_question_and_solution_say(sums):
             ["sentences must return a text"],
         ),
         ("def addition(self, role, protocol): return None", ["addition must return a text"]),
+        ("def announce(self, *_): return None", ["announce must return a text (got None)"]),
+        ("def announce(self, agent): return ''", ["announce of", "raised TypeError"]),
+        ("def announce(self, *_): return chr(0xd800)", ["announce returned half a surrogate"]),
     ],
 )
 def test_what_a_scenario_makes_of_an_episode_is_checked(sums, method, words):
@@ -363,7 +366,7 @@ def with_coin(method):
     return [method] if "draw" in method else [method, "draw = lambda *_: {'coin': 'heads'}"]
 
 
-@pytest.mark.parametrize("function", ["draw", "show", "as_read", "remark"])
+@pytest.mark.parametrize("function", ["draw", "show", "announce", "as_read", "remark"])
 @pytest.mark.parametrize("begin", [plan_run, prepare])
 def test_a_run_tries_a_scenarios_functions_on_each_split_before_anything_is_started(
     sums, function, begin

@@ -19,6 +19,7 @@ from nip_core.scenarios.bags.challenges import (
     read_names,
     toss_coins,
     toss_coins_again,
+    write_coins,
     write_names,
 )
 from nip_core.scenarios.bags.lists import in_order, read_lists
@@ -32,6 +33,7 @@ CASES = {
     "few digits": {"length": 12, "digits": 3},
     "short": {"length": 3, "digits": 10},
     "all of them differ": {"length": 4, "differences": 4},
+    "no digit twice": {"length": 5, "repeated_digits": False},
 }
 
 
@@ -70,6 +72,8 @@ def test_problems_are_balanced_labelled_rightly_new_and_the_same_again(case):
         for problem in found:
             first, second = (Counter(digits) for digits in read_lists(problem.question))
             assert (first - second).total() == (second - first).total() == problem.y * differences
+            if case == "no digit twice":
+                assert max(first.values()) == max(second.values()) == 1
     bags = {
         split: {in_order(digits) for p in found for digits in read_lists(p.question)}
         for split, found in splits.items()
@@ -154,6 +158,7 @@ def test_a_dataset_of_ones_own_needs_no_labels(tmp_path):
         ({"challenges": 17}, ["scenario_settings.challenges"]),
         ({"coins": "hidden"}, ["scenario_settings.coins", "'private' or 'public'"]),
         ({"length": 3, "differences": 4}, ["differences (4)", "length (3)"]),
+        ({"repeated_digits": False, "length": 10}, ["length (10)", "digits (10) together"]),
         ({"digits": 11}, ["scenario_settings.digits"]),
         ({"coin": "public"}, ["scenario_settings.coin"]),
     ],
@@ -189,7 +194,7 @@ def test_on_a_false_claim_a_challenge_is_the_same_whichever_way_the_coin_fell():
         assert len(made) == 1
     for answer in every:
         said = f"Answer: {write_names(answer)}"
-        agree = [count_agreeing(write_names(coins), said) == 3 for coins in every]
+        agree = [count_agreeing(write_coins(coins), said) == 3 for coins in every]
         assert sum(agree) == 1
 
 
@@ -243,8 +248,8 @@ def test_a_challenge_that_is_named_twice_is_named_as_neither():
         2: "B",
         14: "A",
     }
-    assert count_agreeing("1: A, 2: A, 3: A", "Answer: 1: A 2: A\n3: A") == 3
-    assert count_agreeing("1: A, 2: A, 3: A", "All are A, trust me.") == 0
+    assert count_agreeing("1 is A, 2 is A, 3 is A", "Answer: 1: A 2: A\n3: A") == 3
+    assert count_agreeing("1 is A, 2 is A, 3 is A", "All are A, trust me.") == 0
 
 
 # Who is shown what.
@@ -260,12 +265,12 @@ def test_a_prover_reads_the_same_whatever_the_private_coins_are(version, coins):
         drawn = game.drawn(situation)
         asked = {agent: set() for agent in ("prover", "verifier")}
         for outcome in product((0, 1), repeat=4):
-            columns = {"coins": write_names(outcome)}
+            columns = {"coins": write_coins(outcome)}
             for agent, chats in asked.items():
                 changed = Situation(problem.question, problem.solution, None, 7, columns)
                 [message, *_] = game.render(agent, changed, (), 0)
                 chats.add(message["content"])
-                is_shown = write_names(outcome) in message["content"]
+                is_shown = write_coins(outcome) in message["content"]
                 assert is_shown == (agent == "verifier" or coins == "public")
         assert len(asked["verifier"]) == 16
         assert len(asked["prover"]) == (1 if coins == "private" else 16)

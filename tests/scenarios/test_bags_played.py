@@ -28,7 +28,7 @@ from nip_core.upkeep.verify import verify_run
 from nip_lm_server.spec import ServerSpec
 
 COINS = re.compile(r"^## Coins\n\n(.+)$", re.MULTILINE)
-NAMED = re.compile(r"\d+: [AB]")
+TOSSED, NAMED = re.compile(r"(\d+) is ([AB])"), re.compile(r"(\d+): ([AB])")
 
 
 def compares(body):
@@ -36,7 +36,7 @@ def compares(body):
     system, *chat = (message["content"] for message in body["messages"])
     coins = COINS.search(system)
     said = NAMED.findall(" ".join(chat))
-    right = coins is not None and said == NAMED.findall(coins[1])
+    right = coins is not None and said == TOSSED.findall(coins[1])
     return [f"Decision: {'accept' if right else 'reject'}"] * body.get("n", 1)
 
 

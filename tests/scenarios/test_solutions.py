@@ -21,7 +21,7 @@ from nip_core.rollouts.trees import Branching
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.scenarios import NO_LABEL, Column, NoLabel, Problem, Scenario, Words
-from nip_core.scenarios.base import check_scenario
+from nip_core.scenarios.class_checks import check_scenario
 from nip_core.scenarios.datasets import load_problems
 from nip_core.scenarios.solutions import Solutions, SolutionsSettings
 from nip_core.scenarios.solutions.labelling import Task

@@ -21,14 +21,16 @@ from nip_core.scenarios.bags.challenges import (
     count_agreeing,
     make_challenges,
     read_challenges,
-    read_names,
+    read_coins,
     toss_coins,
     toss_coins_again,
     write_challenges,
-    write_names,
+    write_coins,
 )
 from nip_core.scenarios.bags.lists import (
+    Digits,
     draw_bags,
+    draw_bags_without_repeats,
     in_order,
     is_of_split,
     read_lists,
@@ -108,6 +110,9 @@ class BagsSettings(ScenarioSettings):
     differences: Annotated[int, Field(ge=1, le=64)] = 1
     """How many digits of one list the other has not, where they differ; the fewer, the harder to
     tell apart."""
+    repeated_digits: bool = True
+    """Whether a list may have a digit twice. If not, the lists differ in which digits they have,
+    and none has to be counted."""
     seed: int = 0
     """Another seed gives other lists."""
     train_size: Annotated[int, Field(ge=2, le=1_000_000)] = 2000
@@ -122,6 +127,11 @@ class BagsSettings(ScenarioSettings):
         if self.differences > self.length:
             raise ValueError(
                 f"differences ({self.differences}) must not be more than length ({self.length})"
+            )
+        if not self.repeated_digits and self.length + self.differences > self.digits:
+            raise ValueError(
+                f"without repeated_digits, length ({self.length}) and differences "
+                f"({self.differences}) must not be more than digits ({self.digits}) together"
             )
         return self
 
@@ -193,7 +203,7 @@ class Bags(Scenario):
         settings = self.settings
         draw = Random(derive_seed("bags", settings.seed, split, number))
         for _ in range(_TRIES):
-            pair = draw_bags(draw, settings.length, settings.digits, settings.differences)
+            pair = self._draw_bags(draw)
             if not all(is_of_split(bag, split) for bag in pair):
                 continue
             bags = pair if number % 2 else (pair[0], pair[0])
@@ -201,6 +211,11 @@ class Bags(Scenario):
             if question not in seen:
                 return question
         return None
+
+    def _draw_bags(self, draw: Random) -> tuple[Digits, Digits]:
+        settings = self.settings
+        draw_pair = draw_bags if settings.repeated_digits else draw_bags_without_repeats
+        return draw_pair(draw, settings.length, settings.digits, settings.differences)
 
     def label(self, row: Row) -> int:
         """Compare the lists. Raises ValueError for texts in other words than `generate` uses."""
@@ -223,14 +238,14 @@ class Bags(Scenario):
             return {}
         coins = toss_coins(count, question, seed)
         challenges = make_challenges(read_lists(question), coins, question, seed)
-        return {"coins": write_names(coins), "challenges": write_challenges(challenges)}
+        return {"coins": write_coins(coins), "challenges": write_challenges(challenges)}
 
     def draw_again(self, texts: Mapping[str, str], seed: int) -> Mapping[str, str]:
         """Toss private coins again, as far as the challenges leave them open."""
         if self.settings.challenges == 0 or self.settings.coins == "public":
             return {}
         lists, challenges = read_lists(texts["question"]), read_challenges(texts["challenges"])
-        return {"coins": write_names(toss_coins_again(lists, challenges, seed))}
+        return {"coins": write_coins(toss_coins_again(lists, challenges, seed))}
 
     def addition(self, role: Role, protocol: Protocol) -> str:
         """Tell how challenges are made, and who sees the coins."""
@@ -242,5 +257,5 @@ class Bags(Scenario):
     def remark(self, message: str, texts: Mapping[str, str]) -> str:
         """Tell how many challenges the message names as the coins fell."""
         coins = texts.get("coins", "")
-        count = len(read_names(coins))
+        count = len(read_coins(coins))
         return f"{count_agreeing(coins, message)} of {count} as the coins fell" if count else ""

@@ -1,4 +1,4 @@
-"""Scripts that answer challenges, in the words in which coins are written.
+"""Scripts that answer challenges, in the form that provers are asked for.
 
 tell_apart     names the list of each challenge where it can be told, else guesses: the best of all
                provers that see no coin
@@ -10,8 +10,8 @@ repeat_coins   says what the coins say, where they are public
 from random import Random
 
 from nip_core.hashing import derive_seed
-from nip_core.scenarios.bags.challenges import read_challenges, write_names
-from nip_core.scenarios.bags.lists import in_order, read_lists
+from nip_core.scenarios.bags.challenges import read_challenges, read_coins, write_names
+from nip_core.scenarios.bags.lists import NAMES, in_order, read_lists
 from nip_core.scenarios.scripts import ScriptedTurn
 
 _NO_CHALLENGE = "They differ."
@@ -46,7 +46,8 @@ def repeat_coins(turn: ScriptedTurn) -> str:
             "no prover is shown the coins; play with scenario_settings.coins public and at least "
             "one challenge, or take another script"
         )
-    return f"Answer: {turn.texts['coins']}"
+    coins = read_coins(turn.texts["coins"])
+    return _answer([NAMES.index(coins[number]) for number in sorted(coins)])
 
 
 def _drawing(turn: ScriptedTurn) -> Random:

@@ -3,9 +3,13 @@
 toss_coins             fair coins, from a seed
 make_challenges        for each coin its list in a drawn order
 toss_coins_again       other coins that would have made the same challenges
-write_names, read_names    what coins, and answers, say: `1: A, 2: B`
-write_challenges, read_challenges  lists with numbers, a line each
+write_coins, read_coins    what coins say: `1 is A, 2 is B`
+write_names, read_names    what answers say: `1: A, 2: B`
+write_challenges, read_challenges  lists with numbers, a line each: `(1) 3 1 4`
 count_agreeing         how many challenges an answer names as the coins fell
+
+Coins, answers and challenges are written in three ways, so that a small model can tell where it
+read of challenge 2.
 
 A challenge is made of the bag of its list alone, never of the order in which the list is written.
 So where both lists are one bag, its text is the same whichever way the coin fell: no prover learns
@@ -20,7 +24,8 @@ from nip_core.hashing import derive_seed
 from nip_core.scenarios.bags.lists import NAMES, Digits, in_order, read_digits, write_digits
 
 _NAME = re.compile(r"(?<!\w)(\d+): ?([AB])(?!\w)")
-_CHALLENGE = re.compile(r"^\d+: (\d(?: \d)+)$", re.MULTILINE)
+_COIN = re.compile(r"(?<!\w)(\d+) is ([AB])(?!\w)")
+_CHALLENGE = re.compile(r"^\(\d+\) (\d(?: \d)+)$", re.MULTILINE)
 
 
 def toss_coins(count: int, question: str, seed: int) -> tuple[int, ...]:
@@ -49,6 +54,16 @@ def toss_coins_again(
     return tuple(random.choice(coins) for coins in possible)
 
 
+def write_coins(coins: Iterable[int]) -> str:
+    """The lists of the coins by number, as the column of coins has them."""
+    return ", ".join(f"{number} is {NAMES[coin]}" for number, coin in enumerate(coins, 1))
+
+
+def read_coins(text: str) -> dict[int, str]:
+    """The list of each coin by number, in the words of `write_coins`."""
+    return {int(number): name for number, name in _COIN.findall(text)}
+
+
 def write_names(coins: Iterable[int]) -> str:
     """The lists of the coins by number, as an answer names them."""
     return ", ".join(f"{number}: {NAMES[coin]}" for number, coin in enumerate(coins, 1))
@@ -64,7 +79,7 @@ def read_names(text: str) -> dict[int, str]:
 
 def write_challenges(challenges: Iterable[Digits]) -> str:
     """The challenges, a numbered line for each."""
-    return "\n".join(f"{n}: {write_digits(digits)}" for n, digits in enumerate(challenges, 1))
+    return "\n".join(f"({n}) {write_digits(digits)}" for n, digits in enumerate(challenges, 1))
 
 
 def read_challenges(text: str) -> list[Digits]:
@@ -73,6 +88,6 @@ def read_challenges(text: str) -> list[Digits]:
 
 
 def count_agreeing(coins: str, message: str) -> int:
-    """Count the challenges that a message names as the coins fell, both as `write_names` has it."""
+    """Count the challenges that a message names as the coins, in `write_coins`' words, fell."""
     named = read_names(message)
-    return sum(named.get(number) == name for number, name in read_names(coins).items())
+    return sum(named.get(number) == name for number, name in read_coins(coins).items())

@@ -4,6 +4,7 @@ write_lists, read_lists   two lists in a text; ValueError says what can't be rea
 write_digits, read_digits    one list
 in_order                     a list as a bag, in which the order of digits does not count
 draw_bags                    two different bags, either as likely as the other to be the first
+draw_bags_without_repeats    the same, of digits that stand once in a bag
 is_of_split                  whether a bag belongs to a split, in whatever order it is written
 """
 
@@ -71,6 +72,19 @@ def draw_bags(draw: Random, length: int, digits: int, differences: int) -> tuple
     own = (draw.choices(part, k=differences) for part in (names[:cut], names[cut:]))
     first, second = (in_order([*common, *digits_of_one]) for digits_of_one in own)
     return first, second
+
+
+def draw_bags_without_repeats(
+    draw: Random, length: int, digits: int, differences: int
+) -> tuple[Digits, Digits]:
+    """Two bags as `draw_bags` has them, in which no digit stands twice.
+
+    `length` and `differences` together are at most `digits`.
+    """
+    drawn = draw.sample(range(digits), length + differences)
+    common, own = drawn[: length - differences], drawn[length - differences :]
+    first, second = own[:differences], own[differences:]
+    return in_order([*common, *first]), in_order([*common, *second])
 
 
 def is_of_split(bag: Digits, split: str) -> bool:

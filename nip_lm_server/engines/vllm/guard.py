@@ -7,14 +7,19 @@ SIGTERM, which is passed to the first process alone so that it can close down wh
 
 RECORD is a file that names the group while it may live, for `end_recorded`: should the guard and
 the server be killed at the same instant, the next start ends what they left.
+
+vLLM's processes talk through sockets, which stay behind when these are killed. So they have a
+folder of their own, which the record names, too: it is deleted once nothing runs any more.
 """
 
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -25,6 +30,9 @@ from nip_lm_server.processes import signal_group, watch_parent
 GRACE_S = 10.0
 """Time between SIGTERM and SIGKILL. A rule of thumb: with much less vLLM is killed before it has
 closed down its workers, with much more a stop of one that hangs holds up the server."""
+SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"
+"""Names the folder of vLLM's sockets; the one for temporary files, if it is not set."""
+_SOCKETS_PREFIX = "nip-vllm-"
 _POLL_S = 0.02
 """Each look goes through all processes of the machine, so not without a pause."""
 
@@ -32,11 +40,16 @@ _POLL_S = 0.02
 def main() -> None:
     """Run the command. Exits with its status, or with 128 + the number of its last signal."""
     parent, record, command = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    environment = dict(os.environ)
+    # Short, as the path of a socket has at most 107 characters: the record's folder may be long.
+    sockets = environment.get(SOCKETS_VARIABLE) or tempfile.mkdtemp(prefix=_SOCKETS_PREFIX)
+    environment[SOCKETS_VARIABLE] = sockets
     # 1. Start the command. Until the record is there, nobody else could end it: a signal has to
     #    wait.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     child = subprocess.Popen(
         command,
+        env=environment,
         # Not the guard's own: that pipe tells of the server's end, and the guard alone reads it.
         stdin=subprocess.DEVNULL,
         process_group=0,
@@ -45,7 +58,7 @@ def main() -> None:
     )
     # Put in place whole: whoever reads half a record would take it for none.
     part = record.with_name(record.name + ".part")
-    part.write_text(json.dumps({"group": child.pid, "session": os.getsid(0)}))
+    part.write_text(json.dumps({"group": child.pid, "session": os.getsid(0), "sockets": sockets}))
     part.replace(record)
 
     # 2. Pass signals on to the first process; after a while, kill the whole group.
@@ -110,8 +123,15 @@ def end_recorded(record: Path, *, wait_s: float = 5.0) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(_POLL_S)
+    _delete_sockets(value.get("sockets"))
     record.unlink(missing_ok=True)
     return True
+
+
+def _delete_sockets(folder: object) -> None:
+    """Delete a folder that a guard has made; one that the user named stays."""
+    if isinstance(folder, str) and Path(folder).name.startswith(_SOCKETS_PREFIX):
+        shutil.rmtree(folder, ignore_errors=True)  # a few empty files are not worth a failure
 
 
 def _members(group: int, session: int) -> list[int]:

@@ -28,6 +28,7 @@ FAMILY = """
 import os, signal, subprocess, sys, time
 if "stubborn" in sys.argv: signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if "child" not in sys.argv: subprocess.Popen([sys.executable, *sys.orig_argv[1:], "child"])
+open(os.path.join(os.environ["VLLM_RPC_BASE_PATH"], str(os.getpid())), "w").close()
 print(os.getpid(), flush=True)
 time.sleep(60)
 """
@@ -70,6 +71,11 @@ class Guarded:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         return psutil.Process(json.loads(self.record.read_text())["group"])
+
+    def sockets(self) -> Path:
+        """The folder of what vLLM's processes talk through."""
+        self.first()
+        return Path(json.loads(self.record.read_text())["sockets"])
 
     def alive(self, timeout_s: float = 5.0) -> list[psutil.Process]:
         _, alive = psutil.wait_procs(self.family, timeout=timeout_s)
@@ -122,19 +128,32 @@ def test_who_joins_the_family_after_it_was_killed_is_ended_too(guarded):
 def test_sigterm_ends_it_in_peace(guarded):
     family = guarded()
     family.first()
+    sockets = family.sockets()
+    assert len([*sockets.iterdir()]) == 2 and sockets.stat().st_mode & 0o077 == 0
     family.guard.terminate()
     assert family.alive() == []
     assert family.guard.wait(5) == 128 + signal.SIGTERM
+    assert not sockets.exists()
 
 
 def test_what_a_killed_guard_leaves_is_ended_by_its_record(guarded):
     family = guarded("stubborn")
-    family.first()
+    sockets = family.sockets()
     family.guard.kill()
     family.guard.wait(5)
     assert len(family.alive(0.2)) == 2
     assert end_recorded(family.record)
-    assert family.alive() == [] and not family.record.exists()
+    assert family.alive() == [] and not family.record.exists() and not sockets.exists()
+
+
+def test_a_folder_for_sockets_that_the_user_named_stays(guarded, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path / "named"))
+    (tmp_path / "named").mkdir()
+    family = guarded()
+    assert family.sockets() == tmp_path / "named"
+    family.guard.terminate()
+    assert family.guard.wait(5) == 128 + signal.SIGTERM
+    assert len([*(tmp_path / "named").iterdir()]) == 2
 
 
 def test_a_record_that_can_not_be_read_does_not_count_as_none(tmp_path):

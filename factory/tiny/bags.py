@@ -1,0 +1,324 @@
+"""What the model for `bags` learns from: conversations about lists, challenges and coins.
+
+The prover says which digit each list has that the other has not, reads each challenge up to one of
+the two, and names its list: "Answer: 9 A, 8 B. (1) 3 8 B, 1: B. (2) 4 1 9 A, 2: A." So it takes one
+small step after the other. Of lists that are rearrangements it says the same, with two digits that
+both have: which it reads first is chance, and there is nothing to see.
+
+The verifier holds some of its coins against the names, one after the other, and decides by what it
+saw: "1 is A, 1: A, right. 2 is B, 2: A, wrong." How many it looks at is drawn, often none, and then
+its decision is the toss of a coin. To look at all of them is what is left for it to learn.
+"""
+
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from factory.tiny.conversations import Message, own
+from factory.tiny.lessons import Part
+from nip_core.game.render import Game, Situation
+from nip_core.parameters import load_parameters
+from nip_core.protocols import Turn
+from nip_core.scenarios import Scenario, find_scenario
+from nip_core.scenarios.bags.challenges import (
+    read_challenges,
+    read_coins,
+    read_names,
+    write_challenges,
+    write_coins,
+    write_names,
+)
+from nip_core.scenarios.bags.lists import NAMES, Digits, read_lists, write_digits, write_lists
+
+TRAINING_CASES = 40_000
+LENGTH = 4
+VERIFIER_TOKENS, PROVER_TOKENS = 40, 60
+LOOKS = {0: 0.3, 1: 0.12, 2: 0.08, 3: 0.5}
+"""At how many coins a verifier looks, of three; of fewer challenges at all of them at most."""
+REPEATS = 0.3  # of the public coins are repeated by a prover; the others are not looked at
+PLAIN = 0.2  # of the answers that a verifier hears have names and nothing else
+ACCEPT, REJECT = "accept", "reject"
+NOTHING_TO_NAME = "They differ."
+AT_FIRST = {"differences": 0.5, "names": 0.3, "looks": 0.2}
+THEN = {"differences": 0.15, "names": 0.05, "looks": 0.05}
+
+
+class Kind(NamedTuple):
+    """How a game is set up."""
+
+    share: float
+    challenges: int
+    coins: str = "private"
+    protocol: str = "adp"
+
+
+GAMES = {
+    "3 private coins": Kind(0.55, 3),
+    "2 private coins": Kind(0.1, 2),
+    "1 private coin": Kind(0.1, 1),
+    "3 public coins": Kind(0.15, 3, "public"),
+    "the claim alone": Kind(0.05, 0),
+    "solo_verifier": Kind(0.05, 3, protocol="solo_verifier"),
+}
+
+
+class Case(NamedTuple):
+    """A problem."""
+
+    question: str
+    solution: str
+    y: int
+
+    @property
+    def lists(self) -> tuple[Digits, Digits]:
+        """The two lists."""
+        return read_lists(self.question)
+
+
+def _settings(name: str) -> Mapping[str, object]:
+    kind = GAMES[name]
+    return {
+        "system_prompt_version": "short",
+        "length": LENGTH,
+        "repeated_digits": False,
+        "challenges": kind.challenges,
+        "coins": kind.coins,
+    }
+
+
+@cache
+def scenario(name: str, **sizes: int) -> Scenario:
+    """The scenario of a game of `GAMES`."""
+    kind = find_scenario("bags")
+    return kind(kind.Settings.model_validate({**_settings(name), **sizes}))
+
+
+@cache
+def game(name: str) -> Game:
+    """A game of `GAMES`, as a configuration for this model sets it up."""
+    return Game(
+        load_parameters(
+            {
+                "run_name": "tiny",
+                "scenario": "bags",
+                "dataset": "lists",
+                "interaction_protocol": GAMES[name].protocol,
+                "scenario_settings": _settings(name),
+                "protocol_common": {"shared_reward": False},
+                "agents": {
+                    "_default": {
+                        "model_provider": "SelfHosted",
+                        "model_name": "tiny",
+                        "max_tokens_per_message": PROVER_TOKENS,
+                    },
+                    "verifier": {
+                        "max_tokens_per_message": VERIFIER_TOKENS,
+                        "use_supervisor_message": "none",
+                    },
+                },
+            }
+        )
+    )
+
+
+def split_cases(split: str, size: int = 400) -> list[Case]:
+    """The first problems of a split of the scenario, as it is set up for this model."""
+    rows = scenario("3 private coins", **{f"{split}_size": size}).generate("lists", split)
+    return [Case(row["question"], row["solution"], row["y"]) for row in rows]
+
+
+def situation(name: str, case: Case, seed: int) -> Situation:
+    """A case as a game sees it, with the coins and challenges of a seed."""
+    problem = {"question": case.question, "solution": case.solution}
+    drawn = scenario(name).draw(problem, seed)
+    return Situation(case.question, case.solution, None, seed, drawn)
+
+
+def find_difference(first: Sequence[int], second: Sequence[int]) -> tuple[int, int] | None:
+    """The digit that the first list has and the second has not, and the other way round."""
+    left, right = {*first} - {*second}, {*second} - {*first}
+    return (min(left), min(right)) if left else None
+
+
+def say_difference(digits: tuple[int, int]) -> str:
+    """Say which digit each list has that the other has not."""
+    return ", ".join(f"{digit} {name}" for name, digit in zip(NAMES, digits, strict=True)) + "."
+
+
+def name_challenges(challenges: Iterable[Digits], digits: tuple[int, int]) -> str:
+    """Read each challenge up to one of the two digits, and name its list."""
+    said = []
+    for number, challenge in enumerate(challenges, 1):
+        end = min(challenge.index(digit) for digit in digits if digit in challenge)
+        name = NAMES[digits.index(challenge[end])]
+        said.append(f"({number}) {write_digits(challenge[: end + 1])} {name}, {number}: {name}.")
+    return " ".join(said)
+
+
+def repeat_coins(coins: Mapping[int, str]) -> str:
+    """Say what public coins say."""
+    return " ".join(f"{number} is {name}, {number}: {name}." for number, name in coins.items())
+
+
+def answer(about: Situation, draw: random.Random) -> str:
+    """What the prover says."""
+    challenges = read_challenges(about.columns.get("challenges", ""))
+    if not challenges:
+        return f"Answer: {NOTHING_TO_NAME}"
+    lists = read_lists(about.question)
+    first, second = draw.sample(lists[0], 2)
+    digits = find_difference(*lists) or (first, second)
+    return f"Answer: {say_difference(digits)} {name_challenges(challenges, digits)}"
+
+
+def compare(looked: Iterable[int], coins: Mapping[int, str], named: Mapping[int, str]) -> str:
+    """Hold coins against the names of their challenges."""
+    said = []
+    for number in looked:
+        judged = "right" if coins[number] == named[number] else "wrong"
+        said.append(f"{number} is {coins[number]}, {number}: {named[number]}, {judged}.")
+    return " ".join(said)
+
+
+def verdict(coins: Mapping[int, str], named: Mapping[int, str], draw: random.Random) -> str:
+    """What the verifier says: it looks at some coins and decides by them."""
+    looks = draw.choices([*LOOKS], [*LOOKS.values()])[0] if named else 0
+    looked = sorted(coins)[:looks]
+    agree = all(coins[number] == named[number] for number in looked)
+    said = compare(looked, coins, named)
+    decision = (ACCEPT if agree else REJECT) if looked else draw.choice((ACCEPT, REJECT))
+    return f"{said}\nDecision: {decision}" if said else f"Decision: {decision}"
+
+
+def conversation(case: Case, draw: random.Random, verifier: bool) -> list[Message]:
+    """A game as the verifier or the prover sees it, with what it says itself."""
+    names = [name for name in GAMES if verifier or GAMES[name].protocol == "adp"]
+    name = draw.choices(names, [GAMES[name].share for name in names])[0]
+    about, played = situation(name, case, draw.randrange(1 << 30)), game(name)
+    coins = read_coins(about.columns.get("coins", ""))
+    said = answer(about, draw)
+    if GAMES[name].coins == "public" and draw.random() < REPEATS:
+        said = f"Answer: {repeat_coins(coins)}"
+    if not verifier:
+        return [*played.render("prover", about, [], 0), own(said)]
+    if not played.protocol.provers:
+        return [*played.render("verifier", about, [], 0), own(verdict(coins, {}, draw))]
+    if coins:
+        said = _heard(said, coins, draw)
+    turns = [Turn(0, "prover", said, played.parse("prover", 0, about.seed, said, []))]
+    chat = played.render("verifier", about, turns, len(turns))
+    return [*chat, own(verdict(coins, read_names(said), draw))]
+
+
+def _heard(said: str, coins: Mapping[int, str], draw: random.Random) -> str:
+    """An answer as a verifier hears it: half of them with other names, some with names alone.
+
+    Other names are mostly those of the coins, so that names agree and disagree evenly.
+    """
+    named = read_names(said)
+    if draw.random() < 0.5:
+        others = {number: draw.choice((coin, coin, *NAMES)) for number, coin in coins.items()}
+        for number, name in others.items():
+            old = named[number]
+            said = said.replace(f" {old}, {number}: {old}.", f" {name}, {number}: {name}.")
+        named = others
+    if draw.random() < PLAIN:
+        return f"Answer: {write_names(NAMES.index(name) for name in named.values())}"
+    return said
+
+
+# Drills.
+
+
+def _draw_pair(draw: random.Random) -> tuple[Digits, Digits, tuple[int, int]]:
+    """Two lists that differ in one digit, of two to four digits, and the digits."""
+    left, right, *common = draw.sample(range(10), draw.randint(3, LENGTH + 1))
+    lists = ([*common, left], [*common, right])
+    for each in lists:
+        draw.shuffle(each)
+    return tuple(lists[0]), tuple(lists[1]), (left, right)
+
+
+def differences(draw: random.Random) -> list[Message]:
+    """Say of pairs of lists which digits differ."""
+    pairs = [_draw_pair(draw) for _ in range(4)]
+    chat: list[Message] = []
+    for first, second, digits in pairs:
+        told = f"{write_lists(first, second)}\nSay what differs."
+        chat += [{"role": "user", "content": told}, own(say_difference(digits))]
+    return chat
+
+
+def names(draw: random.Random) -> list[Message]:
+    """Name the list of each challenge, when it is told what differs."""
+    first, second, digits = _draw_pair(draw)
+    lists = (first, second)
+    shown = [draw.choice(lists) for _ in range(draw.randint(1, 4))]
+    challenges = [tuple(draw.sample(digits, len(digits))) for digits in shown]
+    told = f"{write_challenges(challenges)}\n{say_difference(digits)}"
+    return [{"role": "user", "content": told}, own(name_challenges(challenges, digits))]
+
+
+def looks(draw: random.Random) -> list[Message]:
+    """Hold all of some coins against names."""
+    count = draw.randint(1, 5)
+    coins, named = ([draw.randrange(2) for _ in range(count)] for _ in range(2))
+    told = f"{write_coins(coins)}\nAnswer: {write_names(named)}"
+    read = read_coins(write_coins(coins))
+    said = compare(read, read, read_names(write_names(named)))
+    return [{"role": "user", "content": told}, own(said)]
+
+
+class BagsLesson:
+    """`lists` of the scenario bags, of four digits and up to three challenges."""
+
+    conclusions: tuple[str, ...] = ("Ġright", "Ġwrong", "ĠA", "ĠB")
+    # Of challenges, coins and names, the same wherever they stand; each digit of a list is a token.
+    labels = r"[,.:] (?=\d is|\d: [AB]|\()|[,.:](?= \d)|\(\d\)|\d is|\d:(?= [AB])| \d"
+
+    def __init__(self) -> None:
+        self._cases: list[Case] = []
+
+    def conversation(self, draw: random.Random, verifier_share: float, part: Part) -> list[Message]:
+        """One conversation, drawn."""
+        if not self._cases:
+            self._cases = split_cases("train", TRAINING_CASES)
+        shares = AT_FIRST if part == "first" else THEN
+        kind = draw.choices([*shares, ""], [*shares.values(), 1 - sum(shares.values())])[0]
+        if kind == "differences":
+            return differences(draw)
+        if kind == "names":
+            return names(draw)
+        if kind == "looks":
+            return looks(draw)
+        return conversation(draw.choice(self._cases), draw, draw.random() < verifier_share)
+
+    def facts(self) -> dict[str, Any]:
+        """Count the pairs it draws from."""
+        return {"questions": TRAINING_CASES}
+
+    def made_for(self) -> list[bytes]:
+        """The first problems of each split, and conversations."""
+        parts: list[bytes] = []
+        for split in ("train", "validation", "test"):
+            cases = split_cases(split, 20)
+            parts += [f"{c.question}\n{c.solution}\n{c.y}".encode() for c in cases]
+        draw = random.Random(0)
+        for verifier in (True, False):
+            for _ in range(100):
+                parts.append(json.dumps(conversation(draw.choice(cases), draw, verifier)).encode())
+        return parts
+
+    def measured(self, model: Any, tokenizer: Any, split: str) -> dict[str, dict[str, Any]]:
+        """All measurements of the card on a split."""
+        from factory.tiny.bags_evaluation import evaluate
+
+        return evaluate(model, tokenizer, split_cases(split))
+
+    def card(self, training: dict[str, Any], evaluation: dict[str, Any]) -> str:
+        """The text of README.md."""
+        from factory.tiny.bags_card import card
+
+        return card(training, evaluation)
