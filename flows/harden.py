@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nip_core.errors import NipError
+from nip_core.errors import NipError, RunConflictError
 from nip_core.evaluation.figures_in_words import amount
 from nip_prefect.flows.options import RunName
 from nip_prefect.flows.printing import print_json
@@ -160,6 +160,10 @@ def _is_finished(step: Any) -> bool:
 
     try:
         return find_finished_run(prepare(step.parameters)) is not None
+    except RunConflictError as error:
+        raise RunConflictError(
+            f"{step.name}: {error}; a hardening by other settings needs another --name"
+        ) from error
     except NipError as error:
         raise type(error)(f"{step.name}: {error}") from error
 

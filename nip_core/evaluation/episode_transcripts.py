@@ -307,8 +307,7 @@ def _messages(
         agent, round_, attempt = row.agent, row.round, row.attempt
         before = [turn for turn in said if turn.round < round_]
         if attempt == 0:
-            asking = game.asking(agent, episode)
-            return asking.told(agent, situation, before, round_)[1]
+            return game.asking(agent, episode).told(agent, situation, before, round_)[1]
         wrong = hints.get((round_, agent, attempt))
         return wrong and game.hint(agent, round_, episode.seed, before, wrong)
 

@@ -133,6 +133,7 @@ async def test_nip_with_three_rounds_asks_answers_and_decides():
             "prover_stance": None,
             "opponent": None,
             "opponent_iteration": None,
+            "opponent_run": None,
             "rounds": 3,
             "decision": 1,
             "decision_value": 1.0,
