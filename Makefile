@@ -24,12 +24,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 QUICKSTART := $(VENV)/.installed-quickstart
 
-.PHONY: help install quickstart test test-long test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study clean test-trackers test-inspect test-verifiers test-view test-real docs notebooks test-docs screenshots
+.PHONY: help install quickstart test test-long test-all test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study clean test-trackers test-inspect test-verifiers test-view test-real docs notebooks test-docs screenshots
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
 	@echo "make test           install, run the tests"
 	@echo "make test-long      what takes longer: make test-server, test-factory, test-kills and more"
+	@echo "make test-all       make test and make test-long in one run"
 	@echo "make test-server    train and generate with real models on lm_server"
 	@echo "make test-factory   build the bundled problems again, measure the tiny model"
 	@echo "make test-kills     kill a run 20 times, evenly over all that it does"
@@ -87,14 +88,19 @@ test: install
 
 # What is too long for `make test`, and all examples, kill points and pairs of settings of tests of
 # which `make test` tries a part. .ci/run runs it.
+LONG := tests/lm_server/long tests/sweep/long tests/flows/long tests/factory
 THOROUGH := tests/scenarios/test_parsing.py tests/rollouts/test_matrix.py tests/stages/test_attack.py \
+	tests/stages/test_attack_course.py tests/stages/test_scripted_attack.py \
 	tests/stages/test_league.py tests/evaluation/test_statistics_oracles.py \
 	tests/durability/test_kill_matrix.py tests/flows/test_streams.py tests/hub/test_begin_with.py \
 	tests/house/test_tiers.py tests/lm_server/test_jobs.py tests/flows/test_train.py \
 	tests/models/test_kills.py
 test-long: install
-	NIP_KILL_POINTS=20 NIP_THOROUGH=1 $(PYTEST) tests/lm_server/long tests/sweep/long tests/flows/long \
-		tests/factory $(THOROUGH)
+	NIP_KILL_POINTS=20 NIP_THOROUGH=1 $(PYTEST) $(LONG) $(THOROUGH)
+
+# Both in one run, which loads everything once, and has one end in which a processor waits.
+test-all: install
+	NIP_KILL_POINTS=20 NIP_THOROUGH=1 $(PYTEST) tests $(LONG)
 
 # Trainings, the embedded engine, servers and engines as processes.
 test-server: install

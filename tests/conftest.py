@@ -77,6 +77,8 @@ def server_in_thread() -> Iterator[None]:
 
 
 SLOW_FILES = (
+    # With all examples, minutes each.
+    *("test_kills.py", "test_attack.py", "test_attack_course.py", "test_commands.py"),
     *("test_kill_matrix.py", "test_rerun.py", "test_train.py", "test_cli.py", "test_jobs.py"),
     *("test_stopping.py", "test_frozen_runs.py", "test_base_run.py", "test_solutions.py"),
     *("test_tiny.py", "test_faults.py", "test_determinism.py", "test_promotion.py"),

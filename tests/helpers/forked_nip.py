@@ -64,7 +64,11 @@ class ForkedNip:
 
 def main() -> None:
     """Fork for every line of standard input."""
-    import nip_core.jobs.openai_backend  # noqa: F401
+    import pandas  # noqa: F401 (pyarrow imports it as soon as it makes an array)
+
+    import nip_core.jobs.openai_backend
+    import nip_core.scenarios.code_validation
+    import nip_core.showing.asked_chats  # noqa: F401
     import nip_prefect.flows.cli
     import nip_prefect.flows.command_table
     import nip_prefect.flows.live
