@@ -83,8 +83,9 @@ quickstart: $(QUICKSTART)
 PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder \
 	--durations=20 --durations-min=5
 
+# With ALL=1 what is long, too; see `test-all`.
 test: install
-	$(PYTEST)
+	$(PYTEST) $(if $(ALL),tests $(LONG))
 
 # What is too long for `make test`, and all examples, kill points and pairs of settings of tests of
 # which `make test` tries a part. .ci/run runs it.
@@ -99,8 +100,8 @@ test-long: install
 	NIP_KILL_POINTS=20 NIP_THOROUGH=1 $(PYTEST) $(LONG) $(THOROUGH)
 
 # Both in one run, which loads everything once, and has one end in which a processor waits.
-test-all: install
-	NIP_KILL_POINTS=20 NIP_THOROUGH=1 $(PYTEST) tests $(LONG)
+test-all:
+	NIP_KILL_POINTS=20 NIP_THOROUGH=1 $(MAKE) test ALL=1
 
 # Trainings, the embedded engine, servers and engines as processes.
 test-server: install
