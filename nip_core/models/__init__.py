@@ -26,8 +26,8 @@ BUNDLED: dict[str, Path] = {
     "tiny-reading": _HERE / "tiny_reading",
     "tiny-bags": _HERE / "tiny_bags",
 }
-ONLY_IN_REPOSITORY = frozenset({"tiny-arithmetic-turns"})
-"""Models of the declared study, which runs from a checkout; the wheel is without them."""
+ONLY_IN_REPOSITORY = frozenset({"tiny-arithmetic-turns", "tiny-bags"})
+"""Models of declared studies, which run from a checkout; the wheel is without them."""
 
 
 def resolve_model(name_or_path: str) -> str:

@@ -75,10 +75,16 @@ def test_a_configuration_is_written_and_looked_at_without_the_repository(install
     assert "You are the expert." in asked.stdout, asked.stderr
 
 
-def test_a_model_that_is_in_the_repository_alone_is_named(installed, tmp_path):
-    assert not (installed / "nip_core" / "models" / "tiny_arithmetic_turns").exists()
-    setting = "agents._default.model_name=tiny-arithmetic-turns"
-    done = nip(installed, tmp_path, "train", "arithmetic-tiny", "--dry-run", "--set", setting)
+@pytest.mark.parametrize(
+    ("model", "configuration"),
+    [("tiny-arithmetic-turns", "arithmetic-tiny"), ("tiny-bags", "bags-tiny")],
+)
+def test_a_model_that_is_in_the_repository_alone_is_named(
+    installed, tmp_path, model, configuration
+):
+    assert not (installed / "nip_core" / "models" / model.replace("-", "_")).exists()
+    setting = f"agents._default.model_name={model}"
+    done = nip(installed, tmp_path, "train", configuration, "--dry-run", "--set", setting)
     assert done.returncode == 2 and "comes with nip's repository" in done.stderr, done.stderr
 
 
