@@ -117,6 +117,7 @@ def _run_all(planned: Any, put_results: Any, to: Any) -> tuple[dict[str, str], i
     say(f"{planned.name}: {size}; results in {results}", file=to, flush=True)
     machine = PlayedHere(place / planned.name, jobs=1)
     listener = SaidOfRuns(len(planned.steps), to)
+    _refuse_others(planned)
     # What can't go on is told before anything is started; later runs need those before them.
     left = [*planned.steps]
     while left and _is_finished(left[0]):
@@ -151,6 +152,27 @@ def _run_all(planned: Any, put_results: Any, to: Any) -> tuple[dict[str, str], i
     if left:
         stoppable(work, on_stop)
     return failures, next(iter(codes), 0)
+
+
+def _refuse_others(planned: Any) -> None:
+    """Refuse a name under which another hardening has runs, before anything is paid for.
+
+    Raises what is wrong with the first run that is there and is not the planned one.
+    """
+    from nip_core.errors import SettingsError
+    from nip_core.run_store.run import list_runs
+    from nip_core.run_store.store import open_store
+
+    there = {*list_runs(open_store(planned.run_store))}
+    rounds = planned.settings.rounds
+    if f"{planned.name}-{rounds + 1}" in there:
+        raise SettingsError(
+            f"--rounds {rounds}: {planned.name} has more rounds in {planned.run_store}; give as "
+            "many, or another --name"
+        )
+    for step in planned.steps:
+        if step.name in there:
+            _is_finished(step)
 
 
 def _is_finished(step: Any) -> bool:

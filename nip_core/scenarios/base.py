@@ -282,7 +282,7 @@ class Scenario:
         `turns` are those of the rounds before `round_`, in channels that the agent does not read
         too; `texts` are all texts of the episode. So a question may depend on the answers to the
         one before. It is not recorded, as it follows from what is: the same is said whenever the
-        chat is rendered.
+        chat is rendered. Before a run it is tried for each round with no turns at all.
         """
         return ""
 

@@ -62,13 +62,6 @@ def attack_settings(
     """
     source = RunStore(_open_store(run_store), run)
     attacked = _read_attacked(source)
-    # Each agent has all of its settings from the attacked run, so a default would change nothing.
-    for_all = [o for o in overrides if o.startswith(_DEFAULT)]
-    if for_all:
-        raise SettingsError(
-            f"--set {for_all[0].partition('=')[0]}: every agent has the settings of the "
-            "attacked run; set those of one agent (agents.prover...)"
-        )
     iteration = attack.get("iteration")
     if iteration is None:
         iteration = source.finished_iterations()
@@ -101,6 +94,16 @@ def derive_attack(
     return _lay_over(run, attack, attacked.run_store, steps, every, name, overrides)
 
 
+def refuse_default(overrides: Sequence[str], of: str) -> None:
+    """Raise SettingsError for a setting of all agents: each has all of its own from a run."""
+    for_all = [o for o in overrides if o.startswith(_DEFAULT)]
+    if for_all:
+        raise SettingsError(
+            f"--set {for_all[0].partition('=')[0]}: every agent has the settings of {of}; set "
+            "those of one agent (agents.prover...)"
+        )
+
+
 def _lay_over(
     attacked: "_Attacked",
     attack: PlainMapping,
@@ -111,6 +114,7 @@ def _lay_over(
     overrides: Sequence[str],
 ) -> HyperParameters:
     """Lay what an attack changes over the settings of the attacked run, and check them."""
+    refuse_default(overrides, "the attacked run")
     by_training: PlainDict = {}
     if attack["by"] == SNEAKY:
         most = MOST_STEPS if attack.get("until") == PLATEAU else STEPS

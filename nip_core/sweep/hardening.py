@@ -26,7 +26,7 @@ from nip_core.records.status import find_status
 from nip_core.run_store.run import RUN_NAME, RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, is_missing, open_store
 from nip_core.scenarios import make_scenario
-from nip_core.sweep.attack_run import TESTED_EVERY, derive_attack, name_way
+from nip_core.sweep.attack_run import TESTED_EVERY, derive_attack, name_way, refuse_default
 from nip_core.tolerance import at_least
 
 MOST_ROUNDS = 50
@@ -34,6 +34,10 @@ _SAME_PROBLEMS = (
     *("scenario", "scenario_settings", "code_validation", "dataset", "dataset_options"),
     *("test_dataset_split", "interaction_protocol", "protocol_common", "seed", "attack"),
 )
+_FILLED_IN = ("run_name", "run_store", "base_run", "opponents", "attack")
+"""What follows from the rounds, in their training."""
+_FILLED_IN_ATTACKS = ("run_name", "run_store", "base_run", "attack.run", "attack.iteration")
+_GAME = ("scenario", "scenario_settings", "code_validation", "dataset", "interaction_protocol")
 HONEST = "honest"
 """The group of provers that shared a model with the verifier, which alone is trained on."""
 _FROZEN: PlainDict = {
@@ -94,10 +98,28 @@ class HardeningSettings:
         labels = [attack.label for attack in self.attacks]
         if twice := sorted({label for label in labels if labels.count(label) > 1}):
             raise SettingsError(f"--attack: {', '.join(twice)} stands twice; give each once")
+        _refuse_settings("--set", self.overrides, _FILLED_IN)
+        filled_in = (*_FILLED_IN_ATTACKS, "attack.by", "attack.script", *_GAME)
+        _refuse_settings("--attack-set", self.attack_overrides, filled_in)
         trains = any(attack.by == SNEAKY for attack in self.attacks)
         for option in ("steps", "every", "until"):
             if getattr(self, option) is not None and not trains:
                 raise SettingsError(f"--{option} is for --attack sneaky alone; leave it out")
+
+
+def _refuse_settings(option: str, overrides: Sequence[str], refused: Sequence[str]) -> None:
+    """Refuse settings that follow from the rounds, or would play another game."""
+    for override in overrides:
+        setting = override.partition("=")[0]
+        if any(setting == name or setting.startswith(f"{name}.") for name in refused):
+            raise SettingsError(
+                f"{option} {setting}: the rounds set it, or it is the game of the hardened run; "
+                "leave it out"
+            )
+        if option == "--set" and setting.endswith(".freeze_agent"):
+            raise SettingsError(
+                f"{option} {setting}: the rounds train the verifier and nobody else; leave it out"
+            )
 
 
 @dataclass(frozen=True)
@@ -169,6 +191,8 @@ def parse_mix(text: str) -> dict[str, float]:
     shares: dict[str, float] = {}
     for part in text.split(","):
         name, _, number = (piece.strip() for piece in part.partition("="))
+        if name in shares:
+            raise SettingsError(f"--mix {text!r}: {name} stands twice; give each share once")
         try:
             shares[name] = float(number)
         except ValueError:
@@ -242,6 +266,12 @@ def _check_trained(trained: HyperParameters) -> None:
             f"run {name!r} was trained {what} (opponents), which the rounds would leave out; "
             "harden a run without, or go on with a hardening by more --rounds"
         )
+    if trained.protocol_common.randomize_prover_stance:
+        raise SettingsError(
+            f"run {name!r} draws what its provers argue for "
+            "(protocol_common.randomize_prover_stance), and an attacker always argues for "
+            "acceptance, which is another game; harden a run without"
+        )
     if not find_attackers(trained):
         raise SettingsError(
             f"run {name!r}: protocol {trained.interaction_protocol!r} has no prover with a model "
@@ -295,6 +325,7 @@ class _Hardened:
         }
         if stored["text_rl"]["test_scheme"] == "none":
             values["text_rl"] = {**stored["text_rl"], "test_scheme": "last"}
+        refuse_default(settings.overrides, f"run {self._trained.run_name!r}")
         parameters = load_parameters(values, settings.overrides)
         for setting in _SAME_PROBLEMS:
             if parameters.to_dict()[setting] != stored[setting]:
@@ -307,10 +338,13 @@ class _Hardened:
     def _plan_attacks(
         self, number: int, run: str, iteration: int, attacked: HyperParameters
     ) -> Iterator[PlannedStep]:
-        settings = self._settings
+        settings, names = self._settings, set[str]()
         for asked in settings.attacks:
             script = asked.script if asked.by != SCRIPT else asked.script or self._first_script()
             name = self._name(number, name_way(asked.by, script or ""))
+            if name in names:
+                raise SettingsError(f"--attack script:{script} stands twice; give each once")
+            names.add(name)
             attack: PlainDict = {"by": asked.by, "run": run, "iteration": iteration}
             attack |= {"problems": settings.problems} | (
                 {} if script is None else {"script": script}

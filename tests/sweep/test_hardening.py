@@ -113,6 +113,8 @@ def test_each_round_trains_the_verifier_alone_against_all_attackers_so_far(store
         ("small", {"name": "x" * 41}, "give a shorter --name"),
         ("small", {"overrides": ("dataset_options.max_test_size=2",)}, "on the problems of run"),
         ("small", {"overrides": ("nip_protocol.max_rounds=2",)}, "nip_protocol.max_rounds"),
+        ("small", {"overrides": ("agents._default.temperature=1",)}, "set those of one agent"),
+        ("small", {"attack_overrides": ("agents._default.temperature=1",)}, "of one agent"),
     ],
 )
 def test_a_run_that_cannot_be_hardened_is_refused_in_a_line(store, run, more, says):
@@ -131,11 +133,13 @@ def test_a_run_that_is_stopped_or_no_run_of_its_own_is_refused(store, tmp_path):
     own = {**GAME, "run_name": "own"}
     frozen = {"_default": {**MODEL, "freeze_agent": True}}
     league = {"opponents": "league", "rl": {"num_iterations": 2}}
+    stances = {"protocol_common": {"randomize_prover_stance": True}}
     runs = {"opponents": {"kind": "runs", "runs": [{"run": "a", "share": 0.5}]}}
     runs["agents"] = {"_default": MODEL, "prover": {"freeze_agent": True}}
     attack = {"attack": {"run": "small", "n": [1]}, "agents": frozen, "rl": {"num_iterations": 0}}
     for other, says in (
         (league, "'own' was trained in a league"),
+        (stances, "'own' draws what its provers argue for"),
         (runs, "'own' was trained against other runs"),
         (attack, "'own' is an attack and has trained no verifier; harden 'small'"),
     ):
@@ -153,6 +157,11 @@ def test_a_run_that_is_stopped_or_no_run_of_its_own_is_refused(store, tmp_path):
         (("sneaky:lie",), {}, "--attack 'sneaky:lie'"),
         (("script:no-step",), {"until": "plateau"}, "--until is for --attack sneaky alone"),
         (("script:no-step",), {"iterations": 0}, "--iterations 0"),
+        (("sneaky",), {"overrides": ("opponents=league",)}, "--set opponents: the rounds set it"),
+        (("sneaky",), {"overrides": ("base_run.run_id=a",)}, "--set base_run.run_id"),
+        (("sneaky",), {"overrides": ("agents.prover.freeze_agent=false",)}, "and nobody else"),
+        (("sneaky",), {"attack_overrides": ("run_name=a",)}, "--attack-set run_name"),
+        (("sneaky",), {"attack_overrides": ("scenario_settings.seed=5",)}, "the game of"),
     ],
 )
 def test_rounds_that_make_no_sense_are_refused(attacks, more, says):
@@ -166,6 +175,7 @@ def test_rounds_that_make_no_sense_are_refused(attacks, more, says):
     [
         *("honest=0.5", "honest=0.5,attackers=0.6", "honest=-0.5,attackers=1.5", "half"),
         *("honest=0.5,attackers=x", "honest=1,attackers=0", "honest=0.5,liars=0.5", ""),
+        "honest=0.2,honest=0.5,attackers=0.5",
     ],
 )
 def test_shares_that_are_no_mixture_are_refused(mix):

@@ -40,13 +40,13 @@ _POLL_S = 0.02
 def main() -> None:
     """Run the command. Exits with its status, or with 128 + the number of its last signal."""
     parent, record, command = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
-    environment = dict(os.environ)
-    # Short, as the path of a socket has at most 107 characters: the record's folder may be long.
-    sockets = environment.get(SOCKETS_VARIABLE) or tempfile.mkdtemp(prefix=_SOCKETS_PREFIX)
-    environment[SOCKETS_VARIABLE] = sockets
     # 1. Start the command. Until the record is there, nobody else could end it: a signal has to
     #    wait.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    environment, sockets = dict(os.environ), None
+    if not environment.get(SOCKETS_VARIABLE):
+        # Not in the record's folder: the path of a socket has at most 107 characters.
+        environment[SOCKETS_VARIABLE] = sockets = tempfile.mkdtemp(prefix=_SOCKETS_PREFIX)
     child = subprocess.Popen(
         command,
         env=environment,
