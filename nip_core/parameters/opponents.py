@@ -35,7 +35,7 @@ class FoundOpponent(Parameters):
     """What was found of another run; it is read from here on, so that the other run may go."""
 
     iteration: Annotated[int, Field(ge=0)] | None
-    """The iteration there whose models play; None for a script."""
+    """The iteration there whose models play, from 0; None for a script."""
     shared_reward: bool
     """Whether provers are paid what the verifier gets there, which their prompts may tell."""
     asked: dict[str, dict[str, Any]]
@@ -52,10 +52,16 @@ class OpponentRun(Parameters):
     """A run whose provers play in a share of this run's training episodes."""
 
     run: RunName
+    """Its name."""
     share: Annotated[float, Field(gt=0, le=1)]
+    """The share of the training episodes that it plays in, above 0, at most 1."""
     iteration: Annotated[int, Field(ge=0, le=9999)] | None = None
+    """The iteration there whose models play, 0 to 9999. None: the newest, of an attack by training
+    its worst provers."""
     on: Literal["all", "wrong"] = "all"
+    """On which problems it plays: all, or wrong ones alone, with that share of these."""
     found: FoundOpponent | None = None
+    """What was found of it when this run was created; filled in by nip."""
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -89,8 +95,9 @@ class OpponentsParameters(Parameters):
     """For runs: the other runs in the same `run_store`, each a block. `run`, its name: a run that
     has trained, or an attack by training or by a script. `share`, of the training episodes, above 0
     and together at most 1; in the rest all play with present models. `iteration`, whose models
-    play; without it the newest, of an attack by training its worst provers. `on: wrong`, only on
-    wrong problems, with that share of these; else on all. `found` is filled in by nip."""
+    play; without it the newest, of an attack by training its worst provers. `on`: wrong, only on
+    wrong problems, with that share of these; else on all. `found` is filled in by nip: `iteration`,
+    `shared_reward`, `asked`, `models`, `script` and `script_digest` of that run."""
 
     @model_validator(mode="before")
     @classmethod

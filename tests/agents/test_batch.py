@@ -50,6 +50,7 @@ GAMES: tuple[dict[str, Any], ...] = (
         "protocol_common": {"randomize_prover_stance": True},
     },
     {"interaction_protocol": "merlin_arthur", "protocol_common": PENALTY},
+    {"interaction_protocol": "refereed"},
     {"interaction_protocol": "solo_verifier"},
     {"interaction_protocol": "multi_channel_test", "protocol_common": PENALTY},
     {

@@ -64,7 +64,7 @@ def settings(url, game=None, **agents):
                     "model_provider": "SelfHosted",
                     "model_name": "m",
                     "base_url": url,
-                    "num_invalid_generation_retries": 8,
+                    "num_invalid_generation_retries": 20,  # three of ten answers of a verifier decide
                     "retry_hint": True,
                     "temperature": 0.5,
                 },

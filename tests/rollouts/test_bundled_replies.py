@@ -43,11 +43,14 @@ def reply(replies, chat, random):
     return Template(chosen.text).render(random, 0)
 
 
+WITHOUT_ZK = ("solo_verifier", "multi_channel_test", "refereed")
+
+
 @pytest.mark.parametrize("protocol", protocol_names())
 def test_every_game_comes_to_a_verdict(protocol):
     replies, random = load_replies(None), Random(1)
     variants = itertools.product(
-        [False, True] if protocol not in ("solo_verifier", "multi_channel_test") else [False],
+        [False, True] if protocol not in WITHOUT_ZK else [False],
         ["accept_reject", "likert_scale_4", "out_of_100"],
         ["v1", "v2", "short"],
         [("named", "none"), ("alternating", "all"), ("alternating_no_system", "none")],

@@ -7,7 +7,7 @@ from nip_core.scenarios import find_scenario, make_scenario, scenario_names
 from nip_core.scenarios.datasets import load_problems
 
 AGENTS = {"_default": {"model_provider": "SelfHosted", "model_name": "m"}}
-PROTOCOLS = {"solutions": "adp"}
+PROTOCOLS = {"solutions": "adp", "chain": "refereed"}
 
 
 @pytest.mark.parametrize("name", scenario_names())

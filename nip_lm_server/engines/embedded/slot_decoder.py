@@ -79,7 +79,9 @@ class SlotDecoder(Decoder):
 
     def _all_rows(self) -> list[Row]:
         waiting = [*(self._reading.groups if self._reading else ()), *self._queue]
-        return [*self._rows, *(row for group in waiting for row in group)]
+        rows = [*(row for group in waiting for row in group), *self._rows]
+        # Other threads ask, too: a row that has just been read may stand in both.
+        return [*{id(row): row for row in rows}.values()]
 
     def clear(self) -> None:
         """Forget all rows and all that is kept, as after an error."""

@@ -141,7 +141,7 @@ async def test_streams_run_in_the_batch_of_the_others(engine):
         nonlocal most
         while True:
             most = max(most, engine._worker.decoder.rows)
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)  # without a pause it would keep the engine's thread waiting
 
     watching = asyncio.create_task(watch())
     told = await asyncio.gather(

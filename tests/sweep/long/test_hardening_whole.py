@@ -109,7 +109,8 @@ def digests(store):
     return found
 
 
-@pytest.mark.timeout(2400)  # nine starts, of up to eight runs
+@pytest.mark.kill_matrix  # minutes: nine starts, of up to eight runs
+@pytest.mark.timeout(2400)
 async def test_two_rounds_killed_at_five_moments_are_those_of_undisturbed_ones(tmp_path):
     await train_here(write_config(tmp_path, **GAME))
     store, plain = tmp_path / "runs", tmp_path / "plain"
