@@ -193,7 +193,7 @@ async def test_an_agent_begins_with_its_model_and_settings_of_another_run(
         ),
         (
             [*GOES_ON, "agents._default.shared_model_group=x"],
-            "no model group 'x'",
+            "no model group 'x'; it has prover, verifier",
         ),
         ([*GOES_ON, "agents.prover.model_name=other"], "base model of 'prover' is 'other'"),
         ([*LOAD, "agents.prover.checkpoint_version=5"], "no model of iteration 5; its last is 1"),
