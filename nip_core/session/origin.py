@@ -211,12 +211,12 @@ def _list_groups_there(parameters: HyperParameters, source: RunStore) -> dict[st
     """By group, that of a base run whose model it begins with: by its name, or all its agents."""
     agents = complete_settings(source.open().parameters)["agents"]
     group_of = {name: str(of.get("shared_model_group") or name) for name, of in agents.items()}
-    found = {}
+    groups = {}
     for group, names in parameters.groups.items():
         of_agents = {group_of.get(name, group) for name in names}
         is_one = group not in group_of.values() and len(of_agents) == 1
-        found[group] = of_agents.pop() if is_one else group
-    return found
+        groups[group] = of_agents.pop() if is_one else group
+    return groups
 
 
 def bring_adapters(origin: Origin, store: Store, state_dir: Path) -> None:
