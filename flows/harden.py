@@ -163,15 +163,15 @@ def _refuse_others(planned: Any) -> None:
     from nip_core.run_store.run import list_runs
     from nip_core.run_store.store import open_store
 
-    there = {*list_runs(open_store(planned.run_store))}
+    existing = {*list_runs(open_store(planned.run_store))}
     rounds = planned.settings.rounds
-    if f"{planned.name}-{rounds + 1}" in there:
+    if f"{planned.name}-{rounds + 1}" in existing:
         raise SettingsError(
             f"--rounds {rounds}: {planned.name} has more rounds in {planned.run_store}; give as "
             "many, or another --name"
         )
     for step in planned.steps:
-        if step.name in there:
+        if step.name in existing:
             _is_finished(step)
 
 
