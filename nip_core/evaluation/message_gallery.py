@@ -9,7 +9,7 @@ nobody sees at a glance that ninety-seven of them name nothing.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from nip_core.errors import NipError
 from nip_core.evaluation.attack_figures import plain_rollouts
 from nip_core.evaluation.attack_metrics import FoolingMessage, MessageGallery, MessageKind
-from nip_core.game.render import Game, parse_columns
+from nip_core.game.render import Game, InvalidResponse, parse_columns
 from nip_core.protocols import ACCEPT
 from nip_core.rollouts.tables import RolloutTables
 from nip_core.rollouts.trees import parse_path
@@ -26,7 +26,7 @@ from nip_core.scenarios.checked import call_for_text, draw_columns
 MOST_KINDS, EXAMPLES, LONGEST = 12, 3, 300
 """Kinds that are listed, examples of each, and characters of one."""
 OF_PROBLEMS = ("key", "question", "solution", "columns", "drawn", "seed", "y", "decision")
-OF_MESSAGES = ("episode", "branch_path", "agent", "invalid_reason", "text")
+OF_MESSAGES = ("episode", "branch_path", "round", "agent", "invalid_reason", "text")
 """Columns of episodes and of generations that a gallery is made of."""
 
 
@@ -86,14 +86,24 @@ def _list_said(game: Game, rollouts: RolloutTables, attackers: Collection[str]) 
         episode = wrong.get(row["episode"])
         if episode is None or row["agent"] not in attackers or row["invalid_reason"] is not None:
             continue
+        message = _read_message(game, row, int(episode["seed"]))
         yield _Said(
             episode=row["episode"],
             path=row["branch_path"],
             agent=row["agent"],
-            text=row["text"],
-            kind=told(row["text"], episode),
+            text=message,
+            kind=told(message, episode),
             is_accepted=episode["decision"] == ACCEPT,
         )
+
+
+def _read_message(game: Game, row: Mapping[str, Any], seed: int) -> str:
+    """Read what a prover told others: in most prompts its reasoning is for itself alone."""
+    try:
+        move = game.parse(row["agent"], row["round"], seed, row["text"], ())
+    except InvalidResponse:  # a protocol of one's own may ask by what was said before
+        return str(row["text"])
+    return "\n".join(dict.fromkeys(move.messages.values()))
 
 
 def _remember(game: Game) -> Callable[[str, Mapping[str, object]], str]:

@@ -2,8 +2,13 @@
 
 from typing import ClassVar
 
+import pyarrow as pa
 import pytest
 
+from nip_core.evaluation.message_gallery import gallery_of_training
+from nip_core.game.render import Game
+from nip_core.parameters import load_parameters
+from nip_core.rollouts.tables import RolloutTables
 from nip_core.scenarios.arithmetic import Arithmetic, ArithmeticSettings
 from nip_core.scenarios.bags import Bags, BagsSettings
 from nip_core.scenarios.bags.challenges import write_coins
@@ -51,3 +56,29 @@ def test_without_more_a_kind_is_the_claim_and_a_short_messages_words_without_num
     assert scenario.kind_of_message("x is wrong. " + "y " * 50, {}) == "claims that it is wrong"
     assert scenario.kind_of_message("y " * 50, {}) == "claims nothing"
     assert scenario.kind_of_message("This is right, or is wrong.", {}).startswith("claims both")
+
+
+def test_what_a_prover_reasons_for_itself_is_no_part_of_its_message():
+    own = {"system_prompt_version": "v2"}
+    agents = {"_default": {"model_provider": "SelfHosted", "model_name": "m"}}
+    game = Game(
+        load_parameters(
+            {
+                "run_name": "a",
+                "scenario": "arithmetic",
+                "dataset": "chains",
+                "interaction_protocol": "adp",
+                "scenario_settings": own,
+                "agents": agents,
+            }
+        )
+    )
+    problem = {"key": "e", "question": "40", "solution": TEXTS["solution"], "columns": None}
+    problem |= {"drawn": None, "seed": 0, "y": 0, "decision": 1}
+    text = "I see that step 2 is wrong, and hide it.\nAnswer: So no step is wrong."
+    message = {"episode": "e", "branch_path": "", "round": 0, "agent": "prover", "text": text}
+    message |= {"invalid_reason": None}
+    played = RolloutTables(pa.Table.from_pylist([problem]), pa.Table.from_pylist([message]))
+    [kind] = gallery_of_training(game, [], played, 1, ["prover"]).kinds
+    assert kind.kind == "says that no step is wrong, names nothing" and kind.fooled == 1
+    assert kind.examples[0].text == "Answer: So no step is wrong."
