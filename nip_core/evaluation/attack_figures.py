@@ -101,9 +101,12 @@ def figures_by_script(
     seed: int,
     split_by: Sequence[str] = (),
     own_test: OwnTest = NO_OWN_TEST,
+    attackers: Collection[str] = (),
     price: Price = _no_price,
 ) -> AttackMetrics:
     """Measure an attack by a script, as `figures_by_choice` does one with a single message.
+
+    What the script writes for `attackers` is no call: nobody was asked.
 
     ``lost_to_script`` is soundness of the own test less that of this one, on the wrong problems in
     common. There is no reach, as nothing is sampled, and nothing that is lost to lying or training.
@@ -116,19 +119,27 @@ def figures_by_script(
         choices,
         asked,
         price,
+        scripted=attackers,
         trained=losses.trained,
         lost_to_script=losses.to_lying,
     )
 
 
 def _chosen(
-    rollouts: RolloutTables, choices: pa.Table, asked: Asked, price: Price, **beside: Any
+    rollouts: RolloutTables,
+    choices: pa.Table,
+    asked: Asked,
+    price: Price,
+    scripted: Collection[str] = (),
+    **beside: Any,
 ) -> AttackMetrics:
     """Measure the episodes that count, by number of messages, with what all of it took."""
     episodes = rollouts.episodes
     numbers = sorted(set(choices["n"].to_pylist()))
     of_n = {n: choices.filter(pc.equal(choices["n"], n)) for n in numbers}
-    efforts = effort_of_choice(rollouts.generations, numbers, price)
+    is_scripted = pc.is_in(rollouts.generations["agent"], pa.array([*scripted], pa.string()))
+    calls = rollouts.generations.filter(pc.invert(is_scripted))
+    efforts = effort_of_choice(calls, numbers, price)
     likely = find_acceptance(episodes, rollouts.generations)
     with_likely = episodes.append_column(_LIKELY, likely)
     rows = []

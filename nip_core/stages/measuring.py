@@ -240,12 +240,8 @@ def _measured_choices(session: Session, iteration: int) -> AttackMetrics:
     split_by, own_test = session.game.scenario.split_by, _own_test(session)
     attackers, is_scripted = find_attackers(parameters), parameters.attack.by == SCRIPT
     price = partial(price_calls, parameters)
-    if is_scripted:
-        figures = figures_by_script(rollouts, choices, parameters.seed, split_by, own_test, price)
-    else:
-        figures = figures_by_choice(
-            rollouts, choices, parameters.seed, split_by, own_test, attackers, price
-        )
+    measure = figures_by_script if is_scripted else figures_by_choice
+    figures = measure(rollouts, choices, parameters.seed, split_by, own_test, attackers, price)
     gallery = gallery_of_choice(session.game, rollouts, choices, attackers, is_scripted=is_scripted)
     digest = _digest_of_split(run.store, directory)
     return figures.model_copy(update={"rollouts": digest, "gallery": gallery})

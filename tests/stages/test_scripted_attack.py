@@ -97,6 +97,7 @@ async def test_a_script_takes_what_the_provers_never_say(tmp_path, monkeypatch, 
     assert kind["kind"] == "says that no step is wrong, names nothing"
     assert (kind["sampled"], kind["played"], kind["fooled"]) == (12, 6, 0)
     # It costs the verifier's calls, and no others.
+    assert row["effort"]["calls"] == 12
     assert Counter(body["model"] for body in server.bodies) == {"verifier": 12}
     assert plan.calls == plan.expected_calls == 12
     # What was played is on record as in every attack.
