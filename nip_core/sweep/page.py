@@ -315,7 +315,12 @@ def _trials(row: HypothesisOutcome) -> str:
     """Say how many trials an arm's verdicts are worth; of equal ones, what they leave open."""
     worth = f"{row.trials:,.0f} trials, from {row.pairs} runs and {row.questions} questions."
     if row.rates[0] not in (0.0, 1.0):
-        return worth
+        if row.trials is None or row.questions is None or row.trials <= row.questions:
+            return worth
+        return (
+            f"{worth} No bound is tighter than with a question as a trial. Of other runs than these "
+            f"{row.pairs} it tells little."
+        )
     most = at_most(0, row.pairs)
     assert most is not None  # there are runs
     return (

@@ -128,3 +128,17 @@ def test_bounds_of_a_rate_are_clopper_and_pearson_s_and_say_what_the_tests_say(r
 
 def test_one_seed_shows_no_spread_of_a_rate() -> None:
     assert bound_rate(TwoWay(0.5, None, 0.0, None, 1, 100), 100, 0.95) is None
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 8])
+@pytest.mark.parametrize("rate", [0.02, 0.06, 0.5, 0.97])
+def test_a_p_value_against_a_number_is_where_the_bound_of_its_level_lies(seeds, rate):
+    """At every level, as Holm's method has them; also where few seeds leave far tails wide."""
+    mean = TwoWay(rate, 0.02, float(seeds - 1), None, seeds, 200)
+    for number in (rate + 0.015, rate + 0.04, rate + 0.2):
+        if number >= 1:
+            continue
+        p = bound_rate(mean, 1600, 0.95).p_lower(number)
+        for alpha in (0.2, 0.05, 0.01, 0.005, 0.001, 1e-5):
+            high = bound_rate(mean, 1600, 1 - alpha).high
+            assert (high < number) == (p < alpha) or abs(high - number) < 1e-6

@@ -12,7 +12,7 @@ Methodology 24 (1998).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nip_core.evaluation.confidence_intervals import Interval
 from nip_core.evaluation.statistics.distributions import (
@@ -22,6 +22,10 @@ from nip_core.evaluation.statistics.distributions import (
     t_quantile,
 )
 from nip_core.evaluation.statistics.two_way import NO_ERROR, TwoWay
+
+_LEAST_P, _MOST_P = 1e-12, 0.49
+"""Between them a p-value is looked for; trials have no meaning at an error of one half."""
+_PRECISION = 1e-11
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,24 @@ class RateBounds:
     """
 
     rate: float
-    trials: float
-    """No whole number as a rule."""
     questions: int
+    verdicts: int
+    error: float
+    df: float
     level: float
     """Of each bound by itself; both are an interval of 2 · level - 1."""
+
+    @property
+    def trials(self) -> float:
+        """Return of how many trials the bounds are; no whole number as a rule."""
+        return self._count_trials(self.level)
+
+    def _count_trials(self, level: float) -> float:
+        if self.error <= NO_ERROR:
+            return self.questions
+        scale = (t_quantile(level, self.df) / normal_quantile(level)) ** 2
+        worth = self.rate * (1 - self.rate) / self.error**2 / scale
+        return min(worth, float(self.verdicts))
 
     @property
     def low(self) -> float:
@@ -47,7 +64,7 @@ class RateBounds:
 
     @property
     def high(self) -> float:
-        """Return the upper bound; a p-value of `p_lower` up to 1 - level says it is not reached."""
+        """Return the upper bound: it is below a number where its `p_lower` is below 1 - level."""
         right, wrong = self.rate * self.trials, (1 - self.rate) * self.trials
         bound = beta_quantile(self.level, right + 1, wrong) if wrong > 0 else 1.0
         return max(bound, 1 - math.pow(1 - self.level, 1 / self.questions))
@@ -59,10 +76,31 @@ class RateBounds:
 
     def p_lower(self, number: float) -> float:
         """Compute the p-value of a true rate of `number`, in [0, 1], or more, against a lower
-        one."""
-        right, wrong = self.rate * self.trials, (1 - self.rate) * self.trials
-        if wrong <= 0:
+        one.
+
+        It is the smallest level of error at which the upper bound excludes the number. The trials
+        are others at each level, as few degrees of freedom widen far tails the most.
+        """
+        if self.rate >= 1:
             return 1.0
+        # What the tail is above its level falls as the level grows, so there is one solution.
+        low, high = _LEAST_P, _MOST_P
+        if self._find_tail(number, high) >= high:
+            return self._find_tail(number, high)
+        if self._find_tail(number, low) <= low:
+            return low
+        while high - low > _PRECISION * high:
+            middle = math.sqrt(low * high)
+            if self._find_tail(number, middle) > middle:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def _find_tail(self, number: float, error: float) -> float:
+        """Find the chance of a rate so low, by as many trials as the bound of this `error` has."""
+        trials = self._count_trials(1 - error)
+        right, wrong = self.rate * trials, (1 - self.rate) * trials
         # beta_cdf takes the tail from 1 itself where it is small, so nothing is lost here.
         tail = beta_cdf(1 - number, wrong, right + 1)
         return max(tail, math.pow(1 - number, self.questions))
@@ -81,7 +119,7 @@ class RateBounds:
         return max(above, below)
 
     def _mirrored(self) -> "RateBounds":
-        return RateBounds(1 - self.rate, self.trials, self.questions, self.level)
+        return replace(self, rate=1 - self.rate)
 
 
 def bound_rate(mean: TwoWay, verdicts: int, level: float) -> RateBounds | None:
@@ -97,8 +135,4 @@ def bound_rate(mean: TwoWay, verdicts: int, level: float) -> RateBounds | None:
     if mean.error is None:
         return None
     rate = min(1.0, max(0.0, mean.value))
-    if mean.error <= NO_ERROR:
-        return RateBounds(rate, mean.questions, mean.questions, level)
-    scale = (t_quantile(level, mean.df) / normal_quantile(level)) ** 2
-    worth = rate * (1 - rate) / mean.error**2 / scale
-    return RateBounds(rate, min(worth, float(verdicts)), mean.questions, level)
+    return RateBounds(rate, mean.questions, verdicts, mean.error, mean.df, level)
