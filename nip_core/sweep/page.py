@@ -318,8 +318,8 @@ def _trials(row: HypothesisOutcome) -> str:
         if row.trials is None or row.questions is None or row.trials <= row.questions:
             return worth
         return (
-            f"{worth} No bound is tighter than with a question as a trial. Of other runs than these "
-            f"{row.pairs} it tells little."
+            f"{worth} No bound is tighter than with a question as a trial. Of other runs than "
+            f"these {row.pairs} it tells little."
         )
     most = at_most(0, row.pairs)
     assert most is not None  # there are runs

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from small_game import train_here, write_config
 
-from nip_core.errors import SettingsError
+from nip_core.errors import NipError, SettingsError
 from nip_core.parameters import load_parameters
 from nip_core.run_store.store import open_store
 from nip_core.sweep.hardening import (
@@ -25,6 +25,7 @@ from nip_core.sweep.hardening_results import (
     render_hardening,
     write_hardening,
 )
+from nip_prefect.flows.harden import harden
 
 MODEL = {"model_provider": "SelfHosted", "model_name": "deterministic"}
 GAME = {
@@ -145,6 +146,19 @@ def test_a_run_that_is_stopped_or_no_run_of_its_own_is_refused(store, tmp_path):
     ):
         with pytest.raises(SettingsError, match=says):
             plan_rounds(load_parameters({**own, **other}), asked("sneaky"))
+
+
+def test_a_name_with_other_runs_is_refused_before_anything_is_started(store, tmp_path):
+    """The first run that would be played is not there; a later one is, of another hardening."""
+    runs = tmp_path / "runs"
+    shutil.copytree(store, runs)
+    asked_for = {"run": "small", "attack": ["script:no-step"], "run_store": str(runs)}
+    shutil.copytree(runs / "small", runs / "small-harden-3")
+    with pytest.raises(SettingsError, match=r"small-harden has more rounds .*give as many"):
+        harden(rounds=2, **asked_for)
+    with pytest.raises(NipError, match="small-harden-3: "):
+        harden(rounds=3, **asked_for)
+    assert {path.name for path in runs.glob("small-harden*")} == {"small-harden-3"}
 
 
 @pytest.mark.parametrize(
