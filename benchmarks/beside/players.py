@@ -6,12 +6,20 @@ or another command that goes on after it was killed. All are what a user would t
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import yaml
+
+from nip_core.errors import SettingsError
+from nip_prefect.flows.postgres import find_binaries, start_postgres
 
 ROOT = Path(__file__).parents[2]
 PEERS = Path(os.environ.get("PEERS", ROOT / ".peers"))
@@ -55,6 +63,10 @@ class Player(ABC):
     @abstractmethod
     def go_on(self, place: Path, url: str, games: int, in_flight: int) -> list[str]:
         """Give the command that goes on."""
+
+    def beside(self, place: Path) -> AbstractContextManager[list[Path]]:
+        """Keep up what a kill leaves alive, a database's server; give where it keeps its files."""
+        return nullcontext([])
 
     def environment(self, place: Path, url: str) -> dict[str, str]:
         """Give the process's environment."""
@@ -204,4 +216,114 @@ class InspectCached(Inspect):
     name, cache = "inspect, cache=True", True
 
 
-PLAYERS: tuple[Player, ...] = (Nip(), Verifiers(), Inspect(), InspectCached())
+class InspectCheckpointed(Inspect):
+    """The same with checkpoints after every turn of a sample.
+
+    Inspect keeps them with restic, of a version that it downloads from GitHub at the first use.
+    That on the path stands in for it here, so that nothing is downloaded while it is measured.
+    """
+
+    name = "inspect, --checkpoint=turn:1"
+
+    def absent(self) -> str | None:
+        """Look for restic, too."""
+        return super().absent() or (None if shutil.which("restic") else "restic is not installed")
+
+    def versions(self) -> dict[str, str]:
+        """Ask restic, too."""
+        asked = subprocess.run(["restic", "version"], capture_output=True, text=True, check=True)
+        return {**super().versions(), "restic": asked.stdout.split()[1]}
+
+    def start(self, place: Path, url: str, games: int, in_flight: int) -> list[str]:
+        """Lay restic where inspect looks for its own, and evaluate the task."""
+        asked = (
+            "from inspect_ai.util._restic import resolver as r; print(r.cache_path('linux_amd64'))"
+        )
+        command, environment = [self.python(), "-c", asked], self.environment(place, url)
+        path = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).symlink_to(str(shutil.which("restic")))
+        return super().start(place, url, games, in_flight)
+
+    def _options(self, place: Path, in_flight: int) -> list[str]:
+        return [*super()._options(place, in_flight), "--checkpoint=turn:1"]
+
+
+class Dbos(Peer):
+    """A program with durable workflows of DBOS; the same command goes on."""
+
+    name, folder, packages = "DBOS, SQLite", "dbos", ("dbos", "httpx", "sqlalchemy")
+
+    def start(self, place: Path, url: str, games: int, in_flight: int) -> list[str]:
+        """Play."""
+        program = [str(self.python()), str(GAMES / "nine_turns_dbos.py"), url]
+        return [*program, str(games), str(in_flight), self.database(place)]
+
+    def go_on(self, place: Path, url: str, games: int, in_flight: int) -> list[str]:
+        """Start the same program."""
+        return self.start(place, url, games, in_flight)
+
+    def database(self, place: Path) -> str:
+        """Give the address of the database that DBOS keeps its state in."""
+        return f"sqlite:///{place / 'games.sqlite'}"
+
+
+class DbosPostgres(Dbos):
+    """The same on PostgreSQL, which lives on when the program is killed."""
+
+    name = "DBOS, PostgreSQL"
+    address = ""
+
+    def absent(self) -> str | None:
+        """Look for PostgreSQL, too."""
+        try:
+            find_binaries()
+        except SettingsError as error:
+            return str(error)
+        return super().absent()
+
+    @contextmanager
+    def beside(self, place: Path) -> Iterator[list[Path]]:
+        """Start a server, empty, with the settings that it comes with."""
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder).chmod(0o711)  # it runs as another user if this is root
+            servers: list[subprocess.Popen[bytes]] = []
+
+            def start(_: str, command: list[str], environment: dict[str, str], **user: Any) -> Any:
+                servers.append(
+                    subprocess.Popen(
+                        command,
+                        env=environment,
+                        cwd="/",
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        **user,
+                    )
+                )
+                return servers[-1]
+
+            try:
+                address = start_postgres(Path(folder) / "postgres", start)
+                self.address = address.replace("+asyncpg", "")
+                yield [Path(folder) / "postgres" / "data"]
+            finally:
+                for server in servers:
+                    server.terminate()
+                    server.wait()
+
+    def database(self, place: Path) -> str:
+        """Give the server's address."""
+        return self.address
+
+
+PLAYERS: tuple[Player, ...] = (
+    Nip(),
+    Verifiers(),
+    Inspect(),
+    InspectCached(),
+    InspectCheckpointed(),
+    Dbos(),
+    DbosPostgres(),
+)
