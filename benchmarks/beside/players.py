@@ -219,33 +219,41 @@ class InspectCached(Inspect):
 class InspectCheckpointed(Inspect):
     """The same with checkpoints after every turn of a sample.
 
-    Inspect keeps them with restic, of a version that it downloads from GitHub at the first use.
-    That on the path stands in for it here, so that nothing is downloaded while it is measured.
+    Inspect keeps them with restic, of a version that it downloads from GitHub at the first use. One
+    of that version on the path stands in for it, so that nothing is downloaded meanwhile.
     """
 
     name = "inspect, --checkpoint=turn:1"
+    restic = "0.18.1"
+    """What inspect's version of scripts/build_peers.sh asks for. With 0.14.0 in its place, that of
+    Debian 12, it wrote checkpoints, and a retry of them waited for ever."""
 
     def absent(self) -> str | None:
         """Look for restic, too."""
-        return super().absent() or (None if shutil.which("restic") else "restic is not installed")
+        if shutil.which("restic") is None:
+            return super().absent() or f"restic {self.restic} is not on the path"
+        there = self._asked("restic", "version").split()[1]
+        other = f"it asks for restic {self.restic}, and {there} is on the path"
+        return super().absent() or (None if there == self.restic else other)
 
     def versions(self) -> dict[str, str]:
-        """Ask restic, too."""
-        asked = subprocess.run(["restic", "version"], capture_output=True, text=True, check=True)
-        return {**super().versions(), "restic": asked.stdout.split()[1]}
+        """Name restic, too."""
+        return {**super().versions(), "restic": self.restic}
 
     def start(self, place: Path, url: str, games: int, in_flight: int) -> list[str]:
         """Lay restic where inspect looks for its own, and evaluate the task."""
-        asked = (
-            "from inspect_ai.util._restic import resolver as r; print(r.cache_path('linux_amd64'))"
-        )
-        command, environment = [self.python(), "-c", asked], self.environment(place, url)
-        path = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).symlink_to(str(shutil.which("restic")))
+        code = "from inspect_ai.util._restic import resolver as r; "
+        code += "print(r.cache_path(r._current_platform()))"
+        path = Path(self._asked(str(self.python()), "-c", code, **self.environment(place, url)))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(str(shutil.which("restic")))
         return super().start(place, url, games, in_flight)
+
+    def _asked(self, *command: str, **environment: str) -> str:
+        asked = subprocess.run(
+            command, env=environment or None, capture_output=True, text=True, check=True
+        )
+        return asked.stdout.strip()
 
     def _options(self, place: Path, in_flight: int) -> list[str]:
         return [*super()._options(place, in_flight), "--checkpoint=turn:1"]
