@@ -47,6 +47,17 @@ class EngineFacts(BaseModel):
     status: EngineStatus = EngineStatus()
 
 
+class _ModelFacts(BaseModel):
+    """What a server of ours adds to a model that a job has made."""
+
+    kind: str
+    base_model: str
+
+
+class _ShownModel(BaseModel):
+    nip: _ModelFacts
+
+
 class _WireError(BaseModel):
     code: object = None
     message: object = None
@@ -94,6 +105,20 @@ class LmServer:
             return EngineFacts.model_validate(body).status
         except ValidationError:  # another server's, at an address of this form
             return None
+
+    async def find_base(self, model: str) -> str | None:
+        """Ask over which base model an adapter was trained; None for what is no adapter of ours.
+
+        Raises ServerError where nobody answers.
+        """
+        status, body = await self._call("GET", f"/v1/models/{model}")
+        if status != 200:
+            return None
+        try:
+            shown = _ShownModel.model_validate(body).nip
+        except ValidationError:  # a base model, or another server's
+            return None
+        return None if shown.kind == "base" else shown.base_model
 
     async def move_engine(self, base_model: str, action: EngineAction) -> EngineFacts:
         """Start, stop, wake or put to sleep; returns the engine as it then is.

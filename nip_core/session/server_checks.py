@@ -99,15 +99,25 @@ async def check_version(session: Session) -> None:
 async def check_engines(session: Session) -> None:
     """Compare the agents with what the engines tell of themselves; servers of others tell nothing.
 
-    Raises SettingsError for adapters of a higher rank than an engine takes, for a chat template
-    that writes today's date, and for one that can't write the thoughts that are trained on.
+    Raises SettingsError for an adapter in the place of a base model, where that is trained; for
+    adapters of a higher rank than an engine takes; for a chat template that writes today's date,
+    and for one that can't write the thoughts that are trained on.
     """
     for group, agents in session.parameters.groups.items():
         agent = session.parameters.group_parameters(group)
         if not speaks_nip(agent):
             continue
         model = session.base_model(group)
-        told = await LmServer(session.at(group).control, timeout_s=60).engine_status(model)
+        server = LmServer(session.at(group).control, timeout_s=60)
+        # Jobs begin with the base model: such an adapter would play, and another would be trained.
+        under = await server.find_base(model) if model.startswith("ft:") else None
+        if under is not None and not agent.freeze_agent:
+            raise SettingsError(
+                f"agents.{agents[0]}.model_name: {model!r} is an adapter over {under!r}, and a run "
+                f"begins to train with a base model; name {under!r}, and let the run begin with "
+                f"what another has trained (base_run), or set agents.{agents[0]}.freeze_agent: true"
+            )
+        told = await server.engine_status(model)
         most = None if told is None else told.max_lora_rank
         is_trained = not agent.freeze_agent and agent.use_lora
         if is_trained and most is not None and agent.lora_rank > most:

@@ -1,11 +1,13 @@
 """What a model can't do is found before anything is played: its template, its context, its files."""
 
+import asyncio
 import json
 import shutil
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import openai
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -181,6 +183,33 @@ async def test_a_rank_that_a_running_server_does_not_take_is_refused(there, tmp_
     monkeypatch.setattr("nip_core.jobs.server_calls.LmServer.engine_status", status)
     told = await opening(tmp_path, there, "tiny")
     assert "lora_rank is 64, but the engine of 'tiny' takes 16 at most" in told
+
+
+@pytest.fixture
+async def adapter(tmp_path, monkeypatch):
+    """The name of an adapter, and the settings of the server on which a job has made it."""
+    with one_here(ServerSpec("deterministic", "sim"), tmp_path / "server") as handle:
+        monkeypatch.setenv("NIP_API_KEY", handle.api_key)
+        async with openai.AsyncOpenAI(api_key=handle.api_key, base_url=f"{handle.url}/v1") as api:
+            turns = [{"role": role, "content": "Even."} for role in ("user", "assistant")]
+            rows = (json.dumps({"messages": turns}) + "\n").encode() * 10
+            file = await api.files.create(file=("rows.jsonl", rows), purpose="fine-tune")
+            jobs = api.fine_tuning.jobs
+            job = await jobs.create(model="sim", training_file=file.id)
+            while job.fine_tuned_model is None:
+                assert job.status not in ("failed", "cancelled")
+                await asyncio.sleep(0.05)
+                job = await jobs.retrieve(job.id)
+            yield job.fine_tuned_model, {"url": handle.url}
+
+
+async def test_an_adapter_that_would_play_and_not_be_trained_on_is_refused(adapter, tmp_path):
+    name, server = adapter
+    told = await opening(tmp_path, server, name)
+    assert f"model_name: {name!r} is an adapter over 'sim'" in told
+    config = configured(tmp_path, server, name, freeze_agent=True)
+    async with open_session(load_parameters(config)):
+        pass
 
 
 async def test_what_the_error_advises_works(there, tmp_path):
