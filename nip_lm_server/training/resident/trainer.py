@@ -28,7 +28,6 @@ from nip_lm_server.training.memory import (
     measure_kept_bytes,
 )
 from nip_lm_server.training.micro_batches import split
-from nip_lm_server.training.resident.adapter_files import read_adapter, write_adapter
 from nip_lm_server.training.resident.adapters import KINDS, Adapter, LoraLayers, new_adapter
 from nip_lm_server.training.resident.checks import (
     Checked,
@@ -38,6 +37,7 @@ from nip_lm_server.training.resident.checks import (
     refuse,
 )
 from nip_lm_server.training.resident.losses import SEQUENCE_LOG_RATIO, Loss
+from nip_lm_server.training.resident.saved_adapters import read_adapter, write_adapter
 from nip_lm_server.training.resident.scoring import pad, score_targets, without_dropout
 from nip_lm_server.training.resident.types import (
     AdamParams,
@@ -145,7 +145,7 @@ class ResidentTrainer:
         return adapter.step(adam)
 
     def save(self, model_id: str, directory: Path, *, optimizer: bool) -> None:
-        """Write a model in the place of `directory`; see `adapter_files`. Raises ResidentError."""
+        """Write a model in the place of `directory`; see `saved_adapters`. Raises ResidentError."""
         adapter = self._find(model_id)
         try:
             write_adapter(adapter, directory, self._layers, optimizer=optimizer)
