@@ -300,6 +300,19 @@ def test_steps_are_those_of_torchs_adamw_with_the_numbers_given(base, tmp_path):
         torch.testing.assert_close(one, expected, rtol=1e-3, atol=1e-4)
 
 
+def test_a_call_in_which_nothing_is_learned_has_a_gradient_of_zeros(trainer):
+    data = [
+        Datum(one.tokens, {**one.inputs, "weights": np.zeros(len(one.tokens))})
+        for one in supervised(1)
+    ]
+    forget_gradients(trainer)
+    assert trainer.optim_step("a", ADAM) == {"grad_norm": 0.0}
+    output = trainer.forward_backward("a", data, "cross_entropy", {}, forward_only=False)
+    assert output.metrics == {"loss:sum": 0.0}
+    assert [one.shape for one in output.logprobs] == [one.tokens.shape for one in data]
+    assert not any(gradient.any() for gradient in gradients_of(trainer).values())
+
+
 def test_two_models_in_one_trainer_do_not_touch_each_other(base, tmp_path):
     def train(trainer, model, seed):
         data = supervised(seed)
