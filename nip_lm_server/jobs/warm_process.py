@@ -70,7 +70,7 @@ class WarmProcess:
 
     @property
     def pid(self) -> int:
-        """That of the process, which runs."""
+        """Return the pid of the process, which runs."""
         if self._process is None:
             raise RuntimeError("the warm process does not run")
         return self._process.pid
