@@ -78,14 +78,14 @@ def find_candidates(place: Path) -> dict[str, Candidate]:
     if not place.is_dir():
         raise InputError(f"{place}: there is no such directory; give one with adapters in it")
     folders = sorted(path for path in place.iterdir() if path.is_dir())
-    found = {
+    adapters = {
         path.name: read_candidate(path)
         for path in folders
         if (path / CONFIG).is_file() or (path / PROBE).is_file()
     }
-    if not found:
+    if not adapters:
         raise InputError(f"{place}: none of its {len(folders)} directories is an adapter")
-    return found
+    return adapters
 
 
 def compute_probes(

@@ -42,7 +42,7 @@ class Surroundings:
     """Other names, and what they give."""
 
     def limits(self, probe: Probe) -> Limits:
-        """What two computations of the same weights may differ by."""
+        """Return what two computations of the same weights may differ by."""
         return choose_limits(probe, self.dtype, self.quantization)
 
 
@@ -56,7 +56,7 @@ class Judged:
 
     @property
     def is_base_told_apart(self) -> bool:
-        """Whether the probe tells the adapter from its base at all."""
+        """Say whether the probe tells the adapter from its base at all."""
         return not any(
             name in self.figures["indistinguishable"] for name in self.figures["base_names"]
         )

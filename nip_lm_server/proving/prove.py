@@ -148,9 +148,9 @@ class Prover:
                 f"the server has no model {stated!r} to be the base of {name!r}; it has "
                 f"{list_names(self._names)}"
             )
-        others = [n for n, s in self._names.items() if not s.is_adapter and n != name][:_BASES]
+        bases = [n for n, s in self._names.items() if not s.is_adapter and n != name][:_BASES]
         nearest: tuple[float, str | None, Answer | None] = (1.0, None, None)
-        for other in others:
+        for other in bases:
             answer = await self._try(way, other, tokens)
             if answer is not None and (places := answer.telling(saved)):
                 filled = answer.fill(saved)
@@ -161,9 +161,9 @@ class Prover:
 
     async def _ask_rivals(self, name: str, tokens: Sequence[int], way: str) -> dict[str, Answer]:
         """Ask the adapters that were loaded last, beside this one."""
-        others = [n for n, s in self._names.items() if s.is_adapter and n != name][-_RIVALS:]
-        answers = await asyncio.gather(*(self._try(way, other, tokens) for other in others))
-        return {n: a for n, a in zip(others, answers, strict=True) if a is not None}
+        rivals = [n for n, s in self._names.items() if s.is_adapter and n != name][-_RIVALS:]
+        answers = await asyncio.gather(*(self._try(way, rival, tokens) for rival in rivals))
+        return {n: a for n, a in zip(rivals, answers, strict=True) if a is not None}
 
     async def _try(self, way: str, name: str, tokens: Sequence[int]) -> Answer | None:
         """Ask another name; None: it does not answer, which is nothing against this one."""
@@ -207,8 +207,8 @@ class Prover:
         if agreeing == len(asked.judged):
             return await self._confirm(name, candidate, asked, among)
         who = _name_all(candidate, asked)
-        others = [c for c in (*among, *suspects) if c.path != candidate.path]
-        directories = await self._find_directories(name, asked, others)
+        elsewhere = [c for c in (*among, *suspects) if c.path != candidate.path]
+        directories = await self._find_directories(name, asked, elsewhere)
         named = tuple(dict.fromkeys([*who, *directories]))
         listed = " or ".join(named) or "something that none of these files explains"
         if agreeing:
@@ -222,7 +222,7 @@ class Prover:
         return Verdict(name, kind, says, named)
 
     def _why_not(self, candidate: Candidate, asked: _Asked) -> str | None:
-        """Why nothing can be judged; None: it can."""
+        """Say why nothing can be judged; None: it can."""
         probe, dtype = candidate.probe, asked.around.dtype
         assert probe is not None
         few, fewest = min(judged.places for judged in asked.judged), fewest_places(probe, dtype)
@@ -251,13 +251,13 @@ class Prover:
         self, name: str, candidate: Candidate, asked: _Asked, among: Sequence[Candidate]
     ) -> Verdict:
         """Look for what else all these answers could be, and for an old cache."""
-        others = [
+        different = [
             other
             for other in among
             if other.path != candidate.path
             and (other.digest is None or other.digest != candidate.digest)
         ]
-        also = await self._find_directories(name, asked, others)
+        also = await self._find_directories(name, asked, different)
         if also:
             says = f"can't tell: {candidate.label} or {' or '.join(also)}, their probes both agree"
             return Verdict(name, "cannot_tell", says, tuple(also))
@@ -295,7 +295,7 @@ class Prover:
         ]
 
     async def _find_directories(
-        self, name: str, asked: _Asked, others: Sequence[Candidate]
+        self, name: str, asked: _Asked, candidates: Sequence[Candidate]
     ) -> list[str]:
         """Find the directories whose probe the name answers as their files say."""
 
@@ -317,15 +317,15 @@ class Prover:
                     return True
             return False
 
-        found = await asyncio.gather(*map(answers_as, others))
+        are_it = await asyncio.gather(*map(answers_as, candidates))
         return [
             f"the adapter of {other.label}"
-            for other, is_it in zip(others, found, strict=True)
+            for other, is_it in zip(candidates, are_it, strict=True)
             if is_it
         ]
 
     def _is_alone(self, asked: _Asked) -> bool:
-        """Whether all answers agreed with each other as to whose they are."""
+        """Say whether all answers were judged alike."""
         return len({judged.matches for judged in asked.judged}) == 1
 
 

@@ -51,9 +51,9 @@ class ProofRequest:
 async def prove_served(request: ProofRequest) -> AsyncIterator[Verdict]:
     """Prove each name. Raises ProvingError, and ModuleNotFoundError where torch is missing."""
     # 1. What is wrong here is said before anybody is asked.
-    wanted = find_candidates(request.all_in) if request.all_in else {}
+    candidates = find_candidates(request.all_in) if request.all_in else {}
     if request.directory is not None and request.model is not None:
-        wanted = {request.model: read_candidate(request.directory)}
+        candidates = {request.model: read_candidate(request.directory)}
     among = [read_candidate(path) for path in request.among]
     settings = Settings(request.base_name, request.dtype, request.quantization, request.repeats)
     async with Stranger(
@@ -63,9 +63,9 @@ async def prove_served(request: ProofRequest) -> AsyncIterator[Verdict]:
         names = await server.list_models()
         if request.model is not None:
             _check_served(names, request.model)
-            if not wanted and (found := _find_root(names[request.model])) is not None:
-                wanted = {request.model: found}
-            if not wanted:
+            if not candidates and (found := _find_root(names[request.model])) is not None:
+                candidates = {request.model: found}
+            if not candidates:
                 yield await compare_with_base(
                     server,
                     names,
@@ -75,17 +75,17 @@ async def prove_served(request: ProofRequest) -> AsyncIterator[Verdict]:
                 )
                 return
         # 3. Probes, and one name after another.
-        completed = _complete(request, [*wanted.values(), *among])
-        wanted = dict(zip(wanted, completed, strict=False))
-        among = completed[len(wanted) :]
+        completed = _complete(request, [*candidates.values(), *among])
+        candidates = dict(zip(candidates, completed, strict=False))
+        among = completed[len(candidates) :]
         prover = Prover(server, names, settings)
-        for called, candidate in wanted.items():
+        for called, candidate in candidates.items():
             name = called if request.all_in is None else _served_as(names, called)
             if name is None:
                 says = f"the server has no model of this name; it has {list_names(names)}"
                 yield Verdict(called, "not_served", says)
                 continue
-            suspects = [other for other in wanted.values() if other is not candidate]
+            suspects = [other for other in candidates.values() if other is not candidate]
             yield await prover.prove(name, candidate, among, suspects)
 
 

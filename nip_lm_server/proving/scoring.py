@@ -60,7 +60,7 @@ class Answer:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every log-probability is known."""
+        """Say whether every log-probability is known."""
         return all(value is not None for value in self.logprobs)
 
 
@@ -191,7 +191,7 @@ def _read_top(choice: Any, token: int) -> tuple[float | None, float | None]:
     if chosen_id == token:
         return chosen, None
     # The rest of the probability is for all others together.
-    rest = math.log(max(-math.expm1(min(chosen, 0.0)), 1e-30))
+    unchosen = math.log(max(-math.expm1(min(chosen, 0.0)), 1e-30))
     best = (lists.get("top_logprobs") or [None])[0] or {}
     by_id = {
         int(name.removeprefix(_NAMED)): _finite(value)
@@ -201,7 +201,7 @@ def _read_top(choice: Any, token: int) -> tuple[float | None, float | None]:
     if token in by_id:
         return by_id[token], None
     least = min(by_id.values()) if by_id else chosen
-    return None, min(rest, least)
+    return None, min(unchosen, least)
 
 
 class _Reading:

@@ -28,8 +28,8 @@ async def compare_with_base(
 ) -> Verdict:
     """Compare a name with its base model, on a text of this program. Raises ProvingError."""
     begun = time.monotonic()
-    others = [n for n, served in names.items() if not served.is_adapter and n != name]
-    base = base_name or names[name].parent or next(iter(others), None)
+    bases = [n for n, served in names.items() if not served.is_adapter and n != name]
+    base = base_name or names[name].parent or next(iter(bases), None)
     if base is None or base not in names or base == name:
         raise InputError(
             f"{name!r} can't be compared with its base model, which the server does not name; it "
