@@ -69,10 +69,10 @@ def guess_dtype(probe: Probe, base: Answer | None, answers: Sequence[Answer]) ->
     that near is so by any precision.
     """
     pairs = [] if base is None else [(base, probe.base_logprobs)]
-    if not any(one.telling(saved) for one, saved in pairs):
+    if not any(given.telling(saved) for given, saved in pairs):
         pairs = [(answer, probe.logprobs) for answer in answers]
     for dtype, limits in sorted(LIMITS.items(), key=lambda item: item[1].mean):
-        if all(_measure(one, saved, limits.cap) <= limits.mean for one, saved in pairs):
+        if all(_measure(*pair, limits.cap) <= limits.mean for pair in pairs):
             return dtype
     return "bfloat16"
 
@@ -97,11 +97,11 @@ def judge_answer(probe: Probe, answer: Answer, around: Surroundings) -> Judged:
         return Judged(False, 0, {"indistinguishable": [], "base_names": [], "tolerance": 0.0})
     served = _pick(answer.fill(probe.logprobs), places)
     rivals: dict[str, Scores] = {}
-    base = around.base_name if answer.is_whole and _is_whole(around.base) else None
+    base = around.base_name if answer.is_exact and _is_exact(around.base) else None
     # Bounds say nothing of how far two others are, so they are compared with what is saved alone.
-    if answer.is_whole:
+    if answer.is_exact:
         for name, rival in (around.rivals or {}).items():
-            if rival.is_whole:
+            if rival.is_exact:
                 rivals[name] = Scores(_pick(rival.fill(probe.logprobs), places))
     if base is not None and around.base is not None:
         rivals[base] = Scores(_pick(around.base.fill(probe.base_logprobs), places))
@@ -123,10 +123,10 @@ def name_answer(probe: Probe, answer: Answer, around: Surroundings, judged: Judg
     if probe.parent_logprobs is not None:
         known[PARENT] = probe.parent_logprobs
     # As they are served: a quantized base is far from its files, and a rival's files are not here.
-    if around.base is not None and around.base.is_whole and answer.is_whole:
+    if around.base is not None and around.base.is_exact and answer.is_exact:
         known[BASE] = around.base.fill(probe.base_logprobs)
     for name, rival in (around.rivals or {}).items():
-        if rival.is_whole and answer.is_whole:
+        if rival.is_exact and answer.is_exact:
             known[f"the model {name!r}"] = rival.fill(probe.logprobs)
     limits = around.limits(probe)
     noise = judged.figures.get("noise_mean", limits.noise)
@@ -146,8 +146,8 @@ def _is_near(
     return len(answer.telling(values)) >= fewest and _measure(answer, values, cap) <= tolerance
 
 
-def _is_whole(answer: Answer | None) -> bool:
-    return answer is not None and answer.is_whole
+def _is_exact(answer: Answer | None) -> bool:
+    return answer is not None and answer.is_exact
 
 
 def _pick(values: Sequence[float], places: Sequence[int]) -> list[float]:

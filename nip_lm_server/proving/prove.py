@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nip_lm_server.engines.probes import Probe
+from nip_lm_server.engines.vllm.adapter_proof import CPU_TOKENS
 from nip_lm_server.proving.candidates import Candidate
 from nip_lm_server.proving.judging import (
     BASE,
@@ -105,7 +107,6 @@ class Prover:
         probe, settings = candidate.probe, self._settings
         assert probe is not None  # callers complete it
         tokens = self._cut(name, probe.tokens)
-        probe = probe.at(range(len(tokens) - 1))
         if self._way is None:
             self._way = await find_way(self._server, name, tokens)
         if not self._has_asked_ranks:
@@ -113,16 +114,18 @@ class Prover:
         way, ranks = self._way, self._ranks
         repeats = max(settings.repeats, 2 * (ranks or 1))
         repeats = min(repeats, TOP_REPEATS) if way == "top" else repeats
-        # 1. The name itself, and nothing between: who takes turns would have each its own replica.
+        # 1. Its base, and how exactly the server computes.
+        base_name, base, dtype = await self._ask_base(name, candidate, way)
+        tokens, probe = self._shorten(name, candidate, way, dtype)
+        # 2. The name itself, and nothing between: who takes turns would have each its own replica.
         answers = await asyncio.gather(
             *(
                 score(self._server, way, name, tokens, number % ranks if ranks else None)
                 for number in range(repeats)
             )
         )
-        # 2. Its base, and the names beside it.
-        base_name, base = await self._ask_base(name, tokens, way, probe.base_logprobs)
-        rivals = await self._ask_rivals(name, tokens, way) if answers[0].is_whole else {}
+        # 3. The names beside it.
+        rivals = await self._ask_rivals(name, tokens, way) if answers[0].is_exact else {}
         dtype = settings.dtype or guess_dtype(probe, base, answers)
         around = Surroundings(dtype, settings.quantization, base_name, base, rivals)
         return _Asked(way, answers, [judge_answer(probe, one, around) for one in answers], around)
@@ -136,10 +139,36 @@ class Prover:
         lengths = [served.max_model_len for served in self._names.values() if served.max_model_len]
         return min(lengths, default=None)
 
+    def _shorten(
+        self, name: str, candidate: Candidate, way: str, dtype: str | None
+    ) -> tuple[Sequence[int], Probe]:
+        """Cut a probe to what is asked: in float32 a part tells enough, as in the proof of a swap.
+
+        Only where each token is a prompt of its own.
+        """
+        assert candidate.probe is not None
+        tokens = self._cut(name, candidate.probe.tokens)
+        if way == "token_ids" and dtype == "float32":
+            tokens = tokens[: CPU_TOKENS + 1]
+        return tokens, candidate.probe.at(range(len(tokens) - 1))
+
     async def _ask_base(
+        self, name: str, candidate: Candidate, way: str
+    ) -> tuple[str | None, Answer | None, str | None]:
+        """Ask the base model, and guess the precision by it; None: there is no base to ask."""
+        stated, dtype = self._settings.dtype, self._settings.dtype
+        for guess in dict.fromkeys((stated or "float32", stated or "bfloat16")):
+            tokens, probe = self._shorten(name, candidate, way, guess)
+            base_name, base = await self._find_base(name, tokens, way, probe.base_logprobs)
+            dtype = stated or (guess_dtype(probe, base, ()) if base is not None else None)
+            if way != "token_ids" or dtype == guess:
+                break
+        return base_name, base, dtype
+
+    async def _find_base(
         self, name: str, tokens: Sequence[int], way: str, saved: Sequence[float]
     ) -> tuple[str | None, Answer | None]:
-        """Ask the base model: that of the settings, the name's parent, or the likeliest."""
+        """Find the base model and ask it: the stated one, the name's parent, or the likeliest."""
         stated = self._settings.base_name or self._names[name].parent
         if stated is not None and stated != name and stated in self._names:
             return stated, await score(self._server, way, stated, tokens)
@@ -283,8 +312,8 @@ class Prover:
         self, name: str, candidate: Candidate, asked: _Asked
     ) -> list[CacheCheck]:
         """Check the prefix cache, of each replica that can be asked by itself."""
-        # Only who computes prompts anew on demand is known to read a salt.
-        if asked.way != "prompt_logprobs":
+        # Only who knows vLLM's other parameters is known to read a salt.
+        if asked.way != "token_ids":
             return [CacheCheck(None, why="the server can't be asked without its cache")]
         assert candidate.probe is not None
         limits = asked.around.limits(candidate.probe)
@@ -302,8 +331,7 @@ class Prover:
         async def answers_as(other: Candidate) -> bool:
             probe = other.probe
             assert probe is not None
-            tokens = self._cut(name, probe.tokens)
-            probe = probe.at(range(len(tokens) - 1))
+            tokens, probe = self._shorten(name, other, asked.way, asked.around.dtype)
             # Of several replicas one may be it.
             for _ in range(1 if self._is_alone(asked) else 4):
                 answer = await self._try(asked.way, name, tokens)

@@ -4,21 +4,28 @@ Answer       log-probabilities of tokens: exact ones, and bounds of others
 find_way     the first way that a server has
 score        one answer, by one request
 
-prompt_logprobs   of vLLM and what follows it: all tokens of a prompt, computed anew, without what a
-                  cache has of it
-echo              of OpenAI's first protocol, with `logprobs`: all tokens of a prompt
-top               one token after each beginning of the prompt. Where it is the token in question,
-                  or that is among the few best, its log-probability is known. Elsewhere it has less
-                  than the least of those, which contradicts whoever says that it has more
+token_ids   of vLLM: the next token after each of some beginnings of the text, with the
+            log-probabilities of tokens that are named (`logprob_token_ids`); with a salt, so
+            that nothing in a cache answers
+echo        of OpenAI's first protocol, with `logprobs`: all tokens of a prompt
+top         the next token after each of some beginnings. Where it is the token in question, or that
+            is among the few best, its log-probability is known. Elsewhere it has less than the
+            least of those, which contradicts whoever says that it has more
 
 One request for all of it, so that one replica gives the whole answer.
+
+Not asked for are vLLM's own log-probabilities of prompts, by `prompt_logprobs` or by `echo`: with
+adapters and several requests in a batch, vLLM 0.32 on a CPU ends with an error of shapes, and with
+it the server.
 """
 
 import math
+import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nip_lm_server.engines.vllm.adapter_proof import CPU_PLACES, CPU_TOKENS, PLACES
 from nip_lm_server.proving.stranger import RefusedError, Stranger
 
 BEST = 5
@@ -59,9 +66,9 @@ class Answer:
         ]
 
     @property
-    def is_whole(self) -> bool:
-        """Say whether every log-probability is known."""
-        return all(value is not None for value in self.logprobs)
+    def is_exact(self) -> bool:
+        """Say whether all that was asked for is known."""
+        return all(bound is None for bound in self.bounds)
 
 
 class _NotGivenError(Exception):
@@ -75,6 +82,8 @@ async def find_way(server: Stranger, model: str, tokens: Sequence[int]) -> str:
     """Return the name of the first way that works. Raises NoLogprobsError."""
     reasons = []
     for name, way in WAYS.items():
+        if name == "echo" and server.is_vllm:
+            continue
         try:
             answer = await way(server, model, tokens, None)
         except (RefusedError, _NotGivenError) as error:
@@ -103,25 +112,27 @@ def _is_known(exact: float | None, bound: float | None) -> bool:
     return exact is not None or bound is not None
 
 
-async def _by_prompt_logprobs(
+async def _by_token_ids(
     server: Stranger, model: str, tokens: Sequence[int], rank: int | None
 ) -> Answer:
+    places = choose_places(len(tokens) - 1, CPU_PLACES if len(tokens) <= CPU_TOKENS + 1 else PLACES)
     body = {
         "model": model,
-        "prompt": list(tokens),
+        "prompt": [list(tokens[: place + 1]) for place in places],
         "max_tokens": 1,
         "temperature": 0,
-        "prompt_logprobs": 0,
+        "logprobs": 1,
+        "logprob_token_ids": sorted({tokens[place + 1] for place in places}),
+        "return_tokens_as_token_ids": True,
+        "cache_salt": secrets.token_hex(8),
     }
     answer = await server.complete(body, rank)
+    logprobs: list[float | None] = [None] * (len(tokens) - 1)
     with _Reading():
-        (choice,) = answer["choices"]
-        entries = choice.get("prompt_logprobs")
-        if entries is None:
-            raise _NotGivenError("the answer has none")
-        pairs = zip(tokens[1:], entries[1:], strict=True)
-        values = [_finite(entry[str(token)]["logprob"]) for token, entry in pairs]
-        return _whole(values, answer)
+        for place, choice in zip(places, answer["choices"], strict=True):
+            (named,) = choice["logprobs"]["top_logprobs"]
+            logprobs[place] = _finite(named[f"{_NAMED}{tokens[place + 1]}"])
+    return Answer(tuple(logprobs), (None,) * len(logprobs), _own_name(answer))
 
 
 async def _by_echo(server: Stranger, model: str, tokens: Sequence[int], rank: int | None) -> Answer:
@@ -233,7 +244,7 @@ def _finite(value: Any) -> float:
 
 
 WAYS: dict[str, Way] = {
-    "prompt_logprobs": _by_prompt_logprobs,
+    "token_ids": _by_token_ids,
     "echo": _by_echo,
     "top": _by_top,
 }

@@ -67,6 +67,8 @@ class Stranger:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._proxy, self._timeout_s = proxy, timeout_s
         self._session: aiohttp.ClientSession | None = None
+        self.is_vllm = False
+        """Whether its list of models says so."""
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
@@ -102,6 +104,7 @@ class Stranger:
             raise InputError(
                 "no server of OpenAI's protocol: the answer to GET /v1/models has no list `data`"
             )
+        self.is_vllm = any(isinstance(row, dict) and row.get("owned_by") == "vllm" for row in rows)
         listed = [_read_name(row) for row in rows if isinstance(row, dict)]
         return {served.name: served for served in listed if served.name}
 

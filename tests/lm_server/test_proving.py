@@ -65,7 +65,7 @@ async def prove(address, **settings):
     return [verdict async for verdict in prove_served(request)]
 
 
-@pytest.mark.parametrize("way", ["prompt_logprobs", "echo"])
+@pytest.mark.parametrize("way", ["token_ids", "echo"])
 async def test_it_names_the_adapter_the_base_and_another_one(files, way):
     base, one, two = files / "base", files / "adapters" / "v1", files / "adapters" / "v2"
     models = {
@@ -76,7 +76,7 @@ async def test_it_names_the_adapter_the_base_and_another_one(files, way):
         "behind": [(base, one), (base, two)],
     }
     expected = {"right": "adapter", "forgotten": "base", "mistaken": "another", "behind": "mixed"}
-    async with serve_logprobs(models, ways=[way]) as address:
+    async with serve_logprobs(models, way=way) as address:
         for name, kind in expected.items():
             (verdict,) = await prove(address, model=name, directory=one, among=(two,))
             assert (verdict.kind, verdict.way) == (kind, way), verdict
@@ -105,7 +105,8 @@ async def test_a_probe_that_a_directory_lacks_is_computed_and_can_be_kept(files,
 
 async def test_nips_own_server_tells_by_the_likeliest_tokens(files, tmp_path):
     one, two = files / "adapters" / "v1", files / "adapters" / "v2"
-    for served, kind in ((files / "merged", "adapter"), (files / "base", "base")):
+    # Of the base too few of the adapter's words are among its likeliest, so it may be unnamed.
+    for served, kind in ((files / "merged", "adapter"), (files / "base", "unknown")):
         spec = ServerSpec("embedded", str(served), served_model_name="v1", options={"threads": 1})
         async with serve(tmp_path / kind, spec=spec) as here:
             asked = {"model": "v1", "key": KEY, "base_name": None, "among": (two,)}
@@ -120,7 +121,7 @@ async def test_what_is_wrong_is_one_line_and_no_key_is_in_it(files, tmp_path):
     base, one = files / "base", files / "adapters" / "v1"
     (tmp_path / "empty").mkdir()
     models = {"base": [(base, None)], "v1": [(base, one)]}
-    async with serve_logprobs(models, ways=[], key="k-e-y") as address:
+    async with serve_logprobs(models, way=None, key="k-e-y") as address:
         wrong = {
             "asks for a key": {"model": "v1", "directory": one},
             "refuses the key": {"model": "v1", "directory": one, "key": "another"},
