@@ -17,7 +17,8 @@ _PASSED = ("Authorization", "Content-Type", "X-data-parallel-rank")
 async def balanced(replicas: Sequence[str], seed: int) -> AsyncIterator[str]:
     """Listen at an address, and send each request to one of the replicas, drawn by `seed`."""
     draw = random.Random(seed)
-    async with aiohttp.ClientSession() as session:
+    connector = aiohttp.TCPConnector(force_close=True)  # servers close what is idle
+    async with aiohttp.ClientSession(connector=connector) as session:
 
         async def pass_on(request: web.Request) -> web.Response:
             headers = {name: request.headers[name] for name in _PASSED if name in request.headers}

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nip_lm_server.engines.probes import Probe
-from nip_lm_server.engines.vllm.adapter_proof import CPU_TOKENS
+from nip_lm_server.engines.vllm.adapter_proof import CPU_PLACES, CPU_TOKENS, PLACES
 from nip_lm_server.proving.candidates import Candidate
 from nip_lm_server.proving.judging import (
     BASE,
@@ -50,6 +50,16 @@ class Settings:
     """The precision in which it computes; None: guessed."""
     quantization: str = "none"
     repeats: int = REPEATS
+
+
+@dataclass(frozen=True)
+class _Text:
+    """What is asked of a server: tokens of a probe, and at how many places."""
+
+    way: str
+    tokens: Sequence[int]
+    probe: Probe
+    places: int
 
 
 @dataclass(frozen=True)
@@ -116,19 +126,21 @@ class Prover:
         repeats = min(repeats, TOP_REPEATS) if way == "top" else repeats
         # 1. Its base, and how exactly the server computes.
         base_name, base, dtype = await self._ask_base(name, candidate, way)
-        tokens, probe = self._shorten(name, candidate, way, dtype)
+        text = self._shorten(name, candidate, way, dtype)
         # 2. The name itself, and nothing between: who takes turns would have each its own replica.
         answers = await asyncio.gather(
             *(
-                score(self._server, way, name, tokens, number % ranks if ranks else None)
+                self._score(name, text, number % ranks if ranks else None)
                 for number in range(repeats)
             )
         )
         # 3. The names beside it.
-        rivals = await self._ask_rivals(name, tokens, way) if answers[0].is_exact else {}
-        dtype = settings.dtype or guess_dtype(probe, base, answers)
+        rivals = await self._ask_rivals(name, text) if answers[0].is_exact else {}
+        dtype = settings.dtype or guess_dtype(text.probe, base, answers)
         around = Surroundings(dtype, settings.quantization, base_name, base, rivals)
-        return _Asked(way, answers, [judge_answer(probe, one, around) for one in answers], around)
+        return _Asked(
+            way, answers, [judge_answer(text.probe, one, around) for one in answers], around
+        )
 
     def _cut(self, name: str, tokens: Sequence[int]) -> Sequence[int]:
         """Cut a probe to what the model's context takes, with one token to be generated."""
@@ -139,18 +151,20 @@ class Prover:
         lengths = [served.max_model_len for served in self._names.values() if served.max_model_len]
         return min(lengths, default=None)
 
-    def _shorten(
-        self, name: str, candidate: Candidate, way: str, dtype: str | None
-    ) -> tuple[Sequence[int], Probe]:
+    def _shorten(self, name: str, candidate: Candidate, way: str, dtype: str | None) -> _Text:
         """Cut a probe to what is asked: in float32 a part tells enough, as in the proof of a swap.
 
         Only where each token is a prompt of its own.
         """
         assert candidate.probe is not None
+        is_quick = way == "token_ids" and dtype == "float32"
         tokens = self._cut(name, candidate.probe.tokens)
-        if way == "token_ids" and dtype == "float32":
-            tokens = tokens[: CPU_TOKENS + 1]
-        return tokens, candidate.probe.at(range(len(tokens) - 1))
+        tokens = tokens[: CPU_TOKENS + 1] if is_quick else tokens
+        probe = candidate.probe.at(range(len(tokens) - 1))
+        return _Text(way, tokens, probe, CPU_PLACES if is_quick else PLACES)
+
+    async def _score(self, name: str, text: _Text, rank: int | None = None) -> Answer:
+        return await score(self._server, text.way, name, text.tokens, rank, text.places)
 
     async def _ask_base(
         self, name: str, candidate: Candidate, way: str
@@ -158,20 +172,18 @@ class Prover:
         """Ask the base model, and guess the precision by it; None: there is no base to ask."""
         stated, dtype = self._settings.dtype, self._settings.dtype
         for guess in dict.fromkeys((stated or "float32", stated or "bfloat16")):
-            tokens, probe = self._shorten(name, candidate, way, guess)
-            base_name, base = await self._find_base(name, tokens, way, probe.base_logprobs)
-            dtype = stated or (guess_dtype(probe, base, ()) if base is not None else None)
+            text = self._shorten(name, candidate, way, guess)
+            base_name, base = await self._find_base(name, text)
+            dtype = stated or (guess_dtype(text.probe, base, ()) if base is not None else None)
             if way != "token_ids" or dtype == guess:
                 break
         return base_name, base, dtype
 
-    async def _find_base(
-        self, name: str, tokens: Sequence[int], way: str, saved: Sequence[float]
-    ) -> tuple[str | None, Answer | None]:
+    async def _find_base(self, name: str, text: _Text) -> tuple[str | None, Answer | None]:
         """Find the base model and ask it: the stated one, the name's parent, or the likeliest."""
         stated = self._settings.base_name or self._names[name].parent
         if stated is not None and stated != name and stated in self._names:
-            return stated, await score(self._server, way, stated, tokens)
+            return stated, await self._score(stated, text)
         if self._settings.base_name is not None:
             raise InputError(
                 f"the server has no model {stated!r} to be the base of {name!r}; it has "
@@ -180,7 +192,7 @@ class Prover:
         bases = [n for n, s in self._names.items() if not s.is_adapter and n != name][:_BASES]
         nearest: tuple[float, str | None, Answer | None] = (1.0, None, None)
         for other in bases:
-            answer = await self._try(way, other, tokens)
+            saved, answer = text.probe.base_logprobs, await self._try(other, text)
             if answer is not None and (places := answer.telling(saved)):
                 filled = answer.fill(saved)
                 distance = sum(abs(filled[p] - saved[p]) for p in places) / len(places)
@@ -188,16 +200,16 @@ class Prover:
                     nearest = (distance, other, answer)
         return nearest[1], nearest[2]
 
-    async def _ask_rivals(self, name: str, tokens: Sequence[int], way: str) -> dict[str, Answer]:
+    async def _ask_rivals(self, name: str, text: _Text) -> dict[str, Answer]:
         """Ask the adapters that were loaded last, beside this one."""
         rivals = [n for n, s in self._names.items() if s.is_adapter and n != name][-_RIVALS:]
-        answers = await asyncio.gather(*(self._try(way, rival, tokens) for rival in rivals))
+        answers = await asyncio.gather(*(self._try(rival, text) for rival in rivals))
         return {n: a for n, a in zip(rivals, answers, strict=True) if a is not None}
 
-    async def _try(self, way: str, name: str, tokens: Sequence[int]) -> Answer | None:
+    async def _try(self, name: str, text: _Text) -> Answer | None:
         """Ask another name; None: it does not answer, which is nothing against this one."""
         try:
-            return await score(self._server, way, name, tokens)
+            return await self._score(name, text)
         except (RefusedError, NoLogprobsError):
             return None
 
@@ -329,18 +341,16 @@ class Prover:
         """Find the directories whose probe the name answers as their files say."""
 
         async def answers_as(other: Candidate) -> bool:
-            probe = other.probe
-            assert probe is not None
-            tokens, probe = self._shorten(name, other, asked.way, asked.around.dtype)
+            text = self._shorten(name, other, asked.way, asked.around.dtype)
             # Of several replicas one may be it.
             for _ in range(1 if self._is_alone(asked) else 4):
-                answer = await self._try(asked.way, name, tokens)
+                answer = await self._try(name, text)
                 if answer is None:
                     return False
-                # The base is the same for both, so its noise is known; its answers here are not.
+                # Its noise is that of its precision: the base was asked for another text.
                 around = Surroundings(asked.around.dtype, asked.around.quantization)
-                judged = judge_answer(probe, answer, around)
-                fewest = min(fewest_places(probe, around.dtype), len(answer.logprobs))
+                judged = judge_answer(text.probe, answer, around)
+                fewest = min(fewest_places(text.probe, around.dtype), len(answer.logprobs))
                 if judged.matches and judged.is_base_told_apart and judged.places >= fewest:
                     return True
             return False

@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nip_lm_server.engines.vllm.adapter_proof import CPU_PLACES, CPU_TOKENS, PLACES
+from nip_lm_server.engines.vllm.adapter_proof import PLACES
 from nip_lm_server.proving.stranger import RefusedError, Stranger
 
 BEST = 5
@@ -75,7 +75,7 @@ class _NotGivenError(Exception):
     """An answer came without the log-probabilities."""
 
 
-Way = Callable[[Stranger, str, Sequence[int], int | None], Awaitable[Answer]]
+Way = Callable[[Stranger, str, Sequence[int], int | None, int], Awaitable[Answer]]
 
 
 async def find_way(server: Stranger, model: str, tokens: Sequence[int]) -> str:
@@ -85,7 +85,7 @@ async def find_way(server: Stranger, model: str, tokens: Sequence[int]) -> str:
         if name == "echo" and server.is_vllm:
             continue
         try:
-            answer = await way(server, model, tokens, None)
+            answer = await way(server, model, tokens, None, PLACES)
         except (RefusedError, _NotGivenError) as error:
             reasons.append(f"{name}: {error}")
             continue
@@ -96,14 +96,19 @@ async def find_way(server: Stranger, model: str, tokens: Sequence[int]) -> str:
 
 
 async def score(
-    server: Stranger, way: str, model: str, tokens: Sequence[int], rank: int | None = None
+    server: Stranger,
+    way: str,
+    model: str,
+    tokens: Sequence[int],
+    rank: int | None = None,
+    most: int = PLACES,
 ) -> Answer:
-    """Ask once for the log-probabilities of all tokens but the first.
+    """Ask once for log-probabilities of tokens, by `token_ids` of `most` at most.
 
     Raises RefusedError, or NoLogprobsError if there are none in the answer.
     """
     try:
-        return await WAYS[way](server, model, tokens, rank)
+        return await WAYS[way](server, model, tokens, rank, most)
     except _NotGivenError as error:
         raise NoLogprobsError(f"{way}: {error}") from None
 
@@ -113,9 +118,9 @@ def _is_known(exact: float | None, bound: float | None) -> bool:
 
 
 async def _by_token_ids(
-    server: Stranger, model: str, tokens: Sequence[int], rank: int | None
+    server: Stranger, model: str, tokens: Sequence[int], rank: int | None, most: int
 ) -> Answer:
-    places = choose_places(len(tokens) - 1, CPU_PLACES if len(tokens) <= CPU_TOKENS + 1 else PLACES)
+    places = choose_places(len(tokens) - 1, most)
     body = {
         "model": model,
         "prompt": [list(tokens[: place + 1]) for place in places],
@@ -135,7 +140,9 @@ async def _by_token_ids(
     return Answer(tuple(logprobs), (None,) * len(logprobs), _own_name(answer))
 
 
-async def _by_echo(server: Stranger, model: str, tokens: Sequence[int], rank: int | None) -> Answer:
+async def _by_echo(
+    server: Stranger, model: str, tokens: Sequence[int], rank: int | None, most: int
+) -> Answer:
     body = {
         "model": model,
         "prompt": list(tokens),
@@ -154,7 +161,9 @@ async def _by_echo(server: Stranger, model: str, tokens: Sequence[int], rank: in
         return _whole([_finite(value) for value in values[1 : len(tokens)]], answer)
 
 
-async def _by_top(server: Stranger, model: str, tokens: Sequence[int], rank: int | None) -> Answer:
+async def _by_top(
+    server: Stranger, model: str, tokens: Sequence[int], rank: int | None, most: int
+) -> Answer:
     """See this module. Ids of tokens are asked for in the two ways that servers have."""
     places = choose_places(len(tokens) - 1, TOP_PLACES)
     body = {
