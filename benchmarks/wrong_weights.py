@@ -161,6 +161,8 @@ async def replica(bench: Bench, number: int) -> Any:
     """Prove a name that one of two servers has not loaded again."""
     right_one, last_one = bench.pick(number)
     name = f"replica-{number:02d}"
+    for server in bench.servers:
+        bench.unload(server, name)  # what was interrupted may have left it
     try:
         for server in bench.servers:
             bench.load(server, name, bench.adapters[last_one])
@@ -186,6 +188,7 @@ def _place(bench: Bench, number: int, what: str) -> Iterator[tuple[str, Path]]:
     """Give a name and a path that nothing else had, and free both in the end."""
     name = f"{what}-{number:02d}"
     place = Path(tempfile.mkdtemp(dir=bench.state)) / name
+    bench.unload(bench.servers[0], name)  # what was interrupted may have left it
     try:
         yield name, place
     finally:

@@ -343,7 +343,7 @@ class Prover:
         async def answers_as(other: Candidate) -> bool:
             text = self._shorten(name, other, asked.way, asked.around.dtype)
             # Of several replicas one may be it.
-            for _ in range(1 if self._is_alone(asked) else 4):
+            for _ in range(1 if self._is_alone(asked) else self._settings.repeats):
                 answer = await self._try(name, text)
                 if answer is None:
                     return False

@@ -150,10 +150,11 @@ async def test_another_base_and_an_adapter_that_changes_nothing_are_no_proof(fil
     base, one = files / "base", files / "adapters" / "v1"
     other = make_model(tmp_path / "other", seed=5)
     same = make_adapter(base, tmp_path / "same", seed=9, size=0.0)
-    models = {"base": [(other, None)], "v1": [(other, one)], "same": [(base, same)]}
+    models = {"base": [(other, None)], "v1": [(other, one)], "plain": [(base, None)]}
+    models["same"] = [(base, same)]
     async with serve_logprobs(models) as address:
         (verdict,) = await prove(address, model="v1", directory=one)
         assert verdict.kind == "cannot_tell" and "another base model" in verdict.says
         settings = {"model": "same", "directory": same, "base_model": str(base)}
-        (verdict,) = await prove(address, **settings, base_name="same")
+        (verdict,) = await prove(address, **settings, base_name="plain")
         assert verdict.kind == "cannot_tell" and "can't be told apart" in verdict.says
