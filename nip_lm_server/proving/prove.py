@@ -15,7 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nip_lm_server.engines.probes import Probe
-from nip_lm_server.engines.vllm.adapter_proof import CPU_PLACES, CPU_TOKENS, PLACES
+from nip_lm_server.engines.vllm.adapter_proof import (
+    CPU_PLACES,
+    CPU_RIVALS,
+    CPU_TOKENS,
+    PLACES,
+    RIVALS,
+)
 from nip_lm_server.proving.candidates import Candidate
 from nip_lm_server.proving.judging import (
     BASE,
@@ -34,7 +40,6 @@ from nip_lm_server.proving.verdict import Kind, Verdict, list_names
 REPEATS = 12
 """Answers that each name is asked for. One of two replicas that are chosen by chance is missed once
 in 2,000 times, one of four in 32."""
-_RIVALS = 6
 _BASES = 4
 _MOST_RANKS = 64
 _NO_RANK = 1_000_000
@@ -202,7 +207,8 @@ class Prover:
 
     async def _ask_rivals(self, name: str, text: _Text) -> dict[str, Answer]:
         """Ask the adapters that were loaded last, beside this one."""
-        rivals = [n for n, s in self._names.items() if s.is_adapter and n != name][-_RIVALS:]
+        most = CPU_RIVALS if text.places == CPU_PLACES else RIVALS
+        rivals = [n for n, s in self._names.items() if s.is_adapter and n != name][-most:]
         answers = await asyncio.gather(*(self._try(rival, text) for rival in rivals))
         return {n: a for n, a in zip(rivals, answers, strict=True) if a is not None}
 
