@@ -272,7 +272,7 @@ def main() -> None:
     parser.add_argument("--right", type=int, default=200, help="proofs of what is right")
     parser.add_argument("--state", type=Path, help="keep adapters and proofs here, and go on")
     parser.add_argument("--servers", nargs=2, default=[], metavar="URL")
-    parser.add_argument("--only", nargs="+", choices=list(ROWS), help="make these rows alone")
+    parser.add_argument("--only", nargs="*", choices=list(ROWS), help="make these rows alone")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -286,7 +286,7 @@ def main() -> None:
         async def run() -> list[dict[str, Any]]:
             async with _servers(options.servers, state) as servers:
                 bench = Bench(servers, adapters, state)
-                only = options.only or list(ROWS)
+                only = list(ROWS) if options.only is None else options.only
                 return await measure(bench, options.times, options.right, only)
 
         rows = asyncio.run(run())
@@ -294,6 +294,7 @@ def main() -> None:
         document = {
             "commit": describe_commit(),
             "processors": os.cpu_count(),
+            "planned": {what: options.times for what in ROWS} | {"right": options.right},
             "rows": rows,
         }
         write_page(document, options.out)

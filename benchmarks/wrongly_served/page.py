@@ -101,4 +101,9 @@ def _page(document: dict[str, Any], summary: dict[str, Any]) -> str:
     loads = [edge for row in summary.values() for edge in row.get("load", ())]
     if loads:
         lines += ["", f"Load of the machine meanwhile: {min(loads):g} to {max(loads):g}."]
+    planned = document["planned"]
+    short = [f"{row['proofs']} of {planned[what]} ({what})"
+             for what, row in summary.items() if row["proofs"] < planned[what]]  # fmt: skip
+    if short:
+        lines += ["", f"Fewer proofs than planned were made: {', '.join(short)}."]
     return "\n".join([*lines, "", NOTES, ""])

@@ -313,8 +313,8 @@ class Prover:
         if stale is not None:
             says = (
                 f"the adapter of {candidate.label} is loaded, but answers from a stale prefix "
-                f"cache, {stale.distance:.3g} nats from what it gives without: reset the cache, or "
-                "load the adapter from a path of its own"
+                f"cache, at least {stale.distance:.2g} nats from what it gives without it: reset "
+                "it, or load the adapter from a path of its own"
             )
             return Verdict(name, "stale_cache", says)
         distance = max(judged.figures["distance"] for judged in asked.judged)
