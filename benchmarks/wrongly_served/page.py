@@ -30,6 +30,9 @@ NOTES = """\
   loaded again with `load_inplace`. vLLM 0.32 says in its log that the cache keeps the last ones'.
 - *One replica*: a balancer draws one of two vLLMs for each request; one has the last adapter.
 - *Right*: every fifth proof goes through the balancer, with both servers as they should be.
+- While other requests for adapters were in its batches, the base model of such a vLLM gave
+  log-probabilities that were up to 15 nats from those that it gave alone. That was seen in three of
+  twelve answers, and not looked into. A proof then says that it can't tell.
 - On nip's own server the last two can't be made by its API: a name belongs to one job and is used
   once, nothing is loaded in place, and adapters share no cache. The first two need a fault inside
   of the engine. Each load is proved, see [Swap with proof](../lm-server.md#swap-with-proof)."""

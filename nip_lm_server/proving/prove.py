@@ -130,8 +130,7 @@ class Prover:
         repeats = max(settings.repeats, 2 * (ranks or 1))
         repeats = min(repeats, TOP_REPEATS) if way == "top" else repeats
         # 1. Its base, and how exactly the server computes.
-        base_name, base, dtype = await self._ask_base(name, candidate, way)
-        text = self._shorten(name, candidate, way, dtype)
+        base_name, base, text = await self._ask_base(name, candidate, way)
         # 2. The name itself, and nothing between: who takes turns would have each its own replica.
         answers = await asyncio.gather(
             *(
@@ -173,8 +172,8 @@ class Prover:
 
     async def _ask_base(
         self, name: str, candidate: Candidate, way: str
-    ) -> tuple[str | None, Answer | None, str | None]:
-        """Ask the base model, and guess the precision by it; None: there is no base to ask."""
+    ) -> tuple[str | None, Answer | None, _Text]:
+        """Ask the base model, and choose the text by the precision that its answer shows."""
         stated, dtype = self._settings.dtype, self._settings.dtype
         for guess in dict.fromkeys((stated or "float32", stated or "bfloat16")):
             text = self._shorten(name, candidate, way, guess)
@@ -182,7 +181,7 @@ class Prover:
             dtype = stated or (guess_dtype(text.probe, base, ()) if base is not None else None)
             if way != "token_ids" or dtype == guess:
                 break
-        return base_name, base, dtype
+        return base_name, base, text
 
     async def _find_base(self, name: str, text: _Text) -> tuple[str | None, Answer | None]:
         """Find the base model and ask it: the stated one, the name's parent, or the likeliest."""
