@@ -32,6 +32,8 @@ NOTES = """\
 - *Right*: every fifth proof goes through the balancer, with both servers as they should be.
 - The rows on record were made while up to three proofs ran at once and other programs had most of
   the machine, the first of them by earlier commits of the day; the seconds are those of that load.
+  The replica that was not named is a `cannot_tell`, by an error in the choice of the text that is
+  mended since; it was not made again.
 - While other requests for adapters were in its batches, the base model of such a vLLM gave
   log-probabilities that were up to 15 nats from those that it gave alone. That was seen in three of
   twelve answers, and not looked into. A proof then says that it can't tell.
