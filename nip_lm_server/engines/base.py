@@ -137,6 +137,7 @@ class TopLogprob:
 
     token: str
     logprob: float
+    token_id: int | None = None  # where the engine has them
 
 
 @dataclass(frozen=True)

@@ -228,7 +228,7 @@ class RowReader:
     def _alternatives(self, likeliest: Sequence[tuple[int, float]]) -> tuple[TopLogprob, ...]:
         # A grammar may allow fewer tokens than were asked for.
         possible = [(token, logprob) for token, logprob in likeliest if logprob > -math.inf]
-        return tuple(TopLogprob(self._show(token), logprob) for token, logprob in possible)
+        return tuple(TopLogprob(self._show(token), logprob, token) for token, logprob in possible)
 
     def _show(self, token: int) -> str:
         return self._worker.show_token(token)
