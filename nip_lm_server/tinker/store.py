@@ -1,0 +1,460 @@
+"""The tables of Tinker's API, in a database beside the server's own: ``tinker.sqlite3``.
+
+sessions     clients, with their last sign of life
+models       models in training, and up to where each of them is on disk
+requests     what was asked under which number, with its payload and its result
+samplers     what a sampler samples from
+checkpoints  weights on disk, by their paths
+
+A database of its own: a server that nobody trains on through this API has none, and one of an
+older version still reads the rest. Payloads stay until a state on disk is behind them, results
+until they were fetched and are `KEPT_S` old.
+"""
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from nip_lm_server.state.database import UNUSABLE, unusable_error
+from nip_lm_server.state.directory import StateError
+from nip_lm_server.tinker.records import (
+    Category,
+    CheckpointKind,
+    CheckpointRow,
+    LoraShape,
+    ModelRow,
+    RequestRow,
+    SamplerRow,
+    SessionRow,
+    Status,
+)
+
+DATABASE = "tinker.sqlite3"
+FORMAT = 1
+KEPT_S = 15 * 60.0
+"""So long a result stays after it was fetched: a client whose answer was lost asks again soon."""
+UNFETCHED_S = 24 * 3600.0
+"""... and after it was made, if nobody fetched it."""
+
+_SCHEMA = """
+CREATE TABLE sessions (
+    id TEXT PRIMARY KEY, created_at REAL NOT NULL, heard_at REAL NOT NULL, finished_at REAL,
+    finish TEXT, user_metadata TEXT NOT NULL, sdk_version TEXT
+);
+CREATE TABLE models (
+    id TEXT PRIMARY KEY, session_id TEXT NOT NULL REFERENCES sessions (id),
+    base_model TEXT NOT NULL, lora TEXT NOT NULL, created_at REAL NOT NULL,
+    durable_seq INTEGER NOT NULL DEFAULT -1, user_metadata TEXT NOT NULL
+);
+CREATE TABLE requests (
+    owner TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL, digest TEXT NOT NULL,
+    payload BLOB, status TEXT NOT NULL, created_at REAL NOT NULL, ended_at REAL, fetched_at REAL,
+    result BLOB, is_protobuf INTEGER NOT NULL DEFAULT 0, error TEXT, category TEXT,
+    void INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (owner, seq)
+);
+CREATE INDEX requests_pending ON requests (owner, seq) WHERE status = 'pending';
+CREATE TABLE samplers (
+    id TEXT PRIMARY KEY, session_id TEXT NOT NULL REFERENCES sessions (id),
+    base_model TEXT NOT NULL, model_path TEXT, served_name TEXT NOT NULL, created_at REAL NOT NULL
+);
+CREATE TABLE checkpoints (
+    path TEXT PRIMARY KEY, model_id TEXT NOT NULL, session_id TEXT NOT NULL,
+    base_model TEXT NOT NULL, kind TEXT NOT NULL,
+    name TEXT NOT NULL, folder TEXT NOT NULL, content_digest TEXT NOT NULL, bytes INTEGER NOT NULL,
+    lora TEXT NOT NULL, created_at REAL NOT NULL, expires_at REAL, user_metadata TEXT NOT NULL,
+    has_optimizer INTEGER NOT NULL, deleted_at REAL
+);
+CREATE INDEX checkpoints_by_model ON checkpoints (model_id, created_at);
+"""
+_REQUEST = (
+    "owner, seq, kind, digest, payload, status, created_at, result, is_protobuf, error, category"
+)
+
+
+class TinkerStore:
+    """The tables, over one connection on the event loop's thread."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time):
+        """Open or create the database. Raises StateError if it can't be used."""
+        self.path, self._clock = path, clock
+        try:
+            if not path.is_file():
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+            self._connection = sqlite3.connect(path, isolation_level=None)
+            self._connection.row_factory = sqlite3.Row
+            version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+            if version > FORMAT:
+                raise StateError(
+                    f"{path} has format {version}, this server knows {FORMAT}: use the version "
+                    "that wrote it"
+                )
+            # As the server's own database: what a client was told of outlives a power loss.
+            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+                self._connection.execute(f"PRAGMA {pragma}")
+            if not version:
+                self._connection.executescript(
+                    f"BEGIN; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;"
+                )
+        except UNUSABLE as error:
+            raise unusable_error(path, error) from error
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Everything inside is written together or not at all. Not to be held over an await."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+
+    def _one(self, sql: str, *values: Any) -> sqlite3.Row | None:
+        row: sqlite3.Row | None = self._connection.execute(sql, values).fetchone()
+        return row
+
+    def _all(self, sql: str, *values: Any) -> list[sqlite3.Row]:
+        return self._connection.execute(sql, values).fetchall()
+
+    def _do(self, sql: str, *values: Any) -> int:
+        return self._connection.execute(sql, values).rowcount
+
+    # Sessions
+
+    def add_session(self, id: str, user_metadata: dict[str, object], sdk_version: str) -> None:
+        """Enter a session."""
+        now = self._clock()
+        self._do(
+            "INSERT INTO sessions (id, created_at, heard_at, user_metadata, sdk_version) "
+            "VALUES (?, ?, ?, ?, ?)",
+            id, now, now, json.dumps(user_metadata), sdk_version,
+        )  # fmt: skip
+
+    def find_session(self, id: str) -> SessionRow | None:
+        """Return a session."""
+        row = self._one("SELECT * FROM sessions WHERE id = ?", id)
+        return None if row is None else _session(row)
+
+    def list_sessions(self, limit: int, offset: int) -> list[SessionRow]:
+        """List sessions, the newest first."""
+        rows = self._all(
+            "SELECT * FROM sessions ORDER BY created_at DESC, id LIMIT ? OFFSET ?", limit, offset
+        )
+        return [_session(row) for row in rows]
+
+    def hear_of(self, id: str) -> None:
+        """Note a sign of life."""
+        self._do("UPDATE sessions SET heard_at = ? WHERE id = ?", self._clock(), id)
+
+    def finish_session(self, id: str, finish: str) -> bool:
+        """End a session, once; the first reason stays. Returns whether this was the first."""
+        changed = self._do(
+            "UPDATE sessions SET finished_at = ?, finish = ? "
+            "WHERE id = ? AND finished_at IS NULL",
+            self._clock(), finish, id,
+        )  # fmt: skip
+        return changed == 1
+
+    def list_silent_sessions(self, silent_s: float) -> list[str]:
+        """List sessions that are not over and have given no sign of life for so long."""
+        rows = self._all(
+            "SELECT id FROM sessions WHERE finished_at IS NULL AND heard_at < ?",
+            self._clock() - silent_s,
+        )
+        return [row["id"] for row in rows]
+
+    # Models
+
+    def add_model(
+        self, id: str, session_id: str, base_model: str, lora: LoraShape, metadata: dict[str, str]
+    ) -> None:
+        """Enter a model; nothing where it is there."""
+        self._do(
+            "INSERT OR IGNORE INTO models (id, session_id, base_model, lora, created_at, "
+            "user_metadata) VALUES (?, ?, ?, ?, ?, ?)",
+            id, session_id, base_model, json.dumps(asdict(lora)), self._clock(),
+            json.dumps(metadata),
+        )  # fmt: skip
+
+    def find_model(self, id: str) -> ModelRow | None:
+        """Return a model."""
+        row = self._one("SELECT * FROM models WHERE id = ?", id)
+        return None if row is None else _model(row)
+
+    def list_models(self, limit: int, offset: int) -> list[ModelRow]:
+        """List models, the newest first."""
+        rows = self._all(
+            "SELECT * FROM models ORDER BY created_at DESC, id LIMIT ? OFFSET ?", limit, offset
+        )
+        return [_model(row) for row in rows]
+
+    def list_models_of(self, session_id: str) -> list[ModelRow]:
+        """List the models of a session."""
+        return [
+            _model(row) for row in self._all("SELECT * FROM models WHERE session_id = ?", session_id)
+        ]
+
+    def list_open_models(self) -> list[ModelRow]:
+        """List the models whose sessions are not over."""
+        rows = self._all(
+            "SELECT models.* FROM models JOIN sessions ON sessions.id = session_id "
+            "WHERE finished_at IS NULL ORDER BY models.created_at"
+        )
+        return [_model(row) for row in rows]
+
+    def count(self, table: str) -> int:
+        """Count the rows of a table of this package's."""
+        row = self._one(f"SELECT COUNT(*) AS n FROM {table}")  # noqa: S608
+        return int(row["n"]) if row else 0
+
+    def note_durable(self, model_id: str, seq: int) -> None:
+        """A state on disk has everything up to `seq`: the payloads behind it go."""
+        with self.transaction():
+            self._do("UPDATE models SET durable_seq = ? WHERE id = ?", seq, model_id)
+            # Not that of request 0, which says what the model is made of.
+            self._do(
+                "UPDATE requests SET payload = NULL "
+                "WHERE owner = ? AND seq BETWEEN 1 AND ? AND status != 'pending'",
+                model_id, seq,
+            )  # fmt: skip
+
+    # Requests
+
+    def add_request(self, owner: str, seq: int, kind: str, digest: str, payload: bytes) -> None:
+        """Enter a pending request. Its number must be free."""
+        self._do(
+            "INSERT INTO requests (owner, seq, kind, digest, payload, status, created_at) "
+            "VALUES (?, ?, ?, ?, ?, 'pending', ?)",
+            owner, seq, kind, digest, payload, self._clock(),
+        )  # fmt: skip
+
+    def find_request(self, owner: str, seq: int) -> RequestRow | None:
+        """Return a request with payload and result."""
+        row = self._one(f"SELECT {_REQUEST} FROM requests WHERE owner = ? AND seq = ?", owner, seq)
+        return None if row is None else _request(row)
+
+    def find_digest(self, owner: str, seq: int) -> str | None:
+        """Return what was sent under a number, as its digest."""
+        row = self._one("SELECT digest FROM requests WHERE owner = ? AND seq = ?", owner, seq)
+        return None if row is None else str(row["digest"])
+
+    def list_pending(self, owner: str) -> list[int]:
+        """List the numbers that wait for their turn, in order."""
+        rows = self._all(
+            "SELECT seq FROM requests WHERE owner = ? AND status = 'pending' ORDER BY seq", owner
+        )
+        return [row["seq"] for row in rows]
+
+    def list_pending_samples(self) -> list[tuple[str, int]]:
+        """List the samples that were never answered."""
+        rows = self._all(
+            "SELECT owner, seq FROM requests WHERE kind = 'sample' AND status = 'pending'"
+        )
+        return [(row["owner"], row["seq"]) for row in rows]
+
+    def next_seq(self, model_id: str) -> int:
+        """Return the first number of a model that is not over: all before it are."""
+        row = self._one(
+            "SELECT MAX(seq) AS seq FROM requests WHERE owner = ? AND status != 'pending'", model_id
+        )
+        return 0 if row is None or row["seq"] is None else int(row["seq"]) + 1
+
+    def list_replayed(self, model_id: str, after: int, before: int) -> list[int]:
+        """List the executed requests between two numbers that changed the model."""
+        rows = self._all(
+            "SELECT seq FROM requests WHERE owner = ? AND seq > ? AND seq < ? AND status = 'done' "
+            "AND void = 0 AND kind IN ('forward_backward', 'optim_step') ORDER BY seq",
+            model_id, after, before,
+        )  # fmt: skip
+        return [row["seq"] for row in rows]
+
+    def void_since_step(self, model_id: str, before: int) -> None:
+        """Leave out of every replay what was added up after the last step before `before`."""
+        self._do(
+            "UPDATE requests SET void = 1 WHERE owner = ?1 AND kind = 'forward_backward' "
+            "AND seq < ?2 AND seq > (SELECT COALESCE(MAX(seq), 0) FROM requests WHERE owner = ?1 "
+            "AND kind = 'optim_step' AND status = 'done' AND seq < ?2)",
+            model_id, before,
+        )  # fmt: skip
+
+    def has_gradient(self, model_id: str) -> bool:
+        """Say whether parts of a gradient wait for their step."""
+        row = self._one(
+            "SELECT 1 FROM requests WHERE owner = ?1 AND kind = 'forward_backward' "
+            "AND status = 'done' AND void = 0 AND seq > (SELECT COALESCE(MAX(seq), 0) "
+            "FROM requests WHERE owner = ?1 AND kind = 'optim_step' AND status = 'done') LIMIT 1",
+            model_id,
+        )
+        return row is not None
+
+    def find_broken(self, model_id: str) -> str | None:
+        """Say which part of the gradient since the last step failed; None: it is whole."""
+        row = self._one(
+            "SELECT seq, error FROM requests WHERE owner = ?1 AND status = 'failed' "
+            "AND kind IN ('forward_backward', 'refused', 'create_model', 'load_weights') "
+            "AND (seq = 0 OR seq > (SELECT COALESCE(MAX(seq), 0) FROM requests WHERE owner = ?1 "
+            "AND kind = 'optim_step' AND status != 'pending')) ORDER BY seq LIMIT 1",
+            model_id,
+        )
+        return None if row is None else f"request {row['seq']} failed ({row['error'][:300]})"
+
+    def end_request(self, owner: str, seq: int, result: bytes, is_protobuf: bool) -> None:
+        """Write down a result."""
+        self._do(
+            "UPDATE requests SET status = 'done', result = ?, is_protobuf = ?, ended_at = ? "
+            "WHERE owner = ? AND seq = ? AND status = 'pending'",
+            result, is_protobuf, self._clock(), owner, seq,
+        )  # fmt: skip
+
+    def fail_request(self, owner: str, seq: int, error: str, category: Category) -> None:
+        """Write down why there is no result."""
+        self._do(
+            "UPDATE requests SET status = 'failed', error = ?, category = ?, ended_at = ? "
+            "WHERE owner = ? AND seq = ? AND status = 'pending'",
+            error, category, self._clock(), owner, seq,
+        )  # fmt: skip
+
+    def note_fetched(self, owner: str, seq: int) -> None:
+        """Note that a client has a result; the first time counts."""
+        self._do(
+            "UPDATE requests SET fetched_at = ? WHERE owner = ? AND seq = ? AND fetched_at IS NULL",
+            self._clock(), owner, seq,
+        )  # fmt: skip
+
+    def drop_old_results(self) -> int:
+        """Let go of results that were fetched long ago, and the payloads of ended samples."""
+        now = self._clock()
+        return self._do(
+            "UPDATE requests SET result = NULL WHERE status = 'done' AND result IS NOT NULL "
+            "AND (fetched_at < ? OR ended_at < ?)",
+            now - KEPT_S, now - UNFETCHED_S,
+        )  # fmt: skip
+
+    def drop_payload(self, owner: str, seq: int) -> None:
+        """Let go of a payload that nothing is computed from any more."""
+        self._do("UPDATE requests SET payload = NULL WHERE owner = ? AND seq = ?", owner, seq)
+
+    def drop_payloads_of(self, owner: str) -> None:
+        """Let go of all payloads of a model or sampler that is over."""
+        self._do("UPDATE requests SET payload = NULL WHERE owner = ?", owner)
+
+    # Samplers and checkpoints
+
+    def add_sampler(
+        self, id: str, session_id: str, base_model: str, model_path: str | None, served_name: str
+    ) -> None:
+        """Enter a sampler; nothing where it is there."""
+        self._do(
+            "INSERT OR IGNORE INTO samplers VALUES (?, ?, ?, ?, ?, ?)",
+            id, session_id, base_model, model_path, served_name, self._clock(),
+        )  # fmt: skip
+
+    def find_sampler(self, id: str) -> SamplerRow | None:
+        """Return a sampler."""
+        row = self._one("SELECT * FROM samplers WHERE id = ?", id)
+        return None if row is None else SamplerRow(**row)
+
+    def list_samplers_of(self, session_id: str) -> list[SamplerRow]:
+        """List the samplers of a session."""
+        rows = self._all("SELECT * FROM samplers WHERE session_id = ?", session_id)
+        return [SamplerRow(**row) for row in rows]
+
+    def put_checkpoint(self, row: CheckpointRow) -> None:
+        """Enter weights that are on disk, in the place of those under the same path."""
+        values = asdict(row)
+        values["lora"] = json.dumps(asdict(row.lora))
+        values["user_metadata"] = json.dumps(row.user_metadata)
+        names, marks = ", ".join(values), ", ".join("?" * len(values))
+        self._do(
+            f"INSERT OR REPLACE INTO checkpoints ({names}) VALUES ({marks})",  # noqa: S608
+            *values.values(),
+        )
+
+    def find_checkpoint(self, path: str) -> CheckpointRow | None:
+        """Return weights by their path, deleted ones too: a name is given once."""
+        row = self._one("SELECT * FROM checkpoints WHERE path = ?", path)
+        return None if row is None else _checkpoint(row)
+
+    def list_checkpoints(
+        self, model_id: str | None, limit: int, offset: int
+    ) -> list[CheckpointRow]:
+        """List named weights that are there, the newest first: of a model, or all."""
+        rows = self._all(
+            "SELECT * FROM checkpoints WHERE deleted_at IS NULL AND kind != 'snapshot' "
+            "AND (?1 IS NULL OR model_id = ?1) ORDER BY created_at DESC, path LIMIT ?2 OFFSET ?3",
+            model_id, limit, offset,
+        )  # fmt: skip
+        return [_checkpoint(row) for row in rows]
+
+    def count_checkpoints(self) -> int:
+        """Count the named weights that are there."""
+        row = self._one(
+            "SELECT COUNT(*) AS n FROM checkpoints WHERE deleted_at IS NULL AND kind != 'snapshot'"
+        )
+        return int(row["n"]) if row else 0
+
+    def list_snapshots_of(self, session_id: str) -> list[CheckpointRow]:
+        """List the unnamed weights of a session that are there, the oldest first."""
+        rows = self._all(
+            "SELECT * FROM checkpoints WHERE session_id = ? AND kind = 'snapshot' "
+            "AND deleted_at IS NULL ORDER BY created_at",
+            session_id,
+        )
+        return [_checkpoint(row) for row in rows]
+
+    def list_expired(self) -> list[CheckpointRow]:
+        """List weights whose time is over."""
+        rows = self._all(
+            "SELECT * FROM checkpoints WHERE deleted_at IS NULL AND expires_at < ?", self._clock()
+        )
+        return [_checkpoint(row) for row in rows]
+
+    def set_expiry(self, path: str, ttl_s: float | None) -> None:
+        """Set for how long from now weights are kept; None: for ever."""
+        until = None if ttl_s is None else self._clock() + ttl_s
+        self._do("UPDATE checkpoints SET expires_at = ? WHERE path = ?", until, path)
+
+    def mark_deleted(self, path: str) -> None:
+        """Take weights out of view; their path is not given again."""
+        self._do("UPDATE checkpoints SET deleted_at = ? WHERE path = ?", self._clock(), path)
+
+
+def _session(row: sqlite3.Row) -> SessionRow:
+    names = ("id", "created_at", "heard_at", "finished_at")
+    metadata = json.loads(row["user_metadata"])
+    return SessionRow(**{name: row[name] for name in names}, user_metadata=metadata)
+
+
+def _model(row: sqlite3.Row) -> ModelRow:
+    values = dict(row)
+    values["lora"] = LoraShape(**json.loads(values["lora"]))
+    values["user_metadata"] = json.loads(values["user_metadata"])
+    return ModelRow(**values)
+
+
+def _request(row: sqlite3.Row) -> RequestRow:
+    values = dict(row)
+    status: Status = values["status"]
+    return RequestRow(**{**values, "status": status, "is_protobuf": bool(values["is_protobuf"])})
+
+
+def _checkpoint(row: sqlite3.Row) -> CheckpointRow:
+    values = dict(row)
+    kind: CheckpointKind = values["kind"]
+    values |= {
+        "kind": kind,
+        "lora": LoraShape(**json.loads(values["lora"])),
+        "user_metadata": json.loads(values["user_metadata"]),
+        "has_optimizer": bool(values["has_optimizer"]),
+    }
+    return CheckpointRow(**values)
