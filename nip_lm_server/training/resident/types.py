@@ -98,4 +98,6 @@ class Facts:
     layers: dict[str, int]
     """Linear layers of each kind: ``attn``, ``mlp``, ``unembed``."""
     tokens_per_pass: int
-    gradient_checkpointing: bool
+    """How many go through the model together; a longer sequence goes alone."""
+    tokens_kept: int
+    """In a pass of more tokens, activations are computed a second time instead of kept."""
