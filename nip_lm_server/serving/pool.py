@@ -37,6 +37,7 @@ from nip_lm_server.serving.training_place import TrainingPlace
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.models import AdapterError, ModelStore
 
+
 class Guests(Protocol):
     """Adapters that are not in the table of models, as those of Tinker's samplers."""
 
@@ -404,7 +405,8 @@ class EnginePool:
         base, row = self._find(model), None
         if base is None:
             row, guest = self._models.get_row(model), self._find_guest(model)
-            base = None if row is None and guest is None else self._find(guest or row.base_model)
+            name = guest if row is None else row.base_model
+            base = None if name is None else self._find(name)
             if base is None:
                 return model_not_found(model)
         if not base.is_ready:

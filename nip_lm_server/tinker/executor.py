@@ -19,6 +19,7 @@ from nip_lm_server.state.disk import is_full
 from nip_lm_server.tinker.records import Category, ModelRow, RequestRow
 from nip_lm_server.tinker.steps import Failed, Steps
 from nip_lm_server.tinker.store import TinkerStore
+from nip_lm_server.training.resident.client import ResidentDied
 
 GAP_S = 6 * 60.0
 """The SDK sends a request again for five minutes. With less, one would be given up that comes."""
@@ -61,10 +62,9 @@ class Executor:
         store: TinkerStore,
         steps: Steps,
         told: Callable[[str, int], None],
-        is_gone: Callable[[BaseException], bool],
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._store, self._steps, self._told, self._is_gone = store, steps, told, is_gone
+        self._store, self._steps, self._told = store, steps, told
         self._clock = clock
         self._turns: dict[str, Turn] = {}
         self._arrived = 0
@@ -194,9 +194,7 @@ class Executor:
         except Failed as failure:
             self._end_failed(turn, row, failure.message, failure.category)
             return
-        except Exception as error:
-            if not self._is_gone(error):
-                raise
+        except ResidentDied as error:
             self._note_death(turn, row, error)
             return
         # The result, and then whoever waits: nobody is told what a kill could take back.
@@ -224,9 +222,7 @@ class Executor:
                 await self._steps.make_durable(model, row.seq)
             except Failed as failure:
                 _log.error("the state of %s is not written: %s", model.id, failure.message)
-            except Exception as error:
-                if not self._is_gone(error):
-                    raise
+            except ResidentDied:
                 self._all_left()
             else:
                 turn.bytes_since, turn.seconds_since = 0, 0.0
@@ -242,9 +238,7 @@ class Executor:
             "changed, and the parts are taken back"
         )
 
-    def _end_failed(
-        self, turn: Turn, row: RequestRow, message: str, category: Category
-    ) -> None:
+    def _end_failed(self, turn: Turn, row: RequestRow, message: str, category: Category) -> None:
         self._store.fail_request(turn.model_id, row.seq, message, category)
         if row.kind in ("forward_backward", "refused"):
             turn.broken = turn.broken or f"request {row.seq} failed ({message[:300]})"
@@ -294,7 +288,5 @@ class Executor:
         try:
             if turn.is_resident:
                 await self._steps.drop(turn.model_id)
-        except Exception as error:
-            if not self._is_gone(error):
-                raise
+        except ResidentDied:
             self._all_left()

@@ -1,4 +1,4 @@
-"""Where Tinker's weights lie: ``tinker/<model>/<what>-<number>``, each written whole by the trainer.
+"""Where Tinker's weights lie: ``tinker/<model>/<what>-<number>``, each written whole.
 
 A folder is named by its model and the number of the request that made it, so what is done again
 after a kill lies where it lay. Its digest covers every file, and is in the database: files that

@@ -8,6 +8,7 @@ Field numbers are those of the SDK's schema. `tests/tinker` compares both direct
 library and the SDK's own schema.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -62,6 +63,21 @@ class ForwardBackward:
     forward_only: bool
     data: tuple[Datum, ...] = ()
     refusal: str | None = None
+
+    def digest(self) -> str:
+        """Digest what is asked for: protobuf may write the same message in other bytes."""
+        facts = [self.loss_fn, sorted(self.config.items()), self.forward_only, self.refusal]
+        sha = hashlib.sha256(repr(facts).encode())
+        for datum in self.data:
+            sha.update(datum.tokens.tobytes())
+            for name, value in sorted(datum.inputs.items()):
+                sha.update(f"\n{name} {value.shape} ".encode())
+                if isinstance(value, SparseRows):
+                    for part in (value.values, value.crow_indices, value.col_indices):
+                        sha.update(part.tobytes())
+                else:
+                    sha.update(value.tobytes())
+        return sha.hexdigest()
 
 
 class _Refused(Exception):

@@ -1,4 +1,4 @@
-"""Samples: a prompt in tokens -> sequences in tokens, by the engine that serves the sampler's model.
+"""Samples: a prompt in tokens -> sequences in tokens, by the engine that serves the model.
 
 check_sample   what can't be done here is refused by name
 Sampler        runs the samples of a server, each once, and again after a kill

@@ -30,6 +30,7 @@ from nip_lm_server.tinker.records import (
 )
 from nip_lm_server.tinker.requests import LoadWeights, OptimStep, SaveForSampler, SaveWeights
 from nip_lm_server.tinker.store import TinkerStore
+from nip_lm_server.training.resident.client import ResidentDied
 from nip_lm_server.training.resident.types import (
     AdamParams,
     Datum,
@@ -130,6 +131,8 @@ class Steps:
         }[row.kind]
         try:
             return await step(model, row)
+        except ResidentDied:
+            raise
         except ResidentError as error:
             raise Failed(error.message, error.category) from error
 
@@ -159,6 +162,8 @@ class Steps:
         """Take a model out of the trainer; no error if it isn't there."""
         try:
             await self._trainer.drop_model(model_id)
+        except ResidentDied:
+            raise
         except ResidentError as error:
             if error.code != "model_not_found":
                 raise Failed(error.message, error.category) from error
@@ -176,6 +181,8 @@ class Steps:
     async def _call(self, call: Awaitable[None]) -> None:
         try:
             await call
+        except ResidentDied:
+            raise
         except ResidentError as error:
             raise Failed(error.message, error.category) from error
 
@@ -197,9 +204,7 @@ class Steps:
             folder = await self._folders.verify(found.folder, found.content_digest)
         except AdapterError as error:
             raise Failed(str(error), "server") from error
-        await self._trainer.load(
-            model.id, folder, _config(found.lora), optimizer=body.optimizer
-        )
+        await self._trainer.load(model.id, folder, _config(found.lora), optimizer=body.optimizer)
         return _json({"path": body.path, "model_id": model.id, "type": "load_weights"})
 
     def _check_rank(self, rank: int) -> None:

@@ -72,9 +72,6 @@ CREATE TABLE checkpoints (
 );
 CREATE INDEX checkpoints_by_model ON checkpoints (model_id, created_at);
 """
-_REQUEST = (
-    "owner, seq, kind, digest, payload, status, created_at, result, is_protobuf, error, category"
-)
 
 
 class TinkerStore:
@@ -201,7 +198,8 @@ class TinkerStore:
     def list_models_of(self, session_id: str) -> list[ModelRow]:
         """List the models of a session."""
         return [
-            _model(row) for row in self._all("SELECT * FROM models WHERE session_id = ?", session_id)
+            _model(row)
+            for row in self._all("SELECT * FROM models WHERE session_id = ?", session_id)
         ]
 
     def list_open_models(self) -> list[ModelRow]:
@@ -240,13 +238,23 @@ class TinkerStore:
 
     def find_request(self, owner: str, seq: int) -> RequestRow | None:
         """Return a request with payload and result."""
-        row = self._one(f"SELECT {_REQUEST} FROM requests WHERE owner = ? AND seq = ?", owner, seq)
+        row = self._one(
+            "SELECT owner, seq, kind, digest, payload, status, created_at, result, is_protobuf, "
+            "error, category FROM requests WHERE owner = ? AND seq = ?",
+            owner,
+            seq,
+        )
         return None if row is None else _request(row)
 
     def find_digest(self, owner: str, seq: int) -> str | None:
         """Return what was sent under a number, as its digest."""
         row = self._one("SELECT digest FROM requests WHERE owner = ? AND seq = ?", owner, seq)
         return None if row is None else str(row["digest"])
+
+    def last_asked(self, owner: str) -> float | None:
+        """Return when a model was asked for something last."""
+        row = self._one("SELECT MAX(created_at) AS at FROM requests WHERE owner = ?", owner)
+        return None if row is None else row["at"]
 
     def list_pending(self, owner: str) -> list[int]:
         """List the numbers that wait for their turn, in order."""

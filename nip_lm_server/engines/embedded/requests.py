@@ -135,7 +135,8 @@ def check_scored(tokens: int, vocabulary: int, top: int) -> None:
     """Raise EngineRequestError for a prompt whose scores would take too much memory."""
     if top > MAX_SCORED_TOP:
         raise EngineRequestError(
-            f"{top} likeliest tokens of a prompt were asked for, at most {MAX_SCORED_TOP} are given",
+            f"{top} likeliest tokens of a prompt were asked for, at most {MAX_SCORED_TOP} are "
+            "given",
             "invalid_value",
             "topk_prompt_logprobs",
         )
