@@ -48,7 +48,7 @@ from nip_lm_server.state.database import UNUSABLE, Database, unusable_error
 from nip_lm_server.state.directory import DATABASE, FILES, JOBS, MODELS
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore
-from nip_lm_server.tinker.service import TinkerDoor
+from nip_lm_server.tinker.door import TinkerDoor
 
 
 async def open_server(

@@ -48,7 +48,7 @@ from nip_lm_server.state.database import Database
 from nip_lm_server.state.disk import is_full
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore
-from nip_lm_server.tinker.service import TinkerDoor
+from nip_lm_server.tinker.door import TinkerDoor
 
 BODY_WINDOW_S = 20.0
 BODY_WINDOW_BYTES = 16 * 1024

@@ -26,30 +26,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from nip_lm_server.engines.base import Engine, EngineError
 from nip_lm_server.errors import ApiError, model_not_found
 from nip_lm_server.proof import Proof
 from nip_lm_server.serving.engine_lifecycle import Wanted
+from nip_lm_server.serving.guests import Guests
 from nip_lm_server.serving.served_base import LOAD_TIMEOUT_S, ServedBase, Slot
 from nip_lm_server.serving.training_place import TrainingPlace
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.models import AdapterError, ModelStore
-
-
-class Guests(Protocol):
-    """Adapters that are not in the table of models, as those of Tinker's samplers."""
-
-    def find_base(self, name: str) -> str | None:
-        """Return the base model of an adapter; None: there is no such one."""
-
-    async def verify(self, name: str) -> Path:
-        """Compare an adapter's files with the record, and return where it lies.
-
-        Raises AdapterError.
-        """
-
 
 READY_TIMEOUT_S = 600.0
 """Longest wait of a finished training for an engine to load its adapter, not counting the time for

@@ -21,6 +21,7 @@ from pathlib import Path
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.errors import ApiError, wrong_value
 from nip_lm_server.serving.pool import EnginePool
+from nip_lm_server.state.disk import want_of_space
 from nip_lm_server.state.models import AdapterError
 from nip_lm_server.tinker.executor import Executor
 from nip_lm_server.tinker.folders import Folders
@@ -62,7 +63,7 @@ class TinkerService:
     """What one server keeps for clients of Tinker's API. All methods are called on its loop."""
 
     def __init__(self, state_dir: Path, pool: EnginePool, environment: Mapping[str, str]):
-        self.pool = pool
+        self.pool, self._state_dir = pool, state_dir
         self._environment, self._logs = environment, state_dir / FOLDER / "logs"
         self.store = TinkerStore(state_dir / DATABASE)
         self.folders = Folders(state_dir / FOLDER)
@@ -99,6 +100,7 @@ class TinkerService:
 
     def create_session(self, metadata: dict[str, object], sdk_version: str) -> str:
         """Begin a session; returns its id."""
+        self._check_disk()
         id = f"session-{secrets.token_hex(8)}"
         self.store.add_session(id, metadata, sdk_version)
         return id
@@ -162,6 +164,7 @@ class TinkerService:
             )
         if self._repeats(id, 0, digest):
             return id, request_id(id, 0)
+        self._check_disk()
         texts = {key: str(value) for key, value in (metadata or {}).items()}
         with self.store.transaction():
             self.store.add_model(id, session_id, base_model, lora, texts)
@@ -180,6 +183,7 @@ class TinkerService:
         model = self.model(model_id)
         if not self._repeats(model_id, seq, digest):
             self.session(model.session_id)
+            self._check_disk()
             if seq < 1:
                 raise wrong_value("seq_id", f"Invalid 'seq_id': got {seq}, expected 1 or more")
             self.store.add_request(model_id, seq, kind, digest, payload)
@@ -187,6 +191,12 @@ class TinkerService:
             executor.take_up(model)
             executor.submit(model_id, seq)
         return request_id(model_id, seq)
+
+    def _check_disk(self) -> None:
+        """Raise ApiError 507 where the disk has too little room for what is asked."""
+        problem = want_of_space(self._state_dir)
+        if problem is not None:
+            raise ApiError(507, f"Nothing is taken: {problem}", code="disk_full")
 
     def _repeats(self, owner: str, seq: int, digest: str) -> bool:
         """Say whether this is the request of before. Raises ApiError 400 if it is another."""
@@ -269,6 +279,7 @@ class TinkerService:
         sampler = self.find_sampler(owner)
         if not self._repeats(owner, seq, digest):
             self.session(sampler.session_id)
+            self._check_disk()
             with self.store.transaction():
                 self.store.add_request(owner, seq, "sample", digest, payload)
                 if refusal is not None:
@@ -381,47 +392,3 @@ def read_request_id(id: str) -> tuple[str, int]:
 def is_local_directory(path: str) -> bool:
     """Say whether a base model lies in a directory of this machine."""
     return os.path.isdir(path)
-
-
-class TinkerDoor:
-    """The service of a server, opened when somebody first asks for it, or has before.
-
-    Raises ApiError 404 where no engine can do what Tinker's API asks for.
-    """
-
-    def __init__(
-        self,
-        state_dir: Path,
-        pool: EnginePool,
-        environment: Mapping[str, str],
-        *,
-        is_served: bool,
-    ):
-        self._state_dir, self._pool, self._environment = state_dir, pool, dict(environment)
-        self._is_served = is_served
-        self._service: TinkerService | None = None
-        if is_served and (state_dir / DATABASE).exists():
-            self._service = TinkerService(state_dir, pool, self._environment)
-
-    def start(self) -> None:
-        """Go on with what an earlier server left."""
-        if self._service is not None:
-            self._service.start()
-
-    def open(self) -> TinkerService:
-        """Return the service."""
-        if not self._is_served:
-            raise ApiError(
-                404,
-                "Tinker's API is served by --engine embedded, and this server has none",
-                code="unknown_url",
-            )
-        if self._service is None:
-            self._service = TinkerService(self._state_dir, self._pool, self._environment)
-            self._service.start()
-        return self._service
-
-    async def stop(self) -> None:
-        """Leave everything to the next server."""
-        if self._service is not None:
-            await self._service.stop()
