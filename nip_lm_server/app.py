@@ -181,7 +181,9 @@ def make_app(services: Services) -> web.Application:
         ("/v1/chat/completions", generation.create_chat_completion),
         ("/v1/completions", generation.create_completion),
     ):
-        add("POST", path, guard_route(_play_faults(answer), abandonable=True))
+        for prefix in ("", "/oai/api"):  # the second is where Tinker has it
+            route = guard_route(_play_faults(answer), abandonable=True)
+            add("POST", prefix + path, route)
     for method, path, handler in routes:
         add(method, path, guard_route(handler))
         if method == "GET":
