@@ -146,8 +146,8 @@ async def load_weights(request: web.Request) -> web.StreamResponse:
         raise wrong_value(
             "weights_access_token", "Weights are not published here: leave the token out"
         )
-    found = service.checkpoint(body.path, "weights", "sampler_weights")
-    if body.optimizer and not found.has_optimizer:
+    checkpoint = service.checkpoint(body.path, "weights", "sampler_weights")
+    if body.optimizer and not checkpoint.has_optimizer:
         raise wrong_value(
             "optimizer",
             f"{body.path!r} was saved without the optimizer's state: load the weights alone, or "
@@ -158,16 +158,16 @@ async def load_weights(request: web.Request) -> web.StreamResponse:
     except Refused as error:
         raise wrong_value("optimizer_config", str(error)) from error
     if body.session_id is not None and body.model_seq_id is not None:
-        base = body.base_model or found.base_model
-        if base != found.base_model:
+        base = body.base_model or checkpoint.base_model
+        if base != checkpoint.base_model:
             raise wrong_value(
-                "base_model", f"{body.path!r} is over {found.base_model!r}, not {base[:120]!r}"
+                "base_model", f"{body.path!r} is over {checkpoint.base_model!r}, not {base[:120]!r}"
             )
         _, id = service.add_model(
             body.session_id,
             body.model_seq_id,
             base,
-            found.lora,
+            checkpoint.lora,
             body.user_metadata,
             "load_weights",
             sent,

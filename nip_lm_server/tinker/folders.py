@@ -51,13 +51,13 @@ class Folders:
         """Return a folder whose files are those on record. Raises AdapterError."""
         path = self.find(relative)
         try:
-            found, _ = await asyncio.to_thread(_measure, path)
+            measured, _ = await asyncio.to_thread(_measure, path)
         except OSError as error:
             raise AdapterError(f"the weights in {path} can't be read: {error!r}") from error
-        if found != content_digest:
+        if measured != content_digest:
             raise AdapterError(
                 f"the files in {path} are not those that were saved: their digest is "
-                f"{found[:12]}…, on record {content_digest[:12]}…"
+                f"{measured[:12]}…, on record {content_digest[:12]}…"
             )
         return path
 

@@ -130,14 +130,14 @@ def _read_datum(raw: memoryview, where: str, budget: Budget) -> Datum:
     fields = Fields(raw, where, budget, _DATUM)
     parts = []
     for chunk in fields.messages(1):
-        one = Fields(chunk, f"{where}: model_input", budget, _CHUNK)
-        if 2 in one or 3 in one:
-            kind = "an image" if 2 in one else "sound"
+        content = Fields(chunk, f"{where}: model_input", budget, _CHUNK)
+        if 2 in content or 3 in content:
+            kind = "an image" if 2 in content else "sound"
             raise _Refused(
                 f"{where} has {kind} in its model_input: this server trains on text, so send "
                 "encoded_text alone"
             )
-        text = Fields(one.raw(1), f"{where}: encoded_text", budget, _TEXT)
+        text = Fields(content.raw(1), f"{where}: encoded_text", budget, _TEXT)
         parts.append(_read_array(text.raw(1), "<i4", f"{where}: tokens"))
     tokens = np.concatenate(parts) if parts else np.zeros(0, "<i4")
     inputs: dict[str, Array | SparseRows] = {}

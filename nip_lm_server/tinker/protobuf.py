@@ -126,18 +126,18 @@ class Fields:
 
     def numbers(self, number: int) -> list[int]:
         """All values of a repeated integer field, packed or not."""
-        found: list[int] = []
+        integers: list[int] = []
         for value in self._values.get(number, []):
             if isinstance(value, int):
-                found.append(value)
+                integers.append(value)
                 continue
             if isinstance(value, memoryview):
                 at = 0
                 while at < len(value):
                     self._budget.take(self.where)
                     one, at = _read_varint(value, at, self.where)
-                    found.append(one)
-        return [value - 2**64 if value >= 2**63 else value for value in found]
+                    integers.append(one)
+        return [value - 2**64 if value >= 2**63 else value for value in integers]
 
 
 def _read_varint(data: memoryview, at: int, where: str) -> tuple[int, int]:

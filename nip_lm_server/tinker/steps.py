@@ -196,15 +196,17 @@ class Steps:
 
     async def _load(self, model: ModelRow, row: RequestRow) -> Done:
         body = LoadWeights.model_validate_json(row.payload or b"{}")
-        found = self._store.find_checkpoint(body.path)
-        if found is None or found.deleted_at is not None:
+        checkpoint = self._store.find_checkpoint(body.path)
+        if checkpoint is None or checkpoint.deleted_at is not None:
             raise Failed(f"there are no weights {body.path[:200]!r}: they were deleted or expired")
-        self._check_rank(found.lora.rank)
+        self._check_rank(checkpoint.lora.rank)
         try:
-            folder = await self._folders.verify(found.folder, found.content_digest)
+            folder = await self._folders.verify(checkpoint.folder, checkpoint.content_digest)
         except AdapterError as error:
             raise Failed(str(error), "server") from error
-        await self._trainer.load(model.id, folder, _config(found.lora), optimizer=body.optimizer)
+        await self._trainer.load(
+            model.id, folder, _config(checkpoint.lora), optimizer=body.optimizer
+        )
         return _json({"path": body.path, "model_id": model.id, "type": "load_weights"})
 
     def _check_rank(self, rank: int) -> None:
