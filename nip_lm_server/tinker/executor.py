@@ -19,7 +19,7 @@ from nip_lm_server.state.disk import is_full
 from nip_lm_server.tinker.records import Category, ModelRow, RequestRow
 from nip_lm_server.tinker.steps import Failed, Steps
 from nip_lm_server.tinker.store import TinkerStore
-from nip_lm_server.training.resident.client import ResidentDied
+from nip_lm_server.training.resident.resident_client import ResidentDied
 
 GAP_S = 6 * 60.0
 """The SDK sends a request again for five minutes. With less, one would be given up that comes."""

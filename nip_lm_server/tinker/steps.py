@@ -30,7 +30,7 @@ from nip_lm_server.tinker.records import (
 )
 from nip_lm_server.tinker.requests import LoadWeights, OptimStep, SaveForSampler, SaveWeights
 from nip_lm_server.tinker.store import TinkerStore
-from nip_lm_server.training.resident.client import ResidentDied
+from nip_lm_server.training.resident.resident_client import ResidentDied
 from nip_lm_server.training.resident.types import (
     AdamParams,
     Datum,

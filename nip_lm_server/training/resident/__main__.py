@@ -4,7 +4,7 @@
 --threads N``, where FD is an inherited Unix socket. The first message is ``{"facts": {...}}`` or
 ``{"error": {...}}``; then each request ``{"method", "arguments"}`` is answered by ``{"result"}`` or
 ``{"error": {"category", "code", "message"}}``. After an error everything is as it was before the
-request. `client` is the other end.
+request. `resident_client` is the other end.
 """
 
 import argparse

@@ -94,16 +94,7 @@ def check_datum(
             f"{place} has {len(tokens)} tokens, the model's context is {context}: cut it",
         )
     # 1. What is there, and nothing else.
-    allowed = ("target_tokens", *loss.inputs, *loss.per_token)
-    for key in datum.inputs:
-        if key not in allowed:
-            raise refuse(
-                "unknown_loss_input",
-                f"{place}: {name} takes no {key!r}; it takes {', '.join(allowed)}",
-            )
-    for key in ("target_tokens", *loss.inputs):
-        if key not in datum.inputs:
-            raise refuse("missing_loss_input", f"{place}: {name} needs {key!r}")
+    _check_names(place, datum, name, loss)
     # 2. The targets, then what goes with them.
     raw = _dense(f"{place}: target_tokens", datum.inputs["target_tokens"], len(tokens))
     targets = _check_ids(f"{place}: target_tokens", raw, vocabulary)
@@ -134,6 +125,19 @@ def check_datum(
     if "weights" in inputs:
         inputs["weights"] = inputs["weights"].reshape(wide.shape)
     return Checked(tokens, wide, inputs, learned, shape)
+
+
+def _check_names(place: str, datum: Datum, name: str, loss: Loss) -> None:
+    allowed = ("target_tokens", *loss.inputs, *loss.per_token)
+    for key in datum.inputs:
+        if key not in allowed:
+            raise refuse(
+                "unknown_loss_input",
+                f"{place}: {name} takes no {key!r}; it takes {', '.join(allowed)}",
+            )
+    for key in ("target_tokens", *loss.inputs):
+        if key not in datum.inputs:
+            raise refuse("missing_loss_input", f"{place}: {name} needs {key!r}")
 
 
 def check_adam(adam: AdamParams) -> None:

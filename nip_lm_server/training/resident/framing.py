@@ -54,10 +54,10 @@ def lengths(head: bytes) -> tuple[int, int]:
 
 def decode(header: bytes, arrays: bytes) -> dict[str, Any]:
     """Read what `encode` wrote. Raises FramingError."""
-    rest = memoryview(arrays)
+    unread = memoryview(arrays)
 
     def filled(value: Any) -> Any:
-        nonlocal rest
+        nonlocal unread
         if isinstance(value, list):
             return [filled(item) for item in value]
         if not isinstance(value, dict):
@@ -69,14 +69,14 @@ def decode(header: bytes, arrays: bytes) -> dict[str, Any]:
         if dtype.kind not in _KINDS:
             raise ValueError(f"an array of {name}")
         size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        mine, rest = rest[:size], rest[size:]
+        mine, unread = unread[:size], unread[size:]
         return np.frombuffer(mine, dtype).reshape(shape)
 
     try:
         message = filled(json.loads(header))
     except (ValueError, TypeError, KeyError) as error:
         raise FramingError(f"a message can't be read: {error}") from error
-    if not isinstance(message, dict) or rest.nbytes:
+    if not isinstance(message, dict) or unread.nbytes:
         raise FramingError("a message has other arrays than it says")
     return message
 

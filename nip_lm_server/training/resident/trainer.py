@@ -28,7 +28,6 @@ from nip_lm_server.training.memory import (
     measure_kept_bytes,
 )
 from nip_lm_server.training.micro_batches import split
-from nip_lm_server.training.resident.adapter_files import read_adapter, write_adapter
 from nip_lm_server.training.resident.adapters import KINDS, Adapter, LoraLayers, new_adapter
 from nip_lm_server.training.resident.checks import (
     Checked,
@@ -38,6 +37,7 @@ from nip_lm_server.training.resident.checks import (
     refuse,
 )
 from nip_lm_server.training.resident.losses import SEQUENCE_LOG_RATIO, Loss
+from nip_lm_server.training.resident.saved_adapters import read_adapter, write_adapter
 from nip_lm_server.training.resident.scoring import pad, score_targets, without_dropout
 from nip_lm_server.training.resident.types import (
     AdamParams,
@@ -113,11 +113,11 @@ class ResidentTrainer:
             raise refuse("no_data", "there is no datum to compute a loss of")
         context, vocabulary = self.facts.context, self.facts.vocabulary
         checked = [
-            check_datum(i, one, loss_fn, loss, numbers, context=context, vocabulary=vocabulary)
-            for i, one in enumerate(data)
+            check_datum(i, datum, loss_fn, loss, numbers, context=context, vocabulary=vocabulary)
+            for i, datum in enumerate(data)
         ]
         # 2. A few sequences at a time, of like length, always in the same groups.
-        groups = split([len(one.tokens) for one in checked], self.facts.tokens_per_pass)
+        groups = split([len(datum.tokens) for datum in checked], self.facts.tokens_per_pass)
         logprobs: list[Any] = [None] * len(checked)
         gradients = None if forward_only else [torch.zeros_like(p) for p in adapter.parameters]
         total = 0.0
@@ -145,7 +145,7 @@ class ResidentTrainer:
         return adapter.step(adam)
 
     def save(self, model_id: str, directory: Path, *, optimizer: bool) -> None:
-        """Write a model in the place of `directory`; see `adapter_files`. Raises ResidentError."""
+        """Write a model in the place of `directory`; see `saved_adapters`. Raises ResidentError."""
         adapter = self._find(model_id)
         try:
             write_adapter(adapter, directory, self._layers, optimizer=optimizer)
@@ -184,17 +184,17 @@ class ResidentTrainer:
     ) -> float:
         """Go through the model once, fill in `logprobs`, add to `gradients`; returns the loss."""
         members = [data[i] for i in group]
-        learned = _tensor([one.learned for one in members], self._device, torch.bool)
+        learned = _tensor([datum.learned for datum in members], self._device, torch.bool)
         learns = gradients is not None and bool(learned.any())
         # 1. Hidden states of all tokens, one sequence after the other.
         with torch.set_grad_enabled(learns):
-            ids = pad([one.tokens for one in members], self._device)
+            ids = pad([datum.tokens for datum in members], self._device)
             # In training mode a model computes activations again; it draws nothing in either.
             self._model.train(ids.numel() > self.facts.tokens_kept)
             hidden = self._model.base_model(input_ids=ids, use_cache=False).last_hidden_state
             width = ids.shape[1]
             places = np.concatenate(
-                [row * width + np.arange(len(one.tokens)) for row, one in enumerate(members)]
+                [row * width + np.arange(len(datum.tokens)) for row, datum in enumerate(members)]
             )
             hidden = hidden.flatten(0, 1)[torch.from_numpy(places).to(self._device)]
         # 2. The learned ones' log-probabilities with a gradient, the others' without.
@@ -230,16 +230,16 @@ class ResidentTrainer:
                 "base_model_unusable",
                 "the model's configuration does not say how long its context is",
             )
-        kept, recomputed, enough = self._measure_passes(int(config.num_hidden_layers))
+        fitting, recomputed, enough = self._measure_passes(int(config.num_hidden_layers))
         return Facts(
             context=int(context),
             vocabulary=int(self._model.get_output_embeddings().weight.shape[0]),
             max_rank=int(config.hidden_size),
             layers={kind: len(names) for kind, names in self._layers.kinds.items()},
             tokens_per_pass=min(
-                _MOST[self._device.type], kept if kept >= enough else max(kept, recomputed)
+                _MOST[self._device.type], fitting if fitting >= enough else max(fitting, recomputed)
             ),
-            tokens_kept=kept,
+            tokens_kept=fitting,
         )
 
     def _measure_passes(self, layers: int) -> tuple[int, int, int]:
@@ -315,8 +315,8 @@ def _tensor(parts: Sequence[Any], device: torch.device, dtype: Any) -> torch.Ten
 
 def _wide_targets(members: Sequence[Checked]) -> Any:
     """The targets of all tokens, [T, K] with the largest K; what a datum lacks is token 0."""
-    most = max(one.targets.shape[1] for one in members)
-    return np.concatenate([_widen(one.targets, most) for one in members])
+    most = max(datum.targets.shape[1] for datum in members)
+    return np.concatenate([_widen(datum.targets, most) for datum in members])
 
 
 def _widen(values: Any, width: int) -> Any:
@@ -327,10 +327,10 @@ def _keep_logprobs(
     every: torch.Tensor, members: Sequence[Checked], group: Sequence[int], logprobs: list[Any]
 ) -> None:
     start, values = 0, every.cpu().numpy()
-    for index, one in zip(group, members, strict=True):
-        rows = values[start : start + len(one.tokens), : one.targets.shape[1]]
-        logprobs[index] = np.ascontiguousarray(rows).reshape(one.shape)
-        start += len(one.tokens)
+    for index, datum in zip(group, members, strict=True):
+        rows = values[start : start + len(datum.tokens), : datum.targets.shape[1]]
+        logprobs[index] = np.ascontiguousarray(rows).reshape(datum.shape)
+        start += len(datum.tokens)
 
 
 def _join_inputs(
@@ -340,12 +340,12 @@ def _join_inputs(
     names = (*loss.inputs, *loss.config)
     inputs = {}
     for name in names:
-        parts = [one.inputs[name] for one in members]
+        parts = [datum.inputs[name] for datum in members]
         if name == "weights":
             parts = [_widen(part, every.shape[1]) for part in parts]
         inputs[name] = _tensor(parts, device, torch.float64)
     if "sequence_ratio_mask" in inputs:
-        sizes = [len(one.tokens) for one in members]
+        sizes = [len(datum.tokens) for datum in members]
         distances = (every[:, 0].double() - inputs["logprobs"]).split(sizes)
         marks = (inputs["sequence_ratio_mask"] != 0).split(sizes)
         inputs[SEQUENCE_LOG_RATIO] = torch.cat(
@@ -365,11 +365,11 @@ def _check_terms(
     if not bool(wrong.any()):
         return
     place = int(learned.nonzero()[:, 0][wrong][0])
-    for index, one in zip(group, members, strict=True):
-        if place < len(one.tokens):
+    for index, datum in zip(group, members, strict=True):
+        if place < len(datum.tokens):
             raise refuse(
                 "loss_not_finite",
                 f"datum {index}: the loss of token {place} is not finite; its log-probability by "
                 "the model and the one given are too far apart, or the model's weights have broken",
             )
-        place -= len(one.tokens)
+        place -= len(datum.tokens)

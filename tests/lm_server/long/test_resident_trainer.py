@@ -14,6 +14,9 @@ from peft import PeftModel
 from tiny_model import make_adapter, make_model
 from transformers import AutoModelForCausalLM
 
+from nip_core.models import resolve_model
+from nip_lm_server.engines.base import GenerationRequest
+from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
 from nip_lm_server.training.resident.trainer import ResidentTrainer
 from nip_lm_server.training.resident.types import (
     AdamParams,
@@ -297,6 +300,19 @@ def test_steps_are_those_of_torchs_adamw_with_the_numbers_given(base, tmp_path):
         torch.testing.assert_close(one, expected, rtol=1e-3, atol=1e-4)
 
 
+def test_a_call_in_which_nothing_is_learned_has_a_gradient_of_zeros(trainer):
+    data = [
+        Datum(one.tokens, {**one.inputs, "weights": np.zeros(len(one.tokens))})
+        for one in supervised(1)
+    ]
+    forget_gradients(trainer)
+    assert trainer.optim_step("a", ADAM) == {"grad_norm": 0.0}
+    output = trainer.forward_backward("a", data, "cross_entropy", {}, forward_only=False)
+    assert output.metrics == {"loss:sum": 0.0}
+    assert [one.shape for one in output.logprobs] == [one.tokens.shape for one in data]
+    assert not any(gradient.any() for gradient in gradients_of(trainer).values())
+
+
 def test_two_models_in_one_trainer_do_not_touch_each_other(base, tmp_path):
     def train(trainer, model, seed):
         data = supervised(seed)
@@ -522,3 +538,41 @@ def test_weights_of_another_shape_or_base_or_damaged_are_not_loaded(base, traine
         trainer.load("b", tmp_path / "a", None, optimizer=True)
     with pytest.raises(ResidentError, match="no model 'b'"):
         trainer.drop_model("b")
+
+
+async def test_what_was_trained_is_what_the_embedded_engine_serves(tmp_path):
+    """The output layer's part, too, in a model whose input embedding has the same weights."""
+    base = resolve_model("tiny")
+    trainer = started(base)
+    trainer.create_model("a", LoraConfig(rank=4, seed=1))
+    trainer.forward_backward("a", supervised(0), "cross_entropy", {}, forward_only=False)
+    trainer.optim_step("a", ADAM)
+    trainer.save("a", tmp_path / "a", optimizer=False)
+    assert "lm_head" in trainer._models["a"].pairs
+    engine = EmbeddedEngine(str(base), threads=1)
+    await engine.start()
+    try:
+        await engine.load_adapter("ft:a", tmp_path / "a")
+        proof = await engine.prove("ft:a", tmp_path / "a")
+        request = GenerationRequest(
+            model="ft:a",
+            messages=({"role": "user", "content": "hello"},),
+            max_tokens=10,
+            seed=7,
+            return_token_ids=True,
+            logprobs=True,
+        )
+        result = await engine.generate(request)
+    finally:
+        await engine.stop()
+    assert proof.matches, proof.detail
+    (choice,) = result.choices
+    ids = np.array([*result.prompt_token_ids, *choice.token_ids])
+    datum = Datum(ids[:-1], {"target_tokens": ids[1:], "weights": np.ones(len(ids) - 1)})
+    output = trainer.forward_backward("a", [datum], "cross_entropy", {}, forward_only=True)
+    scored = output.logprobs[0][-len(choice.token_ids) :]
+    np.testing.assert_allclose(scored, choice.logprobs, atol=1e-4)
+    # Where that layer is not served by its name, the difference is far larger.
+    del trainer._models["a"].pairs["lm_head"]
+    without = trainer.forward_backward("a", [datum], "cross_entropy", {}, forward_only=True)
+    assert np.abs(without.logprobs[0] - output.logprobs[0]).max() > 1e-2

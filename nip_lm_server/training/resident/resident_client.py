@@ -88,25 +88,25 @@ class ResidentClient:
 
         `log` gets what it prints. For the others see `trainer.ResidentTrainer`.
         """
-        ours, theirs = socket.socketpair()
+        own_end, child_end = socket.socketpair()
         options = ("--base", str(base), "--device", device, "--dtype", dtype)
         try:
-            with log.open("ab") as output, theirs:
+            with log.open("ab") as output, child_end:
                 process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-m", "nip_lm_server.training.die_with_parent"),
                     *(str(os.getpid()), "nip_lm_server.training.resident"),
-                    *("--socket", str(theirs.fileno()), *options, "--threads", str(threads)),
+                    *("--socket", str(child_end.fileno()), *options, "--threads", str(threads)),
                     stdin=asyncio.subprocess.PIPE,  # its end tells the child that we are gone
                     stdout=output,
                     stderr=output,
-                    pass_fds=(theirs.fileno(),),
+                    pass_fds=(child_end.fileno(),),
                     env={**working_environment(environment), "PYTHONSAFEPATH": "1"},
                     start_new_session=True,
                 )
         except BaseException:
-            ours.close()
+            own_end.close()
             raise
-        reader, writer = await asyncio.open_connection(sock=ours)
+        reader, writer = await asyncio.open_connection(sock=own_end)
         client = cls(process, reader, writer, log)
         try:
             client.facts = Facts(**(await client._read())["facts"])
