@@ -14,13 +14,13 @@ from nip_lm_server.api.bodies import MAX_BODY_BYTES, read_bytes, read_object
 from nip_lm_server.api.plumbing import SERVICES, Handler, json_response, take_notes
 from nip_lm_server.auth import is_loopback
 from nip_lm_server.errors import ApiError, wrong_value
-from nip_lm_server.tinker import requests as bodies
-from nip_lm_server.tinker.messages import ForwardBackward, decode_forward_backward
+from nip_lm_server.tinker import tinker_bodies as bodies
 from nip_lm_server.tinker.protobuf import WireError
 from nip_lm_server.tinker.records import LoraShape
-from nip_lm_server.tinker.requests import Refused, digest, read_body
-from nip_lm_server.tinker.sampling import check_sample, give_seed
+from nip_lm_server.tinker.samples import check_sample, give_seed
 from nip_lm_server.tinker.service import TinkerService, is_local_directory
+from nip_lm_server.tinker.tinker_bodies import Refused, digest, read_body
+from nip_lm_server.tinker.tinker_messages import ForwardBackward, decode_forward_backward
 
 PROTOBUF = "application/x-protobuf"
 MAX_DATA_BYTES = 32 * 1024 * 1024

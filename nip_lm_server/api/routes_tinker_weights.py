@@ -17,10 +17,10 @@ from nip_lm_server.api.plumbing import SERVICES, json_response
 from nip_lm_server.api.routes_tinker import open_service
 from nip_lm_server.errors import ApiError, wrong_value
 from nip_lm_server.state.models import AdapterError
-from nip_lm_server.tinker import requests as bodies
+from nip_lm_server.tinker import tinker_bodies as bodies
 from nip_lm_server.tinker.records import CheckpointRow, ModelRow
-from nip_lm_server.tinker.requests import read_body
 from nip_lm_server.tinker.service import TinkerService
+from nip_lm_server.tinker.tinker_bodies import read_body
 
 URL_S = 3600.0
 """So long the address of a file answers."""

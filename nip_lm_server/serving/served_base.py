@@ -154,7 +154,7 @@ class ServedBase(EngineLifecycle):
         self._failures[name] = problem
 
     def failure_of(self, name: str) -> str:
-        """What was wrong when a loading failed; "" where it did not."""
+        """Tell what was wrong when a loading failed; "" where it did not."""
         return self._failures.get(name, "")
 
     def describe_absence(self) -> str:

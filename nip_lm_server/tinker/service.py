@@ -33,13 +33,15 @@ from nip_lm_server.tinker.records import (
     SamplerRow,
     SessionRow,
 )
-from nip_lm_server.tinker.requests import unknown_model
-from nip_lm_server.tinker.sampling import Sampler
+from nip_lm_server.tinker.samples import Sampler
 from nip_lm_server.tinker.steps import Steps
 from nip_lm_server.tinker.store import DATABASE, TinkerStore
+from nip_lm_server.tinker.tinker_bodies import unknown_model
 from nip_lm_server.tinker.trainers import TrainerProcess
 
 FOLDER = "tinker"
+ENGINE = "embedded"
+"""The engine that scores and samples given tokens in this process."""
 POLL_S = 30.0
 """So long a request for a result is held; then 408, at which the SDK asks again without a word."""
 KEEP_HOUSE_S = 60.0
@@ -164,6 +166,7 @@ class TinkerService:
             )
         if self._repeats(id, 0, digest):
             return id, request_id(id, 0)
+        self._check_engine(base_model)
         self._check_disk()
         texts = {key: str(value) for key, value in (metadata or {}).items()}
         with self.store.transaction():
@@ -191,6 +194,16 @@ class TinkerService:
             executor.take_up(model)
             executor.submit(model_id, seq)
         return request_id(model_id, seq)
+
+    def _check_engine(self, base_model: str) -> None:
+        """Raise ApiError 400 for an engine that does not sample by token ids itself."""
+        engine = self.pool.base(base_model).engine
+        if engine.name != ENGINE:
+            raise wrong_value(
+                "base_model",
+                f"{base_model!r} is served by the engine {engine.name}: Tinker's API needs "
+                f"--engine {ENGINE} for a base model",
+            )
 
     def _check_disk(self) -> None:
         """Raise ApiError 507 where the disk has too little room for what is asked."""
@@ -260,6 +273,7 @@ class TinkerService:
                 f"There is no base model {(base_model or base)[:120]!r} here for this; "
                 f"known: {known}",
             )
+        self._check_engine(base)
         self.store.add_sampler(id, session_id, base, model_path, served)
         return id
 

@@ -19,7 +19,6 @@ import numpy as np
 from nip_lm_server.engines.probes import PROBE
 from nip_lm_server.state.models import AdapterError
 from nip_lm_server.tinker.folders import Folders
-from nip_lm_server.tinker.messages import decode_forward_backward, encode_output
 from nip_lm_server.tinker.records import (
     Category,
     CheckpointKind,
@@ -28,8 +27,9 @@ from nip_lm_server.tinker.records import (
     ModelRow,
     RequestRow,
 )
-from nip_lm_server.tinker.requests import LoadWeights, OptimStep, SaveForSampler, SaveWeights
 from nip_lm_server.tinker.store import TinkerStore
+from nip_lm_server.tinker.tinker_bodies import LoadWeights, OptimStep, SaveForSampler, SaveWeights
+from nip_lm_server.tinker.tinker_messages import decode_forward_backward, encode_output
 from nip_lm_server.training.resident.resident_client import ResidentDied
 from nip_lm_server.training.resident.types import (
     AdamParams,

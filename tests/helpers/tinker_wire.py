@@ -6,6 +6,7 @@ read_samples    the answer to a sample -> sequences, log-probabilities of the pr
 Wire            a client over HTTP that keeps numbers, and sends what it is told, twice if told so
 """
 
+import itertools
 from typing import Any
 
 import httpx
@@ -89,7 +90,7 @@ def read_output(body: bytes) -> tuple[list[np.ndarray], dict[str, float]]:
         batched = Fields(entry.raw(2), "", budget, kinds)
         values = np.frombuffer(batched.raw(1), "<f4")
         ends = np.frombuffer(batched.raw(2), "<i8") // 4
-        for start, end in zip(ends[:-1], ends[1:], strict=True):
+        for start, end in itertools.pairwise(ends):
             arrays.append(values[start:end].reshape(-1, *batched.numbers(4)))
     for raw in output.messages(3):
         entry = Fields(raw, "", budget, {1: "bytes", 2: "double"})

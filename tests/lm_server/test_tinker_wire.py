@@ -8,9 +8,13 @@ import tinker_wire as wire
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nip_lm_server.tinker import messages
-from nip_lm_server.tinker.messages import decode_forward_backward, encode_output, encode_samples
+from nip_lm_server.tinker import tinker_messages as messages
 from nip_lm_server.tinker.protobuf import WireError
+from nip_lm_server.tinker.tinker_messages import (
+    decode_forward_backward,
+    encode_output,
+    encode_samples,
+)
 from nip_lm_server.training.resident.types import Output, SparseRows
 
 WEIGHTS = np.array([[0.0, 0.5], [0.25, 0.0], [0.0, 0.0]])

@@ -10,7 +10,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 from tinker.proto import response_conv
 from tinker.proto import tinker_public_pb2 as pb
 
-from nip_lm_server.tinker import messages
+from nip_lm_server.tinker import tinker_messages as messages
 from nip_lm_server.training.resident.types import Output, SparseRows
 
 

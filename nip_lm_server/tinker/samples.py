@@ -21,10 +21,10 @@ from nip_lm_server.engines.base import (
 )
 from nip_lm_server.errors import ApiError
 from nip_lm_server.serving.pool import EnginePool
-from nip_lm_server.tinker.messages import Likeliest, SampledSequence, Samples, encode_samples
 from nip_lm_server.tinker.records import Category, SamplerRow
-from nip_lm_server.tinker.requests import Refused, Sample
 from nip_lm_server.tinker.store import TinkerStore
+from nip_lm_server.tinker.tinker_bodies import Refused, Sample
+from nip_lm_server.tinker.tinker_messages import Likeliest, SampledSequence, Samples, encode_samples
 
 WAITS = (1.0, 2.0, 4.0, 8.0, 15.0)
 """Pauses before a sample is tried again whose engine is away; the last one is repeated."""
