@@ -29,6 +29,9 @@ DURABLE_BYTES = 32 * 1024 * 1024
 """Payloads after which a model's state is written: so much of the disk a model takes for them."""
 DURABLE_S = 30.0
 """Seconds of computing after which it is: about as long a model takes to be back after a kill."""
+MOST_AHEAD = 10_000
+"""Numbers between a model's next request and the last that is taken: each that never comes is a
+row."""
 MOST_DEATHS = 3
 """So often a trainer may end over one request before the request fails."""
 PAUSE_S = 1.0
@@ -97,6 +100,10 @@ class Executor:
         """Execute a request that is on record, when its turn comes."""
         self._add(self._turns[model_id], seq)
         self._wake.set()
+
+    def is_too_far(self, model_id: str, seq: int) -> bool:
+        """Say whether so many numbers before this one are missing that no client has them yet."""
+        return seq - self._turns[model_id].next_seq > MOST_AHEAD
 
     def forget(self, model_id: str) -> None:
         """A session is over: its model's requests fail, and the trainer lets go of it."""
@@ -197,6 +204,12 @@ class Executor:
         except ResidentDied as error:
             self._note_death(turn, row, error)
             return
+        except Exception as error:
+            if is_full(error):
+                raise
+            _log.exception("request %s of %s", row.seq, turn.model_id)
+            self._note_death(turn, row, error)
+            return
         # The result, and then whoever waits: nobody is told what a kill could take back.
         self._store.end_request(turn.model_id, row.seq, done.body, done.is_protobuf)
         turn.deaths, turn.used = 0, self._clock()
@@ -210,8 +223,8 @@ class Executor:
             turn.added = False
         elif row.seq:
             self._store.drop_payload(turn.model_id, row.seq)
-        await self._write_state(turn, model, row)
         self._go_on(turn, row.seq)
+        await self._write_state(turn, model, row)
 
     async def _write_state(self, turn: Turn, model: ModelRow, row: RequestRow) -> None:
         """Write the model's state where enough has come since the last one."""
@@ -249,11 +262,11 @@ class Executor:
         self._go_on(turn, row.seq)
 
     def _note_death(self, turn: Turn, row: RequestRow, error: Exception) -> None:
-        _log.warning("the trainer ended over request %s of %s: %s", row.seq, turn.model_id, error)
+        _log.warning("request %s of %s is done again: %s", row.seq, turn.model_id, error)
         self._all_left()
         turn.deaths += 1
         if turn.deaths >= MOST_DEATHS:
-            message = f"the trainer ended {turn.deaths} times over this request: {error}"
+            message = f"this request was begun {turn.deaths} times and broke: {error}"
             self._end_failed(turn, row, message, "server")
 
     def _all_left(self) -> None:

@@ -189,9 +189,11 @@ class TinkerService:
             self._check_disk()
             if seq < 1:
                 raise wrong_value("seq_id", f"Invalid 'seq_id': got {seq}, expected 1 or more")
-            self.store.add_request(model_id, seq, kind, digest, payload)
             executor = self._executor(model.base_model)
             executor.take_up(model)
+            if executor.is_too_far(model_id, seq):
+                raise wrong_value("seq_id", f"The number {seq} is far ahead of what has come")
+            self.store.add_request(model_id, seq, kind, digest, payload)
             executor.submit(model_id, seq)
         return request_id(model_id, seq)
 

@@ -18,8 +18,10 @@ from tiny_model import make_model
 from nip_lm_server import launch
 from nip_lm_server.spec import ServerSpec
 
+# Servers are started again in between, each of which loads torch anew.
+pytestmark = pytest.mark.timeout(1200)
 BASE = "org/tiny"
-START_S = 240.0
+START_S = 500.0
 TEXTS = [[10 + (7 * n + 3 * i) % 200 for i in range(12)] for n in range(4)]
 DATA = [learn(text) for text in TEXTS]
 
@@ -287,7 +289,8 @@ def test_what_can_not_be_done_is_refused_by_name(served: Served) -> None:
 
 def test_broken_bodies_are_the_clients_fault(served: Served) -> None:
     client = served.wire()
-    drawn, body = random.Random(1), write_request(client.begin(BASE), 1, DATA)
+    model = client.begin(BASE)
+    drawn, body = random.Random(1), write_request(model, 1, DATA)
     for _ in range(300):
         mutated = bytearray(body[: drawn.randrange(1, len(body) + 1)])
         mutated[drawn.randrange(len(mutated))] = drawn.randrange(256)
@@ -295,6 +298,8 @@ def test_broken_bodies_are_the_clients_fault(served: Served) -> None:
         assert answer.status_code < 500, answer.text
         if answer.status_code != 200:
             assert answer.json()["category"] == "user"
+    far = client.post("forward_backward", write_request(model, 2**31 - 1, DATA[:1]))
+    assert far.status_code == 400 and "far ahead" in far.text
     assert client.post("forward_backward", b"\x1a\x80\x80\x80\x80\x08").status_code == 400
     assert client.http.get("healthz").json() == {"status": "ok"}
 
