@@ -57,10 +57,10 @@ class Tables:
     def __init__(self, path: Path, clock: Callable[[], float] = time.time):
         """Open or create the database. Raises StateError if it can't be used."""
         self.path, self._clock = path, clock
+        if not path.is_file():
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+        self._connection = sqlite3.connect(path, isolation_level=None)
         try:
-            if not path.is_file():
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-            self._connection = sqlite3.connect(path, isolation_level=None)
             self._connection.row_factory = sqlite3.Row
             version = self._connection.execute("PRAGMA user_version").fetchone()[0]
             if version > FORMAT:
@@ -76,7 +76,11 @@ class Tables:
                     f"BEGIN; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;"
                 )
         except UNUSABLE as error:
+            self.close()
             raise unusable_error(path, error) from error
+        except StateError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the connection."""
