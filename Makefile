@@ -25,7 +25,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 QUICKSTART := $(VENV)/.installed-quickstart
 
-.PHONY: help install quickstart test test-long test-all test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-tinker test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study clean test-trackers test-inspect test-verifiers test-view test-real docs notebooks test-docs screenshots
+.PHONY: help install quickstart test test-long test-all test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-tinker test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study soundness clean test-trackers test-inspect test-verifiers test-view test-real docs notebooks test-docs screenshots
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -59,6 +59,7 @@ help:
 	@echo "make test-security  attack servers and more, on loopback: minutes, on a quiet machine"
 	@echo "make test-learning  measure learning over seeds and controls (about an hour)"
 	@echo "make study          the declared study, an hour of it: again until nothing is left"
+	@echo "make soundness      the study of soundness with a theorem, an hour of it, too"
 	@echo "make bench          the benchmarks"
 	@echo "make side-by-side   build environments with other projects and measure them and nip in one run"
 
@@ -256,14 +257,21 @@ test-security: install
 up: install
 	$(BIN)/nip up $(UP)
 
-# The declared study, for at most an hour; another start goes on where this one stopped (docs/study.md).
-# One thread for each of two runs at a time, so that it fits on two cores.
+# The declared studies, each for at most an hour; another start goes on where this one stopped
+# (docs/study.md, docs/soundness.md). One thread for each of two runs at a time: two cores.
 STUDY_JOBS ?= 2
-study: install
-	$(BIN)/nip declare deployments/plans/study.yaml
-	@OMP_NUM_THREADS=1 timeout 57m $(BIN)/nip sweep deployments/sweeps/study.yaml --jobs $(STUDY_JOBS); \
+define PLAY_STUDY
+	$(BIN)/nip declare deployments/plans/$@.yaml
+	@OMP_NUM_THREADS=1 timeout 57m $(BIN)/nip sweep deployments/sweeps/$@.yaml --jobs $(STUDY_JOBS); \
 	status=$$?; \
-	if [ $$status = 124 ]; then echo "an hour is over; make study goes on"; else exit $$status; fi
+	if [ $$status = 124 ]; then echo "an hour is over; make $@ goes on"; else exit $$status; fi
+endef
+
+study: install
+	$(PLAY_STUDY)
+
+soundness: install
+	$(PLAY_STUDY)
 
 bench: install
 	$(BIN)/python benchmarks/chat_client.py

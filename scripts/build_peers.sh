@@ -2,7 +2,8 @@
 # Builds the environments of the projects that benchmarks/side_by_side.py measures beside nip, and
 # of the load generator with which it does so, each with one of them and what it requires.
 #
-#   scripts/build_peers.sh [PEER]...     verifiers, inspect, locust, skyrl_tx; all unless named
+#   scripts/build_peers.sh [PEER]...     verifiers, inspect, dbos, locust, skyrl_tx; all
+#                                unless named
 #
 #   PEERS=DIR            where, .peers in the repository root unless given; each in DIR/PEER
 #   PYTHON=python3.12    the interpreter to build them with (3.11 to 3.13)
@@ -27,17 +28,18 @@ case "$#:${1:-}" in
     1:verifiers) PACKAGES="verifiers==0.4.0" COMMAND=vf-eval ;;
     # inspect-ai asks for a provider's package only when a model of that provider is named.
     1:inspect) PACKAGES="inspect-ai==0.3.285 openai==3.54.0" COMMAND=inspect ;;
+    1:dbos) PACKAGES="dbos==3.4.0 httpx==0.28.1" COMMAND=dbos ;;
     1:locust) PACKAGES="locust==2.47.0" COMMAND=locust ;;
     1:skyrl_tx)
         PACKAGES="skyrl-tx[tinker]==0.3.0 tinker==0.10.0 jax==0.10.2 flax==0.12.8 optax==0.2.8 uv==0.13.9"
         COMMAND=tinker
         ;;
     1:*)
-        echo "no peer is called $1: verifiers, inspect, locust, skyrl_tx" >&2
+        echo "no peer is called $1: verifiers, inspect, dbos, locust, skyrl_tx" >&2
         exit 1
         ;;
     *)
-        [ "$#" -gt 0 ] || set -- verifiers inspect locust skyrl_tx
+        [ "$#" -gt 0 ] || set -- verifiers inspect dbos locust skyrl_tx
         for peer in "$@"; do
             "${BASH_SOURCE[0]}" "$peer"
         done

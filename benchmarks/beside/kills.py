@@ -2,13 +2,14 @@
 
 Each player plays the same games on the stub; it is killed with SIGKILL, with all its children,
 when a share of the calls has been answered, and started again as its own documentation says.
-Counted by the stub: calls that were sent again, those in flight when it was killed among them, and
-the time from the second start to the first answer that was not there before.
+Counted by the stub: calls that were sent again, those in flight when it was killed among them,
+calls a second until then, and the time from the second start to the first answer that was not there
+before. In the end the files that the player has left are measured, but for what it printed.
 """
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,11 @@ class Size:
 
 def kill_once(player: Player, size: Size, share: float) -> dict[str, Any]:
     """Play, kill, go on to the end. Raises Failed."""
-    with tempfile.TemporaryDirectory() as folder, Stub(size.latency_s, TURNS) as stub:
-        place = Path(folder)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Stub(size.latency_s, TURNS) as stub,
+        player.beside(place := Path(folder)) as elsewhere,
+    ):
         environment = player.environment(place, stub.url)
         game = (place, stub.url, size.games, size.in_flight)
         first = Run(player.start(*game), environment, place)
@@ -55,15 +59,24 @@ def kill_once(player: Player, size: Size, share: float) -> dict[str, Any]:
         finally:
             second.kill()
         ended = stub.state()
+        left = _measure_files([place, *elsewhere], but_for=second.log)
     if ended["different"] != size.calls:
         raise Failed(f"{ended['different']} different calls were made, not {size.calls}")
     return {
         "begun_before": killed["begun"],
         "in_flight": killed["begun"] - killed["answered"],
         "repeated": ended["begun"] - ended["different"],
+        "calls_per_s": round(killed["answered"] / killed["seconds"], 1),
+        "bytes": left,
         "seconds_to_new_answer": round(ended["new_answer_s"], 3),
         "unknown_requests": ended["unknown"],
     }
+
+
+def _measure_files(places: Iterable[Path], but_for: Path) -> int:
+    """Sum up the bytes of all files below."""
+    files = (path for place in places for path in place.rglob("*"))
+    return sum(f.stat().st_size for f in files if f.is_file() and f != but_for)
 
 
 def measure(players: Sequence[Player], rounds: int, size: Size, say: Any) -> dict[str, Any]:

@@ -255,19 +255,23 @@ def kills(part: dict[str, Any]) -> str:
         f"{part['games']} games of {part['turns']} turns, {part['in_flight']} calls in flight, a "
         f"stub that answers after {part['latency_s']:g} s. When a share of the calls has been "
         "answered the process and its children are killed with SIGKILL; then it is started again "
-        "as its documentation says: `nip play` again, `vf-eval --resume`, `inspect eval-retry`. "
-        "Calls made again are counted by the stub. Unanswered are those that it had not answered "
-        "at the kill; an answer that was sent but not yet read or on the disk is lost, too, so as "
-        f"many as may be in flight, {part['in_flight']}, can be lost at most by who keeps every "
-        "answer. The time is that from the second start to the first answer that the "
-        "killed process had not been given. Medians over the rounds."
+        "as its documentation says: `nip play` again, `vf-eval --resume`, `inspect eval-retry`, "
+        "the same program of DBOS. Calls made again are counted by the stub. Unanswered are those "
+        "that it had not answered at the kill; an answer that was sent but not yet read or on the "
+        f"disk is lost, too, so as many as may be in flight, {part['in_flight']}, can be lost at "
+        "most by who keeps every answer. The time is that from the second start to the first "
+        "answer that the killed process had not been given. Calls a second are those until the "
+        f"kill; with {part['in_flight']} in flight they can't be more than "
+        f"{part['in_flight'] / part['latency_s']:.0f}. The files are all that is left in the end, "
+        "what was printed left out; of PostgreSQL all of its data, which an empty one has some 40 "
+        "MB of. Medians over the rounds."
     )
     lines += [_filled(text), ""]
     lines += [
         "| | killed at | unanswered then | calls made again | beyond what may be in flight | "
     ]
-    lines[-1] += "s to the next new answer | rounds |"
-    lines.append("|---|---|---|---|---|---|---|")
+    lines[-1] += "s to the next new answer | calls a second | MB of files | rounds |"
+    lines.append("|---|---|---|---|---|---|---|---|---|")
     for name, row in part["players"].items():
         for share in part["shares"]:
             rounds = row.get(f"{share:g}")
@@ -282,9 +286,13 @@ def kills(part: dict[str, Any]) -> str:
                     [max(0, r["repeated"] - part["in_flight"]) for r in rounds],
                 )
             )
+            # Rounds on record from before these were measured have neither.
+            rates = [r["calls_per_s"] for r in rounds if "calls_per_s" in r]
+            sizes = [r["bytes"] / 1e6 for r in rounds if "bytes" in r]
             lines.append(
                 f"| {name} | {share:.0%} | {in_flight:g} | {repeated:g} | {beyond:g} | "
-                f"{seconds:.1f} | {len(rounds)} |"
+                f"{seconds:.1f} | {f'{median(rates):.0f}' if rates else ''} | "
+                f"{f'{median(sizes):.1f}' if sizes else ''} | {len(rounds)} |"
             )
     missing = _reasons({**part["players"], **part["absent"]})
     return "\n".join([*lines, "", *missing, "", _versions(part["players"])])

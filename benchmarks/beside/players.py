@@ -6,12 +6,20 @@ or another command that goes on after it was killed. All are what a user would t
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import yaml
+
+from nip_core.errors import SettingsError
+from nip_prefect.flows.postgres import find_binaries, start_postgres
 
 ROOT = Path(__file__).parents[2]
 PEERS = Path(os.environ.get("PEERS", ROOT / ".peers"))
@@ -55,6 +63,10 @@ class Player(ABC):
     @abstractmethod
     def go_on(self, place: Path, url: str, games: int, in_flight: int) -> list[str]:
         """Give the command that goes on."""
+
+    def beside(self, place: Path) -> AbstractContextManager[list[Path]]:
+        """Keep up what a kill leaves alive, a database's server; give where it keeps its files."""
+        return nullcontext([])
 
     def environment(self, place: Path, url: str) -> dict[str, str]:
         """Give the process's environment."""
@@ -204,4 +216,122 @@ class InspectCached(Inspect):
     name, cache = "inspect, cache=True", True
 
 
-PLAYERS: tuple[Player, ...] = (Nip(), Verifiers(), Inspect(), InspectCached())
+class InspectCheckpointed(Inspect):
+    """The same with checkpoints after every turn of a sample.
+
+    Inspect keeps them with restic, of a version that it downloads from GitHub at the first use. One
+    of that version on the path stands in for it, so that nothing is downloaded meanwhile.
+    """
+
+    name = "inspect, --checkpoint=turn:1"
+    restic = "0.18.1"
+    """What inspect's version of scripts/build_peers.sh asks for. With 0.14.0 in its place, that of
+    Debian 12, it wrote checkpoints, and a retry of them waited for ever."""
+
+    def absent(self) -> str | None:
+        """Look for restic, too."""
+        if shutil.which("restic") is None:
+            return super().absent() or f"restic {self.restic} is not on the path"
+        there = self._asked("restic", "version").split()[1]
+        other = f"it asks for restic {self.restic}, and {there} is on the path"
+        return super().absent() or (None if there == self.restic else other)
+
+    def versions(self) -> dict[str, str]:
+        """Name restic, too."""
+        return {**super().versions(), "restic": self.restic}
+
+    def start(self, place: Path, url: str, games: int, in_flight: int) -> list[str]:
+        """Lay restic where inspect looks for its own, and evaluate the task."""
+        code = "from inspect_ai.util._restic import resolver as r; "
+        code += "print(r.cache_path(r._current_platform()))"
+        path = Path(self._asked(str(self.python()), "-c", code, **self.environment(place, url)))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(str(shutil.which("restic")))
+        return super().start(place, url, games, in_flight)
+
+    def _asked(self, *command: str, **environment: str) -> str:
+        asked = subprocess.run(
+            command, env=environment or None, capture_output=True, text=True, check=True
+        )
+        return asked.stdout.strip()
+
+    def _options(self, place: Path, in_flight: int) -> list[str]:
+        return [*super()._options(place, in_flight), "--checkpoint=turn:1"]
+
+
+class Dbos(Peer):
+    """A program with durable workflows of DBOS; the same command goes on."""
+
+    name, folder, packages = "DBOS, SQLite", "dbos", ("dbos", "httpx", "sqlalchemy")
+
+    def start(self, place: Path, url: str, games: int, in_flight: int) -> list[str]:
+        """Play."""
+        program = [str(self.python()), str(GAMES / "nine_turns_dbos.py"), url]
+        return [*program, str(games), str(in_flight), self.database(place)]
+
+    def go_on(self, place: Path, url: str, games: int, in_flight: int) -> list[str]:
+        """Start the same program."""
+        return self.start(place, url, games, in_flight)
+
+    def database(self, place: Path) -> str:
+        """Give the address of the database that DBOS keeps its state in."""
+        return f"sqlite:///{place / 'games.sqlite'}"
+
+
+class DbosPostgres(Dbos):
+    """The same on PostgreSQL, which lives on when the program is killed."""
+
+    name = "DBOS, PostgreSQL"
+    address = ""
+
+    def absent(self) -> str | None:
+        """Look for PostgreSQL, too."""
+        try:
+            find_binaries()
+        except SettingsError as error:
+            return str(error)
+        return super().absent()
+
+    @contextmanager
+    def beside(self, place: Path) -> Iterator[list[Path]]:
+        """Start a server, empty, with the settings that it comes with."""
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder).chmod(0o711)  # it runs as another user if this is root
+            servers: list[subprocess.Popen[bytes]] = []
+
+            def start(_: str, command: list[str], environment: dict[str, str], **user: Any) -> Any:
+                servers.append(
+                    subprocess.Popen(
+                        command,
+                        env=environment,
+                        cwd="/",
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        **user,
+                    )
+                )
+                return servers[-1]
+
+            try:
+                address = start_postgres(Path(folder) / "postgres", start)
+                self.address = address.replace("+asyncpg", "")
+                yield [Path(folder) / "postgres" / "data"]
+            finally:
+                for server in servers:
+                    server.terminate()
+                    server.wait()
+
+    def database(self, place: Path) -> str:
+        """Give the server's address."""
+        return self.address
+
+
+PLAYERS: tuple[Player, ...] = (
+    Nip(),
+    Verifiers(),
+    Inspect(),
+    InspectCached(),
+    InspectCheckpointed(),
+    Dbos(),
+    DbosPostgres(),
+)

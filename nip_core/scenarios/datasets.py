@@ -17,10 +17,12 @@ stable hashes of texts and ids, never from the position in a file:
 A scenario may name other columns by which rows are split (`Scenario.split_by`).
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
+
+from pydantic import BaseModel
 
 from nip_core.errors import DatasetError
 from nip_core.hashing import derive_key, derive_seed
@@ -33,6 +35,11 @@ from nip_core.scenarios.rows import SPLITS
 
 _MOST_ROWS = 1_000_000
 """That a function of a scenario makes: a generator without an end would fill the memory."""
+_NamedProblems = list[tuple[Problem, str]]
+_KEPT_SPLITS = 6
+_made_lately: OrderedDict[tuple[type[Scenario], str, str, str], _NamedProblems] = OrderedDict()
+"""What was generated, by scenario, settings, dataset and split: the many runs of a sweep share
+their problems, and to make them takes longer than all other checks of a run."""
 
 
 def load_problems(
@@ -67,11 +74,7 @@ def load_problems(
     if max_size is not None and max_size < 1:
         raise DatasetError(f"max_size must be at least 1 (got {max_size})")
     # 1. Read the split and filter its rows.
-    problems: list[tuple[Problem, str]] = []
-    for row, name in _rows_of_split(scenario, dataset, split, may_be_empty):
-        if _keeps(scenario, row, name):
-            expanded = _made(scenario, "expand", row, name, place=name)
-            problems += [(_problem(scenario, r, name), name) for r in expanded]
+    problems = _find_problems(scenario, dataset, split, may_be_empty)
     # 2. Check the whole, then leave out what is too many.
     _check_unique(problems)
     balanced = make_balanced and not scenario.labels_in_play
@@ -81,6 +84,27 @@ def load_problems(
         filters = call_scenario(scenario, "filters", place=place, kind=DatasetError)
         raise DatasetError(_why_empty(place, [p for p, _ in problems], filters))
     return selected
+
+
+def _find_problems(
+    scenario: Scenario, dataset: str, split: str, may_be_empty: bool
+) -> _NamedProblems:
+    """The problems of a split with the names of their rows, those left out by `keeps` missing."""
+    settings = scenario.settings
+    is_known = dataset in scenario.generated and isinstance(settings, BaseModel)
+    key = (type(scenario), settings.model_dump_json() if is_known else "", dataset, split)
+    problems = _made_lately.pop(key, None) if is_known else None
+    if problems is None:
+        problems = []
+        for row, name in _rows_of_split(scenario, dataset, split, may_be_empty):
+            if _keeps(scenario, row, name):
+                expanded = _made(scenario, "expand", row, name, place=name)
+                problems += [(_problem(scenario, r, name), name) for r in expanded]
+    if is_known:
+        _made_lately[key] = problems
+        while len(_made_lately) > _KEPT_SPLITS:
+            _made_lately.popitem(last=False)
+    return problems
 
 
 def check_splits(

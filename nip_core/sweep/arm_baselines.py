@@ -23,6 +23,7 @@ from nip_core.sweep.counted import (
     Verdicts,
     average_runs,
     count_plays,
+    make_episodes,
 )
 from nip_core.sweep.document_parts import clip_interval
 from nip_core.sweep.hypotheses import Hypothesis
@@ -36,7 +37,6 @@ from nip_core.sweep.results_document import (
 )
 from nip_core.sweep.swept_facts import Kind, SweepFacts, SweptGame
 from nip_core.sweep.swept_runs import SEED
-from nip_core.sweep.swept_tests import make_episodes
 
 _MEANING: Mapping[str, tuple[str, str]] = {
     "alone": (

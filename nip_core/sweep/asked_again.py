@@ -20,10 +20,16 @@ from nip_core.sweep.asked_again_document import (
     AttackedAtEqualTokens,
     AttackedRates,
 )
-from nip_core.sweep.counted import Counts, LastTest, Verdicts, average_runs, share_right
+from nip_core.sweep.counted import (
+    Counts,
+    LastTest,
+    Verdicts,
+    average_runs,
+    make_episodes,
+    share_right,
+)
 from nip_core.sweep.document_parts import OverRuns, sum_up
 from nip_core.sweep.results_document import ArmResult, RunResult
-from nip_core.sweep.swept_tests import make_episodes
 
 _LABELS: Mapping[str, tuple[int, ...]] = {"soundness": (0,), "completeness": (1,)}
 

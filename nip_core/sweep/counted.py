@@ -7,6 +7,7 @@ share_right   over runs
 average_runs  the same as a mean over seeds and questions, with its interval
 subtract_runs the difference of two arms, run by run, in the same way
 tally         of plays, by question
+make_episodes plays as a table of episodes
 Play          one of them
 """
 
@@ -17,6 +18,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from nip_core.evaluation.any_of import count_right_choices
 from nip_core.evaluation.statistics.two_way import TwoWay, two_way
 from nip_core.hashing import derive_seed
 from nip_core.protocols import ACCEPT, REJECT
@@ -120,6 +122,24 @@ class Counted:
         worst = self.find_worst(run)
         return None if worst is None else count_plays(worst.plays, figure)
 
+    def count_any_of(self, run: PlannedRun, k: int, figure: Figure) -> Counts | None:
+        """Count the problems of each question that k plays of a run's last test are right on.
+
+        k plays reject where any of them does; a problem counts with the share of all choices of k
+        of its plays. None for a run that is not finished and tested with as many plays.
+        """
+        if run.name not in self._tests:
+            return None
+        by_problem = count_right_choices(make_episodes(self.plays(run.name))).values()
+        counts: dict[str, tuple[float, int]] = {}
+        for of in by_problem:
+            if len(of.right) < k:
+                return None
+            if of.y in _LABELS[figure]:
+                right, problems = counts.get(of.question_id, (0.0, 0))
+                counts[of.question_id] = (right + float(of.right[k - 1]), problems + 1)
+        return counts
+
     def find_worst(self, run: PlannedRun) -> WorstTest | None:
         """Find the test of an attack on a run that left the least soundness, the first of equals.
 
@@ -146,6 +166,19 @@ class Counted:
     def plays(self, name: str) -> Sequence[Play]:
         """Return the plays of the last test of a run that is finished and tested."""
         return self._verdicts.tests(name).get(self._tests[name], ())
+
+
+def make_episodes(plays: Sequence[Play]) -> pa.Table:
+    """Make a table of the columns of episodes that verdicts are counted from."""
+    columns = {
+        "problem": pa.array([play.problem for play in plays], pa.string()),
+        "question_id": pa.array([play.question for play in plays], pa.string()),
+        "y": pa.array([play.y for play in plays], pa.int8()),
+        "decision": pa.array([play.decision for play in plays], pa.int8()),
+        # A failed play has no decision here, so it counts as one that ended without.
+        "outcome": pa.array(["finished"] * len(plays), pa.string()),
+    }
+    return pa.table(columns)
 
 
 def count_plays(plays: Iterable[Play], figure: Figure) -> Counts:

@@ -41,6 +41,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from nip_core.errors import CorruptionError, RunConflictError, SettingsError
 from nip_core.evaluation import attack_figures, attack_losses, attack_steps, statistics
 from nip_core.hashing import digest
+from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.plain import PlainMapping
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
@@ -49,7 +50,7 @@ from nip_core.sweep.counted import WORST
 from nip_core.sweep.hypotheses import Hypothesis, list_compared
 from nip_core.sweep.planned import PlannedRun
 from nip_core.sweep.results_document import DAMAGED, FINISHED, NOT_BEGUN
-from nip_core.sweep.swept_runs import Sweep, read_sweep, read_yaml_as
+from nip_core.sweep.swept_runs import Sweep, SweptRun, read_sweep, read_yaml_as
 from nip_lm_server.client import parse_json
 
 
@@ -190,16 +191,37 @@ def _check_attacked(
     sweep: Sweep, hypothesis: Hypothesis, compared: Sequence[tuple[PlannedRun, ...]]
 ) -> None:
     """Raise SettingsError unless each run has the attack of the hypothesis, if it names one."""
-    after = hypothesis.after
+    after, attacked = hypothesis.after, compared
+    if hypothesis.any_of is not None:
+        names = {against.name for _, against in compared}
+        asked = [run for run in sweep.runs if run.name in names]
+        _check_asked_again(hypothesis.any_of, after, asked)
+        attacked = [runs[:1] for runs in compared]
     if after == WORST:
-        _check_worst(sweep, [run for runs in compared for run in runs])
+        _check_worst(sweep, [run for runs in attacked for run in runs])
         return
     if after is not None and after not in sweep.attacks:
         there = ", ".join(sweep.attacks) or "none"
         raise SettingsError(f"after: {after!r}: the sweep has no such attack; it has {there}")
-    for run in (run for runs in compared for run in runs):
+    for run in (run for runs in attacked for run in runs):
         if run.name_after(after) is None:
             raise SettingsError(f"after: {after!r} leaves out {run.name}")
+
+
+def _check_asked_again(k: int, after: str | None, runs: Sequence[SweptRun]) -> None:
+    """Raise SettingsError unless problems are played often enough, and nobody could attack."""
+    for run in runs:
+        plays = run.parameters.rl.num_test_iterations
+        if plays < k:
+            raise SettingsError(
+                f"any_of: {run.name} plays each test problem {plays} times, not {k}; raise its "
+                "rl.num_test_iterations"
+            )
+        if after is not None and (attackers := find_attackers(run.parameters)):
+            raise SettingsError(
+                f"any_of: {run.name} has {', '.join(attackers)}, who could attack it as well; "
+                f"after: {after!r} would spare it, so compare with a verifier alone"
+            )
 
 
 def _check_worst(sweep: Sweep, runs: Sequence[PlannedRun]) -> None:

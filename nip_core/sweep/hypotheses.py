@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from nip_core.errors import SettingsError
 from nip_core.sweep.counted import Figure
+from nip_core.sweep.document_parts import is_none
 from nip_core.sweep.planned import PlannedRun, PlannedSweep
 from nip_core.sweep.swept_runs import as_text
 
@@ -36,6 +37,9 @@ class Hypothesis(BaseModel):
     against: Arm | Rate
     """The runs that they are compared with, each with the one that has all other values alike; or a
     number in their place, such as the rate that a theorem gives."""
+    any_of: Annotated[int, Field(ge=2)] | None = Field(default=None, exclude_if=is_none)
+    """The arm in `against` is a verifier alone, asked so often: it rejects where any of so many
+    plays of its last test does. Nobody can attack it, so `after` is about `arm` alone."""
     expected: Literal["higher", "lower", "equal"]
     """Of `arm`, as against `against`."""
     margin: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -65,6 +69,8 @@ class Hypothesis(BaseModel):
     def _check_margin(self) -> "Hypothesis":
         if (self.expected == "equal") != (self.margin is not None):
             raise ValueError('a margin belongs to expected: "equal", and to nothing else')
+        if self.any_of is not None and self.number is not None:
+            raise ValueError(f"any_of: a number is not asked again (against: {self.number:g})")
         if (self.expected, self.number) in (("lower", 0), ("higher", 1)):
             raise ValueError(f"no rate is {self.expected} than {self.number:g}")
         return self

@@ -17,6 +17,7 @@ from nip_core.sweep.counted import (
     WORST,
     Counted,
     Counts,
+    Figure,
     average_runs,
     share_right,
     subtract_runs,
@@ -98,7 +99,10 @@ def _compare_arms(counted: Counted, sweep: PlannedSweep, hypothesis: Hypothesis)
     if hypothesis.number is not None:
         return _compare_with_number(counted, named, hypothesis, hypothesis.number)
     of_pairs = [
-        [counted.count_after(run, hypothesis.after, hypothesis.figure) for run in pair]
+        [
+            _count(counted, hypothesis, run, is_against, hypothesis.figure)
+            for run, is_against in zip(pair, (False, True), strict=True)
+        ]
         for pair in named
     ]
     both = [(a, b) for a, b in of_pairs if a is not None and b is not None]
@@ -106,7 +110,10 @@ def _compare_arms(counted: Counted, sweep: PlannedSweep, hypothesis: Hypothesis)
     if hypothesis.after == WORST:
         # The worst attacks of two runs may have been tested on more problems, or fewer.
         both = [_keep_common(first, second) for first, second in both]
-        worst = tuple(_name_worst(counted, (run for pair in named for run in pair)))
+        attacked = (
+            run for pair in named for run in (pair if hypothesis.any_of is None else pair[:1])
+        )
+        worst = tuple(_name_worst(counted, attacked))
     rates = (share_right([first for first, _ in both]), share_right([second for _, second in both]))
     if not any(first for first, _ in both):
         why = "no pair of runs is finished and tested"
@@ -121,6 +128,15 @@ def _compare_arms(counted: Counted, sweep: PlannedSweep, hypothesis: Hypothesis)
     because = "one run or one question shows no spread" if compared.error is None else None
     because = because or _find_unmet(counted, named, hypothesis)
     return ArmsCompared(rates, compared, len(both), because, worst)
+
+
+def _count(
+    counted: Counted, hypothesis: Hypothesis, run: PlannedRun, is_against: bool, figure: Figure
+) -> Counts | None:
+    """Count right plays of a run of one arm or of the other, as the hypothesis takes them."""
+    if is_against and hypothesis.any_of is not None:
+        return counted.count_any_of(run, hypothesis.any_of, figure)
+    return counted.count_after(run, hypothesis.after, figure)
 
 
 def _compare_with_number(
@@ -171,7 +187,7 @@ def _find_unmet(
     """Name in words the first unmet condition of the hypothesis; None if all are met."""
     for figure, least in hypothesis.where.items():
         for runs, which in zip(zip(*named, strict=True), ("arm", "against"), strict=False):
-            plays = (counted.count_after(run, hypothesis.after, figure) for run in runs)
+            plays = (_count(counted, hypothesis, run, which == "against", figure) for run in runs)
             reached = share_right([counts for counts in plays if counts is not None])
             if reached is None or reached < least:
                 measured = "unknown" if reached is None else f"{reached:.3f}"
@@ -257,6 +273,7 @@ def _judge(
         margin=hypothesis.margin,
         interval_of_tests=None if of_tests is None else clip_interval(of_tests, lowest=-1.0),
         number=hypothesis.number,
+        any_of=hypothesis.any_of,
         trials=None if bounds is None else bounds.trials,
         at_most=None if bounds is None or hypothesis.expected != "lower" else bounds.high,
         at_least=None if bounds is None or hypothesis.expected != "higher" else bounds.low,

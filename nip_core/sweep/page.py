@@ -269,6 +269,7 @@ def _declared_page(declared: DeclaredResults) -> str:
     for row in declared.outcomes:
         arm, against = (plain_percent(rate) for rate in row.rates)
         against += "" if row.number is None else " (given)"
+        against += "" if row.any_of is None else f" (any of {row.any_of})"
         kinds = [kind for kind, is_one in (("primary", row.primary), ("gate", row.gate)) if is_one]
         cells = [
             row.says + (f" ({', '.join(kinds)})" if kinds else ""),

@@ -303,6 +303,8 @@ class HypothesisOutcome(Part):
     the margin."""
     number: float | None = Field(default=None, exclude_if=is_none)
     """What the arm is compared with, where that is no arm."""
+    any_of: int | None = Field(default=None, exclude_if=is_none)
+    """How often the other arm, a verifier alone, is asked: it rejects where any play does."""
     trials: float | None = Field(default=None, exclude_if=is_none)
     """Against a number, how many independent trials the verdicts are worth."""
     at_most: float | None = Field(default=None, exclude_if=is_none)

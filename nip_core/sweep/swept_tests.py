@@ -2,7 +2,6 @@
 
 measure_test    a run's own test
 measure_attack  an attack: what it left, and what was lost to what
-make_episodes   plays as a table of episodes
 
 They are those that the run and the attack have on record themselves, digit for digit.
 """
@@ -11,7 +10,6 @@ import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import pyarrow as pa
 
 from nip_core.evaluation.any_of import any_of
 from nip_core.evaluation.baseline_verifiers import majority_decisions
@@ -20,23 +18,17 @@ from nip_core.evaluation.confidence_intervals import Interval
 from nip_core.evaluation.split_metrics import AnyOfRow, BelievedMetrics, SplitMetrics
 from nip_core.evaluation.spread import Asked
 from nip_core.protocols import ACCEPT, REJECT
-from nip_core.sweep.counted import LastTest, Play, Verdicts, count_plays, share_right
+from nip_core.sweep.counted import (
+    LastTest,
+    Play,
+    Verdicts,
+    count_plays,
+    make_episodes,
+    share_right,
+)
 from nip_core.sweep.effort_curves import measure_curve
 from nip_core.sweep.results_document import FINISHED, AttackResult, SweptTest
 from nip_core.sweep.swept_facts import AttackFacts, RunFacts, SpentOnTest
-
-
-def make_episodes(plays: Sequence[Play]) -> pa.Table:
-    """Make a table of the columns of episodes that verdicts are counted from."""
-    columns = {
-        "problem": pa.array([play.problem for play in plays], pa.string()),
-        "question_id": pa.array([play.question for play in plays], pa.string()),
-        "y": pa.array([play.y for play in plays], pa.int8()),
-        "decision": pa.array([play.decision for play in plays], pa.int8()),
-        # A failed play has no decision here, so it counts as one that ended without.
-        "outcome": pa.array(["finished"] * len(plays), pa.string()),
-    }
-    return pa.table(columns)
 
 
 def measure_test(plays: Sequence[Play], facts: SpentOnTest, seed: int) -> SweptTest:

@@ -57,13 +57,14 @@ def test_the_page_says_what_was_not_measured_and_that_a_machine_was_loaded():
     machine = {"cores": 2, "python": "3.11", "load_before": 7.0, "load_after": 7.5}
     made = {"command": "c", "commit": "d", "took_s": 1.0, "machine": machine, "small": False}
     killed = {"in_flight": 8, "repeated": 9, "seconds_to_new_answer": 2.0}
+    killed |= {"calls_per_s": 12.4, "bytes": 350_000}
     players = {
         "nip": {"versions": {"nip": "1"}, "0.5": [killed]},
         "peer": {"reason": "not built"},
     }
     size = {"games": 4, "turns": 9, "in_flight": 8, "latency_s": 0.25, "shares": [0.5]}
     text = page({"e": {**made, **size, "players": players, "absent": {}}})
-    assert "| nip | 50% | 8 | 9 | 1 | 2.0 | 1 |" in text
+    assert "| nip | 50% | 8 | 9 | 1 | 2.0 | 12 | 0.3 | 1 |" in text
     assert "- peer is not measured throughout: not built" in text
     assert "loaded by other programs" in text
 

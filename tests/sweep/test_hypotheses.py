@@ -249,3 +249,79 @@ def test_a_number_that_no_rate_can_be_compared_with_is_refused(tmp_path, changes
     with pytest.raises(SettingsError) as raised:
         planned(tmp_path, {**NUMBER, **changes})
     assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+ALONE = {
+    "says": "no more than asking the verifier alone three times",
+    "figure": "soundness",
+    "after": "worst",
+    "arm": {"protocol": "nip"},
+    "against": {"protocol": "alone"},
+    "any_of": 3,
+    "expected": "equal",
+    "margin": 0.07,
+    "primary": True,
+}
+
+
+def planned_alone(tmp_path, hypothesis, plays=3):
+    alone = {"interaction_protocol": "solo_verifier", "rl.num_test_iterations": plays}
+    axes = {"protocol": {"alone": alone, "nip": {}, "adp": {"interaction_protocol": "adp"}}}
+    sweep = {"name": "asked", "config": "deterministic", "axes": {**axes, "seed": [*SEEDS]}}
+    sweep |= {"run_store": str(tmp_path / "runs")}
+    sweep |= {"attacks": {"chosen": {**CHOSEN, "leave_out": [{"protocol": "alone"}]}}}
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))
+    plan = {"sweep": "sweep.yaml", "stopping": "all runs", "hypotheses": [hypothesis]}
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
+    return read_plan(tmp_path / "plan.yaml")
+
+
+def test_an_attacked_arm_is_compared_with_a_verifier_alone_that_is_asked_as_often(tmp_path):
+    """One check of four finds a mistake in 1 of 4 plays, any of three in 37 of 64."""
+    plan = planned_alone(tmp_path, ALONE)
+    questions, once, thrice = 400, 0.25, 37 / 64
+    tests, last = {}, {}
+    for seed in SEEDS:
+        alone, nip = f"asked-alone-{seed}", f"asked-nip-{seed}"
+        asked = [play for k in range(3) for play in plays(f"{alone} {k}", 1.0, once, questions)]
+        tests[alone, None, 1, None] = asked
+        tests[nip, None, 1, None] = plays(nip, 1.0, 0.9, questions)
+        tests[nip, "chosen", 0, 1] = plays(f"{nip} 1", 1.0, 0.8, questions)
+        tests[nip, "chosen", 0, 4] = plays(f"{nip} 4", 1.0, thrice, questions)
+        last |= {name: LastTest(1) for name in (alone, nip)}
+        last[f"{nip}-chosen"] = LastTest(0, 4)
+    (row,) = judged(plan, tests, last)
+    assert row.rates == pytest.approx((thrice, thrice), abs=0.03)
+    assert (row.outcome, row.any_of) == ("shown", 3)
+    assert "% (any of 3) |" in page([row])
+    # Asked once, or counted as usual, it is far from that.
+    (once_asked,) = judged(
+        plan, tests, last, [plan.file.hypotheses[0].model_copy(update={"any_of": 2})]
+    )
+    assert once_asked.rates[1] == pytest.approx(1 - (1 - once) ** 2, abs=0.03)
+    assert once_asked.outcome == "not shown"
+
+
+@pytest.mark.parametrize(
+    ("change", "plays", "said"),
+    [
+        ({}, 2, "plays each test problem 2 times, not 3; raise its rl.num_test_iterations"),
+        ({"against": 0.5}, 3, "a number is not asked again"),
+        ({"any_of": 1}, 3, "greater than or equal to 2"),
+        ({"against": {"protocol": "adp"}, "after": "chosen"}, 3, "1 times, not 3"),
+    ],
+)
+def test_who_can_not_be_asked_again_is_refused(tmp_path, change, plays, said):
+    with pytest.raises(SettingsError, match=said):
+        planned_alone(tmp_path, {**ALONE, **change}, plays)
+
+
+def test_an_arm_that_could_be_attacked_is_not_spared(tmp_path):
+    swapped = {**ALONE, "arm": {"protocol": "adp"}, "against": {"protocol": "nip"}, "any_of": 2}
+    text = (tmp_path / "sweep.yaml").write_text
+    with pytest.raises(SettingsError, match="times, not 2"):
+        planned_alone(tmp_path, swapped)
+    sweep = yaml.safe_load((tmp_path / "sweep.yaml").read_text())
+    text(yaml.safe_dump(sweep | {"set": {"rl.num_test_iterations": 2}}, sort_keys=False))
+    with pytest.raises(SettingsError, match="has prover, who could attack it as well"):
+        read_plan(tmp_path / "plan.yaml")

@@ -67,7 +67,9 @@ SERVICE: dict[str, Callable[[C], Any]] = {
     "close": lambda c: done(tinker.ServiceClient().close("success")),
     "copy_weights": lambda c: done(c.service.copy_weights(c.state)),
     "create_custom_loss": lambda c: done(
-        c.service.create_custom_loss(lambda logprobs: -logprobs.sum(), {"logprobs": 1})
+        c.service.create_custom_loss(
+            lambda logprobs: (-logprobs.sum(), {"nll:sum": -logprobs.sum()}), {"logprobs": 1}
+        )
     ),
     "create_lora_training_client": lambda c: c.other(),
     "create_rest_client": lambda c: c.service.create_rest_client(),

@@ -1,11 +1,15 @@
-"""The game as a task of `inspect`: a solver in which two speakers take turns on one model."""
+"""The game as a task of `inspect`: a solver in which two speakers take turns on one model.
+
+With `--checkpoint` what was said is kept after each turn, and a retried game goes on from there.
+"""
 
 from game_texts import SYSTEM, TURNS, problem
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ChatMessageSystem, ChatMessageUser, get_model
+from inspect_ai.model import ChatMessageSystem, ChatMessageUser, ModelOutput, get_model
 from inspect_ai.scorer import includes
 from inspect_ai.solver import Generate, TaskState, solver
+from inspect_ai.util import checkpointer
 
 
 @solver
@@ -18,11 +22,20 @@ def turns(cache: bool):
             name: [ChatMessageSystem(content=text), ChatMessageUser(content=state.input_text)]
             for name, text in SYSTEM.items()
         }
-        for turn in range(TURNS):
-            speaker, listener = ("verifier", "prover") if turn % 2 == 0 else ("prover", "verifier")
-            output = await model.generate(chats[speaker], cache=cache)
-            chats[speaker].append(output.message)
-            chats[listener].append(ChatMessageUser(content=output.completion))
+        async with checkpointer() as session:
+            said: list[str] = []
+            kept = session.track("said", lambda: said, [], value_type=list[str])
+            for turn in range(TURNS):
+                seats = ("verifier", "prover")
+                speaker, listener = seats if turn % 2 == 0 else reversed(seats)
+                if turn < len(kept):
+                    output = ModelOutput.from_content("stub", kept[turn])
+                else:
+                    output = await model.generate(chats[speaker], cache=cache)
+                chats[speaker].append(output.message)
+                chats[listener].append(ChatMessageUser(content=output.completion))
+                said.append(output.completion)
+                await session.tick()
         state.output, state.messages = output, chats["verifier"]
         return state
 
