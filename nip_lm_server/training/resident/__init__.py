@@ -4,7 +4,7 @@ types             what is asked and answered: numpy alone, no torch
 trainer           ResidentTrainer, in this process
 resident_client   ResidentClient, the same methods over a process of its own
 checks            bad input is refused before anything is computed
-losses            the six losses                  scoring    hidden states -> log-probabilities
+losses            the six losses                  token_scores  hidden states -> log-probabilities
 adapters          LoRA layers over a model        saved_adapters   on disk, as PEFT has them
 framing           what goes over the socket       __main__   the process
 

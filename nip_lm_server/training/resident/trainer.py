@@ -38,7 +38,7 @@ from nip_lm_server.training.resident.checks import (
 )
 from nip_lm_server.training.resident.losses import SEQUENCE_LOG_RATIO, Loss
 from nip_lm_server.training.resident.saved_adapters import read_adapter, write_adapter
-from nip_lm_server.training.resident.scoring import pad, score_targets, without_dropout
+from nip_lm_server.training.resident.token_scores import pad, score_targets, without_dropout
 from nip_lm_server.training.resident.types import (
     AdamParams,
     Datum,
