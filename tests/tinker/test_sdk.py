@@ -68,7 +68,7 @@ SERVICE: dict[str, Callable[[C], Any]] = {
     "copy_weights": lambda c: done(c.service.copy_weights(c.state)),
     "create_custom_loss": lambda c: done(
         c.service.create_custom_loss(
-            lambda logprobs: (-logprobs.sum(), {"nll:sum": -logprobs.sum()}), {"logprobs": 1}
+            lambda logprobs: (-logprobs.sum(), {"custom/nll:sum": -logprobs.sum()}), {"logprobs": 1}
         )
     ),
     "create_lora_training_client": lambda c: c.other(),
