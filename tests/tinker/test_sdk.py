@@ -175,7 +175,7 @@ TABLES = {
     ServiceClient: SERVICE, TrainingClient: TRAINING, SamplingClient: SAMPLING, RestClient: REST,
 }  # fmt: skip
 REFUSED = {
-    "ServiceClient.copy_weights", "ServiceClient.create_custom_loss",
+    "ServiceClient.copy_weights",
     "RestClient.assign_session_project", "RestClient.copy_weights",
     "RestClient.export_session_trace", "RestClient.get_audit_log", "RestClient.get_billing_usage",
     "RestClient.get_current_checkpoint_storage_usage", "RestClient.search_sessions",
