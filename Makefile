@@ -152,7 +152,7 @@ TINKER_TESTS ?= tests/tinker
 test-tinker: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_tinker.sh $(TINKER)
 	NIP_PYTHON=$(abspath $(BIN))/python NIP_TINKER_RESULTS=$(abspath docs/results) \
-		$(TINKER)/bin/python -m pytest -p no:asyncio $(TINKER_TESTS)
+		$(TINKER)/bin/python -m pytest $(TINKER_TESTS)
 
 # trackio, W&B, MLflow and TensorBoard in an environment of their own, with nip as it is installed.
 test-trackers: install

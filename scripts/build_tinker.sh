@@ -23,7 +23,8 @@ make_environment
 echo "tinker $SDK_VERSION and what tinker-cookbook $COOKBOOK_VERSION requires ..."
 pip_install -c "$CONSTRAINTS" "tinker==$SDK_VERSION" torch transformers datasets aiohttp anyio \
     blobfile chz cloudpickle huggingface_hub numpy pillow pydantic pyrage rich safetensors termcolor \
-    tiktoken tqdm sympy pylatexenc math-verify scipy pytest pytest-timeout psutil
+    tiktoken tqdm sympy pylatexenc math-verify scipy \
+    pytest pytest-asyncio pytest-timeout hypothesis psutil
 pip_install --no-deps "tinker-cookbook==$COOKBOOK_VERSION"
 "$DIR/bin/python" - <<'EOF'
 from importlib.metadata import version

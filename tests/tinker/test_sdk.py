@@ -14,6 +14,7 @@ import pytest
 import tinker
 from recipes import MODEL, Place
 from tinker import types
+from tinker.lib.public_interfaces.admin_client import AdminClient
 from tinker.lib.public_interfaces.rest_client import RestClient
 from tinker.lib.public_interfaces.sampling_client import SamplingClient
 from tinker.lib.public_interfaces.service_client import ServiceClient
@@ -56,6 +57,10 @@ class Clients:
 
     def other(self) -> Any:
         return self.service.create_lora_training_client(MODEL, rank=4).result()
+
+
+def admin(clients: Clients) -> Any:
+    return AdminClient(clients.service.holder)
 
 
 def done(future: Any) -> Any:
@@ -171,8 +176,17 @@ REST: dict[str, Callable[[C], Any]] = {
     ),
     "whoami": lambda c: done(c.rest.whoami()),
 }
+ADMIN: dict[str, Callable[[C], Any]] = {
+    "get_audit_log": lambda c: done(admin(c).get_audit_log()),
+    "get_billing_usage": lambda c: done(admin(c).get_billing_usage("2026-11-01", "2026-11-02")),
+    "get_current_checkpoint_storage_usage": lambda c: done(
+        admin(c).get_current_checkpoint_storage_usage()
+    ),
+    "get_telemetry": lambda c: admin(c).get_telemetry(),
+}
 TABLES = {
     ServiceClient: SERVICE, TrainingClient: TRAINING, SamplingClient: SAMPLING, RestClient: REST,
+    AdminClient: ADMIN,
 }  # fmt: skip
 REFUSED = {
     "ServiceClient.copy_weights",
@@ -181,6 +195,8 @@ REFUSED = {
     "RestClient.get_current_checkpoint_storage_usage", "RestClient.search_sessions",
     "RestClient.publish_checkpoint_from_tinker_path",
     "RestClient.unpublish_checkpoint_from_tinker_path", "RestClient.whoami",
+    "AdminClient.get_audit_log", "AdminClient.get_billing_usage",
+    "AdminClient.get_current_checkpoint_storage_usage",
 }  # fmt: skip
 
 
