@@ -8,6 +8,7 @@ VENV ?= .venv
 VLLM ?= .vllm
 ART ?= .art-env
 NAT ?= .nat-env
+TINKER ?= .tinker-env
 VIEW ?= .view-env
 TRACKERS ?= .trackers-env
 INSPECT ?= .inspect-env
@@ -24,7 +25,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 QUICKSTART := $(VENV)/.installed-quickstart
 
-.PHONY: help install quickstart test test-long test-all test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study soundness clean test-trackers test-inspect test-verifiers test-view test-real docs notebooks test-docs screenshots
+.PHONY: help install quickstart test test-long test-all test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-tinker test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study soundness clean test-trackers test-inspect test-verifiers test-view test-real docs notebooks test-docs screenshots
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -39,6 +40,7 @@ help:
 	@echo "make test-engines   build an environment with vLLM (CPU) and run the tests on it"
 	@echo "make test-art       build an environment with OpenPipe ART's client and run the tests on it"
 	@echo "make test-nat       build an environment with NeMo Agent Toolkit and run its fine-tuning command"
+	@echo "make test-tinker    build an environment with Tinker's SDK and cookbook, run recipes on the server"
 	@echo "make test-trackers  build an environment with all trackers and run the tests on them"
 	@echo "make test-inspect   build an environment with inspect_ai and run the tests on it"
 	@echo "make test-verifiers build an environment with verifiers and run the tests on it"
@@ -143,6 +145,14 @@ test-art: install
 test-nat: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_nat.sh $(NAT)
 	NIP_PYTHON=$(abspath $(BIN))/python $(NAT)/bin/python -m pytest tests/nat
+
+# Tinker's SDK and cookbook in an environment of their own; the servers run in $(VENV). Writes the table
+# of the docs. One file: make test-tinker TINKER_TESTS=tests/tinker/test_sdk.py
+TINKER_TESTS ?= tests/tinker
+test-tinker: install
+	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_tinker.sh $(TINKER)
+	NIP_PYTHON=$(abspath $(BIN))/python NIP_TINKER_RESULTS=$(abspath docs/results) \
+		$(TINKER)/bin/python -m pytest $(TINKER_TESTS)
 
 # trackio, W&B, MLflow and TensorBoard in an environment of their own, with nip as it is installed.
 test-trackers: install

@@ -4,6 +4,7 @@ Exit codes: 0 done; 1 an error that is nobody's fault but ours; 2 wrong settings
 arguments (nothing was spent); 3 stopped cleanly, running again continues; 4 another runner holds
 the run; 5 damaged files, running again does not help; 6 a fine-tune job ended without a model, see
 --retry-failed-jobs; 7 a cap of the run's budget is reached, raising it and running again continues;
+8 `nip prove`: something else answers under a name; 9 `nip prove`: it can't be told;
 130 interrupted and 143 terminated, running again continues.
 """
 

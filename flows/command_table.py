@@ -53,6 +53,7 @@ PANELS: dict[str, tuple[Line, ...]] = {
     "Serve": (
         ("models", "models", "Bring a published model here, without a hub; list them."),
         ("serve", "commands.serve", "Run an OpenAI-compatible server of models and jobs."),
+        ("prove", "commands.prove", "Say which model answers under a name, at any server."),
         ("up", "up", "Start PostgreSQL, Prefect and workers; Ctrl-C ends them."),
     ),
 }

@@ -34,6 +34,7 @@ from nip_lm_server.api.plumbing import (
     unknown_route,
 )
 from nip_lm_server.api.proxy import Proxy
+from nip_lm_server.api.tinker_table import add_tinker_routes
 from nip_lm_server.auth import KeyRing
 from nip_lm_server.engines.scripted.deterministic_engine import InjectedFault
 from nip_lm_server.errors import ApiError, Places
@@ -47,6 +48,7 @@ from nip_lm_server.state.database import UNUSABLE, Database, unusable_error
 from nip_lm_server.state.directory import DATABASE, FILES, JOBS, MODELS
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore
+from nip_lm_server.tinker.door import TinkerDoor
 
 
 async def open_server(
@@ -79,6 +81,13 @@ async def open_server(
         try:
             await pool.start()
             supervisor.start()
+            tinker = TinkerDoor(
+                state_dir,
+                pool,
+                environment,
+                is_served=any(engine.engine == "embedded" for engine in spec.engines()),
+            )
+            tinker.start()
         except BaseException:
             await pool.stop()
             raise
@@ -96,6 +105,7 @@ async def open_server(
         models=models,
         jobs=jobs,
         supervisor=supervisor,
+        tinker=tinker,
         background=BackgroundTasks(),
         metrics=Metrics(),
         proxy=Proxy(),
@@ -128,6 +138,7 @@ async def close_server(services: Services) -> None:
     """End the running trainings, the engines, and the database."""
     await services.background.close()
     await services.generations.close()
+    await services.tinker.stop()
     await services.supervisor.stop()
     await services.pool.stop()
     await services.proxy.close()
@@ -170,7 +181,9 @@ def make_app(services: Services) -> web.Application:
         ("/v1/chat/completions", generation.create_chat_completion),
         ("/v1/completions", generation.create_completion),
     ):
-        add("POST", path, guard_route(_play_faults(answer), abandonable=True))
+        for prefix in ("", "/oai/api"):  # the second is where Tinker has it
+            route = guard_route(_play_faults(answer), abandonable=True)
+            add("POST", prefix + path, route)
     for method, path, handler in routes:
         add(method, path, guard_route(handler))
         if method == "GET":
@@ -182,7 +195,9 @@ def make_app(services: Services) -> web.Application:
     ):
         for method in ("GET", "HEAD"):
             add(method, path, guard_route(handler, key=False))
-    # 3. Everything else is told what there is.
+    # 3. Tinker's API, with the same keys.
+    add_tinker_routes(app)
+    # 4. Everything else is told what there is.
     add("*", "/{rest:.*}", guard_route(unknown_route))
     return app
 

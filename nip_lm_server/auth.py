@@ -12,10 +12,12 @@ import ipaddress
 import os
 import re
 import secrets
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 KEYS_VARIABLE = "NIP_API_KEYS"
+TINKER_PREFIX = "tml-"
+"""Tinker's SDK sends no key that begins otherwise."""
 _MOST_BYTES = 4 * 1024 * 1024  # of a file with keys
 
 _SECRET_NAME = re.compile(
@@ -43,9 +45,10 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 class KeyRing:
     """The accepted keys. An empty ring accepts nobody; `open_to_all` accepts everybody."""
 
-    def __init__(self, keys: Iterable[str] = (), *, open_to_all: bool = False):
+    def __init__(self, keys: Sequence[str] = (), *, open_to_all: bool = False):
         self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
         self.open_to_all = open_to_all
+        self.has_tinker_key = any(key.startswith(TINKER_PREFIX) for key in keys)
         if not self._digests and not open_to_all:
             raise ValueError(
                 f"no API key: set {KEYS_VARIABLE}, give --api-keys-file, or say --no-auth"

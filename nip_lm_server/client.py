@@ -13,6 +13,7 @@ a server's files, while it does not run   examine, stored_ids, collectable files
              read_state, remove), import_models, find_model, lay_out_adapter, and names in a
              state directory
 published adapters   public_probe
+models at any server   prove_served, of a ProofRequest: what answers under a name (Verdict)
 published models   convert_gguf, ConvertedModel, GgufError; publish, of a whole directory
 room on a disk   want_of_space, is_full, MIN_FREE_BYTES
 secrets      is_secret_name, of environment variables
@@ -68,6 +69,9 @@ if TYPE_CHECKING:
         read_tail,
         watch_parent,
     )
+    from nip_lm_server.proving.request import ProofRequest, prove_served
+    from nip_lm_server.proving.stranger import InputError, NoAnswerError
+    from nip_lm_server.proving.verdict import Verdict, exit_status
     from nip_lm_server.serving.lay_out_adapter import LaidOut, lay_out_adapter
     from nip_lm_server.spec import EngineSpec, ServerSpec, base_served_name
     from nip_lm_server.state.directory import DATABASE, FILES, KEY_FILE, MODELS, StateError
@@ -110,11 +114,14 @@ __all__ = [
     "EngineSpec",
     "Examined",
     "GgufError",
+    "InputError",
     "JsonlError",
     "LaidOut",
     "NipSettings",
+    "NoAnswerError",
     "OwnerError",
     "Problem",
+    "ProofRequest",
     "ReadError",
     "ServerHandle",
     "ServerSpec",
@@ -122,6 +129,7 @@ __all__ = [
     "StateError",
     "StateInUseError",
     "TorchMissingError",
+    "Verdict",
     "VllmMissingError",
     "base_served_name",
     "checksum_of",
@@ -135,6 +143,7 @@ __all__ = [
     "die_with_parent_process",
     "driver_version",
     "examine",
+    "exit_status",
     "find_model",
     "find_vllm",
     "formats",
@@ -148,6 +157,7 @@ __all__ = [
     "parse_json",
     "parse_yaml",
     "process_identity",
+    "prove_served",
     "public_probe",
     "publish",
     "read_state",
@@ -218,6 +228,9 @@ _WHERE: dict[str, tuple[str, ...]] = {
         "read_tail",
         "watch_parent",
     ),
+    "nip_lm_server.proving.request": ("ProofRequest", "prove_served"),
+    "nip_lm_server.proving.stranger": ("InputError", "NoAnswerError"),
+    "nip_lm_server.proving.verdict": ("Verdict", "exit_status"),
     "nip_lm_server.serving.lay_out_adapter": (
         "LaidOut",
         "lay_out_adapter",

@@ -26,7 +26,7 @@ from nip_lm_server.api.connections import (
     raise_open_files,
 )
 from nip_lm_server.app import close_server, make_app, open_server
-from nip_lm_server.auth import KeyRing, is_loopback, load_keys
+from nip_lm_server.auth import TINKER_PREFIX, KeyRing, is_loopback, load_keys
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.processes import process_identity, watch_parent
 from nip_lm_server.spec import Start
@@ -174,12 +174,23 @@ async def _serve(start: Start, keys: KeyRing, listener: socket.socket, digest: s
                 card.url,
                 spec.engine,
             )
+            if services.tinker.is_served:
+                _log.info("Tinker's SDK finds it with TINKER_BASE_URL=%s", card.url)
+                _log.info("and TINKER_API_KEY=%s", _tinker_key(keys))
         await stop.wait()
         _log.info("stopping")
         remove_card(state_dir, os.getpid())
     finally:
         await runner.cleanup()
         await close_server(services)
+
+
+def _tinker_key(keys: KeyRing) -> str:
+    if keys.open_to_all:
+        return f"{TINKER_PREFIX}anything"
+    if keys.has_tinker_key:
+        return f"the key of this server that begins with {TINKER_PREFIX}"
+    return f"a key that begins with {TINKER_PREFIX}, as the SDK asks: this server has none yet"
 
 
 def _make_card(start: Start, model: str, listener: socket.socket, digest: str) -> ServerCard:

@@ -59,8 +59,8 @@ settings.load_profile("nip")
 
 TIERS = (
     # They need more than `make install`.
-    *("engines", "art", "nat", "inspect", "verifiers", "trackers", "clients", "gpu", "cluster"),
-    *("browser", "docs", "real"),
+    *("engines", "art", "nat", "tinker", "inspect", "verifiers", "trackers", "clients", "gpu"),
+    *("cluster", "browser", "docs", "real"),
     # They take long: what ships is built again, the server trains and generates with real models.
     *("factory", "lm_server/long", "sweep/long", "flows/long"),
 )

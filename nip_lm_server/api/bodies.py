@@ -1,6 +1,7 @@
 """The JSON body of a request: read, unpacked, parsed and handed out within bounds.
 
 read_object   request -> (bytes, object)
+read_bytes    request -> bytes, whatever they are
 unpack        a packed body -> its bytes
 
 aiohttp unpacks nothing here (see `http.make_runner`): so nothing is unpacked before the key is
@@ -28,6 +29,14 @@ async def read_object(
     request: web.Request, most: int = MAX_BODY_BYTES
 ) -> tuple[bytes, dict[str, Any]]:
     """The body of at most `most` bytes, and the JSON object in it. Raises ApiError 400, 413."""
+    raw = await read_bytes(request, most)
+    # Parse; where it is large, beside the event loop.
+    take_notes(request).body_bytes = len(raw)
+    return raw, await aside.run(len(raw), json_object, raw)
+
+
+async def read_bytes(request: web.Request, most: int) -> bytes:
+    """The body, unpacked, of at most `most` bytes. Raises ApiError 400, 413."""
     # 1. Read, no further than to the limit.
     if (request.content_length or 0) > most:
         raise _too_large(most)
@@ -40,9 +49,7 @@ async def read_object(
     raw = bytes(body)
     if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
         raw = await asyncio.to_thread(unpack, raw, most)
-    # 3. Parse; where it is large, beside the event loop.
-    take_notes(request).body_bytes = len(raw)
-    return raw, await aside.run(len(raw), json_object, raw)
+    return raw
 
 
 def unpack(packed: bytes, most: int) -> bytes:

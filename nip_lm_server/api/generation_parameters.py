@@ -271,7 +271,7 @@ def _parse_delivery(values: dict[str, Any]) -> Delivery:
     tokens_as_ids = values.pop("tokens_as_ids", False)
     if tokens_as_ids:
         if not values.get("logprobs"):
-            raise _needs("return_tokens_as_token_ids", "logprobs: true")
+            raise _needs("return_tokens_as_token_ids", "logprobs")
         values["return_token_ids"] = True
     return Delivery(stream, bool(include_usage), metadata, tokens_as_ids)
 
@@ -442,4 +442,5 @@ COMPLETION_PARAMETERS: dict[str, tuple[str, Parse]] = {
     **{name: ("", check) for name, check in COMPLETION_HARMLESS.items()},
     **_SHARED,
     "logprobs": ("top_logprobs", _integer(0, MAX_COMPLETION_LOGPROBS)),
+    "return_tokens_as_token_ids": ("tokens_as_ids", _boolean),
 }

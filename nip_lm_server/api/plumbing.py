@@ -48,6 +48,7 @@ from nip_lm_server.state.database import Database
 from nip_lm_server.state.disk import is_full
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore
+from nip_lm_server.tinker.door import TinkerDoor
 
 BODY_WINDOW_S = 20.0
 BODY_WINDOW_BYTES = 16 * 1024
@@ -56,6 +57,12 @@ REQUEST_ID_HEADER = "x-request-id"
 _NOTES = web.RequestKey("notes", RequestNotes)
 _CLIENT_GONE = 499
 IDEMPOTENCY_KEY = "Idempotency-Key"
+TINKER_PATH = "/api/v1/"
+_OTHER_TYPES = {
+    "/v1/files": "multipart/form-data",
+    "/api/v1/forward_backward": "application/x-protobuf",
+}
+"""What a body is that is no JSON, by its path."""
 _KEYED_PATH = "/v1/fine_tuning/jobs"
 _DECODED = ("identity", "gzip", "deflate")
 """Content-Encodings that `bodies` undoes."""
@@ -112,6 +119,7 @@ class Services:
     jobs: JobTable
     supervisor: JobSupervisor
     background: BackgroundTasks
+    tinker: TinkerDoor
     metrics: Metrics
     proxy: Proxy
     generations: Generations
@@ -169,7 +177,7 @@ def guard_route(handler: Handler, *, key: bool = True, abandonable: bool = False
             # 1. Who asks, and for what that is taken.
             if services.keys.open_to_all:
                 _refuse_web_pages(request)
-            if key and not services.keys.accepts(request.headers.get("Authorization")):
+            if key and not services.keys.accepts(_authorization(request)):
                 raise _no_key(request)
             _check_headers(request)
             # 2. The work.
@@ -199,6 +207,14 @@ def guard_route(handler: Handler, *, key: bool = True, abandonable: bool = False
             metrics.observe(route, notes.model_kind, status, time.perf_counter() - begun)
 
     return guard
+
+
+def _authorization(request: web.Request) -> str | None:
+    """The header with the key; clients of Tinker's API have one of their own for it."""
+    headers = request.headers
+    if request.path.startswith(TINKER_PATH) and "X-API-Key" in headers:
+        return f"Bearer {headers['X-API-Key']}"
+    return headers.get("Authorization")
 
 
 def _has_left(request: web.Request, error: Exception) -> bool:
@@ -247,7 +263,7 @@ def _refuse_web_pages(request: web.Request) -> None:
     if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         raise _from_a_page(f"the header Sec-Fetch-Site says {headers['Sec-Fetch-Site']!r}")
     # 2. A type that a page of another origin can't send without being asked first.
-    expected = "multipart/form-data" if request.path == "/v1/files" else "application/json"
+    expected = _OTHER_TYPES.get(request.path, "application/json")
     if request.body_exists and request.content_type != expected:
         why = f"got {headers.get('Content-Type', '')!r}, expected {expected}"
         raise unsupported_header("Content-Type", why)

@@ -8,7 +8,7 @@ COMPLETION    text; log-probabilities as parallel lists, with offsets in charact
 import itertools
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nip_lm_server.api.generation_parameters import Delivery, parse_chat, parse_completion
@@ -108,7 +108,7 @@ def _chat_tokens(piece: Delta, asked: Asked) -> dict[str, Any]:
     if asked.first.logprobs:
         tokens: Sequence[str] = piece.tokens or ("",) * len(piece.logprobs)
         if asked.delivery.tokens_as_ids:
-            tokens = [f"token_id:{token}" for token in piece.token_ids]
+            tokens = list(map(_name_id, piece.token_ids))
         top = piece.top_logprobs or [()] * len(piece.logprobs)
         content = [
             {**_token(token, logprob), "top_logprobs": [_token(t.token, t.logprob) for t in best]}
@@ -131,6 +131,11 @@ def _tool_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
     ]
 
 
+def _name_id(token_id: int | None, token: str = "") -> str:
+    """Name a token by its id, as vLLM does; an alternative without one keeps its text."""
+    return token if token_id is None else f"token_id:{token_id}"
+
+
 def _token(token: str, logprob: float) -> dict[str, Any]:
     return {
         "token": token,
@@ -150,8 +155,14 @@ def _text_choice(index: int, piece: Delta, asked: Asked, offset: int = 0) -> dic
         "finish_reason": piece.finish_reason,
     }
     if asked.first.logprobs:
-        tokens = piece.tokens or ("",) * len(piece.logprobs)
-        body["logprobs"] = _parallel_lists(tokens, piece.logprobs, piece.top_logprobs or (), offset)
+        texts: Sequence[str] = piece.tokens or ("",) * len(piece.logprobs)
+        names: Sequence[str] = texts
+        top: Sequence[Sequence[TopLogprob]] = piece.top_logprobs or ()
+        if asked.delivery.tokens_as_ids:
+            names = list(map(_name_id, piece.token_ids))
+            top = [[replace(t, token=_name_id(t.token_id, t.token)) for t in best] for best in top]
+        lengths = [len(text) for text in texts]
+        body["logprobs"] = _parallel_lists(names, piece.logprobs, top, offset, lengths)
     if asked.first.return_token_ids:
         body["token_ids"] = piece.token_ids
     return body
@@ -171,9 +182,12 @@ def _parallel_lists(
     logprobs: Sequence[float],
     top_logprobs: Sequence[Sequence[TopLogprob]],
     offset: int,
+    lengths: Sequence[int],
 ) -> dict[str, Any]:
-    """The legacy log-probabilities. With alternatives the token itself is one of them."""
-    lengths = [len(token) for token in tokens]
+    """The legacy log-probabilities. With alternatives the token itself is one of them.
+
+    `lengths` are those of the tokens' texts.
+    """
     chosen = [max(logprob, VERY_UNLIKELY) for logprob in logprobs]
     # An object, so two tokens of equal text are one entry.
     top = None

@@ -89,6 +89,8 @@ class GenerationRequest:
     n: int = 1
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] | None = None  # instead of the model's own; (): none stops it
+    top_k: int = 0  # draw from so many likeliest tokens; 0: from all
     logprobs: bool = False  # log-probability of each generated token
     top_logprobs: int = 0  # alternatives for each generated token
     return_token_ids: bool = False
@@ -137,6 +139,7 @@ class TopLogprob:
 
     token: str
     logprob: float
+    token_id: int | None = None  # where the engine has them
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,17 @@ class Delta:
     prompt_tokens: int | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     tool_calls: tuple[ToolCall, ...] = ()  # all of a choice in its last delta
+
+
+@dataclass(frozen=True)
+class PromptScores:
+    """Of each token of a prompt but the first: its log-probability given those before it.
+
+    `likeliest` has for the same places the likeliest tokens (id, log-probability), if asked for.
+    """
+
+    logprobs: tuple[float, ...]
+    likeliest: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -269,6 +283,18 @@ class Engine(ABC):
         What is wrong with the request is raised before the first delta.
         """
         raise EngineError(f"the engine {self.name} answers at its own address")
+
+    async def score_prompt(self, model: str, tokens: Sequence[int], top: int) -> PromptScores:
+        """Score given tokens with a model, and name the `top` likeliest at each place.
+
+        Raises EngineRequestError for what can't be scored.
+        """
+        raise EngineRequestError(
+            f"the engine {self.name} does not score given tokens by itself: serve the model with "
+            "--engine embedded",
+            "unsupported_value",
+            "prompt_logprobs",
+        )
 
     async def tokenize(self, request: GenerationRequest) -> tuple[int, ...]:
         """Return the token ids of the messages' prompt, generation prompt included.

@@ -127,6 +127,21 @@ def read_probe(directory: Path) -> Probe:
     path = directory / PROBE
     try:
         value = parse_json(path.read_text())
+    # Apart, as it needs other words: nothing is broken, the training wrote none.
+    except FileNotFoundError:
+        raise ProbeError(
+            f"{path} is missing: without the log-probabilities that the training wrote beside the "
+            "weights, nothing can prove that they are what is served"
+        ) from None
+    # Whatever is wrong with the file, callers know one error: nothing can be proved by it.
+    except (OSError, ValueError) as error:
+        raise ProbeError(f"{path} can't be read: {error!r}") from None
+    return parse_probe(value, path)
+
+
+def parse_probe(value: Any, path: Path) -> Probe:
+    """The probe in a document; `path` is where it is from. Raises ProbeError."""
+    try:
         parent = value.get("parent_logprobs")
         probe = Probe(
             tokens=tuple(int(token) for token in value["tokens"]),
@@ -136,14 +151,7 @@ def read_probe(directory: Path) -> Probe:
             quantization=str(value.get("quantization") or "none"),
             parent_logprobs=None if parent is None else tuple(map(float, parent)),
         )
-    # Apart, as it needs other words: nothing is broken, the training wrote none.
-    except FileNotFoundError:
-        raise ProbeError(
-            f"{path} is missing: without the log-probabilities that the training wrote beside the "
-            "weights, nothing can prove that they are what is served"
-        ) from None
-    # Whatever is wrong with the file, callers know one error: nothing can be proved by it.
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ProbeError(f"{path} can't be read: {error!r}") from None
     expected = len(probe.tokens) - 1
     lists = (probe.logprobs, probe.base_logprobs, probe.parent_logprobs or probe.logprobs)

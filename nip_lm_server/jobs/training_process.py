@@ -1,4 +1,4 @@
-"""How a job's training is run: in children of this process, one after another, until one is done.
+"""How a job's training is run: in child processes, one after another, until one is done.
 
 It is the `training_place.Trainer` of real training; `deterministic_trainer` has the other one.
 
@@ -19,8 +19,9 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from nip_lm_server.jobs.warm_process import ForkedChild, WarmProcess
 from nip_lm_server.processes import (
     count_oom_kills,
     process_identity,
@@ -67,6 +68,8 @@ class SubprocessTrainer:
         self._environment = {**working_environment(environment), "PYTHONSAFEPATH": "1"}
         self._module = module
         self._stop_grace_s = stop_grace_s
+        can_fork = module == TRAINING_MODULE and sys.platform.startswith("linux")
+        self._warm = WarmProcess(self._environment) if can_fork else None
 
     async def train(
         self,
@@ -127,22 +130,13 @@ class SubprocessTrainer:
         shutil.rmtree(job.output_dir, ignore_errors=True)
         job.output_dir.mkdir(parents=True)
         tail = _EventTail(events_path)
-        # 2. A session of its own, so that a signal reaches what the child starts, too.
+        # 2. A group of its own, so that a signal reaches what the child starts, too.
         with (job.job_dir / "log.txt").open("ab") as log:
-            child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "nip_lm_server.training.die_with_parent", str(os.getpid())),
-                *(self._module, "--job-dir", str(job.job_dir)),
-                stdin=asyncio.subprocess.PIPE,  # its end tells the child that we are gone
-                stdout=log,
-                stderr=log,
-                env=self._environment,
-                start_new_session=True,
-            )
-        started(child.pid, process_identity(child.pid) or "")
+            child = await self._start_child(job, log, started)
         # 3. Pass on what it tells, until it has ended and its last words are read.
         error: dict[str, Any] | None = None
         exited = asyncio.ensure_future(child.wait())
-        terminator = asyncio.ensure_future(self._terminate_on(stop, child.pid))
+        terminator = asyncio.ensure_future(self._terminate_on(stop, child))
         try:
             while True:
                 done, _ = await asyncio.wait({exited}, timeout=TAIL_INTERVAL_S)
@@ -159,15 +153,55 @@ class SubprocessTrainer:
             try:
                 await asyncio.wait({exited}, timeout=EXIT_TIMEOUT_S)
             finally:
-                if child.stdin is not None:
-                    child.stdin.close()
+                exited.cancel()
+                child.close()
 
-    async def _terminate_on(self, stop: asyncio.Event, pid: int) -> None:
+    async def _start_child(
+        self, job: TrainingJob, log: BinaryIO, started: Callable[[int, str], None]
+    ) -> "_StartedChild | ForkedChild":
+        """Fork the training of a process that has what it imports, or start one."""
+
+        def told(pid: int) -> None:
+            started(pid, process_identity(pid) or "")
+
+        # A driver of CUDA does not survive a fork, and elsewhere nothing kills a fork whose
+        # server has died.
+        if self._warm is not None and job.device == "cpu":
+            return self._warm.fork(job.job_dir, log, told)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "nip_lm_server.training.die_with_parent", str(os.getpid())),
+            *(self._module, "--job-dir", str(job.job_dir)),
+            stdin=asyncio.subprocess.PIPE,  # its end tells the child that we are gone
+            stdout=log,
+            stderr=log,
+            env=self._environment,
+            start_new_session=True,
+        )
+        told(process.pid)
+        return _StartedChild(process)
+
+    async def _terminate_on(
+        self, stop: asyncio.Event, child: "_StartedChild | ForkedChild"
+    ) -> None:
         """Once `stop` is set, send SIGTERM, and after the grace SIGKILL to what still runs."""
         await stop.wait()
-        signal_group(pid, signal.SIGTERM)
+        signal_group(child.pid, signal.SIGTERM)
         await asyncio.sleep(self._stop_grace_s)
-        signal_group(pid, signal.SIGKILL)
+        signal_group(child.pid, signal.SIGKILL)
+
+
+class _StartedChild:
+    """A training in a process that was started for it."""
+
+    def __init__(self, process: asyncio.subprocess.Process):
+        self._process, self.pid = process, process.pid
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    def close(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
 
 def _list_checkpoints(job_dir: Path) -> frozenset[str]:

@@ -3,6 +3,7 @@
 EnginePool.using                 the engine that answers for a model, for as long as it does
 EnginePool.engine_for            the same for a moment, and only if the model is loaded
 EnginePool.publish, withdraw     make a committed model answer, with proof; and the reverse
+EnginePool.publish_guest         the same for an adapter that `guests` keeps, and not the table
 EnginePool.training_place        with what and where a base model is fine-tuned
 EnginePool.training_on_device    within, an engine that shares the device leaves it
 
@@ -23,11 +24,14 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
 
 from nip_lm_server.engines.base import Engine, EngineError
 from nip_lm_server.errors import ApiError, model_not_found
 from nip_lm_server.proof import Proof
 from nip_lm_server.serving.engine_lifecycle import Wanted
+from nip_lm_server.serving.guests import Guests
 from nip_lm_server.serving.served_base import LOAD_TIMEOUT_S, ServedBase, Slot
 from nip_lm_server.serving.training_place import TrainingPlace
 from nip_lm_server.state.database import Database
@@ -51,6 +55,7 @@ class EnginePool:
         self._slots = tuple(slots)
         self._database, self._models = database, models
         self._in_use: Counter[str] = Counter()
+        self.guests: Guests | None = None
         for slot in self._slots:
             self._add_base(slot, slot.base_model, slot.spec.model)
         # Oldest first, so that a base model stands there before those that were made of it.
@@ -183,6 +188,18 @@ class EnginePool:
                     await self._activate(base)
             raise
 
+    async def publish_guest(self, name: str, base_model: str, path: Path) -> Proof:
+        """`publish` an adapter that lies in `path`, whose files its caller has verified."""
+        base = self.base(base_model)
+        async with base.slot.publishing:
+            try:
+                if base.wanted != "running":
+                    await self._activate(base)
+                await base.wait_until_ready(READY_TIMEOUT_S)
+                return await base.load_from(name, path)
+            except EngineError as error:
+                raise AdapterError(f"the engine can't load {name}: {error}") from error
+
     async def withdraw(self, name: str) -> None:
         """Stop answering to `name`; no error if it doesn't."""
         for loading in self.bases():
@@ -270,9 +287,10 @@ class EnginePool:
     async def _bring(self, model: str, waiting: contextlib.ExitStack) -> None:
         """Make a silent model answer if it could, or wait for it as long as requests may."""
         row, base = self._models.get_row(model), self._find(model)
+        guest = self._find_guest(model) if row is None and base is None else None
         # An adapter answers where its base model does.
-        if base is None and row is not None:
-            base = self._find(row.base_model)
+        if base is None and (row is not None or guest is not None):
+            base = self._find(row.base_model if row is not None else guest or "")
         # There is no such model, which whoever looks for its engine next says.
         if base is None:
             return
@@ -296,6 +314,8 @@ class EnginePool:
         is_adapter = row is not None and row.kind != "base"
         if row is not None and is_adapter and base.is_ready and self._find_answering(model) is None:
             await base.load_on_demand(model, row.digest)
+        if guest is not None and base.is_ready and self._find_answering(model) is None:
+            await base.load_once(model, partial(self._load_guest, model, base))
 
     async def _bring_back(self, base: ServedBase) -> None:
         """Start a displaced base model in its old place; if it can't start, the present one goes
@@ -316,6 +336,21 @@ class EnginePool:
                 await base.set_wanted("stopped")
                 for other in before:
                     await self._activate(other)
+
+    async def _load_guest(self, name: str, base: ServedBase) -> None:
+        """Load and prove an adapter of the guests', whose files are compared first."""
+        assert self.guests is not None
+        try:
+            await base.load_from(name, await self.guests.verify(name))
+        except (AdapterError, EngineError) as error:
+            if base.engine.state != "running":
+                raise EngineError(str(error)) from error
+            _log.error("adapter not served: %s: %s", name, error)
+            base.note_failure(name, str(error))
+
+    def _find_guest(self, model: str) -> str | None:
+        """The base model of an adapter that is not in the table of models."""
+        return None if self.guests is None else self.guests.find_base(model)
 
     def _add_base(self, slot: Slot, name: str, path: str) -> None:
         slot.bases[name] = ServedBase(slot, name, path, self._database, self._models, self._in_use)
@@ -355,8 +390,9 @@ class EnginePool:
     def _explain_silence(self, model: str) -> ApiError:
         base, row = self._find(model), None
         if base is None:
-            row = self._models.get_row(model)
-            base = None if row is None else self._find(row.base_model)
+            row, guest = self._models.get_row(model), self._find_guest(model)
+            name = guest if row is None else row.base_model
+            base = None if name is None else self._find(name)
             if base is None:
                 return model_not_found(model)
         if not base.is_ready:
@@ -381,7 +417,7 @@ class EnginePool:
                 # A loading adapter takes seconds; an engine that trains or starts takes longer.
                 headers={"Retry-After": "1"},
             )
-        problem = row.problem if row is not None else "it is not loaded"
+        problem = row.problem if row is not None else base.failure_of(model) or "it is not loaded"
         return ApiError(
             503,
             f"The model {model!r} exists but is not served: {problem}",

@@ -12,9 +12,10 @@ import contextlib
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from nip_lm_server.devices import one_queue, overlap
 from nip_lm_server.engines.base import Engine, EngineError
@@ -106,6 +107,7 @@ class ServedBase(EngineLifecycle):
         self._asked_last: frozenset[str] = frozenset()  # before the engine went down
         self._unproved: dict[str, None] = {}  # loaded before a sleep, not asked for since
         self._loading: dict[str, asyncio.Task[None]] = {}
+        self._failures: dict[str, str] = {}
         self._failed_s: dict[str, float] = {}  # when loading last failed, on the monotonic clock
 
     def answers_to(self, model: str) -> bool:
@@ -146,9 +148,14 @@ class ServedBase(EngineLifecycle):
         # Without a failure: so long ago that it counts no more.
         return time.monotonic() - self._failed_s.get(name, -RETRY_PROBLEM_S) < RETRY_PROBLEM_S
 
-    def note_failure(self, name: str) -> None:
-        """Remember the time of this failed loading."""
+    def note_failure(self, name: str, problem: str = "") -> None:
+        """Remember the time of this failed loading, and what was wrong."""
         self._failed_s[name] = time.monotonic()
+        self._failures[name] = problem
+
+    def failure_of(self, name: str) -> str:
+        """Tell what was wrong when a loading failed; "" where it did not."""
+        return self._failures.get(name, "")
 
     def describe_absence(self) -> str:
         # Not "stopped, start it", as for others: that would take the device from the training.
@@ -224,10 +231,14 @@ class ServedBase(EngineLifecycle):
         if it can't be loaded; then it does not answer at all."""
         if verify:
             await self._models.verify_aside(digest)
+        return await self.load_from(name, self._models.path(digest))
+
+    async def load_from(self, name: str, path: Path) -> Proof:
+        """`load` the adapter that lies in `path`, whose files its caller has verified."""
         self._unproved.pop(name, None)
         # At work, so that the engine does not go to sleep over it.
         with self.keep_at_work():
-            proof = await self._load_and_prove(name, self._models.path(digest))
+            proof = await self._load_and_prove(name, path)
         self._adapters[name] = None
         # The ones that were asked for longest ago make room, those before a sleep first.
         surplus = len(self._unproved) + len(self._adapters) - self.slot.spec.loaded_adapters
@@ -262,6 +273,10 @@ class ServedBase(EngineLifecycle):
             await self.engine.unload_adapter(name)
 
     async def load_on_demand(self, name: str, digest: str) -> None:
+        """Load a missing adapter of the table; see `load_once`."""
+        await self.load_once(name, lambda: self._load_listed(name, digest))
+
+    async def load_once(self, name: str, load: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Load a missing adapter, once for all its requests, and wait at most LOAD_TIMEOUT_S.
 
         One that could not be loaded is tried again, as what was wrong may have passed.
@@ -271,7 +286,7 @@ class ServedBase(EngineLifecycle):
             return
         task = self._loading.get(name)
         if task is None:
-            task = asyncio.create_task(self._load_listed(name, digest), name=f"load {name}")
+            task = asyncio.create_task(load(), name=f"load {name}")
             self._loading[name] = task
             task.add_done_callback(lambda done: self._end_loading(name, done))
         # `wait` leaves the loading to the others who wait for it when this request's time is up.

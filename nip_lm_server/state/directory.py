@@ -5,6 +5,7 @@ owner.lock      held while somebody starts or stops a server here
 server.json     who serves, where, configured how; written when ready, removed at the end
 api_key         key of servers that were started by `launch` (mode 0600)
 jobs.sqlite3, files/, models/, jobs/, logs/     the server's own
+tinker.sqlite3, tinker/                         the same of Tinker's API, once it was used
 caches          what vLLM and trainings have compiled; may be deleted while no server runs
 
 check_state_dir says whether a directory may be used as one. Standard library only.
@@ -34,7 +35,8 @@ _BEFORE_THE_DATABASE = re.compile(
 )
 """What a new disk has, and what those write who start a server, before it has its database."""
 _BESIDE_THE_DATABASE = re.compile(
-    r"files|models|jobs|engines|caches|set_aside|adopted\.part|responses\.sqlite3.*|server\.json.*"
+    r"files|models|jobs|engines|caches|set_aside|tinker|tinker\.sqlite3.*|adopted\.part"
+    r"|responses\.sqlite3.*|server\.json.*"
 )
 
 

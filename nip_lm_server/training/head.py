@@ -3,6 +3,8 @@
 add_scoring           teaches a causal model the argument ``scored``
 score_labelled_alone  has TRL's head on the processors score the tokens with a label alone
 is_scored_alike       asks the model itself whether that gives what its logits give
+output_layer          hidden states -> logits, as the model makes them
+chunk_size            tokens that go through it at a time
 
 The logits of a pass are [batch, tokens, vocabulary]: with 128 thousand words, 8,192 tokens and
 float32 that is 4.2 GB, once more for their logarithms and once more for their gradients. Here only
@@ -107,7 +109,7 @@ def _score(model: Any, scored: Any, *, input_ids: Any, **options: Any) -> Any:
     hidden = model.base_model(input_ids=input_ids, **options).last_hidden_state[:, :-1]
     chosen = scored[:, 1:].bool()
     logprobs = _score_in_chunks(
-        _output_layer(model), hidden[chosen], input_ids[:, 1:][chosen], chunk_size(model)
+        output_layer(model), hidden[chosen], input_ids[:, 1:][chosen], chunk_size(model)
     )
     shifted = torch.zeros(chosen.shape, dtype=logprobs.dtype, device=logprobs.device)
     return torch.nn.functional.pad(shifted.masked_scatter(chosen, logprobs), (1, 0))
@@ -133,7 +135,7 @@ def _score_labels(
         figures["is_top1"].append(logits.argmax(-1) == targets)
 
     logprobs = _score_in_chunks(
-        _output_layer(model), hidden[mask], shifted[mask], chunk_size(model), note
+        output_layer(model), hidden[mask], shifted[mask], chunk_size(model), note
     )
 
     # 3. Back to their places, with zeros between them.
@@ -193,7 +195,7 @@ def _compute_twice(score: Callable[[Any, Any, bool], Any], rows: Any, ids: Any) 
     )
 
 
-def _output_layer(model: Any) -> Callable[[Any], Any]:
+def output_layer(model: Any) -> Callable[[Any], Any]:
     """The output layer with what models do to its logits; see `is_scored_alike`."""
     layer, config = model.get_output_embeddings(), model.config.get_text_config()
     scale = 1.0

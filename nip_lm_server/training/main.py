@@ -13,6 +13,7 @@ memory        how much goes through the model at a time      micro_batches    st
 head          log-probabilities without the logits of all tokens
 runner        what every method does around its trainer  checkpoints   saved, found, loaded
 output        adapter or base, probe, figures
+resident      not for jobs: models that are trained step by step, by calls
 
 Methods know these parts; the parts know no method.
 

@@ -64,10 +64,18 @@ def main() -> None:
         elif "poll" in command:
             print(json.dumps({"status": statuses.get(command["poll"])}), flush=True)
         else:
-            left = [p.cmdline() for p in psutil.Process().children(recursive=True)]
-            print(json.dumps({"left": left}), flush=True)
+            print(json.dumps({"left": _left()}), flush=True)
     for child in psutil.Process().children(recursive=True):
         child.kill()
+
+
+def _left() -> list[list[str]]:
+    left = []
+    for process in psutil.Process().children(recursive=True):
+        # One that has ended since the last look is as good as gone.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            left.append(process.cmdline())
+    return left
 
 
 def _reap(statuses: dict[int, int]) -> None:

@@ -46,13 +46,13 @@ async def play(number: int) -> str:
         name: [{"role": "system", "content": rules}, {"role": "user", "content": text}]
         for name, rules in SYSTEM.items()
     }
-    said = ""
+    answer = ""
     for turn in range(TURNS):
         speaker, listener = ("verifier", "prover") if turn % 2 == 0 else ("prover", "verifier")
-        said = await ask(chats[speaker])
-        chats[speaker].append({"role": "assistant", "content": said})
-        chats[listener].append({"role": "user", "content": said})
-    return said
+        answer = await ask(chats[speaker])
+        chats[speaker].append({"role": "assistant", "content": answer})
+        chats[listener].append({"role": "user", "content": answer})
+    return answer
 
 
 async def main() -> None:

@@ -23,8 +23,8 @@ def turns(cache: bool):
             for name, text in SYSTEM.items()
         }
         async with checkpointer() as session:
-            said: list[str] = []
-            kept = session.track("said", lambda: said, [], value_type=list[str])
+            answers: list[str] = []
+            kept = session.track("answers", lambda: answers, [], value_type=list[str])
             for turn in range(TURNS):
                 seats = ("verifier", "prover")
                 speaker, listener = seats if turn % 2 == 0 else reversed(seats)
@@ -34,7 +34,7 @@ def turns(cache: bool):
                     output = await model.generate(chats[speaker], cache=cache)
                 chats[speaker].append(output.message)
                 chats[listener].append(ChatMessageUser(content=output.completion))
-                said.append(output.completion)
+                answers.append(output.completion)
                 await session.tick()
         state.output, state.messages = output, chats["verifier"]
         return state

@@ -46,6 +46,7 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)  # id, logprob
     text: AnswerText | None = None  # of a row with stop strings
+    stop_tokens: frozenset[int] | None = None  # instead of the model's
     guide: Guide | None = None  # of a row whose answer has a grammar
     finish_reason: str | None = None
     cancelled: bool = False
@@ -225,6 +226,13 @@ class Decoder:
             results[index] = scores[row, scores.shape[1] - count :].tolist()
         return results
 
+    def logits_after(self, tokens: Sequence[int], adapter: LoraAdapter | None) -> torch.Tensor:
+        """The logits [tokens, vocabulary] after each of some tokens."""
+        ids = torch.tensor([[*tokens]], device=self._device)
+        with self._lora.rows([adapter]):
+            logits: torch.Tensor = self._model(input_ids=ids, use_cache=False).logits[0]
+        return logits
+
     def _chunks(self, groups: Sequence[Sequence[Row]]) -> list[list[Sequence[Row]]]:
         """Groups of like prompt length, few enough tokens to a chunk, adapters together."""
         chunks: list[list[Sequence[Row]]] = []
@@ -354,7 +362,7 @@ class Decoder:
         if row.guide is not None and row.guide.failure:
             return "length"  # who reads the row tells why
         # Before the limit: an answer that ends with its last token is whole.
-        if token in self._stop_tokens:
+        if token in (self._stop_tokens if row.stop_tokens is None else row.stop_tokens):
             return "stop"
         if row.text is not None:
             row.text.push(token)

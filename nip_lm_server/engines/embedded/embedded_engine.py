@@ -28,6 +28,7 @@ from nip_lm_server.engines.base import (
     EngineState,
     GenerationRequest,
     GenerationResult,
+    PromptScores,
     WorkDone,
     room_for_answer,
 )
@@ -39,11 +40,13 @@ from nip_lm_server.engines.embedded.requests import (
     RowReader,
     abandon,
     check_counts,
+    check_scored,
     encode_request,
     make_guide,
     make_rows,
     refuse_broken,
     refuse_unguided,
+    score_prompt,
     with_calls,
 )
 from nip_lm_server.engines.embedded.worker import ModelWorker, Pending
@@ -172,6 +175,15 @@ class EmbeddedEngine(Engine):
             # Whoever leaves early leaves no row that takes a place in the batch.
             abandon(pending.rows)
         self._requests += 1
+
+    async def score_prompt(self, model: str, tokens: Sequence[int], top: int) -> PromptScores:
+        worker, adapter = self._find(model)
+        asked = GenerationRequest(model=model, prompt=tuple(tokens))
+        # The last one is scored and never read: no room is needed behind it.
+        ids = await encode_request(worker, replace(asked, prompt=tuple(tokens[:-1] or tokens)))
+        check_scored(len(ids), worker.loaded.vocabulary, top)
+        await encode_request(worker, replace(asked, prompt=tuple(tokens[-1:])))
+        return await worker.run(lambda: score_prompt(worker.decoder, tokens, adapter, top))
 
     async def tokenize(self, request: GenerationRequest) -> tuple[int, ...]:
         worker, _ = self._find(request.model)

@@ -1,6 +1,7 @@
-"""A probe without any training data, for an adapter about to be published.
+"""A probe without any training data, for an adapter whose training left none that may be shown.
 
 compute_public_probe   log-probabilities of an adapter and of its base on a fixed text
+PublicProbes           the same of many adapters over one base, which is loaded once
 
 It is what `probes.Probe` reads. A training writes a better one, with text that its model has
 learned; but that text is somebody's data.
@@ -10,30 +11,44 @@ from pathlib import Path
 from typing import Any
 
 
-def compute_public_probe(base_model: str, adapter: Path) -> dict[str, Any]:
-    """Compute the probe from the files of both, in the precision of the base model's.
+class PublicProbes:
+    """Computes probes over a base model, in the precision of its files.
 
-    `base_model` is a directory or a name on the Hub. Raises OSError,
-    ValueError or EngineError if they can't be read.
+    `base_model` is a directory or a name on the Hub. Raises OSError, ValueError or EngineError if
+    it can't be read.
     """
-    from nip_lm_server.engines.embedded.lora import read_lora
-    from nip_lm_server.engines.embedded.prove_weights import apply_adapter, probe_tokens
-    from nip_lm_server.formats.chat_template import context_length, load_model, load_tokenizer
 
-    tokenizer = load_tokenizer(base_model)
-    model = load_model(base_model, "auto").eval()
-    # A model that says nothing of its context is probed by all tokens: they are few.
-    tokens = probe_tokens(tokenizer, context_length(tokenizer, model.config) or 2**31)
-    base_logprobs = _logprobs(model, tokens)
-    with apply_adapter(model, read_lora(adapter)):
-        logprobs = _logprobs(model, tokens)
-    return {
-        "tokens": tokens,
-        "logprobs": logprobs,
-        "base_logprobs": base_logprobs,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "quantization": "none",
-    }
+    def __init__(self, base_model: str):
+        from nip_lm_server.engines.embedded.prove_weights import probe_tokens
+        from nip_lm_server.formats.chat_template import context_length, load_model, load_tokenizer
+
+        tokenizer = load_tokenizer(base_model)
+        self._model = load_model(base_model, "auto").eval()
+        # A model that says nothing of its context is probed by all tokens: they are few.
+        self._tokens = probe_tokens(
+            tokenizer, context_length(tokenizer, self._model.config) or 2**31
+        )
+        self._base_logprobs = _logprobs(self._model, self._tokens)
+
+    def compute(self, adapter: Path) -> dict[str, Any]:
+        """Compute the probe of an adapter. Raises what the class raises."""
+        from nip_lm_server.engines.embedded.lora import read_lora
+        from nip_lm_server.engines.embedded.prove_weights import apply_adapter
+
+        with apply_adapter(self._model, read_lora(adapter)):
+            logprobs = _logprobs(self._model, self._tokens)
+        return {
+            "tokens": self._tokens,
+            "logprobs": logprobs,
+            "base_logprobs": self._base_logprobs,
+            "dtype": str(self._model.dtype).removeprefix("torch."),
+            "quantization": "none",
+        }
+
+
+def compute_public_probe(base_model: str, adapter: Path) -> dict[str, Any]:
+    """Compute the probe of one adapter, see `PublicProbes`."""
+    return PublicProbes(base_model).compute(adapter)
 
 
 def _logprobs(model: Any, tokens: list[int]) -> list[float]:

@@ -15,17 +15,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from nip_lm_server import aside
 from nip_lm_server.engines.base import (
     Delta,
     EngineError,
     EngineRequestError,
     GenerationRequest,
+    PromptScores,
     TopLogprob,
     room_for_answer,
 )
 from nip_lm_server.engines.embedded.answers import AnswerText
-from nip_lm_server.engines.embedded.batching import Row
+from nip_lm_server.engines.embedded.batching import Decoder, Row
 from nip_lm_server.engines.embedded.lora import LoraAdapter
 from nip_lm_server.engines.embedded.sampling import Settings, row_random
 from nip_lm_server.engines.embedded.worker import ModelWorker
@@ -37,6 +40,10 @@ from nip_lm_server.engines.guided import (
 )
 
 MAX_TOP_LOGPROBS = 20  # as many as OpenAI's API knows
+MAX_SCORED_TOP = 256
+"""Likeliest tokens at each place of a prompt. A rule of thumb: who distills takes twenty."""
+MAX_SCORED_BYTES = 4 * 2**30
+"""Memory of the scores of one prompt: they are there for all tokens at once."""
 _TOOL_KEYS = {"tool_calls", "tool_call_id"}
 
 
@@ -102,7 +109,10 @@ def make_rows(
     """The rows of a request. Raises EngineRequestError where they have no room."""
     max_tokens = room_for_answer(request, len(prompt), worker.loaded.max_model_len)
     seed = secrets.randbits(63) if request.seed is None else request.seed
-    settings = Settings(request.temperature, request.top_p, request.repetition_penalty)
+    settings = Settings(
+        request.temperature, request.top_p, request.repetition_penalty, request.top_k
+    )
+    stops = None if request.stop_tokens is None else frozenset(request.stop_tokens)
     return [
         Row(
             prompt=prompt,
@@ -111,6 +121,7 @@ def make_rows(
             settings=settings,
             random=row_random(seed, choice),
             text=AnswerText(worker.decode, request.stop) if request.stop else None,
+            stop_tokens=stops,
             wants_logprobs=request.logprobs,
             wants_top=request.top_logprobs,
             # The grammar is compiled once, and each choice goes its own way through it.
@@ -118,6 +129,43 @@ def make_rows(
         )
         for choice in range(request.n)
     ]
+
+
+def check_scored(tokens: int, vocabulary: int, top: int) -> None:
+    """Raise EngineRequestError for a prompt whose scores would take too much memory."""
+    if top > MAX_SCORED_TOP:
+        raise EngineRequestError(
+            f"{top} likeliest tokens of a prompt were asked for, at most {MAX_SCORED_TOP} are "
+            "given",
+            "invalid_value",
+            "topk_prompt_logprobs",
+        )
+    needed = tokens * vocabulary * 8
+    if needed > MAX_SCORED_BYTES:
+        raise EngineRequestError(
+            f"to score {tokens} tokens among {vocabulary} takes {needed / 2**30:.1f} GiB, at most "
+            f"{MAX_SCORED_BYTES / 2**30:.0f} are taken: score a shorter prompt",
+            "invalid_value",
+            "prompt_logprobs",
+        )
+
+
+def score_prompt(
+    decoder: Decoder, tokens: Sequence[int], adapter: LoraAdapter | None, top: int
+) -> PromptScores:
+    """Score a prompt's tokens; as a command, in the worker's thread."""
+    if len(tokens) < 2:
+        return PromptScores(())
+    logprobs = decoder.logits_after(tokens[:-1], adapter).float().log_softmax(-1)
+    targets = torch.tensor([*tokens][1:], device=logprobs.device)
+    scored = tuple(logprobs.gather(1, targets[:, None])[:, 0].tolist())
+    if not top:
+        return PromptScores(scored)
+    best = logprobs.topk(min(top, logprobs.shape[1]))
+    places = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return PromptScores(
+        scored, tuple(tuple(zip(ids, values, strict=True)) for ids, values in places)
+    )
 
 
 def refuse_tools(
@@ -228,7 +276,7 @@ class RowReader:
     def _alternatives(self, likeliest: Sequence[tuple[int, float]]) -> tuple[TopLogprob, ...]:
         # A grammar may allow fewer tokens than were asked for.
         possible = [(token, logprob) for token, logprob in likeliest if logprob > -math.inf]
-        return tuple(TopLogprob(self._show(token), logprob) for token, logprob in possible)
+        return tuple(TopLogprob(self._show(token), logprob, token) for token, logprob in possible)
 
     def _show(self, token: int) -> str:
         return self._worker.show_token(token)

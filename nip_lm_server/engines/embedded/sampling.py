@@ -33,6 +33,7 @@ class Settings:
     temperature: float = 1.0
     top_p: float = 1.0
     repetition_penalty: float = 1.0
+    top_k: int = 0  # of the likeliest tokens; 0: all
 
     @property
     def greedy(self) -> bool:
@@ -93,6 +94,9 @@ class BatchSampler:
         nucleus = [i for i, s in enumerate(settings) if s.top_p < 1.0 and not s.greedy]
         self._nucleus = torch.tensor(nucleus, dtype=torch.long, device=device)
         self._top_p = torch.tensor([settings[i].top_p for i in nucleus], device=device)[:, None]
+        few = [i for i, s in enumerate(settings) if 0 < s.top_k < vocabulary and not s.greedy]
+        self._few = torch.tensor(few, dtype=torch.long, device=device)
+        self._top_k = torch.tensor([settings[i].top_k for i in few], device=device)[:, None]
         penalised = [i for i, s in enumerate(settings) if s.repetition_penalty != 1.0]
         self._penalised = torch.tensor(penalised, dtype=torch.long, device=device)
         self._penalty = torch.tensor(
@@ -165,6 +169,9 @@ class BatchSampler:
         if self._is_tempered:
             scores = scores / self._temperature
         probabilities = scores.softmax(-1)
+        if len(self._few):
+            rows = probabilities[self._few]
+            probabilities = probabilities.index_copy(0, self._few, self._keep_likeliest(rows))
         # Only the rows that ask for it: each has its whole vocabulary sorted.
         if len(self._nucleus):
             rows = probabilities[self._nucleus]
@@ -175,6 +182,14 @@ class BatchSampler:
         ]
         uniform = torch.tensor(drawn, dtype=torch.float64, device=scores.device)[:, None]
         return _invert(probabilities, uniform)
+
+    def _keep_likeliest(self, rows: torch.Tensor) -> torch.Tensor:
+        """Zero all but the top-k likeliest tokens, and let the rest add up to 1."""
+        ordered, order = torch.sort(rows, dim=-1, descending=True, stable=True)
+        ranks = torch.arange(rows.shape[1], device=rows.device)[None]
+        kept = ordered.masked_fill(ranks >= self._top_k, 0.0)
+        kept = kept / kept.sum(-1, keepdim=True)
+        return torch.zeros_like(rows).scatter_(1, order, kept)
 
     def _keep_nucleus(self, rows: torch.Tensor) -> torch.Tensor:
         """Zero all but the nucleus: the fewest likeliest tokens to reach top-p together."""

@@ -133,6 +133,13 @@ class SlotDecoder(Decoder):
             results[index] = scores.gather(1, ids[:, None])[:, 0].tolist()
         return results
 
+    def logits_after(self, tokens: Sequence[int], adapter: LoraAdapter | None) -> torch.Tensor:
+        """The logits [tokens, vocabulary] after each of some tokens, as play computes them."""
+        assert self.plain is not None
+        with self._lora.rows([adapter]):
+            logits: torch.Tensor = score_causally(self.plain, [tokens], self._device)[0]
+        return logits
+
     # Prompts
 
     def _read(self) -> list[Row]:

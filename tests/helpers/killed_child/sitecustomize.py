@@ -9,7 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-if "nip_lm_server.training.die_with_parent" in sys.orig_argv and "NIP_TEST_KILL" in os.environ:
+_TRAININGS = {"nip_lm_server.training.die_with_parent", "nip_lm_server.training.warm"}
+if _TRAININGS & {*sys.orig_argv} and "NIP_TEST_KILL" in os.environ:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     import killed_steps
 

@@ -1,0 +1,121 @@
+"""What a caller wants proved, and the verdicts as they come.
+
+ProofRequest   a server, names, directories, and what is known of both
+prove_served   the verdicts, one after another
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nip_lm_server.proving.candidates import (
+    Candidate,
+    compute_probes,
+    find_candidates,
+    read_candidate,
+)
+from nip_lm_server.proving.prove import REPEATS, Prover, Settings
+from nip_lm_server.proving.stranger import InputError, ServedName, Stranger
+from nip_lm_server.proving.verdict import Verdict, list_names
+from nip_lm_server.proving.without_files import compare_with_base
+
+
+@dataclass(frozen=True)
+class ProofRequest:
+    """A proof of `model` by `directory`, or of all adapters in `all_in`."""
+
+    address: str
+    model: str | None = None
+    directory: Path | None = None
+    """None: where the server says that it has loaded the model from, if that is here."""
+    all_in: Path | None = None
+    among: tuple[Path, ...] = ()
+    """Directories from which it is to be told, and by which another one is named."""
+    key: str = ""
+    proxy: str | None = None
+    base_model: str | None = None
+    """Directory or name of the base model, where probes are computed."""
+    resolve_base: Callable[[str], str] = str
+    """Finds the directory of a base model that has another name here."""
+    base_name: str | None = None
+    """The name under which the server has the base model."""
+    dtype: str | None = None
+    quantization: str = "none"
+    repeats: int = REPEATS
+    computes_again: bool = False
+    """Whether probes are computed even where directories have them."""
+    saves_probes: bool = False
+    timeout_s: float = 120.0
+
+
+async def prove_served(request: ProofRequest) -> AsyncIterator[Verdict]:
+    """Prove each name. Raises ProvingError, and ModuleNotFoundError where torch is missing."""
+    # 1. What is wrong here is said before anybody is asked.
+    candidates = find_candidates(request.all_in) if request.all_in else {}
+    if request.directory is not None and request.model is not None:
+        candidates = {request.model: read_candidate(request.directory)}
+    among = [read_candidate(path) for path in request.among]
+    settings = Settings(request.base_name, request.dtype, request.quantization, request.repeats)
+    async with Stranger(
+        request.address, request.key, proxy=request.proxy, timeout_s=request.timeout_s
+    ) as server:
+        # 2. The names, as the server has them.
+        names = await server.list_models()
+        if request.model is not None:
+            _check_served(names, request.model)
+            if not candidates and (found := _find_root(names[request.model])) is not None:
+                candidates = {request.model: found}
+            if not candidates:
+                yield await compare_with_base(
+                    server,
+                    names,
+                    request.model,
+                    base_name=request.base_name,
+                    repeats=request.repeats,
+                )
+                return
+        # 3. Probes, and one name after another.
+        completed = _complete(request, [*candidates.values(), *among])
+        candidates = dict(zip(candidates, completed, strict=False))
+        among = completed[len(candidates) :]
+        prover = Prover(server, names, settings)
+        for called, candidate in candidates.items():
+            name = called if request.all_in is None else _served_as(names, called)
+            if name is None:
+                says = f"the server has no model of this name; it has {list_names(names)}"
+                yield Verdict(called, "not_served", says)
+                continue
+            suspects = [other for other in candidates.values() if other is not candidate]
+            yield await prover.prove(name, candidate, among, suspects)
+
+
+def _check_served(names: dict[str, ServedName], model: str) -> None:
+    if model not in names:
+        raise InputError(f"the server has no model {model!r}; it has {list_names(names)}")
+
+
+def _find_root(served: ServedName) -> Candidate | None:
+    """Read the directory from which a server says that it has loaded a model; None: not here."""
+    if not served.is_adapter or served.root is None or not Path(served.root).is_dir():
+        return None
+    return read_candidate(Path(served.root))
+
+
+def _complete(request: ProofRequest, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Compute the probes that are missing."""
+    return list(
+        compute_probes(
+            candidates,
+            request.base_model,
+            request.resolve_base,
+            again=request.computes_again,
+            save=request.saves_probes,
+        )
+    )
+
+
+def _served_as(names: dict[str, ServedName], called: str) -> str | None:
+    """Find the name of a directory's adapter: its own, or that of nip's server, which ends so."""
+    if called in names:
+        return called
+    return next((name for name in names if name.endswith(f":{called}")), None)

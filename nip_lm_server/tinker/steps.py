@@ -1,0 +1,359 @@
+"""What each kind of training request does, by a resident trainer.
+
+Trainer    the trainer's methods, wherever it computes
+Steps      the requests of one base model's models: `run` one, `restore` a model after a kill
+
+A request is a row of the database with everything it needs, so it is run the same way the first
+time and in a replay. `Failed` ends it with a reason; whatever else is raised is no fault of its.
+"""
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from nip_lm_server.engines.probes import PROBE
+from nip_lm_server.state.models import AdapterError
+from nip_lm_server.tinker.folders import Folders
+from nip_lm_server.tinker.records import (
+    Category,
+    CheckpointKind,
+    CheckpointRow,
+    LoraShape,
+    ModelRow,
+    RequestRow,
+)
+from nip_lm_server.tinker.store import TinkerStore
+from nip_lm_server.tinker.tinker_bodies import LoadWeights, OptimStep, SaveForSampler, SaveWeights
+from nip_lm_server.tinker.tinker_messages import decode_forward_backward, encode_output
+from nip_lm_server.training.resident.resident_client import ResidentDied
+from nip_lm_server.training.resident.types import (
+    AdamParams,
+    Datum,
+    LoraConfig,
+    Output,
+    ResidentError,
+)
+
+PROBE_TOKENS = 256
+"""Most tokens on which a snapshot is compared with what the trainer computes."""
+PUBLISH_ATTEMPTS = 2
+"""So often a snapshot is loaded and proved before its request fails: once more for a slip."""
+_BASE = "(base)"
+"""A model of the trainer's that is never trained, and computes what the base does."""
+
+
+class Trainer(Protocol):
+    """What a trainer does; see `training.resident`. Raises ResidentError, or what tells its end."""
+
+    async def create_model(self, model_id: str, lora: LoraConfig) -> None: ...
+
+    async def forward_backward(
+        self,
+        model_id: str,
+        data: Sequence[Datum],
+        loss_fn: str,
+        config: Mapping[str, float],
+        *,
+        forward_only: bool,
+    ) -> Output: ...
+
+    async def optim_step(self, model_id: str, adam: AdamParams) -> dict[str, float]: ...
+
+    async def save(self, model_id: str, directory: Path, *, optimizer: bool) -> None: ...
+
+    async def load(
+        self, model_id: str, directory: Path, lora: LoraConfig | None, *, optimizer: bool
+    ) -> None: ...
+
+    async def drop_model(self, model_id: str) -> None: ...
+
+
+class Failed(Exception):
+    """A request ends without a result, for this reason."""
+
+    def __init__(self, message: str, category: Category = "user"):
+        super().__init__(message)
+        self.message, self.category = message, category
+
+
+@dataclass(frozen=True)
+class Done:
+    """The result of a request, as it is answered."""
+
+    body: bytes
+    is_protobuf: bool = False
+
+
+Publish = Callable[[str, str, Path], Awaitable[object]]
+"""(served name, base model, folder): makes an adapter answer, with proof. Raises AdapterError."""
+
+
+class Steps:
+    """Runs requests of models over one base model."""
+
+    def __init__(
+        self,
+        base_model: str,
+        trainer: Trainer,
+        store: TinkerStore,
+        folders: Folders,
+        publish: Publish,
+        max_rank: int,
+    ):
+        self._base_model, self._trainer = base_model, trainer
+        self._store, self._folders, self._publish = store, folders, publish
+        self._max_rank = max_rank
+        self._probed: dict[str, tuple[int, ...]] = {}  # tokens that a model has trained on last
+        self._has_base = False
+
+    def trainer_restarted(self) -> None:
+        """Forget what only the trainer's process had."""
+        self._has_base = False
+
+    async def run(self, model: ModelRow, row: RequestRow) -> Done:
+        """Do what a request says. Raises Failed, or what tells the trainer's end."""
+        step = {
+            "create_model": self._create,
+            "load_weights": self._load,
+            "forward_backward": self._forward_backward,
+            "forward": self._forward_backward,
+            "optim_step": self._optim_step,
+            "save_weights": self._save_weights,
+            "save_weights_external": self._save_weights,
+            "save_weights_for_sampler": self._save_for_sampler,
+            "refused": self._refuse,
+            "refused_call": self._refuse,
+        }[row.kind]
+        try:
+            return await step(model, row)
+        except ResidentDied:
+            raise
+        except ResidentError as error:
+            raise Failed(error.message, error.category) from error
+
+    async def restore(self, model: ModelRow, before: int) -> None:
+        """Bring a model to where its requests below `before` left it. Raises as `run` does."""
+        # 1. What there is of it, half-way perhaps, goes.
+        await self.drop(model.id)
+        start = max(0, model.durable_seq)
+        if model.durable_seq >= 0:
+            folder = self._folders.path(model.id, "state", model.durable_seq)
+            await self._call(
+                self._trainer.load(model.id, folder, _config(model.lora), optimizer=True)
+            )
+        else:
+            first = self._store.find_request(model.id, 0)
+            if first is None:
+                raise Failed(f"nothing is on record of how {model.id} began", "server")
+            await self.run(model, first)
+        # 2. What it has done since, from what was sent; the results are on record already.
+        for seq in self._store.list_replayed(model.id, start, before):
+            row = self._store.find_request(model.id, seq)
+            if row is None or row.payload is None:
+                raise Failed(f"request {seq} of {model.id} can't be done again", "server")
+            await self.run(model, row)
+
+    async def drop(self, model_id: str) -> None:
+        """Take a model out of the trainer; no error if it isn't there."""
+        try:
+            await self._trainer.drop_model(model_id)
+        except ResidentDied:
+            raise
+        except ResidentError as error:
+            if error.code != "model_not_found":
+                raise Failed(error.message, error.category) from error
+
+    async def make_durable(self, model: ModelRow, seq: int) -> None:
+        """Write a model's state, of which `seq` was the last request; earlier ones go."""
+        folder = self._folders.path(model.id, "state", seq)
+        await self._call(self._trainer.save(model.id, folder, optimizer=True))
+        await self._folders.measure(folder)  # which has its names on disk, too
+        self._store.note_durable(model.id, seq)
+        for other in folder.parent.glob("state-*"):
+            if other != folder:
+                self._folders.remove(self._folders.relative(other))
+
+    async def _call(self, call: Awaitable[None]) -> None:
+        try:
+            await call
+        except ResidentDied:
+            raise
+        except ResidentError as error:
+            raise Failed(error.message, error.category) from error
+
+    async def _refuse(self, _model: ModelRow, row: RequestRow) -> Done:
+        raise Failed((row.payload or b"").decode())
+
+    async def _create(self, model: ModelRow, _row: RequestRow) -> Done:
+        self._check_rank(model.lora.rank)
+        await self._trainer.create_model(model.id, _config(model.lora))
+        return _json({"model_id": model.id, "type": "create_model"})
+
+    async def _load(self, model: ModelRow, row: RequestRow) -> Done:
+        body = LoadWeights.model_validate_json(row.payload or b"{}")
+        checkpoint = self._store.find_checkpoint(body.path)
+        if checkpoint is None or checkpoint.deleted_at is not None:
+            raise Failed(f"there are no weights {body.path[:200]!r}: they were deleted or expired")
+        self._check_rank(checkpoint.lora.rank)
+        try:
+            folder = await self._folders.verify(checkpoint.folder, checkpoint.content_digest)
+        except AdapterError as error:
+            raise Failed(str(error), "server") from error
+        await self._trainer.load(
+            model.id, folder, _config(checkpoint.lora), optimizer=body.optimizer
+        )
+        return _json({"path": body.path, "model_id": model.id, "type": "load_weights"})
+
+    def _check_rank(self, rank: int) -> None:
+        if rank > self._max_rank:
+            raise Failed(
+                f"the LoRA rank is {rank}, the engine of {self._base_model!r} takes at most "
+                f"{self._max_rank}: ask for a lower rank, or raise the server's --option "
+                "max_lora_rank"
+            )
+
+    async def _forward_backward(self, model: ModelRow, row: RequestRow) -> Done:
+        asked = decode_forward_backward(row.payload or b"")
+        output = await self._trainer.forward_backward(
+            model.id, asked.data, asked.loss_fn, asked.config, forward_only=asked.forward_only
+        )
+        if not asked.forward_only:
+            longest = max(asked.data, key=lambda datum: len(datum.tokens))
+            self._probed[model.id] = tuple(longest.tokens[:PROBE_TOKENS].tolist())
+        return Done(encode_output(output), is_protobuf=True)
+
+    async def _optim_step(self, model: ModelRow, row: RequestRow) -> Done:
+        adam = OptimStep.model_validate_json(row.payload or b"{}").adam_params
+        params = AdamParams() if adam is None else AdamParams(**adam.model_dump(exclude={"type"}))
+        metrics = await self._trainer.optim_step(model.id, params)
+        return _json({"metrics": metrics, "type": "optim_step"})
+
+    async def _save_weights(self, model: ModelRow, row: RequestRow) -> Done:
+        body = SaveWeights.model_validate_json(row.payload or b"{}")
+        kind: CheckpointKind = "weights" if row.kind == "save_weights" else "external_weights"
+        path = f"tinker://{model.id}/{kind}/{body.path or f'step-{row.seq}'}"
+        before = self._store.find_checkpoint(path)
+        if before is not None and not body.overwrite:
+            gone = "was deleted, and a name is given once" if before.deleted_at else "is there"
+            raise Failed(
+                f"{path} {gone}: choose another name"
+                + (", or set overwrite" if kind == "weights" else "")
+            )
+        folder = self._folders.path(model.id, kind, row.seq)
+        await self._trainer.save(model.id, folder, optimizer=kind == "weights")
+        record = await self._record(model, kind, path, folder, body.ttl_seconds, body.user_metadata)
+        self._store.put_checkpoint(record)
+        if before is not None and before.folder != record.folder:
+            self._folders.remove(before.folder)
+        return _json({"path": path, "size_bytes": record.bytes, "type": row.kind})
+
+    async def _save_for_sampler(self, model: ModelRow, row: RequestRow) -> Done:
+        body = SaveForSampler.model_validate_json(row.payload or b"{}")
+        # 1. Under which name it will answer.
+        if body.path is not None:
+            kind: CheckpointKind = "sampler_weights"
+            served = f"tinker://{model.id}/sampler_weights/{body.path}"
+        else:
+            kind = "snapshot"
+            served = f"{model.session_id}:sample:{body.sampling_session_seq_id}"
+        before = self._store.find_checkpoint(served)
+        if before is not None:
+            raise Failed(f"{served} is there, or was deleted: a name is given once, choose another")
+        # 2. The weights, and what they must answer.
+        folder = self._folders.path(model.id, kind, row.seq)
+        await self._trainer.save(model.id, folder, optimizer=False)
+        await self._write_probe(model, folder)
+        record = await self._record(
+            model, kind, served, folder, body.ttl_seconds, body.user_metadata
+        )
+        # 3. They answer, with proof, before anybody is told.
+        for attempt in range(1, PUBLISH_ATTEMPTS + 1):
+            try:
+                await self._publish(served, model.base_model, folder)
+                break
+            except AdapterError as error:
+                if attempt == PUBLISH_ATTEMPTS:
+                    raise Failed(
+                        f"the engine does not answer with the trained weights: {error}", "server"
+                    ) from error
+        with self._store.transaction():
+            self._store.put_checkpoint(record)
+            if kind == "snapshot":
+                self._store.add_sampler(served, model.session_id, model.base_model, None, served)
+        name = "path" if kind == "sampler_weights" else "sampling_session_id"
+        return _json({name: served, "type": "save_weights_for_sampler"})
+
+    async def _record(
+        self,
+        model: ModelRow,
+        kind: CheckpointKind,
+        path: str,
+        folder: Path,
+        ttl_s: float | None,
+        metadata: Mapping[str, Any] | None,
+    ) -> CheckpointRow:
+        digest, size = await self._folders.measure(folder)
+        now = time.time()
+        return CheckpointRow(
+            path=path,
+            model_id=model.id,
+            session_id=model.session_id,
+            base_model=model.base_model,
+            kind=kind,
+            name=path.rpartition("/")[2],
+            folder=self._folders.relative(folder),
+            content_digest=digest,
+            bytes=size,
+            lora=model.lora,
+            created_at=now,
+            expires_at=None if ttl_s is None else now + ttl_s,
+            user_metadata={key: str(value) for key, value in (metadata or {}).items()},
+            has_optimizer=kind == "weights",
+            deleted_at=None,
+        )
+
+    async def _write_probe(self, model: ModelRow, folder: Path) -> None:
+        """Leave beside the weights what the trainer computes with them, and with the base."""
+        tokens = self._probed.get(model.id, ())
+        if len(tokens) < 2:
+            return  # nothing was trained since the start: the files alone are compared
+        if not self._has_base:
+            await self.drop(_BASE)
+            await self._trainer.create_model(_BASE, LoraConfig(rank=1, seed=0))
+            self._has_base = True
+        saved, base = [await self._score(id, tokens) for id in (model.id, _BASE)]
+        probe = {
+            "tokens": list(tokens),
+            "logprobs": saved,
+            "base_logprobs": base,
+            "dtype": "float32",
+            "quantization": "none",
+        }
+        (folder / PROBE).write_text(json.dumps(probe) + "\n")
+
+    async def _score(self, model_id: str, tokens: Sequence[int]) -> list[float]:
+        ids = np.asarray(tokens)
+        inputs = {"target_tokens": ids[1:], "weights": np.ones(len(ids) - 1, np.float32)}
+        output = await self._trainer.forward_backward(
+            model_id, [Datum(ids[:-1], inputs)], "cross_entropy", {}, forward_only=True
+        )
+        return [float(value) for value in output.logprobs[0]]
+
+
+def _config(lora: LoraShape) -> LoraConfig:
+    return LoraConfig(
+        rank=lora.rank,
+        seed=lora.seed,
+        train_attn=lora.train_attn,
+        train_mlp=lora.train_mlp,
+        train_unembed=lora.train_unembed,
+    )
+
+
+def _json(value: Mapping[str, Any]) -> Done:
+    return Done(json.dumps(value).encode())

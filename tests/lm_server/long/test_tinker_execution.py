@@ -1,0 +1,215 @@
+"""Numbered requests and a real trainer in this process: gaps, states on disk, more models than fit."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinker_wire as wire
+from tinker_wire import learn, write_request
+from tiny_model import make_model
+
+from nip_lm_server.tinker import executor as execution
+from nip_lm_server.tinker.executor import Executor
+from nip_lm_server.tinker.folders import Folders
+from nip_lm_server.tinker.records import LoraShape
+from nip_lm_server.tinker.steps import Steps
+from nip_lm_server.tinker.store import TinkerStore
+from nip_lm_server.training.resident.resident_client import ResidentDied
+from nip_lm_server.training.resident.trainer import ResidentTrainer
+
+TEXTS = [[10 + (7 * n + 3 * i) % 200 for i in range(12)] for n in range(4)]
+DATA = [learn(text) for text in TEXTS]
+
+
+class Here:
+    """The trainer's methods, awaited; it ends when it is told to."""
+
+    def __init__(self, base: Path):
+        self._base = base
+        self.trainer = ResidentTrainer(base, device="cpu", dtype="float32", threads=1)
+        self.dies_before: str | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*arguments: Any, **options: Any) -> Any:
+            await asyncio.sleep(0)
+            if name == self.dies_before:
+                self.dies_before = None
+                self.trainer = ResidentTrainer(self._base, device="cpu", dtype="float32", threads=1)
+                raise ResidentDied("it was killed")
+            return getattr(self.trainer, name)(*arguments, **options)
+
+        return call
+
+
+class Served:
+    """A store and what executes its requests; `restart` is what a new server does."""
+
+    def __init__(self, state: Path, base: Path):
+        self.state, self.base = state, base
+        state.mkdir(exist_ok=True)
+        self.now = 0.0
+        self.open()
+
+    def open(self) -> None:
+        self.store = TinkerStore(self.state / "tinker.sqlite3")
+        self.folders = Folders(self.state / "tinker")
+        self.trainer = Here(self.base)
+
+        async def publish(_name: str, _base: str, _path: Path) -> None:
+            raise AssertionError("nothing is published here")
+
+        trainer: Any = self.trainer
+        steps = Steps("base", trainer, self.store, self.folders, publish, 64)
+        self.executor = Executor(self.store, steps, lambda *_: None, lambda: self.now)
+        for model in self.store.list_open_models():
+            self.executor.take_up(model)
+        self.executor.start()
+
+    async def restart(self) -> None:
+        await self.executor.stop()
+        self.store.close()
+        self.open()
+
+    def make(self, id: str, seed: int = 1) -> str:
+        if self.store.find_session("s") is None:
+            self.store.add_session("s", {}, "")
+        self.store.add_model(id, "s", "base", LoraShape(4, seed), {})
+        model = self.store.find_model(id)
+        assert model is not None
+        self.executor.take_up(model)
+        self.submit(id, 0, "create_model", b"{}")
+        return id
+
+    def submit(self, id: str, seq: int, kind: str, payload: bytes) -> None:
+        self.store.add_request(id, seq, kind, "", payload)
+        self.executor.submit(id, seq)
+
+    def train(self, id: str, seq: int, data: list[bytes]) -> None:
+        self.submit(id, seq, "forward_backward", write_request(id, seq, data))
+
+    def step(self, id: str, seq: int) -> None:
+        adam = {"learning_rate": 1e-2}
+        body = {"model_id": id, "seq_id": seq, "adam_params": adam}
+        self.submit(id, seq, "optim_step", json.dumps(body).encode())
+
+    def steps(self, id: str, first: int, last: int) -> None:
+        for number in range(first, last):
+            self.train(id, 3 * number + 1, DATA[:2])
+            self.train(id, 3 * number + 2, DATA[2:])
+            self.step(id, 3 * number + 3)
+
+    async def logprobs(self, id: str, seq: int) -> list[float]:
+        body = write_request(id, seq, DATA[:1], forward_only=True)
+        self.submit(id, seq, "forward", body)
+        row = await self.ended(id, seq)
+        assert row.result is not None, row.error
+        return list(wire.read_output(row.result)[0][0])
+
+    async def ended(self, id: str, seq: int) -> Any:
+        while True:
+            row = self.store.find_request(id, seq)
+            assert row is not None
+            if row.status != "pending":
+                return row
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("base") / "tiny", context=64)
+
+
+@pytest.fixture
+async def served(tmp_path: Path, base: Path) -> Any:
+    here = Served(tmp_path / "state", base)
+    yield here
+    await here.executor.stop()
+    here.store.close()
+
+
+async def test_what_a_kill_interrupts_is_done_again_to_the_bit(served: Served) -> None:
+    plain = served.make("plain")
+    served.steps(plain, 0, 3)
+    expected = await served.logprobs(plain, 10)
+    other = served.make("other")
+    # In the middle of a gradient, before a step and behind one; the trainer in between.
+    served.train(other, 1, DATA[:2])
+    await served.ended(other, 1)
+    await served.restart()
+    served.train(other, 2, DATA[2:])
+    served.trainer.dies_before = "optim_step"
+    served.step(other, 3)
+    await served.ended(other, 3)
+    await served.restart()
+    served.steps(other, 1, 3)
+    assert await served.logprobs(other, 10) == expected
+
+
+async def test_payloads_go_once_a_state_is_behind_them(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = served.make("plain")
+    served.steps(plain, 0, 3)
+    expected = await served.logprobs(plain, 10)
+    monkeypatch.setattr(execution, "DURABLE_BYTES", 1)
+    model = served.make("model")
+    served.steps(model, 0, 2)
+    await served.ended(model, 6)
+    while (row := served.store.find_model(model)) is None or row.durable_seq != 6:
+        await asyncio.sleep(0.001)
+    kept = [served.store.find_request(model, seq) for seq in range(1, 7)]
+    assert all(one is not None and one.payload is None for one in kept)
+    assert [path.name for path in served.state.glob("tinker/*/state-*")] == ["state-6"]
+    await served.restart()
+    served.steps(model, 2, 3)
+    assert await served.logprobs(model, 10) == expected
+
+
+async def test_more_models_than_fit_take_turns_without_a_trace(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = served.make("plain")
+    served.steps(plain, 0, 3)
+    expected = await served.logprobs(plain, 10)
+    monkeypatch.setattr(execution, "MOST_RESIDENT", 1)
+    first, second = served.make("first"), served.make("second", seed=2)
+    for number in range(3):
+        served.steps(first, number, number + 1)
+        served.steps(second, number, number + 1)
+        await served.ended(second, 3 * number + 3)
+    assert await served.logprobs(first, 10) == expected
+    assert await served.logprobs(second, 10) != expected
+
+
+async def test_a_number_that_never_comes_is_given_up_with_its_gradient(served: Served) -> None:
+    model = served.make("model")
+    served.train(model, 1, DATA[:1])
+    await served.ended(model, 1)
+    before = await served.logprobs(model, 2)
+    served.step(model, 4)  # 3 is lost
+    await asyncio.sleep(0.05)
+    served.now += execution.GAP_S + 1
+    served.executor.submit(model, 4)
+    row = await served.ended(model, 4)
+    assert row.category == "server" and "request 3" in row.error and "never came" in row.error
+    # The gradient of request 1 went with it: a step of nothing.
+    served.step(model, 5)
+    await served.ended(model, 5)
+    assert await served.logprobs(model, 6) == before
+
+
+async def test_a_step_with_a_part_of_its_gradient_is_refused_once(served: Served) -> None:
+    model = served.make("model")
+    before = await served.logprobs(model, 1)
+    served.train(model, 2, DATA[:1])
+    served.train(model, 3, [learn([10, 1_000_000])])
+    served.step(model, 4)
+    assert (await served.ended(model, 3)).category == "user"
+    assert "a part of its gradient" in (await served.ended(model, 4)).error
+    assert await served.logprobs(model, 5) == before
+    served.train(model, 6, DATA[:1])
+    served.step(model, 7)
+    assert (await served.ended(model, 7)).status == "done"
+    assert await served.logprobs(model, 8) != before
