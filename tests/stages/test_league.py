@@ -3,9 +3,11 @@
 import json
 import shutil
 from collections import defaultdict
+from unittest import mock
 
 import pytest
 from small_game import train_here, write_config
+from trained_here import TrainerHere
 
 from nip_core import loop
 from nip_core.errors import SettingsError
@@ -271,7 +273,10 @@ async def test_no_trainer_learns_what_an_earlier_model_said(tmp_path, trainer):
 
 @pytest.mark.long
 async def test_adapters_of_two_iterations_answer_beside_each_other(tmp_path):
-    """A real training of the tiny model, whose first adapter plays the last iteration, too."""
+    """Real trainings of the tiny model, whose first adapter plays the last iteration, too.
+
+    In this process, which loads torch once.
+    """
     agent = {
         "model_provider": "SelfHosted",
         "model_name": "tiny",
@@ -281,19 +286,19 @@ async def test_adapters_of_two_iterations_answer_beside_each_other(tmp_path):
         "num_invalid_generation_retries": 3,
         "shared_model_group": "both",  # one training an iteration
     }
-    await train_here(
-        write_config(
-            tmp_path,
-            agents={"_default": agent},
-            lm_server={"engine": "embedded"},
-            code_validation={"system_prompt_version": "short"},
-            opponents=HALF,
-            pure_text_ei={"reward_threshold": -1.0},
-            rl={"num_iterations": 3, "rollouts_per_iteration": 16, "num_epochs": 1},
-            text_rl={"test_scheme": "none"},
-            rollouts={"failure_threshold": 1.0},
-        )
+    config = write_config(
+        tmp_path,
+        agents={"_default": agent},
+        lm_server={"engine": "embedded"},
+        code_validation={"system_prompt_version": "short"},
+        opponents=HALF,
+        pure_text_ei={"reward_threshold": -1.0},
+        rl={"num_iterations": 3, "rollouts_per_iteration": 16, "num_epochs": 1},
+        text_rl={"test_scheme": "none"},
+        rollouts={"failure_threshold": 1.0},
     )
+    with mock.patch("nip_lm_server.placement.SubprocessTrainer", TrainerHere):
+        await train_here(config)
     run = run_in(tmp_path)
     last = played(run, 2)
     opponents = {e["key"]: e["opponent_iteration"] for e in last.episodes.to_pylist()}
