@@ -32,3 +32,6 @@ def test_a_kill_before_any_change_of_a_file_leaves_no_half_and_the_next_one_ends
     for kill in kills:
         assert kill["half"] is None and kill["again"] == 0 and kill["whole"], kill
         assert kill["left"] == [] and not kill["twice"], kill
+    # The later ones begin with the wheel, and none of them asks for it.
+    downloaded = [kill["downloads"] > 0 for kill in kills]
+    assert downloaded == sorted(downloaded, reverse=True) and downloaded.count(False) > 10
