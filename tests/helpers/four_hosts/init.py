@@ -1,4 +1,4 @@
-"""The first process of a host: it makes the host's own files, and buries processes without a parent.
+"""The first process of a host: it makes its files and buries orphans.
 
     unshare --net --mount --pid ... python init.py NAME SIZE KEPT...
 
