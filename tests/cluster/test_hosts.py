@@ -3,6 +3,7 @@
 Each host is a set of Linux namespaces, which only root may make; see four_hosts.network.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -14,8 +15,9 @@ from pathlib import Path
 
 import pytest
 from four_hosts.network import ROOT, Host, HostsError, Network, Program, check_here, until
+from small_disk import needs_mount
 
-pytestmark = [pytest.mark.cluster, pytest.mark.short, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.short, pytest.mark.timeout(300), needs_mount]
 PORT = 9000
 LEASE = """
 import sys, time
@@ -102,6 +104,43 @@ def test_a_host_that_comes_back_commits_nothing_under_a_lease_that_another_took(
     second.kill()
 
 
+def test_a_host_that_lost_its_power_is_replaced_once_its_time_is_over(
+    network: Network, store: dict[str, str]
+) -> None:
+    lost, heir = network.add("lost-power"), network.add("heir", clock_offset_s=-7200.0)
+    first = hold(lost, "held", store)
+    says(first, "wrote 1")
+    epoch = int(first.said().split("holds ")[1].split()[0])
+    lost.switch_off()
+    second = hold(heir, "inherits", store)
+    says(second, f"holds {epoch + 1}")
+    says(second, "wrote 1")
+    second.kill()
+
+
+@pytest.mark.parametrize("trouble", [{"delay_s": 2.0}, {"refused": 0.3}], ids=["late", "503"])
+def test_a_store_in_trouble_costs_no_lease(
+    trouble: dict[str, float], network: Network, store: dict[str, str]
+) -> None:
+    host = network.add(f"patient-{len(network.hosts)}")
+    holder = hold(host, "holder", store)
+    says(holder, "wrote 1")
+    tell_store(host, store, trouble)
+    try:
+        before = holder.said().count("wrote")
+        until(lambda: holder.said().count("wrote") >= before + 3, "it goes on", 120)
+    finally:
+        tell_store(host, store, {"delay_s": 0.0, "refused": 0.0})
+    assert holder.is_running and "refused:" not in holder.said()
+    holder.kill()
+
+
+def tell_store(host: Host, store: dict[str, str], trouble: dict[str, float]) -> None:
+    """Let the object store answer later, or a share of requests with 503, from now on."""
+    url, body = f"{store['AWS_ENDPOINT_URL']}/-/trouble", json.dumps(trouble).encode()
+    host.run(sys.executable, "-c", f"import urllib.request as u; u.urlopen({url!r}, {body!r})")
+
+
 def test_a_host_has_files_a_clock_and_a_disk_of_its_own(network: Network) -> None:
     host, other = network.add("late", disk="32m", clock_offset_s=7200.0), network.add("other")
     host.run("sh", "-c", "echo here > /tmp/file; echo here > $HOME/file")
@@ -120,7 +159,9 @@ def test_nothing_is_left_of_hosts_whose_maker_was_killed(tmp_path: Path) -> None
     made = textwrap.dedent(f"""
         import time
         from pathlib import Path
-        from four_hosts.network import Network
+        from small_disk import needs_mount
+
+from four_hosts.network import Network
         with Network(Path({str(tmp_path)!r})) as network:
             host = network.add("lost")
             host.start("sleeper", "sleep", "4711.25")
@@ -159,5 +200,5 @@ def test_who_is_not_root_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(HostsError, match="hosts need ip, .* apt-get install iproute2"):
+    with pytest.raises(HostsError, match=r"hosts need ip, .* apt-get install iproute2"):
         check_here()
