@@ -25,7 +25,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 QUICKSTART := $(VENV)/.installed-quickstart
 
-.PHONY: help install quickstart test test-long test-all test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-tinker test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study soundness clean test-trackers test-inspect test-verifiers test-view test-real docs notebooks test-docs screenshots
+.PHONY: help install quickstart test test-long test-all test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-tinker test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study soundness clean test-trackers test-inspect test-verifiers test-view test-real docs notebooks test-docs screenshots test-hosts
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -55,6 +55,7 @@ help:
 	@echo "make paper-iteration   one iteration of the paper's size on a GPU, with a model of the hub"
 	@echo "make up             PostgreSQL, Prefect and a worker; Ctrl-C ends them"
 	@echo "make test-cluster   Prefect's UI in a browser, dead workers, make up, object stores"
+	@echo "make test-hosts     hosts cut off, killed, full, late; stores and servers that fail (root)"
 	@echo "make kill-matrix    kill runs and servers at every write and request, inject 1,000 faults"
 	@echo "make test-security  attack servers and more, on loopback: minutes, on a quiet machine"
 	@echo "make test-learning  measure learning over seeds and controls (about an hour)"
@@ -247,6 +248,10 @@ test-cluster: install
 # A Dask cluster, an object store, PostgreSQL with all of make up, manifests: four minutes.
 test-cluster-short:
 	$(MAKE) test-cluster CLUSTER="-m short tests/cluster"
+
+# Hosts of Linux namespaces, for root alone, and what happens between them; a part of test-cluster-short.
+test-hosts:
+	$(MAKE) test-cluster CLUSTER=tests/cluster/test_hosts.py
 
 # Attacks, those of make test and those that take longer. Some have bounds in time: on a machine that
 # does other things too, NIP_SLOWEST_HEALTH_S is how long /health may take (0.1 s).

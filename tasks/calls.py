@@ -22,7 +22,7 @@ from nip_core.stages.measuring import measure
 from nip_core.stages.playing import commit_split, plan_split, play_shard
 from nip_core.stages.proving import prove_candidates, prove_serving
 from nip_core.stages.publishing import Milestone, publish
-from nip_core.stages.remote_shards import Ticket, open_apart
+from nip_core.stages.remote_shards import Ticket, open_apart, while_led
 from nip_core.stages.swapping import swap_models
 from nip_core.stages.training import submit_job, wait_for_job
 from nip_prefect.tasks.publish import publish_artifacts
@@ -74,5 +74,5 @@ async def play_shard_remotely(
 ) -> dict[str, Any]:
     """Play and commit one shard in a process of its own, without opening the run."""
     async with open_apart(ticket) as session:
-        played = await play_shard(session, iteration, split, shard)
+        played = await while_led(session.lease, play_shard(session, iteration, split, shard))
     return {**asdict(played), "process": os.getpid(), "host": socket.gethostname()}

@@ -85,6 +85,8 @@ def open_object_store(
         ) from error
     is_local = _is_local(environment)
     allow_http = is_local or environment.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true"}
+    if not allow_http:
+        _refuse_plain(parts.scheme, environment)
     if is_local:
         spare_this_machine(os.environ)  # which alone the library reads
 
@@ -111,6 +113,18 @@ def _is_local(environment: Mapping[str, str]) -> bool:
     """Tell whether the store is on this machine: access need not be encrypted then."""
     endpoints = [environment.get(name) for names in _ENDPOINTS.values() for name in names]
     return any(is_on_this_machine(endpoint) for endpoint in endpoints if endpoint)
+
+
+def _refuse_plain(scheme: str, environment: Mapping[str, str]) -> None:
+    """Raise SettingsError for an unencrypted address: the library would only say "builder error"."""
+    for variable in _ENDPOINTS[scheme]:
+        endpoint = environment.get(variable, "")
+        if endpoint.lower().startswith("http://"):
+            raise SettingsError(
+                f"environment variable {variable}: {show_address(endpoint)} is unencrypted and not "
+                "on this machine; give an https:// address, or set AWS_ALLOW_HTTP=true on a "
+                "network that you trust"
+            )
 
 
 class LogEntry(BaseModel):

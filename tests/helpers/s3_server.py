@@ -5,15 +5,20 @@ are one step, as they are at S3, and a client that is stopped half way holds nob
 write of an object with "lost-answer" in its name is done and answered with 500; the first two
 answers about what has "cut-answer" in its name break off half way, as does the first one to the
 beginning of its writing in parts, and to the end. The bucket "careless" heeds no conditions. Run as
-a script it serves and prints its port.
+a script, with an address and a port or without, it serves and prints its port. A POST of
+``{"delay_s": 2.0, "refused": 0.3}`` to ``/-/trouble`` lets it answer so much later from then on, and
+that share of requests with 503.
 """
 
 import contextlib
 import io
+import json
 import os
+import random
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -59,11 +64,20 @@ def _one_at_a_time(application: Callable[..., Any]) -> Callable[..., Any]:
     lock = threading.Lock()
     lost: set[str] = set()
     cut: Counter[str] = Counter()
+    trouble, draw = {"delay_s": 0.0, "refused": 0.0}, random.Random(0)
 
     def answer(environ: dict[str, Any], start: Callable[..., Any]) -> list[bytes]:
         length = int(environ.get("CONTENT_LENGTH") or 0)
         environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(length))
         path, is_write = environ["PATH_INFO"], environ["REQUEST_METHOD"] == "PUT"
+        if path == "/-/trouble":
+            trouble.update(json.loads(environ["wsgi.input"].read()))
+            start("204 No Content", [])
+            return []
+        time.sleep(trouble["delay_s"])
+        if draw.random() < trouble["refused"]:
+            start("503 Slow Down", [("Content-Length", "0")])
+            return [b""]
         if path.startswith("/careless/"):
             environ.pop("HTTP_IF_NONE_MATCH", None)
             environ.pop("HTTP_IF_MATCH", None)
@@ -94,7 +108,8 @@ def _main() -> None:
             pass
 
     application = _one_at_a_time(DomainDispatcherApplication(create_backend_app))
-    server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=Quiet)
+    host, port = sys.argv[1:3] or ("127.0.0.1", "0")
+    server = make_server(host, int(port), application, threaded=True, request_handler=Quiet)
     print(server.port, flush=True)
     parent = os.getppid()
     server.timeout = 1.0

@@ -248,6 +248,16 @@ def test_the_address_of_a_server_is_checked_before_it_is_used(
     assert "hunter2" not in str(caught.value)
 
 
+def test_an_unencrypted_server_elsewhere_is_refused_with_the_way_to_allow_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://10.77.0.2:9000")
+    monkeypatch.delenv("AWS_ALLOW_HTTP", raising=False)
+    with pytest.raises(SettingsError, match=r"AWS_ENDPOINT_URL: http://10\.77\.0\.2:9000 is unenc.*"
+                       "set AWS_ALLOW_HTTP=true"):  # fmt: skip
+        open_store("s3://bucket/x")
+
+
 @pytest.mark.parametrize(("url", "has_advice"), [("s3://", True), ("gs://", False)])
 def test_what_names_no_bucket_gets_the_advice_of_its_kind(url: str, has_advice: bool) -> None:
     with pytest.raises(SettingsError, match=f"give {url}bucket/prefix") as caught:
