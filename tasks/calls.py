@@ -15,6 +15,7 @@ from typing import Any
 from prefect import Task
 
 from nip_core.loop import directly
+from nip_core.run_store.while_led import while_led
 from nip_core.session.session import Session
 from nip_core.stages.attacking import end_course, has_ended
 from nip_core.stages.choosing import build_dataset
@@ -22,7 +23,7 @@ from nip_core.stages.measuring import measure
 from nip_core.stages.playing import commit_split, plan_split, play_shard
 from nip_core.stages.proving import prove_candidates, prove_serving
 from nip_core.stages.publishing import Milestone, publish
-from nip_core.stages.remote_shards import Ticket, open_apart, while_led
+from nip_core.stages.remote_shards import Ticket, open_apart
 from nip_core.stages.swapping import swap_models
 from nip_core.stages.training import submit_job, wait_for_job
 from nip_prefect.tasks.publish import publish_artifacts

@@ -116,7 +116,7 @@ def _is_local(environment: Mapping[str, str]) -> bool:
 
 
 def _refuse_plain(scheme: str, environment: Mapping[str, str]) -> None:
-    """Raise SettingsError for an unencrypted address: the library would only say "builder error"."""
+    """Raise SettingsError for an unencrypted address; the library would say "builder error"."""
     for variable in _ENDPOINTS[scheme]:
         endpoint = environment.get(variable, "")
         if endpoint.lower().startswith("http://"):

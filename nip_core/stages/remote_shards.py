@@ -3,7 +3,6 @@
 Ticket       what such a process has to be told: plain JSON without keys
 make_ticket  the ticket of an open session
 open_apart   the session that a process opens with it
-while_led    what such a process does, for as long as the run has the same runner
 count_while  shows how much they have played
 
 A process apart reads and writes the run store by itself, so that must be one that it reaches: a
@@ -14,21 +13,20 @@ from its own environment; that of the run's own server from the server's directo
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from nip_core.costs.caps import Budget
-from nip_core.errors import RunConflictError, ServerError, StoreError
+from nip_core.errors import RunConflictError, ServerError
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.progress.board import Progress
 from nip_core.records.left_out import drop_left_out, read_left_out
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.rollouts.shard_manifests import shard_is_committed
-from nip_core.run_store.lease import DEFAULT_TTL_S, Lease, LeaseDocument, borrow
+from nip_core.run_store.lease import LeaseDocument, borrow
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.servers.endpoints import Endpoints, find_remote_endpoints
@@ -41,9 +39,7 @@ from nip_core.stages.playing import split_play
 from nip_lm_server.client import KEY_FILE
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
 _COUNT_EVERY_S = 5.0  # each look lists the shards of a split in the store
-_LOOK_EVERY_S = DEFAULT_TTL_S / 3  # at the runner's lease; each look is a request
 Ticket = dict[str, Any]
 """`parameters`, `contents` and `lease` as they are on record, the `store`'s URL, `origin` with the
 models of another run, and `own_server`: its url and the file with its key, or None."""
@@ -105,25 +101,6 @@ async def open_apart(ticket: Ticket) -> AsyncIterator[Session]:
             budget=budget,
             origin=Origin.of(ticket["origin"]).models,
         )
-
-
-async def while_led(lease: Lease, work: Awaitable[T], every_s: float = _LOOK_EVERY_S) -> T:
-    """Do `work` until the runner that lent the `lease` is replaced or releases it.
-
-    Raises LeaseError then, and stops the work: its answers would be paid for twice, because the
-    next runner lets others play the same. A runner that is only silent is waited for.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        while not (await asyncio.wait({task}, timeout=every_s))[0]:
-            try:
-                await asyncio.to_thread(lease.check)
-            except StoreError as error:
-                _log.warning("the lease can't be looked at: %s", error)
-        return task.result()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def count_while(

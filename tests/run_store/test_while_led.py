@@ -8,7 +8,7 @@ import pytest
 from nip_core.errors import LeaseError, StoreError
 from nip_core.run_store.lease import Lease, acquire, borrow
 from nip_core.run_store.store import open_store
-from nip_core.stages.remote_shards import while_led
+from nip_core.run_store.while_led import while_led
 
 
 @pytest.fixture
