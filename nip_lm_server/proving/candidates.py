@@ -53,7 +53,7 @@ class Candidate:
 
     @property
     def note(self) -> str | None:
-        """What a proof by it doesn't show."""
+        """Say what a proof by it doesn't show."""
         if self.digest is None or self.probe is None or self.probe_digest is not None:
             return None
         return f"{PROBE} doesn't say that it is of the weights beside it; --compute goes by these"
