@@ -115,10 +115,10 @@ def redact(text: str, *keys: str) -> str:
 
 
 def redact_all(value: Any, *keys: str) -> Any:
-    """Redact every text in a JSON value, names included."""
+    """Redact every text in a JSON value, names included; tuples and sets become lists."""
     if isinstance(value, str):
         return redact(value, *keys)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple | set | frozenset):
         return [redact_all(item, *keys) for item in value]
     if isinstance(value, dict):
         return {redact(str(name), *keys): redact_all(item, *keys) for name, item in value.items()}

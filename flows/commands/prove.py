@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nip_lm_server.client import ProofRequest, Verdict
 
 _DTYPES = ("float32", "float16", "bfloat16")
+_QUANTIZATIONS = ("none", "8bit", "4bit", "other")
 _OPENAI = "api.openai.com"
 
 Url = Annotated[str, typer.Argument(help="Address of the server.", show_default=False)]
@@ -51,7 +52,8 @@ Dtype = Annotated[
     typer.Option(help=f"Precision of the server: {', '.join(_DTYPES)}; default: by its base."),
 ]
 Quantization = Annotated[
-    str, typer.Option(help="How the server's base model is quantized, as in its settings.")
+    str,
+    typer.Option(help=f"How the server's base is quantized: {', '.join(_QUANTIZATIONS)}."),
 ]
 Repeats = Annotated[int, typer.Option(min=1, max=1000, help="Answers that are asked for.")]
 Compute = Annotated[
@@ -100,6 +102,10 @@ def prove(
         )
     if dtype is not None and dtype not in _DTYPES:
         raise SettingsError(f"--dtype {dtype!r}: expected one of {', '.join(_DTYPES)}")
+    if quantization not in _QUANTIZATIONS:
+        raise SettingsError(
+            f"--quantization {quantization!r}: expected one of {', '.join(_QUANTIZATIONS)}"
+        )
     key = _read_key(url, key_variable)
     request = ProofRequest(
         address=url,

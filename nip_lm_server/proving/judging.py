@@ -86,8 +86,13 @@ def _measure(answer: Answer, saved: Sequence[float], cap: float) -> float:
 
 
 def fewest_places(probe: Probe, dtype: str) -> int:
-    """At how many places an answer must tell something, as the proof of a swap asks."""
-    return min(CPU_PLACES if dtype == "float32" else PLACES, len(probe.logprobs))
+    """At how many places an answer must tell something, as the proof of a swap asks.
+
+    A training with little text leaves a probe of fewer than 32. All of it, then, and never fewer
+    than 12: at one place others are near by chance.
+    """
+    most = CPU_PLACES if dtype == "float32" else PLACES
+    return min(most, max(CPU_PLACES, len(probe.logprobs)))
 
 
 def judge_answer(probe: Probe, answer: Answer, around: Surroundings) -> Judged:

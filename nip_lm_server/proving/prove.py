@@ -34,12 +34,18 @@ from nip_lm_server.proving.judging import (
 )
 from nip_lm_server.proving.prefix_cache import CacheCheck, check_prefix_cache
 from nip_lm_server.proving.scoring import TOP_REPEATS, Answer, NoLogprobsError, find_way, score
-from nip_lm_server.proving.stranger import InputError, RefusedError, ServedName, Stranger
+from nip_lm_server.proving.stranger import (
+    InputError,
+    KeyRefusedError,
+    RefusedError,
+    ServedName,
+    Stranger,
+)
 from nip_lm_server.proving.verdict import Kind, Verdict, list_names
 
 REPEATS = 12
-"""Answers that each name is asked for. One of two replicas that are chosen by chance is missed once
-in 2,000 times, one of four in 32."""
+"""Answers that each name is asked for. Of two replicas that are chosen by chance a given one is
+missed once in 4,096 times, of four once in 32."""
 _BASES = 4
 _MOST_RANKS = 64
 _NO_RANK = 1_000_000
@@ -187,7 +193,12 @@ class Prover:
         """Find the base model and ask it: the stated one, the name's parent, or the likeliest."""
         stated = self._settings.base_name or self._names[name].parent
         if stated is not None and stated != name and stated in self._names:
-            return stated, await self._score(stated, text)
+            # One that is not asked for by the user may be forbidden, which says nothing against
+            # the name.
+            is_needed = self._settings.base_name is not None
+            ask = self._score if is_needed else self._try
+            answer = await ask(stated, text)
+            return (None, None) if answer is None else (stated, answer)
         if self._settings.base_name is not None:
             raise InputError(
                 f"the server has no model {stated!r} to be the base of {name!r}; it has "
@@ -215,7 +226,7 @@ class Prover:
         """Ask another name; None: it does not answer, which is nothing against this one."""
         try:
             return await self._score(name, text)
-        except (RefusedError, NoLogprobsError):
+        except (RefusedError, KeyRefusedError, NoLogprobsError):
             return None
 
     async def _count_ranks(self, name: str) -> int | None:
@@ -225,7 +236,7 @@ class Prover:
         async def takes(rank: int) -> bool:
             try:
                 await self._server.complete(body, rank)
-            except RefusedError:
+            except (RefusedError, KeyRefusedError):
                 return False
             return True
 
@@ -272,10 +283,16 @@ class Prover:
         probe, dtype = candidate.probe, asked.around.dtype
         assert probe is not None
         few, fewest = min(judged.places for judged in asked.judged), fewest_places(probe, dtype)
-        if few < min(fewest, len(asked.answers[0].logprobs)):
+        if few < fewest:
+            only = (
+                "it gives only the likeliest tokens, and these are others"
+                if asked.way == "top" and len(asked.answers[0].logprobs) >= fewest
+                else f"the probe has {len(probe.logprobs)}, and the model's context takes "
+                f"{len(asked.answers[0].logprobs)} of them"
+            )
             return (
                 f"the server's answers say something of {few} tokens of the probe, {fewest} are "
-                "needed; it gives only the likeliest tokens, and these are others"
+                f"needed; {only}"
             )
         distance = asked.judged[0].figures.get("base_distance")
         most = asked.around.limits(probe).most
@@ -355,7 +372,8 @@ class Prover:
                 # Its noise is that of its precision: the base was asked for another text.
                 around = Surroundings(asked.around.dtype, asked.around.quantization)
                 judged = judge_answer(text.probe, answer, around)
-                fewest = min(fewest_places(text.probe, around.dtype), len(answer.logprobs))
+                assert other.probe is not None
+                fewest = fewest_places(other.probe, around.dtype)
                 if judged.matches and judged.is_base_told_apart and judged.places >= fewest:
                     return True
             return False

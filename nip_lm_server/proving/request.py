@@ -5,7 +5,7 @@ prove_served   the verdicts, one after another
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nip_lm_server.proving.candidates import (
@@ -60,11 +60,13 @@ async def prove_served(request: ProofRequest) -> AsyncIterator[Verdict]:
         request.address, request.key, proxy=request.proxy, timeout_s=request.timeout_s
     ) as server:
         # 2. The names, as the server has them.
+        notes: tuple[str, ...] = ()
         names = await server.list_models()
         if request.model is not None:
             _check_served(names, request.model)
             if not candidates and (found := _find_root(names[request.model])) is not None:
                 candidates = {request.model: found}
+                notes = (f"the server named the directory, {found.label}",)
             if not candidates:
                 yield await compare_with_base(
                     server,
@@ -86,7 +88,9 @@ async def prove_served(request: ProofRequest) -> AsyncIterator[Verdict]:
                 yield Verdict(called, "not_served", says)
                 continue
             suspects = [other for other in candidates.values() if other is not candidate]
-            yield await prover.prove(name, candidate, among, suspects)
+            verdict = await prover.prove(name, candidate, among, suspects)
+            said = (*verdict.notes, *notes, *filter(None, [candidate.note]))
+            yield replace(verdict, notes=said)
 
 
 def _check_served(names: dict[str, ServedName], model: str) -> None:
@@ -95,10 +99,18 @@ def _check_served(names: dict[str, ServedName], model: str) -> None:
 
 
 def _find_root(served: ServedName) -> Candidate | None:
-    """Read the directory from which a server says that it has loaded a model; None: not here."""
-    if not served.is_adapter or served.root is None or not Path(served.root).is_dir():
+    """Read the directory from which a server says that it has loaded a model; None: not here.
+
+    A relative one would be of whatever directory the command runs in.
+    """
+    if not served.is_adapter or served.root is None or not Path(served.root).is_absolute():
         return None
-    return read_candidate(Path(served.root))
+    try:
+        is_here = Path(served.root).is_dir()
+    # Too long for a path, a NUL in it, or in a directory that is closed to this user.
+    except (OSError, ValueError):
+        return None
+    return read_candidate(Path(served.root)) if is_here else None
 
 
 def _complete(request: ProofRequest, candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -35,6 +35,7 @@ TOP_PLACES = 64
 TOP_REPEATS = 4
 """So many answers `top` is asked for at most, for the same reason."""
 _NAMED = "token_id:"
+_ROUNDING = 1e-3  # above 0, of a sum that was rounded
 
 
 class NoLogprobsError(Exception):
@@ -73,6 +74,10 @@ class Answer:
 
 class _NotGivenError(Exception):
     """An answer came without the log-probabilities."""
+
+
+class _UnreadableError(ValueError):
+    """A part of an answer is not what it should be; the message has none of its words."""
 
 
 Way = Callable[[Stranger, str, Sequence[int], int | None, int], Awaitable[Answer]]
@@ -121,7 +126,34 @@ async def _by_token_ids(
     server: Stranger, model: str, tokens: Sequence[int], rank: int | None, most: int
 ) -> Answer:
     places = choose_places(len(tokens) - 1, most)
-    body = {
+    return await _ask_token_ids(server, model, tokens, places, rank, secrets.token_hex(8))
+
+
+async def score_at(
+    server: Stranger,
+    model: str,
+    tokens: Sequence[int],
+    places: Sequence[int],
+    rank: int | None,
+    salt: str | None,
+) -> list[float]:
+    """Ask by `token_ids` at some places, without a salt too. Raises what `score` raises."""
+    try:
+        answer = await _ask_token_ids(server, model, tokens, places, rank, salt)
+    except _NotGivenError as error:
+        raise NoLogprobsError(str(error)) from None
+    return [value for value in answer.logprobs if value is not None]
+
+
+async def _ask_token_ids(
+    server: Stranger,
+    model: str,
+    tokens: Sequence[int],
+    places: Sequence[int],
+    rank: int | None,
+    salt: str | None,
+) -> Answer:
+    body: dict[str, Any] = {
         "model": model,
         "prompt": [list(tokens[: place + 1]) for place in places],
         "max_tokens": 1,
@@ -129,12 +161,13 @@ async def _by_token_ids(
         "logprobs": 1,
         "logprob_token_ids": sorted({tokens[place + 1] for place in places}),
         "return_tokens_as_token_ids": True,
-        "cache_salt": secrets.token_hex(8),
     }
+    if salt is not None:
+        body["cache_salt"] = salt
     answer = await server.complete(body, rank)
     logprobs: list[float | None] = [None] * (len(tokens) - 1)
     with _Reading():
-        for place, choice in zip(places, answer["choices"], strict=True):
+        for place, choice in zip(places, _sort(answer["choices"]), strict=True):
             (named,) = choice["logprobs"]["top_logprobs"]
             logprobs[place] = _finite(named[f"{_NAMED}{tokens[place + 1]}"])
     return Answer(tuple(logprobs), (None,) * len(logprobs), _own_name(answer))
@@ -158,6 +191,9 @@ async def _by_echo(
         # Some leave out what they don't know, and give the token that was generated alone.
         if not values or len(values) < len(tokens):
             raise _NotGivenError("the answer has none of the prompt")
+        # Such a server has put tokens of its own before the prompt.
+        if len(values) > len(tokens) + 1:
+            raise _NotGivenError(f"{len(values)} log-probabilities for {len(tokens)} tokens and 1")
         return _whole([_finite(value) for value in values[1 : len(tokens)]], answer)
 
 
@@ -180,7 +216,7 @@ async def _by_top(
     logprobs: list[float | None] = [None] * (len(tokens) - 1)
     bounds: list[float | None] = [None] * (len(tokens) - 1)
     with _Reading():
-        choices = answer["choices"]
+        choices = _sort(answer["choices"])
         if len(choices) != len(places):
             raise _NotGivenError(f"{len(choices)} choices for {len(places)} prompts")
         for place, choice in zip(places, choices, strict=True):
@@ -231,8 +267,22 @@ class _Reading:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, KeyError | TypeError | ValueError | IndexError | AttributeError):
-            raise _NotGivenError(f"the answer can't be read ({error!r})") from None
+        if isinstance(error, _UnreadableError):
+            raise _NotGivenError(str(error)) from None
+        wrong = KeyError | TypeError | ValueError | IndexError | AttributeError | OverflowError
+        # Not its words: they may have all that the server said, however long.
+        if isinstance(error, wrong):
+            raise _NotGivenError(f"the answer can't be read ({type(error).__name__})") from None
+
+
+def _sort(choices: list[Any]) -> list[Any]:
+    """Sort choices by their `index`, by which a server says which prompt each is for."""
+    if not any("index" in choice for choice in choices):
+        return choices
+    by_index = {choice["index"]: choice for choice in choices}
+    if sorted(by_index) != [*range(len(choices))]:
+        raise _UnreadableError(f"{len(choices)} choices, and their `index` is not one of each")
+    return [by_index[number] for number in range(len(choices))]
 
 
 def _whole(values: list[float], answer: Any) -> Answer:
@@ -245,11 +295,11 @@ def _own_name(answer: Any) -> str | None:
 
 
 def _finite(value: Any) -> float:
-    """Read a number. Raises ValueError: with a NaN every comparison would fail in silence."""
+    """Read a log-probability. With a NaN every comparison would fail in silence."""
     number = float(value)
-    if math.isnan(number):
-        raise ValueError("a log-probability is no number")
-    return max(number, -1e4)
+    if math.isnan(number) or number > _ROUNDING:
+        raise _UnreadableError("a log-probability is no number of at most 0")
+    return min(max(number, -1e4), 0.0)
 
 
 WAYS: dict[str, Way] = {

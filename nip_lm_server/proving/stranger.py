@@ -4,10 +4,13 @@ Stranger     asks it, over a new connection each time
 ServedName   a model that it lists
 
 Whoever balances the load between replicas may do it by connection: one that is kept would always
-lead to the same. A redirect is not followed, as it would take the key elsewhere.
+lead to the same; and so would a cookie, so none is kept. A redirect is not followed, as it would
+take the key elsewhere. The key is taken out of what the server says before that is cut: half of it
+would be found by nobody.
 """
 
 import asyncio
+import re
 import ssl
 from dataclasses import dataclass
 from types import TracebackType
@@ -22,6 +25,7 @@ RANK_HEADER = "X-data-parallel-rank"
 _MOST_BYTES = 64 * 1024 * 1024
 _MOST_WORDS = 240
 _AT_ONCE = 8
+_SHORT = 8
 
 
 class ProvingError(Exception):
@@ -34,6 +38,10 @@ class NoAnswerError(ProvingError):
 
 class InputError(ProvingError):
     """An address, a key, a name or a directory is wrong: again it would be the same."""
+
+
+class KeyRefusedError(InputError):
+    """The server does not let the key ask for a model."""
 
 
 class RefusedError(Exception):
@@ -64,15 +72,19 @@ class Stranger:
         self, address: str, key: str = "", *, proxy: str | None = None, timeout_s: float = 120.0
     ):
         self.url = address.rstrip("/").removesuffix("/v1")
+        self._key = key
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._proxy, self._timeout_s = proxy, timeout_s
         self._session: aiohttp.ClientSession | None = None
+        # Outside of the timed request: who waits here is no slow server.
+        self._turns = asyncio.Semaphore(_AT_ONCE)
         self.is_vllm = False
         """Whether its list of models says so."""
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(force_close=True, limit=_AT_ONCE),
+            connector=aiohttp.TCPConnector(force_close=True, limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),
             headers=self._headers,
             timeout=aiohttp.ClientTimeout(self._timeout_s),
         )
@@ -109,8 +121,27 @@ class Stranger:
         return {served.name: served for served in listed if served.name}
 
     async def complete(self, body: dict[str, Any], rank: int | None = None) -> Any:
-        """Ask for a completion; of one replica, if its `rank` is given. Raises RefusedError."""
-        return await self.ask("/v1/completions", body, rank)
+        """Ask for a completion; of one replica, if its `rank` is given.
+
+        Raises what `ask` does, and KeyRefusedError.
+        """
+        try:
+            return await self.ask("/v1/completions", body, rank)
+        except RefusedError as error:
+            if error.status not in (401, 403):
+                raise
+            had = "refuses the key" if self._headers else "asks for a key"
+            raise KeyRefusedError(
+                f"the server {had} for {body['model']!r}: {error.status}, {error}"
+            ) from None
+
+    def shorten(self, words: str) -> str:
+        """Take the key out of the server's words, then cut them."""
+        if self._key:
+            # A short key may be part of a harmless word, and counts as a whole word only.
+            around = ("", "") if len(self._key) >= _SHORT else (r"(?<![\w-])", r"(?![\w-])")
+            words = re.sub(re.escape(self._key).join(around), "***", words)
+        return " ".join(words.split())[:_MOST_WORDS]
 
     async def ask(self, path: str, body: Any = None, rank: int | None = None) -> Any:
         """Ask, and read the JSON of the answer.
@@ -121,29 +152,35 @@ class Stranger:
         method = "GET" if body is None else "POST"
         headers = {} if rank is None else {RANK_HEADER: str(rank)}
         try:
-            async with self._session.request(
-                method,
-                self.url + path,
-                json=body,
-                headers=headers,
-                proxy=self._proxy,
-                allow_redirects=False,
-            ) as answer:
+            async with (
+                self._turns,
+                self._session.request(
+                    method,
+                    self.url + path,
+                    json=body,
+                    headers=headers,
+                    proxy=self._proxy,
+                    allow_redirects=False,
+                ) as answer,
+            ):
                 raw = await _read_most(answer)
                 status = answer.status
         except TimeoutError:
             raise NoAnswerError(f"no answer to {path} within {self._timeout_s:g} s") from None
         except (aiohttp.ClientError, OSError, ssl.SSLError) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise NoAnswerError(f"nobody answers {path}: {reason[:_MOST_WORDS]}") from None
+            reason = self.shorten(str(error)) or type(error).__name__
+            raise NoAnswerError(f"nobody answers {path}: {reason}") from None
         value = await asyncio.to_thread(_read_json, raw)
         if status == 200 and value is not None:
             return value
-        message = f"{status}: {_why(raw, value)}" if status >= 300 else "the answer is no JSON"
+        why = self.shorten(_why(raw, value)) or "no reason given"
+        message = f"{status}: {why}" if status >= 300 else "the answer is no JSON"
+        if status == 429:
+            raise NoAnswerError(f"the server takes no more for now at {path}: {message}")
         # What a replica does not know is often a 500; whoever asks it decides what that means.
         if status >= 500 and rank is None:
             raise NoAnswerError(f"the server fails at {path}: {message}")
-        raise RefusedError(status, _why(raw, value) if status >= 300 else message)
+        raise RefusedError(status, why if status >= 300 else message)
 
 
 async def _read_most(answer: aiohttp.ClientResponse) -> bytes:
@@ -168,8 +205,7 @@ def _why(raw: bytes, value: Any) -> str:
     """Find the words of a refusal, as OpenAI's protocol has them or as they came."""
     error = value.get("error", value) if isinstance(value, dict) else value
     message = error.get("message", error) if isinstance(error, dict) else error
-    text = str(message) if message is not None else raw[:1000].decode(errors="replace")
-    return " ".join(text.split())[:_MOST_WORDS] or "no reason given"
+    return str(message) if message is not None else raw.decode(errors="replace")
 
 
 def _read_name(row: dict[str, Any]) -> ServedName:

@@ -8,6 +8,7 @@ import asyncio
 import time
 
 from nip_lm_server.engines.probes import LIMITS, OVER_NOISE, mean_difference
+from nip_lm_server.engines.vllm.adapter_proof import CPU_PLACES
 from nip_lm_server.proving.judging import BASE
 from nip_lm_server.proving.prefix_cache import canary
 from nip_lm_server.proving.scoring import Answer, NoLogprobsError, find_way, score
@@ -28,12 +29,12 @@ async def compare_with_base(
 ) -> Verdict:
     """Compare a name with its base model, on a text of this program. Raises ProvingError."""
     begun = time.monotonic()
-    bases = [n for n, served in names.items() if not served.is_adapter and n != name]
-    base = base_name or names[name].parent or next(iter(bases), None)
+    # Another name that the server lists may be anything.
+    base = base_name or names[name].parent
     if base is None or base not in names or base == name:
         raise InputError(
-            f"{name!r} can't be compared with its base model, which the server does not name; it "
-            f"has {list_names(names)}; give --base-name, or the adapter's directory"
+            f"{name!r} can't be compared with its base model, which the server does not name or "
+            f"have; it has {list_names(names)}; give --base-name, or the adapter's directory"
         )
     tokens = canary(min(_LENGTH, names[base].max_model_len or _LENGTH) - 1)
     try:
@@ -46,6 +47,10 @@ async def compare_with_base(
         says = f"can't tell: the server gives no log-probabilities of given tokens: {error}"
         return Verdict(name, "cannot_tell", says)
     *of_name, first, second = answers
+    few = min(map(_count_known, answers))
+    if few < CPU_PLACES:
+        says = f"can't tell: answers say something of {few} tokens, {CPU_PLACES} are needed"
+        return Verdict(name, "cannot_tell", says, answers=len(of_name), way=way)
     allowed = max(OVER_NOISE * _distance(first, second), LIMITS["float32"].mean)
     distances = [_distance(answer, first) for answer in of_name]
     alike = sum(distance <= allowed for distance in distances)
@@ -54,18 +59,26 @@ async def compare_with_base(
     if alike == len(distances):
         kind, who = "base", (BASE,)
         says = f"what answers is the base model {base!r}, or an adapter that changes nothing"
-    elif alike:
+    # Noise of a low precision depends on what else is in a batch: nearer than that is no other.
+    elif alike and all(d <= allowed or d > LIMITS["bfloat16"].most for d in distances):
         kind, who = "mixed", (BASE,)
         says = f"replicas disagree: {alike} of {repeats} answers are those of the base {base!r}"
     else:
         kind, who = "cannot_tell", ()
+        is_far = min(distances) > LIMITS["bfloat16"].most
         says = (
-            f"can't tell: what answers is not the base model {base!r} ({min(distances):.2g} nats "
-            "from it), and no directory says which adapter it should be"
+            f"can't tell: what answers is {min(distances):.2g} to {max(distances):.2g} nats from "
+            f"the base model {base!r}"
+            + ("" if is_far else ", and that much may be noise or another model")
+            + "; no directory says which adapter it should be"
         )
     seconds = round(time.monotonic() - begun, 3)
     figures = {"distance_from_base": min(distances), "base_name": base}
     return Verdict(name, kind, says, who, len(distances), 0, way, figures=figures, seconds=seconds)
+
+
+def _count_known(answer: Answer) -> int:
+    return sum(value is not None for value in answer.logprobs)
 
 
 def _distance(left: Answer, right: Answer) -> float:

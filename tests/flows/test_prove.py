@@ -30,8 +30,11 @@ async def test_every_way_to_fail_has_its_exit_code_and_one_line_without_the_key(
             (2, "no adapter: it has neither"): (here.url, "sim", str(empty)),
             (2, "has no model 'other'"): (here.url, "other", str(adapter)),
             (2, "no server of OpenAI's protocol"): (f"{here.url}/nip", "sim", str(adapter)),
+            (2, "--quantization 'awq'"): (
+                *(here.url, "sim", str(adapter)), "--quantization", "awq",
+            ),
             (3, "nobody answers"): ("http://127.0.0.1:9", "sim", str(adapter)),
-        }
+        }  # fmt: skip
         for (code, words), arguments in wrong.items():
             done = await asyncio.to_thread(
                 nip, "prove", *arguments, environment={"NIP_API_KEY": KEY}
