@@ -198,6 +198,10 @@ class Executor:
                 await self._steps.restore(model, row.seq)
                 turn.is_resident, turn.added = True, self._store.has_gradient(turn.model_id)
             done = await self._steps.run(model, row)
+            if row.kind == "load_weights":
+                # What it was loaded from may be deleted at any time, so no replay can begin there:
+                # the state is on disk before the result is on record.
+                await self._steps.make_durable(model, row.seq, done)
         except Failed as failure:
             self._end_failed(turn, row, failure.message, failure.category)
             return
@@ -211,12 +215,15 @@ class Executor:
             self._note_death(turn, row, error)
             return
         # The result, and then whoever waits: nobody is told what a kill could take back.
-        self._store.end_request(turn.model_id, row.seq, done.body, done.is_protobuf)
+        if row.kind != "load_weights":
+            self._store.end_request(turn.model_id, row.seq, done.body, done.is_protobuf)
         turn.deaths, turn.used = 0, self._clock()
         turn.bytes_since += len(row.payload or b"")
         turn.seconds_since += self._clock() - begun
-        if row.kind in ("create_model", "load_weights"):
+        if row.kind == "create_model":
             turn.is_resident = True
+        elif row.kind == "load_weights":
+            turn.is_resident, turn.bytes_since, turn.seconds_since = True, 0, 0.0
         if row.kind == "forward_backward":
             turn.added = True
         elif row.kind == "optim_step":
@@ -229,8 +236,7 @@ class Executor:
     async def _write_state(self, turn: Turn, model: ModelRow, row: RequestRow) -> None:
         """Write the model's state where enough has come since the last one."""
         enough = turn.bytes_since >= DURABLE_BYTES or turn.seconds_since >= DURABLE_S
-        # What it was loaded from may be deleted at any time.
-        if row.kind == "load_weights" or (enough and row.kind == "optim_step"):
+        if enough and row.kind == "optim_step":
             try:
                 await self._steps.make_durable(model, row.seq)
             except Failed as failure:
@@ -257,6 +263,9 @@ class Executor:
             turn.broken = turn.broken or f"request {row.seq} failed ({message[:300]})"
         elif row.kind in ("create_model", "load_weights") and row.seq == 0:
             turn.broken = f"the model could not be made: {message}"
+        elif row.kind == "load_weights":
+            # The weights may be in the trainer without a state behind them.
+            turn.broken, turn.is_resident = f"request {row.seq} failed ({message[:300]})", False
         self._store.drop_payload(turn.model_id, row.seq)
         turn.deaths = 0
         self._go_on(turn, row.seq)

@@ -168,12 +168,18 @@ class Steps:
             if error.code != "model_not_found":
                 raise Failed(error.message, error.category) from error
 
-    async def make_durable(self, model: ModelRow, seq: int) -> None:
-        """Write a model's state, of which `seq` was the last request; earlier ones go."""
+    async def make_durable(self, model: ModelRow, seq: int, done: Done | None = None) -> None:
+        """Write a model's state, of which `seq` was the last request; earlier ones go.
+
+        With `done`, that request's result, the two are on record together or not at all.
+        """
         folder = self._folders.path(model.id, "state", seq)
         await self._call(self._trainer.save(model.id, folder, optimizer=True))
         await self._folders.measure(folder)  # which has its names on disk, too
-        self._store.note_durable(model.id, seq)
+        with self._store.transaction():
+            if done is not None:
+                self._store.end_request(model.id, seq, done.body, done.is_protobuf)
+            self._store.note_durable(model.id, seq)
         for other in folder.parent.glob("state-*"):
             if other != folder:
                 self._folders.remove(self._folders.relative(other))

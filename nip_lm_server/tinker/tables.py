@@ -88,7 +88,13 @@ class Tables:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything inside is written together or not at all. Not to be held over an await."""
+        """Everything inside is written together or not at all. Not to be held over an await.
+
+        Inside another one it is a part of that.
+        """
+        if self._connection.in_transaction:
+            yield
+            return
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield

@@ -100,6 +100,14 @@ class Served:
             self.train(id, 3 * number + 2, DATA[2:])
             self.step(id, 3 * number + 3)
 
+    def save(self, id: str, seq: int, path: str) -> None:
+        body = {"model_id": id, "seq_id": seq, "path": path}
+        self.submit(id, seq, "save_weights", json.dumps(body).encode())
+
+    def load(self, id: str, seq: int, path: str) -> None:
+        body = {"model_id": id, "seq_id": seq, "path": path, "optimizer": True}
+        self.submit(id, seq, "load_weights", json.dumps(body).encode())
+
     async def logprobs(self, id: str, seq: int) -> list[float]:
         body = write_request(id, seq, DATA[:1], forward_only=True)
         self.submit(id, seq, "forward", body)
@@ -213,3 +221,19 @@ async def test_a_step_with_a_part_of_its_gradient_is_refused_once(served: Served
     served.step(model, 7)
     assert (await served.ended(model, 7)).status == "done"
     assert await served.logprobs(model, 8) != before
+
+
+async def test_weights_loaded_in_place_outlive_a_kill_while_their_state_is_written(
+    served: Served,
+) -> None:
+    first, second = served.make("first"), served.make("second", seed=2)
+    served.steps(first, 0, 1)
+    served.save(first, 4, "saved")
+    expected = await served.logprobs(first, 5)
+    await served.ended(second, 0)
+    served.trainer.dies_before = "save"
+    served.load(second, 1, "tinker://first/weights/saved")
+    assert (await served.ended(second, 1)).status == "done"
+    assert await served.logprobs(second, 2) == expected
+    await served.restart()
+    assert await served.logprobs(second, 3) == expected
