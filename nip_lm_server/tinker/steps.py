@@ -243,14 +243,16 @@ class Steps:
         body = SaveWeights.model_validate_json(row.payload or b"{}")
         kind: CheckpointKind = "weights" if row.kind == "save_weights" else "external_weights"
         path = f"tinker://{model.id}/{kind}/{body.path or f'step-{row.seq}'}"
+        folder = self._folders.path(model.id, kind, row.seq)
         before = self._store.find_checkpoint(path)
+        if before is not None and self._is_own(before, folder):
+            return _json({"path": path, "size_bytes": before.bytes, "type": row.kind})
         if before is not None and not body.overwrite:
             gone = "was deleted, and a name is given once" if before.deleted_at else "is there"
             raise Failed(
                 f"{path} {gone}: choose another name"
                 + (", or set overwrite" if kind == "weights" else "")
             )
-        folder = self._folders.path(model.id, kind, row.seq)
         await self._trainer.save(model.id, folder, optimizer=kind == "weights")
         record = await self._record(model, kind, path, folder, body.ttl_seconds, body.user_metadata)
         self._store.put_checkpoint(record)
@@ -267,11 +269,15 @@ class Steps:
         else:
             kind = "snapshot"
             served = f"{model.session_id}:sample:{body.sampling_session_seq_id}"
+        name = "path" if kind == "sampler_weights" else "sampling_session_id"
+        answer = _json({name: served, "type": "save_weights_for_sampler"})
+        folder = self._folders.path(model.id, kind, row.seq)
         before = self._store.find_checkpoint(served)
+        if before is not None and self._is_own(before, folder):
+            return answer
         if before is not None:
             raise Failed(f"{served} is there, or was deleted: a name is given once, choose another")
         # 2. The weights, and what they must answer.
-        folder = self._folders.path(model.id, kind, row.seq)
         await self._trainer.save(model.id, folder, optimizer=False)
         await self._write_probe(model, folder)
         record = await self._record(
@@ -291,8 +297,11 @@ class Steps:
             self._store.put_checkpoint(record)
             if kind == "snapshot":
                 self._store.add_sampler(served, model.session_id, model.base_model, None, served)
-        name = "path" if kind == "sampler_weights" else "sampling_session_id"
-        return _json({name: served, "type": "save_weights_for_sampler"})
+        return answer
+
+    def _is_own(self, before: CheckpointRow, folder: Path) -> bool:
+        """Say whether a request made these weights itself, and was killed before its result."""
+        return before.deleted_at is None and before.folder == self._folders.relative(folder)
 
     async def _record(
         self,
