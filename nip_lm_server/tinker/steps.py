@@ -277,6 +277,8 @@ class Steps:
             return answer
         if before is not None:
             raise Failed(f"{served} is there, or was deleted: a name is given once, choose another")
+        if kind == "snapshot" and self._store.find_sampler(served) is not None:
+            raise _taken(body)
         # 2. The weights, and what they must answer.
         await self._trainer.save(model.id, folder, optimizer=False)
         await self._write_probe(model, folder)
@@ -295,8 +297,10 @@ class Steps:
                     ) from error
         with self._store.transaction():
             self._store.put_checkpoint(record)
-            if kind == "snapshot":
-                self._store.add_sampler(served, model.session_id, model.base_model, None, served)
+            if kind == "snapshot" and not self._store.add_sampler(
+                served, model.session_id, model.base_model, None, served
+            ):
+                raise _taken(body)  # while the weights were proved
         return answer
 
     def _is_own(self, before: CheckpointRow, folder: Path) -> bool:
@@ -367,6 +371,12 @@ def _config(lora: LoraShape) -> LoraConfig:
         train_attn=lora.train_attn,
         train_mlp=lora.train_mlp,
         train_unembed=lora.train_unembed,
+    )
+
+
+def _taken(body: SaveForSampler) -> Failed:
+    return Failed(
+        f"the number {body.sampling_session_seq_id} was used for another sampler: take the next one"
     )
 
 

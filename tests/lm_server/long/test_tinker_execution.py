@@ -261,3 +261,19 @@ async def test_weights_recorded_before_a_kill_are_the_result_after_it(
     # Another request under the same name is refused as ever.
     served.submit(model, 5, kind, json.dumps({**body, "seq_id": 5}).encode())
     assert (await served.ended(model, 5)).category == "user"
+
+
+async def test_a_snapshot_never_gets_the_number_of_another_sampler(served: Served) -> None:
+    model = served.make("s:train:0")
+    served.steps(model, 0, 1)
+    assert served.store.add_sampler("s:sample:5", "s", "base", None, "base")
+    for seq, number in ((4, 5), (5, 6)):
+        body = {"model_id": model, "seq_id": seq, "sampling_session_seq_id": number}
+        served.submit(model, seq, "save_weights_for_sampler", json.dumps(body).encode())
+    row = await served.ended(model, 4)
+    assert row.category == "user" and "number 5 was used for another sampler" in row.error
+    assert (await served.ended(model, 5)).status == "done"
+    # Nor the other way round.
+    assert not served.store.add_sampler("s:sample:6", "s", "base", None, "base")
+    sampler = served.store.find_sampler("s:sample:6")
+    assert sampler is not None and sampler.served_name == "s:sample:6"
