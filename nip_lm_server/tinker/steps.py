@@ -206,6 +206,7 @@ class Steps:
         if checkpoint is None or checkpoint.deleted_at is not None:
             raise Failed(f"there are no weights {body.path[:200]!r}: they were deleted or expired")
         self._check_rank(checkpoint.lora.rank)
+        _check_same_shape(model.lora, checkpoint.lora)
         try:
             folder = await self._folders.verify(checkpoint.folder, checkpoint.content_digest)
         except AdapterError as error:
@@ -372,6 +373,16 @@ def _config(lora: LoraShape) -> LoraConfig:
         train_mlp=lora.train_mlp,
         train_unembed=lora.train_unembed,
     )
+
+
+def _check_same_shape(has: LoraShape, loaded: LoraShape) -> None:
+    """Raise Failed where a model would become another than the one on record."""
+    for name in ("rank", "train_attn", "train_mlp", "train_unembed"):
+        if getattr(has, name) != getattr(loaded, name):
+            raise Failed(
+                f"the weights have {name}={getattr(loaded, name)}, this model was made with "
+                f"{getattr(has, name)}: make a model of the same shape for them"
+            )
 
 
 def _taken(body: SaveForSampler) -> Failed:

@@ -72,10 +72,10 @@ class Served:
         self.store.close()
         self.open()
 
-    def make(self, id: str, seed: int = 1) -> str:
+    def make(self, id: str, seed: int = 1, rank: int = 4) -> str:
         if self.store.find_session("s") is None:
             self.store.add_session("s", {}, "")
-        self.store.add_model(id, "s", "base", LoraShape(4, seed), {})
+        self.store.add_model(id, "s", "base", LoraShape(rank, seed), {})
         model = self.store.find_model(id)
         assert model is not None
         self.executor.take_up(model)
@@ -277,3 +277,15 @@ async def test_a_snapshot_never_gets_the_number_of_another_sampler(served: Serve
     assert not served.store.add_sampler("s:sample:6", "s", "base", None, "base")
     sampler = served.store.find_sampler("s:sample:6")
     assert sampler is not None and sampler.served_name == "s:sample:6"
+
+
+async def test_weights_of_another_shape_are_not_loaded_into_a_model(served: Served) -> None:
+    first, second = served.make("first"), served.make("second", rank=8)
+    served.save(first, 1, "saved")
+    await served.ended(first, 1)
+    await served.ended(second, 0)
+    served.load(second, 1, "tinker://first/weights/saved")
+    row = await served.ended(second, 1)
+    assert row.category == "user" and "rank=4" in row.error and "with 8" in row.error
+    await served.restart()
+    assert len(await served.logprobs(second, 2)) == len(TEXTS[0]) - 1
