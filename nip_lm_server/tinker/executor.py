@@ -193,7 +193,9 @@ class Executor:
         try:
             if row.kind == "optim_step" and turn.broken is not None:
                 await self._take_back(turn, row)
-            if row.seq and not turn.is_resident and not row.kind.startswith("refused"):
+            if row.seq == 0 and not row.kind.startswith("refused"):
+                await self._steps.drop(turn.model_id)  # of an attempt that was not written down
+            elif not turn.is_resident and not row.kind.startswith("refused"):
                 await self._make_room(turn)
                 await self._steps.restore(model, row.seq)
                 turn.is_resident, turn.added = True, self._store.has_gradient(turn.model_id)
@@ -202,6 +204,9 @@ class Executor:
                 # What it was loaded from may be deleted at any time, so no replay can begin there:
                 # the state is on disk before the result is on record.
                 await self._steps.make_durable(model, row.seq, done)
+            else:
+                # The result, and then whoever waits: nobody is told what a kill could take back.
+                self._store.end_request(turn.model_id, row.seq, done.body, done.is_protobuf)
         except Failed as failure:
             self._end_failed(turn, row, failure.message, failure.category)
             return
@@ -214,9 +219,6 @@ class Executor:
             _log.exception("request %s of %s", row.seq, turn.model_id)
             self._note_death(turn, row, error)
             return
-        # The result, and then whoever waits: nobody is told what a kill could take back.
-        if row.kind != "load_weights":
-            self._store.end_request(turn.model_id, row.seq, done.body, done.is_protobuf)
         turn.deaths, turn.used = 0, self._clock()
         turn.bytes_since += len(row.payload or b"")
         turn.seconds_since += self._clock() - begun

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tinker_wire as wire
 from tinker_wire import learn, write_request
@@ -16,6 +18,7 @@ from nip_lm_server.tinker.folders import Folders
 from nip_lm_server.tinker.records import LoraShape
 from nip_lm_server.tinker.steps import Steps
 from nip_lm_server.tinker.store import TinkerStore
+from nip_lm_server.tinker.tinker_messages import MOST_TARGETS, decode_forward_backward
 from nip_lm_server.training.resident.resident_client import ResidentDied
 from nip_lm_server.training.resident.trainer import ResidentTrainer
 
@@ -289,3 +292,29 @@ async def test_weights_of_another_shape_are_not_loaded_into_a_model(served: Serv
     assert row.category == "user" and "rank=4" in row.error and "with 8" in row.error
     await served.restart()
     assert len(await served.logprobs(second, 2)) == len(TEXTS[0]) - 1
+
+
+async def test_a_result_that_cant_be_written_fails_its_request_alone(served: Served) -> None:
+    first, second = served.make("first"), served.make("second", seed=2)
+    await served.ended(second, 0)
+    # SQLite takes a gigabyte; the rest of what is written here is smaller than this.
+    served.store._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 20_000)
+    zeros = np.zeros((50, 1000), "<i8")
+    wide = wire.datum(
+        [list(range(10, 60))],
+        target_tokens=wire.sparse_tensor(zeros, wire.INT64),
+        weights=wire.sparse_tensor(zeros, wire.FLOAT32),
+    )
+    served.train(first, 1, [wide])
+    row = await served.ended(first, 1)
+    assert row.category == "server" and "begun 3 times" in row.error
+    served.steps(second, 0, 1)
+    assert (await served.ended(second, 3)).status == "done"
+
+
+def test_a_few_bytes_that_say_millions_of_targets_are_refused() -> None:
+    wide = wire.datum([[10]], target_tokens=wire.sparse_tensor(np.zeros((1, 1000)), wire.INT64))
+    few = decode_forward_backward(write_request("m", 1, [wide] * 100))
+    assert few.refusal is None and len(few.data) == 100
+    many = decode_forward_backward(write_request("m", 1, [wide] * (MOST_TARGETS // 1000 + 1)))
+    assert many.refusal is not None and "4001000 values" in many.refusal and not many.data
