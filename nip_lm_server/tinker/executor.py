@@ -174,7 +174,9 @@ class Executor:
                     self._store.add_request(turn.model_id, seq, "gap", "", b"")
                 self._store.fail_request(turn.model_id, seq, reason, "server")
             self._store.void_since_step(turn.model_id, last)
-        turn.is_resident, turn.added, turn.broken = False, False, None
+        turn.is_resident, turn.added = False, False
+        # What is sent after it may be the rest of the same gradient.
+        turn.broken = self._store.find_broken(turn.model_id)
         told, turn.waiting, turn.gap_since = [*turn.waiting], {}, None
         turn.next_seq = last + 1
         for seq in told:
@@ -260,6 +262,11 @@ class Executor:
         )
 
     def _end_failed(self, turn: Turn, row: RequestRow, message: str, category: Category) -> None:
+        if row.kind == "optim_step" and self._store.has_gradient(turn.model_id):
+            message += (
+                "; the gradient so far stays: send the step again under the next number, and its "
+                "forward_backward not again"
+            )
         self._store.fail_request(turn.model_id, row.seq, message, category)
         if row.kind in ("forward_backward", "refused"):
             turn.broken = turn.broken or f"request {row.seq} failed ({message[:300]})"

@@ -318,3 +318,42 @@ def test_a_few_bytes_that_say_millions_of_targets_are_refused() -> None:
     assert few.refusal is None and len(few.data) == 100
     many = decode_forward_backward(write_request("m", 1, [wide] * (MOST_TARGETS // 1000 + 1)))
     assert many.refusal is not None and "4001000 values" in many.refusal and not many.data
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_after_a_gap_no_step_is_taken_with_the_rest_of_the_gradient(
+    served: Served, restarted: bool
+) -> None:
+    model = served.make("model")
+    served.train(model, 1, DATA[:1])
+    await served.ended(model, 1)
+    served.train(model, 3, DATA[1:2])  # 2 is lost
+    await asyncio.sleep(0.05)
+    served.now += execution.GAP_S + 1
+    served.executor.submit(model, 3)
+    await served.ended(model, 3)
+    served.train(model, 4, DATA[2:3])
+    await served.ended(model, 4)
+    if restarted:
+        await served.restart()
+    served.step(model, 5)
+    assert "a part of its gradient" in ((await served.ended(model, 5)).error or "")
+    served.train(model, 6, DATA)
+    served.step(model, 7)
+    assert (await served.ended(model, 7)).status == "done"
+
+
+async def test_a_step_refused_for_its_numbers_says_that_the_gradient_stays(served: Served) -> None:
+    norms = []
+    for model in ("plain", "other"):
+        served.make(model)
+        served.train(model, 1, DATA)
+        if model == "other":
+            body = {"model_id": model, "seq_id": 2, "adam_params": {"beta1": 1.0}}
+            served.submit(model, 2, "optim_step", json.dumps(body).encode())
+            row = await served.ended(model, 2)
+            assert "beta1" in row.error and "gradient so far stays" in row.error
+        served.step(model, 2 if model == "plain" else 3)
+        row = await served.ended(model, 2 if model == "plain" else 3)
+        norms.append(json.loads(row.result))
+    assert norms[0] == norms[1]
