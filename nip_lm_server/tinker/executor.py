@@ -195,12 +195,13 @@ class Executor:
         try:
             if row.kind == "optim_step" and turn.broken is not None:
                 await self._take_back(turn, row)
-            if row.seq == 0 and not row.kind.startswith("refused"):
-                await self._steps.drop(turn.model_id)  # of an attempt that was not written down
-            elif not turn.is_resident and not row.kind.startswith("refused"):
+            if not turn.is_resident and not row.kind.startswith("refused"):
                 await self._make_room(turn)
-                await self._steps.restore(model, row.seq)
-                turn.is_resident, turn.added = True, self._store.has_gradient(turn.model_id)
+                if row.seq == 0:
+                    await self._steps.drop(turn.model_id)  # of an attempt that is not on record
+                else:
+                    await self._steps.restore(model, row.seq)
+                    turn.is_resident, turn.added = True, self._store.has_gradient(turn.model_id)
             done = await self._steps.run(model, row)
             if row.kind == "load_weights":
                 # What it was loaded from may be deleted at any time, so no replay can begin there:

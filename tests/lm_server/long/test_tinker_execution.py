@@ -357,3 +357,12 @@ async def test_a_step_refused_for_its_numbers_says_that_the_gradient_stays(serve
         row = await served.ended(model, 2 if model == "plain" else 3)
         norms.append(json.loads(row.result))
     assert norms[0] == norms[1]
+
+
+async def test_models_that_were_only_made_take_no_more_room_than_others(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execution, "MOST_RESIDENT", 2)
+    for number in range(5):
+        await served.ended(served.make(f"model-{number}", number), 0)
+    assert len(served.trainer.trainer._models) == 2
