@@ -262,7 +262,10 @@ async def optim_step(request: web.Request) -> web.StreamResponse:
     service, sent = open_service(request), digest("optim_step", value)
     if body.optimizer_params is not None:
         named = str(body.optimizer_params.get("type", "another optimizer"))[:40]
-        reason = f"{named!r} is not here: send adam_params, the models are optimized with AdamW"
+        reason = (
+            f"{named!r} is not here: send adam_params, the models are optimized with AdamW; the "
+            "gradient so far stays, so its forward_backward is not to be sent again"
+        )
         return _refuse(service, body.model_id, body.seq_id, sent, reason)
     id = service.submit(body.model_id, body.seq_id, "optim_step", sent, raw)
     return json_response({"request_id": id})

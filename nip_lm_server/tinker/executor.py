@@ -174,7 +174,9 @@ class Executor:
                     self._store.add_request(turn.model_id, seq, "gap", "", b"")
                 self._store.fail_request(turn.model_id, seq, reason, "server")
             self._store.void_since_step(turn.model_id, last)
-        turn.is_resident, turn.added, turn.broken = False, False, None
+        turn.is_resident, turn.added = False, False
+        # What is sent after it may be the rest of the same gradient.
+        turn.broken = self._store.find_broken(turn.model_id)
         told, turn.waiting, turn.gap_since = [*turn.waiting], {}, None
         turn.next_seq = last + 1
         for seq in told:
@@ -193,11 +195,21 @@ class Executor:
         try:
             if row.kind == "optim_step" and turn.broken is not None:
                 await self._take_back(turn, row)
-            if row.seq and not turn.is_resident and not row.kind.startswith("refused"):
+            if not turn.is_resident and not row.kind.startswith("refused"):
                 await self._make_room(turn)
-                await self._steps.restore(model, row.seq)
-                turn.is_resident, turn.added = True, self._store.has_gradient(turn.model_id)
+                if row.seq == 0:
+                    await self._steps.drop(turn.model_id)  # of an attempt that is not on record
+                else:
+                    await self._steps.restore(model, row.seq)
+                    turn.is_resident, turn.added = True, self._store.has_gradient(turn.model_id)
             done = await self._steps.run(model, row)
+            if row.kind == "load_weights":
+                # What it was loaded from may be deleted at any time, so no replay can begin there:
+                # the state is on disk before the result is on record.
+                await self._steps.make_durable(model, row.seq, done)
+            else:
+                # The result, and then whoever waits: nobody is told what a kill could take back.
+                self._store.end_request(turn.model_id, row.seq, done.body, done.is_protobuf)
         except Failed as failure:
             self._end_failed(turn, row, failure.message, failure.category)
             return
@@ -210,13 +222,13 @@ class Executor:
             _log.exception("request %s of %s", row.seq, turn.model_id)
             self._note_death(turn, row, error)
             return
-        # The result, and then whoever waits: nobody is told what a kill could take back.
-        self._store.end_request(turn.model_id, row.seq, done.body, done.is_protobuf)
         turn.deaths, turn.used = 0, self._clock()
         turn.bytes_since += len(row.payload or b"")
         turn.seconds_since += self._clock() - begun
-        if row.kind in ("create_model", "load_weights"):
+        if row.kind == "create_model":
             turn.is_resident = True
+        elif row.kind == "load_weights":
+            turn.is_resident, turn.bytes_since, turn.seconds_since = True, 0, 0.0
         if row.kind == "forward_backward":
             turn.added = True
         elif row.kind == "optim_step":
@@ -229,8 +241,7 @@ class Executor:
     async def _write_state(self, turn: Turn, model: ModelRow, row: RequestRow) -> None:
         """Write the model's state where enough has come since the last one."""
         enough = turn.bytes_since >= DURABLE_BYTES or turn.seconds_since >= DURABLE_S
-        # What it was loaded from may be deleted at any time.
-        if row.kind == "load_weights" or (enough and row.kind == "optim_step"):
+        if enough and row.kind == "optim_step":
             try:
                 await self._steps.make_durable(model, row.seq)
             except Failed as failure:
@@ -252,11 +263,19 @@ class Executor:
         )
 
     def _end_failed(self, turn: Turn, row: RequestRow, message: str, category: Category) -> None:
+        if row.kind == "optim_step" and self._store.has_gradient(turn.model_id):
+            message += (
+                "; the gradient so far stays: send the step again under the next number, and its "
+                "forward_backward not again"
+            )
         self._store.fail_request(turn.model_id, row.seq, message, category)
         if row.kind in ("forward_backward", "refused"):
             turn.broken = turn.broken or f"request {row.seq} failed ({message[:300]})"
         elif row.kind in ("create_model", "load_weights") and row.seq == 0:
             turn.broken = f"the model could not be made: {message}"
+        elif row.kind == "load_weights":
+            # The weights may be in the trainer without a state behind them.
+            turn.broken, turn.is_resident = f"request {row.seq} failed ({message[:300]})", False
         self._store.drop_payload(turn.model_id, row.seq)
         turn.deaths = 0
         self._go_on(turn, row.seq)

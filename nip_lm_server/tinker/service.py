@@ -256,7 +256,7 @@ class TinkerService:
         id = f"{session_id}:sample:{number}"
         before = self.store.find_sampler(id)
         if before is not None:
-            if before.model_path != model_path:
+            if before.served_name != (model_path or base_model):
                 raise wrong_value(
                     "sampling_session_seq_id",
                     f"The number {number} was used for another sampler: take the next one",

@@ -168,12 +168,18 @@ class Steps:
             if error.code != "model_not_found":
                 raise Failed(error.message, error.category) from error
 
-    async def make_durable(self, model: ModelRow, seq: int) -> None:
-        """Write a model's state, of which `seq` was the last request; earlier ones go."""
+    async def make_durable(self, model: ModelRow, seq: int, done: Done | None = None) -> None:
+        """Write a model's state, of which `seq` was the last request; earlier ones go.
+
+        With `done`, that request's result, the two are on record together or not at all.
+        """
         folder = self._folders.path(model.id, "state", seq)
         await self._call(self._trainer.save(model.id, folder, optimizer=True))
         await self._folders.measure(folder)  # which has its names on disk, too
-        self._store.note_durable(model.id, seq)
+        with self._store.transaction():
+            if done is not None:
+                self._store.end_request(model.id, seq, done.body, done.is_protobuf)
+            self._store.note_durable(model.id, seq)
         for other in folder.parent.glob("state-*"):
             if other != folder:
                 self._folders.remove(self._folders.relative(other))
@@ -200,6 +206,7 @@ class Steps:
         if checkpoint is None or checkpoint.deleted_at is not None:
             raise Failed(f"there are no weights {body.path[:200]!r}: they were deleted or expired")
         self._check_rank(checkpoint.lora.rank)
+        _check_same_shape(model.lora, checkpoint.lora)
         try:
             folder = await self._folders.verify(checkpoint.folder, checkpoint.content_digest)
         except AdapterError as error:
@@ -237,14 +244,16 @@ class Steps:
         body = SaveWeights.model_validate_json(row.payload or b"{}")
         kind: CheckpointKind = "weights" if row.kind == "save_weights" else "external_weights"
         path = f"tinker://{model.id}/{kind}/{body.path or f'step-{row.seq}'}"
+        folder = self._folders.path(model.id, kind, row.seq)
         before = self._store.find_checkpoint(path)
+        if before is not None and self._is_own(before, folder):
+            return _json({"path": path, "size_bytes": before.bytes, "type": row.kind})
         if before is not None and not body.overwrite:
             gone = "was deleted, and a name is given once" if before.deleted_at else "is there"
             raise Failed(
                 f"{path} {gone}: choose another name"
                 + (", or set overwrite" if kind == "weights" else "")
             )
-        folder = self._folders.path(model.id, kind, row.seq)
         await self._trainer.save(model.id, folder, optimizer=kind == "weights")
         record = await self._record(model, kind, path, folder, body.ttl_seconds, body.user_metadata)
         self._store.put_checkpoint(record)
@@ -261,11 +270,17 @@ class Steps:
         else:
             kind = "snapshot"
             served = f"{model.session_id}:sample:{body.sampling_session_seq_id}"
+        name = "path" if kind == "sampler_weights" else "sampling_session_id"
+        answer = _json({name: served, "type": "save_weights_for_sampler"})
+        folder = self._folders.path(model.id, kind, row.seq)
         before = self._store.find_checkpoint(served)
+        if before is not None and self._is_own(before, folder):
+            return answer
         if before is not None:
             raise Failed(f"{served} is there, or was deleted: a name is given once, choose another")
+        if kind == "snapshot" and self._store.find_sampler(served) is not None:
+            raise _taken(body)
         # 2. The weights, and what they must answer.
-        folder = self._folders.path(model.id, kind, row.seq)
         await self._trainer.save(model.id, folder, optimizer=False)
         await self._write_probe(model, folder)
         record = await self._record(
@@ -283,10 +298,15 @@ class Steps:
                     ) from error
         with self._store.transaction():
             self._store.put_checkpoint(record)
-            if kind == "snapshot":
-                self._store.add_sampler(served, model.session_id, model.base_model, None, served)
-        name = "path" if kind == "sampler_weights" else "sampling_session_id"
-        return _json({name: served, "type": "save_weights_for_sampler"})
+            if kind == "snapshot" and not self._store.add_sampler(
+                served, model.session_id, model.base_model, None, served
+            ):
+                raise _taken(body)  # while the weights were proved
+        return answer
+
+    def _is_own(self, before: CheckpointRow, folder: Path) -> bool:
+        """Say whether a request made these weights itself, and was killed before its result."""
+        return before.deleted_at is None and before.folder == self._folders.relative(folder)
 
     async def _record(
         self,
@@ -352,6 +372,22 @@ def _config(lora: LoraShape) -> LoraConfig:
         train_attn=lora.train_attn,
         train_mlp=lora.train_mlp,
         train_unembed=lora.train_unembed,
+    )
+
+
+def _check_same_shape(has: LoraShape, loaded: LoraShape) -> None:
+    """Raise Failed where a model would become another than the one on record."""
+    for name in ("rank", "train_attn", "train_mlp", "train_unembed"):
+        if getattr(has, name) != getattr(loaded, name):
+            raise Failed(
+                f"the weights have {name}={getattr(loaded, name)}, this model was made with "
+                f"{getattr(has, name)}: make a model of the same shape for them"
+            )
+
+
+def _taken(body: SaveForSampler) -> Failed:
+    return Failed(
+        f"the number {body.sampling_session_seq_id} was used for another sampler: take the next one"
     )
 
 

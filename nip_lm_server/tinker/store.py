@@ -218,7 +218,7 @@ class TinkerStore(WeightTables):
         """Say which part of the gradient since the last step failed; None: it is whole."""
         row = self._one(
             "SELECT seq, error FROM requests WHERE owner = ?1 AND status = 'failed' "
-            "AND kind IN ('forward_backward', 'refused', 'create_model', 'load_weights') "
+            "AND kind IN ('forward_backward', 'refused', 'create_model', 'load_weights', 'gap') "
             "AND (seq = 0 OR seq > (SELECT COALESCE(MAX(seq), 0) FROM requests WHERE owner = ?1 "
             "AND kind = 'optim_step' AND status != 'pending')) ORDER BY seq LIMIT 1",
             model_id,

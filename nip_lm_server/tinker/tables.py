@@ -88,7 +88,13 @@ class Tables:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything inside is written together or not at all. Not to be held over an await."""
+        """Everything inside is written together or not at all. Not to be held over an await.
+
+        Inside another one it is a part of that.
+        """
+        if self._connection.in_transaction:
+            yield
+            return
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -113,12 +119,14 @@ class WeightTables(Tables):
 
     def add_sampler(
         self, id: str, session_id: str, base_model: str, model_path: str | None, served_name: str
-    ) -> None:
-        """Enter a sampler; nothing where it is there."""
+    ) -> bool:
+        """Enter a sampler; nothing where it is there. False: its id is that of another one."""
         self._do(
             "INSERT OR IGNORE INTO samplers VALUES (?, ?, ?, ?, ?, ?)",
             id, session_id, base_model, model_path, served_name, self._clock(),
         )  # fmt: skip
+        row = self._one("SELECT served_name FROM samplers WHERE id = ?", id)
+        return row is not None and row["served_name"] == served_name
 
     def find_sampler(self, id: str) -> SamplerRow | None:
         """Return a sampler."""

@@ -11,6 +11,7 @@ library and the SDK's own schema.
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,9 @@ MOST_DATUMS = 8192
 """Of one body. The SDK sends 1,024 at most."""
 MOST_VALUES = 1_000_000
 """Fields of one body, of which each takes about a hundred bytes in memory."""
+MOST_TARGETS = 4_000_000
+"""Values of one body with its sparse rows written out: a few bytes can say a shape of thousands.
+The trainer has 8 bytes for each, of targets and of weights, and the answer on record has 4."""
 _FLOAT32, _BFLOAT16 = 1, 4
 _DTYPES: Mapping[int, str] = {_FLOAT32: "<f4", 2: "<i8", 3: "<i4", _BFLOAT16: "<u2"}
 NO_TOKEN = (0, -99999.0)
@@ -96,6 +100,7 @@ def decode_forward_backward(body: bytes) -> ForwardBackward:
         if len(raw) > MOST_DATUMS:
             raise WireError(f"the body has {len(raw)} datums, at most {MOST_DATUMS} are taken")
         data = [_read_datum(one, f"datum {index}", budget) for index, one in enumerate(raw)]
+        _check_targets(data)
     except _Refused as error:
         refusal, data = str(error), []
     return ForwardBackward(
@@ -124,6 +129,19 @@ def _read_config(fields: Fields, budget: Budget) -> dict[str, float]:
             )
         config[entry.text(1)] = value.double(1)
     return config
+
+
+def _check_targets(data: Sequence[Datum]) -> None:
+    """Refuse what would take too much memory where all its values are written out."""
+    total = 0
+    for datum in data:
+        shapes = [value.shape for value in datum.inputs.values()]
+        total += max((prod(shape) for shape in shapes), default=0)
+    if total > MOST_TARGETS:
+        raise _Refused(
+            f"the targets have {total} values with what sparse ones leave out, at most "
+            f"{MOST_TARGETS} are taken in a request: send fewer datums in each, or a smaller K"
+        )
 
 
 def _read_datum(raw: memoryview, where: str, budget: Budget) -> Datum:

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tinker_wire as wire
 from tinker_wire import learn, write_request
@@ -16,6 +18,7 @@ from nip_lm_server.tinker.folders import Folders
 from nip_lm_server.tinker.records import LoraShape
 from nip_lm_server.tinker.steps import Steps
 from nip_lm_server.tinker.store import TinkerStore
+from nip_lm_server.tinker.tinker_messages import MOST_TARGETS, decode_forward_backward
 from nip_lm_server.training.resident.resident_client import ResidentDied
 from nip_lm_server.training.resident.trainer import ResidentTrainer
 
@@ -58,7 +61,7 @@ class Served:
         self.trainer = Here(self.base)
 
         async def publish(_name: str, _base: str, _path: Path) -> None:
-            raise AssertionError("nothing is published here")
+            return  # the engine is tested over HTTP
 
         trainer: Any = self.trainer
         steps = Steps("base", trainer, self.store, self.folders, publish, 64)
@@ -72,10 +75,10 @@ class Served:
         self.store.close()
         self.open()
 
-    def make(self, id: str, seed: int = 1) -> str:
+    def make(self, id: str, seed: int = 1, rank: int = 4) -> str:
         if self.store.find_session("s") is None:
             self.store.add_session("s", {}, "")
-        self.store.add_model(id, "s", "base", LoraShape(4, seed), {})
+        self.store.add_model(id, "s", "base", LoraShape(rank, seed), {})
         model = self.store.find_model(id)
         assert model is not None
         self.executor.take_up(model)
@@ -99,6 +102,14 @@ class Served:
             self.train(id, 3 * number + 1, DATA[:2])
             self.train(id, 3 * number + 2, DATA[2:])
             self.step(id, 3 * number + 3)
+
+    def save(self, id: str, seq: int, path: str) -> None:
+        body = {"model_id": id, "seq_id": seq, "path": path}
+        self.submit(id, seq, "save_weights", json.dumps(body).encode())
+
+    def load(self, id: str, seq: int, path: str) -> None:
+        body = {"model_id": id, "seq_id": seq, "path": path, "optimizer": True}
+        self.submit(id, seq, "load_weights", json.dumps(body).encode())
 
     async def logprobs(self, id: str, seq: int) -> list[float]:
         body = write_request(id, seq, DATA[:1], forward_only=True)
@@ -213,3 +224,145 @@ async def test_a_step_with_a_part_of_its_gradient_is_refused_once(served: Served
     served.step(model, 7)
     assert (await served.ended(model, 7)).status == "done"
     assert await served.logprobs(model, 8) != before
+
+
+async def test_weights_loaded_in_place_outlive_a_kill_while_their_state_is_written(
+    served: Served,
+) -> None:
+    first, second = served.make("first"), served.make("second", seed=2)
+    served.steps(first, 0, 1)
+    served.save(first, 4, "saved")
+    expected = await served.logprobs(first, 5)
+    await served.ended(second, 0)
+    served.trainer.dies_before = "save"
+    served.load(second, 1, "tinker://first/weights/saved")
+    assert (await served.ended(second, 1)).status == "done"
+    assert await served.logprobs(second, 2) == expected
+    await served.restart()
+    assert await served.logprobs(second, 3) == expected
+
+
+@pytest.mark.parametrize("kind", ["save_weights", "save_weights_for_sampler"])
+async def test_weights_recorded_before_a_kill_are_the_result_after_it(
+    served: Served, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = served.make("model")
+    served.steps(model, 0, 1)
+    await served.ended(model, 3)
+
+    def killed(*_: Any) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(served.store, "end_request", killed)
+    body = {"model_id": model, "seq_id": 4, "path": "saved"}
+    served.submit(model, 4, kind, json.dumps(body).encode())
+    while served.store.count("checkpoints") == 0:
+        await asyncio.sleep(0.001)
+    await served.restart()
+    row = await served.ended(model, 4)
+    assert row.status == "done" and json.loads(row.result)["path"].endswith("/saved"), row.error
+    # Another request under the same name is refused as ever.
+    served.submit(model, 5, kind, json.dumps({**body, "seq_id": 5}).encode())
+    assert (await served.ended(model, 5)).category == "user"
+
+
+async def test_a_snapshot_never_gets_the_number_of_another_sampler(served: Served) -> None:
+    model = served.make("s:train:0")
+    served.steps(model, 0, 1)
+    assert served.store.add_sampler("s:sample:5", "s", "base", None, "base")
+    for seq, number in ((4, 5), (5, 6)):
+        body = {"model_id": model, "seq_id": seq, "sampling_session_seq_id": number}
+        served.submit(model, seq, "save_weights_for_sampler", json.dumps(body).encode())
+    row = await served.ended(model, 4)
+    assert row.category == "user" and "number 5 was used for another sampler" in row.error
+    assert (await served.ended(model, 5)).status == "done"
+    # Nor the other way round.
+    assert not served.store.add_sampler("s:sample:6", "s", "base", None, "base")
+    sampler = served.store.find_sampler("s:sample:6")
+    assert sampler is not None and sampler.served_name == "s:sample:6"
+
+
+async def test_weights_of_another_shape_are_not_loaded_into_a_model(served: Served) -> None:
+    first, second = served.make("first"), served.make("second", rank=8)
+    served.save(first, 1, "saved")
+    await served.ended(first, 1)
+    await served.ended(second, 0)
+    served.load(second, 1, "tinker://first/weights/saved")
+    row = await served.ended(second, 1)
+    assert row.category == "user" and "rank=4" in row.error and "with 8" in row.error
+    await served.restart()
+    assert len(await served.logprobs(second, 2)) == len(TEXTS[0]) - 1
+
+
+async def test_a_result_that_cant_be_written_fails_its_request_alone(served: Served) -> None:
+    first, second = served.make("first"), served.make("second", seed=2)
+    await served.ended(second, 0)
+    # SQLite takes a gigabyte; the rest of what is written here is smaller than this.
+    served.store._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 20_000)
+    zeros = np.zeros((50, 1000), "<i8")
+    wide = wire.datum(
+        [list(range(10, 60))],
+        target_tokens=wire.sparse_tensor(zeros, wire.INT64),
+        weights=wire.sparse_tensor(zeros, wire.FLOAT32),
+    )
+    served.train(first, 1, [wide])
+    row = await served.ended(first, 1)
+    assert row.category == "server" and "begun 3 times" in row.error
+    served.steps(second, 0, 1)
+    assert (await served.ended(second, 3)).status == "done"
+
+
+def test_a_few_bytes_that_say_millions_of_targets_are_refused() -> None:
+    wide = wire.datum([[10]], target_tokens=wire.sparse_tensor(np.zeros((1, 1000)), wire.INT64))
+    few = decode_forward_backward(write_request("m", 1, [wide] * 100))
+    assert few.refusal is None and len(few.data) == 100
+    many = decode_forward_backward(write_request("m", 1, [wide] * (MOST_TARGETS // 1000 + 1)))
+    assert many.refusal is not None and "4001000 values" in many.refusal and not many.data
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_after_a_gap_no_step_is_taken_with_the_rest_of_the_gradient(
+    served: Served, restarted: bool
+) -> None:
+    model = served.make("model")
+    served.train(model, 1, DATA[:1])
+    await served.ended(model, 1)
+    served.train(model, 3, DATA[1:2])  # 2 is lost
+    await asyncio.sleep(0.05)
+    served.now += execution.GAP_S + 1
+    served.executor.submit(model, 3)
+    await served.ended(model, 3)
+    served.train(model, 4, DATA[2:3])
+    await served.ended(model, 4)
+    if restarted:
+        await served.restart()
+    served.step(model, 5)
+    assert "a part of its gradient" in ((await served.ended(model, 5)).error or "")
+    served.train(model, 6, DATA)
+    served.step(model, 7)
+    assert (await served.ended(model, 7)).status == "done"
+
+
+async def test_a_step_refused_for_its_numbers_says_that_the_gradient_stays(served: Served) -> None:
+    norms = []
+    for model in ("plain", "other"):
+        served.make(model)
+        served.train(model, 1, DATA)
+        if model == "other":
+            body = {"model_id": model, "seq_id": 2, "adam_params": {"beta1": 1.0}}
+            served.submit(model, 2, "optim_step", json.dumps(body).encode())
+            row = await served.ended(model, 2)
+            assert "beta1" in row.error and "gradient so far stays" in row.error
+        served.step(model, 2 if model == "plain" else 3)
+        row = await served.ended(model, 2 if model == "plain" else 3)
+        norms.append(json.loads(row.result))
+    assert norms[0] == norms[1]
+
+
+async def test_models_that_were_only_made_take_no_more_room_than_others(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execution, "MOST_RESIDENT", 2)
+    for number in range(5):
+        await served.ended(served.make(f"model-{number}", number), 0)
+    assert len(served.trainer.trainer._models) == 2
