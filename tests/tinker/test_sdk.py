@@ -241,7 +241,7 @@ def write_table(rows: list[str]) -> None:
     head = (
         f"# Methods of Tinker's SDK {version('tinker')} on nip's server\n\n"
         "Each was called once, on the engine `embedded` with the bundled tiny model; a method's "
-        "double that ends in `_async` is the same call. Made by `make test-tinker`.\n\n"
+        "double that ends in `_async` is the same call. Made by `tests/tinker/test_sdk.py`.\n\n"
         "| method | |\n|---|---|\n"
     )
     (Path(directory) / "tinker.md").write_text(head + "\n".join(rows) + "\n")
