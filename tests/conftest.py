@@ -57,12 +57,14 @@ os.fsync = _not_synced
 settings.register_profile("nip", deadline=None)
 settings.load_profile("nip")
 
+LONG_TIERS = ("factory", "lm_server/long", "sweep/long", "flows/long")
+"""They take long: what ships is built again, the server trains and generates with real models."""
+
 TIERS = (
     # They need more than `make install`.
     *("engines", "art", "nat", "tinker", "inspect", "verifiers", "trackers", "clients", "gpu"),
     *("cluster", "browser", "docs", "real"),
-    # They take long: what ships is built again, the server trains and generates with real models.
-    *("factory", "lm_server/long", "sweep/long", "flows/long"),
+    *LONG_TIERS,
 )
 """Folders that run on their own: `make test-engines`, ..."""
 
@@ -95,7 +97,7 @@ SLOW_FILES = (
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Slow files first; the order is otherwise kept."""
-    leave_out_long(config, items)
+    leave_out_long(config, items, LONG_TIERS)
     order = {name: place for place, name in enumerate(SLOW_FILES)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 

@@ -1,19 +1,46 @@
 """Which tests belong to `make test`, and the names of those that could not be run.
 
 A test marked `long` belongs to `make test-long`, which sets NIP_THOROUGH=1, and is left out of
-`make test`; ``long(WANTED)`` says by itself when it is wanted.
+`make test`; ``long(WANTED)`` says by itself when it is wanted. With NIP_LONG_PART=K/N a run keeps a
+part of what is long, by files: the K-th of N parts, which are disjoint and together everything.
 """
+
+import os
+import zlib
+from pathlib import Path
 
 import pytest
 from thorough import THOROUGH
 
+LONG_PART = os.environ.get("NIP_LONG_PART", "")
+TESTS = Path(__file__).parents[1]
 
-def leave_out_long(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take the tests that are marked long out of `items`, where they are not wanted."""
+
+def is_in_part(path: Path, part: str = LONG_PART) -> bool:
+    """Whether a file belongs to the part "K/N" of what is long; without a part, every file does."""
+    if not part:
+        return True
+    number, of = map(int, part.split("/"))
+    if not 1 <= number <= of:
+        raise pytest.UsageError(f"NIP_LONG_PART: K/N with K from 1 to N is needed, got {part!r}")
+    return zlib.crc32(path.name.encode()) % of == number - 1
+
+
+def leave_out_long(
+    config: pytest.Config, items: list[pytest.Item], tiers: tuple[str, ...] = ()
+) -> None:
+    """Take what is long and not wanted out of `items`: marked tests, and files of the folders `tiers`."""
     kept, out = [], []
     for item in items:
         mark = item.get_closest_marker("long")
-        wanted = mark is None or (mark.args[0] if mark.args else THOROUGH)
+        if any(item.path.is_relative_to(TESTS / tier) for tier in tiers):
+            wanted = is_in_part(item.path)
+        elif mark is None:
+            wanted = True
+        elif mark.args:
+            wanted = mark.args[0]
+        else:
+            wanted = is_in_part(item.path) if LONG_PART else THOROUGH
         (kept if wanted else out).append(item)
     if out:
         config.hook.pytest_deselected(items=out)

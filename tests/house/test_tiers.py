@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiers import is_in_part
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 TESTS = """
@@ -32,17 +33,32 @@ def test_a_skipped_test_is_named_with_its_reason_and_a_long_one_belongs_elsewher
     (tmp_path / "conftest.py").write_text(
         "from tiers import leave_out_long as pytest_collection_modifyitems, pytest_terminal_summary"
     )
+    other = next(part for part in ("1/2", "2/2") if not is_in_part(Path("test_it.py"), part))
     outputs = [
         subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-n", workers, "-c", os.devnull, "test_it.py"],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(HELPERS), "NIP_THOROUGH": thorough},
+            env={
+                **os.environ,
+                **{"PYTHONPATH": str(HELPERS), "NIP_LONG_PART": part, "NIP_THOROUGH": thorough},
+            },
             capture_output=True,
             text=True,
             check=False,
         ).stdout
-        for thorough, workers in (("0", "1"), ("1", "0"))
+        for thorough, part, workers in (("0", "", "1"), ("1", "", "0"), ("1", other, "0"))
     ]
     for output in outputs:
         assert "test_it.py::test_of_a_device: Skipped: no such device\n" in output
     assert "1 passed, 1 skipped" in outputs[0] and "2 passed, 1 skipped" in outputs[1]
+    assert "1 passed, 1 skipped" in outputs[2]
+
+
+def test_the_parts_of_what_is_long_are_disjoint_and_together_everything():
+    files = sorted(HELPERS.parent.rglob("test_*.py"))
+    parts = [[f for f in files if is_in_part(f, f"{k}/5")] for k in range(1, 6)]
+    assert sorted(f for part in parts for f in part) == files
+    assert min(map(len, parts)) > len(files) / 10
+    assert all(is_in_part(f, "") for f in files)
+    with pytest.raises(pytest.UsageError, match="K from 1 to N is needed, got '6/5'"):
+        is_in_part(files[0], "6/5")
