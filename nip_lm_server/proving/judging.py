@@ -24,7 +24,7 @@ from nip_lm_server.engines.probes import (
     mean_difference,
 )
 from nip_lm_server.engines.vllm.adapter_proof import CPU_PLACES, PLACES
-from nip_lm_server.proving.scoring import Answer
+from nip_lm_server.proving.scoring import ScoredAnswer
 
 BASE = "the base model"
 PARENT = "the adapter that its training began with"
@@ -37,8 +37,8 @@ class Surroundings:
     dtype: str
     quantization: str = "none"
     base_name: str | None = None
-    base: Answer | None = None
-    rivals: Mapping[str, Answer] | None = None
+    base: ScoredAnswer | None = None
+    rivals: Mapping[str, ScoredAnswer] | None = None
     """Other names, and what they give."""
 
     def limits(self, probe: Probe) -> Limits:
@@ -62,7 +62,7 @@ class Judged:
         )
 
 
-def guess_dtype(probe: Probe, base: Answer | None, answers: Sequence[Answer]) -> str:
+def guess_dtype(probe: Probe, base: ScoredAnswer | None, answers: Sequence[ScoredAnswer]) -> str:
     """Guess the precision: the finest in which the base could be as far from itself as it is.
 
     Where nothing is known of the base, the finest in which all answers could be the probe's: who is
@@ -77,7 +77,7 @@ def guess_dtype(probe: Probe, base: Answer | None, answers: Sequence[Answer]) ->
     return "bfloat16"
 
 
-def _measure(answer: Answer, saved: Sequence[float], cap: float) -> float:
+def _measure(answer: ScoredAnswer, saved: Sequence[float], cap: float) -> float:
     """The mean distance at the places that tell something; infinite if there are none."""
     places = answer.telling(saved)
     if not places:
@@ -95,7 +95,7 @@ def fewest_places(probe: Probe, dtype: str) -> int:
     return min(most, max(CPU_PLACES, len(probe.logprobs)))
 
 
-def judge_answer(probe: Probe, answer: Answer, around: Surroundings) -> Judged:
+def judge_answer(probe: Probe, answer: ScoredAnswer, around: Surroundings) -> Judged:
     """Compare an answer with a probe, at all places that could contradict it."""
     places = answer.telling(probe.logprobs)
     if not places:
@@ -122,7 +122,9 @@ def judge_answer(probe: Probe, answer: Answer, around: Surroundings) -> Judged:
     return Judged(matches, len(places), figures)
 
 
-def name_answer(probe: Probe, answer: Answer, around: Surroundings, judged: Judged) -> list[str]:
+def name_answer(
+    probe: Probe, answer: ScoredAnswer, around: Surroundings, judged: Judged
+) -> list[str]:
     """Name whose an answer is that is not the probe's: the base's, the parent's, another name's."""
     known: dict[str, Sequence[float]] = {BASE: probe.base_logprobs}
     if probe.parent_logprobs is not None:
@@ -146,12 +148,12 @@ def name_answer(probe: Probe, answer: Answer, around: Surroundings, judged: Judg
 
 
 def _is_near(
-    answer: Answer, values: Sequence[float], tolerance: float, cap: float, fewest: int
+    answer: ScoredAnswer, values: Sequence[float], tolerance: float, cap: float, fewest: int
 ) -> bool:
     return len(answer.telling(values)) >= fewest and _measure(answer, values, cap) <= tolerance
 
 
-def _is_exact(answer: Answer | None) -> bool:
+def _is_exact(answer: ScoredAnswer | None) -> bool:
     return answer is not None and answer.is_exact
 
 

@@ -1,7 +1,7 @@
 """Which model answers under a name: that of a directory, its base, another one, or several.
 
-Prover    of one server: asks, compares, and comes to a verdict
-Settings  what the caller knows of the server
+NameChecker    of one server: asks, compares, and comes to a verdict
+ProofSettings  what the caller knows of the server
 
 Each name is asked several times, each time over a new connection, so that replicas behind one
 address have their turn; vLLM's are asked one by one. Each answer is judged by itself. An adapter
@@ -33,7 +33,13 @@ from nip_lm_server.proving.judging import (
     name_answer,
 )
 from nip_lm_server.proving.prefix_cache import CacheCheck, check_prefix_cache
-from nip_lm_server.proving.scoring import TOP_REPEATS, Answer, NoLogprobsError, find_way, score
+from nip_lm_server.proving.scoring import (
+    TOP_REPEATS,
+    NoLogprobsError,
+    ScoredAnswer,
+    find_way,
+    score,
+)
 from nip_lm_server.proving.stranger import (
     InputError,
     KeyRefusedError,
@@ -52,7 +58,7 @@ _NO_RANK = 1_000_000
 
 
 @dataclass(frozen=True)
-class Settings:
+class ProofSettings:
     """What the caller knows of a server, and how much is asked of it."""
 
     base_name: str | None = None
@@ -78,15 +84,15 @@ class _Asked:
     """All that was heard of a name, and how."""
 
     way: str
-    answers: list[Answer]
+    answers: list[ScoredAnswer]
     judged: list[Judged]
     around: Surroundings
 
 
-class Prover:
+class NameChecker:
     """Proves names of `server`, which lists `names`."""
 
-    def __init__(self, server: Stranger, names: dict[str, ServedName], settings: Settings):
+    def __init__(self, server: Stranger, names: dict[str, ServedName], settings: ProofSettings):
         self._server, self._names, self._settings = server, names, settings
         self._way: str | None = None
         self._ranks: int | None = None
@@ -173,12 +179,12 @@ class Prover:
         probe = candidate.probe.at(range(len(tokens) - 1))
         return _Text(way, tokens, probe, CPU_PLACES if is_quick else PLACES)
 
-    async def _score(self, name: str, text: _Text, rank: int | None = None) -> Answer:
+    async def _score(self, name: str, text: _Text, rank: int | None = None) -> ScoredAnswer:
         return await score(self._server, text.way, name, text.tokens, rank, text.places)
 
     async def _ask_base(
         self, name: str, candidate: Candidate, way: str
-    ) -> tuple[str | None, Answer | None, _Text]:
+    ) -> tuple[str | None, ScoredAnswer | None, _Text]:
         """Ask the base model, and choose the text by the precision that its answer shows."""
         stated, dtype = self._settings.dtype, self._settings.dtype
         for guess in dict.fromkeys((stated or "float32", stated or "bfloat16")):
@@ -189,7 +195,7 @@ class Prover:
                 break
         return base_name, base, text
 
-    async def _find_base(self, name: str, text: _Text) -> tuple[str | None, Answer | None]:
+    async def _find_base(self, name: str, text: _Text) -> tuple[str | None, ScoredAnswer | None]:
         """Find the base model and ask it: the stated one, the name's parent, or the likeliest."""
         stated = self._settings.base_name or self._names[name].parent
         if stated is not None and stated != name and stated in self._names:
@@ -205,7 +211,7 @@ class Prover:
                 f"{list_names(self._names)}"
             )
         bases = [n for n, s in self._names.items() if not s.is_adapter and n != name][:_BASES]
-        nearest: tuple[float, str | None, Answer | None] = (1.0, None, None)
+        nearest: tuple[float, str | None, ScoredAnswer | None] = (1.0, None, None)
         for other in bases:
             saved, answer = text.probe.base_logprobs, await self._try(other, text)
             if answer is not None and (places := answer.telling(saved)):
@@ -215,14 +221,14 @@ class Prover:
                     nearest = (distance, other, answer)
         return nearest[1], nearest[2]
 
-    async def _ask_rivals(self, name: str, text: _Text) -> dict[str, Answer]:
+    async def _ask_rivals(self, name: str, text: _Text) -> dict[str, ScoredAnswer]:
         """Ask the adapters that were loaded last, beside this one."""
         most = CPU_RIVALS if text.places == CPU_PLACES else RIVALS
         rivals = [n for n, s in self._names.items() if s.is_adapter and n != name][-most:]
         answers = await asyncio.gather(*(self._try(rival, text) for rival in rivals))
         return {n: a for n, a in zip(rivals, answers, strict=True) if a is not None}
 
-    async def _try(self, name: str, text: _Text) -> Answer | None:
+    async def _try(self, name: str, text: _Text) -> ScoredAnswer | None:
         """Ask another name; None: it does not answer, which is nothing against this one."""
         try:
             return await self._score(name, text)

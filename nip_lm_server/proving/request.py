@@ -14,7 +14,7 @@ from nip_lm_server.proving.candidates import (
     find_candidates,
     read_candidate,
 )
-from nip_lm_server.proving.prove import REPEATS, Prover, Settings
+from nip_lm_server.proving.prove import REPEATS, NameChecker, ProofSettings
 from nip_lm_server.proving.stranger import InputError, ServedName, Stranger
 from nip_lm_server.proving.verdict import Verdict, list_names
 from nip_lm_server.proving.without_files import compare_with_base
@@ -55,7 +55,9 @@ async def prove_served(request: ProofRequest) -> AsyncIterator[Verdict]:
     if request.directory is not None and request.model is not None:
         candidates = {request.model: read_candidate(request.directory)}
     among = [read_candidate(path) for path in request.among]
-    settings = Settings(request.base_name, request.dtype, request.quantization, request.repeats)
+    settings = ProofSettings(
+        request.base_name, request.dtype, request.quantization, request.repeats
+    )
     async with Stranger(
         request.address, request.key, proxy=request.proxy, timeout_s=request.timeout_s
     ) as server:
@@ -80,7 +82,7 @@ async def prove_served(request: ProofRequest) -> AsyncIterator[Verdict]:
         completed = _complete(request, [*candidates.values(), *among])
         candidates = dict(zip(candidates, completed, strict=False))
         among = completed[len(candidates) :]
-        prover = Prover(server, names, settings)
+        prover = NameChecker(server, names, settings)
         for called, candidate in candidates.items():
             name = called if request.all_in is None else _served_as(names, called)
             if name is None:

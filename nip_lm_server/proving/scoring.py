@@ -1,6 +1,6 @@
 """What a server says of given tokens, in whichever way it can be asked.
 
-Answer       log-probabilities of tokens: exact ones, and bounds of others
+ScoredAnswer log-probabilities of tokens: exact ones, and bounds of others
 find_way     the first way that a server has
 score        one answer, by one request
 
@@ -43,7 +43,7 @@ class NoLogprobsError(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ScoredAnswer:
     """What a server gave for tokens; place p is for token p + 1, given all before it."""
 
     logprobs: tuple[float | None, ...]
@@ -80,7 +80,7 @@ class _UnreadableError(ValueError):
     """A part of an answer is not what it should be; the message has none of its words."""
 
 
-Way = Callable[[Stranger, str, Sequence[int], int | None, int], Awaitable[Answer]]
+Way = Callable[[Stranger, str, Sequence[int], int | None, int], Awaitable[ScoredAnswer]]
 
 
 async def find_way(server: Stranger, model: str, tokens: Sequence[int]) -> str:
@@ -107,7 +107,7 @@ async def score(
     tokens: Sequence[int],
     rank: int | None = None,
     most: int = PLACES,
-) -> Answer:
+) -> ScoredAnswer:
     """Ask once for log-probabilities of tokens, by `token_ids` of `most` at most.
 
     Raises RefusedError, or NoLogprobsError if there are none in the answer.
@@ -124,7 +124,7 @@ def _is_known(exact: float | None, bound: float | None) -> bool:
 
 async def _by_token_ids(
     server: Stranger, model: str, tokens: Sequence[int], rank: int | None, most: int
-) -> Answer:
+) -> ScoredAnswer:
     places = choose_places(len(tokens) - 1, most)
     return await _ask_token_ids(server, model, tokens, places, rank, secrets.token_hex(8))
 
@@ -152,7 +152,7 @@ async def _ask_token_ids(
     places: Sequence[int],
     rank: int | None,
     salt: str | None,
-) -> Answer:
+) -> ScoredAnswer:
     body: dict[str, Any] = {
         "model": model,
         "prompt": [list(tokens[: place + 1]) for place in places],
@@ -170,12 +170,12 @@ async def _ask_token_ids(
         for place, choice in zip(places, _sort(answer["choices"]), strict=True):
             (named,) = choice["logprobs"]["top_logprobs"]
             logprobs[place] = _finite(named[f"{_NAMED}{tokens[place + 1]}"])
-    return Answer(tuple(logprobs), (None,) * len(logprobs), _own_name(answer))
+    return ScoredAnswer(tuple(logprobs), (None,) * len(logprobs), _own_name(answer))
 
 
 async def _by_echo(
     server: Stranger, model: str, tokens: Sequence[int], rank: int | None, most: int
-) -> Answer:
+) -> ScoredAnswer:
     body = {
         "model": model,
         "prompt": list(tokens),
@@ -199,7 +199,7 @@ async def _by_echo(
 
 async def _by_top(
     server: Stranger, model: str, tokens: Sequence[int], rank: int | None, most: int
-) -> Answer:
+) -> ScoredAnswer:
     """See this module. Ids of tokens are asked for in the two ways that servers have."""
     places = choose_places(len(tokens) - 1, TOP_PLACES)
     body = {
@@ -221,7 +221,7 @@ async def _by_top(
             raise _NotGivenError(f"{len(choices)} choices for {len(places)} prompts")
         for place, choice in zip(places, choices, strict=True):
             logprobs[place], bounds[place] = _read_top(choice, tokens[place + 1])
-    return Answer(tuple(logprobs), tuple(bounds), _own_name(answer))
+    return ScoredAnswer(tuple(logprobs), tuple(bounds), _own_name(answer))
 
 
 def choose_places(count: int, most: int) -> list[int]:
@@ -285,8 +285,8 @@ def _sort(choices: list[Any]) -> list[Any]:
     return [by_index[number] for number in range(len(choices))]
 
 
-def _whole(values: list[float], answer: Any) -> Answer:
-    return Answer(tuple(values), (None,) * len(values), _own_name(answer))
+def _whole(values: list[float], answer: Any) -> ScoredAnswer:
+    return ScoredAnswer(tuple(values), (None,) * len(values), _own_name(answer))
 
 
 def _own_name(answer: Any) -> str | None:

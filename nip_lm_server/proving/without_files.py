@@ -11,7 +11,7 @@ from nip_lm_server.engines.probes import LIMITS, OVER_NOISE, mean_difference
 from nip_lm_server.engines.vllm.adapter_proof import CPU_PLACES
 from nip_lm_server.proving.judging import BASE
 from nip_lm_server.proving.prefix_cache import canary
-from nip_lm_server.proving.scoring import Answer, NoLogprobsError, find_way, score
+from nip_lm_server.proving.scoring import NoLogprobsError, ScoredAnswer, find_way, score
 from nip_lm_server.proving.stranger import InputError, RefusedError, ServedName, Stranger
 from nip_lm_server.proving.verdict import Kind, Verdict, list_names
 
@@ -77,11 +77,11 @@ async def compare_with_base(
     return Verdict(name, kind, says, who, len(distances), 0, way, figures=figures, seconds=seconds)
 
 
-def _count_known(answer: Answer) -> int:
+def _count_known(answer: ScoredAnswer) -> int:
     return sum(value is not None for value in answer.logprobs)
 
 
-def _distance(left: Answer, right: Answer) -> float:
+def _distance(left: ScoredAnswer, right: ScoredAnswer) -> float:
     """The mean distance at the places that both know."""
     pairs = [
         (one, other)
