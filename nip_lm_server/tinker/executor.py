@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.state.disk import is_full
 from nip_lm_server.tinker.records import Category, ModelRow, RequestRow
-from nip_lm_server.tinker.steps import Failed, Steps
+from nip_lm_server.tinker.steps import Failed, Steps, UnusableGradient
 from nip_lm_server.tinker.store import TinkerStore
 from nip_lm_server.training.resident.resident_client import ResidentDied
 
@@ -210,6 +210,9 @@ class Executor:
             else:
                 # The result, and then whoever waits: nobody is told what a kill could take back.
                 self._store.end_request(turn.model_id, row.seq, done.body, done.is_protobuf)
+        except UnusableGradient as failure:
+            self._end_unusable(turn, row, failure)
+            return
         except Failed as failure:
             self._end_failed(turn, row, failure.message, failure.category)
             return
@@ -222,9 +225,15 @@ class Executor:
             _log.exception("request %s of %s", row.seq, turn.model_id)
             self._note_death(turn, row, error)
             return
+        self._note_done(turn, row, self._clock() - begun)
+        self._go_on(turn, row.seq)
+        await self._write_state(turn, model, row)
+
+    def _note_done(self, turn: Turn, row: RequestRow, seconds: float) -> None:
+        """Note what a request that is on record as done has made of its model."""
         turn.deaths, turn.used = 0, self._clock()
         turn.bytes_since += len(row.payload or b"")
-        turn.seconds_since += self._clock() - begun
+        turn.seconds_since += seconds
         if row.kind == "create_model":
             turn.is_resident = True
         elif row.kind == "load_weights":
@@ -235,8 +244,6 @@ class Executor:
             turn.added = False
         elif row.seq:
             self._store.drop_payload(turn.model_id, row.seq)
-        self._go_on(turn, row.seq)
-        await self._write_state(turn, model, row)
 
     async def _write_state(self, turn: Turn, model: ModelRow, row: RequestRow) -> None:
         """Write the model's state where enough has come since the last one."""
@@ -254,13 +261,26 @@ class Executor:
     async def _take_back(self, turn: Turn, row: RequestRow) -> None:
         """Refuse a step with a part of a gradient, and let go of that part."""
         reason, turn.broken = turn.broken, None
-        self._store.void_since_step(turn.model_id, row.seq)
-        if turn.added:
-            turn.is_resident, turn.added = False, False
+        self._let_go_of_gradient(turn, row)
         raise Failed(
             f"this step would be taken with a part of its gradient, since {reason}: nothing was "
             "changed, and the parts are taken back"
         )
+
+    def _let_go_of_gradient(self, turn: Turn, row: RequestRow) -> None:
+        """Leave out what was added up before a step; the trainer has the model without it next."""
+        self._store.void_since_step(turn.model_id, row.seq)
+        if turn.added:
+            turn.is_resident, turn.added = False, False
+
+    def _end_unusable(self, turn: Turn, row: RequestRow, failure: Failed) -> None:
+        """Refuse a step with whose gradient none can be taken, and let go of all of it."""
+        message = f"{failure.message}; the model is as it was, and this gradient is taken back"
+        # Together: after a kill in between, a step of nothing would be taken.
+        with self._store.transaction():
+            self._let_go_of_gradient(turn, row)
+            self._store.fail_request(turn.model_id, row.seq, message, failure.category)
+        self._end_failed(turn, row, message, failure.category)
 
     def _end_failed(self, turn: Turn, row: RequestRow, message: str, category: Category) -> None:
         if row.kind == "optim_step" and self._store.has_gradient(turn.model_id):

@@ -32,6 +32,7 @@ from nip_lm_server.tinker.tinker_bodies import LoadWeights, OptimStep, SaveForSa
 from nip_lm_server.tinker.tinker_messages import decode_forward_backward, encode_output
 from nip_lm_server.training.resident.resident_client import ResidentDied
 from nip_lm_server.training.resident.types import (
+    UNUSABLE_GRADIENT,
     AdamParams,
     Datum,
     LoraConfig,
@@ -79,6 +80,10 @@ class Failed(Exception):
     def __init__(self, message: str, category: Category = "user"):
         super().__init__(message)
         self.message, self.category = message, category
+
+
+class UnusableGradient(Failed):
+    """No step can be taken with the gradient that a model has."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,8 @@ class Steps:
         except ResidentDied:
             raise
         except ResidentError as error:
-            raise Failed(error.message, error.category) from error
+            reason = UnusableGradient if error.code == UNUSABLE_GRADIENT else Failed
+            raise reason(error.message, error.category) from error
 
     async def restore(self, model: ModelRow, before: int) -> None:
         """Bring a model to where its requests below `before` left it. Raises as `run` does."""

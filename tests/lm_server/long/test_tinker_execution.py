@@ -366,3 +366,24 @@ async def test_models_that_were_only_made_take_no_more_room_than_others(
     for number in range(5):
         await served.ended(served.make(f"model-{number}", number), 0)
     assert len(served.trainer.trainer._models) == 2
+
+
+async def test_a_gradient_that_cant_be_stepped_with_is_taken_back(served: Served) -> None:
+    outcomes = []
+    for model in ("plain", "other"):
+        served.make(model)
+        if model == "other":
+            tokens = TEXTS[0]
+            weights = wire.tensor(np.full(len(tokens) - 1, 1.8e19), wire.FLOAT32)
+            targets = wire.tensor(tokens[1:], wire.INT64)
+            large = wire.datum([tokens[:-1]], target_tokens=targets, weights=weights)
+            for seq in (1, 2, 3):
+                served.train(model, seq, [large])
+            served.step(model, 4)
+            row = await served.ended(model, 4)
+            assert row.category == "user" and "this gradient is taken back" in row.error
+        seq = 5 if model == "other" else 1
+        served.train(model, seq, DATA)
+        served.step(model, seq + 1)
+        outcomes.append((await served.ended(model, seq + 1)).result)
+    assert outcomes[0] == outcomes[1]
