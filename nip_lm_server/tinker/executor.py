@@ -105,13 +105,17 @@ class Executor:
         """Say whether so many numbers before this one are missing that no client has them yet."""
         return seq - self._turns[model_id].next_seq > MOST_AHEAD
 
-    def forget(self, model_id: str) -> None:
-        """A session is over: its model's requests fail, and the trainer lets go of it."""
+    def forget(self, model_id: str) -> bool:
+        """A session is over: its model's requests fail, trainer and disk let go of it.
+
+        False: this executor has nothing of it.
+        """
         turn = self._turns.get(model_id)
         if turn is not None:
             turn.broken = "the session is over"
             turn.waiting[-1] = -1  # before all numbers: taken as the order to leave
             self._wake.set()
+        return turn is not None
 
     def _add(self, turn: Turn, seq: int) -> None:
         if seq not in turn.waiting and seq >= turn.next_seq:
@@ -342,3 +346,5 @@ class Executor:
                 await self._steps.drop(turn.model_id)
         except ResidentDied:
             self._all_left()
+        # Only now: one of them may have been written until here.
+        self._steps.remove_states(turn.model_id)

@@ -38,6 +38,7 @@ from nip_lm_server.tinker.steps import Steps
 from nip_lm_server.tinker.store import DATABASE, TinkerStore
 from nip_lm_server.tinker.tinker_bodies import unknown_model
 from nip_lm_server.tinker.trainers import TrainerProcess
+from nip_lm_server.tinker.upkeep import sweep_folders
 
 FOLDER = "tinker"
 ENGINE = "embedded"
@@ -80,6 +81,7 @@ class TinkerService:
 
     def start(self) -> None:
         """Go on with what an earlier server left."""
+        sweep_folders(self.store, self.folders)
         for model in self.store.list_open_models():
             if model.base_model in self.pool.base_models():
                 self._executor(model.base_model).take_up(model)
@@ -129,12 +131,10 @@ class TinkerService:
         if not self.store.finish_session(id, finish):
             return
         for model in self.store.list_models_of(id):
-            if (executor := self._executors.get(model.base_model)) is not None:
-                executor.forget(model.id)
+            executor = self._executors.get(model.base_model)
+            if executor is None or not executor.forget(model.id):
+                self.folders.remove_states(model.id)
             self.store.drop_payloads_of(model.id)
-            if model.durable_seq >= 0:
-                state = self.folders.path(model.id, "state", model.durable_seq)
-                self.folders.remove(self.folders.relative(state))
 
     # Models
 

@@ -186,9 +186,11 @@ class Steps:
             if done is not None:
                 self._store.end_request(model.id, seq, done.body, done.is_protobuf)
             self._store.note_durable(model.id, seq)
-        for other in folder.parent.glob("state-*"):
-            if other != folder:
-                self._folders.remove(self._folders.relative(other))
+        self._folders.remove_states(model.id, but=folder)
+
+    def remove_states(self, model_id: str) -> None:
+        """Let go of the states of a model whose session is over."""
+        self._folders.remove_states(model_id)
 
     async def _call(self, call: Awaitable[None]) -> None:
         try:

@@ -257,6 +257,13 @@ class TinkerStore(WeightTables):
             now - KEPT_S, now - UNFETCHED_S,
         )  # fmt: skip
 
+    def is_pending(self, owner: str, seq: int) -> bool:
+        """Say whether a request is on record and not over."""
+        row = self._one(
+            "SELECT 1 FROM requests WHERE owner = ? AND seq = ? AND status = 'pending'", owner, seq
+        )
+        return row is not None
+
     def drop_payload(self, owner: str, seq: int) -> None:
         """Let go of a payload that nothing is computed from any more."""
         self._do("UPDATE requests SET payload = NULL WHERE owner = ? AND seq = ?", owner, seq)

@@ -188,6 +188,13 @@ class WeightTables(Tables):
         )
         return [_checkpoint(row) for row in rows]
 
+    def list_folders(self) -> set[str]:
+        """List the folders of all weights that are there."""
+        return {
+            row["folder"]
+            for row in self._all("SELECT folder FROM checkpoints WHERE deleted_at IS NULL")
+        }
+
     def set_expiry(self, path: str, ttl_s: float | None) -> None:
         """Set for how long from now weights are kept; None: for ever."""
         until = None if ttl_s is None else self._clock() + ttl_s

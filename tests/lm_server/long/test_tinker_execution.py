@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,12 @@ class Here:
         self._base = base
         self.trainer = ResidentTrainer(base, device="cpu", dtype="float32", threads=1)
         self.dies_before: str | None = None
+        self.before: dict[str, Callable[[], Any]] = {}
 
     def __getattr__(self, name: str) -> Any:
         async def call(*arguments: Any, **options: Any) -> Any:
             await asyncio.sleep(0)
+            self.before.pop(name, lambda: None)()
             if name == self.dies_before:
                 self.dies_before = None
                 self.trainer = ResidentTrainer(self._base, device="cpu", dtype="float32", threads=1)
@@ -387,3 +390,17 @@ async def test_a_gradient_that_cant_be_stepped_with_is_taken_back(served: Served
         served.step(model, seq + 1)
         outcomes.append((await served.ended(model, seq + 1)).result)
     assert outcomes[0] == outcomes[1]
+
+
+async def test_a_session_that_ends_while_a_state_is_written_leaves_none(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execution, "DURABLE_BYTES", 1)
+    model = served.make("model")
+    served.trainer.before["save"] = lambda: served.executor.forget(model)
+    served.steps(model, 0, 1)
+    await served.ended(model, 3)
+    while served.trainer.trainer._models or [*served.state.glob("tinker/*/*")]:
+        await asyncio.sleep(0.001)
+    row = served.store.find_model(model)
+    assert row is not None and row.durable_seq == 3  # it was written, and gone with its session
