@@ -38,7 +38,7 @@ from nip_lm_server.tinker.steps import Steps
 from nip_lm_server.tinker.store import DATABASE, TinkerStore
 from nip_lm_server.tinker.tinker_bodies import unknown_model
 from nip_lm_server.tinker.trainers import TrainerProcess
-from nip_lm_server.tinker.upkeep import sweep_folders
+from nip_lm_server.tinker.upkeep import drop_rows, sweep_folders
 
 FOLDER = "tinker"
 ENGINE = "embedded"
@@ -379,6 +379,7 @@ class TinkerService:
     async def keep_house(self) -> None:
         """Remove what is over: results, sessions without a sign of life, weights."""
         self.store.drop_old_results()
+        await drop_rows(self.store)
         for id in self.store.list_silent_sessions(SILENT_S):
             self.finish_session(id, "silent")
         for row in self.store.list_expired():

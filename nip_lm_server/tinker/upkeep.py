@@ -1,17 +1,31 @@
-"""What is over and nobody's goes: folders without a record.
+"""What is over and nobody's goes: rows of sessions that ended long ago, folders without a record.
 
+drop_rows       in batches, beside the server's work
 sweep_folders   at the start of a server, before anything is written
 """
 
+import asyncio
 import logging
 import re
 
 from nip_lm_server.tinker.folders import Folders
 from nip_lm_server.tinker.store import TinkerStore
 
+BATCH_ROWS = 500
+"""Rows that are deleted at once: some milliseconds, in which nobody is answered."""
 _FOLDER = re.compile(r"(state|weights|external_weights|sampler_weights|snapshot)-([0-9]{1,18})")
 
 _log = logging.getLogger("nip.lm_server.tinker")
+
+
+async def drop_rows(store: TinkerStore) -> int:
+    """Delete what nobody asks for any more of sessions that are over; returns how many rows."""
+    dropped = 0
+    for drop in (store.drop_requests, store.drop_samplers, store.drop_snapshots):
+        while count := drop(BATCH_ROWS):
+            dropped += count
+            await asyncio.sleep(0)
+    return dropped
 
 
 def sweep_folders(store: TinkerStore, folders: Folders) -> list[str]:
