@@ -32,6 +32,9 @@ DURABLE_S = 30.0
 MOST_AHEAD = 10_000
 """Numbers between a model's next request and the last that is taken: each that never comes is a
 row."""
+MOST_PAYLOADS = 1024 * 1024 * 1024
+"""Bytes of a model's requests that are kept: what waits, and what no state on disk is behind. Two
+hundred times what the SDK sends in one."""
 MOST_DEATHS = 3
 """So often a trainer may end over one request before the request fails."""
 PAUSE_S = 1.0
@@ -52,6 +55,7 @@ class Turn:
     added: bool = False  # a gradient waits for its step
     gap_since: float | None = None
     deaths: int = 0
+    bytes_kept: int = 0  # of payloads, or more: they are counted anew where it seems too much
     bytes_since: int = 0
     seconds_since: float = 0.0
     used: float = 0.0
@@ -92,6 +96,7 @@ class Executor:
             return
         turn = Turn(model.id, self._store.next_seq(model.id))
         turn.broken = self._store.find_broken(model.id)
+        turn.bytes_kept = self._store.payload_bytes(model.id)
         self._turns[model.id] = turn
         for seq in self._store.list_pending(model.id):
             self._add(turn, seq)
@@ -104,6 +109,16 @@ class Executor:
     def is_too_far(self, model_id: str, seq: int) -> bool:
         """Say whether so many numbers before this one are missing that no client has them yet."""
         return seq - self._turns[model_id].next_seq > MOST_AHEAD
+
+    def keep(self, model_id: str, size: int) -> int | None:
+        """Count the bytes of a request that is to be kept. Returns their sum if it is too large."""
+        turn = self._turns[model_id]
+        if turn.bytes_kept + size > MOST_PAYLOADS:
+            turn.bytes_kept = self._store.payload_bytes(model_id)
+            if turn.bytes_kept + size > MOST_PAYLOADS:
+                return turn.bytes_kept + size
+        turn.bytes_kept += size
+        return None
 
     def forget(self, model_id: str) -> bool:
         """A session is over: its model's requests fail, trainer and disk let go of it.
@@ -348,3 +363,12 @@ class Executor:
             self._all_left()
         # Only now: one of them may have been written until here.
         self._steps.remove_states(turn.model_id)
+
+
+def explain_payloads(seq: int, size: int) -> str:
+    """Say why a request is refused whose model has too much on record that waits for a step."""
+    return (
+        f"with request {seq} this model would have {size} bytes of requests on record that wait or "
+        f"are not behind a step yet, at most {MOST_PAYLOADS} are kept: wait for results, and call "
+        "optim_step after fewer of them, which lets them go"
+    )

@@ -23,7 +23,7 @@ from nip_lm_server.errors import ApiError, wrong_value
 from nip_lm_server.serving.pool import EnginePool
 from nip_lm_server.state.disk import want_of_space
 from nip_lm_server.state.models import AdapterError
-from nip_lm_server.tinker.executor import Executor
+from nip_lm_server.tinker.executor import Executor, explain_payloads
 from nip_lm_server.tinker.folders import Folders
 from nip_lm_server.tinker.records import (
     CheckpointRow,
@@ -193,6 +193,11 @@ class TinkerService:
             executor.take_up(model)
             if executor.is_too_far(model_id, seq):
                 raise wrong_value("seq_id", f"The number {seq} is far ahead of what has come")
+            too_many = executor.keep(model_id, len(payload))
+            if too_many is not None and kind in ("forward_backward", "forward"):
+                # As any refusal: a gradient without this part is not stepped with.
+                kind = "refused" if kind == "forward_backward" else "refused_call"
+                payload = explain_payloads(seq, too_many).encode()
             self.store.add_request(model_id, seq, kind, digest, payload)
             executor.submit(model_id, seq)
         return request_id(model_id, seq)

@@ -198,8 +198,9 @@ class TinkerStore(WeightTables):
     def void_since_step(self, model_id: str, before: int) -> None:
         """Leave out of every replay what was added up after the last step before `before`."""
         self._do(
-            "UPDATE requests SET void = 1 WHERE owner = ?1 AND kind = 'forward_backward' "
-            "AND seq < ?2 AND seq > (SELECT COALESCE(MAX(seq), 0) FROM requests WHERE owner = ?1 "
+            "UPDATE requests SET void = 1, payload = NULL WHERE owner = ?1 "
+            "AND kind = 'forward_backward' AND seq < ?2 AND seq > "
+            "(SELECT COALESCE(MAX(seq), 0) FROM requests WHERE owner = ?1 "
             "AND kind = 'optim_step' AND status = 'done' AND seq < ?2)",
             model_id, before,
         )  # fmt: skip
@@ -306,6 +307,13 @@ class TinkerStore(WeightTables):
             "AND kind = 'snapshot' AND deleted_at IS NOT NULL LIMIT ?)",
             self._clock() - UNFETCHED_S, most,
         )  # fmt: skip
+
+    def payload_bytes(self, owner: str) -> int:
+        """Count the bytes of all payloads that a model or sampler still needs."""
+        row = self._one(
+            "SELECT COALESCE(SUM(LENGTH(payload)), 0) AS n FROM requests WHERE owner = ?", owner
+        )
+        return 0 if row is None else int(row["n"])
 
     def drop_payloads_of(self, owner: str) -> None:
         """Let go of all payloads of a model or sampler that is over."""

@@ -13,10 +13,16 @@ import tinker_wire as wire
 from tinker_wire import learn, write_request
 from tiny_model import make_model
 
+from nip_lm_server.placement import make_slots
+from nip_lm_server.serving.pool import EnginePool
+from nip_lm_server.spec import ServerSpec
+from nip_lm_server.state.database import Database
+from nip_lm_server.state.models import ModelStore
 from nip_lm_server.tinker import executor as execution
 from nip_lm_server.tinker.executor import Executor
 from nip_lm_server.tinker.folders import Folders
 from nip_lm_server.tinker.records import LoraShape
+from nip_lm_server.tinker.service import TinkerService
 from nip_lm_server.tinker.steps import Steps
 from nip_lm_server.tinker.store import TinkerStore
 from nip_lm_server.tinker.tinker_messages import MOST_TARGETS, decode_forward_backward
@@ -390,6 +396,35 @@ async def test_a_gradient_that_cant_be_stepped_with_is_taken_back(served: Served
         served.step(model, seq + 1)
         outcomes.append((await served.ended(model, seq + 1)).result)
     assert outcomes[0] == outcomes[1]
+
+
+async def test_requests_that_no_step_is_behind_are_bounded(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(served.state / "jobs.sqlite3")
+    spec = ServerSpec("embedded", str(served.base), served_model_name="base")
+    models = ModelStore(served.state / "models", database)
+    service = TinkerService(
+        served.state, EnginePool(make_slots(spec, {}, served.state), database, models), {}
+    )
+    service._executors["base"] = served.executor
+    payload = write_request("m", 1, DATA)
+    monkeypatch.setattr(execution, "MOST_PAYLOADS", int(2.5 * len(payload)))
+    model = served.make("m")
+    for seq in (1, 2, 3):
+        service.submit(model, seq, "forward_backward", str(seq), payload)
+    refused = await served.ended(model, 3)
+    assert refused.category == "user" and "with request 3" in refused.error
+    assert "call optim_step" in refused.error and str(execution.MOST_PAYLOADS) in refused.error
+    assert service.submit(model, 3, "forward_backward", "3", payload) == "m:3"
+    served.step(model, 4)
+    assert "a part of its gradient" in (await served.ended(model, 4)).error
+    assert served.store.payload_bytes(model) < len(payload)
+    service.submit(model, 5, "forward_backward", "5", payload)
+    served.step(model, 6)
+    assert (await served.ended(model, 6)).status == "done"
+    service.store.close()
+    database.close()
 
 
 async def test_a_session_that_ends_while_a_state_is_written_leaves_none(
