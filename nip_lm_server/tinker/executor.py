@@ -345,7 +345,11 @@ class Executor:
         model = self._store.find_model(idlest.model_id)
         # With a gradient that waits for its step, it is restored from its payloads.
         if model is not None and not idlest.added and idlest.next_seq > 1:
-            await self._steps.make_durable(model, idlest.next_seq - 1)
+            try:
+                await self._steps.make_durable(model, idlest.next_seq - 1)
+            except (Failed, OSError) as error:
+                # So it is where its state can't be written, as on a full disk: nothing is lost.
+                _log.error("%s leaves without a new state: %s", model.id, error)
         await self._steps.drop(idlest.model_id)
         idlest.is_resident = False
 

@@ -439,3 +439,23 @@ async def test_a_session_that_ends_while_a_state_is_written_leaves_none(
         await asyncio.sleep(0.001)
     row = served.store.find_model(model)
     assert row is not None and row.durable_seq == 3  # it was written, and gone with its session
+
+
+async def test_a_model_whose_state_cant_be_written_makes_room_and_loses_nothing(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = served.make("plain")
+    served.steps(plain, 0, 2)
+    expected = await served.logprobs(plain, 7)
+    monkeypatch.setattr(execution, "MOST_RESIDENT", 1)
+    first = served.make("first")
+    served.steps(first, 0, 1)
+    await served.ended(first, 3)
+    # What a directory is to be made of is a file: every write of this state breaks.
+    served.folders.path(first, "state", 3).with_name(".state-3.part").write_text("")
+    second = served.make("second", seed=2)
+    assert (await served.ended(second, 0)).status == "done"
+    row = served.store.find_model(first)
+    assert row is not None and row.durable_seq == -1
+    served.steps(first, 1, 2)
+    assert await served.logprobs(first, 7) == expected
