@@ -12,6 +12,7 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 
+from nip_lm_server import aside
 from nip_lm_server.engines.base import (
     Delta,
     Engine,
@@ -119,7 +120,8 @@ class Sampler:
         for attempt in range(1000):
             try:
                 async with self._pool.using(sampler.served_name) as engine:
-                    return encode_samples(await _draw(engine, sampler, body))
+                    drawn = await _draw(engine, sampler, body)
+                return await aside.run(_count_bytes(drawn), encode_samples, drawn)
             except EngineRequestError:
                 raise
             except (ApiError, EngineError) as error:
@@ -176,6 +178,12 @@ async def _draw(engine: Engine, sampler: SamplerRow, body: Sample) -> Samples:
         prompt_width=body.topk_prompt_logprobs,
         sample_width=body.topk_sample_logprobs,
     )
+
+
+def _count_bytes(drawn: Samples) -> int:
+    """About as many as the answer will have."""
+    tokens = sum(len(sequence.tokens) for sequence in drawn.sequences) * (1 + drawn.sample_width)
+    return 8 * (tokens + len(drawn.prompt_likeliest or ()) * drawn.prompt_width)
 
 
 def _sequence(choice: Delta) -> SampledSequence:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from nip_lm_server import aside
 from nip_lm_server.engines.probes import PROBE
 from nip_lm_server.state.models import AdapterError
 from nip_lm_server.tinker.folders import Folders
@@ -233,14 +234,16 @@ class Steps:
             )
 
     async def _forward_backward(self, model: ModelRow, row: RequestRow) -> Done:
-        asked = decode_forward_backward(row.payload or b"")
+        payload = row.payload or b""
+        asked = await aside.run(len(payload), decode_forward_backward, payload)
         output = await self._trainer.forward_backward(
             model.id, asked.data, asked.loss_fn, asked.config, forward_only=asked.forward_only
         )
         if not asked.forward_only:
             longest = max(asked.data, key=lambda datum: len(datum.tokens))
             self._probed[model.id] = tuple(longest.tokens[:PROBE_TOKENS].tolist())
-        return Done(encode_output(output), is_protobuf=True)
+        size = sum(array.nbytes for array in output.logprobs)
+        return Done(await aside.run(size, encode_output, output), is_protobuf=True)
 
     async def _optim_step(self, model: ModelRow, row: RequestRow) -> Done:
         adam = OptimStep.model_validate_json(row.payload or b"{}").adam_params

@@ -459,3 +459,18 @@ async def test_a_model_whose_state_cant_be_written_makes_room_and_loses_nothing(
     assert row is not None and row.durable_seq == -1
     served.steps(first, 1, 2)
     assert await served.logprobs(first, 7) == expected
+
+
+async def test_the_loop_goes_on_while_a_large_request_is_decoded(served: Served) -> None:
+    model = served.make("model")
+    await served.ended(model, 0)
+    # Its first datum is refused by the trainer, so nearly all the work is to decode the others.
+    data = [learn([10, 1_000_000]), *[learn(TEXTS[0])] * 3000]
+    served.train(model, 1, data)
+    turns = 0
+    while served.store.is_pending(model, 1):
+        turns += 1
+        await asyncio.sleep(0)
+    row = await served.ended(model, 1)
+    assert row.category == "user" and "datum 0" in row.error
+    assert turns > 100  # on the loop itself it would be a handful
