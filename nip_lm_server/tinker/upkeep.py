@@ -35,7 +35,7 @@ def sweep_folders(store: TinkerStore, folders: Folders) -> list[str]:
     were deleted or overwritten, and what a write that was cut short has left. What no model on
     record has made stays, and what a request that waits has made so far.
     """
-    wanted, removed = store.list_folders(), []
+    wanted, removed = store.list_folders(), list[str]()
     is_open = {model.id for model in store.list_open_models()}
     for model in store.list_models(-1, 0):
         parent = folders.parent(model.id)

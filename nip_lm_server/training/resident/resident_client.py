@@ -251,6 +251,8 @@ def _write_call(method: str, arguments: Mapping[str, Any]) -> bytes:
 def _count_bytes(datum: Datum) -> int:
     parts: list[Any] = [datum.tokens]
     for value in datum.inputs.values():
-        sparse = isinstance(value, SparseRows)
-        parts += [value.values, value.crow_indices, value.col_indices] if sparse else [value]
+        if isinstance(value, SparseRows):
+            parts += [value.values, value.crow_indices, value.col_indices]
+        else:
+            parts.append(value)
     return sum(int(np.asarray(part).nbytes) for part in parts)
