@@ -176,6 +176,7 @@ async def get_info(request: web.Request) -> web.StreamResponse:
     _, value = await read_object(request, MAX_REQUEST_BYTES)
     service = open_service(request)
     model = service.model(read_body(bodies.GetInfo, value).model_id)
+    service.check_served(model.base_model)
     data: dict[str, Any] = {"model_name": model.base_model}
     path = service.pool.base(model.base_model).path
     # A client on this machine can read the tokenizer where it lies; others are told no places.

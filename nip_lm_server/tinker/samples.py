@@ -76,7 +76,10 @@ class Sampler:
     def take_up(self) -> None:
         """Begin what an earlier server was asked for and did not answer."""
         for owner, seq in self._store.list_pending_samples():
-            self.submit(owner, seq)
+            sampler = self._store.find_sampler(owner)
+            # One whose base model is not served waits for a server that serves it.
+            if sampler is None or sampler.base_model in self._pool.base_models():
+                self.submit(owner, seq)
 
     def submit(self, owner: str, seq: int) -> None:
         """Answer a sample that is on record."""

@@ -159,14 +159,9 @@ class TinkerService:
         """Begin a model as request 0 of its; returns its id and the request's."""
         self.session(session_id)
         id = f"{session_id}:train:{number}"
-        if base_model not in self.pool.base_models():
-            known = ", ".join(map(repr, self.pool.base_models()))
-            raise wrong_value(
-                "base_model", f"There is no base model {base_model[:120]!r} here; known: {known}"
-            )
         if self._repeats(id, 0, digest):
             return id, request_id(id, 0)
-        self._check_engine(base_model)
+        self._check_base(base_model)
         self._check_disk()
         texts = {key: str(value) for key, value in (metadata or {}).items()}
         with self.store.transaction():
@@ -186,6 +181,7 @@ class TinkerService:
         model = self.model(model_id)
         if not self._repeats(model_id, seq, digest):
             self.session(model.session_id)
+            self.check_served(model.base_model)
             self._check_disk()
             if seq < 1:
                 raise wrong_value("seq_id", f"Invalid 'seq_id': got {seq}, expected 1 or more")
@@ -202,8 +198,27 @@ class TinkerService:
             executor.submit(model_id, seq)
         return request_id(model_id, seq)
 
-    def _check_engine(self, base_model: str) -> None:
-        """Raise ApiError 400 for an engine that does not sample by token ids itself."""
+    def check_served(self, base_model: str) -> None:
+        """Raise ApiError 404 where the base of what was made earlier is not served any more."""
+        if base_model not in self.pool.base_models():
+            raise ApiError(
+                404,
+                f"The base model {base_model[:120]!r} is not served any more, and this was made "
+                "over it: start the server with it under this name again (--model and "
+                "--served-model-name), and send the request again; what was done is kept. Served "
+                f"now: {self._known_bases()}",
+                code="base_model_not_served",
+                param="base_model",
+            )
+        self._check_base(base_model)
+
+    def _check_base(self, base_model: str) -> None:
+        """Raise ApiError 400 without an engine that samples by token ids itself."""
+        if base_model not in self.pool.base_models():
+            raise wrong_value(
+                "base_model",
+                f"There is no base model {base_model[:120]!r} here; known: {self._known_bases()}",
+            )
         engine = self.pool.base(base_model).engine
         if engine.name != ENGINE:
             raise wrong_value(
@@ -211,6 +226,9 @@ class TinkerService:
                 f"{base_model!r} is served by the engine {engine.name}: Tinker's API needs "
                 f"--engine {ENGINE} for a base model",
             )
+
+    def _known_bases(self) -> str:
+        return ", ".join(map(repr, self.pool.base_models()))
 
     def _check_disk(self) -> None:
         """Raise ApiError 507 where the disk has too little room for what is asked."""
@@ -240,11 +258,18 @@ class TinkerService:
                 404, f"There is no request {id[:120]!r}", code="not_found", param="request_id"
             )
         if row.status == "pending":
+            self._check_owner(owner)
             event = self._waiters.setdefault((owner, seq), asyncio.Event())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(event.wait(), timeout_s)
             row = self.store.find_request(owner, seq)
         return None if row is None or row.status == "pending" else Outcome(row)
+
+    def _check_owner(self, owner: str) -> None:
+        """Raise ApiError 404 where nobody will execute what a model or sampler waits for."""
+        made = self.store.find_model(owner) or self.store.find_sampler(owner)
+        if made is not None:
+            self.check_served(made.base_model)
 
     def _tell(self, owner: str, seq: int) -> None:
         event = self._waiters.pop((owner, seq), None)
@@ -273,14 +298,11 @@ class TinkerService:
             served = base = base_model
         else:
             raise wrong_value("base_model", "Give base_model, or model_path")
-        if base not in self.pool.base_models() or (base_model or base) != base:
-            known = ", ".join(map(repr, self.pool.base_models()))
-            raise wrong_value(
-                "base_model",
-                f"There is no base model {(base_model or base)[:120]!r} here for this; "
-                f"known: {known}",
-            )
-        self._check_engine(base)
+        if (base_model or base) != base:
+            raise wrong_value("base_model", f"{served!r} is over {base!r}, not {base_model!r}")
+        if model_path is not None:
+            self.check_served(base)
+        self._check_base(base)
         self.store.add_sampler(id, session_id, base, model_path, served)
         return id
 
@@ -300,6 +322,7 @@ class TinkerService:
         sampler = self.find_sampler(owner)
         if not self._repeats(owner, seq, digest):
             self.session(sampler.session_id)
+            self.check_served(sampler.base_model)
             self._check_disk()
             with self.store.transaction():
                 self.store.add_request(owner, seq, "sample", digest, payload)

@@ -1,11 +1,12 @@
-"""What Tinker's API has of earlier servers: folders that are nobody's."""
+"""What Tinker's API has of earlier servers: bases that are gone, folders that are nobody's."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nip_lm_server.errors import ApiError
 from nip_lm_server.placement import make_slots
 from nip_lm_server.serving.pool import EnginePool
 from nip_lm_server.spec import ServerSpec
@@ -30,6 +31,30 @@ async def service(tmp_path: Path) -> AsyncIterator[TinkerService]:
     yield service
     await service.stop()
     database.close()
+
+
+async def test_a_base_that_is_not_served_any_more_is_named_with_the_way_out(
+    service: TinkerService,
+) -> None:
+    model, sampler = "open:train:0", "open:sample:0"
+    for owner in (model, sampler):
+        service.store.add_request(owner, 1, "sample", "digest", b"")
+    service.start()
+    calls: list[Callable[[], Any]] = [
+        lambda: service.submit(model, 2, "optim_step", "", b""),
+        lambda: service.submit_sample(sampler, 2, "", b"", None),
+        lambda: service.add_sampler("open", 1, "gone", None),
+    ]
+    for call in calls:
+        with pytest.raises(ApiError, match="'gone'") as error:
+            call()
+        assert 400 <= error.value.status < 500 and "'sim'" in error.value.message
+    for owner in (model, sampler):
+        with pytest.raises(ApiError, match="start the server with it under this name") as error:
+            await service.wait(f"{owner}:1")
+        assert error.value.status == 404
+        # Nothing is lost: with its base the request goes on.
+        assert service.store.is_pending(owner, 1)
 
 
 def put(service: TinkerService, model: str, what: str, seq: int, path: str | None = None) -> str:
