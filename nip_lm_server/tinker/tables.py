@@ -98,10 +98,13 @@ class Tables:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._connection.execute("COMMIT")
         except BaseException:
-            self._connection.execute("ROLLBACK")
+            # On a full disk SQLite may have rolled it back already; one that stayed open would take
+            # in all that is written later.
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
             raise
-        self._connection.execute("COMMIT")
 
     def _one(self, sql: str, *values: Any) -> sqlite3.Row | None:
         row: sqlite3.Row | None = self._connection.execute(sql, values).fetchone()
