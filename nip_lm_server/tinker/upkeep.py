@@ -35,7 +35,7 @@ def sweep_folders(store: TinkerStore, folders: Folders) -> list[str]:
     were deleted or overwritten, and what a write that was cut short has left. What no model on
     record has made stays, and what a request that waits has made so far.
     """
-    wanted, removed = store.list_folders(), list[str]()
+    named, removed = store.list_folders(), list[str]()
     is_open = {model.id for model in store.list_open_models()}
     for model in store.list_models(-1, 0):
         parent = folders.parent(model.id)
@@ -49,7 +49,7 @@ def sweep_folders(store: TinkerStore, folders: Folders) -> list[str]:
             if match[1] == "state":
                 is_wanted = model.id in is_open and seq == model.durable_seq
             else:
-                is_wanted = relative in wanted or store.is_pending(model.id, seq)
+                is_wanted = relative in named or store.is_pending(model.id, seq)
             if is_part or not is_wanted:
                 removed.append(relative)
     for relative in removed:

@@ -1,9 +1,8 @@
 """Whoever is refused by Tinker's API is told whose the error is, wherever it is noticed."""
 
-from typing import Any
+from pathlib import Path
 
-import httpx
-import pytest
+from served_here import serve
 
 JSON = {"Content-Type": "application/json"}
 REFUSED = {
@@ -17,14 +16,14 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", list(REFUSED))
-def test_every_refusal_has_a_category(server: Any, what: str) -> None:
-    status, method, route, headers, body = REFUSED[what]
-    url = f"{server.handle.url}/api/v1/{route}"
-    key = {"Authorization": f"Bearer {server.handle.api_key}"}
-    with httpx.Client(trust_env=False) as client:
-        answer = client.request(method, url, headers={**key, **headers}, content=body)
-        assert (answer.status_code, answer.json()["category"]) == (status, "user"), answer.text
+async def test_every_refusal_has_a_category(tmp_path: Path) -> None:
+    async with serve(tmp_path / "state") as here:
+        for what, (status, method, route, headers, body) in REFUSED.items():
+            url = f"/api/v1/{route}"
+            async with here.http.request(method, url, headers=headers, data=body) as answer:
+                told = await answer.json()
+                assert (answer.status, told["category"]) == (status, "user"), what
+                assert told["error"]["message"], what
         # OpenAI's API has no such word.
-        other = client.post(f"{server.handle.url}/v1/no/such/route", headers=key)
-    assert other.status_code == 404 and "category" not in other.json()
+        async with here.http.post("/v1/no/such/route") as other:
+            assert other.status == 404 and "category" not in await other.json()

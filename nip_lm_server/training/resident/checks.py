@@ -146,14 +146,16 @@ def _check_names(place: str, datum: Datum, name: str, loss: Loss) -> None:
 
 def check_adam(adam: AdamParams) -> None:
     """Raise ResidentError for numbers with which AdamW can't step."""
-    for one in fields(adam):
-        value = getattr(adam, one.name)
+    for part in fields(adam):
+        value = getattr(adam, part.name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            raise refuse("invalid_adam", f"{one.name} is {value!r}, expected a number from 0 on")
+            raise refuse("invalid_adam", f"{part.name} is {value!r}, expected a number from 0 on")
         if not math.isfinite(value):
-            raise refuse("invalid_adam", f"{one.name} is {value!r}, expected a finite number")
-        if one.name != "grad_clip_norm" and value > LARGEST:
-            raise refuse("invalid_adam", f"{one.name} is {value:g}, expected at most {LARGEST:.3g}")
+            raise refuse("invalid_adam", f"{part.name} is {value!r}, expected a finite number")
+        if part.name != "grad_clip_norm" and value > LARGEST:
+            raise refuse(
+                "invalid_adam", f"{part.name} is {value:g}, expected at most {LARGEST:.3g}"
+            )
     for name in ("beta1", "beta2"):
         if getattr(adam, name) >= 1:
             raise refuse("invalid_adam", f"{name} is {getattr(adam, name)}, expected less than 1")
