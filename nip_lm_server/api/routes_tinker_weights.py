@@ -100,8 +100,8 @@ async def refuse_publishing(request: web.Request) -> web.StreamResponse:
     _named(request, open_service(request))
     raise wrong_value(
         "path",
-        "Weights are not published here: every key of this server reads all of them. `nip "
-        "publishes an adapter elsewhere",
+        "Weights are not published here: every key of this server reads all of them. "
+        "Download them to publish them elsewhere",
     )
 
 
