@@ -128,11 +128,13 @@ def _answers_in_journals(run: RunStore, iteration: int) -> int:
     journals twice takes too many requests.
     """
     answers, root = 0, f"{run.root}/journals/{iteration:04d}"
+    if run.store.local_path(root) is None:
+        return 0
     for split in (name.rstrip("/") for name in run.store.list(root)):
         done = committed_shards(run.store, run.rollouts(iteration, split))
         for name in run.store.list(f"{root}/{split}"):
             path = f"{root}/{split}/{name}"
-            if name.partition(".")[0] not in done and run.store.local_path(path) is not None:
+            if name.partition(".")[0] not in done:
                 answers += sum("generation" in record for record in read_journal(run.store, path))
     return answers
 
