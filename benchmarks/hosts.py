@@ -4,8 +4,8 @@
 
 For root on Linux; needs PostgreSQL's programs and `pip install -e ".[local,dev,cluster]"`. Plays a
 run on the hosts for every fault, while it happens, and compares its digests with those of the same
-run on one machine. Writes the file and the page beside it, whose other rows stay. Ends with status 1
-if any digests differ, with 2 if hosts can't be made here.
+run on one machine. Writes the file and the page beside it, whose other rows stay. Ends with status
+1 if any digests differ, with 2 if hosts can't be made here.
 """
 
 import argparse
@@ -43,12 +43,11 @@ def measure(
     site: Site, place: Path, only: str, episodes: int, done: Callable[[Trial], None]
 ) -> None:
     """Play a run for every fault whose words have `only` in them, and hand it to `done`."""
-    settings = site.settings("faults", episodes)
-    expected = on_one(settings, place)
     for number, (words, (happen, reconciles)) in enumerate(FAULTS.items()):
         if only in words:
-            own = {**settings, "run_name": f"fault-{number}"}
-            done(play(site, own, expected, words, happen, reconciles))
+            settings = site.settings(f"fault-{number}", episodes)  # keys follow from a run's name
+            expected = on_one(settings, place)
+            done(play(site, settings, expected, words, happen, reconciles))
 
 
 def write(row: dict[str, Any], out: Path) -> None:
@@ -62,7 +61,7 @@ def write(row: dict[str, Any], out: Path) -> None:
         "",
         f"`{COMMAND}`. Each row is a run of its own on four hosts: one has the object store, "
         "PostgreSQL and Prefect's server, two have a worker each, the last one the model server, "
-        f"which takes {ANSWER_S:g} s for an answer. [How they are made](../decisions/0054-hosts.md).",
+        f"which takes {ANSWER_S:g} s for an answer ([how](../decisions/0054-hosts.md)).",
         "",
         "| " + " | ".join(_COLUMNS.values()) + " |",
         "|" + " --- |" * len(_COLUMNS),
