@@ -4,8 +4,8 @@
 
 For root on Linux; needs PostgreSQL's programs and `pip install -e ".[local,dev,cluster]"`. Plays a
 run on the hosts for every fault, while it happens, and compares its digests with those of the same
-run on one machine. Writes the file and the page beside it, whose other rows stay. Ends with status
-1 if any digests differ, with 2 if hosts can't be made here.
+run on one machine. Writes the file and the page beside it; what is in the file already is not played
+again. Ends with status 1 if any digests differ, with 2 if hosts can't be made here.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from four_hosts.parts import Site
 from four_hosts.trials import FAULTS, Trial, on_one, play
 
 ANSWER_S = 1.5
+IN_FLIGHT = 4
 COMMAND = "python benchmarks/hosts.py --out docs/results/hosts.json"
 _COLUMNS = {
     "fault": "what happens",
@@ -40,20 +41,25 @@ _COLUMNS = {
 
 
 def measure(
-    site: Site, place: Path, only: str, episodes: int, done: Callable[[Trial], None]
+    site: Site, place: Path, wanted: Collection[str], episodes: int, done: Callable[[Trial], None]
 ) -> None:
-    """Play a run for every fault whose words have `only` in them, and hand it to `done`."""
+    """Play a run for every wanted fault, and hand it to `done`."""
     for number, (words, (happen, reconciles)) in enumerate(FAULTS.items()):
-        if only in words:
-            settings = site.settings(f"fault-{number}", episodes)  # keys follow from a run's name
+        if words in wanted:
+            # Keys follow from a run's name. Few calls at once, so that there is time for a fault.
+            settings = site.settings(f"fault-{number}", episodes, concurrency=IN_FLIGHT)
             expected = on_one(settings, place)
             done(play(site, settings, expected, words, happen, reconciles))
 
 
+def read_rows(out: Path) -> list[dict[str, Any]]:
+    """Read the rows of a file that may not be there."""
+    return list(json.loads(out.read_text())["rows"]) if out.exists() else []
+
+
 def write(row: dict[str, Any], out: Path) -> None:
     """Put a row into the file, in the place of an older one of its fault, and write the page."""
-    rows = json.loads(out.read_text())["rows"] if out.exists() else []
-    kept = {old["fault"]: old for old in [*rows, row]}
+    kept = {old["fault"]: old for old in [*read_rows(out), row]}
     rows = [kept[fault] for fault in FAULTS if fault in kept]
     out.write_text(json.dumps({"command": COMMAND, "rows": rows}, indent=1) + "\n")
     lines = [
@@ -61,7 +67,8 @@ def write(row: dict[str, Any], out: Path) -> None:
         "",
         f"`{COMMAND}`. Each row is a run of its own on four hosts: one has the object store, "
         "PostgreSQL and Prefect's server, two have a worker each, the last one the model server, "
-        f"which takes {ANSWER_S:g} s for an answer ([how](../decisions/0054-hosts.md)).",
+        f"which takes {ANSWER_S:g} s for an answer ([how](../decisions/0054-hosts.md)). "
+        f"{IN_FLIGHT} calls are in flight.",
         "",
         "| " + " | ".join(_COLUMNS.values()) + " |",
         "|" + " --- |" * len(_COLUMNS),
@@ -80,6 +87,11 @@ def main() -> int:
     parser.add_argument("--episodes", type=int, default=60)
     options = parser.parse_args()
     are_same: list[bool] = []
+    measured = {row["fault"] for row in read_rows(options.out)}
+    wanted = [words for words in FAULTS if options.only in words and words not in measured]
+    if not wanted:
+        print("hosts: every fault that is asked for is in the file")
+        return 0
 
     def done(trial: Trial) -> None:
         row = {
@@ -96,7 +108,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder, Network(Path(folder) / "logs") as network:
             network.join()
             with Site(network, ANSWER_S) as site:
-                measure(site, Path(folder), options.only, options.episodes, done)
+                measure(site, Path(folder), wanted, options.episodes, done)
     except HostsError as error:
         print(f"hosts: {error}", file=sys.stderr)
         return 2
