@@ -4,8 +4,8 @@
 
 For root on Linux; needs PostgreSQL's programs and `pip install -e ".[local,dev,cluster]"`. Plays a
 run on the hosts for every fault, while it happens, and compares its digests with those of the same
-run on one machine. Writes the file and the page beside it; what is in the file already is not played
-again. Ends with status 1 if any digests differ, with 2 if hosts can't be made here.
+run on one machine. Writes the file and the page beside it; what is in the file already is not
+played again. Ends with status 1 if any digests differ, with 2 if hosts can't be made here.
 """
 
 import argparse
