@@ -46,8 +46,10 @@ def measure(
     """Play a run for every wanted fault, and hand it to `done`."""
     for number, (words, (happen, reconciles)) in enumerate(FAULTS.items()):
         if words in wanted:
-            # Keys follow from a run's name. Few calls at once, so that there is time for a fault.
+            # Few calls at once, so that there is time for a fault; and other seeds for each run, as
+            # the server keeps what it has answered.
             settings = site.settings(f"fault-{number}", episodes, concurrency=IN_FLIGHT)
+            settings["seed"] += number
             expected = on_one(settings, place)
             done(play(site, settings, expected, words, happen, reconciles))
 
