@@ -92,7 +92,7 @@ test: install
 	$(PYTEST) $(if $(ALL),tests $(LONG))
 
 # What is too long for `make test`, and all examples, kill points and pairs of settings of tests of
-# which `make test` tries a part. .ci/run runs it.
+# which `make test` tries a part.
 LONG := tests/lm_server/long tests/sweep/long tests/flows/long tests/factory
 THOROUGH := tests/scenarios/test_parsing.py tests/rollouts/test_matrix.py tests/stages/test_attack.py \
 	tests/stages/test_attack_course.py tests/stages/test_scripted_attack.py \

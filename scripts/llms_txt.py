@@ -42,9 +42,10 @@ def title_and_sentence(page: Path) -> tuple[str, str]:
     [title] = re.findall(r"^# (.+)$", text, re.MULTILINE)[:1] or [page.stem]
     for paragraph in text.partition(f"# {title}")[2].partition("\n## ")[0].split("\n\n"):
         plain = " ".join(paragraph.split())
-        if (plain and plain[0] not in "#|!<-*>`[:") or plain.startswith("**"):
+        is_text = plain and plain[0] not in "#|!<-*>:" and not plain.startswith("[![")
+        if is_text or plain.startswith("**"):
             plain = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", plain).replace("**", "")
-            sentence = re.split(r"(?<=[.:])\s", plain)[0].rstrip(":")
+            sentence = re.split(r"(?<=[.:])(?<!al\.)\s", plain)[0].rstrip(":")
             return title, sentence if len(sentence) <= _LONGEST else f"{sentence[:_LONGEST]}…"
     return title, ""
 

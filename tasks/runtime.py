@@ -10,6 +10,7 @@ retried_task      the decorator of every task
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
+from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
@@ -17,11 +18,11 @@ from aiohttp import ClientError
 from prefect import Task, get_client, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import Abort, ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Crashed
 
-from nip_core.errors import ServerError
+from nip_core.errors import LeaseError, ServerError
 from nip_core.parameters import HyperParameters
 from nip_core.session.opening import open_session
 from nip_core.session.session import Session
@@ -57,8 +58,13 @@ def offered_settings() -> HyperParameters | None:
 async def open_run(
     parameters: HyperParameters, *, retry_failed_jobs: bool = False
 ) -> AsyncIterator[Session]:
-    """Open the run's session; the tasks of this process find it by the run's name."""
+    """Open the run's session; the tasks of this process find it by the run's name.
+
+    Raises Prefect's Abort where a later attempt of this flow run has taken the run: then the flow
+    ends and the flow run's state, which is the other attempt's, stays.
+    """
     async with AsyncExitStack() as stack:
+        stack.push_async_exit(_leave_to_later_attempt)
         stack.enter_context(stops_all_the_same())
         # A command has opened its session already, beside Prefect's server.
         if _offered:
@@ -81,6 +87,22 @@ async def open_run(
         stack.enter_context(_hold(session))
         await stack.enter_async_context(show_progress(session))
         yield session
+
+
+async def _leave_to_later_attempt(
+    kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+) -> None:
+    """Raise Abort in the place of a LeaseError if this attempt of the flow run is not the last."""
+    if not isinstance(error, LeaseError) or (identifier := flow_run.get_id()) is None:
+        return
+    try:
+        async with get_client() as client:
+            latest = (await client.read_flow_run(UUID(identifier))).run_count
+    except Exception:  # whatever it is, the lease's error says what happened
+        return
+    if latest > flow_run.get_run_count():
+        get_run_logger().warning("attempt %d of this flow run goes on: %s", latest, error)
+        raise Abort(f"attempt {latest} of this flow run goes on") from error
 
 
 async def _end_earlier_attempts() -> None:

@@ -100,7 +100,7 @@ def _page(document: dict[str, Any], summary: dict[str, Any]) -> str:
         of = f"of {row['proofs']}"
         wrong = row["proofs"] - row["named"]
         said = f"{wrong} {of} false alarms" if what == "right" else f"named, {row['named']} {of}"
-        path = "–" if what == "base" else f"differs, {row['path_differs']} {of}"
+        path = f"differs, {row['path_differs']} {of}"
         lines.append(
             f"| {title} | differ, {row['files_differ']} {of} | missing, {row['not_listed']} {of} | "
             f"{path} | {said} | {row['seconds_median']:g}, {row['seconds_most']:g} |"

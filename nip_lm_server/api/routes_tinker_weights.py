@@ -100,7 +100,7 @@ async def refuse_publishing(request: web.Request) -> web.StreamResponse:
     _named(request, open_service(request))
     raise wrong_value(
         "path",
-        "Weights are not published here: every key of this server reads all of them. `nip hub` "
+        "Weights are not published here: every key of this server reads all of them. `nip "
         "publishes an adapter elsewhere",
     )
 

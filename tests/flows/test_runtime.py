@@ -2,12 +2,16 @@
 
 import pytest
 from prefect import flow, get_client
+from prefect.exceptions import Abort
+from prefect.runtime import flow_run
+from prefect.states import Running, Scheduled
 
-from nip_core.errors import SettingsError, StageError
+from nip_core.errors import LeaseError, SettingsError, StageError
+from nip_core.parameters import load_parameters
 from nip_core.rollouts.chat_client import TransportError
 from nip_core.stages.playing import play_shard
 from nip_prefect.tasks.calls import TASKS
-from nip_prefect.tasks.runtime import limit_by_tag, retried_task, session_of
+from nip_prefect.tasks.runtime import limit_by_tag, open_run, retried_task, session_of
 
 
 @pytest.mark.parametrize(
@@ -46,3 +50,27 @@ async def test_a_tag_is_put_on_a_task_only_where_somebody_has_limited_it(prefect
     tagged = await limit_by_tag(task, "somebody-limits-this")
     assert tagged.tags == {"somebody-limits-this"}
     assert (tagged.retries, tagged.fn) == (task.retries, task.fn)
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+async def test_an_attempt_that_another_has_replaced_leaves_the_state_of_the_flow_run_alone(
+    is_replaced, prefect_server, tmp_path
+):
+    parameters = load_parameters("deterministic", [f"run_store={tmp_path}"])
+    identifiers = []
+
+    @flow
+    async def losing() -> None:
+        async with open_run(parameters):
+            identifiers.append(flow_run.get_id())
+            if is_replaced:  # as by `reconcile` and a worker on another host
+                async with get_client() as client:
+                    for state in (Scheduled(), Running()):
+                        await client.set_flow_run_state(identifiers[0], state, force=True)
+            raise LeaseError("taken over by another runner")
+
+    with pytest.raises(Abort if is_replaced else LeaseError, match=r"goes on|taken over"):
+        await losing()
+    async with get_client() as client:
+        seen = await client.read_flow_run(identifiers[0])
+    assert (seen.state.is_running(), seen.state.is_failed()) == (is_replaced, not is_replaced)

@@ -32,7 +32,8 @@ ABOUT = {
         "A run of a flow is killed up to twelve times, one after another, at points that are "
         "spread over it. Stars stand for what is drawn at random. The points are those that two "
         "unbroken runs have in common. Not covered: the heartbeat of the lease, which beats by "
-        "the clock; a loss of power, which is what syncs are for; the Prefect server; what a worker "
+        "the clock; a loss of power, which is what syncs are for; the Prefect server; runs in a "
+        "bucket, which `make test-cluster` kills at a few points; what a worker "
         "polls again and again, and its websockets.",
     ),
     "faults": (
