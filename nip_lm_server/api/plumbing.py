@@ -325,9 +325,12 @@ class _BodyWatch:
 def error_answer(request: web.Request, error: Exception) -> tuple[int, dict[str, Any]]:
     """Status and error object for an exception; what was not foreseen is logged and a 500.
 
-    The object names no place on this machine; the log does.
+    The object names no place on this machine; the log does. Below Tinker's path it says whose the
+    error is, as clients of that API read it.
     """
     status, body = _answer_of(request, error)
+    if request.path.startswith(TINKER_PATH):
+        body["category"] = "user" if status < 500 else "server"
     return status, request.app[SERVICES].places.hide(body)
 
 

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from nip_lm_server import aside
 from nip_lm_server.api.bodies import MAX_BODY_BYTES, read_bytes, read_object
-from nip_lm_server.api.plumbing import SERVICES, Handler, json_response, take_notes
+from nip_lm_server.api.plumbing import SERVICES, json_response, take_notes
 from nip_lm_server.auth import is_loopback
 from nip_lm_server.errors import ApiError, wrong_value
 from nip_lm_server.tinker import tinker_bodies as bodies
@@ -35,20 +35,6 @@ _FLAGS: Mapping[str, Any] = {
     "sample_use_retrieve_futures": False,
     "sample_join_sampling_session": False,
 }
-
-
-def with_category(handler: Handler) -> Handler:
-    """Say in every error whose it is, as clients of this API read it."""
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except ApiError as error:
-            category = "user" if error.status < 500 else "server"
-            body = request.app[SERVICES].places.hide({**error.body(), "category": category})
-            return json_response(body, error.status, error.headers)
-
-    return answer
 
 
 def open_service(request: web.Request) -> TinkerService:
@@ -190,6 +176,7 @@ async def get_info(request: web.Request) -> web.StreamResponse:
     _, value = await read_object(request, MAX_REQUEST_BYTES)
     service = open_service(request)
     model = service.model(read_body(bodies.GetInfo, value).model_id)
+    service.check_served(model.base_model)
     data: dict[str, Any] = {"model_name": model.base_model}
     path = service.pool.base(model.base_model).path
     # A client on this machine can read the tokenizer where it lies; others are told no places.

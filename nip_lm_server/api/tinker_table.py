@@ -59,12 +59,14 @@ def add_tinker_routes(app: web.Application) -> None:
     """Add every route of Tinker's API; where no engine serves it, each says so."""
     add = app.router.add_route
     for path, why in _ABSENT:
-        handler = calls.with_category(weights.refuse_route(why))
-        add("*", TINKER_PATH + path, guard_route(handler))
+        add("*", TINKER_PATH + path, guard_route(weights.refuse_route(why)))
     for method, path, handler in ROUTES:
-        add(method, TINKER_PATH + path, guard_route(calls.with_category(handler)))
+        add(method, TINKER_PATH + path, guard_route(handler))
     # A client that leaves ends its long poll.
-    waiting = guard_route(calls.with_category(calls.retrieve_future), abandonable=True)
-    add("POST", TINKER_PATH + "retrieve_future", waiting)
-    file = guard_route(calls.with_category(weights.external_weights_file), key=False)
+    add(
+        "POST",
+        TINKER_PATH + "retrieve_future",
+        guard_route(calls.retrieve_future, abandonable=True),
+    )
+    file = guard_route(weights.external_weights_file, key=False)
     add("GET", TINKER_PATH + "external_weights/{token}/{name}", file)

@@ -8,6 +8,7 @@ executor          a model's requests in their order, by a trainer that stays; re
 steps             what each kind of request does, by `trainers`
 samples           tokens from the engine
 service           all of it together, as the routes see it; `door` opens it when it is asked for
+upkeep            what is over and nobody's goes
 
 A training request is (model, number), a sample (sampler, number). It is on disk before it is
 answered with an id, executed in the order of its numbers, and its result is on disk before anybody

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.state.disk import is_full
 from nip_lm_server.tinker.records import Category, ModelRow, RequestRow
-from nip_lm_server.tinker.steps import Failed, Steps
+from nip_lm_server.tinker.steps import Failed, Steps, UnusableGradient
 from nip_lm_server.tinker.store import TinkerStore
 from nip_lm_server.training.resident.resident_client import ResidentDied
 
@@ -32,6 +32,9 @@ DURABLE_S = 30.0
 MOST_AHEAD = 10_000
 """Numbers between a model's next request and the last that is taken: each that never comes is a
 row."""
+MOST_PAYLOADS = 1024 * 1024 * 1024
+"""Bytes of a model's requests that are kept: what waits, and what no state on disk is behind. Two
+hundred times what the SDK sends in one."""
 MOST_DEATHS = 3
 """So often a trainer may end over one request before the request fails."""
 PAUSE_S = 1.0
@@ -52,6 +55,7 @@ class Turn:
     added: bool = False  # a gradient waits for its step
     gap_since: float | None = None
     deaths: int = 0
+    bytes_kept: int = 0  # of payloads, or more: they are counted anew where it seems too much
     bytes_since: int = 0
     seconds_since: float = 0.0
     used: float = 0.0
@@ -92,6 +96,7 @@ class Executor:
             return
         turn = Turn(model.id, self._store.next_seq(model.id))
         turn.broken = self._store.find_broken(model.id)
+        turn.bytes_kept = self._store.payload_bytes(model.id)
         self._turns[model.id] = turn
         for seq in self._store.list_pending(model.id):
             self._add(turn, seq)
@@ -105,13 +110,27 @@ class Executor:
         """Say whether so many numbers before this one are missing that no client has them yet."""
         return seq - self._turns[model_id].next_seq > MOST_AHEAD
 
-    def forget(self, model_id: str) -> None:
-        """A session is over: its model's requests fail, and the trainer lets go of it."""
+    def keep(self, model_id: str, size: int) -> int | None:
+        """Count the bytes of a request that is to be kept. Returns their sum if it is too large."""
+        turn = self._turns[model_id]
+        if turn.bytes_kept + size > MOST_PAYLOADS:
+            turn.bytes_kept = self._store.payload_bytes(model_id)
+            if turn.bytes_kept + size > MOST_PAYLOADS:
+                return turn.bytes_kept + size
+        turn.bytes_kept += size
+        return None
+
+    def forget(self, model_id: str) -> bool:
+        """A session is over: its model's requests fail, trainer and disk let go of it.
+
+        False: this executor has nothing of it.
+        """
         turn = self._turns.get(model_id)
         if turn is not None:
             turn.broken = "the session is over"
             turn.waiting[-1] = -1  # before all numbers: taken as the order to leave
             self._wake.set()
+        return turn is not None
 
     def _add(self, turn: Turn, seq: int) -> None:
         if seq not in turn.waiting and seq >= turn.next_seq:
@@ -210,6 +229,9 @@ class Executor:
             else:
                 # The result, and then whoever waits: nobody is told what a kill could take back.
                 self._store.end_request(turn.model_id, row.seq, done.body, done.is_protobuf)
+        except UnusableGradient as failure:
+            self._end_unusable(turn, row, failure)
+            return
         except Failed as failure:
             self._end_failed(turn, row, failure.message, failure.category)
             return
@@ -222,9 +244,15 @@ class Executor:
             _log.exception("request %s of %s", row.seq, turn.model_id)
             self._note_death(turn, row, error)
             return
+        self._note_done(turn, row, self._clock() - begun)
+        self._go_on(turn, row.seq)
+        await self._write_state(turn, model, row)
+
+    def _note_done(self, turn: Turn, row: RequestRow, seconds: float) -> None:
+        """Note what a request that is on record as done has made of its model."""
         turn.deaths, turn.used = 0, self._clock()
         turn.bytes_since += len(row.payload or b"")
-        turn.seconds_since += self._clock() - begun
+        turn.seconds_since += seconds
         if row.kind == "create_model":
             turn.is_resident = True
         elif row.kind == "load_weights":
@@ -235,8 +263,6 @@ class Executor:
             turn.added = False
         elif row.seq:
             self._store.drop_payload(turn.model_id, row.seq)
-        self._go_on(turn, row.seq)
-        await self._write_state(turn, model, row)
 
     async def _write_state(self, turn: Turn, model: ModelRow, row: RequestRow) -> None:
         """Write the model's state where enough has come since the last one."""
@@ -254,13 +280,26 @@ class Executor:
     async def _take_back(self, turn: Turn, row: RequestRow) -> None:
         """Refuse a step with a part of a gradient, and let go of that part."""
         reason, turn.broken = turn.broken, None
-        self._store.void_since_step(turn.model_id, row.seq)
-        if turn.added:
-            turn.is_resident, turn.added = False, False
+        self._let_go_of_gradient(turn, row)
         raise Failed(
             f"this step would be taken with a part of its gradient, since {reason}: nothing was "
             "changed, and the parts are taken back"
         )
+
+    def _let_go_of_gradient(self, turn: Turn, row: RequestRow) -> None:
+        """Leave out what was added up before a step; the trainer has the model without it next."""
+        self._store.void_since_step(turn.model_id, row.seq)
+        if turn.added:
+            turn.is_resident, turn.added = False, False
+
+    def _end_unusable(self, turn: Turn, row: RequestRow, failure: Failed) -> None:
+        """Refuse a step with whose gradient none can be taken, and let go of all of it."""
+        message = f"{failure.message}; the model is as it was, and this gradient is taken back"
+        # Together: after a kill in between, a step of nothing would be taken.
+        with self._store.transaction():
+            self._let_go_of_gradient(turn, row)
+            self._store.fail_request(turn.model_id, row.seq, message, failure.category)
+        self._end_failed(turn, row, message, failure.category)
 
     def _end_failed(self, turn: Turn, row: RequestRow, message: str, category: Category) -> None:
         if row.kind == "optim_step" and self._store.has_gradient(turn.model_id):
@@ -306,7 +345,11 @@ class Executor:
         model = self._store.find_model(idlest.model_id)
         # With a gradient that waits for its step, it is restored from its payloads.
         if model is not None and not idlest.added and idlest.next_seq > 1:
-            await self._steps.make_durable(model, idlest.next_seq - 1)
+            try:
+                await self._steps.make_durable(model, idlest.next_seq - 1)
+            except (Failed, OSError) as error:
+                # So it is where its state can't be written, as on a full disk: nothing is lost.
+                _log.error("%s leaves without a new state: %s", model.id, error)
         await self._steps.drop(idlest.model_id)
         idlest.is_resident = False
 
@@ -322,3 +365,14 @@ class Executor:
                 await self._steps.drop(turn.model_id)
         except ResidentDied:
             self._all_left()
+        # Only now: one of them may have been written until here.
+        self._steps.remove_states(turn.model_id)
+
+
+def explain_payloads(seq: int, size: int) -> str:
+    """Say why a request is refused whose model has too much on record that waits for a step."""
+    return (
+        f"with request {seq} this model would have {size} bytes of requests on record that wait or "
+        f"are not behind a step yet, at most {MOST_PAYLOADS} are kept: wait for results, and call "
+        "optim_step after fewer of them, which lets them go"
+    )

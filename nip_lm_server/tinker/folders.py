@@ -23,10 +23,14 @@ class Folders:
 
     def path(self, model_id: str, what: str, seq: int) -> Path:
         """Return the folder of what a model's request makes, and make its parent."""
-        # Ids are a client's text; a digest of one is a name on every file system.
-        parent = self.root / hashlib.sha256(model_id.encode()).hexdigest()[:20]
+        parent = self.parent(model_id)
         parent.mkdir(mode=0o700, exist_ok=True)
         return parent / f"{what}-{seq}"
+
+    def parent(self, model_id: str) -> Path:
+        """Return the folder of a model's folders."""
+        # Ids are a client's text; a digest of one is a name on every file system.
+        return self.root / hashlib.sha256(model_id.encode()).hexdigest()[:20]
 
     def find(self, relative: str) -> Path:
         """Return the folder of a record."""
@@ -42,6 +46,12 @@ class Folders:
         shutil.rmtree(path, ignore_errors=True)
         if path.parent != self.root and path.parent.is_dir() and not any(path.parent.iterdir()):
             path.parent.rmdir()
+
+    def remove_states(self, model_id: str, but: Path | None = None) -> None:
+        """Remove the states of a model, but for one."""
+        for path in self.parent(model_id).glob("state-*"):
+            if path != but:
+                self.remove(self.relative(path))
 
     async def measure(self, path: Path) -> tuple[str, int]:
         """Return the digest of a folder's files, and their bytes; its names are on disk then."""

@@ -8,10 +8,13 @@ again after a kill is the same.
 """
 
 import asyncio
+import itertools
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from nip_lm_server import aside
 from nip_lm_server.engines.base import (
     Delta,
     Engine,
@@ -21,13 +24,15 @@ from nip_lm_server.engines.base import (
 )
 from nip_lm_server.errors import ApiError
 from nip_lm_server.serving.pool import EnginePool
+from nip_lm_server.state.disk import is_full
 from nip_lm_server.tinker.records import Category, SamplerRow
 from nip_lm_server.tinker.store import TinkerStore
 from nip_lm_server.tinker.tinker_bodies import Refused, Sample
 from nip_lm_server.tinker.tinker_messages import Likeliest, SampledSequence, Samples, encode_samples
 
 WAITS = (1.0, 2.0, 4.0, 8.0, 15.0)
-"""Pauses before a sample is tried again whose engine is away; the last one is repeated."""
+"""Pauses before a sample is tried again whose engine is away, or whose result had no room on the
+disk; the last one is repeated."""
 PATIENCE_S = 600.0
 """So long a sample waits for an engine to come back: a large model takes minutes to start."""
 
@@ -75,7 +80,10 @@ class Sampler:
     def take_up(self) -> None:
         """Begin what an earlier server was asked for and did not answer."""
         for owner, seq in self._store.list_pending_samples():
-            self.submit(owner, seq)
+            sampler = self._store.find_sampler(owner)
+            # One whose base model is not served waits for a server that serves it.
+            if sampler is None or sampler.base_model in self._pool.base_models():
+                self.submit(owner, seq)
 
     def submit(self, owner: str, seq: int) -> None:
         """Answer a sample that is on record."""
@@ -100,15 +108,33 @@ class Sampler:
                 isinstance(error, ApiError) and error.status < 500
             )
             category: Category = "user" if own else "server"
-            self._store.fail_request(owner, seq, str(error), category)
+            end = partial(self._store.fail_request, owner, seq, str(error), category)
         except Exception as error:
             _log.exception("sample %s of %s", seq, owner)
             message = f"the server broke: {type(error).__name__}"
-            self._store.fail_request(owner, seq, message, "server")
+            end = partial(self._store.fail_request, owner, seq, message, "server")
         else:
-            self._store.end_request(owner, seq, body, True)
-        self._store.drop_payload(owner, seq)
+            end = partial(self._store.end_request, owner, seq, body, True)
+        await self._write(owner, seq, end)
         self._told(owner, seq)
+
+    async def _write(self, owner: str, seq: int, end: Callable[[], None]) -> None:
+        """Let a sample be over on record. A full disk is a wait; what can't be written fails."""
+        for attempt in itertools.count():
+            try:
+                with self._store.transaction():
+                    self._store.drop_payload(owner, seq)
+                    end()
+            except Exception as error:
+                _log.exception("sample %s of %s is not on record yet", seq, owner)
+                if not is_full(error):
+                    message = f"its result can't be written: {error}"
+                    end = partial(self._store.fail_request, owner, seq, message, "server")
+                # A reason that can't be written either waits as one does for room on the disk.
+                if attempt or is_full(error):
+                    await asyncio.sleep(WAITS[min(attempt, len(WAITS) - 1)])
+            else:
+                return
 
     async def _sample(self, owner: str, seq: int) -> bytes:
         sampler, row = self._store.find_sampler(owner), self._store.find_request(owner, seq)
@@ -119,7 +145,8 @@ class Sampler:
         for attempt in range(1000):
             try:
                 async with self._pool.using(sampler.served_name) as engine:
-                    return encode_samples(await _draw(engine, sampler, body))
+                    drawn = await _draw(engine, sampler, body)
+                return await aside.run(_count_bytes(drawn), encode_samples, drawn)
             except EngineRequestError:
                 raise
             except (ApiError, EngineError) as error:
@@ -176,6 +203,12 @@ async def _draw(engine: Engine, sampler: SamplerRow, body: Sample) -> Samples:
         prompt_width=body.topk_prompt_logprobs,
         sample_width=body.topk_sample_logprobs,
     )
+
+
+def _count_bytes(drawn: Samples) -> int:
+    """About as many as the answer will have."""
+    tokens = sum(len(sequence.tokens) for sequence in drawn.sequences) * (1 + drawn.sample_width)
+    return 8 * (tokens + len(drawn.prompt_likeliest or ()) * drawn.prompt_width)
 
 
 def _sequence(choice: Delta) -> SampledSequence:

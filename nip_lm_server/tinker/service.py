@@ -23,7 +23,7 @@ from nip_lm_server.errors import ApiError, wrong_value
 from nip_lm_server.serving.pool import EnginePool
 from nip_lm_server.state.disk import want_of_space
 from nip_lm_server.state.models import AdapterError
-from nip_lm_server.tinker.executor import Executor
+from nip_lm_server.tinker.executor import Executor, explain_payloads
 from nip_lm_server.tinker.folders import Folders
 from nip_lm_server.tinker.records import (
     CheckpointRow,
@@ -38,6 +38,7 @@ from nip_lm_server.tinker.steps import Steps
 from nip_lm_server.tinker.store import DATABASE, TinkerStore
 from nip_lm_server.tinker.tinker_bodies import unknown_model
 from nip_lm_server.tinker.trainers import TrainerProcess
+from nip_lm_server.tinker.upkeep import drop_rows, sweep_folders
 
 FOLDER = "tinker"
 ENGINE = "embedded"
@@ -80,6 +81,7 @@ class TinkerService:
 
     def start(self) -> None:
         """Go on with what an earlier server left."""
+        sweep_folders(self.store, self.folders)
         for model in self.store.list_open_models():
             if model.base_model in self.pool.base_models():
                 self._executor(model.base_model).take_up(model)
@@ -129,12 +131,10 @@ class TinkerService:
         if not self.store.finish_session(id, finish):
             return
         for model in self.store.list_models_of(id):
-            if (executor := self._executors.get(model.base_model)) is not None:
-                executor.forget(model.id)
+            executor = self._executors.get(model.base_model)
+            if executor is None or not executor.forget(model.id):
+                self.folders.remove_states(model.id)
             self.store.drop_payloads_of(model.id)
-            if model.durable_seq >= 0:
-                state = self.folders.path(model.id, "state", model.durable_seq)
-                self.folders.remove(self.folders.relative(state))
 
     # Models
 
@@ -159,14 +159,9 @@ class TinkerService:
         """Begin a model as request 0 of its; returns its id and the request's."""
         self.session(session_id)
         id = f"{session_id}:train:{number}"
-        if base_model not in self.pool.base_models():
-            known = ", ".join(map(repr, self.pool.base_models()))
-            raise wrong_value(
-                "base_model", f"There is no base model {base_model[:120]!r} here; known: {known}"
-            )
         if self._repeats(id, 0, digest):
             return id, request_id(id, 0)
-        self._check_engine(base_model)
+        self._check_base(base_model)
         self._check_disk()
         texts = {key: str(value) for key, value in (metadata or {}).items()}
         with self.store.transaction():
@@ -186,6 +181,7 @@ class TinkerService:
         model = self.model(model_id)
         if not self._repeats(model_id, seq, digest):
             self.session(model.session_id)
+            self.check_served(model.base_model)
             self._check_disk()
             if seq < 1:
                 raise wrong_value("seq_id", f"Invalid 'seq_id': got {seq}, expected 1 or more")
@@ -193,12 +189,36 @@ class TinkerService:
             executor.take_up(model)
             if executor.is_too_far(model_id, seq):
                 raise wrong_value("seq_id", f"The number {seq} is far ahead of what has come")
+            too_many = executor.keep(model_id, len(payload))
+            if too_many is not None and kind in ("forward_backward", "forward"):
+                # As any refusal: a gradient without this part is not stepped with.
+                kind = "refused" if kind == "forward_backward" else "refused_call"
+                payload = explain_payloads(seq, too_many).encode()
             self.store.add_request(model_id, seq, kind, digest, payload)
             executor.submit(model_id, seq)
         return request_id(model_id, seq)
 
-    def _check_engine(self, base_model: str) -> None:
-        """Raise ApiError 400 for an engine that does not sample by token ids itself."""
+    def check_served(self, base_model: str) -> None:
+        """Raise ApiError 404 where the base of what was made earlier is not served any more."""
+        if base_model not in self.pool.base_models():
+            raise ApiError(
+                404,
+                f"The base model {base_model[:120]!r} is not served any more, and this was made "
+                "over it: start the server with it under this name again (--model and "
+                "--served-model-name), and send the request again; what was done is kept. Served "
+                f"now: {self._known_bases()}",
+                code="base_model_not_served",
+                param="base_model",
+            )
+        self._check_base(base_model)
+
+    def _check_base(self, base_model: str) -> None:
+        """Raise ApiError 400 without an engine that samples by token ids itself."""
+        if base_model not in self.pool.base_models():
+            raise wrong_value(
+                "base_model",
+                f"There is no base model {base_model[:120]!r} here; known: {self._known_bases()}",
+            )
         engine = self.pool.base(base_model).engine
         if engine.name != ENGINE:
             raise wrong_value(
@@ -206,6 +226,9 @@ class TinkerService:
                 f"{base_model!r} is served by the engine {engine.name}: Tinker's API needs "
                 f"--engine {ENGINE} for a base model",
             )
+
+    def _known_bases(self) -> str:
+        return ", ".join(map(repr, self.pool.base_models()))
 
     def _check_disk(self) -> None:
         """Raise ApiError 507 where the disk has too little room for what is asked."""
@@ -235,11 +258,18 @@ class TinkerService:
                 404, f"There is no request {id[:120]!r}", code="not_found", param="request_id"
             )
         if row.status == "pending":
+            self._check_owner(owner)
             event = self._waiters.setdefault((owner, seq), asyncio.Event())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(event.wait(), timeout_s)
             row = self.store.find_request(owner, seq)
         return None if row is None or row.status == "pending" else Outcome(row)
+
+    def _check_owner(self, owner: str) -> None:
+        """Raise ApiError 404 where nobody will execute what a model or sampler waits for."""
+        made = self.store.find_model(owner) or self.store.find_sampler(owner)
+        if made is not None:
+            self.check_served(made.base_model)
 
     def _tell(self, owner: str, seq: int) -> None:
         event = self._waiters.pop((owner, seq), None)
@@ -268,14 +298,11 @@ class TinkerService:
             served = base = base_model
         else:
             raise wrong_value("base_model", "Give base_model, or model_path")
-        if base not in self.pool.base_models() or (base_model or base) != base:
-            known = ", ".join(map(repr, self.pool.base_models()))
-            raise wrong_value(
-                "base_model",
-                f"There is no base model {(base_model or base)[:120]!r} here for this; "
-                f"known: {known}",
-            )
-        self._check_engine(base)
+        if (base_model or base) != base:
+            raise wrong_value("base_model", f"{served!r} is over {base!r}, not {base_model!r}")
+        if model_path is not None:
+            self.check_served(base)
+        self._check_base(base)
         self.store.add_sampler(id, session_id, base, model_path, served)
         return id
 
@@ -295,6 +322,7 @@ class TinkerService:
         sampler = self.find_sampler(owner)
         if not self._repeats(owner, seq, digest):
             self.session(sampler.session_id)
+            self.check_served(sampler.base_model)
             self._check_disk()
             with self.store.transaction():
                 self.store.add_request(owner, seq, "sample", digest, payload)
@@ -379,6 +407,7 @@ class TinkerService:
     async def keep_house(self) -> None:
         """Remove what is over: results, sessions without a sign of life, weights."""
         self.store.drop_old_results()
+        await drop_rows(self.store)
         for id in self.store.list_silent_sessions(SILENT_S):
             self.finish_session(id, "silent")
         for row in self.store.list_expired():

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from nip_lm_server import aside
 from nip_lm_server.engines.probes import PROBE
 from nip_lm_server.state.models import AdapterError
 from nip_lm_server.tinker.folders import Folders
@@ -32,6 +33,7 @@ from nip_lm_server.tinker.tinker_bodies import LoadWeights, OptimStep, SaveForSa
 from nip_lm_server.tinker.tinker_messages import decode_forward_backward, encode_output
 from nip_lm_server.training.resident.resident_client import ResidentDied
 from nip_lm_server.training.resident.types import (
+    UNUSABLE_GRADIENT,
     AdamParams,
     Datum,
     LoraConfig,
@@ -79,6 +81,10 @@ class Failed(Exception):
     def __init__(self, message: str, category: Category = "user"):
         super().__init__(message)
         self.message, self.category = message, category
+
+
+class UnusableGradient(Failed):
+    """No step can be taken with the gradient that a model has."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,8 @@ class Steps:
         except ResidentDied:
             raise
         except ResidentError as error:
-            raise Failed(error.message, error.category) from error
+            reason = UnusableGradient if error.code == UNUSABLE_GRADIENT else Failed
+            raise reason(error.message, error.category) from error
 
     async def restore(self, model: ModelRow, before: int) -> None:
         """Bring a model to where its requests below `before` left it. Raises as `run` does."""
@@ -180,9 +187,11 @@ class Steps:
             if done is not None:
                 self._store.end_request(model.id, seq, done.body, done.is_protobuf)
             self._store.note_durable(model.id, seq)
-        for other in folder.parent.glob("state-*"):
-            if other != folder:
-                self._folders.remove(self._folders.relative(other))
+        self._folders.remove_states(model.id, but=folder)
+
+    def remove_states(self, model_id: str) -> None:
+        """Let go of the states of a model whose session is over."""
+        self._folders.remove_states(model_id)
 
     async def _call(self, call: Awaitable[None]) -> None:
         try:
@@ -225,14 +234,16 @@ class Steps:
             )
 
     async def _forward_backward(self, model: ModelRow, row: RequestRow) -> Done:
-        asked = decode_forward_backward(row.payload or b"")
+        payload = row.payload or b""
+        asked = await aside.run(len(payload), decode_forward_backward, payload)
         output = await self._trainer.forward_backward(
             model.id, asked.data, asked.loss_fn, asked.config, forward_only=asked.forward_only
         )
         if not asked.forward_only:
             longest = max(asked.data, key=lambda datum: len(datum.tokens))
             self._probed[model.id] = tuple(longest.tokens[:PROBE_TOKENS].tolist())
-        return Done(encode_output(output), is_protobuf=True)
+        size = sum(array.nbytes for array in output.logprobs)
+        return Done(await aside.run(size, encode_output, output), is_protobuf=True)
 
     async def _optim_step(self, model: ModelRow, row: RequestRow) -> Done:
         adam = OptimStep.model_validate_json(row.payload or b"{}").adam_params

@@ -198,8 +198,9 @@ class TinkerStore(WeightTables):
     def void_since_step(self, model_id: str, before: int) -> None:
         """Leave out of every replay what was added up after the last step before `before`."""
         self._do(
-            "UPDATE requests SET void = 1 WHERE owner = ?1 AND kind = 'forward_backward' "
-            "AND seq < ?2 AND seq > (SELECT COALESCE(MAX(seq), 0) FROM requests WHERE owner = ?1 "
+            "UPDATE requests SET void = 1, payload = NULL WHERE owner = ?1 "
+            "AND kind = 'forward_backward' AND seq < ?2 AND seq > "
+            "(SELECT COALESCE(MAX(seq), 0) FROM requests WHERE owner = ?1 "
             "AND kind = 'optim_step' AND status = 'done' AND seq < ?2)",
             model_id, before,
         )  # fmt: skip
@@ -257,9 +258,62 @@ class TinkerStore(WeightTables):
             now - KEPT_S, now - UNFETCHED_S,
         )  # fmt: skip
 
+    def is_pending(self, owner: str, seq: int) -> bool:
+        """Say whether a request is on record and not over."""
+        row = self._one(
+            "SELECT 1 FROM requests WHERE owner = ? AND seq = ? AND status = 'pending'", owner, seq
+        )
+        return row is not None
+
+    def drop_requests(self, most: int) -> int:
+        """Delete requests of sessions that ended `UNFETCHED_S` ago; returns how many it were.
+
+        The last one of a model stays: it says when the model was asked for something last.
+        """
+        before = self._clock() - UNFETCHED_S
+        dropped = 0
+        for table, last in (
+            ("models", "AND seq < (SELECT MAX(seq) FROM requests WHERE owner = owners.id)"),
+            ("samplers", ""),
+        ):
+            dropped += self._do(
+                # The order of the tables is that of the joins: few owners have any request left.
+                "DELETE FROM requests WHERE rowid IN (SELECT requests.rowid "  # noqa: S608
+                f"FROM {table} AS owners CROSS JOIN sessions ON sessions.id = owners.session_id "
+                "CROSS JOIN requests ON requests.owner = owners.id "
+                f"WHERE finished_at < ? {last} LIMIT ?)",
+                before, most - dropped,
+            )  # fmt: skip
+        return dropped
+
+    def drop_samplers(self, most: int) -> int:
+        """Delete samplers of sessions that ended `UNFETCHED_S` ago, without any request left."""
+        return self._do(
+            "DELETE FROM samplers WHERE rowid IN (SELECT samplers.rowid FROM samplers "
+            "JOIN sessions ON sessions.id = session_id WHERE finished_at < ?1 AND NOT EXISTS "
+            "(SELECT 1 FROM requests WHERE owner = samplers.id) LIMIT ?2)",
+            self._clock() - UNFETCHED_S, most,
+        )  # fmt: skip
+
     def drop_payload(self, owner: str, seq: int) -> None:
         """Let go of a payload that nothing is computed from any more."""
         self._do("UPDATE requests SET payload = NULL WHERE owner = ? AND seq = ?", owner, seq)
+
+    def drop_snapshots(self, most: int) -> int:
+        """Delete the records of deleted snapshots of sessions that ended `UNFETCHED_S` ago."""
+        return self._do(
+            "DELETE FROM checkpoints WHERE rowid IN (SELECT checkpoints.rowid FROM checkpoints "
+            "JOIN sessions ON sessions.id = session_id WHERE finished_at < ? "
+            "AND kind = 'snapshot' AND deleted_at IS NOT NULL LIMIT ?)",
+            self._clock() - UNFETCHED_S, most,
+        )  # fmt: skip
+
+    def payload_bytes(self, owner: str) -> int:
+        """Count the bytes of all payloads that a model or sampler still needs."""
+        row = self._one(
+            "SELECT COALESCE(SUM(LENGTH(payload)), 0) AS n FROM requests WHERE owner = ?", owner
+        )
+        return 0 if row is None else int(row["n"])
 
     def drop_payloads_of(self, owner: str) -> None:
         """Let go of all payloads of a model or sampler that is over."""

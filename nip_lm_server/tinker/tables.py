@@ -98,10 +98,13 @@ class Tables:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._connection.execute("COMMIT")
         except BaseException:
-            self._connection.execute("ROLLBACK")
+            # On a full disk SQLite may have rolled it back already; one that stayed open would take
+            # in all that is written later.
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
             raise
-        self._connection.execute("COMMIT")
 
     def _one(self, sql: str, *values: Any) -> sqlite3.Row | None:
         row: sqlite3.Row | None = self._connection.execute(sql, values).fetchone()
@@ -187,6 +190,13 @@ class WeightTables(Tables):
             "SELECT * FROM checkpoints WHERE deleted_at IS NULL AND expires_at < ?", self._clock()
         )
         return [_checkpoint(row) for row in rows]
+
+    def list_folders(self) -> set[str]:
+        """List the folders of all weights that are there."""
+        return {
+            row["folder"]
+            for row in self._all("SELECT folder FROM checkpoints WHERE deleted_at IS NULL")
+        }
 
     def set_expiry(self, path: str, ttl_s: float | None) -> None:
         """Set for how long from now weights are kept; None: for ever."""

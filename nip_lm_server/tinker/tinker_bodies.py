@@ -62,7 +62,7 @@ class Finish(Body):
 
 class Lora(Body):
     rank: Annotated[int, Field(ge=1, le=_LARGEST)]
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     train_unembed: bool = True
     train_mlp: bool = True
     train_attn: bool = True

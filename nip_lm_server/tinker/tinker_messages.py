@@ -73,15 +73,21 @@ class ForwardBackward:
         facts = [self.loss_fn, sorted(self.config.items()), self.forward_only, self.refusal]
         sha = hashlib.sha256(repr(facts).encode())
         for datum in self.data:
-            sha.update(datum.tokens.tobytes())
+            _digest_array(sha, datum.tokens)
             for name, value in sorted(datum.inputs.items()):
                 sha.update(f"\n{name} {value.shape} ".encode())
                 if isinstance(value, SparseRows):
                     for part in (value.values, value.crow_indices, value.col_indices):
-                        sha.update(part.tobytes())
+                        _digest_array(sha, part)
                 else:
-                    sha.update(value.tobytes())
+                    _digest_array(sha, value)
         return sha.hexdigest()
+
+
+def _digest_array(sha: "hashlib._Hash", array: Array) -> None:
+    """Add an array's numbers: the same bytes of another type are others."""
+    sha.update(f"\n{array.dtype.str} {array.size} ".encode())
+    sha.update(array.tobytes())
 
 
 class _Refused(Exception):

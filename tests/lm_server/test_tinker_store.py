@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from nip_lm_server.state.directory import StateError
+from nip_lm_server.tinker import upkeep
 from nip_lm_server.tinker.records import LoraShape
 from nip_lm_server.tinker.store import KEPT_S, UNFETCHED_S, TinkerStore
 
@@ -72,6 +73,32 @@ def test_results_go_after_they_were_fetched_or_nobody_came(tmp_path: Path) -> No
     assert store.drop_old_results() == 1
     clock.now += UNFETCHED_S
     assert store.drop_old_results() == 1
+    store.close()
+
+
+async def test_rows_of_ended_sessions_go_in_batches_and_the_others_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "BATCH_ROWS", 7)
+    clock = Clock()
+    store = open_with_a_model(tmp_path / "tinker.sqlite3", clock)
+    store.add_session("open", {}, "")
+    store.add_model("m2", "open", "base", LoraShape(8), {})
+    for sampler, session in (("s:sample:0", "s"), ("s:sample:1", "s"), ("open:sample:0", "open")):
+        store.add_sampler(sampler, session, "base", None, "base")
+    for owner in ("m", "m2", "s:sample:0", "open:sample:0"):
+        for seq in range(20):
+            store.add_request(owner, seq, "sample", "", b"")
+            store.end_request(owner, seq, b"result", is_protobuf=False)
+    store.finish_session("s", "{}")
+    assert await upkeep.drop_rows(store) == 0  # a client may still ask for its results
+    clock.now += UNFETCHED_S + 1
+    assert [store.drop_requests(7), store.drop_requests(7)] == [7, 7]
+    assert await upkeep.drop_rows(store) == 19 + 20 - 14 + 2
+    # What was asked of the model last says when; the open session has all that it had.
+    assert store.count("requests") == 1 + 40 and store.count("samplers") == 1
+    assert store.last_asked("m") == 1000.0 and store.find_model("m") is not None
+    assert await upkeep.drop_rows(store) == 0
     store.close()
 
 

@@ -58,6 +58,17 @@ def test_the_digest_is_that_of_what_is_asked_for() -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
+def test_the_same_bytes_of_another_type_are_another_request() -> None:
+    weights = np.zeros(4, "<i4"), np.zeros(4, "<f4")
+    digests = [
+        decode_forward_backward(
+            wire.write_request("m", 1, [wire.datum([[1, 2, 3, 4]], weights=wire.tensor(w, kind))])
+        ).digest()
+        for w, kind in zip(weights, (wire.INT32, wire.FLOAT32), strict=True)
+    ]
+    assert digests[0] != digests[1]
+
+
 def test_an_answer_is_read_as_it_was_written() -> None:
     arrays = (np.arange(3), np.arange(4).reshape(2, 2), np.arange(2))
     output = Output(tuple(a.astype(np.float32) for a in arrays), {"loss:sum": 1.5})

@@ -20,7 +20,13 @@ from typing import Any
 import torch
 
 from nip_lm_server.engines.embedded.lora import linear_shape
-from nip_lm_server.training.resident.types import AdamParams, LoraConfig, ResidentError
+from nip_lm_server.training.resident.checks import LARGEST, refuse
+from nip_lm_server.training.resident.types import (
+    UNUSABLE_GRADIENT,
+    AdamParams,
+    LoraConfig,
+    ResidentError,
+)
 
 KINDS = {"attn": "train_attn", "mlp": "train_mlp", "unembed": "train_unembed"}
 """The kinds of layers, and what asks for each."""
@@ -60,14 +66,25 @@ class Adapter:
                 total.add_(gradient)
 
     def step(self, adam: AdamParams) -> dict[str, float]:
-        """Step by AdamW with the gradients so far, and forget them. Without any nothing moves."""
+        """Step by AdamW with the gradients so far, and forget them. Without any nothing moves.
+
+        Raises ResidentError for gradients whose squares float32 does not have, and keeps them.
+        """
         if self.gradients is None:
             return {"grad_norm": 0.0}
         parameters, gradients = self.parameters, self.gradients
         # 1. The norm over all of them, and the cut.
         norms = torch.stack([gradient.norm() for gradient in gradients])
         norm = float(norms.double().norm())
-        if 0 < adam.grad_clip_norm < norm:
+        is_cut = 0 < adam.grad_clip_norm < norm
+        # An infinite moment would stay for good, and the model would learn no more.
+        if not math.isfinite(norm) or (adam.grad_clip_norm if is_cut else norm) > LARGEST:
+            raise refuse(
+                UNUSABLE_GRADIENT,
+                f"the norm of the gradient is {norm:g}, at most {LARGEST:.3g} can be stepped with: "
+                "weights or advantages are too large, or the model's weights have broken",
+            )
+        if is_cut:
             for gradient in gradients:
                 gradient.mul_(adam.grad_clip_norm / norm)
         # 2. The numbers may differ from step to step.

@@ -23,6 +23,8 @@ from nip_lm_server.training.resident.types import (
 
 WIDEST = 1024
 """Most targets of a token. A rule of thumb: teachers send twenty."""
+LARGEST = math.sqrt(float(np.finfo(np.float32).max))
+"""Largest number whose square float32 has, about 1.8e19: AdamW squares every gradient."""
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -105,6 +107,8 @@ def check_datum(
             f"{place}: {key}",
             _dense(f"{place}: {key}", value, len(tokens)),
             targets.shape if key == "weights" else tokens.shape,
+            # A threshold is compared and not multiplied: a very large one stands for none.
+            math.inf if key in loss.per_token else LARGEST,
         )
         for key, value in datum.inputs.items()
         if key != "target_tokens"
@@ -142,12 +146,16 @@ def _check_names(place: str, datum: Datum, name: str, loss: Loss) -> None:
 
 def check_adam(adam: AdamParams) -> None:
     """Raise ResidentError for numbers with which AdamW can't step."""
-    for one in fields(adam):
-        value = getattr(adam, one.name)
+    for part in fields(adam):
+        value = getattr(adam, part.name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            raise refuse("invalid_adam", f"{one.name} is {value!r}, expected a number from 0 on")
+            raise refuse("invalid_adam", f"{part.name} is {value!r}, expected a number from 0 on")
         if not math.isfinite(value):
-            raise refuse("invalid_adam", f"{one.name} is {value!r}, expected a finite number")
+            raise refuse("invalid_adam", f"{part.name} is {value!r}, expected a finite number")
+        if part.name != "grad_clip_norm" and value > LARGEST:
+            raise refuse(
+                "invalid_adam", f"{part.name} is {value:g}, expected at most {LARGEST:.3g}"
+            )
     for name in ("beta1", "beta2"):
         if getattr(adam, name) >= 1:
             raise refuse("invalid_adam", f"{name} is {getattr(adam, name)}, expected less than 1")
@@ -168,7 +176,7 @@ def _check_ids(what: str, values: Array, vocabulary: int) -> Ints:
     return array.astype(np.int64)
 
 
-def _check_numbers(what: str, array: Array, shape: tuple[int, ...]) -> Floats:
+def _check_numbers(what: str, array: Array, shape: tuple[int, ...], largest: float) -> Floats:
     if array.dtype.kind not in "fiub":
         raise refuse("invalid_loss_input", f"{what} are {array.dtype}, expected numbers")
     if array.shape != shape:
@@ -177,6 +185,13 @@ def _check_numbers(what: str, array: Array, shape: tuple[int, ...]) -> Floats:
     if not np.isfinite(numbers).all():
         at = tuple(int(i) for i in np.argwhere(~np.isfinite(numbers))[0])
         raise refuse("invalid_loss_input", f"{what} have {numbers[at]} at {list(at)}")
+    if numbers.size and np.abs(numbers).max() > largest:
+        at = tuple(int(i) for i in np.argwhere(np.abs(numbers) > largest)[0])
+        raise refuse(
+            "invalid_loss_input",
+            f"{what} have {numbers[at]:g} at {list(at)}, expected {-largest:.3g} to {largest:.3g}, "
+            "whose squares float32 has: send smaller ones",
+        )
     return numbers
 
 

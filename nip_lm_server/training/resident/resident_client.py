@@ -19,6 +19,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
+from nip_lm_server import aside
 from nip_lm_server.processes import (
     process_identity,
     read_tail,
@@ -41,6 +44,7 @@ from nip_lm_server.training.resident.types import (
     LoraConfig,
     Output,
     ResidentError,
+    SparseRows,
 )
 
 CLOSE_GRACE_S = 5.0
@@ -136,6 +140,7 @@ class ResidentClient:
             loss_fn=loss_fn,
             config=config,
             forward_only=forward_only,
+            size=sum(map(_count_bytes, data)),
         )
         return output_from_wire(answer)
 
@@ -180,10 +185,13 @@ class ResidentClient:
         method: Literal[
             "create_model", "forward_backward", "optim_step", "save", "load", "drop_model"
         ],
+        *,
+        size: int = 0,
         **arguments: Any,
     ) -> Any:
+        """Send a call whose arrays have `size` bytes, and return its result."""
         try:
-            message = encode({"method": method, "arguments": to_wire(arguments)})
+            message = await aside.run(size, _write_call, method, arguments)
         except (FramingError, TypeError, ValueError) as error:
             raise ResidentError("user", "invalid_arguments", f"{method}: {error}") from error
         # A request that is on its way is answered, whoever still waits for it.
@@ -211,10 +219,9 @@ class ResidentClient:
     async def _read(self) -> dict[str, Any]:
         """The next answer. Raises the error in it, or ResidentDied."""
         try:
-            header, arrays = lengths(await self._reader.readexactly(HEAD.size))
-            message = decode(
-                await self._reader.readexactly(header), await self._reader.readexactly(arrays)
-            )
+            sizes = lengths(await self._reader.readexactly(HEAD.size))
+            parts = [await self._reader.readexactly(size) for size in sizes]
+            message = await aside.run(sum(sizes), decode, *parts)
         except (asyncio.IncompleteReadError, ConnectionError, FramingError):
             raise await self._explain_end() from None
         if "error" in message:
@@ -235,3 +242,17 @@ class ResidentClient:
             log = read_tail(self._log) or "(empty)"
             self._died = ResidentDied(f"the trainer's process {how}. End of its log:\n{log}")
         return self._died
+
+
+def _write_call(method: str, arguments: Mapping[str, Any]) -> bytes:
+    return encode({"method": method, "arguments": to_wire(arguments)})
+
+
+def _count_bytes(datum: Datum) -> int:
+    parts: list[Any] = [datum.tokens]
+    for value in datum.inputs.values():
+        if isinstance(value, SparseRows):
+            parts += [value.values, value.crow_indices, value.col_indices]
+        else:
+            parts.append(value)
+    return sum(int(np.asarray(part).nbytes) for part in parts)

@@ -19,6 +19,8 @@ Category = Literal["user", "server"]
 
 ALPHA = 32.0
 """LoRA's scale is alpha / rank. No client can send another."""
+UNUSABLE_GRADIENT = "gradient_unusable"
+"""The code of a step that is refused for its gradient: with it no other step can be taken."""
 
 
 class ResidentError(Exception):

@@ -420,6 +420,19 @@ BAD_CALLS = {
         "cross_entropy",
         {},
     ),
+    r"datum 0: weights have 1e\+25 at \[4\], expected -1.84e\+19 to": (
+        one_datum(weights=np.where(IDS == 4, 1e25, 1.0)),
+        "cross_entropy",
+        {},
+    ),
+    r"datum 0: advantages have -1e\+25 at \[0\]": (
+        [
+            Datum(one.tokens, {**one.inputs, "advantages": np.full(len(one.tokens), -1e25)})
+            for one in played(1)
+        ],
+        "importance_sampling",
+        {},
+    ),
     "tokens have 261, the vocabulary goes from 0 to 260": (
         one_datum(tokens=IDS + 245),
         "cross_entropy",
@@ -514,7 +527,13 @@ def test_a_model_that_can_not_be_made_is_refused(trainer, lora, told):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"learning_rate": math.nan}, {"beta1": 1.0}, {"eps": 0.0}, {"weight_decay": -1.0}],
+    [
+        {"learning_rate": math.nan},
+        {"learning_rate": 1e300},
+        {"beta1": 1.0},
+        {"eps": 0.0},
+        {"weight_decay": -1.0},
+    ],
 )
 def test_a_step_that_can_not_be_made_keeps_the_gradient(trainer, changes):
     forget_gradients(trainer)
@@ -522,6 +541,19 @@ def test_a_step_that_can_not_be_made_keeps_the_gradient(trainer, changes):
     with pytest.raises(ResidentError, match=next(iter(changes))):
         trainer.optim_step("a", dataclasses.replace(ADAM, **changes))
     assert trainer._models["a"].gradients is not None
+
+
+def test_a_gradient_whose_squares_are_infinite_is_not_stepped_with(trainer, tmp_path):
+    forget_gradients(trainer)
+    data = one_datum(weights=np.full(17, 1.8e19))
+    for _ in range(3):
+        trainer.forward_backward("a", data, "cross_entropy", {}, forward_only=False)
+    trainer.save("a", tmp_path / "before", optimizer=True)
+    with pytest.raises(ResidentError, match=r"the norm of the gradient is .*, at most") as error:
+        trainer.optim_step("a", ADAM)
+    assert error.value.category == "user" and trainer._models["a"].gradients is not None
+    trainer.save("a", tmp_path / "after", optimizer=True)
+    assert digest_files(tmp_path / "before") == digest_files(tmp_path / "after")
 
 
 def test_weights_of_another_shape_or_base_or_damaged_are_not_loaded(base, trainer, tmp_path):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,16 @@ import tinker_wire as wire
 from tinker_wire import learn, write_request
 from tiny_model import make_model
 
+from nip_lm_server.placement import make_slots
+from nip_lm_server.serving.pool import EnginePool
+from nip_lm_server.spec import ServerSpec
+from nip_lm_server.state.database import Database
+from nip_lm_server.state.models import ModelStore
 from nip_lm_server.tinker import executor as execution
 from nip_lm_server.tinker.executor import Executor
 from nip_lm_server.tinker.folders import Folders
 from nip_lm_server.tinker.records import LoraShape
+from nip_lm_server.tinker.service import TinkerService
 from nip_lm_server.tinker.steps import Steps
 from nip_lm_server.tinker.store import TinkerStore
 from nip_lm_server.tinker.tinker_messages import MOST_TARGETS, decode_forward_backward
@@ -33,10 +40,12 @@ class Here:
         self._base = base
         self.trainer = ResidentTrainer(base, device="cpu", dtype="float32", threads=1)
         self.dies_before: str | None = None
+        self.before: dict[str, Callable[[], Any]] = {}
 
     def __getattr__(self, name: str) -> Any:
         async def call(*arguments: Any, **options: Any) -> Any:
             await asyncio.sleep(0)
+            self.before.pop(name, lambda: None)()
             if name == self.dies_before:
                 self.dies_before = None
                 self.trainer = ResidentTrainer(self._base, device="cpu", dtype="float32", threads=1)
@@ -366,3 +375,102 @@ async def test_models_that_were_only_made_take_no_more_room_than_others(
     for number in range(5):
         await served.ended(served.make(f"model-{number}", number), 0)
     assert len(served.trainer.trainer._models) == 2
+
+
+async def test_a_gradient_that_cant_be_stepped_with_is_taken_back(served: Served) -> None:
+    outcomes = []
+    for model in ("plain", "other"):
+        served.make(model)
+        if model == "other":
+            tokens = TEXTS[0]
+            weights = wire.tensor(np.full(len(tokens) - 1, 1.8e19), wire.FLOAT32)
+            targets = wire.tensor(tokens[1:], wire.INT64)
+            large = wire.datum([tokens[:-1]], target_tokens=targets, weights=weights)
+            for seq in (1, 2, 3):
+                served.train(model, seq, [large])
+            served.step(model, 4)
+            row = await served.ended(model, 4)
+            assert row.category == "user" and "this gradient is taken back" in row.error
+        seq = 5 if model == "other" else 1
+        served.train(model, seq, DATA)
+        served.step(model, seq + 1)
+        outcomes.append((await served.ended(model, seq + 1)).result)
+    assert outcomes[0] == outcomes[1]
+
+
+async def test_requests_that_no_step_is_behind_are_bounded(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(served.state / "jobs.sqlite3")
+    spec = ServerSpec("embedded", str(served.base), served_model_name="base")
+    models = ModelStore(served.state / "models", database)
+    service = TinkerService(
+        served.state, EnginePool(make_slots(spec, {}, served.state), database, models), {}
+    )
+    service._executors["base"] = served.executor
+    payload = write_request("m", 1, DATA)
+    monkeypatch.setattr(execution, "MOST_PAYLOADS", int(2.5 * len(payload)))
+    model = served.make("m")
+    for seq in (1, 2, 3):
+        service.submit(model, seq, "forward_backward", str(seq), payload)
+    refused = await served.ended(model, 3)
+    assert refused.category == "user" and "with request 3" in refused.error
+    assert "call optim_step" in refused.error and str(execution.MOST_PAYLOADS) in refused.error
+    assert service.submit(model, 3, "forward_backward", "3", payload) == "m:3"
+    served.step(model, 4)
+    assert "a part of its gradient" in (await served.ended(model, 4)).error
+    assert served.store.payload_bytes(model) < len(payload)
+    service.submit(model, 5, "forward_backward", "5", payload)
+    served.step(model, 6)
+    assert (await served.ended(model, 6)).status == "done"
+    service.store.close()
+    database.close()
+
+
+async def test_a_session_that_ends_while_a_state_is_written_leaves_none(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execution, "DURABLE_BYTES", 1)
+    model = served.make("model")
+    served.trainer.before["save"] = lambda: served.executor.forget(model)
+    served.steps(model, 0, 1)
+    await served.ended(model, 3)
+    while served.trainer.trainer._models or [*served.state.glob("tinker/*/*")]:
+        await asyncio.sleep(0.001)
+    row = served.store.find_model(model)
+    assert row is not None and row.durable_seq == 3  # it was written, and gone with its session
+
+
+async def test_a_model_whose_state_cant_be_written_makes_room_and_loses_nothing(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = served.make("plain")
+    served.steps(plain, 0, 2)
+    expected = await served.logprobs(plain, 7)
+    monkeypatch.setattr(execution, "MOST_RESIDENT", 1)
+    first = served.make("first")
+    served.steps(first, 0, 1)
+    await served.ended(first, 3)
+    # What a directory is to be made of is a file: every write of this state breaks.
+    served.folders.path(first, "state", 3).with_name(".state-3.part").write_text("")
+    second = served.make("second", seed=2)
+    assert (await served.ended(second, 0)).status == "done"
+    row = served.store.find_model(first)
+    assert row is not None and row.durable_seq == -1
+    served.steps(first, 1, 2)
+    assert await served.logprobs(first, 7) == expected
+
+
+async def test_the_loop_goes_on_while_a_large_request_is_decoded(served: Served) -> None:
+    model = served.make("model")
+    await served.ended(model, 0)
+    # Its first datum is refused by the trainer, so nearly all the work is to decode the others.
+    data = [learn([10, 1_000_000]), *[learn(TEXTS[0])] * 3000]
+    served.train(model, 1, data)
+    turns = 0
+    while served.store.is_pending(model, 1):
+        turns += 1
+        await asyncio.sleep(0)
+    row = await served.ended(model, 1)
+    assert row.category == "user" and "datum 0" in row.error
+    assert turns > 100  # on the loop itself it would be a handful
