@@ -30,6 +30,7 @@ COMMAND = "python benchmarks/hosts.py --out docs/results/hosts.json"
 _COLUMNS = {
     "fault": "what happens",
     "same_digests": "the same data",
+    "flow_runs": "flow runs",
     "epochs": "runners, one after the other",
     "calls": "calls answered",
     "repeated": "of these again",

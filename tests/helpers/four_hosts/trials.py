@@ -34,6 +34,8 @@ class Trial:
     episodes: int
     same_digests: bool
     """As the same run on one machine, which nothing happened to."""
+    flow_runs: int
+    """How many were asked for: another one if the first has failed."""
     epochs: int
     """How many processes have held the run, one after the other."""
     calls: int
@@ -79,10 +81,16 @@ def on_one(settings: Mapping[str, Any], folder: Path) -> dict[str, str]:
 class Going:
     """A run that goes on, for what happens to it."""
 
-    def __init__(self, site: Site, name: str, flow_run: str) -> None:
-        self.site, self.name, self.flow_run = site, name, flow_run
+    def __init__(self, site: Site, settings: dict[str, Any]) -> None:
+        self.site, self.settings, self.name = site, settings, settings["run_name"]
         self.before = len(site.calls())
+        self.flow_runs = [site.schedule(settings)]
         self._reconciling = ""
+
+    @property
+    def flow_run(self) -> str:
+        """The flow run that goes on with it."""
+        return self.flow_runs[-1]
 
     def calls(self) -> int:
         """How many calls of it were answered."""
@@ -124,7 +132,7 @@ def play(
     reconciles: bool = False,
 ) -> Trial:
     """Play a run by the pool's workers to its end while something happens to it."""
-    going = Going(site, settings["run_name"], site.schedule(settings))
+    going = Going(site, settings)
     happen(going)
     until(
         lambda: (
@@ -144,6 +152,7 @@ def play(
         fault=fault,
         episodes=settings["rl"]["rollouts_per_iteration"],
         same_digests=digests(run) == expected,
+        flow_runs=len(going.flow_runs),
         epochs=document["epoch"],
         calls=len(calls),
         repeated=site.repeated(going.before),
@@ -178,6 +187,7 @@ def power_cut(going: Going) -> None:
     host.switch_off()
     time.sleep(5)
     host.switch_on()
+    going.site.give(host, going.settings)
     going.site.start_worker(host)
 
 
@@ -188,10 +198,24 @@ def killed(going: Going) -> None:
 
 
 def full_disk(going: Going) -> None:
-    """The disks of both workers' hosts fill up, and stay full."""
+    """The disks of both workers' hosts fill up; when the flow run has ended they have room again.
+
+    If it has failed, the run is asked for once more.
+    """
     going.await_calls(_EARLY)
-    for host in (going.site.b, going.site.c):
+    hosts = (going.site.b, going.site.c)
+    for host in hosts:
         host.fill()
+    state = until(
+        lambda: (s := going.site.state(going.flow_run)) in ("COMPLETED", "FAILED") and s,
+        f"{going.name} ends on full disks",
+        MOST_S,
+        pause_s=1.0,
+    )
+    for host in hosts:
+        host.empty()
+    if state == "FAILED":
+        going.flow_runs.append(going.site.schedule(going.settings))
 
 
 def slow_store(going: Going) -> None:
@@ -226,7 +250,7 @@ FAULTS: dict[str, tuple[Callable[[Going], None], bool]] = {
     "the leader's processes are killed": (killed, True),
     "the leader's host is cut off and comes back": (cut_off, True),
     "the leader's host loses its power": (power_cut, True),
-    "the workers' disks are full": (full_disk, False),
+    "the workers' disks fill up, and are emptied": (full_disk, False),
     "the store answers 2 s later": (slow_store, False),
     "the store refuses 3 of 10 requests (503)": (refusing_store, False),
     "Prefect's server is killed and started again": (prefect_restarted, False),
