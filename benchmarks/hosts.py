@@ -76,8 +76,8 @@ def write(row: dict[str, Any], out: Path) -> None:
         "| " + " | ".join(_COLUMNS.values()) + " |",
         "|" + " --- |" * len(_COLUMNS),
     ]
-    for of in rows:
-        values = {**of, "same_digests": "yes" if of["same_digests"] else "**no**"}
+    for kept_row in rows:
+        values = {**kept_row, "same_digests": "yes" if kept_row["same_digests"] else "**no**"}
         lines.append("| " + " | ".join(str(values[name]) for name in _COLUMNS) + " |")
     out.with_suffix(".md").write_text("\n".join(lines) + "\n")
 
@@ -91,8 +91,8 @@ def main() -> int:
     options = parser.parse_args()
     are_same: list[bool] = []
     measured = {row["fault"] for row in read_rows(options.out)}
-    wanted = [words for words in FAULTS if options.only in words and words not in measured]
-    if not wanted:
+    faults = [words for words in FAULTS if options.only in words and words not in measured]
+    if not faults:
         print("hosts: every fault that is asked for is in the file")
         return 0
 
@@ -111,7 +111,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder, Network(Path(folder) / "logs") as network:
             network.join()
             with Site(network, ANSWER_S) as site:
-                measure(site, Path(folder), wanted, options.episodes, done)
+                measure(site, Path(folder), faults, options.episodes, done)
     except HostsError as error:
         print(f"hosts: {error}", file=sys.stderr)
         return 2
