@@ -26,6 +26,13 @@ from four_hosts.trials import FAULTS, Trial, on_one, play
 
 ANSWER_S = 1.5
 IN_FLIGHT = 4
+NOTES = (
+    "Answers are made up and follow from the seed. *The same data*: the canonical digests of "
+    "rollouts and the digests of datasets are those of the same run on one machine, which nothing "
+    "happened to. *Flow runs*: a second one was asked for where the first had failed, as on a full "
+    "disk. Where a runner is lost, most of the longest time without an answer is the patience of "
+    "leases and of `reconcile`, asked for again and again here; the rest is of the machine."
+)
 COMMAND = "python benchmarks/hosts.py --out docs/results/hosts.json"
 _COLUMNS = {
     "fault": "what happens",
@@ -62,8 +69,8 @@ def read_rows(out: Path) -> list[dict[str, Any]]:
 
 def write(row: dict[str, Any], out: Path) -> None:
     """Put a row into the file, in the place of an older one of its fault, and write the page."""
-    kept = {old["fault"]: old for old in [*read_rows(out), row]}
-    rows = [kept[fault] for fault in FAULTS if fault in kept]
+    by_fault = {old["fault"]: old for old in [*read_rows(out), row]}
+    rows = [by_fault[fault] for fault in FAULTS if fault in by_fault]
     out.write_text(json.dumps({"command": COMMAND, "rows": rows}, indent=1) + "\n")
     lines = [
         "# Faults between hosts",
@@ -79,6 +86,10 @@ def write(row: dict[str, Any], out: Path) -> None:
     for kept_row in rows:
         values = {**kept_row, "same_digests": "yes" if kept_row["same_digests"] else "**no**"}
         lines.append("| " + " | ".join(str(values[name]) for name in _COLUMNS) + " |")
+    missing = [fault for fault in FAULTS if fault not in by_fault]
+    if missing:
+        lines += ["", f"Not measured: {'; '.join(missing)}."]
+    lines += ["", NOTES]
     out.with_suffix(".md").write_text("\n".join(lines) + "\n")
 
 

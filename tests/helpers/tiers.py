@@ -20,7 +20,8 @@ def is_in_part(path: Path, part: str = LONG_PART) -> bool:
     """Whether a file belongs to the part "K/N" of what is long; without a part, every file does."""
     if not part:
         return True
-    number, of = map(int, part.split("/"))
+    first, _, second = part.partition("/")
+    number, of = (int(text) if text.isdecimal() else 0 for text in (first, second))
     if not 1 <= number <= of:
         raise pytest.UsageError(f"NIP_LONG_PART: K/N with K from 1 to N is needed, got {part!r}")
     return zlib.crc32(path.name.encode()) % of == number - 1

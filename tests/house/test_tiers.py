@@ -60,5 +60,6 @@ def test_the_parts_of_what_is_long_are_disjoint_and_together_everything():
     assert sorted(f for part in parts for f in part) == files
     assert min(map(len, parts)) > len(files) / 10
     assert all(is_in_part(f, "") for f in files)
-    with pytest.raises(pytest.UsageError, match="K from 1 to N is needed, got '6/5'"):
-        is_in_part(files[0], "6/5")
+    for wrong in ("6/5", "0/5", "first", "1/"):
+        with pytest.raises(pytest.UsageError, match=f"K from 1 to N is needed, got '{wrong}'"):
+            is_in_part(files[0], wrong)
