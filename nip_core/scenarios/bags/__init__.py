@@ -16,7 +16,13 @@ from pydantic import Field, model_validator
 from nip_core.errors import DatasetError
 from nip_core.hashing import derive_seed
 from nip_core.protocols import Protocol
-from nip_core.scenarios.bags.answers import always_name_a, guess, repeat_coins, tell_apart
+from nip_core.scenarios.bags.answers import (
+    always_name_a,
+    guess,
+    name_nothing,
+    repeat_coins,
+    tell_apart,
+)
 from nip_core.scenarios.bags.challenges import (
     count_agreeing,
     make_challenges,
@@ -152,6 +158,7 @@ class Bags(Scenario):
         "tell-apart": tell_apart,
         "guess": guess,
         "always-a": always_name_a,
+        "no-answer": name_nothing,
         "coins": repeat_coins,
     }
 

@@ -4,6 +4,7 @@ tell_apart     names the list of each challenge where it can be told, else guess
                provers that see no coin
 guess          guesses
 always_name_a  names list A
+name_nothing   makes the claim and answers no challenge
 repeat_coins   says what the coins say, where they are public
 """
 
@@ -37,6 +38,11 @@ def guess(turn: ScriptedTurn) -> str:
 def always_name_a(turn: ScriptedTurn) -> str:
     """Name the first list each time."""
     return _answer([0] * _count(turn))
+
+
+def name_nothing(turn: ScriptedTurn) -> str:
+    """Make the claim without an answer: who compares answers with coins has nothing to compare."""
+    return _answer([])
 
 
 def repeat_coins(turn: ScriptedTurn) -> str:
