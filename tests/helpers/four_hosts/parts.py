@@ -104,14 +104,17 @@ class Site:
         self._database = self.a.start(
             "postgresql", *as_user, str(binaries / "postgres"), "-D", data, "-k", "/tmp"
         )
-        ready = str(binaries / "pg_isready")
-        until(lambda: self._succeeds(self.a, ready, "-h", "127.0.0.1"), "PostgreSQL answers", 60)
+        until(lambda: self._database_answers(str(binaries / "pg_isready")), "PostgreSQL answers", 60)
 
     def restart_database(self) -> None:
-        """Stop PostgreSQL without a word to its clients, and start it again."""
+        """Kill PostgreSQL without a word to its clients, and start it again.
+
+        Its processes are in groups of their own. Until all of them are buried the next one refuses
+        to start: their shared memory is in use, and the number in a lock is that of a process.
+        """
         assert self._database is not None
-        self._database.kill()
-        self.a.path("/home/a/database/postmaster.pid").unlink(missing_ok=True)
+        self._database.kill_tree()
+        until(lambda: not self._has_user("postgres"), "PostgreSQL's processes are gone", 60)
         self.start_database()
 
     def start_prefect(self) -> None:
@@ -307,6 +310,16 @@ class Site:
 
     def _has_pool(self) -> bool:
         return bool(self.api("/work_pools/filter", {}))
+
+    def _has_user(self, name: str) -> bool:
+        """Whether any process of host A is this user's."""
+        return self._succeeds(self.a, "pgrep", "-u", name)
+
+    def _database_answers(self, ready: str) -> bool:
+        assert self._database is not None
+        if not self._database.is_running:
+            raise HostsError(f"PostgreSQL has ended: {self._database.said()}")
+        return self._succeeds(self.a, ready, "-h", "127.0.0.1")
 
     def _prefect_answers(self) -> bool:
         assert self._prefect is not None
