@@ -299,7 +299,7 @@ class Executor:
         with self._store.transaction():
             self._let_go_of_gradient(turn, row)
             self._store.fail_request(turn.model_id, row.seq, message, failure.category)
-        self._end_failed(turn, row, message, failure.category)
+        self._note_failed(turn, row, message)
 
     def _end_failed(self, turn: Turn, row: RequestRow, message: str, category: Category) -> None:
         if row.kind == "optim_step" and self._store.has_gradient(turn.model_id):
@@ -308,6 +308,10 @@ class Executor:
                 "forward_backward not again"
             )
         self._store.fail_request(turn.model_id, row.seq, message, category)
+        self._note_failed(turn, row, message)
+
+    def _note_failed(self, turn: Turn, row: RequestRow, message: str) -> None:
+        """Note what a request that is on record as failed has made of its model."""
         if row.kind in ("forward_backward", "refused"):
             turn.broken = turn.broken or f"request {row.seq} failed ({message[:300]})"
         elif row.kind in ("create_model", "load_weights") and row.seq == 0:
