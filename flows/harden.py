@@ -27,6 +27,10 @@ def harden(
     mix: Annotated[
         str, typer.Option(help="Shares of the training episodes; attackers share theirs equally.")
     ] = "honest=0.5,attackers=0.5",
+    on: Annotated[
+        str,
+        typer.Option(help="The problems on which attackers play in training: all, or wrong."),
+    ] = "all",
     iterations: Annotated[
         int | None, typer.Option(help="Iterations of training in a round; default: RUN's.")
     ] = None,
@@ -76,6 +80,7 @@ def harden(
         rounds=rounds,
         attacks=tuple(parse_attack(text) for text in attack),
         **parse_mix(mix),
+        on=on,
         iterations=iterations,
         steps=steps,
         every=every,

@@ -18,7 +18,7 @@ from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.parameters.attack import SCRIPT, SNEAKY
 from nip_core.parameters.checks import find_attackers
-from nip_core.parameters.opponents import RUNS
+from nip_core.parameters.opponents import RUNS, WRONG
 from nip_core.parameters.plain import PlainDict, PlainMapping
 from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.records.iterations import Records
@@ -30,6 +30,7 @@ from nip_core.sweep.attack_run import TESTED_EVERY, derive_attack, name_way, ref
 from nip_core.tolerance import at_least
 
 MOST_ROUNDS = 50
+ALL = "all"
 _SAME_PROBLEMS = (
     *("scenario", "scenario_settings", "code_validation", "dataset", "dataset_options"),
     *("test_dataset_split", "interaction_protocol", "protocol_common", "seed", "attack"),
@@ -72,6 +73,8 @@ class HardeningSettings:
     """The share of the training episodes that is played with honest provers."""
     attackers: float = 0.5
     """The share of all attackers together, the same for each."""
+    on: str = ALL
+    """The problems on which attackers play: all, or wrong ones alone, with that share of these."""
     iterations: int | None = None
     """Iterations of training in a round; None: as many as the run had."""
     steps: int | None = None
@@ -93,6 +96,8 @@ class HardeningSettings:
             )
         if self.iterations is not None and self.iterations < 1:
             raise SettingsError(f"--iterations {self.iterations}: give 1 or more")
+        if self.on not in (ALL, WRONG):
+            raise SettingsError(f"--on {self.on!r}: attackers play on all problems, or on wrong")
         if not self.attacks:
             raise SettingsError("--attack is missing; use sneaky, script or script:NAME")
         labels = [attack.label for attack in self.attacks]
@@ -321,7 +326,10 @@ class _Hardened:
             "agents": self._agents(),
             "rl": rl,
             "base_run": {"base_run_type": "parameters", "run_id": previous},
-            "opponents": {"kind": RUNS, "runs": [{"run": a, "share": share} for a in attackers]},
+            "opponents": {
+                "kind": RUNS,
+                "runs": [{"run": a, "share": share, "on": settings.on} for a in attackers],
+            },
         }
         if stored["text_rl"]["test_scheme"] == "none":
             values["text_rl"] = {**stored["text_rl"], "test_scheme": "last"}

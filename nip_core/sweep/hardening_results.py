@@ -21,7 +21,7 @@ from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, Store
 from nip_core.sweep.document_parts import Part
-from nip_core.sweep.hardening import Hardening, PlannedRound, PlannedStep
+from nip_core.sweep.hardening import ALL, Hardening, PlannedRound, PlannedStep
 from nip_core.sweep.hardening_figure import AFTER, BEFORE, COMPLETE, RateOfRound, rounds_svg
 from nip_core.sweep.page_tables import markdown_table
 from nip_core.sweep.results_document import FINISHED, NOT_BEGUN
@@ -86,6 +86,8 @@ class HardeningResults(Part):
     run_store: str
     honest: float
     attackers: float
+    on: str = ALL
+    """On which problems attackers play in training: all, or wrong."""
     rounds: tuple[HardenedRound, ...]
     failures: dict[str, str] = Field(default_factory=dict)
     """By run, why it did not end."""
@@ -102,6 +104,7 @@ def collect_hardening(
         run_store=hardening.run_store,
         honest=settings.honest,
         attackers=settings.attackers,
+        on=settings.on,
         rounds=tuple(_collect_round(store, planned) for planned in hardening.rounds),
         failures=failures or {},
     )
@@ -211,9 +214,9 @@ def _lines(results: HardeningResults) -> dict[str, list[RateOfRound]]:
 _PAGE = """# Hardening {name}
 
 The verifier of run {run} is attacked in round 0. In each further round it is trained on, in
-{honest} of the episodes with its honest provers, who keep their weights, and in {attackers} with
-all attackers so far in equal shares; then it is attacked with a fresh one. The tests of all rounds
-are on the same problems. Rates are in percent, intervals 95 %, by question.
+{honest} of the episodes{on} with its honest provers, who keep their weights, and in {attackers}
+with all attackers so far in equal shares{rest}; then it is attacked with a fresh one. The tests of
+all rounds are on the same problems. Rates are in percent, intervals 95 %, by question.
 
 ![by round](rounds.svg)
 
@@ -233,6 +236,8 @@ def render_hardening(results: HardeningResults) -> str:
         run=results.run,
         honest=percent(results.honest),
         attackers=percent(results.attackers),
+        on="" if results.on == ALL else " on wrong problems",
+        rest="" if results.on == ALL else ", and on right problems with the honest ones alone",
         table=rounds_table(results).rstrip(),
     )
     if results.failures:
