@@ -18,7 +18,7 @@ from nip_lm_server.api.routes_tinker import open_service
 from nip_lm_server.errors import ApiError, wrong_value
 from nip_lm_server.state.models import AdapterError
 from nip_lm_server.tinker import tinker_bodies as bodies
-from nip_lm_server.tinker.records import CheckpointRow, ModelRow
+from nip_lm_server.tinker.records import CheckpointRow, TinkerModelRow
 from nip_lm_server.tinker.service import TinkerService
 from nip_lm_server.tinker.tinker_bodies import read_body
 
@@ -70,7 +70,7 @@ async def list_run_checkpoints(request: web.Request) -> web.StreamResponse:
     return json_response({"checkpoints": [_checkpoint(row) for row in rows]})
 
 
-async def list_checkpoints(request: web.Request) -> web.StreamResponse:
+async def list_all_checkpoints(request: web.Request) -> web.StreamResponse:
     """Answer all named weights."""
     limit, offset = _page(request)
     service = open_service(request)
@@ -194,7 +194,7 @@ def _cursor(limit: int, offset: int, total: int) -> dict[str, int]:
     return {"limit": limit, "offset": offset, "total_count": total}
 
 
-def _run(service: TinkerService, model: ModelRow) -> dict[str, Any]:
+def _run(service: TinkerService, model: TinkerModelRow) -> dict[str, Any]:
     rows = service.store.list_checkpoints(model.id, _MOST_ROWS, 0)
     last = {
         kind: next((_checkpoint(row) for row in rows if row.kind == kind), None)

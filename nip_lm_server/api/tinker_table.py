@@ -34,7 +34,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "training_runs", weights.list_training_runs),
     ("GET", _RUN, weights.retrieve_training_run),
     ("GET", _RUN + "/checkpoints", weights.list_run_checkpoints),
-    ("GET", "checkpoints", weights.list_checkpoints),
+    ("GET", "checkpoints", weights.list_all_checkpoints),
     ("DELETE", _CHECKPOINT, weights.delete_checkpoint),
     ("PUT", _CHECKPOINT + "/ttl", weights.set_expiry),
     ("POST", _CHECKPOINT + "/publish", weights.refuse_publishing),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.state.disk import is_full
-from nip_lm_server.tinker.records import Category, ModelRow, RequestRow
+from nip_lm_server.tinker.records import Category, RequestRow, TinkerModelRow
 from nip_lm_server.tinker.steps import Failed, Steps, UnusableGradient
 from nip_lm_server.tinker.store import TinkerStore
 from nip_lm_server.training.resident.resident_client import ResidentDied
@@ -44,7 +44,7 @@ _log = logging.getLogger("nip.lm_server.tinker")
 
 
 @dataclass
-class Turn:
+class ModelTurn:
     """Where a model is."""
 
     model_id: str
@@ -73,7 +73,7 @@ class Executor:
     ):
         self._store, self._steps, self._told = store, steps, told
         self._clock = clock
-        self._turns: dict[str, Turn] = {}
+        self._turns: dict[str, ModelTurn] = {}
         self._arrived = 0
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -90,11 +90,11 @@ class Executor:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
-    def take_up(self, model: ModelRow) -> None:
+    def take_up(self, model: TinkerModelRow) -> None:
         """Know a model of the record, and all of its that waits."""
         if model.id in self._turns:
             return
-        turn = Turn(model.id, self._store.next_seq(model.id))
+        turn = ModelTurn(model.id, self._store.next_seq(model.id))
         turn.broken = self._store.find_broken(model.id)
         turn.bytes_kept = self._store.payload_bytes(model.id)
         self._turns[model.id] = turn
@@ -132,7 +132,7 @@ class Executor:
             self._wake.set()
         return turn is not None
 
-    def _add(self, turn: Turn, seq: int) -> None:
+    def _add(self, turn: ModelTurn, seq: int) -> None:
         if seq not in turn.waiting and seq >= turn.next_seq:
             self._arrived += 1
             turn.waiting[seq] = self._arrived
@@ -154,7 +154,7 @@ class Executor:
                     each.is_resident = False
                 await asyncio.sleep(PAUSE_S * (10 if is_full(error) else 1))
 
-    def _choose(self) -> Turn | None:
+    def _choose(self) -> ModelTurn | None:
         """The model whose next request is here, and came first."""
         now = self._clock()
         ready = []
@@ -180,7 +180,7 @@ class Executor:
         except TimeoutError:
             return
 
-    def _give_up_gap(self, turn: Turn) -> None:
+    def _give_up_gap(self, turn: ModelTurn) -> None:
         """Fail a number that never came, and what waits behind it."""
         missing, last = turn.next_seq, max(turn.waiting)
         reason = (
@@ -201,7 +201,7 @@ class Executor:
         for seq in told:
             self._told(turn.model_id, seq)
 
-    async def _advance(self, turn: Turn) -> None:
+    async def _advance(self, turn: ModelTurn) -> None:
         """Execute a model's next request, and write down what came of it."""
         if -1 in turn.waiting:
             await self._leave(turn)
@@ -248,7 +248,7 @@ class Executor:
         self._go_on(turn, row.seq)
         await self._write_state(turn, model, row)
 
-    def _note_done(self, turn: Turn, row: RequestRow, seconds: float) -> None:
+    def _note_done(self, turn: ModelTurn, row: RequestRow, seconds: float) -> None:
         """Note what a request that is on record as done has made of its model."""
         turn.deaths, turn.used = 0, self._clock()
         turn.bytes_since += len(row.payload or b"")
@@ -264,7 +264,7 @@ class Executor:
         elif row.seq:
             self._store.drop_payload(turn.model_id, row.seq)
 
-    async def _write_state(self, turn: Turn, model: ModelRow, row: RequestRow) -> None:
+    async def _write_state(self, turn: ModelTurn, model: TinkerModelRow, row: RequestRow) -> None:
         """Write the model's state where enough has come since the last one."""
         enough = turn.bytes_since >= DURABLE_BYTES or turn.seconds_since >= DURABLE_S
         if enough and row.kind == "optim_step":
@@ -277,7 +277,7 @@ class Executor:
             else:
                 turn.bytes_since, turn.seconds_since = 0, 0.0
 
-    async def _take_back(self, turn: Turn, row: RequestRow) -> None:
+    async def _take_back(self, turn: ModelTurn, row: RequestRow) -> None:
         """Refuse a step with a part of a gradient, and let go of that part."""
         reason, turn.broken = turn.broken, None
         self._let_go_of_gradient(turn, row)
@@ -286,13 +286,13 @@ class Executor:
             "changed, and the parts are taken back"
         )
 
-    def _let_go_of_gradient(self, turn: Turn, row: RequestRow) -> None:
+    def _let_go_of_gradient(self, turn: ModelTurn, row: RequestRow) -> None:
         """Leave out what was added up before a step; the trainer has the model without it next."""
         self._store.void_since_step(turn.model_id, row.seq)
         if turn.added:
             turn.is_resident, turn.added = False, False
 
-    def _end_unusable(self, turn: Turn, row: RequestRow, failure: Failed) -> None:
+    def _end_unusable(self, turn: ModelTurn, row: RequestRow, failure: Failed) -> None:
         """Refuse a step with whose gradient none can be taken, and let go of all of it."""
         message = f"{failure.message}; the model is as it was, and this gradient is taken back"
         # Together: after a kill in between, a step of nothing would be taken.
@@ -301,7 +301,9 @@ class Executor:
             self._store.fail_request(turn.model_id, row.seq, message, failure.category)
         self._note_failed(turn, row, message)
 
-    def _end_failed(self, turn: Turn, row: RequestRow, message: str, category: Category) -> None:
+    def _end_failed(
+        self, turn: ModelTurn, row: RequestRow, message: str, category: Category
+    ) -> None:
         if row.kind == "optim_step" and self._store.has_gradient(turn.model_id):
             message += (
                 "; the gradient so far stays: send the step again under the next number, and its "
@@ -310,7 +312,7 @@ class Executor:
         self._store.fail_request(turn.model_id, row.seq, message, category)
         self._note_failed(turn, row, message)
 
-    def _note_failed(self, turn: Turn, row: RequestRow, message: str) -> None:
+    def _note_failed(self, turn: ModelTurn, row: RequestRow, message: str) -> None:
         """Note what a request that is on record as failed has made of its model."""
         if row.kind in ("forward_backward", "refused"):
             turn.broken = turn.broken or f"request {row.seq} failed ({message[:300]})"
@@ -323,7 +325,7 @@ class Executor:
         turn.deaths = 0
         self._go_on(turn, row.seq)
 
-    def _note_death(self, turn: Turn, row: RequestRow, error: Exception) -> None:
+    def _note_death(self, turn: ModelTurn, row: RequestRow, error: Exception) -> None:
         _log.warning("request %s of %s is done again: %s", row.seq, turn.model_id, error)
         self._all_left()
         turn.deaths += 1
@@ -336,12 +338,12 @@ class Executor:
         for each in self._turns.values():
             each.is_resident = False
 
-    def _go_on(self, turn: Turn, seq: int) -> None:
+    def _go_on(self, turn: ModelTurn, seq: int) -> None:
         turn.waiting.pop(seq, None)
         turn.next_seq = seq + 1
         self._told(turn.model_id, seq)
 
-    async def _make_room(self, turn: Turn) -> None:
+    async def _make_room(self, turn: ModelTurn) -> None:
         resident = [each for each in self._turns.values() if each.is_resident and each is not turn]
         if len(resident) < MOST_RESIDENT:
             return
@@ -357,7 +359,7 @@ class Executor:
         await self._steps.drop(idlest.model_id)
         idlest.is_resident = False
 
-    async def _leave(self, turn: Turn) -> None:
+    async def _leave(self, turn: ModelTurn) -> None:
         """Let go of the model of a session that is over."""
         del self._turns[turn.model_id]
         for seq in sorted(turn.waiting):

@@ -32,7 +32,7 @@ class LoraShape:
 
 
 @dataclass(frozen=True)
-class ModelRow:
+class TinkerModelRow:
     """A model in training. What it has executed up to `durable_seq` is in a folder of its own."""
 
     id: str

@@ -28,10 +28,10 @@ from nip_lm_server.tinker.folders import Folders
 from nip_lm_server.tinker.records import (
     CheckpointRow,
     LoraShape,
-    ModelRow,
     RequestRow,
     SamplerRow,
     SessionRow,
+    TinkerModelRow,
 )
 from nip_lm_server.tinker.samples import Sampler
 from nip_lm_server.tinker.steps import Steps
@@ -138,7 +138,7 @@ class TinkerService:
 
     # Models
 
-    def model(self, id: str) -> ModelRow:
+    def model(self, id: str) -> TinkerModelRow:
         """Return a model. Raises ApiError 404."""
         row = self.store.find_model(id)
         if row is None:

@@ -1,7 +1,7 @@
 """What each kind of training request does, by a resident trainer.
 
-Trainer    the trainer's methods, wherever it computes
-Steps      the requests of one base model's models: `run` one, `restore` a model after a kill
+StepTrainer    the trainer's methods, wherever it computes
+Steps          the requests of one base model's models: `run` one, `restore` a model after a kill
 
 A request is a row of the database with everything it needs, so it is run the same way the first
 time and in a replay. `Failed` ends it with a reason; whatever else is raised is no fault of its.
@@ -25,8 +25,8 @@ from nip_lm_server.tinker.records import (
     CheckpointKind,
     CheckpointRow,
     LoraShape,
-    ModelRow,
     RequestRow,
+    TinkerModelRow,
 )
 from nip_lm_server.tinker.store import TinkerStore
 from nip_lm_server.tinker.tinker_bodies import LoadWeights, OptimStep, SaveForSampler, SaveWeights
@@ -49,7 +49,7 @@ _BASE = "(base)"
 """A model of the trainer's that is never trained, and computes what the base does."""
 
 
-class Trainer(Protocol):
+class StepTrainer(Protocol):
     """What a trainer does; see `training.resident`. Raises ResidentError, or what tells its end."""
 
     async def create_model(self, model_id: str, lora: LoraConfig) -> None: ...
@@ -105,7 +105,7 @@ class Steps:
     def __init__(
         self,
         base_model: str,
-        trainer: Trainer,
+        trainer: StepTrainer,
         store: TinkerStore,
         folders: Folders,
         publish: Publish,
@@ -121,7 +121,7 @@ class Steps:
         """Forget what only the trainer's process had."""
         self._has_base = False
 
-    async def run(self, model: ModelRow, row: RequestRow) -> Done:
+    async def run(self, model: TinkerModelRow, row: RequestRow) -> Done:
         """Do what a request says. Raises Failed, or what tells the trainer's end."""
         step = {
             "create_model": self._create,
@@ -143,7 +143,7 @@ class Steps:
             reason = UnusableGradient if error.code == UNUSABLE_GRADIENT else Failed
             raise reason(error.message, error.category) from error
 
-    async def restore(self, model: ModelRow, before: int) -> None:
+    async def restore(self, model: TinkerModelRow, before: int) -> None:
         """Bring a model to where its requests below `before` left it. Raises as `run` does."""
         # 1. What there is of it, half-way perhaps, goes.
         await self.drop(model.id)
@@ -175,7 +175,7 @@ class Steps:
             if error.code != "model_not_found":
                 raise Failed(error.message, error.category) from error
 
-    async def make_durable(self, model: ModelRow, seq: int, done: Done | None = None) -> None:
+    async def make_durable(self, model: TinkerModelRow, seq: int, done: Done | None = None) -> None:
         """Write a model's state, of which `seq` was the last request; earlier ones go.
 
         With `done`, that request's result, the two are on record together or not at all.
@@ -201,15 +201,15 @@ class Steps:
         except ResidentError as error:
             raise Failed(error.message, error.category) from error
 
-    async def _refuse(self, _model: ModelRow, row: RequestRow) -> Done:
+    async def _refuse(self, _model: TinkerModelRow, row: RequestRow) -> Done:
         raise Failed((row.payload or b"").decode())
 
-    async def _create(self, model: ModelRow, _row: RequestRow) -> Done:
+    async def _create(self, model: TinkerModelRow, _row: RequestRow) -> Done:
         self._check_rank(model.lora.rank)
         await self._trainer.create_model(model.id, _config(model.lora))
         return _json({"model_id": model.id, "type": "create_model"})
 
-    async def _load(self, model: ModelRow, row: RequestRow) -> Done:
+    async def _load(self, model: TinkerModelRow, row: RequestRow) -> Done:
         body = LoadWeights.model_validate_json(row.payload or b"{}")
         checkpoint = self._store.find_checkpoint(body.path)
         if checkpoint is None or checkpoint.deleted_at is not None:
@@ -233,7 +233,7 @@ class Steps:
                 "max_lora_rank"
             )
 
-    async def _forward_backward(self, model: ModelRow, row: RequestRow) -> Done:
+    async def _forward_backward(self, model: TinkerModelRow, row: RequestRow) -> Done:
         payload = row.payload or b""
         asked = await aside.run(len(payload), decode_forward_backward, payload)
         output = await self._trainer.forward_backward(
@@ -245,13 +245,13 @@ class Steps:
         size = sum(array.nbytes for array in output.logprobs)
         return Done(await aside.run(size, encode_output, output), is_protobuf=True)
 
-    async def _optim_step(self, model: ModelRow, row: RequestRow) -> Done:
+    async def _optim_step(self, model: TinkerModelRow, row: RequestRow) -> Done:
         adam = OptimStep.model_validate_json(row.payload or b"{}").adam_params
         params = AdamParams() if adam is None else AdamParams(**adam.model_dump(exclude={"type"}))
         metrics = await self._trainer.optim_step(model.id, params)
         return _json({"metrics": metrics, "type": "optim_step"})
 
-    async def _save_weights(self, model: ModelRow, row: RequestRow) -> Done:
+    async def _save_weights(self, model: TinkerModelRow, row: RequestRow) -> Done:
         body = SaveWeights.model_validate_json(row.payload or b"{}")
         kind: CheckpointKind = "weights" if row.kind == "save_weights" else "external_weights"
         path = f"tinker://{model.id}/{kind}/{body.path or f'step-{row.seq}'}"
@@ -272,7 +272,7 @@ class Steps:
             self._folders.remove(before.folder)
         return _json({"path": path, "size_bytes": record.bytes, "type": row.kind})
 
-    async def _save_for_sampler(self, model: ModelRow, row: RequestRow) -> Done:
+    async def _save_for_sampler(self, model: TinkerModelRow, row: RequestRow) -> Done:
         body = SaveForSampler.model_validate_json(row.payload or b"{}")
         # 1. Under which name it will answer.
         if body.path is not None:
@@ -321,7 +321,7 @@ class Steps:
 
     async def _record(
         self,
-        model: ModelRow,
+        model: TinkerModelRow,
         kind: CheckpointKind,
         path: str,
         folder: Path,
@@ -348,7 +348,7 @@ class Steps:
             deleted_at=None,
         )
 
-    async def _write_probe(self, model: ModelRow, folder: Path) -> None:
+    async def _write_probe(self, model: TinkerModelRow, folder: Path) -> None:
         """Leave beside the weights what the trainer computes with them, and with the base."""
         tokens = self._probed.get(model.id, ())
         if len(tokens) < 2:

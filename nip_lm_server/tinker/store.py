@@ -18,10 +18,10 @@ from dataclasses import asdict
 from nip_lm_server.tinker.records import (
     Category,
     LoraShape,
-    ModelRow,
     RequestRow,
     SessionRow,
     Status,
+    TinkerModelRow,
 )
 from nip_lm_server.tinker.tables import WeightTables
 
@@ -92,26 +92,26 @@ class TinkerStore(WeightTables):
             json.dumps(metadata),
         )  # fmt: skip
 
-    def find_model(self, id: str) -> ModelRow | None:
+    def find_model(self, id: str) -> TinkerModelRow | None:
         """Return a model."""
         row = self._one("SELECT * FROM models WHERE id = ?", id)
         return None if row is None else _model(row)
 
-    def list_models(self, limit: int, offset: int) -> list[ModelRow]:
+    def list_models(self, limit: int, offset: int) -> list[TinkerModelRow]:
         """List models, the newest first."""
         rows = self._all(
             "SELECT * FROM models ORDER BY created_at DESC, id LIMIT ? OFFSET ?", limit, offset
         )
         return [_model(row) for row in rows]
 
-    def list_models_of(self, session_id: str) -> list[ModelRow]:
+    def list_models_of(self, session_id: str) -> list[TinkerModelRow]:
         """List the models of a session."""
         return [
             _model(row)
             for row in self._all("SELECT * FROM models WHERE session_id = ?", session_id)
         ]
 
-    def list_open_models(self) -> list[ModelRow]:
+    def list_open_models(self) -> list[TinkerModelRow]:
         """List the models whose sessions are not over."""
         rows = self._all(
             "SELECT models.* FROM models JOIN sessions ON sessions.id = session_id "
@@ -326,11 +326,11 @@ def _session(row: sqlite3.Row) -> SessionRow:
     return SessionRow(**{name: row[name] for name in names}, user_metadata=metadata)
 
 
-def _model(row: sqlite3.Row) -> ModelRow:
+def _model(row: sqlite3.Row) -> TinkerModelRow:
     values = dict(row)
     values["lora"] = LoraShape(**json.loads(values["lora"]))
     values["user_metadata"] = json.loads(values["user_metadata"])
-    return ModelRow(**values)
+    return TinkerModelRow(**values)
 
 
 def _request(row: sqlite3.Row) -> RequestRow:

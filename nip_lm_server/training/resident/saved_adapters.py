@@ -1,8 +1,8 @@
 """An adapter in training on disk: a sealed directory that PEFT and every engine can read.
 
-write_adapter   ``adapter_model.safetensors`` and ``adapter_config.json`` as PEFT has them,
-                ``training_state.json``, and with the optimizer ``optimizer.safetensors``
-read_adapter    the same back; also an adapter without a training's state, as others made it
+write_adapter        ``adapter_model.safetensors`` and ``adapter_config.json`` as PEFT has them,
+                     ``training_state.json``, and with the optimizer ``optimizer.safetensors``
+read_saved_adapter   the same back; also an adapter without a training's state, as others made it
 
 Equal adapters give equal bytes. ``manifest.json`` has the SHA-256 of each file and is written last.
 Floats are those in memory, so what is loaded goes on with the same bits.
@@ -78,7 +78,7 @@ def write_adapter(
             save_file(_moments(adapter), part / OPTIMIZER_FILE)
 
 
-def read_adapter(
+def read_saved_adapter(
     directory: Path, config: LoraConfig | None, layers: LoraLayers, device: Any, *, optimizer: bool
 ) -> Adapter:
     """Read an adapter to train it on. Raises ResidentError.

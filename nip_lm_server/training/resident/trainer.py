@@ -37,7 +37,7 @@ from nip_lm_server.training.resident.checks import (
     refuse,
 )
 from nip_lm_server.training.resident.losses import SEQUENCE_LOG_RATIO, Loss
-from nip_lm_server.training.resident.saved_adapters import read_adapter, write_adapter
+from nip_lm_server.training.resident.saved_adapters import read_saved_adapter, write_adapter
 from nip_lm_server.training.resident.token_scores import pad, score_targets, without_dropout
 from nip_lm_server.training.resident.types import (
     AdamParams,
@@ -162,7 +162,9 @@ class ResidentTrainer:
         `lora` must be what was saved; None: whatever it is. Without `optimizer` the next step is
         the first. Raises ResidentError.
         """
-        adapter = read_adapter(directory, lora, self._layers, self._device, optimizer=optimizer)
+        adapter = read_saved_adapter(
+            directory, lora, self._layers, self._device, optimizer=optimizer
+        )
         self._check_rank(adapter.config)
         if model_id not in self._models:
             self._check_room(adapter)
