@@ -128,15 +128,21 @@ def judge_course(
     if not ends and step < most:
         return None
     # A verifier that is always fooled leaves nothing to learn, and nothing to take either.
-    is_lost = ends and fall is not None and fall.left < rule.most_fall
-    if not is_lost and unequal is not None and unequal < rule.least_unequal:
+    if not _is_lost(fall, rule) and unequal is not None and unequal < rule.least_unequal:
         return NO_SIGNAL
     return PLATEAU if ends else NOT_REACHED
 
 
 def is_flat(fall: Fall | None, rule: PlateauRule = RULE) -> bool:
-    """Tell whether a fall is so small, with its bound, that the attack ends however far it is."""
-    return fall is not None and fall.at_most < rule.most_fall
+    """Tell whether the attack ends however far it is.
+
+    The fall is small, with its bound, or less soundness is left than would be a fall.
+    """
+    return fall is not None and (fall.at_most < rule.most_fall or _is_lost(fall, rule))
+
+
+def _is_lost(fall: Fall | None, rule: PlateauRule) -> bool:
+    return fall is not None and fall.left < rule.most_fall
 
 
 def share_taught(jobs: Iterable[tuple[bool, Mapping[str, int]]], has_groups: bool) -> float | None:

@@ -114,6 +114,9 @@ def test_the_verdict_needs_steps_a_window_and_a_signal():
     assert judge_course(MOST, MOST, falling, 0.01) == "no signal"
     # Where the verifier is fooled by everything there is nothing left to learn from.
     assert judge_course(30, MOST, Fall(0.0, 0.0, 0.02, 500), 0.0) == "plateau"
+    # On few questions the bound of a fall of nothing is wide, but what is left can't fall so far.
+    assert judge_course(30, MOST, Fall(0.0, 0.008, 0.039, 120), 0.0) == "plateau"
+    assert judge_course(30, MOST, Fall(0.0, 0.04, 0.039, 120), 0.5) is None
     # Without a signal or with one: by its fall alone it is known whether more steps would help.
     assert is_flat(flat) and not is_flat(falling) and not is_flat(None)
 
