@@ -104,7 +104,9 @@ class Site:
         self._database = self.a.start(
             "postgresql", *as_user, str(binaries / "postgres"), "-D", data, "-k", "/tmp"
         )
-        until(lambda: self._database_answers(str(binaries / "pg_isready")), "PostgreSQL answers", 60)
+        until(
+            lambda: self._database_answers(str(binaries / "pg_isready")), "PostgreSQL answers", 60
+        )
 
     def restart_database(self) -> None:
         """Kill PostgreSQL without a word to its clients, and start it again.
