@@ -6,16 +6,29 @@ Nothing here skips: without vLLM these tests fail. `scripts/build_vllm_cpu.sh` b
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from own_vllm import OwnVllm
+    from vllm_server import VllmServer
 
 ROOT = Path(__file__).parents[2]
 
 VLLM = os.environ.get("NIP_VLLM") or str(ROOT / ".vllm" / "bin" / "vllm")
 FAST_START = {"enforce_eager": True, "max_num_seqs": 64, "executable": VLLM}
 """Options of an engine that starts as fast as it can on a CPU."""
+SHARING = {
+    "test_acceptance_on_vllm.py": "server",
+    "test_guided_on_vllm.py": "server",
+    "test_vllm_server.py": "server",
+    "test_plain_adapter.py": "vllm serve",
+    "test_prove_on_vllm.py": "vllm serve",
+}
+"""Files that ask the same vLLM, by its fixture: it is started once, in one process of the tests."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,6 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.engines)
             item.add_marker(pytest.mark.timeout(1200))
+            item.add_marker(pytest.mark.xdist_group(SHARING.get(item.path.name, item.path.name)))
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +50,44 @@ def base_path() -> Path:
     from nip_core.models import BUNDLED
 
     return BUNDLED["tiny"]
+
+
+@pytest.fixture(scope="session")
+def server(base_path, vllm_options, tmp_path_factory) -> Iterator["VllmServer"]:
+    """nip's server over vLLM. The last test of `test_vllm_server.py` kills it."""
+    from vllm_server import VllmServer
+
+    server = VllmServer(base_path, vllm_options, tmp_path_factory.mktemp("server") / "state")
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory) -> Path:
+    """What `nip export --to peft` writes of a finished run."""
+    import asyncio
+
+    from finished_run import make_run
+
+    from nip_core.hub.adapter_of_run import choose_model, write_adapter
+
+    path = tmp_path_factory.mktemp("exported")
+
+    async def make() -> None:
+        run = await make_run(path / "runs")
+        write_adapter(choose_model(run, None, None), path / "plain", place="plain", probe=True)
+
+    asyncio.run(make())
+    return path
+
+
+@pytest.fixture(scope="session")
+def own_vllm(vllm_options, exported) -> Iterator["OwnVllm"]:
+    """`vllm serve` as its manual says, with the exported adapter from the start."""
+    from own_vllm import serve_with_vllm
+
+    with serve_with_vllm(vllm_options["executable"], exported) as served:
+        yield served
 
 
 @pytest.fixture(scope="session")

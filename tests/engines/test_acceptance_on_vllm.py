@@ -5,7 +5,6 @@ import math
 import aiohttp
 from aiohttp import web
 from playing import MemoryLog, make_context
-from served_here import KEY, serve
 
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
@@ -13,16 +12,15 @@ from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.plan import plan_episodes
 from nip_core.scenarios.datasets import load_problems
-from nip_lm_server.spec import ServerSpec
 
 EPISODES = 6
 
 
-async def play(game, url, specs, **recorded):
+async def play(game, url, key, specs, **recorded):
     """One call at a time: how vLLM batches calls has a say in the last bits."""
     async with ChatClient(concurrency=1, timeout_s=120, retries=0) as client:
         context = make_context(
-            game, url, client, MemoryLog(), model="tiny", key=KEY, of_players=recorded
+            game, url, client, MemoryLog(), model="tiny", key=key, of_players=recorded
         )
         shard = await play_episodes(specs, context)
     return {row.key: row for row in shard.generations}
@@ -47,19 +45,15 @@ def estimate(content, word, temperature):
     return accept / (accept + reject)
 
 
-async def test_p_accept_equals_what_the_answers_on_the_wire_say(tmp_path, base_path, vllm_options):
+async def test_p_accept_equals_what_the_answers_on_the_wire_say(server):
     game = Game(load_parameters("quickstart", ["run_name=a"]))
     problems = load_problems(game.scenario, "families", "train")
     specs = plan_episodes(game.parameters, problems, "train", 0)[:EPISODES]
-    spec = ServerSpec("vllm", str(base_path), served_model_name="tiny", options=vllm_options)
-    answers = []
-    async with (
-        serve(tmp_path / "state", spec=spec) as here,
-        aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}) as session,
-    ):
+    answers, key = [], server.handle.api_key
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as session:
 
         async def relay(request):
-            url = f"{here.url}{request.path}"
+            url = f"{server.handle.url}{request.path}"
             async with session.post(url, json=await request.json()) as response:
                 answers.append(await response.json())
                 return web.json_response(answers[-1], status=response.status)
@@ -71,14 +65,14 @@ async def test_p_accept_equals_what_the_answers_on_the_wire_say(tmp_path, base_p
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        with_it = await play(game, url, specs, record_p_accept=True)
+        with_it = await play(game, url, key, specs, record_p_accept=True)
         by_text = [
             (choice["message"]["content"], choice["logprobs"]["content"])
             for answer in answers
             for choice in answer["choices"]
             if choice["logprobs"]
         ]
-        without = await play(game, url, specs)
+        without = await play(game, url, key, specs)
         await runner.cleanup()
     decided = [row for row in with_it.values() if row.decision in (0, 1)]
     assert len(decided) == EPISODES and {row.decision for row in decided} == {0, 1}

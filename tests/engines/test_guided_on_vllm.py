@@ -2,7 +2,6 @@
 
 import pytest
 from playing import MemoryLog, make_context
-from served_here import KEY, serve
 
 from nip_core.evaluation.invalid import invalid_answers
 from nip_core.game.render import Game
@@ -12,16 +11,13 @@ from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.tables import build_tables
 from nip_core.scenarios.datasets import load_problems
-from nip_lm_server.spec import ServerSpec
 
 EPISODES = 6
 
 
 # With reasoning more rounds are longer than the model's context.
 @pytest.mark.parametrize(("version", "rounds"), [("v1", 3), ("v2", 1)])
-async def test_a_model_that_knows_no_form_keeps_it(
-    tmp_path, base_path, vllm_options, version, rounds
-):
+async def test_a_model_that_knows_no_form_keeps_it(server, version, rounds):
     """The bundled tiny model was made for other prompts, and knows no reasoning."""
     overrides = (
         "run_name=a",
@@ -36,18 +32,14 @@ async def test_a_model_that_knows_no_form_keeps_it(
     game = Game(parameters)
     problems = load_problems(game.scenario, "families", "train")
     specs = plan_episodes(parameters, problems, "train", 0)[:EPISODES]
-    spec = ServerSpec("vllm", str(base_path), served_model_name="tiny", options=vllm_options)
-    async with (
-        serve(tmp_path / "state", spec=spec) as here,
-        ChatClient(concurrency=EPISODES, timeout_s=120, retries=0) as client,
-    ):
+    async with ChatClient(concurrency=EPISODES, timeout_s=120, retries=0) as client:
         context = make_context(
             game,
-            f"{here.url}/v1",
+            f"{server.handle.url}/v1",
             client,
             MemoryLog(),
             model="tiny",
-            key=KEY,
+            key=server.handle.api_key,
             of_players={"record_p_accept": True},
         )
         shard = await play_episodes(specs, context)

@@ -1,22 +1,11 @@
 """`nip prove` at a real vLLM: what is right, and three ways of serving something else."""
 
-import asyncio
-import os
 import shutil
-import socket
-import subprocess
 
 import aiohttp
-import pytest
+from own_vllm import KEY
 
 from nip_lm_server.proving.request import ProofRequest, prove_served
-
-KEY = "key-of-vllm"
-ENVIRONMENT = {
-    "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_API_KEY": KEY,
-}  # fmt: skip
-START_S = 600
 
 
 async def load(url, name, path, again=False):
@@ -32,42 +21,9 @@ async def prove(url, name, directory, *among):
     return verdict
 
 
-@pytest.fixture
-async def url(vllm_options, base_path, tmp_path):
-    """A vLLM whose base model also answers as `forgotten`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [vllm_options["executable"], "serve", str(base_path), "--port", str(port)]
-    command += ["--host", "127.0.0.1", "--served-model-name", "tiny", "forgotten"]
-    command += ["--enforce-eager", "--dtype", "float32", "--max-model-len", "1024"]
-    command += ["--max-num-seqs", "16", "--enable-lora", "--max-lora-rank", "8"]
-    with (tmp_path / "vllm.log").open("w") as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=log, cwd=tmp_path, env=os.environ | ENVIRONMENT,
-            start_new_session=True,
-        )  # fmt: skip
-    address = f"http://127.0.0.1:{port}"
-    try:
-        async with asyncio.timeout(START_S), aiohttp.ClientSession() as session:
-            while process.poll() is None:
-                try:
-                    async with session.get(f"{address}/health") as answer:
-                        if answer.status == 200:
-                            break
-                except aiohttp.ClientError:
-                    await asyncio.sleep(1)
-        assert process.poll() is None, (tmp_path / "vllm.log").read_text()[-3000:]
-        yield address
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-
-
-async def test_it_names_what_is_served_in_place_of_the_adapter(url, adapters, tmp_path):
+async def test_it_names_what_is_served_in_place_of_the_adapter(own_vllm, adapters, tmp_path):
+    """The base of this vLLM has two names, `tiny` and `forgotten`."""
+    url = own_vllm.url
     first, second = (adapters(seed=seed, size=0.3) for seed in (1, 2))
     await load(url, "right", first)
     verdict = await prove(url, "right", first, second)
