@@ -53,15 +53,15 @@ def count_episode(prover: str, verifier: str, coins: str, decision: int) -> dict
 def read_episodes(run: RunStore, iteration: int, split: str) -> list[dict[str, float]]:
     """Count what is said in each episode with a false claim of a test."""
     tables = read_rollouts(run.store, run.rollouts(iteration, split))
-    said: dict[str, dict[str, str]] = defaultdict(dict)
+    texts_by_episode: dict[str, dict[str, str]] = defaultdict(dict)
     order = tables.generations.sort_by([("round", "ascending"), ("attempt", "ascending")])
     for row in order.select(["episode", "agent", "text"]).to_pylist():
-        said[row["episode"]][row["agent"]] = row["text"]
+        texts_by_episode[row["episode"]][row["agent"]] = row["text"]
     counted = []
     columns = ["key", "y", "decision", "drawn"]
     for row in tables.episodes.select(columns).to_pylist():
         if row["y"] == 0:
-            texts, coins = said[row["key"]], json.loads(row["drawn"])["coins"]
+            texts, coins = texts_by_episode[row["key"]], json.loads(row["drawn"])["coins"]
             counted.append(
                 count_episode(texts.get("prover", ""), texts["verifier"], coins, row["decision"])
             )
@@ -99,15 +99,15 @@ def find_test(run: RunStore, split: str) -> int:
 
 def measure(runs: str, game: str, attack: str) -> list[dict[str, float]]:
     """Return the figures of each seed; none where the study has no such attack."""
-    store, found = open_store(Path(runs)), []
+    store, figures = open_store(Path(runs)), []
     for seed in SEEDS:
         name = f"soundness-{game}-{seed}" + (f"-{attack}" if attack != "none" else "")
         if store.exists(f"{name}/run.json"):
             run = RunStore(store, name)
             split = "test" if attack == "none" else "attack"
             episodes = read_episodes(run, find_test(run, split), split)
-            found.append({"seed": seed, **sum_up(episodes)})
-    return found
+            figures.append({"seed": seed, **sum_up(episodes)})
+    return figures
 
 
 def write_table(table: dict[str, dict[str, list[dict[str, float]]]]) -> str:

@@ -30,7 +30,7 @@ from nip_core.sweep.attack_run import TESTED_EVERY, derive_attack, name_way, ref
 from nip_core.tolerance import at_least
 
 MOST_ROUNDS = 50
-ALL = "all"
+EVERY_PROBLEM = "all"
 _SAME_PROBLEMS = (
     *("scenario", "scenario_settings", "code_validation", "dataset", "dataset_options"),
     *("test_dataset_split", "interaction_protocol", "protocol_common", "seed", "attack"),
@@ -73,7 +73,7 @@ class HardeningSettings:
     """The share of the training episodes that is played with honest provers."""
     attackers: float = 0.5
     """The share of all attackers together, the same for each."""
-    on: str = ALL
+    on: str = EVERY_PROBLEM
     """The problems on which attackers play: all, or wrong ones alone, with that share of these."""
     iterations: int | None = None
     """Iterations of training in a round; None: as many as the run had."""
@@ -96,7 +96,7 @@ class HardeningSettings:
             )
         if self.iterations is not None and self.iterations < 1:
             raise SettingsError(f"--iterations {self.iterations}: give 1 or more")
-        if self.on not in (ALL, WRONG):
+        if self.on not in (EVERY_PROBLEM, WRONG):
             raise SettingsError(f"--on {self.on!r}: attackers play on all problems, or on wrong")
         if not self.attacks:
             raise SettingsError("--attack is missing; use sneaky, script or script:NAME")

@@ -21,7 +21,7 @@ from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, Store
 from nip_core.sweep.document_parts import Part
-from nip_core.sweep.hardening import ALL, Hardening, PlannedRound, PlannedStep
+from nip_core.sweep.hardening import EVERY_PROBLEM, Hardening, PlannedRound, PlannedStep
 from nip_core.sweep.hardening_figure import AFTER, BEFORE, COMPLETE, RateOfRound, rounds_svg
 from nip_core.sweep.page_tables import markdown_table
 from nip_core.sweep.results_document import FINISHED, NOT_BEGUN
@@ -86,7 +86,7 @@ class HardeningResults(Part):
     run_store: str
     honest: float
     attackers: float
-    on: str = ALL
+    on: str = EVERY_PROBLEM
     """On which problems attackers play in training: all, or wrong."""
     rounds: tuple[HardenedRound, ...]
     failures: dict[str, str] = Field(default_factory=dict)
@@ -231,13 +231,14 @@ attack stands in its own report.
 
 def render_hardening(results: HardeningResults) -> str:
     """Write the page."""
+    on_wrong = results.on != EVERY_PROBLEM
     page = _PAGE.format(
         name=results.hardening,
         run=results.run,
         honest=percent(results.honest),
         attackers=percent(results.attackers),
-        on="" if results.on == ALL else " on wrong problems",
-        rest="" if results.on == ALL else ", and on right problems with the honest ones alone",
+        on=" on wrong problems" if on_wrong else "",
+        rest=", and on right problems with the honest ones alone" if on_wrong else "",
         table=rounds_table(results).rstrip(),
     )
     if results.failures:

@@ -13,8 +13,8 @@ from nip_core.parameters import load_parameters
 from nip_core.scenarios import find_scenario
 from nip_core.scenarios.bags.answers import (
     always_name_a,
+    answer_nothing,
     guess,
-    name_nothing,
     repeat_coins,
     tell_apart,
 )
@@ -365,13 +365,13 @@ def test_a_script_that_repeats_coins_is_refused_where_they_are_private():
 
 def test_no_answer_names_nothing_and_still_makes_the_claim():
     for problem in problems(challenges=3)[:4]:
-        said = name_nothing(turn(Game(settings(challenges=3)), problem, 0))
+        said = answer_nothing(turn(Game(settings(challenges=3)), problem, 0))
         assert read_names(said) == {} and said == "Answer: They differ."
 
 
 def test_without_challenges_every_script_makes_the_claim_alone():
     [problem, *_] = problems()
     asked = turn(Game(settings(challenges=0)), problem, 0)
-    for script in (tell_apart, guess, always_name_a, name_nothing):
+    for script in (tell_apart, guess, always_name_a, answer_nothing):
         assert script(asked) == "Answer: They differ."
     assert toss_coins(0, problem.question, 0) == toss_coins_again(((1,), (1,)), [], 0) == ()

@@ -18,8 +18,8 @@ from nip_core.hashing import derive_seed
 from nip_core.protocols import Protocol
 from nip_core.scenarios.bags.answers import (
     always_name_a,
+    answer_nothing,
     guess,
-    name_nothing,
     repeat_coins,
     tell_apart,
 )
@@ -158,7 +158,7 @@ class Bags(Scenario):
         "tell-apart": tell_apart,
         "guess": guess,
         "always-a": always_name_a,
-        "no-answer": name_nothing,
+        "no-answer": answer_nothing,
         "coins": repeat_coins,
     }
 

@@ -4,7 +4,7 @@ tell_apart     names the list of each challenge where it can be told, else guess
                provers that see no coin
 guess          guesses
 always_name_a  names list A
-name_nothing   makes the claim and answers no challenge
+answer_nothing  makes the claim and answers no challenge
 repeat_coins   says what the coins say, where they are public
 """
 
@@ -40,7 +40,7 @@ def always_name_a(turn: ScriptedTurn) -> str:
     return _answer([0] * _count(turn))
 
 
-def name_nothing(turn: ScriptedTurn) -> str:
+def answer_nothing(turn: ScriptedTurn) -> str:
     """Make the claim without an answer: who compares answers with coins has nothing to compare."""
     return _answer([])
 
