@@ -31,6 +31,7 @@ SHARING = {
 """Files that ask the same vLLM, by its fixture: it is started once, in one process of the tests."""
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
