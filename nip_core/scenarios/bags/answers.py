@@ -4,7 +4,7 @@ tell_apart     names the list of each challenge where it can be told, else guess
                provers that see no coin
 guess          guesses
 always_name_a  names list A
-answer_nothing  makes the claim and answers no challenge
+answer_nothing makes the claim and answers no challenge
 repeat_coins   says what the coins say, where they are public
 """
 
