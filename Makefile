@@ -135,7 +135,7 @@ format: install
 # The real vLLM in an environment of its own, which the script builds once and keeps.
 test-engines: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_vllm_cpu.sh $(VLLM)
-	NIP_VLLM=$(abspath $(VLLM))/bin/vllm $(PYTEST) --dist loadgroup tests/engines
+	NIP_VLLM=$(abspath $(VLLM))/bin/vllm $(PYTEST) tests/engines
 
 # OpenPipe ART's client in an environment of its own; the servers run in $(VENV).
 test-art: install

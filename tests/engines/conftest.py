@@ -21,23 +21,13 @@ ROOT = Path(__file__).parents[2]
 VLLM = os.environ.get("NIP_VLLM") or str(ROOT / ".vllm" / "bin" / "vllm")
 FAST_START = {"enforce_eager": True, "max_num_seqs": 64, "executable": VLLM}
 """Options of an engine that starts as fast as it can on a CPU."""
-SHARING = {
-    "test_acceptance_on_vllm.py": "server",
-    "test_guided_on_vllm.py": "server",
-    "test_vllm_server.py": "server",
-    "test_plain_adapter.py": "vllm serve",
-    "test_prove_on_vllm.py": "vllm serve",
-}
-"""Files that ask the same vLLM, by its fixture: it is started once, in one process of the tests."""
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.engines)
             item.add_marker(pytest.mark.timeout(1200))
-            item.add_marker(pytest.mark.xdist_group(SHARING.get(item.path.name, item.path.name)))
 
 
 @pytest.fixture(scope="session")
