@@ -21,8 +21,8 @@ from measured_commit import ROOT, describe_commit
 
 sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 from four_hosts.network import HostsError, Network, enter_apart
-from four_hosts.parts import Site
-from four_hosts.trials import FAULTS, Trial, on_one, play
+from host_faults.site import Site
+from host_faults.trials import FAULTS, Trial, on_one, play
 
 ANSWER_S = 1.5
 IN_FLIGHT = 4

@@ -43,9 +43,9 @@ def base_path() -> Path:
     return BUNDLED["tiny"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(base_path, vllm_options, tmp_path_factory) -> Iterator["VllmServer"]:
-    """nip's server over vLLM. The last test of `test_vllm_server.py` kills it."""
+    """nip's server over vLLM: one for each file, as tests may kill theirs."""
     from vllm_server import VllmServer
 
     server = VllmServer(base_path, vllm_options, tmp_path_factory.mktemp("server") / "state")

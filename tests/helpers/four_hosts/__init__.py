@@ -3,5 +3,4 @@
 network   the hosts: namespaces of their own for network, files, processes and names
 switch    the network between them, as a process: latency, loss, cables that are pulled
 init      the first process of a host
-parts     what runs on them: object store, PostgreSQL, Prefect, Dask, the stub of a model server
 """

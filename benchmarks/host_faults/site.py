@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import yaml
-
 from four_hosts.network import ROOT, Host, HostsError, Network, Program, until
+
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_lm_server.engines.scripted.reply_rules import DEFAULT_FILE
@@ -172,8 +172,8 @@ class Site:
 
     def start_worker(self, host: Host) -> Program:
         """Start a worker of the pool."""
-        return host.start("worker", str(BIN / "prefect"), "worker", "start", "--pool", "nip-cpu",
-                          "--type", "process", "--name", host.name, environment=self.environment)  # fmt: skip
+        command = ("worker", "start", "--pool", "nip-cpu", "--type", "process", "--name", host.name)
+        return host.start("worker", str(BIN / "prefect"), *command, environment=self.environment)
 
     def start_player(self, host: Host) -> Program:
         """Start a process of the Dask cluster, of one thread."""

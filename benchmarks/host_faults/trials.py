@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from four_hosts.network import Host, until
 from small_game import train_here
 
-from four_hosts.network import Host, until
-from four_hosts.parts import Site
+from host_faults.site import Site
 from nip_core.run_store.manifest import MANIFEST, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import list_files, open_store
 
 MOST_S = 1500.0
-SKEW_S = 7200.0
 
 
 @dataclass(frozen=True)
