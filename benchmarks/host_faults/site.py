@@ -121,7 +121,7 @@ class Site:
 
     def start_prefect(self) -> None:
         """Start Prefect's server."""
-        own = {
+        server_settings = {
             "PREFECT_API_DATABASE_CONNECTION_URL": (
                 f"postgresql+asyncpg://nip@127.0.0.1:{DATABASE_PORT}/postgres"
             ),
@@ -130,7 +130,10 @@ class Site:
         }
         command = ("server", "start", "--host", self.a.address, "--port", str(PREFECT_PORT))
         self._prefect = self.a.start(
-            "prefect", str(BIN / "prefect"), *command, environment=self.environment | own
+            "prefect",
+            str(BIN / "prefect"),
+            *command,
+            environment=self.environment | server_settings,
         )
         until(self._prefect_answers, "Prefect's server answers", 300)
 
@@ -196,20 +199,20 @@ class Site:
         self._await_port(self.d, MODEL_PORT)
 
     def calls(self) -> list[tuple[float, str]]:
-        """When which call was answered."""
+        """Return when which call was answered."""
         path = self.d.path("/home/d/calls")
         lines = path.read_text().splitlines() if path.exists() else []
         pairs = [line.split() for line in lines if line.count(" ") == 1]
         return [(float(at), seed) for at, seed in pairs]
 
     def repeated(self, since: int = 0) -> int:
-        """How many calls of those since the first `since` were answered again."""
+        """Count the calls of those since the first `since` were answered again."""
         return sum(n - 1 for n in Counter(seed for _, seed in self.calls()[since:]).values())
 
     # Runs -------------------------------------------------------------------------------------
 
     def settings(self, name: str, episodes: int, **rollouts: Any) -> dict[str, Any]:
-        """The settings of a run."""
+        """Return the settings of a run."""
         return {
             "run_name": name,
             "run_store": f"s3://{BUCKET}/runs",
@@ -236,7 +239,7 @@ class Site:
         }
 
     def on_dask(self) -> dict[str, Any]:
-        """The settings by which Dask plays the shards."""
+        """Return the settings by which Dask plays the shards."""
         address = f"tcp://{self.a.address}:{DASK_PORT}"
         return {"task_runner": "dask", "task_runner_address": address}
 
@@ -257,7 +260,7 @@ class Site:
         host.path(f"/home/{settings['run_name']}.yaml").write_text(text)
 
     def state(self, flow_run: str) -> str:
-        """The type of a flow run's state."""
+        """Return the type of a flow run's state."""
         return str(self.api(f"/flow_runs/{flow_run}")["state"]["type"])
 
     def reconcile(self) -> str:
@@ -269,27 +272,27 @@ class Site:
         return str(made["id"])
 
     def leader(self, name: str) -> Host | None:
-        """The host whose process holds a run."""
+        """Find the host whose process holds a run."""
         lease = self.lease(name)
         return self.network.hosts.get(lease["owner"]["host"]) if lease else None
 
     def lease(self, name: str) -> dict[str, Any] | None:
-        """What stands in a run's lease; None: nobody holds it."""
+        """Return what stands in a run's lease; None: nobody holds it."""
         document = self.lease_document(name)
         return document if document and document["state"] == "held" else None
 
     def lease_document(self, name: str) -> dict[str, Any]:
-        """The lease as it is on record; empty: there is none."""
+        """Return the lease as it is on record; empty: there is none."""
         run = self.run_store(name)
         path = f"{run.root}/lease.json"
         return dict(json.loads(run.store.get(path))) if run.store.exists(path) else {}
 
     def run_store(self, name: str) -> RunStore:
-        """A run in the bucket."""
+        """Open a run in the bucket."""
         return RunStore(open_store(f"s3://{BUCKET}/runs", read_only=True), name)
 
     def api(self, path: str, body: Any = None) -> Any:
-        """GET from Prefect's API, or POST `body`; again while it does not answer."""
+        """Get from Prefect's API, or POST `body`; again while it does not answer."""
         data = None if body is None else json.dumps(body).encode()
         url, end_s = f"{self.environment['PREFECT_API_URL']}{path}", time.monotonic() + 180
         while True:

@@ -47,20 +47,20 @@ class Trial:
     """From the first answered call to the last."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return it as JSON."""
         return asdict(self)
 
 
 def digests(run: RunStore) -> dict[str, str]:
-    """Canonical digests of rollouts and datasets, by their place in the run."""
-    found = {}
+    """Read the canonical digests of rollouts and datasets, by their place in the run."""
+    by_place = {}
     for path in list_files(run.store, f"{run.root}/iterations"):
         place, _, name = path.rpartition("/")
         if name == MANIFEST:
             extra = read_manifest(run.store, place).extra
             short = place.removeprefix(f"{run.root}/iterations/")
-            found[short] = str(extra.get("canonical_digest") or extra["digest"])
-    return found
+            by_place[short] = str(extra.get("canonical_digest") or extra["digest"])
+    return by_place
 
 
 def on_one(settings: Mapping[str, Any], folder: Path) -> dict[str, str]:
@@ -88,11 +88,11 @@ class Going:
 
     @property
     def flow_run(self) -> str:
-        """The flow run that goes on with it."""
+        """Return the flow run that goes on with it."""
         return self.flow_runs[-1]
 
     def calls(self) -> int:
-        """How many calls of it were answered."""
+        """Count the calls of it that were answered."""
         return len(self.site.calls()) - self.before
 
     def await_calls(self, count: int) -> None:
@@ -100,17 +100,17 @@ class Going:
         until(lambda: self.calls() >= count, f"{count} calls of {self.name} are answered", MOST_S)
 
     def leader(self) -> Host:
-        """The host of the process that holds it."""
+        """Return the host of the process that holds it."""
         host: Host = until(lambda: self.site.leader(self.name), f"{self.name} is held", MOST_S)
         return host
 
     def epoch(self) -> int:
-        """How many have held it."""
+        """Count the processes that have held it."""
         lease = self.site.lease(self.name)
         return int(lease["epoch"]) if lease else 0
 
     def look_after(self) -> str:
-        """The flow run's state; a flow run of `reconcile` is asked for when none is under way."""
+        """Return the flow run's state; ask for a flow run of `reconcile` when none is under way."""
         state = self.site.state(self.flow_run)
         is_over = not self._reconciling or self.site.state(self._reconciling) in (
             "COMPLETED",
