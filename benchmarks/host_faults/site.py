@@ -317,7 +317,7 @@ class Site:
         return bool(self.api("/work_pools/filter", {}))
 
     def _has_user(self, name: str) -> bool:
-        """Whether any process of host A is this user's."""
+        """Tell whether any process of host A is this user's."""
         return self._succeeds(self.a, "pgrep", "-u", name)
 
     def _database_answers(self, ready: str) -> bool:
