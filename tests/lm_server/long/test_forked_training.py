@@ -56,6 +56,11 @@ class Trainings:
         )
         return weights(job.job_dir)
 
+    def begin(self, job: TrainingJob) -> asyncio.Task[bytes]:
+        """Begin to train, with nothing left that an attempt before has told."""
+        (job.job_dir / "events.jsonl").unlink(missing_ok=True)
+        return asyncio.create_task(self.train(job))
+
     def end(self) -> None:
         self.trainer._warm.end()
 
@@ -93,7 +98,7 @@ async def test_a_second_training_has_the_bits_of_a_fresh_process_and_leaves_noth
     whole = one.job("whole", n_epochs=8, checkpoint_steps=1)
     expected = await one.train(whole)
     killed = one.job("killed", n_epochs=8, checkpoint_steps=1)
-    training = asyncio.create_task(one.train(killed))
+    training = one.begin(killed)
     await reached(killed, 5)
     os.kill(one.pids[-1], signal.SIGKILL)
     assert await training == expected
@@ -102,7 +107,7 @@ async def test_a_second_training_has_the_bits_of_a_fresh_process_and_leaves_noth
 
     # 5. Paused, it leaves a checkpoint and the process; cancelled, it leaves neither.
     paused = one.job("paused", n_epochs=8, checkpoint_steps=1)
-    training = asyncio.create_task(one.train(paused))
+    training = one.begin(paused)
     await reached(paused, 5)
     one.stop.set()
     with pytest.raises(TrainingStopped):
@@ -110,7 +115,7 @@ async def test_a_second_training_has_the_bits_of_a_fresh_process_and_leaves_noth
     warm = one.pids[0]
     assert psutil.pid_exists(warm) and not psutil.pid_exists(one.pids[1])
     one.stop.clear()
-    training = asyncio.create_task(one.train(paused))
+    training = one.begin(paused)
     await reached(paused, 7)
     training.cancel()
     with pytest.raises(asyncio.CancelledError):
