@@ -1,16 +1,18 @@
 """Four hosts, what happens between them, and the page that tells of it.
 
-    python benchmarks/hosts.py --out docs/results/hosts.json [--only WORDS] [--episodes 60]
+    python benchmarks/hosts.py --out docs/results/hosts.json [--only WORDS] [--speed ROUNDS]
 
 For root on Linux; needs PostgreSQL's programs and `pip install -e ".[local,dev,cluster]"`. Plays a
 run on the hosts for every fault, while it happens, and compares its digests with those of the same
-run on one machine. Writes the file and the page beside it; what is in the file already is not
+run on one machine. With --speed, plays runs on one host and on two instead, in turns, and compares
+their time. Writes the file and the page beside it; a fault that is in the file already is not
 played again. Ends with status 1 if any digests differ, with 2 if hosts can't be made here.
 """
 
 import argparse
 import json
 import os
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Collection
@@ -22,10 +24,9 @@ from measured_commit import ROOT, describe_commit
 sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 from four_hosts.network import HostsError, Network, enter_apart
 from host_faults.site import Site
-from host_faults.trials import FAULTS, Trial, on_one, play
+from host_faults.trials import FAULTS, Speed, Trial, measure_speed, on_one, play
 
 ANSWER_S = 1.5
-IN_FLIGHT = 4
 NOTES = (
     "Answers are made up and follow from the seed. *The same data*: the canonical digests of "
     "rollouts and the digests of datasets are those of the same run on one machine, which nothing "
@@ -34,8 +35,13 @@ NOTES = (
     "leases and of `reconcile`, asked for again and again here; the rest is of the machine."
 )
 COMMAND = "python benchmarks/hosts.py --out docs/results/hosts.json"
+SPEED_NOTES = (
+    "The same network and stores; Dask plays the shards, and nothing happens. *Ideal*: each host "
+    "always has all of its calls in flight, and nothing else takes time."
+)
 _COLUMNS = {
     "fault": "what happens",
+    "episodes": "episodes",
     "same_digests": "the same data",
     "flow_runs": "flow runs",
     "epochs": "runners, one after the other",
@@ -49,48 +55,90 @@ _COLUMNS = {
 
 
 def measure(
-    site: Site, place: Path, wanted: Collection[str], episodes: int, done: Callable[[Trial], None]
+    site: Site, place: Path, wanted: Collection[str], done: Callable[[Trial], None]
 ) -> None:
     """Play a run for every wanted fault, and hand it to `done`."""
-    for number, (words, (happen, reconciles)) in enumerate(FAULTS.items()):
+    for number, (words, fault) in enumerate(FAULTS.items()):
         if words in wanted:
-            # Few calls at once, so that there is time for a fault; and other seeds for each run, as
-            # the server keeps what it has answered.
-            settings = site.settings(f"fault-{number}", episodes, concurrency=IN_FLIGHT)
+            # Other seeds for each run, as the server keeps what it has answered.
+            settings = fault.settings(site, f"fault-{number}")
             settings["seed"] += number
             expected = on_one(settings, place)
-            done(play(site, settings, expected, words, happen, reconciles))
+            done(play(site, settings, expected, words, fault))
 
 
-def read_rows(out: Path) -> list[dict[str, Any]]:
-    """Read the rows of a file that may not be there."""
-    return list(json.loads(out.read_text())["rows"]) if out.exists() else []
+def compare_speed(site: Site, rounds: int, done: Callable[[Speed], None]) -> None:
+    """Play runs on one host and on two in turns, and hand each to `done`."""
+    for number in range(rounds):
+        for hosts in (1, 2) if number % 2 == 0 else (2, 1):
+            name = f"speed-{number}-{hosts}"
+            done(measure_speed(site, name, hosts, ANSWER_S, seed=1000 + 2 * number + hosts))
 
 
-def write(row: dict[str, Any], out: Path) -> None:
+def read(out: Path) -> dict[str, Any]:
+    """Read a file that may not be there: its rows, and what is known of the speed."""
+    there: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
+    return {"command": COMMAND, "rows": there.get("rows", []), "speed": there.get("speed", [])}
+
+
+def write_row(row: dict[str, Any], out: Path) -> None:
     """Put a row into the file, in the place of an older one of its fault, and write the page."""
-    by_fault = {old["fault"]: old for old in [*read_rows(out), row]}
-    rows = [by_fault[fault] for fault in FAULTS if fault in by_fault]
-    out.write_text(json.dumps({"command": COMMAND, "rows": rows}, indent=1) + "\n")
+    document = read(out)
+    by_fault = {old["fault"]: old for old in [*document["rows"], row]}
+    write({**document, "rows": [by_fault[fault] for fault in FAULTS if fault in by_fault]}, out)
+
+
+def write(document: dict[str, Any], out: Path) -> None:
+    """Write the file and the page."""
+    out.write_text(json.dumps(document, indent=1) + "\n")
+    by_fault = {row["fault"]: row for row in document["rows"]}
     lines = [
         "# Faults between hosts",
         "",
         f"`{COMMAND}`. Each row is a run of its own on four hosts: one has the object store, "
         "PostgreSQL and Prefect's server, two have a worker each, the last one the model server, "
-        f"which takes {ANSWER_S:g} s for an answer ([how](../decisions/0054-hosts.md)). "
-        f"{IN_FLIGHT} calls are in flight.",
+        f"which takes {ANSWER_S:g} s for an answer ([how](../decisions/0054-hosts.md)). Four calls "
+        "are in flight; of the run of 1,000 episodes, whose shards both hosts play by Dask, 16 of "
+        "each host.",
         "",
         "| " + " | ".join(_COLUMNS.values()) + " |",
         "|" + " --- |" * len(_COLUMNS),
     ]
-    for kept_row in rows:
+    for kept_row in by_fault.values():
         values = {**kept_row, "same_digests": "yes" if kept_row["same_digests"] else "**no**"}
         lines.append("| " + " | ".join(str(values[name]) for name in _COLUMNS) + " |")
     missing = [fault for fault in FAULTS if fault not in by_fault]
     if missing:
         lines += ["", f"Not measured: {'; '.join(missing)}."]
-    lines += ["", NOTES]
+    lines += ["", NOTES, *describe_speed(document["speed"])]
     out.with_suffix(".md").write_text("\n".join(lines) + "\n")
+
+
+def describe_speed(rows: list[dict[str, Any]]) -> list[str]:
+    """Make the page's lines of how fast two hosts play beside one."""
+    if not rows:
+        return []
+    of_one = statistics.median(row["ideal_by_real"] for row in rows if row["hosts"] == 1)
+    of_two = statistics.median(row["ideal_by_real"] for row in rows if row["hosts"] == 2)
+    first = rows[0]
+    columns = ["playing_s", "ideal_s", "ideal_by_real", "commit", "machine"]
+    return [
+        "",
+        "# Two hosts beside one",
+        "",
+        f"`{COMMAND} --speed {len(rows) // 2}`, {first['episodes']} episodes each, "
+        f"{first['in_flight']} calls in flight of each host. {SPEED_NOTES}",
+        "",
+        "| hosts that play | first to last answer, s | ideal, s | ideal by real | at | on |",
+        "| --- | --- | --- | --- | --- | --- |",
+        *(
+            f"| {row['hosts']} | " + " | ".join(str(row[name]) for name in columns) + " |"
+            for row in rows
+        ),
+        "",
+        f"Medians of ideal by real: {of_one:.3f} with one host, {of_two:.3f} with two: two play "
+        f"{2 * of_two / of_one:.2f} times as fast as one.",
+    ]
 
 
 def main() -> int:
@@ -98,35 +146,43 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Faults between four hosts.")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default="")
-    parser.add_argument("--episodes", type=int, default=60)
+    parser.add_argument("--speed", type=int, default=0, metavar="ROUNDS")
     options = parser.parse_args()
     are_same: list[bool] = []
-    measured = {row["fault"] for row in read_rows(options.out)}
+    speeds: list[dict[str, Any]] = []
+    measured = {row["fault"] for row in read(options.out)["rows"]}
     faults = [words for words in FAULTS if options.only in words and words not in measured]
-    if not faults:
+    if not faults and not options.speed:
         print("hosts: every fault that is asked for is in the file")
         return 0
 
-    def done(trial: Trial) -> None:
-        row = {
-            **trial.to_dict(),
-            "commit": describe_commit(),
-            "machine": f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}",
-        }
+    def told(row: dict[str, Any]) -> dict[str, Any]:
+        load = os.getloadavg()[0]
+        row |= {"commit": describe_commit(), "machine": f"{os.cpu_count()} cores, load {load:.0f}"}
         print(json.dumps(row), flush=True)
+        return row
+
+    def done(trial: Trial) -> None:
         are_same.append(trial.same_digests)
-        write(row, options.out)
+        write_row(told(trial.to_dict()), options.out)
+
+    def timed(speed: Speed) -> None:
+        speeds.append(told(speed.to_dict()))
 
     try:
         enter_apart()
         with tempfile.TemporaryDirectory() as folder, Network(Path(folder) / "logs") as network:
             network.join()
             with Site(network, ANSWER_S) as site:
-                measure(site, Path(folder), faults, options.episodes, done)
+                if options.speed:
+                    compare_speed(site, options.speed, timed)
+                    write({**read(options.out), "speed": speeds}, options.out)
+                else:
+                    measure(site, Path(folder), faults, done)
     except HostsError as error:
         print(f"hosts: {error}", file=sys.stderr)
         return 2
-    return 0 if are_same and all(are_same) else 1
+    return 0 if all(are_same) else 1
 
 
 if __name__ == "__main__":

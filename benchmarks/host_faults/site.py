@@ -38,7 +38,6 @@ class Site:
         self._disk = disk
         self._database: Program | None = None
         self._prefect: Program | None = None
-        self.players: dict[str, list[Program]] = {}
 
     def __enter__(self) -> Self:
         self.a = self.network.add("a", self._disk)
@@ -177,6 +176,12 @@ class Site:
         """Start a worker of the pool."""
         command = ("worker", "start", "--pool", "nip-cpu", "--type", "process", "--name", host.name)
         return host.start("worker", str(BIN / "prefect"), *command, environment=self.environment)
+
+    def kill_player(self, host: Host) -> None:
+        """Kill a host's process of the Dask cluster with all that it has started."""
+        for program in [p for p in host.programs if p.name == "player"]:
+            program.kill_tree()
+            host.programs.remove(program)
 
     def start_player(self, host: Host) -> Program:
         """Start a process of the Dask cluster, of one thread."""

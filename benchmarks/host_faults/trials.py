@@ -2,6 +2,7 @@
 
 play        a run by the pool's workers, from its schedule to its end, while something happens
 on_one      the digests of the same run on one machine
+measure_speed  answers a second of one playing host, and of two
 FAULTS      by name, what happens to a host or a service
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from four_hosts.network import Host, until
+from four_hosts.network import Host, HostsError, until
 from small_game import train_here
 
 from host_faults.site import Site
@@ -23,6 +24,8 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import list_files, open_store
 
 MOST_S = 1500.0
+CALLS_OF_AN_EPISODE = 3
+"""Of the game that is played: a question, an answer, a verdict."""
 
 
 @dataclass(frozen=True)
@@ -122,20 +125,36 @@ class Going:
         return state
 
 
+@dataclass(frozen=True)
+class Fault:
+    """What happens to a run, and what kind of run that is."""
+
+    happen: Callable[[Going], None]
+    reconciles: bool = False
+    """Whether `reconcile` has to look after the run."""
+    episodes: int = 60
+    in_flight: int = 4
+    """Calls at once of each process that plays: few, so that there is time for the fault."""
+    is_on_dask: bool = False
+    """Whether both hosts play its shards."""
+
+    def settings(self, site: Site, name: str) -> dict[str, Any]:
+        """Return the settings of the run."""
+        rollouts: dict[str, Any] = {"concurrency": self.in_flight}
+        if self.is_on_dask:
+            rollouts |= site.on_dask()
+        return site.settings(name, self.episodes, **rollouts)
+
+
 def play(
-    site: Site,
-    settings: dict[str, Any],
-    expected: Mapping[str, str],
-    fault: str = "none",
-    happen: Callable[[Going], None] = lambda _: None,
-    reconciles: bool = False,
+    site: Site, settings: dict[str, Any], expected: Mapping[str, str], words: str, fault: Fault
 ) -> Trial:
     """Play a run by the pool's workers to its end while something happens to it."""
     going = Going(site, settings)
-    happen(going)
+    fault.happen(going)
     until(
         lambda: (
-            (going.look_after() if reconciles else site.state(going.flow_run))
+            (going.look_after() if fault.reconciles else site.state(going.flow_run))
             in ("COMPLETED", "FAILED")
         ),
         f"{going.name} ends",
@@ -148,7 +167,7 @@ def play(
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     document = site.lease_document(going.name)
     return Trial(
-        fault=fault,
+        fault=words,
         episodes=settings["rl"]["rollouts_per_iteration"],
         same_digests=digests(run) == expected,
         flow_runs=len(going.flow_runs),
@@ -245,14 +264,98 @@ def database_restarted(going: Going) -> None:
     going.site.restart_database()
 
 
-FAULTS: dict[str, tuple[Callable[[Going], None], bool]] = {
-    "the leader's processes are killed": (killed, True),
-    "the leader's host is cut off and comes back": (cut_off, True),
-    "the leader's host loses its power": (power_cut, True),
-    "the workers' disks fill up, and are emptied": (full_disk, False),
-    "the store answers 2 s later": (slow_store, False),
-    "the store refuses 3 of 10 requests (503)": (refusing_store, False),
-    "Prefect's server is killed and started again": (prefect_restarted, False),
-    "PostgreSQL is killed and started again": (database_restarted, False),
+def battered(going: Going) -> None:
+    """A player is killed, the leader's worker, the other player; then the leader's host is cut off.
+
+    Each when another fifth of the calls has been answered, and what was killed is started again.
+    """
+    site = going.site
+    fifth = going.settings["rl"]["rollouts_per_iteration"] * CALLS_OF_AN_EPISODE // 5
+    going.await_calls(fifth)
+    site.kill_player(site.b)
+    site.start_player(site.b)
+    going.await_calls(2 * fifth)
+    site.kill_worker(going.leader())
+    until(
+        lambda: (going.look_after(), going.calls() >= 3 * fifth)[1],
+        "it goes on after a kill",
+        MOST_S,
+        pause_s=1.0,
+    )
+    site.kill_player(site.c)
+    site.start_player(site.c)
+    going.await_calls(4 * fifth)
+    host, epoch = going.leader(), going.epoch()
+    host.cut()
+    until(
+        lambda: (going.look_after(), going.epoch() > epoch)[1],
+        "another host takes the run",
+        MOST_S,
+        pause_s=1.0,
+    )
+    host.mend()
+
+
+FAULTS = {
+    "the leader's processes are killed": Fault(killed, reconciles=True),
+    "the leader's host is cut off and comes back": Fault(cut_off, reconciles=True),
+    "the leader's host loses its power": Fault(power_cut, reconciles=True),
+    "the workers' disks fill up, and are emptied": Fault(full_disk),
+    "the store answers 2 s later": Fault(slow_store),
+    "the store refuses 3 of 10 requests (503)": Fault(refusing_store),
+    "Prefect's server is killed and started again": Fault(prefect_restarted),
+    "PostgreSQL is killed and started again": Fault(database_restarted),
+    "three kills, and the leader's host is cut off and comes back": Fault(
+        battered, reconciles=True, episodes=1000, in_flight=16, is_on_dask=True
+    ),
 }
-"""By its words, what happens, and whether `reconcile` has to look after the run."""
+"""By its words, what happens."""
+
+
+# How fast -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Speed:
+    """A run of which one host or two play the shards, and nothing happens."""
+
+    hosts: int
+    episodes: int
+    in_flight: int
+    """Calls at once of each host."""
+    answer_s: float
+    playing_s: float
+    """From the first answered call to the last."""
+    ideal_s: float
+    """The same if each host always had all of its calls in flight and nothing else took time."""
+    ideal_by_real: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return asdict(self)
+
+
+def measure_speed(site: Site, name: str, hosts: int, answer_s: float, seed: int) -> Speed:
+    """Play a run whose shards are played by so many hosts."""
+    fault = Fault(lambda _: None, episodes=384, in_flight=16, is_on_dask=True)
+    settings = {**fault.settings(site, name), "seed": seed}
+    settings["rollouts"]["episodes_per_shard"] = 3 * fault.in_flight
+    if hosts == 1:
+        site.kill_player(site.c)
+    try:
+        trial = play(site, settings, {}, name, fault)
+    finally:
+        if hosts == 1:
+            site.start_player(site.c)
+    if trial.repeated or trial.calls != fault.episodes * CALLS_OF_AN_EPISODE:
+        raise HostsError(f"{name}: {trial.calls} calls, {trial.repeated} of them again")
+    ideal_s = (trial.calls / (hosts * fault.in_flight) - 1) * answer_s
+    return Speed(
+        hosts,
+        fault.episodes,
+        fault.in_flight,
+        answer_s,
+        trial.playing_s,
+        round(ideal_s, 1),
+        round(ideal_s / trial.playing_s, 3),
+    )

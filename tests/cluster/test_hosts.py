@@ -159,9 +159,7 @@ def test_nothing_is_left_of_hosts_whose_maker_was_killed(tmp_path: Path) -> None
     made = textwrap.dedent(f"""
         import time
         from pathlib import Path
-        from small_disk import needs_mount
-
-from four_hosts.network import Network
+        from four_hosts.network import Network
         with Network(Path({str(tmp_path)!r})) as network:
             host = network.add("lost")
             host.start("sleeper", "sleep", "4711.25")
