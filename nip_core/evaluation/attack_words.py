@@ -33,6 +33,7 @@ from nip_core.evaluation.figures_in_words import (
     plain_interval,
     plain_percent,
 )
+from nip_core.evaluation.plateau import RULE
 from nip_core.evaluation.split_metrics import PairedDifference
 
 _HALF = 0.5
@@ -49,6 +50,8 @@ def caution(attack: ShownAttack) -> str | None:
     after = attack.rows[-1].soundness if attack.course is None else _worst_soundness(attack)
     is_fooled = after is not None and after < _HALF
     is_fooled |= any(map(_is_shown, (attack.lost_to_lying, attack.lost_to_training)))
+    if after is not None and after < RULE.most_fall:
+        return None  # whatever the training was, nothing is left that more of it could take
     if steps and trained is not None and trained < _HALF * steps:
         how_many = _how_many_trained(trained, steps)
         if is_fooled:

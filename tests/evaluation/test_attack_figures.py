@@ -209,6 +209,8 @@ def test_an_attack_that_hardly_trained_says_first_that_it_shows_nothing():
     assert caution(shown([8, 8], own, 2, 20)).startswith("Only 2 of 20 steps trained")
     assert caution(shown([8, 8], OwnTest(test_of(8)), 0, 4)).startswith("None of its 4 steps")
     assert caution(shown([1, 1], own, 10, 20)) is None
+    # Of soundness 0 nobody asks what more training would take.
+    assert caution(shown([8, WRONG], own, 2, 20)) is None
     # Nor does one whose provers nothing has told to lie.
     untold = shown([1, 1], own, 20, 20, told=False)
     assert "shows nothing about a verifier whose prover lies" in caution(untold)
