@@ -7,6 +7,9 @@ session_of        the session of a task
 retried_task      the decorator of every task
 """
 
+import asyncio
+import os
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -22,7 +25,7 @@ from prefect.exceptions import Abort, ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Crashed
 
-from nip_core.errors import LeaseError, ServerError
+from nip_core.errors import ServerError
 from nip_core.parameters import HyperParameters
 from nip_core.session.opening import open_session
 from nip_core.session.session import Session
@@ -31,6 +34,12 @@ from nip_prefect.tasks.lost_signals import stops_all_the_same
 from nip_prefect.tasks.progress import show_progress
 from nip_prefect.tasks.reconcile import bury_parts
 from nip_prefect.tasks.secrets import environment_for
+
+PATIENCE_S = 600.0
+"""How long a failed flow run of a worker waits for Prefect's server to say who goes on."""
+OF_A_WORKER = "PREFECT__FLOW_RUN_ID"
+"""Set by Prefect where a worker has started the process."""
+_PAUSE_S = 2.0
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -92,17 +101,36 @@ async def open_run(
 async def _leave_to_later_attempt(
     kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
 ) -> None:
-    """Raise Abort in the place of a LeaseError if this attempt of the flow run is not the last."""
-    if not isinstance(error, LeaseError) or (identifier := flow_run.get_id()) is None:
+    """Raise Abort in the place of an error if this attempt of the flow run is not the last.
+
+    Who has lost the run to another host mostly learns it from the lease. A host that was cut off
+    may fail by anything else before that: its cluster is out of reach, or its store.
+    """
+    if not isinstance(error, Exception) or isinstance(error, Abort):
         return
-    try:
-        async with get_client() as client:
-            latest = (await client.read_flow_run(UUID(identifier))).run_count
-    except Exception:  # whatever it is, the lease's error says what happened
+    if (identifier := flow_run.get_id()) is None:
         return
+    latest = await _count_attempts(UUID(identifier))
     if latest > flow_run.get_run_count():
         get_run_logger().warning("attempt %d of this flow run goes on: %s", latest, error)
         raise Abort(f"attempt {latest} of this flow run goes on") from error
+
+
+async def _count_attempts(identifier: UUID) -> int:
+    """Count the attempts of a flow run by Prefect's server; 0 if it does not answer.
+
+    A flow run that a worker has started waits for an answer, up to PATIENCE_S. An error that is
+    told as soon as a cut cable is back would end the attempt that goes on elsewhere.
+    """
+    end_s = time.monotonic() + (PATIENCE_S if OF_A_WORKER in os.environ else 0.0)
+    while True:
+        try:
+            async with get_client() as client:
+                return (await client.read_flow_run(identifier)).run_count
+        except Exception:  # whatever it is, the error of the flow says what happened
+            if time.monotonic() >= end_s:
+                return 0
+        await asyncio.sleep(_PAUSE_S)
 
 
 async def _end_earlier_attempts() -> None:

@@ -1,15 +1,24 @@
 """Which stages Prefect tries again by itself."""
 
+import asyncio
+from concurrent.futures import CancelledError as FutureCancelledError
+from urllib.parse import urlsplit
+from uuid import UUID
+
 import pytest
 from prefect import flow, get_client
 from prefect.exceptions import Abort
 from prefect.runtime import flow_run
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Running, Scheduled
+from prefect_stack import free_port
+from tcp_proxy import TcpProxy
 
 from nip_core.errors import LeaseError, SettingsError, StageError
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.chat_client import TransportError
 from nip_core.stages.playing import play_shard
+from nip_prefect.tasks import runtime
 from nip_prefect.tasks.calls import TASKS
 from nip_prefect.tasks.runtime import limit_by_tag, open_run, retried_task, session_of
 
@@ -53,8 +62,9 @@ async def test_a_tag_is_put_on_a_task_only_where_somebody_has_limited_it(prefect
 
 
 @pytest.mark.parametrize("is_replaced", [True, False])
+@pytest.mark.parametrize("kind", [LeaseError, FutureCancelledError])
 async def test_an_attempt_that_another_has_replaced_leaves_the_state_of_the_flow_run_alone(
-    is_replaced, prefect_server, tmp_path
+    kind, is_replaced, prefect_server, tmp_path
 ):
     parameters = load_parameters("deterministic", [f"run_store={tmp_path}"])
     identifiers = []
@@ -67,10 +77,35 @@ async def test_an_attempt_that_another_has_replaced_leaves_the_state_of_the_flow
                 async with get_client() as client:
                     for state in (Scheduled(), Running()):
                         await client.set_flow_run_state(identifiers[0], state, force=True)
-            raise LeaseError("taken over by another runner")
+            raise kind("taken over by another runner")
 
-    with pytest.raises(Abort if is_replaced else LeaseError, match=r"goes on|taken over"):
+    with pytest.raises(Abort if is_replaced else kind, match=r"goes on|taken over"):
         await losing()
     async with get_client() as client:
         seen = await client.read_flow_run(identifiers[0])
     assert (seen.state.is_running(), seen.state.is_failed()) == (is_replaced, not is_replaced)
+
+
+async def test_a_failed_flow_run_of_a_worker_waits_for_a_server_that_is_out_of_reach(
+    monkeypatch, prefect_server
+):
+    @flow
+    async def once() -> str | None:
+        return flow_run.get_id()
+
+    identifier = UUID(await once())
+    there, port = urlsplit(prefect_server), free_port()
+    monkeypatch.setattr(runtime, "_PAUSE_S", 0.1)
+    with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{port}{there.path}"}):
+        # 1. In a terminal an error is told at once.
+        assert await runtime._count_attempts(identifier) == 0
+        # 2. Under a worker, when the server is back or has been waited for.
+        monkeypatch.setenv(runtime.OF_A_WORKER, str(identifier))
+        asked = asyncio.create_task(runtime._count_attempts(identifier))
+        await asyncio.sleep(0.5)
+        assert not asked.done()
+        back = await asyncio.start_server(TcpProxy(there.port).serve, "127.0.0.1", port)
+        assert await asked == 1
+        back.close()
+        monkeypatch.setattr(runtime, "PATIENCE_S", 0.5)
+        assert await runtime._count_attempts(identifier) == 0
