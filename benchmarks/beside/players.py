@@ -220,25 +220,28 @@ class InspectCheckpointed(Inspect):
     """The same with checkpoints after every turn of a sample.
 
     Inspect keeps them with restic, of a version that it downloads from GitHub at the first use. One
-    of that version on the path stands in for it, so that nothing is downloaded meanwhile.
+    of that series on the path stands in for it, so that nothing is downloaded meanwhile.
     """
 
     name = "inspect, --checkpoint=turn:1"
-    restic = "0.18.1"
-    """What inspect's version of scripts/build_peers.sh asks for. With 0.14.0 in its place, that of
+    restic = "0.18"
+    """Inspect's version of scripts/build_peers.sh asks for 0.18.1. With 0.14.0 in its place, that of
     Debian 12, it wrote checkpoints, and a retry of them waited for ever."""
 
     def absent(self) -> str | None:
         """Look for restic, too."""
         if shutil.which("restic") is None:
             return super().absent() or f"restic {self.restic} is not on the path"
-        there = self._asked("restic", "version").split()[1]
+        there = self._find_version()
         other = f"it asks for restic {self.restic}, and {there} is on the path"
-        return super().absent() or (None if there == self.restic else other)
+        return super().absent() or (None if there.startswith(f"{self.restic}.") else other)
 
     def versions(self) -> dict[str, str]:
         """Name restic, too."""
-        return {**super().versions(), "restic": self.restic}
+        return {**super().versions(), "restic": self._find_version()}
+
+    def _find_version(self) -> str:
+        return self._asked("restic", "version").split()[1]
 
     def start(self, place: Path, url: str, games: int, in_flight: int) -> list[str]:
         """Lay restic where inspect looks for its own, and evaluate the task."""
