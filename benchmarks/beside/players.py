@@ -225,7 +225,7 @@ class InspectCheckpointed(Inspect):
 
     name = "inspect, --checkpoint=turn:1"
     restic = "0.18"
-    """Inspect's version of scripts/build_peers.sh asks for 0.18.1. With 0.14.0 in its place, that of
+    """Inspect's version of scripts/build_peers.sh asks for 0.18.1. With 0.14.0 in its place, of
     Debian 12, it wrote checkpoints, and a retry of them waited for ever."""
 
     def absent(self) -> str | None:
