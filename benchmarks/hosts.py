@@ -124,7 +124,7 @@ def describe_speed(rows: list[dict[str, Any]]) -> list[str]:
     columns = ["playing_s", "ideal_s", "ideal_by_real", "commit", "machine"]
     return [
         "",
-        "# Two hosts beside one",
+        "## Two hosts beside one",
         "",
         f"`{COMMAND} --speed {len(rows) // 2}`, {first['episodes']} episodes each, "
         f"{first['in_flight']} calls in flight of each host. {SPEED_NOTES}",
