@@ -8,6 +8,7 @@ retried_task      the decorator of every task
 """
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -40,6 +41,7 @@ PATIENCE_S = 600.0
 OF_A_WORKER = "PREFECT__FLOW_RUN_ID"
 """Set by Prefect where a worker has started the process."""
 _PAUSE_S = 2.0
+_log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -106,23 +108,22 @@ async def _leave_to_later_attempt(
     Who has lost the run to another host mostly learns it from the lease. A host that was cut off
     may fail by anything else before that: its cluster is out of reach, or its store.
     """
-    if not isinstance(error, Exception) or isinstance(error, Abort):
+    if not isinstance(error, Exception) or (identifier := flow_run.get_id()) is None:
         return
-    if (identifier := flow_run.get_id()) is None:
-        return
-    latest = await _count_attempts(UUID(identifier))
+    latest = await _count_attempts(UUID(identifier), error)
     if latest > flow_run.get_run_count():
         get_run_logger().warning("attempt %d of this flow run goes on: %s", latest, error)
         raise Abort(f"attempt {latest} of this flow run goes on") from error
 
 
-async def _count_attempts(identifier: UUID) -> int:
-    """Count the attempts of a flow run by Prefect's server; 0 if it does not answer.
+async def _count_attempts(identifier: UUID, error: Exception) -> int:
+    """Count the attempts of a flow run that has failed; 0 if Prefect's server does not answer.
 
     A flow run that a worker has started waits for an answer, up to PATIENCE_S. An error that is
     told as soon as a cut cable is back would end the attempt that goes on elsewhere.
     """
-    end_s = time.monotonic() + (PATIENCE_S if OF_A_WORKER in os.environ else 0.0)
+    patience_s = PATIENCE_S if OF_A_WORKER in os.environ else 0.0
+    end_s, is_told = time.monotonic() + patience_s, False
     while True:
         try:
             async with get_client() as client:
@@ -130,6 +131,14 @@ async def _count_attempts(identifier: UUID) -> int:
         except Exception:  # whatever it is, the error of the flow says what happened
             if time.monotonic() >= end_s:
                 return 0
+        if not is_told:
+            is_told = True
+            _log.warning(
+                "the flow failed (%s), and Prefect's server does not answer; for %g s it is asked "
+                "whether another attempt goes on",
+                error,
+                patience_s,
+            )
         await asyncio.sleep(_PAUSE_S)
 
 

@@ -87,8 +87,11 @@ async def test_an_attempt_that_another_has_replaced_leaves_the_state_of_the_flow
 
 
 async def test_a_failed_flow_run_of_a_worker_waits_for_a_server_that_is_out_of_reach(
-    monkeypatch, prefect_server
+    monkeypatch, prefect_server, caplog
 ):
+    lost = OSError("no route to the cluster")
+    runtime._log.addHandler(caplog.handler)
+
     @flow
     async def once() -> str | None:
         return flow_run.get_id()
@@ -98,14 +101,17 @@ async def test_a_failed_flow_run_of_a_worker_waits_for_a_server_that_is_out_of_r
     monkeypatch.setattr(runtime, "_PAUSE_S", 0.1)
     with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{port}{there.path}"}):
         # 1. In a terminal an error is told at once.
-        assert await runtime._count_attempts(identifier) == 0
+        assert await runtime._count_attempts(identifier, lost) == 0
         # 2. Under a worker, when the server is back or has been waited for.
         monkeypatch.setenv(runtime.OF_A_WORKER, str(identifier))
-        asked = asyncio.create_task(runtime._count_attempts(identifier))
+        asked = asyncio.create_task(runtime._count_attempts(identifier, lost))
         await asyncio.sleep(0.5)
         assert not asked.done()
         back = await asyncio.start_server(TcpProxy(there.port).serve, "127.0.0.1", port)
         assert await asked == 1
         back.close()
         monkeypatch.setattr(runtime, "PATIENCE_S", 0.5)
-        assert await runtime._count_attempts(identifier) == 0
+        assert await runtime._count_attempts(identifier, lost) == 0
+    runtime._log.removeHandler(caplog.handler)
+    told = [record.getMessage() for record in caplog.records]
+    assert [words for words in told if "no route to the cluster" in words]
