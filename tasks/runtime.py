@@ -129,16 +129,16 @@ async def _count_attempts(identifier: UUID, error: Exception) -> int:
             async with get_client() as client:
                 return (await client.read_flow_run(identifier)).run_count
         except Exception:  # whatever it is, the error of the flow says what happened
+            if patience_s and not is_told:
+                is_told = True
+                _log.warning(
+                    "the flow failed (%s), and Prefect's server does not answer; for %g s it is "
+                    "asked whether another attempt goes on",
+                    error,
+                    patience_s,
+                )
             if time.monotonic() >= end_s:
                 return 0
-        if not is_told:
-            is_told = True
-            _log.warning(
-                "the flow failed (%s), and Prefect's server does not answer; for %g s it is asked "
-                "whether another attempt goes on",
-                error,
-                patience_s,
-            )
         await asyncio.sleep(_PAUSE_S)
 
 
