@@ -25,7 +25,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 QUICKSTART := $(VENV)/.installed-quickstart
 
-.PHONY: help install quickstart test test-long test-all test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-tinker test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study soundness asking clean test-trackers test-inspect test-verifiers test-view test-real docs notebooks test-docs screenshots test-hosts
+.PHONY: help install quickstart test test-long test-all test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-tinker test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study soundness clean test-trackers test-inspect test-verifiers test-view test-real docs notebooks test-docs screenshots test-hosts
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -61,7 +61,6 @@ help:
 	@echo "make test-learning  measure learning over seeds and controls (about an hour)"
 	@echo "make study          the declared study, an hour of it: again until nothing is left"
 	@echo "make soundness      the study of soundness with a theorem, an hour of it, too"
-	@echo "make asking         its null control: is asking more than checking alone? An hour of it, too"
 	@echo "make bench          the benchmarks"
 	@echo "make side-by-side   build environments with other projects and measure them and nip in one run"
 
@@ -264,7 +263,7 @@ up: install
 	$(BIN)/nip up $(UP)
 
 # The declared studies, each for at most an hour; another start goes on where this one stopped
-# (docs/study.md, docs/soundness.md, docs/asking.md). One thread for each of two runs at a time: two cores.
+# (docs/study.md, docs/soundness.md). One thread for each of two runs at a time: two cores.
 STUDY_JOBS ?= 2
 define PLAY_STUDY
 	$(BIN)/nip declare deployments/plans/$@.yaml
@@ -277,9 +276,6 @@ study: install
 	$(PLAY_STUDY)
 
 soundness: install
-	$(PLAY_STUDY)
-
-asking: install
 	$(PLAY_STUDY)
 
 bench: install
