@@ -24,6 +24,7 @@ from nip_prefect.flows.postgres import find_binaries
 
 BIN = Path(sys.executable).parent
 STORE_PORT, DATABASE_PORT, PREFECT_PORT, DASK_PORT, MODEL_PORT = 9000, 5432, 4200, 8786, 8000
+RAY_PORT, RAY_CLIENT_PORT = 6379, 10001
 KEY = "key-between-hosts"
 BUCKET = "runs"
 _QUIET = ("TRIGGERS", "EVENT_PERSISTER", "FOREMAN")
@@ -247,6 +248,29 @@ class Site:
         """Return the settings by which Dask plays the shards."""
         address = f"tcp://{self.a.address}:{DASK_PORT}"
         return {"task_runner": "dask", "task_runner_address": address}
+
+    def on_ray(self) -> dict[str, Any]:
+        """Return the settings by which Ray plays the shards; start it on the hosts if need be."""
+        if not any(program.name == "ray" for program in self.a.programs):
+            self.start_ray()
+        address = f"ray://{self.a.address}:{RAY_CLIENT_PORT}"
+        return {"task_runner": "ray", "task_runner_address": address}
+
+    def start_ray(self) -> None:
+        """Start a Ray cluster: A orders, B and C have one place each for what plays."""
+        size = ("--object-store-memory", "100000000", "--plasma-directory", "/tmp", "--block")
+        ports = ("--port", str(RAY_PORT), "--ray-client-server-port", str(RAY_CLIENT_PORT))
+        head = ("--head", *ports, "--include-dashboard=false", "--num-cpus", "0")
+        environment = self.environment | {"RAY_USAGE_STATS_ENABLED": "0"}
+        for host, how in (
+            (self.a, head),
+            (self.b, ("--address", f"{self.a.address}:{RAY_PORT}", "--num-cpus", "1")),
+            (self.c, ("--address", f"{self.a.address}:{RAY_PORT}", "--num-cpus", "1")),
+        ):
+            host.start("ray", str(BIN / "ray"), "start", *how, "--node-ip-address", host.address,
+                       *size, environment=environment)  # fmt: skip
+            if host is self.a:
+                self._await_port(host, RAY_CLIENT_PORT)
 
     def schedule(self, settings: dict[str, Any]) -> str:
         """Give every worker's host the configuration, and ask for a flow run of it; its id."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from four_hosts.network import Host, HostsError, until
@@ -135,14 +135,14 @@ class Fault:
     episodes: int = 60
     in_flight: int = 4
     """Calls at once of each process that plays: few, so that there is time for the fault."""
-    is_on_dask: bool = False
-    """Whether both hosts play its shards."""
+    cluster: Literal["dask", "ray"] | None = None
+    """By what both hosts play its shards; None: one host plays them."""
 
     def settings(self, site: Site, name: str) -> dict[str, Any]:
         """Return the settings of the run."""
         rollouts: dict[str, Any] = {"concurrency": self.in_flight}
-        if self.is_on_dask:
-            rollouts |= site.on_dask()
+        if self.cluster is not None:
+            rollouts |= site.on_dask() if self.cluster == "dask" else site.on_ray()
         return site.settings(name, self.episodes, **rollouts)
 
 
@@ -306,8 +306,9 @@ FAULTS = {
     "Prefect's server is killed and started again": Fault(prefect_restarted),
     "PostgreSQL is killed and started again": Fault(database_restarted),
     "three kills, and the leader's host is cut off and comes back": Fault(
-        battered, reconciles=True, episodes=1000, in_flight=16, is_on_dask=True
+        battered, reconciles=True, episodes=1000, in_flight=16, cluster="dask"
     ),
+    "nothing; the shards are played by Ray": Fault(lambda _: None, cluster="ray"),
 }
 """By its words, what happens."""
 
@@ -337,7 +338,7 @@ class Speed:
 
 def measure_speed(site: Site, name: str, hosts: int, answer_s: float, seed: int) -> Speed:
     """Play a run whose shards are played by so many hosts."""
-    fault = Fault(lambda _: None, episodes=384, in_flight=16, is_on_dask=True)
+    fault = Fault(lambda _: None, episodes=384, in_flight=16, cluster="dask")
     settings = {**fault.settings(site, name), "seed": seed}
     settings["rollouts"]["episodes_per_shard"] = 3 * fault.in_flight
     if hosts == 1:
