@@ -30,10 +30,9 @@ NOTES = """\
   loaded again with `load_inplace`. vLLM 0.32 says in its log that the cache keeps the last ones'.
 - *One replica*: a balancer draws one of two vLLMs for each request; one has the last adapter.
 - *Right*: every fifth proof goes through the balancer, with both servers as they should be.
-- The rows on record were made while up to three proofs ran at once and other programs had most of
-  the machine, the first of them by earlier commits of the day; the seconds are those of that load.
-  The replica that was not named is a `cannot_tell`, by an error in the choice of the text that is
-  mended since; it was not made again.
+- The rows on record were made one after the other, with next to nothing else on the machine. Rows on
+  record before them were made beside much other work: 60 of 61 wrong ones were named, the last one
+  was a `cannot_tell` by an error that was mended since, and a proof took from 6 to 190 seconds.
 - While other requests for adapters were in its batches, the base model of such a vLLM gave
   log-probabilities that were up to 15 nats from those that it gave alone. That was seen in three of
   twelve answers, and not looked into. A proof then says that it can't tell.
