@@ -271,6 +271,12 @@ class Site:
                        *size, environment=environment)  # fmt: skip
             if host is self.a:
                 self._await_port(host, RAY_CLIENT_PORT)
+        asked = (str(BIN / "ray"), "status", "--address", f"{self.a.address}:{RAY_PORT}")
+        until(
+            lambda: self._succeeds(self.a, *asked) and "/2.0 CPU" in self.a.run(*asked),
+            "both hosts are in Ray's cluster",
+            120,
+        )
 
     def schedule(self, settings: dict[str, Any]) -> str:
         """Give every worker's host the configuration, and ask for a flow run of it; its id."""
