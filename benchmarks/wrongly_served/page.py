@@ -30,8 +30,8 @@ NOTES = """\
   loaded again with `load_inplace`. vLLM 0.32 says in its log that the cache keeps the last ones'.
 - *One replica*: a balancer draws one of two vLLMs for each request; one has the last adapter.
 - *Right*: every fifth proof goes through the balancer, with both servers as they should be.
-- The rows on record were made one after the other, with next to nothing else on the machine. Rows on
-  record before them were made beside much other work: 60 of 61 wrong ones were named, the last one
+- The rows on record were made one after the other, with next to nothing else on the machine. Those
+  on record before were made beside much other work: 60 of 61 wrong ones were named, the last one
   was a `cannot_tell` by an error that was mended since, and a proof took from 6 to 190 seconds.
 - While other requests for adapters were in its batches, the base model of such a vLLM gave
   log-probabilities that were up to 15 nats from those that it gave alone. That was seen in three of
