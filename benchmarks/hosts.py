@@ -99,7 +99,7 @@ def write(document: dict[str, Any], out: Path) -> None:
         "PostgreSQL and Prefect's server, two have a worker each, the last one the model server, "
         f"which takes {ANSWER_S:g} s for an answer ([how](../decisions/0054-hosts.md)). Four calls "
         "are in flight; of the run of 1,000 episodes, whose shards both hosts play by Dask, 16 of "
-        "each host; of the last one four of each.",
+        "each host; of that by Ray four of each.",
         "",
         "| " + " | ".join(_COLUMNS.values()) + " |",
         "|" + " --- |" * len(_COLUMNS),
@@ -148,6 +148,7 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--speed", type=int, default=0, metavar="ROUNDS")
     options = parser.parse_args()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     are_same: list[bool] = []
     speeds: list[dict[str, Any]] = []
     measured = {row["fault"] for row in read(options.out)["rows"]}

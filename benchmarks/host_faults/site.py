@@ -168,10 +168,14 @@ class Site:
 
     def kill_worker(self, host: Host) -> None:
         """Kill a host's worker with the flow runs that it has started, and start another."""
+        self.end_worker(host)
+        self.start_worker(host)
+
+    def end_worker(self, host: Host) -> None:
+        """Kill a host's worker with the flow runs that it has started."""
         for program in [p for p in host.programs if p.name == "worker"]:
             program.kill_tree()
             host.programs.remove(program)
-        self.start_worker(host)
 
     def start_worker(self, host: Host) -> Program:
         """Start a worker of the pool."""

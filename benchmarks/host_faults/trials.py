@@ -215,6 +215,24 @@ def killed(going: Going) -> None:
     going.site.kill_worker(going.leader())
 
 
+def other_clock(going: Going) -> None:
+    """The leader's processes are killed; the host that goes on has a clock two hours ahead."""
+    going.await_calls(_EARLY)
+    site, leader, epoch = going.site, going.leader(), going.epoch()
+    heir = site.c if leader is site.b else site.b
+    heir.clock_offset_s = 7200.0
+    site.kill_worker(heir)
+    site.end_worker(leader)
+    until(
+        lambda: (going.look_after(), going.epoch() > epoch)[1],
+        "the other host takes the run",
+        MOST_S,
+        pause_s=1.0,
+    )
+    heir.clock_offset_s = 0.0  # of what is started from now on
+    site.start_worker(leader)
+
+
 def full_disk(going: Going) -> None:
     """The disks of both workers' hosts fill up; when the flow run has ended they have room again.
 
@@ -309,6 +327,10 @@ FAULTS = {
         battered, reconciles=True, episodes=1000, in_flight=16, cluster="dask"
     ),
     "nothing; the shards are played by Ray": Fault(lambda _: None, cluster="ray"),
+    # The last: what is started on that host keeps its clock.
+    "the leader is killed, and the host that goes on is two hours ahead": Fault(
+        other_clock, reconciles=True
+    ),
 }
 """By its words, what happens."""
 
