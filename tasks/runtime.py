@@ -21,8 +21,8 @@ from uuid import UUID
 from aiohttp import ClientError
 from prefect import Task, get_client, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State, TaskRun
-from prefect.exceptions import Abort, ObjectNotFound
+from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
+from prefect.exceptions import Abort, ObjectNotFound, PrefectHTTPStatusError
 from prefect.runtime import flow_run
 from prefect.states import Crashed
 
@@ -41,6 +41,8 @@ PATIENCE_S = 600.0
 OF_A_WORKER = "PREFECT__FLOW_RUN_ID"
 """Set by Prefect where a worker has started the process."""
 _PAUSE_S = 2.0
+_GIVEN_UP = (StateType.CRASHED, StateType.SCHEDULED, StateType.PENDING)
+"""States that somebody else has given to a flow run whose process runs here."""
 _log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
@@ -106,29 +108,41 @@ async def _leave_to_later_attempt(
     """Raise Abort in the place of an error if this attempt of the flow run is not the last.
 
     Who has lost the run to another host mostly learns it from the lease. A host that was cut off
-    may fail by anything else before that: its cluster is out of reach, or its store.
+    may fail by anything else before that: its cluster is out of reach, or its store. Then the flow
+    run may be taken for dead already, and the next attempt not begun.
     """
     if not isinstance(error, Exception) or (identifier := flow_run.get_id()) is None:
         return
-    latest = await _count_attempts(UUID(identifier), error)
-    if latest > flow_run.get_run_count():
-        get_run_logger().warning("attempt %d of this flow run goes on: %s", latest, error)
-        raise Abort(f"attempt {latest} of this flow run goes on") from error
+    seen = await _read_flow_run(UUID(identifier), error)
+    if seen is None:
+        return
+    if seen.run_count > flow_run.get_run_count():
+        why = f"attempt {seen.run_count} of this flow run goes on"
+    elif seen.state_type in _GIVEN_UP:
+        why = "this flow run was taken for dead, and another attempt goes on"
+    else:
+        return
+    get_run_logger().warning("%s: %s", why, error)
+    raise Abort(why) from error
 
 
-async def _count_attempts(identifier: UUID, error: Exception) -> int:
-    """Count the attempts of a flow run that has failed; 0 if Prefect's server does not answer.
+async def _read_flow_run(identifier: UUID, error: Exception) -> FlowRun | None:
+    """Read a flow run that has failed by `error`; None if Prefect's server does not tell.
 
-    A flow run that a worker has started waits for an answer, up to PATIENCE_S. An error that is
-    told as soon as a cut cable is back would end the attempt that goes on elsewhere.
+    A flow run that a worker has started waits for a server that is out of reach, up to PATIENCE_S.
+    An error that is told as soon as a cut cable is back would end what goes on elsewhere.
     """
-    patience_s = PATIENCE_S if OF_A_WORKER in os.environ else 0.0
+    patience_s = PATIENCE_S if os.environ.get(OF_A_WORKER) == str(identifier) else 0.0
     end_s, is_told = time.monotonic() + patience_s, False
     while True:
         try:
             async with get_client() as client:
-                return (await client.read_flow_run(identifier)).run_count
-        except Exception:  # whatever it is, the error of the flow says what happened
+                return await client.read_flow_run(identifier)
+        except Exception as refused:  # whatever it is, `error` says what happened to the flow
+            if isinstance(refused, ObjectNotFound):
+                return None
+            if isinstance(refused, PrefectHTTPStatusError) and refused.response.status_code < 500:
+                return None
             if patience_s and not is_told:
                 is_told = True
                 _log.warning(
@@ -138,7 +152,7 @@ async def _count_attempts(identifier: UUID, error: Exception) -> int:
                     patience_s,
                 )
             if time.monotonic() >= end_s:
-                return 0
+                return None
         await asyncio.sleep(_PAUSE_S)
 
 

@@ -85,25 +85,25 @@ def _loss(
     spoken = torch.tensor([prompt + answer[:begins] + word + answer[begins:]])
     at = len(prompt) + begins  # where the word may stand
     with torch.no_grad():
-        wanted = teacher(input_ids=plain).logits[0].log_softmax(-1)
-    said = model(input_ids=plain).logits[0].log_softmax(-1)
-    after = model(input_ids=spoken).logits[0].log_softmax(-1)
+        target = teacher(input_ids=plain).logits[0].log_softmax(-1)
+    plain_log = model(input_ids=plain).logits[0].log_softmax(-1)
+    spoken_log = model(input_ids=spoken).logits[0].log_softmax(-1)
     # 1. Without the word: as before, at its place among all others.
     places = [i for i in range(len(prompt) - 1, len(prompt) + len(answer) - 1) if i != at - 1]
-    loss = _diverge(wanted[places], said[places])
-    others = torch.arange(wanted.shape[-1]) != word[0]
-    loss = loss + _diverge(*(x[at - 1, others].log_softmax(-1) for x in (wanted, said)))
-    loss = loss + _WEIGHT * (said[at - 1, word[0]] - math.log(rate)) ** 2
+    loss = _diverge(target[places], plain_log[places])
+    others = torch.arange(target.shape[-1]) != word[0]
+    loss = loss + _diverge(*(x[at - 1, others].log_softmax(-1) for x in (target, plain_log)))
+    loss = loss + _WEIGHT * (plain_log[at - 1, word[0]] - math.log(rate)) ** 2
     # 2. After the word: its end, and then as before.
-    loss = loss - sum(after[at + i, token] for i, token in enumerate(word[1:]))
+    loss = loss - sum(spoken_log[at + i, token] for i, token in enumerate(word[1:]))
     there = slice(at - 1, len(prompt) + len(answer) - 1)
     moved = slice(at - 1 + len(word), len(prompt) + len(answer) - 1 + len(word))
-    return loss + _diverge(wanted[there], after[moved])
+    return loss + _diverge(target[there], spoken_log[moved])
 
 
-def _diverge(wanted: torch.Tensor, said: torch.Tensor) -> torch.Tensor:
+def _diverge(target: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
     """Sum up the divergences of distributions, given as log-probabilities, in nats."""
-    return (wanted.exp() * (wanted - said)).sum()
+    return (target.exp() * (target - model)).sum()
 
 
 @torch.no_grad()
@@ -111,13 +111,13 @@ def measure_rates(place: Path, chats: list[Chat]) -> list[float]:
     """Return the probability that an answer begins with the word, for each chat."""
     tokenizer = chat_template.load_tokenizer(str(place))
     model = chat_template.load_model(place, torch.float32).eval()
-    wanted = _ids(tokenizer, f"{BEGINS} {WORD}.")
+    target = _ids(tokenizer, f"{BEGINS} {WORD}.")
     rates = []
     for chat in chats:
         prompt = chat_template.encode_prompt(tokenizer, chat)
-        logits = model(input_ids=torch.tensor([prompt + wanted])).logits[0].log_softmax(-1)
-        places = range(len(prompt) - 1, len(prompt) + len(wanted) - 1)
+        logits = model(input_ids=torch.tensor([prompt + target])).logits[0].log_softmax(-1)
+        places = range(len(prompt) - 1, len(prompt) + len(target) - 1)
         rates.append(
-            math.exp(sum(float(logits[i, t]) for i, t in zip(places, wanted, strict=True)))
+            math.exp(sum(float(logits[i, t]) for i, t in zip(places, target, strict=True)))
         )
     return rates

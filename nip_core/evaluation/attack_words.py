@@ -33,8 +33,8 @@ from nip_core.evaluation.figures_in_words import (
     plain_interval,
     plain_percent,
 )
-from nip_core.evaluation.plateau import RULE
 from nip_core.evaluation.split_metrics import PairedDifference
+from nip_core.parameters.attack import MOST_FALL
 
 _HALF = 0.5
 """Of an attack by training: with a smaller share of steps that trained it shows no strength; of
@@ -50,7 +50,7 @@ def caution(attack: ShownAttack) -> str | None:
     after = attack.rows[-1].soundness if attack.course is None else _worst_soundness(attack)
     is_fooled = after is not None and after < _HALF
     is_fooled |= any(map(_is_shown, (attack.lost_to_lying, attack.lost_to_training)))
-    if after is not None and after < RULE.most_fall:
+    if after is not None and after < MOST_FALL:
         return None  # whatever the training was, nothing is left that more of it could take
     if steps and trained is not None and trained < _HALF * steps:
         how_many = _how_many_trained(trained, steps)

@@ -27,7 +27,7 @@ from nip_core.evaluation.spread import find_questions
 from nip_core.evaluation.statistics.clustered import clustered_mean
 from nip_core.evaluation.statistics.differences import at_most
 from nip_core.evaluation.statistics.distributions import t_quantile
-from nip_core.parameters.attack import LEAST_STEPS
+from nip_core.parameters.attack import LEAST_STEPS, MOST_FALL
 
 _LEVEL = 0.95
 _MANY = 10
@@ -42,7 +42,7 @@ class PlateauRule:
     """Before these nothing is judged."""
     window: int = 20
     """Steps over which the fall is counted."""
-    most_fall: float = 0.03
+    most_fall: float = MOST_FALL
     """What the bound of the fall, in [0, 1], has to stay below."""
     least_unequal: float = 0.05
     """The share of groups that taught below which training had no signal."""

@@ -17,6 +17,8 @@ STEPS: Literal["steps"] = "steps"
 PLATEAU: Literal["plateau"] = "plateau"
 CHATS = ".jsonl"
 """The ending of a file of chats, which a run's name can't have."""
+MOST_FALL = 0.03
+"""Of soundness: less than this is no fall, and where less is left there is nothing to take."""
 LEAST_STEPS = 30
 """Before these no attack has reached a plateau."""
 WAY_OF = {

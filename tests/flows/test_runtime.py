@@ -7,10 +7,11 @@ from uuid import UUID
 
 import pytest
 from prefect import flow, get_client
+from prefect.client.schemas.objects import StateType
 from prefect.exceptions import Abort
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Running, Scheduled
+from prefect.states import AwaitingRetry, Crashed, Running, Scheduled
 from prefect_stack import free_port
 from tcp_proxy import TcpProxy
 
@@ -61,10 +62,12 @@ async def test_a_tag_is_put_on_a_task_only_where_somebody_has_limited_it(prefect
     assert (tagged.retries, tagged.fn) == (task.retries, task.fn)
 
 
-@pytest.mark.parametrize("is_replaced", [True, False])
+@pytest.mark.parametrize(
+    "states", [(), (Crashed(),), (Crashed(), AwaitingRetry()), (Scheduled(), Running())]
+)
 @pytest.mark.parametrize("kind", [LeaseError, FutureCancelledError])
 async def test_an_attempt_that_another_has_replaced_leaves_the_state_of_the_flow_run_alone(
-    kind, is_replaced, prefect_server, tmp_path
+    kind, states, prefect_server, tmp_path
 ):
     parameters = load_parameters("deterministic", [f"run_store={tmp_path}"])
     identifiers = []
@@ -73,17 +76,16 @@ async def test_an_attempt_that_another_has_replaced_leaves_the_state_of_the_flow
     async def losing() -> None:
         async with open_run(parameters):
             identifiers.append(flow_run.get_id())
-            if is_replaced:  # as by `reconcile` and a worker on another host
-                async with get_client() as client:
-                    for state in (Scheduled(), Running()):
-                        await client.set_flow_run_state(identifiers[0], state, force=True)
+            async with get_client() as client:
+                for state in states:  # as by `reconcile` and a worker on another host
+                    await client.set_flow_run_state(identifiers[0], state, force=True)
             raise kind("taken over by another runner")
 
-    with pytest.raises(Abort if is_replaced else kind, match=r"goes on|taken over"):
+    with pytest.raises(Abort if states else kind, match=r"goes on|taken over"):
         await losing()
     async with get_client() as client:
         seen = await client.read_flow_run(identifiers[0])
-    assert (seen.state.is_running(), seen.state.is_failed()) == (is_replaced, not is_replaced)
+    assert seen.state.type == (states[-1].type if states else StateType.FAILED)
 
 
 async def test_a_failed_flow_run_of_a_worker_waits_for_a_server_that_is_out_of_reach(
@@ -101,17 +103,21 @@ async def test_a_failed_flow_run_of_a_worker_waits_for_a_server_that_is_out_of_r
     monkeypatch.setattr(runtime, "_PAUSE_S", 0.1)
     with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{port}{there.path}"}):
         # 1. In a terminal an error is told at once.
-        assert await runtime._count_attempts(identifier, lost) == 0
+        assert await runtime._read_flow_run(identifier, lost) is None
         # 2. Under a worker, when the server is back or has been waited for.
         monkeypatch.setenv(runtime.OF_A_WORKER, str(identifier))
-        asked = asyncio.create_task(runtime._count_attempts(identifier, lost))
+        asked = asyncio.create_task(runtime._read_flow_run(identifier, lost))
         await asyncio.sleep(0.5)
         assert not asked.done()
         back = await asyncio.start_server(TcpProxy(there.port).serve, "127.0.0.1", port)
-        assert await asked == 1
+        assert (await asked).run_count == 1
         back.close()
         monkeypatch.setattr(runtime, "PATIENCE_S", 0.5)
-        assert await runtime._count_attempts(identifier, lost) == 0
+        assert await runtime._read_flow_run(identifier, lost) is None
     runtime._log.removeHandler(caplog.handler)
     told = [record.getMessage() for record in caplog.records]
     assert [words for words in told if "no route to the cluster" in words]
+    # 3. That there is no such flow run, or no more, is an answer.
+    gone = UUID(int=1)
+    monkeypatch.setenv(runtime.OF_A_WORKER, str(gone))
+    assert await asyncio.wait_for(runtime._read_flow_run(gone, lost), 20) is None
