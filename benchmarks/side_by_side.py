@@ -1,4 +1,4 @@
-"""nip and its peers in one run, on the same stub, games, weights and machine.
+"""nip and its peers, each part in one run, on the same stub, games, weights and machine.
 
     scripts/build_peers.sh
     python benchmarks/side_by_side.py [--only a b ...] [--model tiny smollm2] [--rounds 3]

@@ -30,7 +30,8 @@ def page(result: dict[str, Any]) -> str:
             parts.append(section(result[name]) if name in result else unmeasured())
         parts += [section(other[name]) for other in others.values() if name in other]
     head = (
-        "nip and other projects in one run, on the same stub, games, weights and machine, each "
+        "nip and other projects, each part in one run at the commit that it names, on the same "
+        "stub, games, weights and machine, each "
         "in an environment of its own (`scripts/build_peers.sh`), over HTTP, as its own "
         "documentation says. They take turns in rounds. Made by `benchmarks/side_by_side.py`; the "
         "JSON file beside this page has every figure, all versions and the machine's load."

@@ -22,7 +22,8 @@ Six adapters of the bundled tiny model, made by PEFT, on two vLLMs (CPU build, f
 row the files in the adapter's directory are those that were made, so their SHA-256 are right.
 Served is something else. `nip prove` has the directory of the right one and, by `--among`, that of
 the other one. *Named* means that its verdict says what is served: the base, the other adapter, a
-stale cache, replicas that disagree."""
+stale cache, replicas that disagree. The proofs of right ones are of these six again and again, so
+they give no rate of false alarms."""
 NOTES = """\
 - *The base*: `--served-model-name base NAME`. The list of models has the name as a base model.
 - *Another adapter*: `/v1/load_lora_adapter` read the path when another adapter lay there.
@@ -30,9 +31,9 @@ NOTES = """\
   loaded again with `load_inplace`. vLLM 0.32 says in its log that the cache keeps the last ones'.
 - *One replica*: a balancer draws one of two vLLMs for each request; one has the last adapter.
 - *Right*: every fifth proof goes through the balancer, with both servers as they should be.
-- The rows on record were made one after the other, with next to nothing else on the machine. Those
-  on record before were made beside much other work: 60 of 61 wrong ones were named, the last one
-  was a `cannot_tell` by an error that was mended since, and a proof took from 6 to 190 seconds.
+- Rows that were on record before (November 2026, beside much other work): 60 of 61 wrong ones were
+  named, the last one was a `cannot_tell` by an error that was mended since, and a proof took from
+  5 to 190 seconds.
 - While other requests for adapters were in its batches, the base model of such a vLLM gave
   log-probabilities that were up to 15 nats from those that it gave alone. That was seen in three of
   twelve answers, and not looked into. A proof then says that it can't tell.
