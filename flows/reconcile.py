@@ -17,6 +17,7 @@ from nip_prefect.tasks.reconcile import (
     delete_idle,
     list_active,
     list_restartable,
+    measure_ahead,
     name_outcome,
     restart,
 )
@@ -52,8 +53,11 @@ async def reconcile(
     """
     log = get_run_logger()
     async with get_client() as client:
+        ahead = await measure_ahead(client)
         runs = await list_active(client)
-        dead = await dead_among(client, runs, silent_after_s=silent_after_s, watch_s=watch_s)
+        dead = await dead_among(
+            client, runs, silent_after_s=silent_after_s, watch_s=watch_s, ahead=ahead
+        )
         for flow_run in dead:
             await bury(client, flow_run)
             log.warning("%s (%s): its process is gone", flow_run.name, flow_run.id)
@@ -70,6 +74,7 @@ async def reconcile(
             older_than_s=restart_after_s,
             not_older_than_s=give_up_after_s,
             max_attempts=max_attempts,
+            ahead=ahead,
         )
         for flow_run in again:
             attempt = await restart(client, flow_run, max_attempts)

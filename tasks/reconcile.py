@@ -1,5 +1,6 @@
 """Comparing Prefect's flow runs with the processes that there are, for the flow `reconcile`.
 
+measure_ahead      how far this host's clock is ahead of the server's
 list_active        flow runs that Prefect counts as going on
 dead_among         those of them whose process is gone
 bury               set one, its subflows and its tasks to Crashed; it frees concurrency slots
@@ -30,6 +31,7 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort, LogSort
 from prefect.events.filters import EventFilter
 from prefect.exceptions import ObjectNotFound
+from prefect.runtime import flow_run as current
 from prefect.states import AwaitingRetry, Cancelled, Crashed
 
 from nip_core.errors import NipError
@@ -47,6 +49,7 @@ IDLE = "reconcile-idle"
 """The name of a flow run of `reconcile` that found nothing to do."""
 _log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 1.0
+_NO_TIME = timedelta()
 
 
 async def list_active(client: PrefectClient) -> list[FlowRun]:
@@ -59,12 +62,30 @@ async def list_active(client: PrefectClient) -> list[FlowRun]:
     )
 
 
+async def measure_ahead(client: PrefectClient) -> timedelta:
+    """Measure how far this host's clock is ahead of that of Prefect's server.
+
+    By when the present flow run began, so ask at its start; nothing without a flow run.
+    """
+    identifier = current.get_id()
+    if identifier is None:
+        return _NO_TIME
+    own = await client.read_flow_run(UUID(identifier))
+    return _NO_TIME if own.state is None else datetime.now(UTC) - own.state.timestamp
+
+
 async def dead_among(
-    client: PrefectClient, runs: Iterable[FlowRun], *, silent_after_s: float, watch_s: float
+    client: PrefectClient,
+    runs: Iterable[FlowRun],
+    *,
+    silent_after_s: float,
+    watch_s: float,
+    ahead: timedelta = _NO_TIME,
 ) -> list[FlowRun]:
     """Those whose process is gone, watched for `watch_s` at least and as long as it takes.
 
     `silent_after_s`: after how long without a sign of life one counts as dead that holds no run.
+    `ahead`: see `measure_ahead`.
     """
     # 1. Those that hold a run are known by its lease, the rest by their silence.
     marked, unmarked = [], []
@@ -74,7 +95,7 @@ async def dead_among(
             unmarked.append(flow_run)
         else:
             marked.append((flow_run, mark))
-    dead = [r for r in unmarked if await _silent_s(client, r) > silent_after_s]
+    dead = [r for r in unmarked if await _silent_s(client, r, ahead) > silent_after_s]
     dead += await _without_owner(marked, watch_s)
     # 2. What ended or was started again while it was watched is left alone.
     return [r for r in dead if (await client.read_flow_run(r.id)).state_id == r.state_id]
@@ -126,9 +147,9 @@ def sighting_of(mark: Mark) -> Sighting | None:
     return None if seen.epoch < mark.epoch else seen
 
 
-async def _silent_s(client: PrefectClient, flow_run: FlowRun) -> float:
+async def _silent_s(client: PrefectClient, flow_run: FlowRun, ahead: timedelta) -> float:
     """Measure the time since the flow run's last sign of life in Prefect, in seconds."""
-    now = datetime.now(UTC)
+    now = datetime.now(UTC) - ahead
     heard = [flow_run.state.timestamp if flow_run.state else now]
     logs = await client.read_logs(
         LogFilter.model_validate({"flow_run_id": {"any_": [flow_run.id]}}),
@@ -172,7 +193,12 @@ async def bury_parts(client: PrefectClient, identifier: UUID, state: State[Any])
 
 
 async def list_restartable(
-    client: PrefectClient, *, older_than_s: float, not_older_than_s: float, max_attempts: int
+    client: PrefectClient,
+    *,
+    older_than_s: float,
+    not_older_than_s: float,
+    max_attempts: int,
+    ahead: timedelta = _NO_TIME,
 ) -> list[FlowRun]:
     """List crashed flow runs of deployments, without those taken up by somebody else.
 
@@ -180,7 +206,7 @@ async def list_restartable(
     that ran `max_attempts` times, those of a run that another flow run took up later, and those of
     a run that somebody holds now.
     """
-    now = datetime.now(UTC)
+    now = datetime.now(UTC) - ahead
     oldest = now - timedelta(seconds=not_older_than_s)
     waiting = [*_GOING_ON, StateType.SCHEDULED, StateType.PAUSED]
     ended = FlowRunFilter.model_validate({"end_time": {"after_": oldest}})
@@ -230,7 +256,10 @@ def _is_held(mark: Mark) -> bool:
 async def restart(client: PrefectClient, flow_run: FlowRun, max_attempts: int) -> str:
     """Do the same as the button Retry: the next free worker goes on with it; return the attempt."""
     attempt = f"attempt {flow_run.run_count + 1} of {max_attempts}"
-    state: State[Any] = AwaitingRetry(message=f"Started again by reconcile: {attempt}.")
+    # At once, also where this host's clock is ahead of the server's, which would wait for it.
+    state: State[Any] = AwaitingRetry(
+        scheduled_time=_changed_at(flow_run), message=f"Started again by reconcile: {attempt}."
+    )
     await client.set_flow_run_state(flow_run.id, state, force=True)
     return attempt
 

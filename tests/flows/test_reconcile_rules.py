@@ -2,9 +2,10 @@
 
 import uuid
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
 import pytest
-from prefect import get_client
+from prefect import flow, get_client
 from prefect.client.schemas.filters import FlowFilter
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Pending, Running
 
@@ -19,6 +20,7 @@ from nip_prefect.tasks.reconcile import (
     delete_idle,
     list_active,
     list_restartable,
+    measure_ahead,
     name_outcome,
     restart,
 )
@@ -143,6 +145,10 @@ async def test_a_crashed_flow_run_goes_on_a_few_times(client, flow_runs):
     assert not await again(client, max_attempts=0)
     assert crashed.id not in await again(client, older_than_s=60)
     assert crashed.id not in await again(client, not_older_than_s=0)
+    # As on hosts whose clocks are two hours ahead of the server's, and behind.
+    hours = timedelta(hours=2)
+    assert crashed.id not in await again(client, ahead=hours)
+    assert crashed.id in await again(client, ahead=-hours, older_than_s=7000, not_older_than_s=7400)
 
 
 async def test_a_run_that_another_flow_run_took_up_is_left_alone(client, flow_runs, tmp_path):
@@ -167,6 +173,17 @@ async def test_a_flow_run_that_is_started_again_says_which_attempt_it_is(client,
     assert await restart(client, crashed, 5) == "attempt 2 of 5"
     state = (await client.read_flow_run(crashed.id)).state
     assert state.is_scheduled() and "attempt 2 of 5" in state.message
+    # At a time of the server's clock, or it would wait for that of the host.
+    assert state.state_details.scheduled_time == crashed.state.timestamp
+
+
+async def test_a_host_knows_how_far_its_clock_is_ahead(client):
+    @flow
+    async def asking() -> timedelta:
+        return await measure_ahead(client)
+
+    assert timedelta(seconds=-1) < await asking() < timedelta(seconds=30)
+    assert await measure_ahead(client) == timedelta()
 
 
 async def test_of_the_flow_runs_of_reconcile_those_that_did_something_stay(client):
