@@ -55,7 +55,7 @@ help:
 	@echo "make paper-iteration   one iteration of the paper's size on a GPU, with a model of the hub"
 	@echo "make up             PostgreSQL, Prefect and a worker; Ctrl-C ends them"
 	@echo "make test-cluster   Prefect's UI in a browser, dead workers, make up, object stores"
-	@echo "make test-hosts     hosts cut off, killed, full, late; stores and servers that fail; a table of it (root)"
+	@echo "make test-hosts     hosts cut off, killed, full, late; stores and servers that fail; a table (root)"
 	@echo "make kill-matrix    kill runs and servers at every write and request, inject 1,000 faults"
 	@echo "make test-security  attack servers and more, on loopback: minutes, on a quiet machine"
 	@echo "make test-learning  measure learning over seeds and controls (about an hour)"

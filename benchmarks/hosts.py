@@ -120,7 +120,7 @@ def write(document: dict[str, Any], out: Path) -> None:
 
 def describe_speed(rows: list[dict[str, Any]]) -> list[str]:
     """Make the page's lines of how fast two hosts play beside one."""
-    if not rows:
+    if {row["hosts"] for row in rows} != {1, 2}:
         return []
     shares, seconds = (
         [statistics.median(row[name] for row in rows if row["hosts"] == n) for n in (1, 2)]
@@ -175,6 +175,7 @@ def main() -> int:
 
     def timed(speed: Speed) -> None:
         speeds.append(told(speed.to_dict()))
+        write({**read(options.out), "speed": speeds}, options.out)
 
     try:
         enter_apart()
@@ -183,7 +184,6 @@ def main() -> int:
             with Site(network, ANSWER_S) as site:
                 if options.speed:
                     compare_speed(site, options.speed, timed)
-                    write({**read(options.out), "speed": speeds}, options.out)
                 else:
                     measure(site, Path(folder), faults, done)
     except HostsError as error:

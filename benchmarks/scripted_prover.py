@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from finished_runs import play_once
 
-from nip_core import loop
-from nip_core.parameters import HyperParameters, load_parameters
+from nip_core.parameters import load_parameters
 from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.rollouts.tables import read_rollouts
@@ -37,7 +37,6 @@ from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import open_store
 from nip_core.scenarios.arithmetic.chains import read_steps
-from nip_core.showing.summary import summarise_run
 from nip_core.sweep.attack_run import attack_settings
 
 ROOT = Path(__file__).parent.parent
@@ -77,7 +76,7 @@ async def told(store: Path, run: str) -> dict[str, Any]:
     """Attack a run by its own prover, without any choice; the figures."""
     chosen = {"by": "best-of-n", "n": [1], "problems": PROBLEMS}
     parameters = attack_settings(str(store), run, chosen, name=f"{run}-told")
-    return dict((await played(parameters))["attack"]["by_n"][0])
+    return dict((await play_once(parameters))["attack"]["by_n"][0])
 
 
 async def scripted(store: Path, run: str) -> dict[str, Any]:
@@ -104,17 +103,7 @@ async def scripted(store: Path, run: str) -> dict[str, Any]:
             "rl": {"num_iterations": 0},
         }
     )
-    return dict((await played(parameters))["iterations"][0]["test"])
-
-
-async def played(parameters: HyperParameters) -> dict[str, Any]:
-    """The summary of a run, which is played unless it is finished."""
-    store = open_store(parameters.run_store)
-    if parameters.run_name in list_runs(store):
-        known = summarise_run(RunStore(store, parameters.run_name))
-        if known["status"] == "finished":
-            return known
-    return await loop.train(parameters)
+    return dict((await play_once(parameters))["iterations"][0]["test"])
 
 
 async def measure(store: Path, runs: list[str]) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """A prover that says a word with a known probability, and else what it says anyway.
 
-teach         write such a model
+teach          write such a model
 measure_rates  the probability of the word after each prompt
 """
 

@@ -63,9 +63,16 @@ async def test_a_tag_is_put_on_a_task_only_where_somebody_has_limited_it(prefect
 
 
 @pytest.mark.parametrize(
-    "states", [(), (Crashed(),), (Crashed(), AwaitingRetry()), (Scheduled(), Running())]
+    ("kind", "states"),
+    [
+        (LeaseError, ()),
+        (LeaseError, (Scheduled(), Running())),
+        (FutureCancelledError, ()),
+        (FutureCancelledError, (Crashed(),)),
+        (FutureCancelledError, (Crashed(), AwaitingRetry())),
+        (FutureCancelledError, (Scheduled(), Running())),
+    ],
 )
-@pytest.mark.parametrize("kind", [LeaseError, FutureCancelledError])
 async def test_an_attempt_that_another_has_replaced_leaves_the_state_of_the_flow_run_alone(
     kind, states, prefect_server, tmp_path
 ):
