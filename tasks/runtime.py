@@ -119,7 +119,7 @@ async def _leave_to_later_attempt(
     if seen.run_count > flow_run.get_run_count():
         why = f"attempt {seen.run_count} of this flow run goes on"
     elif seen.state_type in _GIVEN_UP:
-        why = "this flow run was taken for dead meanwhile; it goes on in another attempt or not at all"
+        why = "this flow run was taken for dead meanwhile, and goes on elsewhere or not at all"
     else:
         return
     get_run_logger().warning("%s: %s", why, error)
