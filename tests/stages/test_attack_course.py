@@ -215,7 +215,9 @@ async def test_an_attack_ends_at_a_plateau_or_without_signal_wherever_it_was_sto
     assert result["status"] == "finished"
     assert [row["step"] for row in result["attack"]["by_step"]] == [0, 10, 20, 30]
     assert result["attack"]["worst"]["soundness"] == (0.0 if fooled else 1.0)
-    assert ("shows nothing about the verifier" in result["attack"]["caution"]) != fooled
+    # Where nothing of soundness is left, more training could find nothing, so nothing is said.
+    caution = result["attack"]["caution"]
+    assert caution is None if fooled else "shows nothing about the verifier" in caution
     run = opened(store, "stopped")
     assert verify_run(run).problems == {}
     # By the same command nothing is played again; without its end the attack would go on.
