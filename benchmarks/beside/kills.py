@@ -27,7 +27,8 @@ class Size:
     in_flight: int = 32
     latency_s: float = 0.25
     shares: tuple[float, ...] = (0.5, 0.95)
-    most_s: float = 300.0
+    most_s: float = 900.0
+    """Seconds until the kill, and from the second start to the end."""
 
     @property
     def calls(self) -> int:
