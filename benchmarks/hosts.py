@@ -32,7 +32,9 @@ NOTES = (
     "rollouts and the digests of datasets are those of the same run on one machine, which nothing "
     "happened to. *Flow runs*: a second one was asked for where the first had failed, as on a full "
     "disk. Where a runner is lost, most of the longest time without an answer is the patience of "
-    "leases and of `reconcile`, asked for again and again here; the rest is of the machine. "
+    "leases and of `reconcile`, which is asked for without pause here, with `restart_after_s: 20`; "
+    "as it is deployed it comes every five minutes and waits 60 s, so the pause is minutes longer. "
+    "The rest is of the machine. "
     "*Of these again*: the server of the models is nip's own. It goes on with a call whose client "
     "has gone, and gives the answer to whoever asks again within ten minutes; of another server "
     "the calls in flight are made again ([price of a kill](side_by_side.md#the-price-of-a-kill))."
@@ -99,7 +101,8 @@ def write(document: dict[str, Any], out: Path) -> None:
     lines = [
         "# Faults between hosts",
         "",
-        f"`{COMMAND}`. Each row is a run of its own on four hosts: one has the object store, "
+        f"`{COMMAND}`, as root (what is in the file is not played again: to measure, give another "
+        "one). Each row is a run of its own on four hosts: one has the object store, "
         "PostgreSQL and Prefect's server, two have a worker each, the last one the model server, "
         f"which takes {ANSWER_S:g} s for an answer ([how](../decisions/0054-hosts.md)). Four calls "
         "are in flight; of the run of 1,000 episodes, whose shards both hosts play by Dask, 16 of "

@@ -12,92 +12,36 @@ import argparse
 import json
 import os
 import platform
-import random
-import signal
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-from measured_commit import describe_commit
+from killed_commands import list_differing, list_digests, run_killed, run_whole
+from measured_commit import ROOT, describe_commit
 
-from nip_core.sweep.swept_runs import Sweep, read_sweep
+from nip_core.sweep.swept_runs import read_sweep
 
-ROOT = Path(__file__).parent.parent
 SWEEP = ROOT / "deployments" / "sweeps" / "deterministic.yaml"
 
 
-def start(file: Path, store: Path, jobs: int) -> subprocess.Popen[bytes]:
-    """`nip sweep` on the file."""
-    command = [sys.executable, "-m", "nip_prefect.flows.cli", "sweep", str(file)]
-    command += ["--jobs", str(jobs), "--set", f"run_store={store}"]
-    environment = {**os.environ, "DO_NOT_TRACK": "1"}
-    with (store.parent / f"{store.name}.log").open("ab") as log:
-        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
-
-
-def digests(sweep: Sweep, store: Path) -> dict[str, str]:
-    """Canonical digests of rollouts and datasets, by their manifest's place."""
-    iterations = (store / run.name / "iterations" for run in sweep.runs)
-    manifests = (path for place in iterations for path in place.rglob("manifest.json"))
-    extras = {path: json.loads(path.read_text())["extra"] for path in sorted(manifests)}
-    return {
-        str(path.relative_to(store)): str(extra.get("canonical_digest") or extra["digest"])
-        for path, extra in extras.items()
-    }
-
-
-def kill(process: subprocess.Popen[bytes], with_runs: bool) -> None:
-    """SIGKILL, of the runs' processes first where they are killed as well."""
-    runs = psutil.Process(process.pid).children(recursive=True) if with_runs else []
-    for child in [process, *runs]:
-        try:
-            child.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            continue
-    process.wait()
-
-
-def killed(file: Path, store: Path, jobs: int, kills: int, within_s: float) -> int:
-    """Run the sweep to its end through `kills` kills; how many processes of it were killed."""
-    draw, done = random.Random(0), 0
-    while True:
-        process = start(file, store, jobs)
-        try:
-            # As much again as it takes to start, so that each start gets something done.
-            process.wait(None if done == kills else draw.uniform(0.5, 1.5) * within_s)
-        except subprocess.TimeoutExpired:
-            kill(process, with_runs=done % 2 == 1)
-            done += 1
-            continue
-        if process.returncode:
-            raise SystemExit(f"exit code {process.returncode}, see {store}.log")
-        return done
-
-
 def measure(file: Path, place: Path, jobs: int, kills: int) -> dict[str, Any]:
-    """Both sweeps, and what differs."""
-    sweep = read_sweep(file)
-    started = time.monotonic()
-    process = start(file, place / "whole", jobs)
-    if process.wait():
-        raise SystemExit(f"exit code {process.returncode}, see {place}/whole.log")
-    whole_s = time.monotonic() - started
-    done = killed(file, place / "killed", jobs, kills, whole_s / (kills + 1))
-    whole, again = (digests(sweep, place / name) for name in ("whole", "killed"))
-    places = whole.keys() | again.keys()
-    differing = sorted(path for path in places if whole.get(path) != again.get(path))
+    """Run both sweeps, and compare them."""
+    runs = [run.name for run in read_sweep(file).runs]
+
+    def command(store: str) -> list[str]:
+        return ["sweep", str(file), "--jobs", str(jobs), "--set", f"run_store={place / store}"]
+
+    whole_s = run_whole(command("whole"), place / "whole.log")
+    done = run_killed(command("killed"), place / "killed.log", kills, whole_s)
+    whole, again = (list_digests(place / name, runs) for name in ("whole", "killed"))
     return {
         "sweep": str(file.relative_to(ROOT) if file.is_relative_to(ROOT) else file.name),
-        "runs": len(sweep.runs),
+        "runs": len(runs),
         "jobs": jobs,
         "whole_s": round(whole_s, 1),
         "kills": done,
         "digests": len(whole),
-        "differing": differing,
+        "differing": list_differing(whole, again),
         "commit": describe_commit(),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python "
         f"{platform.python_version()}",

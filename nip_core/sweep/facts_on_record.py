@@ -13,6 +13,7 @@ import pyarrow as pa
 from nip_core.errors import StoreError
 from nip_core.evaluation.attack_words import caution
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.attack import SCRIPT
 from nip_core.protocols import make_protocol
 from nip_core.records.attack_on_record import read_shown_attack
 from nip_core.records.intervals import find_rate_alone
@@ -155,6 +156,7 @@ class _Reader:
             n=attack.n,
             attacked=attack.parameters.attack.iteration,
             is_lying_known=lying is not None and lying.difference is not None,
+            is_script=attack.parameters.attack.by == SCRIPT,
             caution=None if shown is None else caution(shown),
             verdict=None if shown is None or shown.course is None else shown.course.verdict,
             verifier_tokens=tokens,

@@ -46,6 +46,9 @@ provers that are told to argue for acceptance and nothing more, on the same wron
 training: from there to that test, or the largest n. Soundness after an attack is an upper bound: a
 prover that was not tried may fool more. Each attack is a run of its own.
 """
+_SCRIPTS_PAGE = """
+To the script: from the last test of the run itself to the one in which a script wrote the messages.
+"""
 
 _EQUALITIES = """
 Within ± m: both one-sided tests against a difference of m points hold, so that the interval beside
@@ -205,6 +208,9 @@ def render_results(results: SweepResults) -> str:
     )
     if results.arms[0].attacks:
         text += _ATTACKS_PAGE + _apart_line(results)
+        losses = [of.lost_to_script for arm in results.arms for of in arm.attacks.values()]
+        if any(lost is not None for lost in losses):
+            text += _SCRIPTS_PAGE
     text += effort_page(results) + asked_again_page(results)
     if lines := baseline_lines(results.baselines):
         text += "\n## What the baselines say\n\n" + "".join(f"- {line}\n" for line in lines)

@@ -213,6 +213,7 @@ def _sum_up_attack(
         completeness=plays.average("completeness", [attack.completeness for attack in finished]),
         lost_to_lying=sum_up(attack.lost_to_lying for attack in finished),
         lost_to_training=sum_up(attack.lost_to_training for attack in finished),
+        lost_to_script=sum_up(attack.lost_to_script for attack in finished),
         verifier_tokens=sum_up(attack.verifier_tokens for attack in finished),
         by_effort=average_curves(verdicts, known, f"{of_arm} {label}"),
     )

@@ -72,6 +72,8 @@ class AttackFacts(Part):
     """The iteration whose models it attacks."""
     is_lying_known: bool
     """Whether it can be said what lying took: provers are told to, and the run had that test."""
+    is_script: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether a function writes the messages; False of what an earlier version has collected."""
     caution: str | None
     """Why it shows less than it seems to."""
     verdict: str | None = Field(default=None, exclude_if=lambda value: value is None)

@@ -30,8 +30,14 @@ from nip_core.sweep.facts_on_record import collect_sweep
 from nip_core.sweep.page import arms_table, render_results
 from nip_core.sweep.recompute import recompute_results
 from nip_core.sweep.results import collect_results, write_results
-from nip_core.sweep.results_document import ArmResult, BaselineFindings, SweepResults
+from nip_core.sweep.results_document import (
+    ArmAttack,
+    ArmResult,
+    BaselineFindings,
+    SweepResults,
+)
 from nip_core.sweep.swept_runs import read_sweep
+from nip_core.sweep.swept_tests import measure_attack
 from nip_prefect.flows.sweep import sweep as sweep_command
 
 RATES = ("accuracy", "completeness", "soundness", "always_fail_rate")
@@ -56,6 +62,23 @@ def sweep(tmp_path_factory):
     (tmp_path / "attack.yaml").write_text(yaml.safe_dump(attack.settings))
     asyncio.run(train_here(tmp_path / "attack.yaml"))
     return planned
+
+
+def test_what_a_script_took_is_counted_from_the_runs_own_test(sweep):
+    store = open_store(sweep.run_store)
+    collected = collect_sweep(store, sweep)
+    run = collected.facts.runs[0]
+    [attack] = run.attacks
+    assert not attack.is_script
+    verdicts = Verdicts(collected.verdicts)
+    own = measure_attack(verdicts, run, attack)
+    assert own.lost_to_script is None
+    scripted = measure_attack(verdicts, run, attack.model_copy(update={"is_script": True}))
+    assert (scripted.lost_to_lying, scripted.lost_to_training) == (own.lost_to_lying, None)
+    took = own.lost_to_lying + own.lost_to_training
+    assert scripted.lost_to_script == pytest.approx(took)
+    of_arm = ArmAttack(runs=1, finished=1, lost_to_script=OverRuns(mean=took, lowest=0, highest=1))
+    assert list(of_arm.losses) == ["lost to lying", "lost to training", "lost to the script"]
 
 
 def test_an_arm_is_the_mean_of_its_finished_runs(sweep):

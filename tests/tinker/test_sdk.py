@@ -240,8 +240,11 @@ def write_table(rows: list[str]) -> None:
         return
     head = (
         f"# Methods of Tinker's SDK {version('tinker')} on nip's server\n\n"
-        "Each was called once, on the engine `embedded` with the bundled tiny model; a method's "
-        "double that ends in `_async` is the same call. Made by `tests/tinker/test_sdk.py`.\n\n"
+        "Each was called once, or read where it is a value, on the engine `embedded` with the "
+        "bundled tiny model; a method's double that ends in `_async` is the same call. "
+        "`on_queue_state_change` is for the SDK itself to call and was not called; "
+        "`ServiceClient.copy_weights` ends in the SDK before it asks the server; "
+        "`create_custom_loss` is computed in the client. Made by `tests/tinker/test_sdk.py`.\n\n"
         "| method | |\n|---|---|\n"
     )
     (Path(directory) / "tinker.md").write_text(head + "\n".join(rows) + "\n")

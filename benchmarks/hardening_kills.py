@@ -1,0 +1,101 @@
+"""Does a hardening that is killed again and again make the data of one that is not?
+
+    python benchmarks/hardening_kills.py [--store runs] [--kills 5] [--out FILE]
+        RUN [-- --rounds 2 --attack sneaky --steps 30 --attack script:right-step ...]
+
+Copies the run twice and hardens both with `nip harden`, one whole and one that is killed with
+SIGKILL so many times: at random moments, in turn the command alone and with all its processes.
+Compares every canonical digest of every manifest of every run that they made, and keeps the
+figures of each round. What comes after `--` goes to `nip harden`. A whole one that is there with
+the same store and name is not hardened again. Ends with status 1 if anything differs.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from killed_commands import list_differing, list_digests, run_killed, run_whole
+from measured_commit import ROOT, describe_commit
+
+WAY = ("--rounds", "2", "--attack", "sneaky", "--steps", "30", "--attack-set", "rl.lr=0.001")
+
+
+def harden(run: str, source: Path, store: Path, way: list[str], kills: int, whole_s: float) -> Any:
+    """Harden a copy of the run in a store of its own; seconds, or how many kills hit it."""
+    if not (store / run).exists():
+        shutil.copytree(source / run, store / run)
+    command = ["harden", run, "--run-store", str(store), "--name", "hardened", *way]
+    log = store.parent / f"{store.name}.log"
+    return run_killed(command, log, kills, whole_s) if kills else run_whole(command, log)
+
+
+def read_rounds(store: Path) -> list[dict[str, Any]]:
+    """Return the figures of the rounds, as `nip harden` wrote them."""
+    results = json.loads((store / "hardening" / "hardened" / "results.json").read_text())
+    return list(results["rounds"])
+
+
+def measure(run: str, source: Path, place: Path, way: list[str], kills: int) -> dict[str, Any]:
+    """Harden both, and compare them."""
+    place.mkdir(parents=True, exist_ok=True)
+    known = place / "whole_s.json"
+    if not known.exists():
+        known.write_text(json.dumps(harden(run, source, place / "whole", way, 0, 0.0)))
+    whole_s = json.loads(known.read_text())
+    done = harden(run, source, place / "killed", way, kills, whole_s)
+    whole, again = (
+        list_digests(store, (path.name for path in store.glob("hardened-*")))
+        for store in (place / "whole", place / "killed")
+    )
+    return {
+        "run": run,
+        "way": shlex.join(way),
+        "whole_s": round(whole_s, 1),
+        "kills": done,
+        "digests": len(whole),
+        "differing": list_differing(whole, again),
+        "rounds": read_rounds(place / "whole"),
+        "rounds_differ": read_rounds(place / "whole") != read_rounds(place / "killed"),
+        "commit": describe_commit(),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python "
+        f"{platform.python_version()}",
+    }
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--store", type=Path, default=ROOT / "runs")
+    parser.add_argument("--place", type=Path, default=ROOT / "runs" / "hardening_kills")
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("run")
+    parser.add_argument("way", nargs="*", default=WAY)
+    options = parser.parse_args()
+    results = measure(
+        options.run,
+        options.store.resolve(),
+        options.place.resolve(),
+        [*options.way],
+        options.kills,
+    )
+    results = {
+        "command": shlex.join(["python", "benchmarks/hardening_kills.py", *sys.argv[1:]])
+    } | results
+    text = json.dumps(results, indent=1) + "\n"
+    if options.out:
+        options.out.write_text(text)
+    print(text)
+    is_same = not results["differing"] and not results["rounds_differ"] and results["digests"]
+    if not is_same or results["kills"] < options.kills:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
