@@ -84,7 +84,7 @@ def describe(tests: dict[str, dict[str, dict[str, bool]]]) -> Iterator[dict[str,
             if name != OWN
         }
         lowest = min(attacks, key=lambda name: float(attacks[name]["soundness"]))
-        found = min(
+        lowest_trained = min(
             (name for name in attacks if name in ("chosen", "sneaky", "begun")),
             key=lambda name: float(attacks[name]["than_script"]["more"]),
         )
@@ -93,7 +93,7 @@ def describe(tests: dict[str, dict[str, dict[str, bool]]]) -> Iterator[dict[str,
             "own": rate(by_attack[OWN]),
             "attacks": attacks,
             "lowest": lowest,
-            "lowest_but_scripts": found,
+            "lowest_but_scripts": lowest_trained,
         }
 
 
