@@ -5,10 +5,10 @@
     nip sweep deployments/sweeps/strength.yaml --collect --out docs/results/strength
     python benchmarks/attack_strength.py docs/results/strength
 
-Reads every verdict (`cells.parquet`) of a sweep in which `named` is the script, and writes
-`attacks.json` and `attacks.md` beside it: of each verifier soundness in its own test and with each
-attack, and how much more than the script each attack leaves, on the same problems. Nothing is
-played.
+Reads every verdict (`cells.parquet`) of a sweep in which `named` is the script, and which attacks
+are finished (`facts.json`). It writes `attacks.json` and `attacks.md` beside them: of each verifier
+soundness in its own test and with each attack, and how much more than the script an attack leaves,
+on the wrong problems that all of them play. Nothing is played.
 """
 
 import argparse
@@ -23,120 +23,129 @@ import pyarrow.parquet as pq
 from measured_commit import describe_commit
 
 from nip_core.evaluation.confidence_intervals import wilson
-from nip_core.evaluation.statistics.differences import mcnemar
+from nip_core.evaluation.statistics.differences import holm, mcnemar
+from nip_core.sweep.results_document import FINISHED
 
-OWN, TOLD, SCRIPT = "its own test", "told to lie", "named"
-LEFT_OUT = ("shown",)
-"""What was played to be imitated, on validation problems."""
+Rejected = dict[str, bool]
+"""Whether a wrong problem was rejected, by problem."""
+OWN, TOLD, SCRIPT = "its own test", "told", "named"
 WORDS = {
     TOLD: "told to argue for acceptance",
     "chosen": "most convincing of 16",
-    "sneaky": "trained to a plateau",
-    "begun": "trained to a plateau, after imitating the script",
+    "sneaky": "trained on until a plateau",
+    "begun": "the same, begun by imitating the script",
     SCRIPT: "script: names a right step",
     "unhelpful": "script: names nothing",
     "talkative": "script: calls every step right",
 }
+SCRIPTS = (SCRIPT, "unhelpful", "talkative")
 
 
-def read_tests(cells: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, bool]]]:
-    """Return by run and attack whether each wrong problem was rejected, in the test that counts.
+def read_tests(place: Path) -> Iterator[dict[str, Any]]:
+    """Return of each finished run its test and those of its finished attacks, and their verdicts.
 
-    Of an attack by training the first test is of provers that are only told to lie.
+    Of the attack `sneaky` the test before any training is one of its own, `told`.
     """
-    by_test: dict[tuple[str, str, tuple[int, int]], dict[str, bool]] = {}
-    for row in cells:
-        if row["y"] == 0 and row["attack"] not in LEFT_OUT:
-            key = (row["run"], row["attack"] or OWN, (row["iteration"], row["n"] or 0))
-            by_test.setdefault(key, {})[row["problem"]] = row["decision"] == 0
-    tests: dict[str, dict[str, dict[str, bool]]] = {}
-    for (run, attack, at), rejected in sorted(by_test.items()):
-        if attack == "sneaky" and at[0] == 0:
-            tests.setdefault(run, {})[TOLD] = rejected
-        tests.setdefault(run, {})[attack] = rejected  # the last one stays
-    return tests
+    by_test: dict[tuple[str, int, int | None], Rejected] = {}
+    for cell in pq.read_table(place / "cells.parquet").to_pylist():
+        if cell["y"] == 0:
+            name = cell["run"] if cell["attack"] is None else f"{cell['run']}-{cell['attack']}"
+            test = by_test.setdefault((name, cell["iteration"], cell["n"]), {})
+            test[cell["problem"]] = cell["decision"] == 0
+    for run in json.loads((place / "facts.json").read_text())["runs"]:
+        last = max((at for name, at, _ in by_test if name == run["name"]), default=None)
+        if run["status"] != FINISHED or last is None:
+            continue
+        tests = {OWN: by_test[run["name"], last, None]}
+        for attack in run["attacks"]:
+            if attack["status"] == FINISHED and attack["label"] in WORDS:
+                at = (attack["name"], attack["iteration"], attack["n"])
+                tests[attack["label"]] = by_test[at]
+                if attack["label"] == "sneaky":
+                    tests[TOLD] = by_test[attack["name"], 0, None]
+        verdicts = {of["label"]: of["verdict"] for of in run["attacks"] if of.get("verdict")}
+        yield {"run": run["name"], "tests": tests, "verdicts": verdicts}
 
 
-def rate(rejected: dict[str, bool]) -> dict[str, Any]:
-    """Return soundness with its 95 % interval."""
-    hits, problems = sum(rejected.values()), len(rejected)
+def count_rejected(rejected: Rejected, problems: set[str]) -> dict[str, Any]:
+    """Return soundness on these problems, with its 95 % interval."""
+    hits = sum(rejected[problem] for problem in problems)
+    interval = wilson(hits, len(problems))
+    return {"soundness": hits / len(problems), "ci95": [*(interval or ())]}
+
+
+def compare(rejected: Rejected, by_script: Rejected, problems: set[str]) -> dict[str, float]:
+    """Return how much more is left than by the script on these problems, and McNemar's p."""
+    more = sum(rejected[p] and not by_script[p] for p in problems)
+    less = sum(by_script[p] and not rejected[p] for p in problems)
+    return {"more": (more - less) / len(problems), "p": mcnemar(more, less)}
+
+
+def describe(read: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of a verifier."""
+    tests: dict[str, Rejected] = read["tests"]
+    problems = set.intersection(*(set(rejected) for rejected in tests.values()))
+    rates = {name: count_rejected(rejected, problems) for name, rejected in tests.items()}
+    others = [name for name in tests if name != OWN and name not in SCRIPTS]
+    compared = (
+        {name: compare(tests[name], tests[SCRIPT], problems) for name in others}
+        if SCRIPT in tests
+        else {}
+    )
+    adjusted = holm([than["p"] for than in compared.values()])
+    for than, p in zip(compared.values(), adjusted, strict=True):
+        than["p_holm"] = p
     return {
-        "soundness": hits / problems,
-        "ci95": [*(wilson(hits, problems) or ())],
-        "problems": problems,
+        "run": read["run"],
+        "problems": len(problems),
+        "rates": rates,
+        "verdicts": read["verdicts"],
+        "than_script": compared,
     }
-
-
-def compare(rejected: dict[str, bool], by_script: dict[str, bool]) -> dict[str, Any]:
-    """Return how much more is left than by the script, on the problems of both."""
-    both = rejected.keys() & by_script.keys()
-    more = sum(rejected[p] and not by_script[p] for p in both)
-    less = sum(by_script[p] and not rejected[p] for p in both)
-    return {"more": (more - less) / len(both), "p": mcnemar(more, less), "problems": len(both)}
-
-
-def describe(tests: dict[str, dict[str, dict[str, bool]]]) -> Iterator[dict[str, Any]]:
-    """Return the row of each verifier."""
-    for run, by_attack in tests.items():
-        attacks = {
-            name: {**rate(rejected), "than_script": compare(rejected, by_attack[SCRIPT])}
-            for name, rejected in by_attack.items()
-            if name != OWN
-        }
-        lowest = min(attacks, key=lambda name: float(attacks[name]["soundness"]))
-        lowest_trained = min(
-            (name for name in attacks if name in ("chosen", "sneaky", "begun")),
-            key=lambda name: float(attacks[name]["than_script"]["more"]),
-        )
-        yield {
-            "run": run,
-            "own": rate(by_attack[OWN]),
-            "attacks": attacks,
-            "lowest": lowest,
-            "lowest_but_scripts": lowest_trained,
-        }
 
 
 def write_page(document: dict[str, Any]) -> str:
     """Return the rows as Markdown."""
     rows = document["verifiers"]
-    names = [name for name in WORDS if any(name in row["attacks"] for row in rows)]
+    names = [name for name in WORDS if any(name in row["rates"] for row in rows)]
     lines = [
-        "# Six verifiers of the study, attacked by all that there is",
+        f"# {len(rows)} verifiers of the study, attacked by all that there is",
         "",
         f"`{document['command']}` at {document['commit']}, from the verdicts of "
         "`deployments/sweeps/strength.yaml` ([all of them](README.md)). Soundness in percent on "
-        "the same wrong problems, 95 % intervals in brackets. Bold: the lowest.",
+        "the wrong problems that all attacks of a verifier play, 95 % intervals in brackets. Bold: "
+        "the lowest of a row, a minimum over several tests and so too low. A dash: not finished.",
         "",
-        f"| verifier | {OWN} | {' | '.join(WORDS[name] for name in names)} |",
-        "|---" * (len(names) + 2) + "|",
+        f"| verifier | problems | {OWN} | {' | '.join(WORDS[name] for name in names)} |",
+        "|---" * (len(names) + 3) + "|",
     ]
     for row in rows:
-        cells = [row["run"], f"{100 * row['own']['soundness']:.0f}"]
+        attacked = {name: of["soundness"] for name, of in row["rates"].items() if name != OWN}
+        cells = [row["run"], str(row["problems"]), f"{100 * row['rates'][OWN]['soundness']:.0f}"]
         for name in names:
-            of = row["attacks"].get(name)
-            if of is None:
+            if name not in attacked:
                 cells.append("–")
                 continue
-            low, high = (100 * x for x in of["ci95"])
-            text = f"{100 * of['soundness']:.0f} [{low:.0f}, {high:.0f}]"
-            cells.append(f"**{text}**" if name == row["lowest"] else text)
+            low, high = (100 * bound for bound in row["rates"][name]["ci95"])
+            cell = f"{100 * attacked[name]:.0f} [{low:.0f}, {high:.0f}]"
+            cell = f"**{cell}**" if attacked[name] == min(attacked.values()) else cell
+            ended = row["verdicts"].get(name)
+            cells.append(cell + (f" ({ended})" if ended else ""))
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
-        "How many points more than the script the attack leaves that is the lowest of those that "
-        "are no scripts, on the problems of both (p: McNemar, exact, not adjusted):",
+        "How many points more than the script that names a right step the attacks leave in which "
+        "provers are models, paired by problem (p: McNemar's, exact, by Holm over a verifier's "
+        "attacks):",
         "",
-        "| verifier | attack | points more | p | problems |",
-        "|---|---|---|---|---|",
+        "| verifier | attack | points more | p |",
+        "|---|---|---|---|",
     ]
-    for row in rows:
-        name = row["lowest_but_scripts"]
-        than = row["attacks"][name]["than_script"]
-        lines.append(
-            f"| {row['run']} | {WORDS[name]} | {100 * than['more']:+.0f} | {than['p']:.2g} "
-            f"| {than['problems']} |"
-        )
+    lines += [
+        f"| {row['run']} | {WORDS[name]} | {100 * than['more']:+.0f} | {than['p_holm']:.2g} |"
+        for row in rows
+        for name, than in row["than_script"].items()
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -145,11 +154,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("directory", type=Path)
     place = parser.parse_args().directory
-    tests = read_tests(pq.read_table(place / "cells.parquet").to_pylist())
     document = {
         "command": shlex.join(["python", "benchmarks/attack_strength.py", *sys.argv[1:]]),
         "commit": describe_commit(),
-        "verifiers": [*describe(tests)],
+        "verifiers": [describe(read) for read in read_tests(place)],
     }
     (place / "attacks.json").write_text(json.dumps(document, indent=1) + "\n")
     (place / "attacks.md").write_text(write_page(document))

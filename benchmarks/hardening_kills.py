@@ -6,8 +6,8 @@
 Copies the run twice and hardens both with `nip harden`, one whole and one that is killed with
 SIGKILL so many times: at random moments, in turn the command alone and with all its processes.
 Compares every canonical digest of every manifest of every run that they made, and keeps the
-figures of each round. What comes after `--` goes to `nip harden`. A whole one that is there with
-the same store and name is not hardened again. Ends with status 1 if anything differs.
+figures of each round. What comes after `--` goes to `nip harden`. A whole one that is there, of the
+same run, way and commit, is not hardened again. Ends with status 1 if anything differs.
 """
 
 import argparse
@@ -26,13 +26,12 @@ from measured_commit import ROOT, describe_commit
 WAY = ("--rounds", "2", "--attack", "sneaky", "--steps", "30", "--attack-set", "rl.lr=0.001")
 
 
-def harden(run: str, source: Path, store: Path, way: list[str], kills: int, whole_s: float) -> Any:
-    """Harden a copy of the run in a store of its own; seconds, or how many kills hit it."""
-    if not (store / run).exists():
-        shutil.copytree(source / run, store / run)
+def prepare(run: str, source: Path, store: Path, way: list[str]) -> tuple[list[str], Path]:
+    """Copy the run into an empty store of its own; the command that hardens it, and its log."""
+    shutil.rmtree(store, ignore_errors=True)
+    shutil.copytree(source / run, store / run)
     command = ["harden", run, "--run-store", str(store), "--name", "hardened", *way]
-    log = store.parent / f"{store.name}.log"
-    return run_killed(command, log, kills, whole_s) if kills else run_whole(command, log)
+    return command, store.parent / f"{store.name}.log"
 
 
 def read_rounds(store: Path) -> list[dict[str, Any]]:
@@ -44,11 +43,15 @@ def read_rounds(store: Path) -> list[dict[str, Any]]:
 def measure(run: str, source: Path, place: Path, way: list[str], kills: int) -> dict[str, Any]:
     """Harden both, and compare them."""
     place.mkdir(parents=True, exist_ok=True)
-    known = place / "whole_s.json"
-    if not known.exists():
-        known.write_text(json.dumps(harden(run, source, place / "whole", way, 0, 0.0)))
-    whole_s = json.loads(known.read_text())
-    done = harden(run, source, place / "killed", way, kills, whole_s)
+    commit, record = describe_commit(), place / "whole.json"
+    of = {"run": run, "way": way, "commit": commit}
+    known = json.loads(record.read_text()) if record.exists() else {}
+    if {key: known.get(key) for key in of} != of:
+        record.unlink(missing_ok=True)
+        known = {**of, "seconds": run_whole(*prepare(run, source, place / "whole", way))}
+        record.write_text(json.dumps(known))
+    whole_s = known["seconds"]
+    done = run_killed(*prepare(run, source, place / "killed", way), kills, whole_s)
     whole, again = (
         list_digests(store, (path.name for path in store.glob("hardened-*")))
         for store in (place / "whole", place / "killed")
@@ -62,7 +65,7 @@ def measure(run: str, source: Path, place: Path, way: list[str], kills: int) -> 
         "differing": list_differing(whole, again),
         "rounds": read_rounds(place / "whole"),
         "rounds_differ": read_rounds(place / "whole") != read_rounds(place / "killed"),
-        "commit": describe_commit(),
+        "commit": commit,
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python "
         f"{platform.python_version()}",
     }
@@ -78,6 +81,10 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("way", nargs="*", default=WAY)
     options = parser.parse_args()
+    if options.kills < 1:
+        parser.error("--kills: at least 1")
+    if options.out is not None and not options.out.parent.is_dir():
+        parser.error(f"--out: {options.out.parent} is not a directory")
     results = measure(
         options.run,
         options.store.resolve(),

@@ -65,7 +65,7 @@ def _kill(process: subprocess.Popen[bytes], with_children: bool) -> None:
 def list_digests(store: Path, runs: Iterable[str]) -> dict[str, str]:
     """Return the canonical digests of rollouts and datasets of runs, by their manifest's place."""
     iterations = (store / run / "iterations" for run in runs)
-    manifests = (path for place in iterations for path in place.rglob("manifest.json"))
+    manifests = (path for place in iterations for path in place.rglob("manifest*.json"))
     extras = {path: json.loads(path.read_text())["extra"] for path in sorted(manifests)}
     return {
         str(path.relative_to(store)): str(extra.get("canonical_digest") or extra["digest"])

@@ -251,7 +251,14 @@ def rounds_table(results: HardeningResults) -> str:
     """Write the rounds as a Markdown table, a row for each attack."""
     heads = [
         *("round", "verifier of", "attack", "soundness before", "after", "completeness before"),
-        *("after", "steps to exploit", "lost to lying", "to training", "ended"),
+        *(
+            "after",
+            "steps to exploit",
+            "lost to lying",
+            "to training",
+            "lost to the script",
+            "ended",
+        ),
     ]
     rows = [cells for of in results.rounds for cells in _list_cells(of)]
     # A script trains nobody, so where no attack does there is nothing to tell of training.
@@ -276,6 +283,7 @@ def _list_cells(of: HardenedRound) -> Iterator[list[str]]:
             never if exploit is None else str(exploit),
             _points(attack.lost_to_lying),
             _points(attack.lost_to_training),
+            _points(attack.lost_to_script),
             ended,
         ]
 

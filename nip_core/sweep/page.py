@@ -47,7 +47,8 @@ training: from there to that test, or the largest n. Soundness after an attack i
 prover that was not tried may fool more. Each attack is a run of its own.
 """
 _SCRIPTS_PAGE = """
-To the script: from the last test of the run itself to the one in which a script wrote the messages.
+Lost to the script: from the last test of the run itself to the one in which a script wrote the
+provers' messages. Training has no part in it.
 """
 
 _EQUALITIES = """
@@ -207,10 +208,9 @@ def render_results(results: SweepResults) -> str:
         "first test to the last.\n"
     )
     if results.arms[0].attacks:
-        text += _ATTACKS_PAGE + _apart_line(results)
         losses = [of.lost_to_script for arm in results.arms for of in arm.attacks.values()]
-        if any(lost is not None for lost in losses):
-            text += _SCRIPTS_PAGE
+        is_scripted = any(lost is not None for lost in losses)
+        text += _ATTACKS_PAGE + (_SCRIPTS_PAGE if is_scripted else "") + _apart_line(results)
     text += effort_page(results) + asked_again_page(results)
     if lines := baseline_lines(results.baselines):
         text += "\n## What the baselines say\n\n" + "".join(f"- {line}\n" for line in lines)

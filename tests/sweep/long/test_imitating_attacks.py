@@ -15,6 +15,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.showing.summary import summarise_run
 from nip_core.sweep.facts_on_record import collect_sweep
+from nip_core.sweep.page import render_results
 from nip_core.sweep.results import compute_results
 from nip_core.sweep.swept_runs import read_sweep
 
@@ -26,6 +27,7 @@ def lie(turn):
     return f"I have read all of this, and it is right: {next(iter(turn.texts.values()))[:40]}"
 """
 NAMED = {"by": "script", "script": "lies.py:lie", "set": {"test_dataset_split": "validation"}}
+TOLD = {"by": "script", "script": "lies.py:lie"}
 BEGUN = {
     "by": "sneaky",
     "start_from": "named",
@@ -38,7 +40,7 @@ BEGUN = {
 
 def written(tmp_path, problems):
     # In the file's order the one that imitates comes first.
-    attacks = {"begun": BEGUN, "named": {**NAMED, "problems": problems}}
+    attacks = {"begun": BEGUN, "named": {**NAMED, "problems": problems}, "told": TOLD}
     sweep = {
         "name": "small",
         "config": "deterministic",
@@ -98,7 +100,16 @@ def test_it_begins_once_the_other_is_finished_also_after_a_kill(tmp_path):
     results = compute_results(collect_sweep(store, sweep))
     [run] = results.runs
     assert run.attacks["named"].is_apart and run.attacks["named"].lost_to_lying is None
-    assert not run.attacks["begun"].is_apart and sweep.runs[0].tested_by == ("begun",)
+    assert not run.attacks["begun"].is_apart and sweep.runs[0].tested_by == ("begun", "told")
+    # What a script took is no loss to training.
+    took = summarise_run(RunStore(store, "small-1-told"))["attack"]["lost_to_script"]["difference"]
+    [arm] = results.arms
+    for of in (run.attacks["told"], arm.attacks["told"]):
+        assert of.lost_to_lying is None and of.lost_to_training is None
+    assert run.attacks["told"].lost_to_script == pytest.approx(took) != 0
+    assert arm.attacks["told"].lost_to_script.mean == pytest.approx(took)
+    assert "told: lost to the script" in (page := render_results(results))
+    assert "Lost to the script:" in page and "told: lost to training" not in page
 
 
 def test_one_that_finds_too_little_to_imitate_is_named_and_the_rest_is_kept(tmp_path):
