@@ -5,12 +5,17 @@
 
 Copies the run twice and hardens both with `nip harden`, one whole and one that is killed with
 SIGKILL so many times: at random moments, in turn the command alone and with all its processes.
-Compares every canonical digest of every manifest of every run that they made, and keeps the
-figures of each round. What comes after `--` goes to `nip harden`. A whole one that is there, of the
-same run, way and commit, is not hardened again. Ends with status 1 if anything differs.
+Compares every canonical digest of every manifest of every run that they made, what was said and
+decided in each rollout, and the figures of each round. Digests hold log-probabilities, too, whose
+last bits follow from which requests an engine computes together: where it computes several at
+once, as by default, they may differ where nothing that was said does.
+
+What comes after `--` goes to `nip harden`. A whole one that is there, of the same run, way and
+commit, is not hardened again. Ends with status 1 if anything differs.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -23,6 +28,10 @@ from typing import Any
 from killed_commands import list_differing, list_digests, run_killed, run_whole
 from measured_commit import ROOT, describe_commit
 
+from nip_core.rollouts.tables import read_rollouts
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import open_store
+
 WAY = ("--rounds", "2", "--attack", "sneaky", "--steps", "30", "--attack-set", "rl.lr=0.001")
 
 
@@ -32,6 +41,21 @@ def prepare(run: str, source: Path, store: Path, way: list[str]) -> tuple[list[s
     shutil.copytree(source / run, store / run)
     command = ["harden", run, "--run-store", str(store), "--name", "hardened", *way]
     return command, store.parent / f"{store.name}.log"
+
+
+def list_said(store: Path) -> dict[str, str]:
+    """Return of all rollouts, by their place, a digest of what was said and decided."""
+    digests = {}
+    for place in sorted(store.glob("hardened-*/iterations/*/rollouts/*/manifest.json")):
+        run = RunStore(open_store(str(store)), place.relative_to(store).parts[0])
+        tables = read_rollouts(run.store, str(place.parent.relative_to(store)))
+        rows = [
+            tables.generations.select(["key", "text"]).sort_by("key").to_pylist(),
+            tables.episodes.select(["key", "decision", "outcome"]).sort_by("key").to_pylist(),
+        ]
+        said = hashlib.sha256(json.dumps(rows).encode())
+        digests[str(place.relative_to(store))] = said.hexdigest()
+    return digests
 
 
 def read_rounds(store: Path) -> list[dict[str, Any]]:
@@ -63,6 +87,8 @@ def measure(run: str, source: Path, place: Path, way: list[str], kills: int) -> 
         "kills": done,
         "digests": len(whole),
         "differing": list_differing(whole, again),
+        "rollouts": len(list_said(place / "whole")),
+        "said_differing": list_differing(list_said(place / "whole"), list_said(place / "killed")),
         "rounds": read_rounds(place / "whole"),
         "rounds_differ": read_rounds(place / "whole") != read_rounds(place / "killed"),
         "commit": commit,
