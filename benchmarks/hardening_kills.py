@@ -80,6 +80,8 @@ def measure(run: str, source: Path, place: Path, way: list[str], kills: int) -> 
         list_digests(store, (path.name for path in store.glob("hardened-*")))
         for store in (place / "whole", place / "killed")
     )
+    texts, texts_again = (list_said(place / name) for name in ("whole", "killed"))
+    rounds, rounds_again = (read_rounds(place / name) for name in ("whole", "killed"))
     return {
         "run": run,
         "way": shlex.join(way),
@@ -87,10 +89,10 @@ def measure(run: str, source: Path, place: Path, way: list[str], kills: int) -> 
         "kills": done,
         "digests": len(whole),
         "differing": list_differing(whole, again),
-        "rollouts": len(list_said(place / "whole")),
-        "said_differing": list_differing(list_said(place / "whole"), list_said(place / "killed")),
-        "rounds": read_rounds(place / "whole"),
-        "rounds_differ": read_rounds(place / "whole") != read_rounds(place / "killed"),
+        "rollouts": len(texts),
+        "said_differing": list_differing(texts, texts_again),
+        "rounds": rounds,
+        "rounds_differ": rounds != rounds_again,
         "commit": commit,
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python "
         f"{platform.python_version()}",

@@ -251,14 +251,8 @@ def rounds_table(results: HardeningResults) -> str:
     """Write the rounds as a Markdown table, a row for each attack."""
     heads = [
         *("round", "verifier of", "attack", "soundness before", "after", "completeness before"),
-        *(
-            "after",
-            "steps to exploit",
-            "lost to lying",
-            "to training",
-            "lost to the script",
-            "ended",
-        ),
+        *("after", "steps to exploit", "lost to lying", "to training"),
+        *("lost to the script", "ended"),
     ]
     rows = [cells for of in results.rounds for cells in _list_cells(of)]
     # A script trains nobody, so where no attack does there is nothing to tell of training.
