@@ -22,9 +22,7 @@ import os
 import platform
 import random
 import shutil
-import signal
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import threading
@@ -35,16 +33,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import psutil
 import tinker
 from measured_commit import ROOT, describe_commit
 from tinker_between import Between, Moment, Way
+from tinker_server import TinkerServer
 
 sys.path.append(str(ROOT / "tests" / "tinker"))
 
-from recipes import KEY, MODEL, Place, free_port, make_place  # noqa: E402
+from recipes import KEY, Place, make_place
 
-START_S = 300.0
 KINDS: tuple[tuple[str, Moment], ...] = (
     ("server", "before"),
     ("trainer", "during"),
@@ -57,68 +54,11 @@ DELAYS_S: dict[Moment, float] = {"before": 0.0, "during": 0.05, "later": 1.0}
 PROMPT = list(range(20, 60))
 
 
-class KilledServer:
-    """`nip serve` on a state of its own, at a port that it has again after each kill."""
-
-    def __init__(self, python: Path, directory: Path):
-        directory.mkdir(parents=True)
-        self.port, self.state, self.log = free_port(), directory / "state", directory / "server.log"
-        self._command = [
-            *(str(python), "-m", "nip_lm_server", "--engine", "embedded", "--model"),
-            *(str(ROOT / "nip_core" / "models" / "tiny"), "--served-model-name", MODEL),
-            *("--state", str(self.state), "--port", str(self.port)),
-        ]
-        self._starts = 0
-        self._start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def _start(self) -> None:
-        self._starts += 1
-        environment = {**os.environ, "NIP_API_KEYS": KEY, "PYTHONPATH": str(ROOT)}
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=log, env=environment, cwd=self.log.parent
-            )
-        deadline = time.monotonic() + START_S
-        while self.log.read_bytes().count(b" ready: ") < self._starts:
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"the server does not start, see {self.log}")
-            time.sleep(0.1)
-
-    def kill(self) -> bool:
-        """Kill the server, and start it again as a supervisor would."""
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
-        self._start()
-        return True
-
-    def kill_trainer(self, patience_s: float = 60.0) -> bool:
-        """Kill the trainer's process, once there is one. False: there was none."""
-        deadline = time.monotonic() + patience_s
-        while time.monotonic() < deadline:
-            for child in psutil.Process(self._process.pid).children(recursive=True):
-                try:
-                    if "resident" in " ".join(child.cmdline()):
-                        child.send_signal(signal.SIGKILL)
-                        return True
-                except psutil.NoSuchProcess:
-                    continue
-            time.sleep(0.05)
-        return False
-
-    def stop(self) -> None:
-        self._process.terminate()
-        self._process.wait(60)
-
-
 @dataclass
 class Killer:
     """Kills at drawn requests; `done` counts what was hit, and when."""
 
-    server: KilledServer
+    server: TinkerServer
     kills: int
     requests: int  # how many an undisturbed run has
     done: Counter[str] = field(default_factory=Counter)
@@ -177,7 +117,7 @@ def ask_sampler(place: Place, state: Path) -> dict[str, Any]:
             "SELECT path FROM checkpoints WHERE kind = 'sampler_weights' AND name = 'final'"
         ).fetchone()
     service = tinker.ServiceClient(base_url=place.url, api_key=KEY)
-    client = service.create_sampling_client(path)
+    client = service.create_sampling_client(path).result()
     prompt = tinker.ModelInput.from_ints(PROMPT)
     params = tinker.SamplingParams(max_tokens=16, temperature=0.0)
     sample = client.sample(prompt, num_samples=1, sampling_params=params).result().sequences[0]
@@ -190,7 +130,7 @@ def play(
     python: Path, directory: Path, way: Way, steps: int, kills: int, requests: int
 ) -> dict[str, Any]:
     """Run the recipe once on a new server; returns what came of it."""
-    server = KilledServer(python, directory)
+    server = TinkerServer(python, directory)
     killer = Killer(server, kills, requests) if kills else None
     started = time.monotonic()
     try:
