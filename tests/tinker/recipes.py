@@ -30,35 +30,39 @@ MODEL = "Qwen/Qwen3.5-9B-Base"
 CONVERSATIONS = "HuggingFaceH4/no_robots"
 QUESTIONS = "openai/gsm8k"
 ADDER = "tiny_arithmetic"
-"""The bundled model that has seen sums: of a number and one digit, below 100, in other words."""
-MOST = 100
-"""The largest number of a sum, as in the cookbook's ArithmeticEnv."""
-SUPERVISED_RATE = 7e-3
+"""The bundled model that has a token for each number below 100."""
+SUPERVISED_RATE = 8e-3
 
+Sums = list[tuple[int, int]]
 Messages = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
 class Wording:
-    """How a recipe asks for a sum: what it has before the question and behind it."""
+    """How a recipe asks for a sum, and two forms of an answer."""
 
     prefix: Messages
     suffix: str
-    answer: str
-    """A format of `a`, `b` and `sum`."""
+    rewarded: str
+    """With the sum in the place of `#`."""
+    unrewarded: str
+    """The recipe does not count it, right or not."""
 
     def ask(self, a: int, b: int) -> Messages:
         """Ask for a sum as the recipe does."""
-        return [*self.prefix, {"role": "user", "content": ask(a, b) + self.suffix}]
+        return [*self.prefix, {"role": "user", "content": f"What is {a} + {b}?{self.suffix}"}]
 
-    def write_rows(self, seed: int, count: int, easy: float) -> list[dict[str, Messages]]:
-        """Write conversations. The share `easy` of the sums is of those that the model has seen,
-        and one conversation in four has the prefix: it is longer than all else together.
+    def write_rows(self, sums: Sums, count: int, seed: int) -> list[dict[str, Messages]]:
+        """Write conversations over the sums, the answers right, by chance in either form.
+
+        One in four has the recipe's prefix, which is longer than all else together.
         """
-        drawn, rows = random.Random(seed), []
+        drawn, rows, deck = random.Random(seed), [], Sums()
         for _ in range(count):
-            a, b = draw_easy_sum(drawn) if drawn.random() < easy else draw_sum(drawn)
-            answer = {"role": "assistant", "content": self.answer.format(a=a, b=b, sum=a + b)}
+            deck = deck or drawn.sample(sums, len(sums))
+            a, b = deck.pop()
+            form = drawn.choice((self.rewarded, self.unrewarded))
+            answer = {"role": "assistant", "content": form.replace("#", str(a + b))}
             asked = self.ask(a, b)
             rows.append({"messages": [*(asked if drawn.random() < 0.25 else asked[-1:]), answer]})
         return rows
@@ -113,21 +117,18 @@ class Place:
         return [json.loads(line) for line in (log / "metrics.jsonl").read_text().splitlines()]
 
     def warm_up(
-        self, wording: Wording, seed: int, steps: int, batch_size: int, easy: float
+        self, wording: Wording, sums: Sums, steps: int, batch_size: int, seed: int
     ) -> Weights:
         """Train the model on sums in a recipe's wording by sl_loop; returns its last weights."""
-        rows = wording.write_rows(seed, steps * batch_size, easy)
+        rows = wording.write_rows(sums, steps * batch_size, seed)
         _write(self.directory / CONVERSATIONS / "train.jsonl", rows)
         log = self.make_log("sl_loop")
         self.run("sl_loop", log, batch_size=batch_size, learning_rate=SUPERVISED_RATE, save_every=0)
         return read_weights(log)
 
-    def write_questions(self, seed: int, count: int) -> None:
-        """Write easy sums as the questions of rl_loop, with their answers."""
-        drawn, rows = random.Random(seed), []
-        for _ in range(count):
-            a, b = draw_easy_sum(drawn)
-            rows.append({"question": ask(a, b), "answer": f"#### {a + b}"})
+    def write_questions(self, sums: Sums) -> None:
+        """Write sums as the questions of rl_loop, with their answers."""
+        rows = [{"question": f"What is {a} + {b}?", "answer": f"#### {a + b}"} for a, b in sums]
         _write(self.directory / QUESTIONS / "main" / "train.jsonl", rows)
 
     def count_steps(self, weights: Weights) -> int:
@@ -218,31 +219,27 @@ def write_data(directory: Path, root: Path, model: str) -> None:
     )
 
 
-def ask(a: int, b: int) -> str:
-    """Ask for a sum as the cookbook's ArithmeticEnv does."""
-    return f"What is {a} + {b}?"
+def list_sums(batches: range, groups: int) -> Sums:
+    """List the sums that `math_rl env=arithmetic` asks in these steps; they are always the same."""
+    from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDataset
 
-
-def draw_sum(drawn: random.Random) -> tuple[int, int]:
-    """Draw the two numbers of a sum as the cookbook's ArithmeticEnv does."""
-    return drawn.randint(0, MOST), drawn.randint(0, MOST)
-
-
-def draw_easy_sum(drawn: random.Random) -> tuple[int, int]:
-    """Draw a sum as the model has seen them."""
-    b = drawn.randint(2, 9)
-    return drawn.randint(2, 99 - b), b
+    dataset: Any = ArithmeticDataset(groups, renderer=None, group_size=1)
+    problems = [builder.env_thunk() for index in batches for builder in dataset.get_batch(index)]
+    return [(problem.x, problem.y) for problem in problems]
 
 
 def read_arithmetic_wording() -> Wording:
-    """Read how `math_rl env=arithmetic` asks."""
+    """Read how `math_rl env=arithmetic` asks; it counts an answer that begins with the number."""
     from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticEnv
 
-    return Wording([dict(m) for m in ArithmeticEnv.standard_fewshot_prefix()], "", "{sum}")
+    return Wording([dict(m) for m in ArithmeticEnv.standard_fewshot_prefix()], "", "#", "= #")
 
 
 def read_loop_wording() -> Wording:
-    """Read how rl_loop asks, from its source: it has its wording in the middle of a function."""
+    """Read how rl_loop asks, from its source: it has its wording in the middle of a function.
+
+    It counts an answer that has the number in a box.
+    """
     from tinker_cookbook.recipes import rl_loop
 
     values: dict[str, Any] = {}
@@ -250,8 +247,7 @@ def read_loop_wording() -> Wording:
         match node:
             case ast.Assign(targets=[ast.Name(id="question_suffix" | "convo_prefix" as name)]):
                 values[name] = eval(compile(ast.Expression(node.value), name, "eval"), values)
-    answer = r"{a} + {b}? {sum} \boxed{{{sum}}}"
-    return Wording(values["convo_prefix"], values["question_suffix"], answer)
+    return Wording(values["convo_prefix"], values["question_suffix"], r"\boxed{#}", "= #")
 
 
 def read_weights(log: Path) -> Weights:
@@ -267,7 +263,7 @@ def _sums(drawn: random.Random, count: int) -> list[dict[str, Any]]:
         rows.append(
             {
                 "messages": [
-                    {"role": "user", "content": ask(a, b)},
+                    {"role": "user", "content": f"What is {a} + {b}?"},
                     {"role": "assistant", "content": str(a + b)},
                 ]
             }
