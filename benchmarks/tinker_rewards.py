@@ -52,9 +52,9 @@ SEEDS = (1, 2, 3)
 LOSS = "importance_sampling"
 ENDS = 3
 """Steps of which the first and the last mean are taken."""
-FRESH_STEPS = 5
+FRESH_STEPS = 4
 """So many more steps of sums are in the warm-up, and in no step: they are for the evaluation."""
-REPEATS = 8
+REPEATS = 16
 """How often each of them is answered."""
 WARM_SEED = 100
 
@@ -73,8 +73,8 @@ class Settings:
 
 
 RECIPES = {
-    "arithmetic": Settings(300, 16, 8, 16, 8, 12, 1e-3),
-    "rl_loop": Settings(150, 16, 8, 8, 8, 24, 1e-3),
+    "arithmetic": Settings(300, 16, 8, 4, 16, 12, 1e-3),
+    "rl_loop": Settings(150, 16, 8, 4, 16, 24, 1e-3),
 }
 
 
@@ -220,7 +220,6 @@ def measure(recipe: str, seed: int, place: Place, start: Start) -> dict[str, Any
     result: dict[str, Any] = {
         "recipe": recipe,
         "seed": seed,
-        "commit": describe_commit(),
         "load": round(os.getloadavg()[1], 1),
         "rewards": [round(reward, 4) for reward in rewards],
         "first": round(statistics.mean(rewards[:ENDS]), 4),
@@ -271,12 +270,15 @@ def write_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def write_results(out: Path, starts: dict[str, Start], rows: list[dict[str, Any]]) -> None:
+def write_results(
+    out: Path, commit: str, starts: dict[str, Start], rows: list[dict[str, Any]]
+) -> None:
     """Write the JSON file and the page beside it."""
     results = {
         "command": "python benchmarks/tinker_rewards.py --out docs/results/tinker_rewards.json",
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python "
         f"{platform.python_version()}",
+        "commit": commit,
         "sdk": version("tinker"),
         "cookbook": version("tinker-cookbook"),
         "model": recipes.ADDER,
@@ -290,12 +292,11 @@ def write_results(out: Path, starts: dict[str, Start], rows: list[dict[str, Any]
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(results, indent=1) + "\n")
-    commits = ", ".join(sorted({row["commit"] for row in rows}))
     loads = sorted(row["load"] for row in rows)
     warmed = ", ".join(f"{name} {start.seconds} s" for name, start in starts.items())
     page = (
         "# Does the reward rise when the cookbook's recipes train on nip's server?\n\n"
-        f"`{results['command']}` at {commits} on {results['machine']}, load {loads[0]} to "
+        f"`{results['command']}` at {commit} on {results['machine']}, load {loads[0]} to "
         f"{loads[-1]}; SDK {results['sdk']}, cookbook {results['cookbook']}, the bundled model "
         f"`{results['model']}`. The mean reward of the first and of the last {ENDS} steps; then "
         f"that of the weights before and after on sums that no step had, each answered {REPEATS} "
@@ -313,6 +314,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     out = parser.parse_args().out.resolve()
+    commit = describe_commit()
     starts: dict[str, Start] = {}
     rows: list[dict[str, Any]] = []
     with (
@@ -325,7 +327,7 @@ def main() -> int:
             starts[recipe] = warm_up(recipe, place)
             for seed in SEEDS:
                 rows.append(measure(recipe, seed, place, starts[recipe]))
-                write_results(out, starts, rows)
+                write_results(out, commit, starts, rows)
     return 0 if all(row["met"] for row in rows) else 1
 
 
