@@ -156,7 +156,7 @@ def evaluate(recipe: str, weights: Weights) -> Grades:
 
     settings, wording = RECIPES[recipe], READ[recipe]()
     renderer = renderers.get_renderer("role_colon", get_tokenizer(MODEL))
-    client = tinker.ServiceClient().create_sampling_client(weights.sampler)
+    client = tinker.ServiceClient().create_sampling_client(weights.sampler).result()
     params = tinker.SamplingParams(
         max_tokens=settings.max_tokens, stop=renderer.get_stop_sequences()
     )
