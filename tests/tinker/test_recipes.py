@@ -1,6 +1,16 @@
 """The cookbook's recipes run on nip's server as they are published, without a network."""
 
-from recipes import Place
+from recipes import (
+    MODEL,
+    Place,
+    list_sums,
+    read_arithmetic_wording,
+    read_loop_wording,
+    read_weights,
+)
+
+RISE = 0.1
+"""Of the mean reward, from the first 3 steps to the last 3."""
 
 
 def test_sl_loop_lowers_the_likelihoods_negative_logarithm(place: Place) -> None:
@@ -18,18 +28,29 @@ def test_chat_sl_trains_and_evaluates(place: Place) -> None:
     assert len(losses) == 3 and losses[-1] < losses[0]
 
 
-def test_rl_loop_samples_from_the_weights_of_each_step(place: Place) -> None:
-    rows = place.run(
-        "rl_loop", batch_size=4, group_size=4, max_tokens=16, max_steps=2, save_every=2,
-        loss_fn="importance_sampling",
+def test_rl_loop_takes_a_step_for_each_batch_with_unequal_rewards(adder: Place) -> None:
+    sums = list_sums(range(4), 4)
+    base = adder.warm_up(read_loop_wording(), sums, steps=150, batch_size=16, seed=0)
+    adder.write_questions(sums)
+    log = adder.resume_from("rl_loop", base)
+    rows = adder.run(
+        "rl_loop", log, batch_size=4, group_size=16, max_tokens=24, save_every=0,
+        loss_fn="importance_sampling", learning_rate=1e-3,
     )  # fmt: skip
-    assert [row["progress/batch"] for row in rows] == [0, 1]
+    unequal = sum("grad_norm" in row for row in rows)
+    assert len(rows) == 4 and any(0 < row["reward/total"] < 1 for row in rows)
+    assert adder.count_steps(read_weights(log)) == unequal > 0
 
 
-def test_arithmetic_is_trained_by_its_reward(place: Place) -> None:
-    rows = place.run(
-        "math_rl.train", env="arithmetic", model_name="Qwen/Qwen3.5-9B-Base", max_steps=2,
-        groups_per_batch=4, group_size=4, max_tokens=5, loss_fn="importance_sampling",
-        behavior_if_log_dir_exists="delete",
+def test_the_reward_of_arithmetic_rises(adder: Place) -> None:
+    sums = list_sums(range(8), 4)
+    base = adder.warm_up(read_arithmetic_wording(), sums, steps=300, batch_size=16, seed=0)
+    log = adder.make_log("math_rl")
+    rows = adder.run(
+        "math_rl.train", log, env="arithmetic", model_name=MODEL, load_checkpoint_path=base.state,
+        loss_fn="importance_sampling", learning_rate=1e-3, max_steps=8, groups_per_batch=4,
+        group_size=16, max_tokens=12, save_every=0, behavior_if_log_dir_exists="delete",
     )  # fmt: skip
-    assert any("optim/lr" in row or "env/all/reward/total" in row for row in rows)
+    rewards = [row["env/all/reward/total"] for row in rows if "env/all/reward/total" in row]
+    assert len(rewards) == adder.count_steps(read_weights(log)) == 8
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + RISE
