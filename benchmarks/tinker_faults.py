@@ -40,7 +40,7 @@ from tinker_server import TinkerServer
 
 sys.path.append(str(ROOT / "tests" / "tinker"))
 
-from recipes import KEY, Place, make_place
+from recipes import KEY, Place, write_data
 
 KINDS: tuple[tuple[str, Moment], ...] = (
     ("server", "before"),
@@ -110,13 +110,13 @@ def read_record(state: Path) -> dict[str, Any]:
     return {"requests": counts, "steps_in_weights": steps, "weights": weights}
 
 
-def ask_sampler(place: Place, state: Path) -> dict[str, Any]:
+def ask_sampler(server: TinkerServer) -> dict[str, Any]:
     """Ask a sampler of the last weights: its likeliest tokens, and log-probabilities."""
-    with sqlite3.connect(state / "tinker.sqlite3") as database:
+    with sqlite3.connect(server.state / "tinker.sqlite3") as database:
         (path,) = database.execute(
             "SELECT path FROM checkpoints WHERE kind = 'sampler_weights' AND name = 'final'"
         ).fetchone()
-    service = tinker.ServiceClient(base_url=place.url, api_key=KEY)
+    service = tinker.ServiceClient(base_url=server.url, api_key=KEY)
     client = service.create_sampling_client(path).result()
     prompt = tinker.ModelInput.from_ints(PROMPT)
     params = tinker.SamplingParams(max_tokens=16, temperature=0.0)
@@ -135,10 +135,11 @@ def play(
     started = time.monotonic()
     try:
         with Between(server.url, way, killer) as between:
-            place = make_place(directory / "work", between.url, ROOT)
+            place = Place(directory / "work", between.url, server.state)
+            write_data(place.directory, ROOT, "tiny")
             losses = run_recipe(place, steps)
         seconds = time.monotonic() - started
-        said = ask_sampler(Place(directory, server.url), server.state)
+        said = ask_sampler(server)
         record = read_record(server.state)
     finally:
         server.stop()
