@@ -30,11 +30,11 @@ def test_chat_sl_trains_and_evaluates(place: Place) -> None:
 
 def test_rl_loop_takes_a_step_for_each_batch_with_unequal_rewards(adder: Place) -> None:
     sums = list_sums(range(4), 4)
-    base = adder.warm_up(read_loop_wording(), sums, steps=150, batch_size=16, seed=0)
+    base = adder.warm_up(read_loop_wording(), sums, steps=200, batch_size=8, seed=0)
     adder.write_questions(sums)
     log = adder.resume_from("rl_loop", base)
     rows = adder.run(
-        "rl_loop", log, batch_size=4, group_size=16, max_tokens=24, save_every=0,
+        "rl_loop", log, batch_size=4, group_size=16, max_tokens=30, save_every=0,
         loss_fn="importance_sampling", learning_rate=1e-3,
     )  # fmt: skip
     unequal = sum("grad_norm" in row for row in rows)
@@ -44,12 +44,12 @@ def test_rl_loop_takes_a_step_for_each_batch_with_unequal_rewards(adder: Place) 
 
 def test_the_reward_of_arithmetic_rises(adder: Place) -> None:
     sums = list_sums(range(8), 4)
-    base = adder.warm_up(read_arithmetic_wording(), sums, steps=300, batch_size=16, seed=0)
+    base = adder.warm_up(read_arithmetic_wording(), sums, steps=200, batch_size=16, seed=0)
     log = adder.make_log("math_rl")
     rows = adder.run(
         "math_rl.train", log, env="arithmetic", model_name=MODEL, load_checkpoint_path=base.state,
         loss_fn="importance_sampling", learning_rate=1e-3, max_steps=8, groups_per_batch=4,
-        group_size=16, max_tokens=12, save_every=0, behavior_if_log_dir_exists="delete",
+        group_size=16, max_tokens=18, save_every=0, behavior_if_log_dir_exists="delete",
     )  # fmt: skip
     rewards = [row["env/all/reward/total"] for row in rows if "env/all/reward/total" in row]
     assert len(rewards) == adder.count_steps(read_weights(log)) == 8
