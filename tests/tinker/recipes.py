@@ -226,6 +226,17 @@ def list_sums(batches: range, groups: int) -> Sums:
     return [(problem.x, problem.y) for problem in problems]
 
 
+def draw_easy_sums(count: int, seed: int, without: Sums | None = None) -> Sums:
+    """Draw sums as the bundled model knows them, none of them among `without`."""
+    drawn, sums = random.Random(seed), Sums()
+    while len(sums) < count:
+        b = drawn.randint(2, 9)
+        pair = (drawn.randint(2, 99 - b), b)
+        if pair not in (without or []):
+            sums.append(pair)
+    return sums
+
+
 def read_arithmetic_wording() -> Wording:
     """Read how `math_rl env=arithmetic` asks; it counts an answer whose last number is the sum."""
     from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticEnv
