@@ -10,8 +10,9 @@ from recipes import (
     read_weights,
 )
 
-RISE = 0.1
-"""Of the mean reward, from the first 3 steps to the last 3."""
+RISE = 0.2
+"""Of the mean reward, from the first 3 steps to the last 3. With 180 answers each, and half of them
+right, the difference has a standard deviation of 0.05 by chance."""
 
 
 def test_sl_loop_lowers_the_likelihoods_negative_logarithm(place: Place) -> None:
@@ -45,7 +46,7 @@ def test_rl_loop_takes_a_step_for_each_batch_with_unequal_rewards(adder: Place) 
 
 def test_the_reward_of_arithmetic_rises(adder: Place) -> None:
     sums = list_sums(range(8), 6)
-    base = adder.warm_up(read_arithmetic_wording(), sums, steps=450, batch_size=16, seed=0)
+    base = adder.warm_up(read_arithmetic_wording(), sums, steps=300, batch_size=16, seed=0)
     log = adder.make_log("math_rl")
     rows = adder.run(
         "math_rl.train", log, env="arithmetic", model_name=MODEL, load_checkpoint_path=base.state,
