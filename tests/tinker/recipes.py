@@ -30,8 +30,8 @@ MODEL = "Qwen/Qwen3.5-9B-Base"
 CONVERSATIONS = "HuggingFaceH4/no_robots"
 QUESTIONS = "openai/gsm8k"
 ADDER = "tiny_arithmetic"
-"""The bundled model that has a token for each number below 100."""
-SUPERVISED_RATE = 8e-3
+"""The bundled model that writes `49 + 3? 52`: it knows sums of a number and a digit, below 100."""
+SUPERVISED_RATE = 5e-3
 
 Sums = list[tuple[int, int]]
 Messages = list[dict[str, str]]
@@ -39,21 +39,19 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Wording:
-    """How a recipe asks for a sum, and two forms of an answer."""
+    """How a recipe asks for a sum, and what it rewards."""
 
     prefix: Messages
     suffix: str
-    rewarded: str
-    """With the sum in the place of `#`."""
-    unrewarded: str
-    """The recipe does not count it, right or not."""
+    result: str
+    """With the sum in the place of `#`; the recipe counts an answer that ends so."""
 
     def ask(self, a: int, b: int) -> Messages:
         """Ask for a sum as the recipe does."""
         return [*self.prefix, {"role": "user", "content": f"What is {a} + {b}?{self.suffix}"}]
 
     def write_rows(self, sums: Sums, count: int, seed: int) -> list[dict[str, Messages]]:
-        """Write conversations over the sums, the answers right, by chance in either form.
+        """Write conversations over the sums. By chance half of the answers have no result.
 
         One in four has the recipe's prefix, which is longer than all else together.
         """
@@ -61,8 +59,8 @@ class Wording:
         for _ in range(count):
             deck = deck or drawn.sample(sums, len(sums))
             a, b = deck.pop()
-            form = drawn.choice((self.rewarded, self.unrewarded))
-            answer = {"role": "assistant", "content": form.replace("#", str(a + b))}
+            result = drawn.choice((f" {self.result}", "")).replace("#", str(a + b))
+            answer = {"role": "assistant", "content": f"{a} + {b}?{result}"}
             asked = self.ask(a, b)
             rows.append({"messages": [*(asked if drawn.random() < 0.25 else asked[-1:]), answer]})
         return rows
@@ -228,17 +226,28 @@ def list_sums(batches: range, groups: int) -> Sums:
     return [(problem.x, problem.y) for problem in problems]
 
 
+def draw_easy_sums(count: int, seed: int, without: Sums | None = None) -> Sums:
+    """Draw sums as the bundled model knows them, none of them among `without`."""
+    drawn, sums = random.Random(seed), Sums()
+    while len(sums) < count:
+        b = drawn.randint(2, 9)
+        pair = (drawn.randint(2, 99 - b), b)
+        if pair not in (without or []):
+            sums.append(pair)
+    return sums
+
+
 def read_arithmetic_wording() -> Wording:
-    """Read how `math_rl env=arithmetic` asks; it counts an answer that begins with the number."""
+    """Read how `math_rl env=arithmetic` asks; it counts an answer whose last number is the sum."""
     from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticEnv
 
-    return Wording([dict(m) for m in ArithmeticEnv.standard_fewshot_prefix()], "", "#", "= #")
+    return Wording([dict(m) for m in ArithmeticEnv.standard_fewshot_prefix()], "", "#")
 
 
 def read_loop_wording() -> Wording:
     """Read how rl_loop asks, from its source: it has its wording in the middle of a function.
 
-    It counts an answer that has the number in a box.
+    It counts an answer that has the sum in a box.
     """
     from tinker_cookbook.recipes import rl_loop
 
@@ -247,7 +256,7 @@ def read_loop_wording() -> Wording:
         match node:
             case ast.Assign(targets=[ast.Name(id="question_suffix" | "convo_prefix" as name)]):
                 values[name] = eval(compile(ast.Expression(node.value), name, "eval"), values)
-    return Wording(values["convo_prefix"], values["question_suffix"], r"\boxed{#}", "= #")
+    return Wording(values["convo_prefix"], values["question_suffix"], r"# \boxed{#}")
 
 
 def read_weights(log: Path) -> Weights:
