@@ -1,9 +1,10 @@
 """Does a published recipe on `nip serve` notice kills, doubled requests and lost answers?
 
     .tinker-env/bin/python benchmarks/tinker_faults.py --out docs/results/tinker_faults.json
-        [--nip-python .venv/bin/python] [--steps 24] [--kills 40] [--ways kills,doubled,lost]
+        [--steps 24] [--kills 40] [--ways kills,doubled,lost]
 
-Runs in the environment of Tinker's SDK and cookbook (scripts/build_tinker.sh). Runs the cookbook's
+Runs in the environment of Tinker's SDK and cookbook (scripts/build_tinker.sh); the server runs in
+nip's own (.venv, or NIP_PYTHON). Runs the cookbook's
 `sl_loop`, as it is published, several times on a new server each: undisturbed; killed with SIGKILL
 so many times, the server (in whose process the engine computes) or the trainer's process, before a
 drawn request is passed on, while it is, or while it is executed; with every POST sent twice at
@@ -36,11 +37,11 @@ from typing import Any
 import tinker
 from measured_commit import ROOT, describe_commit
 from tinker_between import Between, Moment, Way
-from tinker_server import TinkerServer
 
 sys.path.append(str(ROOT / "tests" / "tinker"))
 
-from recipes import KEY, Place, write_data
+from recipes import Place, write_data
+from tinker_server import KEY, TinkerServer
 
 KINDS: tuple[tuple[str, Moment], ...] = (
     ("server", "before"),
@@ -126,11 +127,9 @@ def ask_sampler(server: TinkerServer) -> dict[str, Any]:
     return {"tokens": [*sample.tokens], "logprobs": sample.logprobs, "prompt": scores}
 
 
-def play(
-    python: Path, directory: Path, way: Way, steps: int, kills: int, requests: int
-) -> dict[str, Any]:
+def play(directory: Path, way: Way, steps: int, kills: int, requests: int) -> dict[str, Any]:
     """Run the recipe once on a new server; returns what came of it."""
-    server = TinkerServer(python, directory)
+    server = TinkerServer(ROOT, directory)
     killer = Killer(server, kills, requests) if kills else None
     started = time.monotonic()
     try:
@@ -139,13 +138,13 @@ def play(
             write_data(place.directory, ROOT, "tiny")
             losses = run_recipe(place, steps)
         seconds = time.monotonic() - started
-        said = ask_sampler(server)
+        answers = ask_sampler(server)
         record = read_record(server.state)
     finally:
         server.stop()
     return {
         "losses": losses,
-        "said": said,
+        "answers": answers,
         **record,
         "numbered_requests": len(between.numbers),
         "between": dict(sorted(between.counts.items())),
@@ -156,14 +155,13 @@ def play(
 
 def list_differences(whole: dict[str, Any], again: dict[str, Any]) -> list[str]:
     """Return in what two plays differ."""
-    names = ("losses", "weights", "steps_in_weights", "requests", "said", "numbered_requests")
+    names = ("losses", "weights", "steps_in_weights", "requests", "answers", "numbered_requests")
     return [name for name in names if whole[name] != again[name]]
 
 
 def main() -> int:
     """Play undisturbed and in each way, compare, write."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--nip-python", type=Path, default=ROOT / ".venv" / "bin" / "python")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--ways", default="kills,doubled,lost")
@@ -172,17 +170,14 @@ def main() -> int:
     os.environ.setdefault("TINKER_TELEMETRY", "0")
     load = os.getloadavg()[0]
     directory = Path(tempfile.mkdtemp(prefix="tinker-faults-"))
-    python = options.nip_python.absolute()
-    whole = play(python, directory / "undisturbed", "plain", options.steps, 0, 0)
+    whole = play(directory / "undisturbed", "plain", options.steps, 0, 0)
     print(f"undisturbed: {whole['seconds']} s, {whole['requests']}", flush=True)
     ways: dict[str, Any] = {}
     failed = whole["steps_in_weights"].get("weights/final") != options.steps
     for name in options.ways.split(","):
         way: Way = "plain" if name == "kills" else name
         kills = options.kills if name == "kills" else 0
-        again = play(
-            python, directory / name, way, options.steps, kills, whole["numbered_requests"]
-        )
+        again = play(directory / name, way, options.steps, kills, whole["numbered_requests"])
         differs = list_differences(whole, again)
         failed = failed or bool(differs) or sum(again["kills"].values()) != kills
         print(

@@ -26,9 +26,10 @@ from measured_commit import ROOT, describe_commit
 
 sys.path.append(str(ROOT / "tests" / "tinker"))
 
-from recipes import KEY, MODEL, read_weights, run_place
+from recipes import read_weights, run_place
 from tinker_cookbook import renderers
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_server import KEY, MODEL
 
 SUMS = ((2, 3), (4, 5), (7, 1))
 

@@ -13,20 +13,17 @@ import json
 import os
 import random
 import shutil
-import socket
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-KEY = "tml-local"
-MODEL = "Qwen/Qwen3.5-9B-Base"
-"""The default of most recipes, whose renderer writes plain words: any tokenizer will do."""
+from tinker_server import KEY, MODEL, TinkerServer
+
 CONVERSATIONS = "HuggingFaceH4/no_robots"
 QUESTIONS = "openai/gsm8k"
 ADDER = "tiny_arithmetic"
@@ -151,45 +148,16 @@ class Place:
         return log
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def run_server(directory: Path, root: Path, model: str = "tiny") -> Iterator[str]:
-    """Run nip's server in its own environment with a bundled model; yields where it listens."""
-    port = free_port()
-    python = os.environ.get("NIP_PYTHON") or root / ".venv" / "bin" / "python"
-    environment = {**os.environ, "NIP_API_KEYS": KEY, "PYTHONPATH": str(root)}
-    command = [
-        *(str(python), "-m", "nip_lm_server", "--engine", "embedded", "--model"),
-        *(str(root / "nip_core" / "models" / model), "--served-model-name", MODEL),
-        *("--state", str(directory / "state"), "--port", str(port)),
-    ]
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "server.log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=directory)
-    try:
-        deadline = time.monotonic() + 300
-        while b"ready:" not in (directory / "server.log").read_bytes():
-            assert server.poll() is None, (directory / "server.log").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait(60)
-
-
 @contextmanager
 def run_place(directory: Path, root: Path, model: str = "tiny") -> Iterator[Place]:
-    """Run a server with a bundled model beside a directory with all that the recipes load."""
-    with run_server(directory, root, model) as url:
-        place = Place(directory / "work", url, directory / "state")
+    """Run a server with a bundled model, or another by its path, beside a directory with all that the recipes load."""
+    server = TinkerServer(root, directory, model)
+    try:
+        place = Place(directory / "work", server.url, server.state)
         write_data(place.directory, root, model)
         yield place
+    finally:
+        server.stop()
 
 
 def write_data(directory: Path, root: Path, model: str) -> None:

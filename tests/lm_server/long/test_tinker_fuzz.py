@@ -210,8 +210,8 @@ def test_whatever_is_sent_is_answered_with_whose_fault_it_is(
         what = f"{method} {path[:200]} {body[:500]!r}: {answer.status_code} {answer.text[:500]}"
         assert answer.status_code < 500, what
         if answer.status_code >= 400 and answer.status_code != 408:
-            said = answer.json()
-            assert said.get("category") == "user" and said["error"], what
+            refusal = answer.json()
+            assert refusal.get("category") == "user" and refusal["error"], what
     assert process.memory_info().rss - before < MOST_GROWTH
     assert {200, 400, 404} <= statuses.keys(), statuses
     # Nor is any result the server's fault, but of numbers that did not come.

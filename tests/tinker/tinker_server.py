@@ -2,32 +2,41 @@
 
 import os
 import signal
+import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
-from measured_commit import ROOT
 
-sys.path.append(str(ROOT / "tests" / "tinker"))
-
-from recipes import KEY, MODEL, free_port
-
-TINY = ROOT / "nip_core" / "models" / "tiny"
+KEY = "tml-local"
+MODEL = "Qwen/Qwen3.5-9B-Base"
+"""The default of most recipes, whose renderer writes plain words: any tokenizer will do."""
 START_S = 300.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 class TinkerServer:
     """`nip serve` on a state of its own, at a port that it has again after each kill."""
 
-    def __init__(self, python: Path, directory: Path, model: Path = TINY):
-        """Start it in a new directory, with nip's interpreter. Raises SystemExit if it ends."""
-        directory.mkdir(parents=True)
+    def __init__(self, root: Path, directory: Path, model: str = "tiny"):
+        """Start it in a directory without one, with a bundled model or the path of another.
+
+        `root` is nip's checkout; NIP_PYTHON is the interpreter of its environment, or that in .venv
+        there. Raises SystemExit if it ends.
+        """
+        self._root = root
+        python = os.environ.get("NIP_PYTHON") or root / ".venv" / "bin" / "python"
+        directory.mkdir(parents=True, exist_ok=True)
         self.port, self.state, self.log = free_port(), directory / "state", directory / "server.log"
         self._command = [
             *(str(python), "-m", "nip_lm_server", "--engine", "embedded", "--model"),
-            *(str(model), "--served-model-name", MODEL),
+            *(str(root / "nip_core" / "models" / model), "--served-model-name", MODEL),
             *("--state", str(self.state), "--port", str(self.port)),
         ]
         self._starts = 0
@@ -40,7 +49,7 @@ class TinkerServer:
 
     def _start(self) -> None:
         self._starts += 1
-        environment = {**os.environ, "NIP_API_KEYS": KEY, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "NIP_API_KEYS": KEY, "PYTHONPATH": str(self._root)}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, stdout=log, stderr=log, env=environment, cwd=self.log.parent
