@@ -92,23 +92,26 @@ def sampling_cell(cell: tuple[int, int, int, int, int]) -> Cell:
     return {"what": what, "order": order, "requests": requests}
 
 
-def ask_once(served: Served, cell: Cell, warm: bool) -> float:
-    """Ask for what a cell says; steps, samples or swaps per second. Raises Failed."""
+def ask_once(served: Served, cell: Cell, warm: bool) -> tuple[float, float]:
+    """Ask for what a cell says; steps, samples or swaps per second, and the server's processor
+    seconds for each. Raises Failed."""
     order = dict(cell["order"])
     if order["do"] == "train":
         order["steps"] = 1 if warm else cell["steps"]
     elif order["do"] == "sample":
         order["requests"] = 1 if warm else cell["requests"]
+    before = served.processor_s()
     done = served(**order)
     count = order.get("steps") or done.get("samples") or 1
-    return float(count / done["seconds"])
+    return count / done["seconds"], (served.processor_s() - before) / count
 
 
 def measure_cells(pair: list[Served], cells: list[Cell], rounds: int) -> list[Cell]:
     """Ask both for each cell, in turn. A cell that one cannot do has its reason."""
     rows = []
     for cell in cells:
-        row: Cell = {"what": cell["what"], "rates": {}, "first_s": {}, "absent": {}}
+        row: Cell = {"what": cell["what"], "rates": {}, "processor_s": {}, "first_s": {}}
+        row["absent"] = {}
         for number in range(rounds + 1):
             for served in pair if number % 2 else pair[::-1]:
                 if served.name in row["absent"]:
@@ -116,7 +119,7 @@ def measure_cells(pair: list[Served], cells: list[Cell], rounds: int) -> list[Ce
                 served.wake()
                 began = time.monotonic()
                 try:
-                    rate = ask_once(served, cell, warm=number == 0)
+                    rate, processor_s = ask_once(served, cell, warm=number == 0)
                 except Failed as error:
                     row["absent"][served.name] = str(error)
                     continue
@@ -126,7 +129,9 @@ def measure_cells(pair: list[Served], cells: list[Cell], rounds: int) -> list[Ce
                     row["first_s"][served.name] = round(time.monotonic() - began, 2)
                 else:
                     row["rates"].setdefault(served.name, []).append(round(rate, 4))
-        say(f"{row['what']}: {row['rates']} {row['absent'] or ''}")
+                    taken = row["processor_s"].setdefault(served.name, [])
+                    taken.append(round(processor_s, 4))
+        say(f"{row['what']}: {row['rates']} {row['processor_s']} {row['absent'] or ''}")
         rows.append(row)
     return rows
 
@@ -141,7 +146,9 @@ def compare(pair: list[Served]) -> dict[str, Any]:
         scores.append(served("score", count=8, length=64)["logprobs"])
         samples.append(served("swap", max_tokens=32))
         try:
-            prompts.append(served("score_prompt")["logprobs"][1:])
+            # The first token has none: nip says so, as Tinker does, SkyRL leaves it out.
+            values = served("score_prompt")["logprobs"]
+            prompts.append([value for value in values if value is not None])
         except Failed as error:
             prompts.append([])
             seen[f"prompt_of_{served.name}"] = str(error)
@@ -189,7 +196,7 @@ def measure_faults(options: argparse.Namespace, model: Path, place: Path) -> dic
     """See what each does when it is killed, is sent things twice, or lacks a loss."""
     serves: list[Callable[[Path], Any]] = [
         lambda folder: serve_nip(folder, model),
-        lambda folder: serve_skyrl(folder, model, RANK, 0),
+        lambda folder: serve_skyrl(folder, model, RANK, 0, adapters=8),
     ]
     rows: dict[str, Any] = {}
     for number, serve in enumerate(serves):
@@ -217,15 +224,7 @@ def see_doubled(served: Served) -> dict[str, Any]:
                 losses.append(served("train", steps=4, **BATCH)["losses"])
             except Failed as error:
                 return {"refused": str(error)}
-            unload(served)
     return {"losses": losses, "second_answers": sorted(set(proxy.doubled))}
-
-
-def unload(served: Served) -> None:
-    """Make room for another adapter, where there is room for one: start the server anew."""
-    if served.name != "nip":
-        served.kill()
-        served.start()
 
 
 def see_lacking(served: Served) -> dict[str, str]:
@@ -241,7 +240,6 @@ def see_lacking(served: Served) -> dict[str, str]:
             seen[loss] = str(error)[:300]
             if str(error).startswith("nothing came"):
                 break
-    unload(served)
     return seen
 
 
@@ -250,7 +248,6 @@ def see_kill(served: Served) -> dict[str, Any]:
     served.connect()
     served("make", rank=RANK)
     whole = served("train", steps=KILLED_STEPS, **BATCH)
-    unload(served)
     served.connect()
     served("make", rank=RANK)
     served("train", steps=1, count=8, length=64, loss=CE)  # has compiled

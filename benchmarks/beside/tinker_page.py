@@ -14,7 +14,8 @@ def page(result: dict[str, Any]) -> str:
         "The two servers of Tinker's API that train without a GPU, on the same weights (the "
         "bundled tiny model, float32), LoRA of rank 32, asked by the same client, each with an SDK "
         "that it speaks. Made by `benchmarks/tinker_peers.py`; the JSON file beside this page has "
-        "every round.",
+        "every round. Processor seconds are those of the server for each step, sample or "
+        "swap; the first is what the request took that doesn't count, with what JAX compiles.",
     ]
     if "rates" in result:
         parts += describe_rates(result["rates"])
@@ -116,7 +117,7 @@ def _made(part: dict[str, Any]) -> str:
 
 def _table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| | nip | SkyRL | nip / SkyRL | by round | first, nip, s | first, SkyRL, s |",
+        "| | nip | SkyRL | nip / SkyRL | by round | processor s each | first, s |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -125,7 +126,9 @@ def _table(rows: list[dict[str, Any]]) -> str:
         ratios = [a / b for a, b in zip(ours, theirs, strict=False)]
         cells.append(f"**{median(ratios):.2f}**" if ratios else "")
         cells.append(", ".join(f"{value:.2f}" for value in ratios))
-        cells += [f"{row['first_s'].get(name, float('nan')):g}" for name in (NIP, SKYRL)]
+        taken = [row["processor_s"].get(name, []) for name in (NIP, SKYRL)]
+        cells.append(" and ".join(f"{median(each):.3g}" for each in taken if each))
+        cells.append(" and ".join(f"{row['first_s'].get(name, 0):g}" for name in (NIP, SKYRL)))
         lines.append(f"| {row['what']} | {' | '.join(cells)} |")
     absent = [
         f"- {row['what']}, {name}: {reason}"

@@ -145,6 +145,16 @@ class Served:
                 each.resume()
         self.asleep = []
 
+    def processor_s(self) -> float:
+        """Count the processor seconds that the server's processes have taken so far."""
+        assert self.process is not None
+        seconds = 0.0
+        for each in _family(self.process.pid):
+            with suppress(psutil.NoSuchProcess):
+                times = each.cpu_times()
+                seconds += times.user + times.system
+        return seconds
+
     def kill(self) -> None:
         """Kill the server and its children, as a machine that fails does."""
         if self.process is not None:
@@ -198,10 +208,12 @@ def serve_nip(place: Path, model: Path) -> Iterator[Served]:
 
 
 @contextmanager
-def serve_skyrl(place: Path, model: Path, rank: int, at_once: int) -> Iterator[Served]:
+def serve_skyrl(
+    place: Path, model: Path, rank: int, at_once: int, adapters: int = 1
+) -> Iterator[Served]:
     """SkyRL's server over JAX, with a client. Raises Failed.
 
-    It has room for one adapter, as each more costs time in all layers, and pads what it samples to
+    It has room for so many adapters, as each costs time in all layers, and pads what it samples to
     so many sequences; with 0 to none, and compiles for each number of them that comes.
     """
     peer = Skyrl()
@@ -217,7 +229,8 @@ def serve_skyrl(place: Path, model: Path, rank: int, at_once: int) -> Iterator[S
         "UV_NO_CONFIG": "1",
         "UV_OFFLINE": "1",
     }
-    settings = {"max_lora_adapters": 2, "max_lora_rank": rank, "sample_max_num_sequences": at_once}
+    settings = {"max_lora_adapters": adapters + 1, "max_lora_rank": rank}
+    settings["sample_max_num_sequences"] = at_once
     # It reads from its parent's command line how to start its engine: by `uv run`.
     command = [str(folder / "uv"), "run", "--active", "--no-project", "-m", "skyrl.tinker.api"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--base-model", str(model)]
@@ -255,7 +268,7 @@ class DoubledPosts:
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                body = self._read()
                 answer = self._ask(body)
                 if self.path.endswith(proxy.TWICE):
                     answer = self._ask(body)
@@ -265,8 +278,19 @@ class DoubledPosts:
             def do_GET(self) -> None:
                 self._give(*self._ask(None))
 
+            def _read(self) -> bytes:
+                if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+                    return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                parts = []
+                while size := int(self.rfile.readline().split(b";")[0], 16):
+                    parts.append(self.rfile.read(size))
+                    self.rfile.readline()
+                self.rfile.readline()
+                return b"".join(parts)
+
             def _ask(self, body: bytes | None) -> tuple[int, str, bytes]:
                 left_out = {"host", "content-length", "connection", "accept-encoding"}
+                left_out.add("transfer-encoding")
                 headers = {k: v for k, v in self.headers.items() if k.lower() not in left_out}
                 request = urllib.request.Request(f"{url}{self.path}", body, headers)
                 try:

@@ -50,11 +50,12 @@ class Loop:
         """Take steps on one batch; gradient and step are sent together, then both awaited."""
         batch = _draw_batch(count, length)
         sampled = self._forward(batch) if loss != "cross_entropy" else None
-        data = _make_data(batch, sampled)
+        data = _make_data(batch, sampled, has_mask=loss == "gspo")
+        config = {"beta": 0.05} if loss == "dro" else None
         means = []
         began = time.monotonic()
         for _ in range(steps):
-            passed = self.trainer.forward_backward(data, loss)
+            passed = self.trainer.forward_backward(data, loss, config)
             stepped = self.trainer.optim_step(types.AdamParams(learning_rate=RATE))
             outputs = passed.result().loss_fn_outputs
             stepped.result()
@@ -129,7 +130,9 @@ def _draw_batch(count: int, length: int) -> Batch:
     return [_draw(i, drawn.randint(3 * length // 4, length) + 1) for i in range(count)]
 
 
-def _make_data(batch: Batch, sampled: list[list[float]] | None) -> list[Any]:
+def _make_data(
+    batch: Batch, sampled: list[list[float]] | None, *, has_mask: bool = False
+) -> list[Any]:
     """Datums of cross-entropy, or with what a sampler said, of a policy gradient."""
     data = []
     for i, tokens in enumerate(batch):
@@ -139,6 +142,10 @@ def _make_data(batch: Batch, sampled: list[list[float]] | None) -> list[Any]:
         else:
             inputs["logprobs"] = sampled[i]
             inputs["advantages"] = [1.0 if i % 2 else -1.0] * (len(tokens) - 1)
+        if has_mask:
+            count = len(tokens) - 1
+            mask = types.TensorData(data=[1.0] * count, dtype="float32", shape=[count])
+            inputs["sequence_ratio_mask"] = mask
         model_input = types.ModelInput.from_ints(tokens[:-1])
         data.append(types.Datum(model_input=model_input, loss_fn_inputs=inputs))
     return data
