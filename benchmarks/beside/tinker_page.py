@@ -38,10 +38,9 @@ def describe_rates(part: dict[str, Any]) -> list[str]:
     if "prompt_logprobs_differ_by" in compared:
         same += f"; those of a prompt differ by {compared['prompt_logprobs_differ_by']:g}"
     differ = (
-        "What differs: SkyRL takes the mean of each sequence and of the batch where Tinker's loss "
-        "is a sum, so the gradient has another length; with tied embeddings it trains LoRA on the "
-        "embedding, nip on the output layer; it keeps nothing of a gradient for the time after a "
-        "kill, and does not prove what it samples with."
+        "By its source, SkyRL takes the mean of each sequence and of the batch where Tinker's loss "
+        "is a sum, and with tied embeddings it trains LoRA on the embedding, where nip does on the "
+        "output layer, so the losses of later steps differ."
     )
     return [
         _made(part),
@@ -83,7 +82,7 @@ def _faults(seen: dict[str, Any]) -> dict[str, str]:
         end = f"the client ends {killed['after_s']:g} s after the kill"
         end += f"; its losses differ by {killed['losses_differ_by']:g} from those without a kill"
     else:
-        end = f"the client does not end: `{killed['client'][:160]}`"
+        end = f"the client fails after {killed['after_s']:g} s: `{killed['client'][:160]}`"
     rows["killed by SIGKILL in training, started again"] = end
     if "losses" in doubled:
         once, twice = doubled["losses"]
@@ -96,7 +95,7 @@ def _faults(seen: dict[str, Any]) -> dict[str, str]:
     else:
         rows["each gradient and step sent twice"] = f"`{doubled['refused'][:160]}`"
     for loss, what in seen["lacking"].items():
-        rows[f"`{loss}`"] = what if what == "trains" else f"`{what[:200]}`"
+        rows[f"`{loss}`"] = what if what == "trains" else f"`{what[:110]}`"
     return rows
 
 
