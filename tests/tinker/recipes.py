@@ -102,7 +102,8 @@ class Place:
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", f"tinker_cookbook.recipes.{recipe}", *options],
             cwd=self.directory,
-            env={**os.environ, **self.environment},
+            # Data under the same name as before would come out of the cache.
+            env={**os.environ, **self.environment, "HF_DATASETS_CACHE": f"{log}-data"},
             capture_output=True,
             text=True,
             timeout=1800,
