@@ -25,7 +25,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 QUICKSTART := $(VENV)/.installed-quickstart
 
-.PHONY: help install quickstart test test-long test-all test-server test-factory test-kills coverage check format bench side-by-side test-engines test-art test-nat test-tinker test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study soundness clean test-trackers test-inspect test-verifiers test-view test-real docs notebooks test-docs screenshots test-hosts
+.PHONY: help install quickstart test test-long test-all test-server test-factory test-kills coverage check format bench side-by-side tinker-peers test-engines test-art test-nat test-tinker test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study soundness clean test-trackers test-inspect test-verifiers test-view test-real docs notebooks test-docs screenshots test-hosts
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -63,6 +63,7 @@ help:
 	@echo "make soundness      the study of soundness with a theorem, an hour of it, too"
 	@echo "make bench          the benchmarks"
 	@echo "make side-by-side   build environments with other projects and measure them and nip in one run"
+	@echo "make tinker-peers   measure Tinker's API by nip and by SkyRL, in environments that it builds"
 
 install: $(INSTALLED)
 
@@ -300,6 +301,13 @@ side-by-side: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_vllm_cpu.sh $(VLLM)
 	NIP_VLLM=$(abspath $(VLLM))/bin/vllm PEERS=$(abspath $(PEERS)) \
 		$(BIN)/python benchmarks/side_by_side.py --out docs/results/side_by_side.json
+
+# Tinker's API by nip and by SkyRL, asked by the same client.
+tinker-peers: install
+	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_tinker.sh $(TINKER)
+	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" PEERS=$(abspath $(PEERS)) scripts/build_peers.sh skyrl
+	TINKER_ENV=$(abspath $(TINKER)) PEERS=$(abspath $(PEERS)) \
+		$(BIN)/python benchmarks/tinker_peers.py --out docs/results/tinker_peers.json
 
 clean:
 	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage*

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Builds the environments of the projects that benchmarks/side_by_side.py measures beside nip, and
-# of the load generator with which it does so, each with one of them and what it requires.
+# Builds the environments of the projects that benchmarks/side_by_side.py and tinker_peers.py
+# measure beside nip, and of the load generator with which the former does so, each with one of them
+# and what it requires.
 #
-#   scripts/build_peers.sh [PEER]...     verifiers, inspect, dbos, locust, skyrl_tx; all
+#   scripts/build_peers.sh [PEER]...     verifiers, inspect, dbos, locust, skyrl_tx, skyrl; all
 #                                unless named
 #
 #   PEERS=DIR            where, .peers in the repository root unless given; each in DIR/PEER
@@ -10,7 +11,8 @@
 #   PIP_OPTIONS="..."    more options for pip
 #   REBUILD=1            build again although an environment is up to date
 #
-# It takes about a minute for each; 0.4 GB each, no torch, but for skyrl_tx: some minutes and 2 GB.
+# It takes about a minute for each; 0.4 GB each, no torch, but for skyrl_tx and skyrl: some minutes
+# and 2 GB each.
 # They are environments of their own because they do not install together: verifiers asks for
 # openai<3, inspect-ai for openai>=3. vLLM is built by scripts/build_vllm_cpu.sh; TRL and
 # `transformers serve` are in nip's own environment. locust brings Flask and gevent, 0.1 GB.
@@ -19,6 +21,10 @@
 # is named here, for the processor. Its server starts its engine by `uv run`. The Tinker SDK is one
 # of its time: newer ones speak another protocol. It imports torch, a CPU build of which is enough:
 # PIP_OPTIONS may name an index with one.
+#
+# skyrl is what skyrl-tx has become part of. It speaks JSON, which no SDK after 0.24 does, and on
+# Python 3.11 pydantic refuses its `typing.TypedDict`, so there it is given that of
+# typing_extensions under this name.
 #
 # Does nothing for an environment that is up to date.
 set -euo pipefail
@@ -34,12 +40,16 @@ case "$#:${1:-}" in
         PACKAGES="skyrl-tx[tinker]==0.3.0 tinker==0.10.0 jax==0.10.2 flax==0.12.8 optax==0.2.8 uv==0.13.9"
         COMMAND=tinker
         ;;
+    1:skyrl)
+        PACKAGES="skyrl[tinker,jax]==0.3.0 tinker==0.24.1 jax==0.10.2 flax==0.12.8 optax==0.2.8 uv==0.13.9"
+        COMMAND=tinker
+        ;;
     1:*)
-        echo "no peer is called $1: verifiers, inspect, dbos, locust, skyrl_tx" >&2
+        echo "no peer is called $1: verifiers, inspect, dbos, locust, skyrl_tx, skyrl" >&2
         exit 1
         ;;
     *)
-        [ "$#" -gt 0 ] || set -- verifiers inspect dbos locust skyrl_tx
+        [ "$#" -gt 0 ] || set -- verifiers inspect dbos locust skyrl_tx skyrl
         for peer in "$@"; do
             "${BASH_SOURCE[0]}" "$peer"
         done
@@ -53,6 +63,10 @@ make_environment
 echo "$PACKAGES and what it requires ..."
 # shellcheck disable=SC2086
 pip_install -c "$CONSTRAINTS" $PACKAGES
+if [ "$1" = skyrl ]; then
+    echo 'import sys, typing, typing_extensions; sys.version_info < (3, 12) and setattr(typing, "TypedDict", typing_extensions.TypedDict)' \
+        > "$("$DIR/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/typed_dict.pth"
+fi
 # What it imports is compiled here, so that the first measured start is like all others.
 "$DIR/bin/$COMMAND" --help > /dev/null
 note_environment

@@ -83,8 +83,10 @@ async def test_nothing_of_a_refused_request_is_logged(
             request = f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n"
             status, headers, body = await answer(here, request.encode())
             assert status == 400 and headers["content-type"].startswith("application/json")
-            error = json.loads(body)["error"]
+            told = json.loads(body)
+            error = told["error"]
             assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_http")
+            assert told["category"] == "user"  # which Tinker's SDK reads
             assert SECRET not in body.decode()
     assert caplog.text.count("refused what is no HTTP") == len(REFUSED_HEADERS)
     assert "sk-" not in caplog.text and "Traceback" not in caplog.text
