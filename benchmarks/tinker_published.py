@@ -36,8 +36,8 @@ SUMS = ((2, 3), (4, 5), (7, 1))
 
 def find_smollm2() -> str:
     """Ask nip where the model lies."""
-    nip = ROOT / ".venv" / "bin" / "nip"
-    command = [str(nip), "models", "path", "smollm2"]
+    python = Path(os.environ.get("NIP_PYTHON") or ROOT / ".venv" / "bin" / "python")
+    command = [str(python.parent / "nip"), "models", "path", "smollm2"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -69,6 +69,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    out = options.out and options.out.absolute()  # the recipe runs in another directory
     load = os.getloadavg()[0]
     model = str(options.model.absolute()) if options.model else find_smollm2()
     settings = {"batch_size": options.batch, "max_steps": options.steps, "learning_rate": 5e-4}
@@ -100,8 +101,8 @@ def main() -> int:
         "answers": answers,
     }
     print(json.dumps(told, indent=1))
-    if options.out is not None:
-        options.out.write_text(json.dumps(told, indent=1) + "\n")
+    if out is not None:
+        out.write_text(json.dumps(told, indent=1) + "\n")
     return 0 if last < 0.5 * first and steps == options.steps else 1
 
 

@@ -21,10 +21,11 @@ server draws anew, and in rl_loop the questions; math_rl is told the seed, but i
 the same sums whatever it is. With seeds 1 to 3 others were tried, and failed.
 
 For each run: the reward of each step, the mean of the first and of the last steps, and the rewards
-of the weights before and after on sums that no step had, as the recipe grades them; arithmetic's
-reward is 1 for a right answer, less 0.1 if it does not end. The bar, for every seed: the 95 %
-interval of the gain on these sums is above 0, and the server has as many optimizer steps on record
-as the recipe had batches with unequal rewards. Exit status 1 if it is not met.
+of the weights before and after on sums that no step of the recipe had (the warm-up had taught them,
+too), as the recipe grades them; arithmetic's reward is 1 for a right answer, less 0.1 if it does
+not end. The bar, for every seed: the 95 % interval of the gain on these sums is above 0, and the
+server has as many optimizer steps on record as the recipe had batches with a step: rl_loop makes
+none of equal rewards. Exit status 1 if it is not met.
 """
 
 import argparse
@@ -268,7 +269,7 @@ def meets_bar(row: dict[str, Any]) -> bool:
 def write_table(rows: list[dict[str, Any]]) -> str:
     """Write the results as Markdown."""
     lines = [
-        f"| recipe | seed | first {ENDS} steps | last {ENDS} | fresh sums: before | after | gain "
+        f"| recipe | seed | first {ENDS} steps | last {ENDS} | held back: before | after | gain "
         "| right: before | after | gain | steps on record | met | s |",
         "|---" * 13 + "|",
     ]
@@ -290,7 +291,8 @@ def write_results(
 ) -> None:
     """Write the JSON file and the page beside it."""
     results = {
-        "command": "python benchmarks/tinker_rewards.py --out docs/results/tinker_rewards.json",
+        "command": ".tinker-env/bin/python benchmarks/tinker_rewards.py "
+        "--out docs/results/tinker_rewards.json",
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python "
         f"{platform.python_version()}",
         "commit": commit,
@@ -314,11 +316,12 @@ def write_results(
         f"`{results['command']}` at {commit} on {results['machine']}, load {loads[0]} to "
         f"{loads[-1]}; SDK {results['sdk']}, cookbook {results['cookbook']}, the bundled model "
         f"`{results['model']}`. The mean reward of the first and of the last {ENDS} steps; then "
-        f"that of the weights before and after on sums that no step had, each answered {REPEATS} "
+        f"that of the weights before and after on sums that no step of the recipe had, though the "
+        f"warm-up had taught them, each answered {REPEATS} "
         "times, and the share that is right, with 95 % intervals of the gain, paired by sum. Met: "
         "the gain in reward has its interval above 0, and the server has an optimizer step on "
-        "record for every batch with unequal rewards. `s`: seconds of the recipe; the warm-ups "
-        f"took besides: {warmed}.\n\n" + write_table(rows) + "\n"
+        "record for every batch of which the recipe logged a step. `s`: seconds of the recipe; the "
+        f"warm-ups took besides: {warmed}.\n\n" + write_table(rows) + "\n"
     )
     out.with_suffix(".md").write_text(page)
     print(page, flush=True)

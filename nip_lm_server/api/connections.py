@@ -137,7 +137,7 @@ class _Connection(RequestHandler):
             "server_error" if status >= 500 else "invalid_request_error",
             "internal_error" if status >= 500 else "invalid_http",
         )
-        # Whose path it was is not known; other clients than Tinker's read past this.
+        # Which API it was meant for is not known; other clients than Tinker's read past this.
         body["category"] = "server" if status >= 500 else "user"
         response = web.json_response(body, status=status)
         response.force_close()

@@ -31,11 +31,11 @@ class TinkerServer:
         there. Raises SystemExit if it ends.
         """
         self._root = root
-        python = os.environ.get("NIP_PYTHON") or root / ".venv" / "bin" / "python"
+        python = os.path.abspath(os.environ.get("NIP_PYTHON") or root / ".venv" / "bin" / "python")
         directory.mkdir(parents=True, exist_ok=True)
         self.port, self.state, self.log = free_port(), directory / "state", directory / "server.log"
         self._command = [
-            *(str(python), "-m", "nip_lm_server", "--engine", "embedded", "--model"),
+            *(python, "-m", "nip_lm_server", "--engine", "embedded", "--model"),
             *(str(root / "nip_core" / "models" / model), "--served-model-name", MODEL),
             *("--state", str(self.state), "--port", str(self.port)),
         ]
@@ -61,11 +61,12 @@ class TinkerServer:
             time.sleep(0.1)
 
     def kill(self) -> bool:
-        """Kill the server, and start it again as a supervisor would."""
+        """Kill the server, and start it again as a supervisor would. False: it had ended before."""
+        alive = self._process.poll() is None
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
         self._start()
-        return True
+        return alive
 
     def kill_trainer(self, patience_s: float = 60.0) -> bool:
         """Kill the trainer's process, once there is one. False: there was none."""

@@ -33,6 +33,7 @@ class Loop:
         self.base = base
         self.trainer: Any = None
         self.sampler: Any = None
+        self._plays = 0  # of `sample`, so that no prompt comes twice
 
     def make(self, rank: int) -> dict[str, Any]:
         """Make the adapter anew."""
@@ -66,7 +67,10 @@ class Loop:
     def sample(
         self, prompt: int, n: int, max_tokens: int, clients: int, requests: int
     ) -> dict[str, Any]:
-        """Sample with so many clients at once, each so many requests one after the other."""
+        """Sample with so many clients at once, each so many requests one after the other.
+
+        No prompt comes twice: what a server keeps of prompts is not what is measured.
+        """
         if self.sampler is None:
             self.swap(8)
         return asyncio.run(self._sample(prompt, n, max_tokens, clients, requests))
@@ -76,10 +80,12 @@ class Loop:
     ) -> dict[str, Any]:
         params = types.SamplingParams(max_tokens=max_tokens, temperature=1.0, stop=[])
         lengths: list[int] = []
+        self._plays += 1
 
         async def ask(client: int) -> None:
-            asked = types.ModelInput.from_ints(_draw(client, prompt))
-            for _ in range(requests):
+            for request in range(requests):
+                drawn = _draw(f"{self._plays} {client} {request}", prompt)
+                asked = types.ModelInput.from_ints(drawn)
                 answer = await self.sampler.sample_async(asked, n, params)
                 lengths.extend(len(one.tokens) for one in answer.sequences)
 
@@ -119,7 +125,7 @@ def _wait(made: Any) -> Any:
     return made.result() if hasattr(made, "result") else made
 
 
-def _draw(seed: int, length: int) -> Tokens:
+def _draw(seed: int | str, length: int) -> Tokens:
     drawn = random.Random(f"{seed} {length}")
     return [drawn.randrange(LOWEST, HIGHEST) for _ in range(length)]
 
