@@ -1,14 +1,15 @@
 """Tinker's API by nip and by SkyRL, on the same weights and machine, asked by the same client.
 
     scripts/build_tinker.sh && scripts/build_peers.sh skyrl
-    python benchmarks/tinker_peers.py [--rounds 3] [--small] [--only rates faults]
+    .venv/bin/python benchmarks/tinker_peers.py [--rounds 3] [--small] [--only rates faults]
         [--out docs/results/tinker_peers.json]
 
     rates    training steps per second, samples per second, from trained weights to their first
              sample; what both compute is compared before
-    faults   a server killed in the middle of training, each POST twice, a loss that is not there
+    faults   a server killed in the middle of training, each gradient and step sent twice, losses
+             that are not there
 
-SkyRL's server on JAX is what skyrl-tx has become, and the other one that trains without a GPU. Both
+SkyRL's server on JAX is what skyrl-tx has become, and another one that trains without a GPU. Both
 servers train and sample on the bundled tiny model, float32, LoRA of rank 32. They take turns in
 rounds, another one first in each; the processes of the one that is not asked are stopped. Each cell
 is asked once before it counts, so that JAX has compiled; how long that took stands beside.
@@ -214,7 +215,7 @@ BATCH = {"count": 8, "length": 64, "loss": CE}
 
 
 def see_doubled(served: Served) -> dict[str, Any]:
-    """Train four steps with each POST sent once, and four with each sent twice."""
+    """Train four steps with gradients and steps sent once, and four with each sent twice."""
     losses: list[list[float]] = []
     with DoubledPosts(served.url) as proxy:
         for url in (served.url, proxy.url):

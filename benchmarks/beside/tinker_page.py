@@ -11,7 +11,7 @@ def page(result: dict[str, Any]) -> str:
     """Write the results as Markdown."""
     parts = [
         "# Tinker's API, nip and SkyRL",
-        "The two servers of Tinker's API that train without a GPU, on the same weights (the "
+        "Two servers of Tinker's API that train without a GPU, on the same weights (the "
         "bundled tiny model, float32), LoRA of rank 32, asked by the same client, each with an SDK "
         "that it speaks. Made by `benchmarks/tinker_peers.py`; the JSON file beside this page has "
         "every round. Processor seconds are those of the server for each step, sample or "

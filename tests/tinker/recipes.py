@@ -151,7 +151,7 @@ class Place:
 
 @contextmanager
 def run_place(directory: Path, root: Path, model: str = "tiny") -> Iterator[Place]:
-    """Run a server with a bundled model, or another by its path, beside a directory with all that the recipes load."""
+    """Run a server beside a directory with what recipes load; a bundled model, or one by its path."""
     server = TinkerServer(root, directory, model)
     try:
         place = Place(directory / "work", server.url, server.state)
