@@ -20,6 +20,7 @@ from aiohttp import web
 Way = Literal["plain", "doubled", "lost"]
 Moment = Literal["before", "during", "later"]
 LORA_SEED = 7
+START_S = 60.0
 NUMBERED = (
     "create_model", "forward_backward", "optim_step", "save_weights", "save_weights_for_sampler",
     "load_weights", "create_sampling_session", "asample", "forward",
@@ -52,7 +53,8 @@ class Between:
 
     def __enter__(self) -> "Between":
         self._thread.start()
-        self._ready.wait()
+        if not self._ready.wait(START_S):
+            raise TimeoutError(f"the proxy did not begin within {START_S:g} s")
         return self
 
     def __exit__(self, *_: object) -> None:

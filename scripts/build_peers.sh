@@ -3,8 +3,8 @@
 # measure beside nip, and of the load generator with which the former does so, each with one of them
 # and what it requires.
 #
-#   scripts/build_peers.sh [PEER]...     verifiers, inspect, dbos, locust, skyrl_tx, skyrl; all
-#                                unless named
+#   scripts/build_peers.sh [PEER]...     verifiers, inspect, dbos, locust, skyrl_tx, which are built
+#                                unless others are named; skyrl, for tinker_peers.py alone
 #
 #   PEERS=DIR            where, .peers in the repository root unless given; each in DIR/PEER
 #   PYTHON=python3.12    the interpreter to build them with (3.11 to 3.13)
@@ -49,7 +49,7 @@ case "$#:${1:-}" in
         exit 1
         ;;
     *)
-        [ "$#" -gt 0 ] || set -- verifiers inspect dbos locust skyrl_tx skyrl
+        [ "$#" -gt 0 ] || set -- verifiers inspect dbos locust skyrl_tx
         for peer in "$@"; do
             "${BASH_SOURCE[0]}" "$peer"
         done

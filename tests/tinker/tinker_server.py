@@ -57,6 +57,7 @@ class TinkerServer:
         deadline = time.monotonic() + START_S
         while self.log.read_bytes().count(b" ready: ") < self._starts:
             if self._process.poll() is not None or time.monotonic() > deadline:
+                self._process.kill()
                 raise SystemExit(f"the server does not start, see {self.log}")
             time.sleep(0.1)
 
