@@ -1,8 +1,8 @@
 """A verifier alone, asked again: one rejection among k verdicts rejects.
 
 summarize_asked_again    of an arm, for each k, both rates with their intervals, and tokens
-compare_at_equal_tokens  each arm with provers beside as many verdicts as make its tokens
-compare_attacked         what each attack left of it, beside as many as make its verifier's
+compare_at_equal_tokens  each arm with provers beside the most verdicts played in its tokens
+compare_attacked         what each attack left of it, beside the most in its verifier's
 
 Rejecting where any of k plays rejects is `nip_core.evaluation.any_of`; docs/statistics.md says what
 it is for.
@@ -115,8 +115,8 @@ def compare_at_equal_tokens(
 ) -> Iterator[AtEqualTokens]:
     """Put each arm beside a baseline asked again, at no more generated tokens.
 
-    `pairs` say by the places of `arms` which is compared with which. ``k`` is the highest with no
-    more tokens, at least 1; the figures are those of both.
+    `pairs` say by the places of `arms` which is compared with which. ``k`` is the highest that was
+    played with no more tokens, at least 1; more may fit. The figures are those of both.
     """
     for place, other in pairs:
         arm, baseline = arms[place], arms[other]
@@ -167,7 +167,7 @@ def compare_attacked(
 
 
 def _find_highest(rows: Sequence[AskedAgainRow], tokens: float) -> int:
-    """Find the most plays that take no more tokens, at least 1."""
+    """Find the most plays, of those there are, that take no more tokens, at least 1."""
     # Rounded: a token is not divided, and the last digit is not to decide.
     return max([row.k for row in rows if round(row.generated_tokens) <= round(tokens)] or [1])
 

@@ -116,7 +116,9 @@ def test_nothing_is_said_of_problems_that_tell_nothing(tmp_path, monkeypatch):
     assert run.read_json(run.metrics(0, "test"))["believe_the_prover"]["accuracy"] == 1.0
 
 
-def test_an_arm_stands_beside_as_many_verdicts_as_make_its_tokens(tmp_path, monkeypatch):
+def test_an_arm_stands_beside_the_most_verdicts_that_were_played_and_take_no_more_tokens(
+    tmp_path, monkeypatch
+):
     store, results = results_of(tmp_path, monkeypatch, "checks", "arithmetic", 2, 3)
     [adp, alone] = results.arms
     [test] = alone.any_of  # untrained, as nothing is trained here
@@ -142,7 +144,7 @@ def test_an_arm_stands_beside_as_many_verdicts_as_make_its_tokens(tmp_path, monk
     assert again.as_json() == {"iteration": 0, **test.rows[beside.k - 1].as_json()}
     text = render_results(results)
     assert "## Asked again" in text and "| alone | untrained | 3 |" in text
-    assert f"| alone, untrained | {beside.k} |" in text
+    assert f"| alone, untrained | {beside.k} |" in text and "fit)" not in text
     # One verdict has no other majority; completeness and soundness can't both gain by voting.
     first, *_, last = test.rows
     assert first.majority_soundness.mean == pytest.approx(first.soundness.mean)
@@ -160,7 +162,17 @@ def test_an_arm_stands_beside_as_many_verdicts_as_make_its_tokens(tmp_path, monk
     assert attacked.soundness == half and attacked.any_of[0].soundness == test.rows[1].soundness
     found = results.baselines.model_copy(update={"attacked": (attacked,)})
     text = render_results(results.model_copy(update={"baselines": found}))
-    assert "no more tokens of the verifier" in text and "| adp | chosen |" in text
+    assert "tokens of the verifier than" in text and "| adp | chosen |" in text
+    assert "fit)" not in text
+    # In which it wrote as much as in seven, of which three were played.
+    tokens = tokens.model_copy(update={"mean": 7 * alone.generated_tokens.mean + 0.2})
+    arms[0] = adp.model_copy(
+        update={"attacks": {"chosen": left.model_copy(update={"verifier_tokens": tokens})}}
+    )
+    found = found.model_copy(update={"attacked": tuple(compare_attacked(arms, [(0, 1)]))})
+    text = render_results(results.model_copy(update={"baselines": found}))
+    assert "| alone, untrained | 3 (7 fit) |" in text
+    assert "(n fit): so many verdicts would take no more tokens" in text
     assert "Any of k plays" in report_of(store, "leak-alone-1")
     assert "Any of k plays" not in report_of(store, "leak-adp-1")
 
