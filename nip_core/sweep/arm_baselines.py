@@ -35,7 +35,7 @@ from nip_core.sweep.results_document import (
     SweptTest,
     VerifierAlone,
 )
-from nip_core.sweep.swept_facts import Kind, SweepFacts, SweptGame
+from nip_core.sweep.swept_facts import Kind, RunFacts, SweepFacts, SweptGame
 from nip_core.sweep.swept_runs import SEED
 
 _MEANING: Mapping[str, tuple[str, str]] = {
@@ -140,22 +140,41 @@ def _compare_accuracy(counted: ByMajority, sweep: SweepFacts) -> Iterator[Baseli
         )
 
 
-def asked_again_pairs(sweep: SweepFacts) -> list[tuple[int, int]]:
-    """Pair the places of each arm with provers with those of verifiers alone on its problems."""
+def asked_again_pairs(counted: Counted, sweep: SweepFacts) -> list[tuple[int, int]]:
+    """Pair the places of each arm with provers with those of verifiers alone on its problems.
+
+    `counted` knows the runs that are finished and tested: their problems must be the same.
+    """
     arms = [runs[0].game for runs in sweep.arms.values()]
+    problems = [_list_problems(counted, runs) for runs in sweep.arms.values()]
     kinds = [game.kind for game in arms]
     return [
         (place, other)
         for place, arm in enumerate(arms)
         for other, baseline in enumerate(arms)
         if kinds[place] is None and kinds[other] == "alone" and _is_for("alone", baseline, arm)
+        if problems[place] == problems[other]
     ]
 
 
+def _list_problems(counted: Counted, runs: Iterable[RunFacts]) -> set[frozenset[str]]:
+    """List the sets of problems of these runs' last tests; one, where all were tested alike."""
+    tested = (run.name for run in runs if counted.count(run.name, "accuracy") is not None)
+    return {frozenset(play.problem for play in counted.plays(name)) for name in tested}
+
+
 def _is_for(kind: Kind, baseline: SweptGame, arm: SweptGame) -> bool:
-    """Return whether the baseline plays the arm's problems, and with provers its protocol."""
+    """Return whether the baseline plays the arm's problems, and with provers the arm's game.
+
+    Where a verifier is alone there is no game to compare; that its problems are the same show the
+    verdicts, as for all baselines.
+    """
     keys = ["scenario", "dataset", *([] if kind == "alone" else ["protocol"])]
-    return all(getattr(baseline, key) == getattr(arm, key) for key in keys)
+    if any(getattr(baseline, key) != getattr(arm, key) for key in keys):
+        return False
+    # Of facts of earlier versions nothing more is known than those names.
+    is_known = baseline.rules is not None and arm.rules is not None
+    return kind == "alone" or not is_known or baseline.rules == arm.rules
 
 
 def _find_alone(counted: Counted, sweep: SweepFacts) -> Iterator[VerifierAlone]:

@@ -133,7 +133,7 @@ def _find_baselines(
         and run.name in last_tests
         and last_tests[run.name].majority_accuracy is not None
     ]
-    pairs = asked_again_pairs(facts)
+    pairs = asked_again_pairs(counted, facts)
     asked_again = compare_at_equal_tokens(arms, pairs)
     by_majority = ByMajority(verdicts, tests, voted)
     found = compare_with_baselines(counted, by_majority, facts, last_tests, asked_again)

@@ -32,6 +32,9 @@ class SweptGame(Part):
     """Which baseline it is; None for any other game."""
     rate_alone: float | None
     """How often its verifier could be right alone; None where nobody knows."""
+    rules: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The SHA-256 of all settings of the scenario and of protocols; None of what an earlier version
+    has collected."""
 
 
 class SpentOnTest(Part):
