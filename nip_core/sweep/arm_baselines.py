@@ -8,12 +8,13 @@ baseline_lines          the same in words
 docs/statistics.md has the rules: what is said follows from intervals and p-values alone.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from nip_core.evaluation.baseline_verifiers import majority_decisions
 from nip_core.evaluation.baseline_words import alone_words
 from nip_core.evaluation.confidence_intervals import wilson_of_rate
 from nip_core.evaluation.figures_in_words import plain_percent
+from nip_core.evaluation.split_metrics import Interval95
 from nip_core.sweep.asked_again_document import AtEqualTokens
 from nip_core.sweep.counted import (
     Counted,
@@ -29,6 +30,7 @@ from nip_core.sweep.document_parts import clip_interval
 from nip_core.sweep.hypotheses import Hypothesis
 from nip_core.sweep.outcomes import judge_hypotheses
 from nip_core.sweep.results_document import (
+    ArmDifferences,
     BaselineComparison,
     BaselineFindings,
     ProverBelieved,
@@ -84,6 +86,7 @@ def compare_with_baselines(
     sweep: SweepFacts,
     last_tests: Mapping[str, SweptTest],
     asked_again: Iterable[AtEqualTokens],
+    differences: ArmDifferences | None = None,
 ) -> BaselineFindings:
     """Compare the arms of a sweep with the baselines among them.
 
@@ -91,17 +94,20 @@ def compare_with_baselines(
     that are compared by a majority; `last_tests` has the last test of each. ``compared`` has each
     arm with each baseline, ``alone`` the arms without provers of which is known how often their
     verifier could be right, ``believed`` how many runs of an arm were right more often than
-    believing the prover, and ``any_of`` is `asked_again`.
+    believing the prover, and ``any_of`` is `asked_again`. A difference that is among
+    `differences`, too, has its interval from there.
     """
     return BaselineFindings(
-        compared=tuple(_compare_accuracy(by_majority, sweep)),
+        compared=tuple(_compare_accuracy(by_majority, sweep, differences)),
         alone=tuple(_find_alone(counted, sweep)),
         believed=tuple(_find_believed(sweep, last_tests)),
         any_of=tuple(asked_again),
     )
 
 
-def _compare_accuracy(counted: ByMajority, sweep: SweepFacts) -> Iterator[BaselineComparison]:
+def _compare_accuracy(
+    counted: ByMajority, sweep: SweepFacts, differences: ArmDifferences | None
+) -> Iterator[BaselineComparison]:
     """Compare the accuracy of each arm with each of its baselines."""
     arms = {arm: runs[0].game for arm, runs in sweep.arms.items()}
     kinds = {arm: game.kind for arm, game in arms.items()}
@@ -133,11 +139,28 @@ def _compare_accuracy(counted: ByMajority, sweep: SweepFacts) -> Iterator[Baseli
             kind="voted" if is_voted else kind,
             rates=result.rates,
             difference=result.difference,
-            ci95=result.ci95,
+            # A page says one interval of a difference, though two bootstraps would differ a little.
+            ci95=(None if is_voted else _find_interval(differences, arm, other)) or result.ci95,
             p=result.p,
             outcome=result.outcome,
             because=result.because,
         )
+
+
+def _find_interval(
+    differences: ArmDifferences | None, arm: Sequence[str], baseline: Sequence[str]
+) -> Interval95 | None:
+    """Find the interval of an arm less a baseline where one of them is the first arm."""
+    if differences is None:
+        return None
+    for row in differences.compared:
+        if row.figure != "accuracy" or row.after is not None or row.ci95 is None:
+            continue
+        if (row.arm, differences.first) == (" ".join(arm), " ".join(baseline)):
+            return row.ci95
+        if (row.arm, differences.first) == (" ".join(baseline), " ".join(arm)):
+            return -row.ci95[1], -row.ci95[0]
+    return None
 
 
 def asked_again_pairs(counted: Counted, sweep: SweepFacts) -> list[tuple[int, int]]:

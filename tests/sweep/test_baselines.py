@@ -104,6 +104,25 @@ def test_problems_that_give_the_label_away_are_told_of(tmp_path, monkeypatch):
     assert "Alone the verifier is right in 100.0 %" in report_of(store, "leak-alone-1")
 
 
+def test_a_page_says_one_interval_of_a_figure(tmp_path, monkeypatch):
+    _, results = results_of(tmp_path, monkeypatch, "checks", "arithmetic", 3, 3)
+    _, alone, _ = results.arms
+    # One play of a verifier alone is its figure in the arms' table, and its own majority.
+    once, twice, _ = alone.any_of[-1].rows
+    assert alone.soundness.ci95 and once.soundness == alone.soundness == once.majority_soundness
+    assert once.completeness == alone.completeness == once.majority_completeness
+    # Of two plays both must accept, for either.
+    assert twice.completeness == twice.majority_completeness
+    # `adp` is the first arm: what stands there with the sign turned is the same difference.
+    [row] = [row for row in results.baselines.compared if row.baseline == "random"]
+    [other] = [
+        row
+        for row in results.differences.compared
+        if (row.arm, row.figure, row.after) == ("random", "accuracy", None)
+    ]
+    assert row.ci95 == (-other.ci95[1], -other.ci95[0])
+
+
 def test_a_baseline_with_provers_is_one_of_the_same_game_alone(tmp_path, monkeypatch):
     store, results = results_of(tmp_path, monkeypatch, "checks", "arithmetic", 3, 3)
     both = [("adp", "alone"), ("adp", "random")]
