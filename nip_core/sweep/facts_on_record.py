@@ -194,6 +194,7 @@ class _Reader:
             verifier_tokens=tokens,
             efforts=() if shown is None else tuple(list_efforts(shown)),
             is_apart=is_apart,
+            sampled=None if shown is None or shown.reach is None else shown.reach.messages,
         )
 
     def _read_records(self, name: str) -> _Read:

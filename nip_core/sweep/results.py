@@ -221,6 +221,7 @@ def _sum_up_attack(
         lost_to_script=sum_up(attack.lost_to_script for attack in finished),
         verifier_tokens=sum_up(attack.verifier_tokens for attack in finished),
         by_effort=average_curves(verdicts, known, f"{of_arm} {label}"),
+        rarest=sum_up(attack.rarest for attack in finished),
     )
 
 

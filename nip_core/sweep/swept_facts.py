@@ -87,6 +87,9 @@ class AttackFacts(Part):
     """In the order of tests; () of what an earlier version has measured."""
     is_apart: bool = Field(default=False, exclude_if=lambda value: not value)
     """Whether it plays other problems than the run's own tests."""
+    sampled: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Messages on wrong problems among which it chose, or by which it trained provers; None of a
+    script, and of what an earlier version has collected."""
 
 
 class RunFacts(Part):
