@@ -100,7 +100,7 @@ THOROUGH := tests/scenarios/test_parsing.py tests/rollouts/test_matrix.py tests/
 	tests/stages/test_league.py tests/evaluation/test_statistics_oracles.py \
 	tests/durability/test_kill_matrix.py tests/flows/test_streams.py tests/hub/test_begin_with.py \
 	tests/house/test_tiers.py tests/lm_server/test_jobs.py tests/flows/test_train.py \
-	tests/models/test_kills.py
+	tests/models/test_kills.py tests/sweep/test_committed_results.py
 test-long: install
 	NIP_KILL_POINTS=20 NIP_THOROUGH=1 $(PYTEST) $(LONG) $(THOROUGH)
 

@@ -13,7 +13,7 @@ import typer
 from nip_core.errors import NipError, RunConflictError
 from nip_core.evaluation.figures_in_words import amount
 from nip_prefect.flows.options import RunName
-from nip_prefect.flows.printing import print_json
+from nip_prefect.flows.printing import explain_reach, print_json, reach_cell, reach_entry
 from nip_prefect.flows.terminal import say
 
 
@@ -197,6 +197,7 @@ def _is_finished(step: Any) -> bool:
 
 def _show_plan(planned: Any, as_json: bool) -> None:
     """Show the runs of all rounds with what they would take."""
+    from nip_core.session.attacked_run import plan_reach
     from nip_core.session.prepare import estimate_settings
 
     rows = []
@@ -206,10 +207,14 @@ def _show_plan(planned: Any, as_json: bool) -> None:
             rows.append((step, estimate_settings(step.parameters)))
         except NipError as error:
             raise type(error)(f"{step.name}: {error}") from error
+    reaches = {step.name: plan_reach(step.parameters) for step, _ in rows}
     if as_json:
         print_json(
             [
-                {"run": step.name, "attack": step.label, "calls": of.calls, "usd": of.usd}
+                {
+                    **{"run": step.name, "attack": step.label, "calls": of.calls, "usd": of.usd},
+                    **reach_entry(reaches[step.name]),
+                }
                 for step, of in rows
             ]
         )
@@ -218,8 +223,10 @@ def _show_plan(planned: Any, as_json: bool) -> None:
     for step, of in rows:
         cost = "cost unknown" if of.usd is None else f"${of.usd:,.2f}"
         what = "trains" if step.label is None else "attacks"
-        say(f"{step.name:<{width}}  {what:<7}  {of.calls:>11,} calls  {cost}")
+        reach = reach_cell(reaches[step.name])
+        say(f"{step.name:<{width}}  {what:<7}  {of.calls:>11,} calls  {cost}{reach}")
     known = [of.usd for _, of in rows if of.usd is not None]
     total = f"${sum(known):,.2f}" if len(known) == len(rows) else "cost unknown"
     calls = sum(of.calls for _, of in rows)
     say(f"{amount(len(rows), 'run')}, at most {amount(calls, 'call')}, {total}; none started")
+    explain_reach(reaches.values())

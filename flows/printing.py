@@ -36,11 +36,12 @@ from nip_prefect.flows.console import make_console
 from nip_prefect.flows.terminal import say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from rich.console import Console
 
     from nip_core.costs.estimate import Estimate
+    from nip_core.evaluation.attack_metrics import Reach
     from nip_prefect.flows.options import Shown
 
 _LARGE_CHANGE = 0.15  # of accuracy, between two tests
@@ -67,7 +68,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
         counts = None if left_out is None else {s: len(out) for s, out in left_out.items()}
         reach = plan_reach(parameters)
         known = {"estimate": asdict(estimate), "left_out": counts, "origin": origin.facts()}
-        known |= {} if reach is None else {"reach": reach.as_json()}
+        known |= reach_entry(reach)
         print_json({"parameters": parameters.to_dict(), **known})
         _warn(parameters, estimate)
         return
@@ -229,6 +230,26 @@ def _unreachable_threshold(parameters: HyperParameters) -> "Iterator[str]":
             f"pure_text_ei.reward_threshold, {threshold:g}, so it is never trained; use "
             "rollout_selection_method: weighted_sampling, or freeze_agent: true"
         )
+
+
+def reach_cell(reach: "Reach | None") -> str:
+    """Write what an attack will reach, behind its cost in a plan; "" where it samples nothing."""
+    from nip_core.evaluation.attack_reach import reach_share
+
+    return "" if reach is None else f"  reach {reach_share(reach.rarest)}"
+
+
+def reach_entry(reach: "Reach | None") -> dict[str, Any]:
+    """Return the same for programs; {} where it samples nothing."""
+    return {} if reach is None else {"reach": reach.as_json()}
+
+
+def explain_reach(reaches: "Iterable[Reach | None]") -> None:
+    """Say under a plan what reach is, where an attack of it has one."""
+    from nip_core.evaluation.attack_reach import PLANNED_REACH
+
+    if any(reach is not None for reach in reaches):
+        say(PLANNED_REACH)
 
 
 def print_json(value: Any) -> None:

@@ -19,7 +19,7 @@ import typer
 
 from nip_core.errors import NipError, SettingsError, StoreError
 from nip_core.evaluation.figures_in_words import amount
-from nip_prefect.flows.printing import print_json
+from nip_prefect.flows.printing import explain_reach, print_json, reach_cell, reach_entry
 from nip_prefect.flows.terminal import say
 
 File = Annotated[
@@ -397,6 +397,7 @@ class PlayedHere:
 def _show_plan(planned: Any, as_json: bool) -> None:
     """The runs with what they would take."""
     from nip_core.run_store.store import check_location
+    from nip_core.session.attacked_run import plan_reach
     from nip_core.session.prepare import estimate_settings, plan_run
 
     check_location(planned.run_store)
@@ -411,10 +412,14 @@ def _show_plan(planned: Any, as_json: bool) -> None:
             ]
         except NipError as error:
             raise type(error)(f"{run.name}: {error}") from error
+    reaches = {step.name: plan_reach(step.parameters) for _, step, _ in rows}
     if as_json:
         print_json(
             [
-                {"run": step.name, "values": dict(run.values), "calls": e.calls, "usd": e.usd}
+                {
+                    **{"run": step.name, "values": dict(run.values), "calls": e.calls},
+                    **{"usd": e.usd, **reach_entry(reaches[step.name])},
+                }
                 for run, step, e in rows
             ]
         )
@@ -424,8 +429,10 @@ def _show_plan(planned: Any, as_json: bool) -> None:
         cost = "cost unknown" if estimate.usd is None else f"${estimate.usd:,.2f}"
         source = getattr(step, "imitates", None)
         then = "" if source is None else f"  after {source}, which it imitates"
-        say(f"{step.name:<{width}}  {estimate.calls:>11,} calls  {cost}{then}")
+        reach = reach_cell(reaches[step.name])
+        say(f"{step.name:<{width}}  {estimate.calls:>11,} calls  {cost}{reach}{then}")
     known = [e.usd for _, _, e in rows if e.usd is not None]
     total = f"${sum(known):,.2f}" if len(known) == len(rows) else "cost unknown"
     calls = sum(e.calls for _, _, e in rows)
     say(f"{amount(len(rows), 'run')}, at most {amount(calls, 'call')}, {total}; none started")
+    explain_reach(reaches.values())

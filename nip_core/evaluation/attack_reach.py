@@ -7,15 +7,21 @@ wrong, is everything all right?", JAMA 249, 1983) a kind that none of E messages
 
 measure_reach  of a number of messages
 reach_words    what the reach is, in a sentence
+reach_share    the same as a share alone
 """
 
 from nip_core.evaluation.attack_metrics import Reach
-from nip_core.evaluation.figures_in_words import amount
+from nip_core.evaluation.figures_in_words import DASH, amount
 
 SCRIPT_REACH = (
     "Reach: nothing is sampled. What the script says in each of these situations is tried, and "
     "nothing else."
 )
+PLANNED_REACH = (
+    "reach: kinds of message rarer than this may never be among those that an attack samples; a "
+    "script samples none"
+)
+"""Stands under the plans of several attacks."""
 _THREE = 3  # of the rule
 
 
@@ -30,8 +36,16 @@ def reach_words(reach: Reach, *, planned: bool = False) -> str:
         return "Reach: no message on a wrong problem was sampled."
     sampled = "at most are sampled" if planned else "were sampled"
     missed = "may never be" if planned else "may never have been"
-    share = f"{100 * reach.rarest:.2g} %"
     return (
         f"Reach: {amount(reach.messages, 'message')} on wrong problems {sampled}, so kinds of "
-        f"message rarer than {share} (3/{reach.messages:,}) {missed} among them."
+        f"message rarer than {reach_share(reach.rarest)} (3/{reach.messages:,}) {missed} among "
+        "them."
     )
+
+
+def reach_share(rarest: float | None) -> str:
+    """Write the share of messages below which a kind may be missed; a dash for None."""
+    if rarest is None:
+        return DASH
+    # All of them has no two digits.
+    return "100 %" if rarest >= 1 else f"{100 * rarest:.2g} %"

@@ -8,12 +8,13 @@ baseline_lines          the same in words
 docs/statistics.md has the rules: what is said follows from intervals and p-values alone.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from nip_core.evaluation.baseline_verifiers import majority_decisions
 from nip_core.evaluation.baseline_words import alone_words
 from nip_core.evaluation.confidence_intervals import wilson_of_rate
 from nip_core.evaluation.figures_in_words import plain_percent
+from nip_core.evaluation.split_metrics import Interval95
 from nip_core.sweep.asked_again_document import AtEqualTokens
 from nip_core.sweep.counted import (
     Counted,
@@ -29,13 +30,14 @@ from nip_core.sweep.document_parts import clip_interval
 from nip_core.sweep.hypotheses import Hypothesis
 from nip_core.sweep.outcomes import judge_hypotheses
 from nip_core.sweep.results_document import (
+    ArmDifferences,
     BaselineComparison,
     BaselineFindings,
     ProverBelieved,
     SweptTest,
     VerifierAlone,
 )
-from nip_core.sweep.swept_facts import Kind, SweepFacts, SweptGame
+from nip_core.sweep.swept_facts import Kind, RunFacts, SweepFacts, SweptGame
 from nip_core.sweep.swept_runs import SEED
 
 _MEANING: Mapping[str, tuple[str, str]] = {
@@ -84,6 +86,7 @@ def compare_with_baselines(
     sweep: SweepFacts,
     last_tests: Mapping[str, SweptTest],
     asked_again: Iterable[AtEqualTokens],
+    differences: ArmDifferences | None = None,
 ) -> BaselineFindings:
     """Compare the arms of a sweep with the baselines among them.
 
@@ -91,17 +94,20 @@ def compare_with_baselines(
     that are compared by a majority; `last_tests` has the last test of each. ``compared`` has each
     arm with each baseline, ``alone`` the arms without provers of which is known how often their
     verifier could be right, ``believed`` how many runs of an arm were right more often than
-    believing the prover, and ``any_of`` is `asked_again`.
+    believing the prover, and ``any_of`` is `asked_again`. A difference that is among
+    `differences`, too, has its interval from there.
     """
     return BaselineFindings(
-        compared=tuple(_compare_accuracy(by_majority, sweep)),
+        compared=tuple(_compare_accuracy(by_majority, sweep, differences)),
         alone=tuple(_find_alone(counted, sweep)),
         believed=tuple(_find_believed(sweep, last_tests)),
         any_of=tuple(asked_again),
     )
 
 
-def _compare_accuracy(counted: ByMajority, sweep: SweepFacts) -> Iterator[BaselineComparison]:
+def _compare_accuracy(
+    counted: ByMajority, sweep: SweepFacts, differences: ArmDifferences | None
+) -> Iterator[BaselineComparison]:
     """Compare the accuracy of each arm with each of its baselines."""
     arms = {arm: runs[0].game for arm, runs in sweep.arms.items()}
     kinds = {arm: game.kind for arm, game in arms.items()}
@@ -133,29 +139,65 @@ def _compare_accuracy(counted: ByMajority, sweep: SweepFacts) -> Iterator[Baseli
             kind="voted" if is_voted else kind,
             rates=result.rates,
             difference=result.difference,
-            ci95=result.ci95,
+            # A page says one interval of a difference, though two bootstraps would differ a little.
+            ci95=(None if is_voted else _find_interval(differences, arm, other)) or result.ci95,
             p=result.p,
             outcome=result.outcome,
             because=result.because,
         )
 
 
-def asked_again_pairs(sweep: SweepFacts) -> list[tuple[int, int]]:
-    """Pair the places of each arm with provers with those of verifiers alone on its problems."""
+def _find_interval(
+    differences: ArmDifferences | None, arm: Sequence[str], baseline: Sequence[str]
+) -> Interval95 | None:
+    """Find the interval of an arm less a baseline where one of them is the first arm."""
+    if differences is None:
+        return None
+    for row in differences.compared:
+        if row.figure != "accuracy" or row.after is not None or row.ci95 is None:
+            continue
+        if (row.arm, differences.first) == (" ".join(arm), " ".join(baseline)):
+            return row.ci95
+        if (row.arm, differences.first) == (" ".join(baseline), " ".join(arm)):
+            return -row.ci95[1], -row.ci95[0]
+    return None
+
+
+def asked_again_pairs(counted: Counted, sweep: SweepFacts) -> list[tuple[int, int]]:
+    """Pair the places of each arm with provers with those of verifiers alone on its problems.
+
+    `counted` knows the runs that are finished and tested: their problems must be the same.
+    """
     arms = [runs[0].game for runs in sweep.arms.values()]
+    problems = [_list_problems(counted, runs) for runs in sweep.arms.values()]
     kinds = [game.kind for game in arms]
     return [
         (place, other)
         for place, arm in enumerate(arms)
         for other, baseline in enumerate(arms)
         if kinds[place] is None and kinds[other] == "alone" and _is_for("alone", baseline, arm)
+        if problems[place] == problems[other]
     ]
 
 
+def _list_problems(counted: Counted, runs: Iterable[RunFacts]) -> set[frozenset[str]]:
+    """List the sets of problems of these runs' last tests; one, where all were tested alike."""
+    tested = (run.name for run in runs if counted.count(run.name, "accuracy") is not None)
+    return {frozenset(play.problem for play in counted.plays(name)) for name in tested}
+
+
 def _is_for(kind: Kind, baseline: SweptGame, arm: SweptGame) -> bool:
-    """Return whether the baseline plays the arm's problems, and with provers its protocol."""
+    """Return whether the baseline plays the arm's problems, and with provers the arm's game.
+
+    Where a verifier is alone there is no game to compare; that its problems are the same show the
+    verdicts, as for all baselines.
+    """
     keys = ["scenario", "dataset", *([] if kind == "alone" else ["protocol"])]
-    return all(getattr(baseline, key) == getattr(arm, key) for key in keys)
+    if any(getattr(baseline, key) != getattr(arm, key) for key in keys):
+        return False
+    # Of facts of earlier versions nothing more is known than those names.
+    is_known = baseline.rules is not None and arm.rules is not None
+    return kind == "alone" or not is_known or baseline.rules == arm.rules
 
 
 def _find_alone(counted: Counted, sweep: SweepFacts) -> Iterator[VerifierAlone]:

@@ -1,8 +1,8 @@
 """A verifier alone, asked again: one rejection among k verdicts rejects.
 
 summarize_asked_again    of an arm, for each k, both rates with their intervals, and tokens
-compare_at_equal_tokens  each arm with provers beside as many verdicts as make its tokens
-compare_attacked         what each attack left of it, beside as many as make its verifier's
+compare_at_equal_tokens  each arm with provers beside the most verdicts played in its tokens
+compare_attacked         what each attack left of it, beside the most in its verifier's
 
 Rejecting where any of k plays rejects is `nip_core.evaluation.any_of`; docs/statistics.md says what
 it is for.
@@ -40,8 +40,8 @@ def summarize_asked_again(
     """Average an arm's `runs` where any of k plays rejects, in their first test and their last.
 
     Rates have the mean, lowest and highest over runs, with a 95 % interval that counts seeds and
-    questions as drawn; `name` seeds it. Tokens are those of a problem. () where no problem is
-    played again.
+    questions as drawn; `name` seeds it, as it does the arm's own, which are those of one play in
+    the last test. Tokens are those of a problem. () where no problem is played again.
     """
     tests: list[AskedAgainTest] = []
     for at in (0, -1):
@@ -56,28 +56,37 @@ def summarize_asked_again(
         counted = [_count_right(verdicts, run, iteration) for run, _ in of_runs]
         # Where a run was played less often, no k is a mean over fewer runs than another.
         plays = min(len(rows) for rows in by_run)
-        rows = tuple(
-            _average_row([of_run[k - 1] for of_run in by_run], counted, f"{name} {iteration}")
-            for k in range(1, plays + 1)
-        )
-        tests.append(AskedAgainTest(iteration=iteration, rows=rows))
+        is_last = all(run.tests[-1].iteration == iteration for run in runs if run.tests)
+        rows = []
+        for k in range(1, plays + 1):
+            of_k = [of_run[k - 1] for of_run in by_run]
+            seeds = {rate: f"{name} {iteration} {rate} {k}" for rate in _LABELS}
+            if is_last and k == 1:
+                seeds = {rate: f"{name} {rate}" for rate in _LABELS}
+            rows.append(_average_row(of_k, counted, seeds))
+        tests.append(AskedAgainTest(iteration=iteration, rows=tuple(rows)))
     return tuple(tests)
 
 
 def _average_row(
-    rows: Sequence[AnyOfRow], counted: Sequence[Mapping[tuple[str, int], Counts]], name: str
+    rows: Sequence[AnyOfRow],
+    counted: Sequence[Mapping[tuple[str, int], Counts]],
+    seeds: Mapping[str, str],
 ) -> AskedAgainRow:
-    """Average the rows of several runs for one k."""
+    """Average the rows of several runs for one k; `seeds` names by rate what seeds the intervals.
+
+    By any play and by majority have one seed: with one play, and often with two, they are one rate.
+    """
     k = rows[0].k
 
     def average_votes(rate: str) -> OverRuns | None:
         counts = [of_run[f"majority {rate}", k] for of_run in counted]
         values = [share_right([of_run]) for of_run in counts]
-        return sum_up(values, average_runs(counts, f"{name} majority {rate} {k}"))
+        return sum_up(values, average_runs(counts, seeds[rate]))
 
     def average(rate: str, values: Sequence[float | None]) -> OverRuns | None:
         counts = [of_run[rate, k] for of_run in counted]
-        return sum_up(values, average_runs(counts, f"{name} {rate} {k}"))
+        return sum_up(values, average_runs(counts, seeds[rate]))
 
     return AskedAgainRow(
         k=k,
@@ -115,8 +124,8 @@ def compare_at_equal_tokens(
 ) -> Iterator[AtEqualTokens]:
     """Put each arm beside a baseline asked again, at no more generated tokens.
 
-    `pairs` say by the places of `arms` which is compared with which. ``k`` is the highest with no
-    more tokens, at least 1; the figures are those of both.
+    `pairs` say by the places of `arms` which is compared with which. ``k`` is the highest that was
+    played with no more tokens, at least 1; more may fit. The figures are those of both.
     """
     for place, other in pairs:
         arm, baseline = arms[place], arms[other]
@@ -167,7 +176,7 @@ def compare_attacked(
 
 
 def _find_highest(rows: Sequence[AskedAgainRow], tokens: float) -> int:
-    """Find the most plays that take no more tokens, at least 1."""
+    """Find the most plays, of those there are, that take no more tokens, at least 1."""
     # Rounded: a token is not divided, and the last digit is not to decide.
     return max([row.k for row in rows if round(row.generated_tokens) <= round(tokens)] or [1])
 

@@ -13,13 +13,19 @@ all choices of k plays, so without bias. Majority: the more frequent verdict of 
 is wrong.
 """
 _AT_AS_MANY = """
-Beside each arm with provers the highest k that takes no more generated tokens than its episodes (at
-least 1): what the verifier finds with them by being asked again, by itself.
+Beside each arm with provers the highest k, of those that were played, that takes no more generated
+tokens than its episodes (at least 1): what the verifier finds by being asked again, by itself.
 """
 _UNDER_ATTACK = """
-What each attack left of an arm, beside the highest k that takes no more tokens of the verifier than
-it generated in an episode under the attack (at least 1). What provers say costs nothing here. Read
-completeness with it: any of many verdicts rejects right solutions, too.
+What each attack left of an arm, beside the highest k, of those that were played, that takes no more
+tokens of the verifier than it generated in an episode under the attack (at least 1). What provers
+say costs nothing here. Read completeness with it: any of many verdicts rejects right solutions,
+too.
+"""
+_FEWER = """
+(n fit): so many verdicts would take no more tokens, but only k were played. There the verifier
+alone had fewer tokens than the arm. With more verdicts it would reject more, wrong solutions and
+right ones.
 """
 _VOTES = ("majority: soundness", "majority: completeness")
 
@@ -59,10 +65,14 @@ def asked_again_page(results: SweepResults) -> str:
         cells += [write_cell(pair.attacked[label].soundness) for label in attacks]
         # Untrained and trained, in a line each.
         for test in pair.any_of:
-            again = [f"{pair.baseline}, {_when(test)}", str(pair.k), f"{of_baseline:,.0f}"]
+            again = [f"{pair.baseline}, {_when(test)}", _k_cell(pair.k, tokens, of_baseline)]
+            again.append(f"{of_baseline:,.0f}")
             rows.append([*cells, *again, write_cell(test.soundness), write_cell(test.completeness)])
     text = f"{text}{_AT_AS_MANY}\n{markdown_table(heads, rows)}"
-    return text + _attacked_part(results.baselines.attacked)
+    text += _attacked_part(results.baselines.attacked)
+    attacked = [(pair.k, *pair.verifier_tokens) for pair in results.baselines.attacked]
+    places = [*((pair.k, *pair.generated_tokens) for pair in compared), *attacked]
+    return text + (_FEWER if any(_count_fitting(*place) > place[0] for place in places) else "")
 
 
 def _attacked_part(compared: Sequence[AttackedAtEqualTokens]) -> str:
@@ -79,9 +89,28 @@ def _attacked_part(compared: Sequence[AttackedAtEqualTokens]) -> str:
         for test in pair.any_of:
             rates = [test.soundness, test.completeness]
             rates += [test.majority_soundness, test.majority_completeness]
-            again = [f"{pair.baseline}, {_when(test)}", str(pair.k), f"{of_baseline:,.0f}"]
-            rows.append([*cells, *again, *map(write_cell, rates)])
+            again = [f"{pair.baseline}, {_when(test)}", _k_cell(pair.k, tokens, of_baseline)]
+            rows.append([*cells, *again, f"{of_baseline:,.0f}", *map(write_cell, rates)])
     return f"{_UNDER_ATTACK}\n{markdown_table(heads, rows)}"
+
+
+def _k_cell(k: int, tokens: float, of_baseline: float) -> str:
+    """Write k, and how many verdicts would fit where fewer were played."""
+    fitting = _count_fitting(k, tokens, of_baseline)
+    return f"{k} ({fitting} fit)" if fitting > k else str(k)
+
+
+def _count_fitting(k: int, tokens: float, of_baseline: float) -> int:
+    """Count the verdicts that take no more than `tokens`, at least `k`, which took `of_baseline`.
+
+    Tokens are compared as `compare_at_equal_tokens` does, rounded.
+    """
+    if of_baseline <= 0:  # as many as one likes
+        return k
+    a_verdict = of_baseline / k
+    # Rounding moves the last one by half a token, so it may be one less.
+    most = int((round(tokens) + 0.5) / a_verdict)
+    return max(k, most if round(most * a_verdict) <= round(tokens) else most - 1)
 
 
 def _when(test: AskedAgainTest | AskedAgainAt) -> str:

@@ -84,7 +84,10 @@ def _plays(verdicts: Verdicts, attack: AttackFacts, effort: EffortOfTest) -> Seq
 def average_curves(
     verdicts: Verdicts, attacks: Sequence[AttackFacts], name: str
 ) -> tuple[ArmPoint, ...]:
-    """Average the curves of finished attacks, point by point; `name` seeds the intervals."""
+    """Average the curves of finished attacks, point by point; `name` seeds the intervals.
+
+    The test that counts is a figure of the arm, and has the interval that the arm's table has.
+    """
     by_place: dict[str, list[tuple[AttackFacts, EffortOfTest]]] = {}
     for attack in attacks:
         for effort in attack.efforts:
@@ -92,10 +95,12 @@ def average_curves(
     points = []
     for at, known in by_place.items():
         rates: dict[str, OverRuns | None] = {}
+        counts_for_arm = all(_is_last(*one) for one in known)
+        point = name if counts_for_arm else f"{name} {at}"
         for figure, y in _LABELS.items():
             counts = [count_plays(_plays(verdicts, *one), figure) for one in known]
             values = [_share(verdicts, *one, y) for one in known]
-            rates[figure] = sum_up(values, average_runs(counts, f"{name} {at} {figure}"))
+            rates[figure] = sum_up(values, average_runs(counts, f"{point} {figure}"))
         dollars = [effort.usd for _, effort in known]
         paid = [usd for usd in dollars if usd is not None]
         points.append(
@@ -110,6 +115,10 @@ def average_curves(
             )
         )
     return tuple(points)
+
+
+def _is_last(attack: AttackFacts, effort: EffortOfTest) -> bool:
+    return (effort.iteration, effort.n) == (attack.iteration, attack.n)
 
 
 def effort_page(results: SweepResults) -> str:

@@ -2,6 +2,7 @@
 
 collect_sweep  a sweep -> both, from what is in the store
 baseline_kind  which baseline a run is, by its settings
+digest_rules   which game it plays beside the names of scenario and protocol
 Collected      both, with the declaration where there is one
 """
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from nip_core.errors import StoreError
 from nip_core.evaluation.attack_words import caution
+from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.attack import SCRIPT
 from nip_core.protocols import make_protocol
@@ -21,6 +23,7 @@ from nip_core.records.iterations import Records
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
+from nip_core.scenarios import make_scenario
 from nip_core.showing.summary import summarise_run
 from nip_core.sweep.attacks import SweptAttack
 from nip_core.sweep.cells import read_verdicts
@@ -38,6 +41,17 @@ from nip_core.sweep.swept_facts import (
 )
 from nip_core.sweep.swept_runs import Sweep, SweptRun
 from nip_core.sweep.verifier_tokens import count_verifier_tokens
+
+_OF_PROTOCOLS = (
+    "protocol_common",
+    "nip_protocol",
+    "debate_protocol",
+    "mnip_protocol",
+    "refereed_protocol",
+    "merlin_arthur_protocol",
+    "zk_protocol",
+)
+"""The blocks of settings that protocols read. One of a user's own may read any of them."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +103,23 @@ def baseline_kind(parameters: HyperParameters) -> Kind | None:
     return "shuffled" if parameters.dataset_options.shuffle_train_labels else None
 
 
+def digest_rules(parameters: HyperParameters) -> str:
+    """Digest by SHA-256 what these settings say of the scenario and of protocols.
+
+    Two runs with different digests play different games, though scenario, dataset and protocol have
+    the same names: other rounds or rewards, other challenges, other problems. Settings of agents,
+    of training and of `dataset_options` are not in it.
+    """
+    settings = {"scenario": make_scenario(parameters).settings}
+    settings |= {name: getattr(parameters, name) for name in _OF_PROTOCOLS}
+    # Without defaults, so that a setting which a later version adds changes no digest.
+    dump = {
+        name: block.model_dump(mode="json", exclude_defaults=True)
+        for name, block in settings.items()
+    }
+    return digest(dump)
+
+
 @dataclass(frozen=True)
 class _Read:
     """What is known of a run, or of an attack."""
@@ -124,6 +155,7 @@ class _Reader:
                 protocol=parameters.interaction_protocol,
                 kind=baseline_kind(parameters),
                 rate_alone=find_rate_alone(parameters.to_dict()),
+                rules=digest_rules(parameters),
             ),
             status=read.status,
             failure=read.failure,
@@ -162,6 +194,7 @@ class _Reader:
             verifier_tokens=tokens,
             efforts=() if shown is None else tuple(list_efforts(shown)),
             is_apart=is_apart,
+            sampled=None if shown is None or shown.reach is None else shown.reach.messages,
         )
 
     def _read_records(self, name: str) -> _Read:

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from nip_core.evaluation.attack_metrics import AttackMetrics
+from nip_core.evaluation.attack_reach import reach_share
 from nip_core.evaluation.figures_in_words import DASH, percent, percent_cell
 from nip_core.evaluation.split_metrics import Interval95
 from nip_core.records.iterations import Records
@@ -224,8 +225,11 @@ all rounds are on the same problems. Rates are in percent, intervals 95 %, by qu
 
 Before: with honest provers, in the run's own test. After: in the one test of the attack that
 counts, with its script, or with the provers that were the worst on validation problems. **It is an
-upper bound**: a prover that was not tried may fool the verifier more often; the reach of each
-attack stands in its own report.
+upper bound**: a prover that was not tried may fool the verifier more often.
+"""
+_REACH = """
+Reach: kinds of message rarer than this may never have been among those by which an attack trained
+its provers. A script samples none.
 """
 
 
@@ -241,6 +245,8 @@ def render_hardening(results: HardeningResults) -> str:
         rest=", and on right problems with the honest ones alone" if on_wrong else "",
         table=rounds_table(results).rstrip(),
     )
+    if any(attack.rarest is not None for of in results.rounds for attack in of.attacks):
+        page += _REACH
     if results.failures:
         lines = "\n".join(f"- {run}: {why}" for run, why in results.failures.items())
         page += f"\nNot ended:\n\n{lines}\n"
@@ -252,7 +258,7 @@ def rounds_table(results: HardeningResults) -> str:
     heads = [
         *("round", "verifier of", "attack", "soundness before", "after", "completeness before"),
         *("after", "steps to exploit", "lost to lying", "to training"),
-        *("lost to the script", "ended"),
+        *("lost to the script", "reach", "ended"),
     ]
     rows = [cells for of in results.rounds for cells in _list_cells(of)]
     # A script trains nobody, so where no attack does there is nothing to tell of training.
@@ -278,6 +284,7 @@ def _list_cells(of: HardenedRound) -> Iterator[list[str]]:
             _points(attack.lost_to_lying),
             _points(attack.lost_to_training),
             _points(attack.lost_to_script),
+            reach_share(attack.rarest),
             ended,
         ]
 

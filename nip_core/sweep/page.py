@@ -7,6 +7,7 @@ differences_table  each arm less the first, for what was not declared
 
 from collections.abc import Sequence
 
+from nip_core.evaluation.attack_reach import reach_share
 from nip_core.evaluation.figures_in_words import (
     ALL_EQUAL,
     DASH,
@@ -45,6 +46,10 @@ many points of soundness were lost to what. To lying: from the last test of the 
 provers that are told to argue for acceptance and nothing more, on the same wrong problems. To
 training: from there to that test, or the largest n. Soundness after an attack is an upper bound: a
 prover that was not tried may fool more. Each attack is a run of its own.
+"""
+_REACH_PAGE = """
+Reach: kinds of message rarer than this may never have been among those that an attack sampled on
+wrong problems (3/E, of E messages; mean over attacks). A script samples none.
 """
 _SCRIPTS_PAGE = """
 Lost to the script: from the last test of the run itself to the one in which a script wrote the
@@ -96,7 +101,7 @@ def arms_table(results: SweepResults) -> str:
     names = [name for name in results.arms[0].figures if name != MAJORITY or is_voted]
     heads = [*axes, "runs", *(_HEADS.get(name, name) for name in names), "gain"]
     for label, attack in results.arms[0].attacks.items():
-        heads += [f"{label}: {name}" for name in (*attack.rates, *attack.losses)]
+        heads += [f"{label}: {name}" for name in (*attack.rates, *attack.losses, "reach")]
     rows = []
     for arm in results.arms:
         count = f"{arm.finished}" + (f" of {arm.runs}" if arm.finished < arm.runs else "")
@@ -106,9 +111,11 @@ def arms_table(results: SweepResults) -> str:
         for attack in arm.attacks.values():
             cells += map(write_cell, attack.rates.values())
             cells += map(_change, attack.losses.values())
+            cells.append(reach_share(None if attack.rarest is None else attack.rarest.mean))
         rows.append(cells)
     # Where an attack has no figure in any arm there is no column for it.
-    own = len(heads) - sum(len(a.rates) + len(a.losses) for a in results.arms[0].attacks.values())
+    of_attacks = results.arms[0].attacks.values()
+    own = len(heads) - sum(len(a.rates) + len(a.losses) + 1 for a in of_attacks)
     kept = [i for i in range(len(heads)) if i < own or any(row[i] != DASH for row in rows)]
     return markdown_table([heads[i] for i in kept], [[row[i] for i in kept] for row in rows])
 
@@ -210,7 +217,9 @@ def render_results(results: SweepResults) -> str:
     if results.arms[0].attacks:
         losses = [of.lost_to_script for arm in results.arms for of in arm.attacks.values()]
         is_scripted = any(lost is not None for lost in losses)
-        text += _ATTACKS_PAGE + (_SCRIPTS_PAGE if is_scripted else "") + _apart_line(results)
+        text += _ATTACKS_PAGE + (_SCRIPTS_PAGE if is_scripted else "")
+        reached = [of.rarest for arm in results.arms for of in arm.attacks.values()]
+        text += (_REACH_PAGE if any(reached) else "") + _apart_line(results)
     text += effort_page(results) + asked_again_page(results)
     if lines := baseline_lines(results.baselines):
         text += "\n## What the baselines say\n\n" + "".join(f"- {line}\n" for line in lines)

@@ -33,6 +33,7 @@ from nip_core.sweep.page import render_results
 from nip_core.sweep.results_document import (
     FINISHED,
     ArmAttack,
+    ArmDifferences,
     ArmResult,
     BaselineFindings,
     CellsWritten,
@@ -73,13 +74,14 @@ def compute_results(collected: Collected) -> SweepResults:
     ]
     declaration = collected.declaration
     hypotheses = () if declaration is None else declaration.plan.hypotheses
+    differences = subtract_first_arm(counted, facts, hypotheses)
     results = SweepResults(
         sweep=facts.name,
         axes=facts.axes,
         arms=tuple(arms),
         runs=tuple(runs),
-        baselines=_find_baselines(verdicts, facts, counted, tests, runs, arms),
-        differences=subtract_first_arm(counted, facts, hypotheses),
+        baselines=_find_baselines(verdicts, facts, counted, tests, runs, arms, differences),
+        differences=differences,
         cells=CellsWritten(verdicts=collected.verdicts.num_rows, left_out=facts.left_out),
     )
     if declaration is None:
@@ -122,6 +124,7 @@ def _find_baselines(
     tests: Mapping[str, LastTest],
     runs: Sequence[RunResult],
     arms: Sequence[ArmResult],
+    differences: ArmDifferences | None,
 ) -> BaselineFindings:
     """Compare the arms with the baselines among them."""
     last_tests = {run.run: test for run in runs if (test := run.last_test) is not None}
@@ -133,10 +136,12 @@ def _find_baselines(
         and run.name in last_tests
         and last_tests[run.name].majority_accuracy is not None
     ]
-    pairs = asked_again_pairs(facts)
+    pairs = asked_again_pairs(counted, facts)
     asked_again = compare_at_equal_tokens(arms, pairs)
     by_majority = ByMajority(verdicts, tests, voted)
-    found = compare_with_baselines(counted, by_majority, facts, last_tests, asked_again)
+    found = compare_with_baselines(
+        counted, by_majority, facts, last_tests, asked_again, differences
+    )
     attacked = tuple(compare_attacked(arms, pairs))
     return found.model_copy(update={"attacked": attacked}) if attacked else found
 
@@ -216,6 +221,7 @@ def _sum_up_attack(
         lost_to_script=sum_up(attack.lost_to_script for attack in finished),
         verifier_tokens=sum_up(attack.verifier_tokens for attack in finished),
         by_effort=average_curves(verdicts, known, f"{of_arm} {label}"),
+        rarest=sum_up(attack.rarest for attack in finished),
     )
 
 

@@ -32,6 +32,9 @@ class SweptGame(Part):
     """Which baseline it is; None for any other game."""
     rate_alone: float | None
     """How often its verifier could be right alone; None where nobody knows."""
+    rules: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The SHA-256 of all settings of the scenario and of protocols; None of what an earlier version
+    has collected."""
 
 
 class SpentOnTest(Part):
@@ -84,6 +87,9 @@ class AttackFacts(Part):
     """In the order of tests; () of what an earlier version has measured."""
     is_apart: bool = Field(default=False, exclude_if=lambda value: not value)
     """Whether it plays other problems than the run's own tests."""
+    sampled: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Messages on wrong problems among which it chose, or by which it trained provers; None of a
+    script, and of what an earlier version has collected."""
 
 
 class RunFacts(Part):

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from nip_core.evaluation.any_of import any_of
+from nip_core.evaluation.attack_reach import measure_reach
 from nip_core.evaluation.baseline_verifiers import majority_decisions
 from nip_core.evaluation.baseline_words import shows_checking
 from nip_core.evaluation.confidence_intervals import Interval
@@ -138,6 +139,7 @@ def measure_attack(verdicts: Verdicts, run: RunFacts, attack: AttackFacts) -> At
         by_effort=measure_curve(verdicts, attack),
         verdict=attack.verdict,
         is_apart=attack.is_apart,
+        rarest=None if attack.sampled is None else measure_reach(attack.sampled).rarest,
     )
 
 

@@ -52,6 +52,11 @@ def git(*arguments):
     return done.stdout.strip() if done.returncode == 0 else None
 
 
+def test_a_page_that_is_wrong_in_part_begins_with_saying_so():
+    _, first, *_ = (RESULTS / "study" / "README.md").read_text(encoding="utf-8").split("\n\n")
+    assert "(../../study.md#what-was-found)" in first and "is wrong" in first
+
+
 def test_every_file_of_figures_says_which_commit_was_measured_or_that_none_is_on_record():
     silent = [
         file.name

@@ -1,8 +1,11 @@
 """A sweep says in words where its baselines explain what its arms show, and only there."""
 
 import asyncio
+import dataclasses
+from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import yaml
 from leaking_players import answers
@@ -11,6 +14,7 @@ from scripted_server import scripted_server
 from nip_core import loop
 from nip_core.evaluation.baseline_words import remarks
 from nip_core.evaluation.split_metrics import SplitMetrics
+from nip_core.parameters import load_parameters
 from nip_core.protocols import NO_DECISION
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
@@ -19,9 +23,9 @@ from nip_core.sweep.arm_baselines import ByMajority, baseline_lines
 from nip_core.sweep.asked_again import compare_attacked
 from nip_core.sweep.counted import LastTest, Play, Verdicts
 from nip_core.sweep.document_parts import OverRuns
-from nip_core.sweep.facts_on_record import baseline_kind
+from nip_core.sweep.facts_on_record import baseline_kind, collect_sweep, digest_rules
 from nip_core.sweep.page import render_results
-from nip_core.sweep.results import collect_results
+from nip_core.sweep.results import collect_results, compute_results
 from nip_core.sweep.results_document import ArmAttack
 from nip_core.sweep.swept_runs import read_sweep
 
@@ -100,6 +104,80 @@ def test_problems_that_give_the_label_away_are_told_of(tmp_path, monkeypatch):
     assert "Alone the verifier is right in 100.0 %" in report_of(store, "leak-alone-1")
 
 
+def test_a_page_says_one_interval_of_a_figure(tmp_path, monkeypatch):
+    _, results = results_of(tmp_path, monkeypatch, "checks", "arithmetic", 3, 3)
+    _, alone, _ = results.arms
+    # One play of a verifier alone is its figure in the arms' table, and its own majority.
+    once, twice, _ = alone.any_of[-1].rows
+    assert alone.soundness.ci95 and once.soundness == alone.soundness == once.majority_soundness
+    assert once.completeness == alone.completeness == once.majority_completeness
+    # Of two plays both must accept, for either.
+    assert twice.completeness == twice.majority_completeness
+    # `adp` is the first arm: what stands there with the sign turned is the same difference.
+    [row] = [row for row in results.baselines.compared if row.baseline == "random"]
+    [other] = [
+        row
+        for row in results.differences.compared
+        if (row.arm, row.figure, row.after) == ("random", "accuracy", None)
+    ]
+    assert row.ci95 == (-other.ci95[1], -other.ci95[0])
+
+
+def test_a_baseline_with_provers_is_one_of_the_same_game_alone(tmp_path, monkeypatch):
+    store, results = results_of(tmp_path, monkeypatch, "checks", "arithmetic", 3, 3)
+    both = [("adp", "alone"), ("adp", "random")]
+    assert [(row.arm, row.baseline) for row in results.baselines.compared] == both
+    collected = collect_sweep(store, read_sweep(tmp_path / "sweep.yaml"))
+    facts = collected.facts
+    [rules] = {run.game.rules for run in facts.runs}
+
+    def compared(of_random, of_others=rules):
+        runs = [
+            run.model_copy(update={"game": run.game.model_copy(update={"rules": changed})})
+            for run in facts.runs
+            for changed in [of_random if run.game.kind == "random" else of_others]
+        ]
+        changed = facts.model_copy(update={"runs": tuple(runs)})
+        found = compute_results(dataclasses.replace(collected, facts=changed)).baselines
+        assert [row.baseline for row in found.any_of] == ["alone"]
+        return [(row.arm, row.baseline) for row in found.compared]
+
+    assert compared("of other settings") == both[:1]
+    # In facts of earlier versions the names are all that is known.
+    assert compared(None) == both and compared(None, None) == both
+
+
+def test_a_verifier_asked_again_stands_beside_arms_on_its_problems_alone(tmp_path, monkeypatch):
+    store, results = results_of(tmp_path, monkeypatch, "checks", "arithmetic", 2, 3)
+    assert results.baselines.any_of
+    collected = collect_sweep(store, read_sweep(tmp_path / "sweep.yaml"))
+    table = collected.verdicts
+    is_alone = pc.match_substring(table["run"], "alone")
+    elsewhere = pc.binary_join_element_wise("other", table["problem"], "-")
+    at = table.schema.get_field_index("problem")
+    column = pc.if_else(is_alone, elsewhere, table["problem"])
+    moved = table.set_column(at, table.schema.field(at), column)
+    assert not compute_results(dataclasses.replace(collected, verdicts=moved)).baselines.any_of
+
+
+@pytest.mark.parametrize(
+    ("change", "is_same"),
+    [
+        ("scenario_settings.steps=3", False),
+        ("nip_protocol.max_message_rounds=5", False),
+        ("protocol_common.shared_reward=true", False),
+        ("rl.num_iterations=7", True),
+        ("agents.prover.is_random=true", True),
+        ("dataset_options.shuffle_train_labels=true", True),
+    ],
+)
+def test_the_rules_of_a_game_are_settings_of_scenario_and_protocols(change, is_same):
+    config = Path(__file__).parents[2] / "deployments" / "configs" / "arithmetic-tiny.yaml"
+    at_first = ("protocol_common.shared_reward=false",)
+    rules = [digest_rules(load_parameters(config, (*at_first, *more))) for more in ((), (change,))]
+    assert (rules[0] == rules[1]) is is_same
+
+
 def test_nothing_is_said_of_problems_that_tell_nothing(tmp_path, monkeypatch):
     store, results = results_of(tmp_path, monkeypatch, "checks", "arithmetic", 2)
     [compared] = results.baselines.compared
@@ -116,7 +194,9 @@ def test_nothing_is_said_of_problems_that_tell_nothing(tmp_path, monkeypatch):
     assert run.read_json(run.metrics(0, "test"))["believe_the_prover"]["accuracy"] == 1.0
 
 
-def test_an_arm_stands_beside_as_many_verdicts_as_make_its_tokens(tmp_path, monkeypatch):
+def test_an_arm_stands_beside_the_most_verdicts_that_were_played_and_take_no_more_tokens(
+    tmp_path, monkeypatch
+):
     store, results = results_of(tmp_path, monkeypatch, "checks", "arithmetic", 2, 3)
     [adp, alone] = results.arms
     [test] = alone.any_of  # untrained, as nothing is trained here
@@ -142,7 +222,7 @@ def test_an_arm_stands_beside_as_many_verdicts_as_make_its_tokens(tmp_path, monk
     assert again.as_json() == {"iteration": 0, **test.rows[beside.k - 1].as_json()}
     text = render_results(results)
     assert "## Asked again" in text and "| alone | untrained | 3 |" in text
-    assert f"| alone, untrained | {beside.k} |" in text
+    assert f"| alone, untrained | {beside.k} |" in text and "fit)" not in text
     # One verdict has no other majority; completeness and soundness can't both gain by voting.
     first, *_, last = test.rows
     assert first.majority_soundness.mean == pytest.approx(first.soundness.mean)
@@ -160,7 +240,17 @@ def test_an_arm_stands_beside_as_many_verdicts_as_make_its_tokens(tmp_path, monk
     assert attacked.soundness == half and attacked.any_of[0].soundness == test.rows[1].soundness
     found = results.baselines.model_copy(update={"attacked": (attacked,)})
     text = render_results(results.model_copy(update={"baselines": found}))
-    assert "no more tokens of the verifier" in text and "| adp | chosen |" in text
+    assert "tokens of the verifier than" in text and "| adp | chosen |" in text
+    assert "fit)" not in text
+    # In which it wrote as much as in seven, of which three were played.
+    tokens = tokens.model_copy(update={"mean": 7 * alone.generated_tokens.mean + 0.2})
+    arms[0] = adp.model_copy(
+        update={"attacks": {"chosen": left.model_copy(update={"verifier_tokens": tokens})}}
+    )
+    found = found.model_copy(update={"attacked": tuple(compare_attacked(arms, [(0, 1)]))})
+    text = render_results(results.model_copy(update={"baselines": found}))
+    assert "| alone, untrained | 3 (7 fit) |" in text
+    assert "(n fit): so many verdicts would take no more tokens" in text
     assert "Any of k plays" in report_of(store, "leak-alone-1")
     assert "Any of k plays" not in report_of(store, "leak-adp-1")
 

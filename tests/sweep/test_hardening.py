@@ -7,6 +7,7 @@ import pytest
 from small_game import train_here, write_config
 
 from nip_core.errors import NipError, SettingsError
+from nip_core.evaluation.attack_reach import reach_share
 from nip_core.parameters import load_parameters
 from nip_core.run_store.store import open_store
 from nip_core.sweep.hardening import (
@@ -189,6 +190,16 @@ def test_rounds_that_make_no_sense_are_refused(attacks, more, says):
     assert says in str(refused.value)
 
 
+def test_a_plan_says_what_its_attacks_will_reach(store, capsys):
+    harden("small", rounds=1, attack=["sneaky", "script"], steps=5, run_store=store, dry_run=True)
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    reaching = [name for name, line in lines.items() if "  reach " in line]
+    assert reaching == ["small-harden-0-sneaky", "small-harden-1-sneaky"]
+    [first, second] = (lines[name].partition("  reach ")[2] for name in reaching)
+    assert first == second == reach_share(3 / (5 * 128))  # a message an episode
+    assert lines["reach:"].startswith("reach: kinds of message rarer than this")
+
+
 @pytest.mark.parametrize(
     "mix",
     [
@@ -224,6 +235,14 @@ def test_the_table_has_a_row_for_each_attack_and_the_figure_the_lowest_of_a_roun
     )  # fmt: skip
     assert rounds[0].lowest.label == "sneaky" and rounds[1].lowest is None
     page = render_hardening(results)
+    assert "reach" not in page.lower()  # of attacks by earlier versions
+    no_step, sneaky = rounds[0].attacks
+    sampled = rounds[0].model_copy(
+        update={"attacks": (no_step, sneaky.model_copy(update={"rarest": 3 / 640}))}
+    )
+    reaching = render_hardening(results.model_copy(update={"rounds": (sampled, rounds[1])}))
+    assert "| reach | ended |" in reaching and "| 5 | 0.47 % | plateau |" in reaching
+    assert "| 90.0 | – | – | – |" in reaching and "\nReach: kinds of message" in reaching
     assert "| 0 | r | no-step | 90.0 [80.0, 95.0] | 50.0 [10.0, 60.0] | 99.0 | 90.0 | – |" in page
     assert "| 0 | r | sneaky | 90.0 [80.0, 95.0] | 20.0 [10.0, 60.0] | 99.0 | 90.0 | 5 |" in page
     assert "| 1 | r-1 | sneaky | – | not begun |" in page and "- r-1: no room | no disk" in page

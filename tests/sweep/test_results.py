@@ -1,6 +1,7 @@
 """A sweep's table is made of what its runs have on record; docs/sweeps.md has the commands."""
 
 import asyncio
+import dataclasses
 import io
 import json
 import re
@@ -17,6 +18,7 @@ from small_game import FEW, train_here, write_config
 
 from nip_core.errors import NipError, SettingsError
 from nip_core.evaluation.attack_figures import plain_rollouts
+from nip_core.evaluation.attack_reach import reach_share
 from nip_core.evaluation.baseline_words import shows_checking
 from nip_core.records.iterations import Records
 from nip_core.rollouts.tables import StoredRollouts, read_rollouts
@@ -29,7 +31,7 @@ from nip_core.sweep.document_parts import OverRuns
 from nip_core.sweep.facts_on_record import collect_sweep
 from nip_core.sweep.page import arms_table, render_results
 from nip_core.sweep.recompute import recompute_results
-from nip_core.sweep.results import collect_results, write_results
+from nip_core.sweep.results import collect_results, compute_results, write_results
 from nip_core.sweep.results_document import ArmResult, BaselineFindings, SweepResults
 from nip_core.sweep.swept_runs import read_sweep
 from nip_core.sweep.swept_tests import measure_attack
@@ -130,6 +132,11 @@ def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
         ("n 3", three.soundness),
     ]
     assert "| adp | chosen | n 3 |" in render_results(results)
+    # How rare a kind of message may be that it never had to choose from.
+    assert attack.rarest == metrics["reach"]["rarest"] == of_arm.rarest.mean
+    reach = reach_share(attack.rarest)
+    assert " | chosen: reach |" in lines[0] and lines[2].endswith(f" | {reach} |")
+    assert lines[3].endswith(" | – |") and "\nReach: kinds of message" in render_results(results)
     assert attack.verifier_tokens == of_arm.verifier_tokens.mean == tokens > 0
     assert results.runs[1].attacks["chosen"].status == "not begun"
     assert nip.attacks["chosen"].soundness is None
@@ -206,6 +213,33 @@ def test_the_query_of_the_page_gives_what_the_table_has(sweep, tmp_path):
     arm = results.arms[0]
     assert own == ("adp", None, pytest.approx(arm.soundness.mean))
     assert left == ("adp", "chosen", pytest.approx(arm.attacks["chosen"].soundness.mean))
+
+
+def test_facts_without_the_messages_that_were_sampled_have_no_reach(sweep):
+    collected = collect_sweep(open_store(sweep.run_store), sweep)
+    runs = [
+        run.model_copy(
+            update={"attacks": tuple(of.model_copy(update={"sampled": None}) for of in run.attacks)}
+        )
+        for run in collected.facts.runs
+    ]
+    earlier = collected.facts.model_copy(update={"runs": tuple(runs)})
+    results = compute_results(dataclasses.replace(collected, facts=earlier))
+    assert "Reach:" not in render_results(results) and ": reach" not in arms_table(results)
+    assert "rarest" not in json.dumps(results.as_json())
+
+
+def test_a_plan_says_what_its_attacks_will_reach(sweep, capsys):
+    file = Path(sweep.config).with_name("sweep.yaml")
+    sweep_command(file, dry_run=True)
+    lines = capsys.readouterr().out.splitlines()
+    [reach] = {line.partition("  reach ")[2] for line in lines if "-chosen " in line}
+    assert not any("  reach " in line for line in lines if "-chosen " not in line)
+    assert lines[-1].startswith("reach: kinds of message rarer than this")
+    sweep_command(file, dry_run=True, as_json=True)
+    plans = json.loads(capsys.readouterr().out)
+    [planned] = {plan["reach"]["rarest"] for plan in plans if "reach" in plan}
+    assert reach == reach_share(planned) and sum("reach" in plan for plan in plans) == 4
 
 
 def test_what_is_there_of_a_sweep_is_collected_and_nothing_is_started(sweep, tmp_path, capsys):
