@@ -129,6 +129,13 @@ def _recompute(directory: Path, as_json: bool) -> None:
     from nip_core.sweep.recompute import recompute_results
 
     recomputed = recompute_results(directory)
+    if recomputed.is_declared_code is False:
+        # Not on the page, which is the same by whatever code it is computed again.
+        say(
+            f"{directory}: analysis code other than declared: figures are those of the code at "
+            "hand",
+            file=sys.stderr if as_json else sys.stdout,
+        )
     if as_json:
         print_json(recomputed.results.as_json())
         return

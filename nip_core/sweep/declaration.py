@@ -1,8 +1,7 @@
 """A study says before it is run what it will show; later, what was done otherwise is listed.
 
-read_plan        a YAML file -> StudyPlan: a sweep and hypotheses about its arms
-declare          the plan's declaration, put beside the sweep's results before its first run
-list_departures  what of a sweep is not as it was declared
+read_plan  a YAML file -> StudyPlan: a sweep and hypotheses about its arms
+declare    the plan's declaration, put beside the sweep's results before its first run
 
     sweep: rounds.yaml
     stopping: all runs of the sweep, and no others
@@ -28,9 +27,8 @@ list_departures  what of a sweep is not as it was declared
         margin: 0.06
 """
 
-import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,17 +37,15 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from nip_core.errors import CorruptionError, RunConflictError, SettingsError
-from nip_core.evaluation import attack_figures, attack_losses, attack_steps, statistics
 from nip_core.hashing import digest
 from nip_core.parameters.checks import find_attackers
-from nip_core.parameters.plain import PlainMapping
-from nip_core.run_store.run import RunStore, list_runs
+from nip_core.run_store.run import list_runs
 from nip_core.run_store.store import Store
 from nip_core.session.contents import read_code_version
 from nip_core.sweep.counted import WORST
+from nip_core.sweep.declared_digests import analysis_digest, settings_digests
 from nip_core.sweep.hypotheses import Hypothesis, list_compared
 from nip_core.sweep.planned import PlannedRun
-from nip_core.sweep.results_document import DAMAGED, FINISHED, NOT_BEGUN
 from nip_core.sweep.swept_runs import Sweep, SweptRun, read_sweep, read_yaml_as
 from nip_lm_server.client import parse_json
 
@@ -139,33 +135,6 @@ class StudyPlan:
             hypotheses=tuple(self.file.hypotheses),
             runs=settings_digests(self.sweep),
         )
-
-
-def settings_digests(sweep: Sweep) -> dict[str, str]:
-    """Digest the settings of each run, and of each attack on one, by name."""
-    played = {run.name: run.parameters for run in sweep.runs}
-    played |= {attack.name: attack.parameters for run in sweep.runs for attack in run.attacks}
-    return {name: settings_digest(parameters.to_dict()) for name, parameters in played.items()}
-
-
-def settings_digest(settings: PlainMapping) -> str:
-    """Digest a run's settings by SHA-256, but for the place of its files."""
-    # Runs may be moved to another store, or be collected from a copy, and are the same runs.
-    return digest({key: value for key, value in settings.items() if key != "run_store"})
-
-
-def analysis_digest() -> str:
-    """Digest by SHA-256 the code behind figures, intervals and tests of what was played."""
-    assert statistics.__file__ is not None
-    here = Path(__file__).parent
-    files = [
-        *(here / f"{name}.py" for name in ("cells", "counted", "outcomes", "swept_tests")),
-        *(Path(str(module.__file__)) for module in (attack_figures, attack_losses, attack_steps)),
-        *Path(statistics.__file__).parent.glob("*.py"),
-    ]
-    # Whole files, although a comment changes no figure: a departure too many misleads nobody.
-    hashed = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-    return digest(hashed)
 
 
 def read_plan(path: Path, overrides: tuple[str, ...] = ()) -> StudyPlan:
@@ -329,32 +298,3 @@ def parse_declaration(content: bytes, path: str) -> StudyDeclaration:
 def declaration_path(sweep: str) -> str:
     """Return where in the store the declaration of a sweep is."""
     return f"sweeps/{sweep}/declaration.json"
-
-
-def list_departures(
-    store: Store, sweep: Sweep, declaration: StudyDeclaration, status: Mapping[str, str]
-) -> tuple[str, ...]:
-    """List what is not as declared: runs, their settings, when they began, and code.
-
-    `status` is that of each run and attack of the sweep, by name.
-    """
-    declared, now = declaration.plan.runs, settings_digests(sweep)
-    lines = [f"{name}: not declared" for name in sorted(now.keys() - declared.keys())]
-    lines += [f"{name}: declared, and not in the sweep" for name in declared if name not in now]
-    for name in sorted(now.keys() & declared.keys()):
-        if now[name] != declared[name]:
-            lines.append(f"{name}: other settings than declared")
-        if status[name] != FINISHED:
-            lines.append(f"{name}: {status[name]}")
-    for name in [name for name in now if status[name] not in (NOT_BEGUN, DAMAGED)]:
-        record = RunStore(store, name).open()
-        if settings_digest(record.parameters) != now[name]:
-            lines.append(f"{name}: begun with other settings than the sweep's")
-        if str(record.created_at) < declaration.declared_at:
-            lines.append(f"{name}: begun before the declaration")
-        if record.code_version != declaration.code_version:
-            lines.append(f"{name}: played with code {record.code_version}")
-    # Not an error: the figures are those of the code at hand, and the reader is told.
-    if analysis_digest() != declaration.analysis_sha256:
-        lines.append("the code of the analysis has changed")
-    return tuple(lines)

@@ -24,7 +24,8 @@ from nip_core.run_store.store import Store
 from nip_core.showing.summary import summarise_run
 from nip_core.sweep.attacks import SweptAttack
 from nip_core.sweep.cells import read_verdicts
-from nip_core.sweep.declaration import StudyDeclaration, list_departures, read_declaration
+from nip_core.sweep.declaration import StudyDeclaration, read_declaration
+from nip_core.sweep.departures import list_departures
 from nip_core.sweep.effort_curves import list_efforts
 from nip_core.sweep.results_document import DAMAGED, FINISHED, NOT_BEGUN
 from nip_core.sweep.swept_facts import (

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from nip_core.errors import CorruptionError, SettingsError
 from nip_core.parameters.plain import Plain
 from nip_core.sweep.declaration import StudyDeclaration, parse_declaration
+from nip_core.sweep.declared_digests import analysis_digest
 from nip_core.sweep.facts_on_record import Collected
 from nip_core.sweep.results import CELLS, DECLARATION, FACTS, compute_results, render_files
 from nip_core.sweep.results_document import SweepResults
@@ -41,6 +42,8 @@ class Recomputed:
     numbers: int
     """In ``results.json``."""
     verdicts: int
+    is_declared_code: bool | None
+    """Whether the code of the analysis is the declared one; None where nothing was declared."""
 
 
 def recompute_results(directory: Path) -> Recomputed:
@@ -54,6 +57,8 @@ def recompute_results(directory: Path) -> Recomputed:
     collected = _read_collected(directory)
     results = compute_results(collected)
     made = render_files(results)
+    declared = collected.declaration
+    is_declared_code = None if declared is None else declared.analysis_sha256 == analysis_digest()
     for name, content in made.items():
         written = _read(directory, name)
         if written == content:
@@ -63,9 +68,10 @@ def recompute_results(directory: Path) -> Recomputed:
             if name.endswith(".json") and _is_json(written)
             else _find_in_lines(written, content)
         )
-        raise CorruptionError(f"{directory / name}: {difference or 'written in another form'}")
+        why = "" if is_declared_code is not False else " (analysis code other than declared)"
+        raise CorruptionError(f"{directory / name}: {difference or 'written in another form'}{why}")
     numbers = sum(1 for _ in _list_numbers(parse_json(made["results.json"])))
-    return Recomputed(results, numbers, collected.verdicts.num_rows)
+    return Recomputed(results, numbers, collected.verdicts.num_rows, is_declared_code)
 
 
 def _read_collected(directory: Path) -> Collected:
