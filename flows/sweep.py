@@ -215,13 +215,21 @@ def _run_all(
     planned: Any, jobs: int, listener: SaidOfRuns, cluster: Any
 ) -> tuple[dict[str, str], int]:
     """Run what is not finished; by run why it did not end, and the exit code of the first such."""
+    from nip_core.run_store.store import open_store
+    from nip_core.sweep.declaration import find_declared
     from nip_prefect.flows.launch import with_prefect
     from nip_prefect.flows.stopping import stoppable
 
     # 1. What is finished needs no process, and what can't be run is told before anything is.
     place = Path(planned.run_store if "://" not in planned.run_store else ".") / "sweeps"
     if cluster is None:
-        machines: Any = PlayedHere(place / planned.name, jobs)
+        store = open_store(planned.run_store)
+        find_declared(store, planned.name)  # one that is damaged is said before anything is paid
+
+        def declared() -> str | None:
+            return find_declared(store, planned.name)
+
+        machines: Any = PlayedHere(place / planned.name, jobs, declared)
     else:
         from nip_prefect.flows.remote_runs import Cluster
 
@@ -346,8 +354,9 @@ class _Team:
 class PlayedHere:
     """Plays runs on this machine, each in a process of its own, a few at a time."""
 
-    def __init__(self, place: Path, jobs: int):
-        self._place, self._jobs = place, jobs
+    def __init__(self, place: Path, jobs: int, declared: Callable[[], str | None] = lambda: None):
+        """`declared` gives the SHA-256 of the declaration under which a run begins."""
+        self._place, self._jobs, self._declared = place, jobs, declared
         self._lock = threading.Lock()
         self._processes: dict[str, Any] = {}
         self._is_stopped = False
@@ -366,18 +375,25 @@ class PlayedHere:
 
     def play_one(self, run: Any, on_start: Callable[[str], None]) -> Any:
         """Play a run, or an attack; None if the sweep was stopped meanwhile."""
-        from nip_prefect.tasks.run_process import Ended, RunProcess, last_line, write_settings
+        from nip_prefect.tasks.run_process import (
+            Ended,
+            RunProcess,
+            last_line,
+            name_declaration,
+            write_settings,
+        )
 
         settings = self._place / "settings" / f"{run.name}.yaml"
         log = self._place / "logs" / f"{run.name}.log"
         write_settings(run.settings, settings)
+        environment = name_declaration(os.environ, self._declared())
         log.parent.mkdir(parents=True, exist_ok=True)
         # Another sweep may be at the same run: its lines are not to be lost.
         with log.open("ab") as out:
             with self._lock:
                 if self._is_stopped:
                     return None
-                process = RunProcess(settings, out, os.environ)
+                process = RunProcess(settings, out, environment)
                 self._processes[run.name] = process
             on_start(run.name)
             status = process.wait()

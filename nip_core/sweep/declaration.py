@@ -36,18 +36,22 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from nip_core.errors import CorruptionError, RunConflictError, SettingsError
+from nip_core.errors import CorruptionError, RunConflictError, SettingsError, StoreError
 from nip_core.hashing import digest
 from nip_core.parameters.checks import find_attackers
-from nip_core.run_store.run import list_runs
+from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.session.contents import read_code_version
 from nip_core.sweep.counted import WORST
-from nip_core.sweep.declared_digests import analysis_digest, settings_digests
+from nip_core.sweep.declared_digests import analysis_digest, file_digests, settings_digests
+from nip_core.sweep.document_parts import is_none
 from nip_core.sweep.hypotheses import Hypothesis, list_compared
 from nip_core.sweep.planned import PlannedRun
 from nip_core.sweep.swept_runs import Sweep, SweptRun, read_sweep, read_yaml_as
 from nip_lm_server.client import parse_json
+
+FORMAT = 2
+"""Of what is declared from now on."""
 
 
 class PlanFile(BaseModel):
@@ -97,6 +101,9 @@ class DeclaredPlan(BaseModel):
     hypotheses: tuple[Hypothesis, ...]
     runs: dict[str, str]
     """By the names of runs and of attacks, the digests of their settings."""
+    files: dict[str, str] | None = Field(default=None, exclude_if=is_none)
+    """By name, the SHA-256 of the user's files that these settings name; no key in declarations of
+    versions that did not look."""
 
 
 class StudyDeclaration(BaseModel):
@@ -104,6 +111,8 @@ class StudyDeclaration(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
+    format: int = 1
+    """From 2 on each run that its sweep begins has the declaration on record."""
     plan: DeclaredPlan
     plan_sha256: str
     analysis_sha256: str
@@ -134,6 +143,7 @@ class StudyPlan:
             stopping=self.file.stopping,
             hypotheses=tuple(self.file.hypotheses),
             runs=settings_digests(self.sweep),
+            files=file_digests(self.sweep),
         )
 
 
@@ -220,17 +230,21 @@ def declare(store: Store, plan: StudyPlan) -> tuple[StudyDeclaration, bool]:
     One that is there already and says the same stays.
 
     Raises:
-        RunConflictError: a run of the sweep has begun before anything was declared, or with another
-            declaration.
+        RunConflictError: a run of the sweep has begun before anything was declared, or under
+            another declaration.
+        SettingsError: a file that settings name can't be used.
     """
     before, contents = read_declaration(store, plan.sweep.name), plan.contents
+    begun = sorted({*contents.runs} & {*list_runs(store)})
+    if before is not None and before.plan_sha256 == _digest_plan(contents, before):
+        _check_begun_under(store, plan.sweep.name, begun, before)
+        return before, False
+    _check_undeclared(store, plan.sweep.name, begun, before)
     # With all defaults: a later version may have others, and they must not change what was said.
     in_full = contents.model_dump(mode="json")
     plan_sha256 = digest(in_full)
-    if before is not None and before.plan_sha256 == plan_sha256:
-        return before, False
-    _check_undeclared(store, plan.sweep.name, {*contents.runs}, before)
     document = {
+        "format": FORMAT,
         "plan": in_full,
         "plan_sha256": plan_sha256,
         "analysis_sha256": analysis_digest(),
@@ -242,8 +256,31 @@ def declare(store: Store, plan: StudyPlan) -> tuple[StudyDeclaration, bool]:
     return StudyDeclaration.model_validate(document), True
 
 
+def _digest_plan(contents: DeclaredPlan, before: StudyDeclaration) -> str:
+    """Digest a plan as the version that made the declaration `before` did."""
+    looked = before.plan.files is not None
+    return digest(contents.model_dump(mode="json", exclude=None if looked else {"files"}))
+
+
+def _check_begun_under(
+    store: Store, sweep: str, begun: Sequence[str], declaration: StudyDeclaration
+) -> None:
+    """Raise RunConflictError if a run has another declaration on record."""
+    for name in begun:
+        try:
+            under = RunStore(store, name).open().declaration
+        except StoreError:  # a damaged run is named wherever it is used
+            continue
+        if under is not None and under.sha256 != declaration.sha256:
+            raise RunConflictError(
+                f"sweep {sweep!r}: {name} was begun under another declaration "
+                f"({under.sha256[:16]}) than {declaration_path(sweep)} has now "
+                f"({declaration.sha256[:16]}); put that one back, or give the sweep another name"
+            )
+
+
 def _check_undeclared(
-    store: Store, sweep: str, runs: set[str], before: StudyDeclaration | None
+    store: Store, sweep: str, begun: Sequence[str], before: StudyDeclaration | None
 ) -> None:
     """Raise RunConflictError if anything is known of the sweep already."""
     # Results can be had of runs that were deleted since, so they count beside the runs.
@@ -253,7 +290,6 @@ def _check_undeclared(
             "give it another name"
         )
     # A plan may be changed until the first of its runs begins: nobody has seen anything before.
-    begun = sorted(runs & {*list_runs(store)})
     if begun:
         what = "another plan is declared" if before is not None else "nothing was declared"
         raise RunConflictError(
@@ -270,6 +306,15 @@ def read_declaration(store: Store, sweep: str) -> StudyDeclaration | None:
     """
     path = declaration_path(sweep)
     return parse_declaration(store.get(path), path) if store.exists(path) else None
+
+
+def find_declared(store: Store, sweep: str) -> str | None:
+    """Return the SHA-256 of the declaration of a sweep; None where nothing was declared.
+
+    Raises CorruptionError, as `read_declaration`.
+    """
+    declaration = read_declaration(store, sweep)
+    return None if declaration is None else declaration.sha256
 
 
 def parse_declaration(content: bytes, path: str) -> StudyDeclaration:
