@@ -1,4 +1,4 @@
-"""The commands `nip sweep` and `nip declare`: many runs, a few at a time, and a table of them.
+"""The command `nip sweep`: many runs, a few at a time, and a table of them.
 
 Each run is a `nip train` of its own, in a process of its own, so it is as durable as any: a sweep
 that is killed leaves runs that the next start goes on with. The processes end with the sweep. An
@@ -144,35 +144,6 @@ def _recompute(directory: Path, as_json: bool) -> None:
         f"{amount(recomputed.verdicts, 'verdict')}, byte for byte "
         f"({amount(recomputed.numbers, 'number')})"
     )
-
-
-def declare(
-    plan: Annotated[Path, typer.Argument(help="A YAML file with the plan.", show_default=False)],
-    overrides: Overrides = None,
-    as_json: AsJson = False,
-) -> None:
-    """Declare what PLAN's sweep is expected to show, before its first run."""
-    from nip_core.run_store.store import open_store
-    from nip_core.sweep.declaration import declare, read_plan
-
-    read = read_plan(plan, tuple(overrides or ()))
-    declaration, is_new = declare(open_store(read.sweep.run_store), read)
-    if as_json:
-        print_json(declaration.as_json())
-        return
-    for hypothesis in declaration.plan.hypotheses:
-        primary = "primary: " if hypothesis.primary else ""
-        gate = ", gate of all others" if hypothesis.gate else ""
-        within = (
-            "" if hypothesis.margin is None else f" within ± {100 * hypothesis.margin:g} points"
-        )
-        word = "to" if hypothesis.expected == "equal" else "than"
-        number = "" if hypothesis.number is None else f" {word} {hypothesis.number:g}"
-        expected = f"{hypothesis.expected}{number}{within}"
-        say(f"{primary}{hypothesis.says} ({hypothesis.figure}, {expected}{gate})")
-    say(f"{amount(len(declaration.plan.runs), 'run')}; nothing was started")
-    how = "declared" if is_new else f"was declared at {declaration.declared_at}"
-    say(f"{how}: {declaration.sha256}")
 
 
 def _check_begun(store: Any, planned: Any) -> None:

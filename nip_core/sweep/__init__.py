@@ -16,6 +16,7 @@ page             that page, with page_tables and asked_again_page
 results_document that document, with document_parts and asked_again_document
 declaration      what a study will show, said before it is run
 declared_digests what that holds fast, in digests
+timestamp        a third party's word when that existed
 departures       what of a sweep is not as it was declared
 hypotheses       what is said of arms, and which runs that is about
 outcomes         what came of that

@@ -252,6 +252,9 @@ def declare(store: Store, plan: StudyPlan) -> tuple[StudyDeclaration, bool]:
         "declared_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     document["sha256"] = digest(document)
+    # Of another declaration; first, so that a stamp never lies beside what it is not about.
+    if store.exists(stamp := timestamp_path(plan.sweep.name)):
+        store.delete(stamp)
     store.put(declaration_path(plan.sweep.name), json.dumps(document, indent=2).encode())
     return StudyDeclaration.model_validate(document), True
 
@@ -343,3 +346,8 @@ def parse_declaration(content: bytes, path: str) -> StudyDeclaration:
 def declaration_path(sweep: str) -> str:
     """Return where in the store the declaration of a sweep is."""
     return f"sweeps/{sweep}/declaration.json"
+
+
+def timestamp_path(sweep: str) -> str:
+    """Return where in the store a third party's token over that declaration is."""
+    return f"sweeps/{sweep}/declaration.tsr"

@@ -1,11 +1,14 @@
 """What of a sweep is not as it was declared.
 
 list_departures  a line for each
+find_stamp       the time stamp over the declaration, and what of it is in doubt
 """
 
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 
-from nip_core.errors import SettingsError
+from nip_core.errors import CorruptionError, SettingsError
+from nip_core.evaluation.figures_in_words import amount
 from nip_core.run_store.run import RunRecord, RunStore
 from nip_core.run_store.store import Store
 from nip_core.sweep.declaration import StudyDeclaration
@@ -16,7 +19,9 @@ from nip_core.sweep.declared_digests import (
     settings_digests,
 )
 from nip_core.sweep.results_document import DAMAGED, FINISHED, NOT_BEGUN
+from nip_core.sweep.swept_facts import StampFacts
 from nip_core.sweep.swept_runs import Sweep
+from nip_core.sweep.timestamp import read_stamp
 
 
 def list_departures(
@@ -48,6 +53,35 @@ def list_departures(
     if analysis_digest() != declaration.analysis_sha256:
         lines.append("the code of the analysis has changed")
     return tuple(lines)
+
+
+def find_stamp(
+    store: Store, declaration: StudyDeclaration, status: Mapping[str, str]
+) -> tuple[StampFacts | None, tuple[str, ...]]:
+    """Find the time stamp over a declaration, and say what it does not show, a line each."""
+    try:
+        stamp = read_stamp(store, declaration.plan.sweep)
+    except (CorruptionError, SettingsError) as error:
+        # It takes nothing from the figures, so they are collected all the same.
+        return None, (f"time stamp: {error}",)
+    if stamp is None:
+        return None, ()
+    names = [name for name in status if status[name] not in (NOT_BEGUN, DAMAGED)]
+    begun = {name: str(RunStore(store, name).open().created_at) for name in names}
+    # A token has whole seconds: what began in the same one may have begun before.
+    before = [
+        name
+        for name in names
+        if datetime.fromisoformat(begun[name]).replace(microsecond=0) <= stamp.at
+    ]
+    facts = StampFacts(time=stamp.time, begun_before=len(before))
+    if not before:
+        return facts, ()
+    first = min(before, key=begun.__getitem__)
+    return facts, (
+        f"time stamp: of {stamp.time}, when {amount(len(before), 'run')} had begun (the first "
+        f"{first}, at {begun[first]})",
+    )
 
 
 def _list_changed_files(sweep: Sweep, declared: Mapping[str, str] | None) -> Iterator[str]:

@@ -2,10 +2,10 @@
 
 recompute_results  a directory -> its results, or the first difference as an error
 
-Read are ``cells.parquet``, ``facts.json`` and, where one was made, ``declaration.json``: no run, no
-model, no server and no network. Whoever has the directory can so see that every figure in
-``results.json``, ``README.md`` and ``arms.svg`` follows from the verdicts, and how. That the
-verdicts are those that were played, only the runs themselves can show (`nip verify`).
+Read are ``cells.parquet``, ``facts.json`` and, where they were made, ``declaration.json`` and its
+time stamp: no run, no model, no server and no network. Whoever has the directory can so see that
+every figure in ``results.json``, ``README.md`` and ``arms.svg`` follows from the verdicts, and how.
+That the verdicts are those that were played, only the runs themselves can show (`nip verify`).
 """
 
 import io
@@ -24,9 +24,17 @@ from nip_core.parameters.plain import Plain
 from nip_core.sweep.declaration import StudyDeclaration, parse_declaration
 from nip_core.sweep.declared_digests import analysis_digest
 from nip_core.sweep.facts_on_record import Collected
-from nip_core.sweep.results import CELLS, DECLARATION, FACTS, compute_results, render_files
+from nip_core.sweep.results import (
+    CELLS,
+    DECLARATION,
+    FACTS,
+    STAMP,
+    compute_results,
+    render_files,
+)
 from nip_core.sweep.results_document import SweepResults
-from nip_core.sweep.swept_facts import FORMAT, SweepFacts
+from nip_core.sweep.swept_facts import FORMAT, StampFacts, SweepFacts
+from nip_core.sweep.timestamp import check_token
 from nip_lm_server.client import parse_json
 
 _ROUNDING = 1e-9
@@ -141,7 +149,20 @@ def _read_declaration(path: Path, facts: SweepFacts) -> StudyDeclaration | None:
             f"{path}: declaration {declaration.sha256[:16]}, and {FACTS} is about "
             f"{facts.declaration[:16]}"
         )
+    if facts.stamp is not None:
+        _check_stamp(path, path.with_name(STAMP), facts.stamp)
     return declaration
+
+
+def _check_stamp(path: Path, stamp: Path, facts: StampFacts) -> None:
+    """Raise CorruptionError if the token is not about the declaration, or has another time."""
+    token = _read(stamp.parent, stamp.name)
+    try:
+        time = check_token(token, _read(path.parent, path.name), str(stamp)).time
+    except SettingsError:  # no openssl, which no figure needs
+        return
+    if time != facts.time:
+        raise CorruptionError(f"{stamp}: of {time}, and {FACTS} says {facts.time}")
 
 
 def _is_json(content: bytes) -> bool:
