@@ -37,7 +37,7 @@ PANELS: dict[str, tuple[Line, ...]] = {
         ("verify", "verify", "Check every file of a run against its digests."),
     ),
     "Study": (
-        ("declare", "sweep:declare", "Say what a sweep is expected to show, before it runs."),
+        ("declare", "declare", "Say what a sweep is expected to show, before it runs."),
         ("sweep", "sweep", "Run every combination of some settings, and one table."),
         ("attack", "attack", "Attack the verifier of a run, as a run of its own."),
         ("harden", "harden", "Attack a verifier and train it on, in rounds."),

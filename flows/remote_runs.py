@@ -20,6 +20,7 @@ from nip_core.parameters.loop_settings import RolloutParameters
 from nip_core.redaction import check_address, show_address
 from nip_core.run_store.lease import Lease, acquire
 from nip_core.run_store.store import open_store
+from nip_core.sweep.declaration import find_declared
 from nip_core.sweep.swept_runs import Sweep
 from nip_prefect.flows.remote_shards import task_runner
 from nip_prefect.tasks.flow_run_names import name_flow_run, with_tags, without_tags
@@ -85,6 +86,7 @@ class Cluster:
             "store": self._store.url,
             "directory": self._directory,
             "lease": self._lease.lend().model_dump(),
+            "declaration": find_declared(self._store, self._sweep.name),
         }
         self._count(+1)
         try:

@@ -1,4 +1,4 @@
-"""The commands `nip sweep` and `nip declare`: many runs, a few at a time, and a table of them.
+"""The command `nip sweep`: many runs, a few at a time, and a table of them.
 
 Each run is a `nip train` of its own, in a process of its own, so it is as durable as any: a sweep
 that is killed leaves runs that the next start goes on with. The processes end with the sweep. An
@@ -129,6 +129,13 @@ def _recompute(directory: Path, as_json: bool) -> None:
     from nip_core.sweep.recompute import recompute_results
 
     recomputed = recompute_results(directory)
+    if recomputed.is_declared_code is False:
+        # Not on the page, which is the same by whatever code it is computed again.
+        say(
+            f"{directory}: analysis code other than declared: figures are those of the code at "
+            "hand",
+            file=sys.stderr if as_json else sys.stdout,
+        )
     if as_json:
         print_json(recomputed.results.as_json())
         return
@@ -137,35 +144,6 @@ def _recompute(directory: Path, as_json: bool) -> None:
         f"{amount(recomputed.verdicts, 'verdict')}, byte for byte "
         f"({amount(recomputed.numbers, 'number')})"
     )
-
-
-def declare(
-    plan: Annotated[Path, typer.Argument(help="A YAML file with the plan.", show_default=False)],
-    overrides: Overrides = None,
-    as_json: AsJson = False,
-) -> None:
-    """Declare what PLAN's sweep is expected to show, before its first run."""
-    from nip_core.run_store.store import open_store
-    from nip_core.sweep.declaration import declare, read_plan
-
-    read = read_plan(plan, tuple(overrides or ()))
-    declaration, is_new = declare(open_store(read.sweep.run_store), read)
-    if as_json:
-        print_json(declaration.as_json())
-        return
-    for hypothesis in declaration.plan.hypotheses:
-        primary = "primary: " if hypothesis.primary else ""
-        gate = ", gate of all others" if hypothesis.gate else ""
-        within = (
-            "" if hypothesis.margin is None else f" within ± {100 * hypothesis.margin:g} points"
-        )
-        word = "to" if hypothesis.expected == "equal" else "than"
-        number = "" if hypothesis.number is None else f" {word} {hypothesis.number:g}"
-        expected = f"{hypothesis.expected}{number}{within}"
-        say(f"{primary}{hypothesis.says} ({hypothesis.figure}, {expected}{gate})")
-    say(f"{amount(len(declaration.plan.runs), 'run')}; nothing was started")
-    how = "declared" if is_new else f"was declared at {declaration.declared_at}"
-    say(f"{how}: {declaration.sha256}")
 
 
 def _check_begun(store: Any, planned: Any) -> None:
@@ -208,13 +186,21 @@ def _run_all(
     planned: Any, jobs: int, listener: SaidOfRuns, cluster: Any
 ) -> tuple[dict[str, str], int]:
     """Run what is not finished; by run why it did not end, and the exit code of the first such."""
+    from nip_core.run_store.store import open_store
+    from nip_core.sweep.declaration import find_declared
     from nip_prefect.flows.launch import with_prefect
     from nip_prefect.flows.stopping import stoppable
 
     # 1. What is finished needs no process, and what can't be run is told before anything is.
     place = Path(planned.run_store if "://" not in planned.run_store else ".") / "sweeps"
     if cluster is None:
-        machines: Any = PlayedHere(place / planned.name, jobs)
+        store = open_store(planned.run_store)
+        find_declared(store, planned.name)  # one that is damaged is said before anything is paid
+
+        def declared() -> str | None:
+            return find_declared(store, planned.name)
+
+        machines: Any = PlayedHere(place / planned.name, jobs, declared)
     else:
         from nip_prefect.flows.remote_runs import Cluster
 
@@ -339,8 +325,9 @@ class _Team:
 class PlayedHere:
     """Plays runs on this machine, each in a process of its own, a few at a time."""
 
-    def __init__(self, place: Path, jobs: int):
-        self._place, self._jobs = place, jobs
+    def __init__(self, place: Path, jobs: int, declared: Callable[[], str | None] = lambda: None):
+        """`declared` gives the SHA-256 of the declaration under which a run begins."""
+        self._place, self._jobs, self._declared = place, jobs, declared
         self._lock = threading.Lock()
         self._processes: dict[str, Any] = {}
         self._is_stopped = False
@@ -359,18 +346,25 @@ class PlayedHere:
 
     def play_one(self, run: Any, on_start: Callable[[str], None]) -> Any:
         """Play a run, or an attack; None if the sweep was stopped meanwhile."""
-        from nip_prefect.tasks.run_process import Ended, RunProcess, last_line, write_settings
+        from nip_prefect.tasks.run_process import (
+            Ended,
+            RunProcess,
+            last_line,
+            name_declaration,
+            write_settings,
+        )
 
         settings = self._place / "settings" / f"{run.name}.yaml"
         log = self._place / "logs" / f"{run.name}.log"
         write_settings(run.settings, settings)
+        environment = name_declaration(os.environ, self._declared())
         log.parent.mkdir(parents=True, exist_ok=True)
         # Another sweep may be at the same run: its lines are not to be lost.
         with log.open("ab") as out:
             with self._lock:
                 if self._is_stopped:
                     return None
-                process = RunProcess(settings, out, os.environ)
+                process = RunProcess(settings, out, environment)
                 self._processes[run.name] = process
             on_start(run.name)
             status = process.wait()

@@ -3,6 +3,7 @@
 is_on_this_machine  whether an address is of this machine alone
 proxy_for           the proxy for an address, for clients that are told which
 http_client         the same as the HTTP client of an OpenAI client
+plain_http_client   the same as a client for other servers
 spare_this_machine  for clients that read the environment by themselves, children among them
 prepare_proxies     the same before one such client is made
 hide_unusable       the same where a proxy is of a kind that ends such a client
@@ -26,6 +27,7 @@ from nip_core.errors import SettingsError
 from nip_core.redaction import is_address, show_address
 
 if TYPE_CHECKING:
+    import httpx
     from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
 
 _KINDS = ("http_proxy", "https_proxy", "all_proxy")
@@ -139,6 +141,13 @@ def restore_proxies(environment: Mapping[str, str]) -> dict[str, str]:
         if child.get(kind) == "" and child.get(kind.upper()):
             child[kind] = child[kind.upper()]
     return child
+
+
+def plain_http_client(url: str, environment: Mapping[str, str] = os.environ) -> "httpx.Client":
+    """Make an HTTP client for an address where no model answers."""
+    import httpx
+
+    return httpx.Client(**(_choose_client_settings(url, environment) or {}))
 
 
 def _choose_client_settings(url: str, environment: Mapping[str, str]) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 RunProcess      the process, on this machine
 Ended           how it ended
+name_declaration  the environment of that process, with the declaration of its sweep
 Errand          what a process of a cluster has to be told to do the same: plain JSON without keys
 run_remotely    the task that does it, for as long as whoever leads the sweep is there
 
@@ -28,11 +29,12 @@ from prefect.settings import PREFECT_API_URL
 
 from nip_core.errors import LeaseError, SettingsError, StoreError
 from nip_core.run_store.lease import LeaseDocument, read_lease
+from nip_core.run_store.run_documents import DECLARATION
 from nip_core.run_store.store import MissingFileError, Store, open_store
 
 Errand = dict[str, Any]
-"""`run` and its `settings`, the `store`'s URL, the `directory` of the sweep there, and its `lease`
-as it was lent."""
+"""`run` and its `settings`, the `store`'s URL, the `directory` of the sweep there, its `lease`
+as it was lent, and the SHA-256 of its `declaration`, or None."""
 
 LEAVE_S = 30.0
 """Seconds that a run may take to put away what it has."""
@@ -92,6 +94,12 @@ class RunProcess:
         return status
 
 
+def name_declaration(environment: Mapping[str, str], sha256: str | None) -> dict[str, str]:
+    """Give the environment of a run's process, with the declaration that the run begins under."""
+    others = {name: value for name, value in environment.items() if name != DECLARATION}
+    return others if sha256 is None else {**others, DECLARATION: sha256}
+
+
 def write_settings(settings: Mapping[str, Any], path: Path) -> None:
     """Write them as `nip train` reads them."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +134,7 @@ def run_remotely(errand: Errand, name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="nip-") as folder:
         settings, log = Path(folder) / f"{name}.yaml", Path(folder) / "log"
         write_settings(errand["settings"], settings)
-        environment = dict(os.environ)
+        environment = name_declaration(os.environ, errand.get("declaration"))
         if url := PREFECT_API_URL.value():
             environment["PREFECT_API_URL"] = url
         with log.open("wb") as out:

@@ -38,7 +38,12 @@ from nip_core.parameters.named_files import find_on_record
 from nip_core.run_store.documents import decode, encode, validate_document
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import MANIFEST
-from nip_core.run_store.run_documents import FORMAT_VERSION, OpeningDocument, RunDocument
+from nip_core.run_store.run_documents import (
+    FORMAT_VERSION,
+    DeclaredBefore,
+    OpeningDocument,
+    RunDocument,
+)
 from nip_core.run_store.settings_difference import (
     ABSENT,
     Difference,
@@ -76,6 +81,8 @@ class Identity:
     recorded in ``openings/``."""
     places: Mapping[str, str] = field(default_factory=dict)
     """Where contents lie, by dotted key, for errors; not on record."""
+    declaration: DeclaredBefore | None = None
+    """Under which the run begins; of a run that is there already it changes nothing."""
 
     def settings(self) -> dict[str, Any]:
         """Give the parameters as JSON reads them back: tuples are lists."""
@@ -95,6 +102,7 @@ class RunRecord:
     changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)  # key -> (before, now)
     forked_from: str | None = None
     contents: Mapping[str, Any] = field(default_factory=dict)
+    declaration: DeclaredBefore | None = None
 
 
 def check_run_name(name: str) -> str:
@@ -190,6 +198,7 @@ class RunStore:
             created_at=moment,
             forked_from=forked_from,
             directory=os.getcwd(),
+            declaration=identity.declaration,
         )
         # 2. A killed fork has copied iterations, and not yet said of what run they are.
         if not forked_from:
@@ -294,6 +303,7 @@ class RunStore:
             {},
             document.forked_from,
             document.contents,
+            document.declaration,
         )
 
     def _record_opening(

@@ -1,14 +1,28 @@
 """The documents of a run's identity: ``run.json`` and ``openings/``.
 
 RunDocument       what the run was created with
+DeclaredBefore    under which declaration, where a sweep's run has one
 OpeningDocument   a later opening with other harmless settings, or another version of nip
 """
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 FORMAT_VERSION = 1
+DECLARATION = "NIP_DECLARATION"
+"""The variable by which a sweep tells the process of a run the SHA-256 of its declaration."""
+
+
+class DeclaredBefore(BaseModel):
+    """The declaration of a sweep under which it has begun a run."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    sha256: str
+    """That ``declaration.json`` names."""
+    files: dict[str, str] = {}
+    """By name, the SHA-256 of the user's files that the run's settings name, as they were then."""
 
 
 class RunDocument(BaseModel):
@@ -27,6 +41,8 @@ class RunDocument(BaseModel):
     forked_from: str | None
     directory: str | None = None
     """The working directory then; relative paths among the parameters start there."""
+    declaration: DeclaredBefore | None = Field(default=None, exclude_if=lambda value: value is None)
+    """No key for a run that no sweep with a declaration has begun."""
 
 
 class OpeningDocument(BaseModel):

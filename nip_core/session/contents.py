@@ -4,6 +4,7 @@ digest_contents    of problems, templates, classes, replies, model directories, 
 name_places        the files and classes that have a digest there
 digest_templates   of the prompt templates that are not nip's own
 digest_problems    of a split's problems
+digest_directory   of a model's directory
 read_code_version  the version of nip that runs
 """
 
@@ -82,7 +83,7 @@ def digest_contents(
             if uses_own_server(parameters, agent) and not is_deterministic(parameters, agent):
                 contents["models"][agent.model_name] = read_digest(KNOWN[agent.model_name])
         elif is_hosted and os.path.isdir(path):
-            contents["models"][agent.model_name] = _directory_digest(path)
+            contents["models"][agent.model_name] = digest_directory(path)
     if parameters.lm_server.replies is not None:
         contents["replies"] = digest(_text_of(Path(parameters.lm_server.replies)))
     return contents
@@ -140,7 +141,8 @@ def digest_problems(problems: list[Problem]) -> str:
     return digest([[*f, c] if c else f for f, c in zip(facts, further, strict=True)])
 
 
-def _directory_digest(directory: Path) -> str:
+def digest_directory(directory: Path) -> str:
+    """Digest a model's directory: names, sizes and the first megabyte of each file."""
     facts = []
     for file in sorted(path for path in directory.rglob("*") if path.is_file()):
         with file.open("rb") as opened:

@@ -25,6 +25,7 @@ from nip_core.rollouts.plan import ATTACK, SPLITS, TEST, plan_episodes
 from nip_core.rollouts.scripted_call import check_script, find_attack_script
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.run import Identity, RunRecord, RunStore
+from nip_core.run_store.run_documents import DECLARATION, DeclaredBefore
 from nip_core.run_store.store import MissingFileError, is_missing, list_files, open_store
 from nip_core.scenarios import Problem, Scenario, find_scenario
 from nip_core.scenarios.checked import (
@@ -47,6 +48,7 @@ from nip_core.session.opponent_runs import (
 )
 from nip_core.session.origin import Origin, find_origin, names_run, resolve_settings, takes_over
 from nip_core.session.problems_of_run import load_all_problems
+from nip_core.session.user_files import digest_user_files, find_user_files
 from nip_core.tracking.places import check_trackers
 
 _TRIED = 8  # problems of a split, about, and what a prover might write about them
@@ -117,12 +119,21 @@ def prepare(
     kind = find_scenario(parameters.scenario)
     neutral = DATA_NEUTRAL | {f"{kind.settings_block}.{name}" for name in kind.data_neutral}
     places = name_places(game)
-    identity = Identity(settings, version, parameters.seed, contents, neutral, places)
+    declaration = _find_declaration(game, environment)
+    identity = Identity(settings, version, parameters.seed, contents, neutral, places, declaration)
     check_budget(run, parameters, run.check_same(identity))
     # 4. It must not end for want of disk space.
     estimate = estimate_run(game, problems, find_experience(parameters))
     check_room(parameters, run, estimate, environment)
     return Prepared(parameters, game, run, problems, endpoints, estimate, identity, origin)
+
+
+def _find_declaration(game: Game, environment: Mapping[str, str]) -> DeclaredBefore | None:
+    """Return what a run has on record of the declaration of its sweep; None where it has none."""
+    sha256 = environment.get(DECLARATION)
+    if not sha256:
+        return None
+    return DeclaredBefore(sha256=sha256, files=digest_user_files(find_user_files(game)))
 
 
 def check_system(game: Game) -> None:

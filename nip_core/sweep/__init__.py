@@ -15,6 +15,9 @@ cells            every verdict, as a table
 page             that page, with page_tables and asked_again_page
 results_document that document, with document_parts and asked_again_document
 declaration      what a study will show, said before it is run
+declared_digests what that holds fast, in digests
+timestamp        a third party's word when that existed
+departures       what of a sweep is not as it was declared
 hypotheses       what is said of arms, and which runs that is about
 outcomes         what came of that
 played           runs on record, whatever sweep they are of

@@ -1,8 +1,7 @@
 """A study says before it is run what it will show; later, what was done otherwise is listed.
 
-read_plan        a YAML file -> StudyPlan: a sweep and hypotheses about its arms
-declare          the plan's declaration, put beside the sweep's results before its first run
-list_departures  what of a sweep is not as it was declared
+read_plan  a YAML file -> StudyPlan: a sweep and hypotheses about its arms
+declare    the plan's declaration, put beside the sweep's results before its first run
 
     sweep: rounds.yaml
     stopping: all runs of the sweep, and no others
@@ -28,9 +27,8 @@ list_departures  what of a sweep is not as it was declared
         margin: 0.06
 """
 
-import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,20 +36,22 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from nip_core.errors import CorruptionError, RunConflictError, SettingsError
-from nip_core.evaluation import attack_figures, attack_losses, attack_steps, statistics
+from nip_core.errors import CorruptionError, RunConflictError, SettingsError, StoreError
 from nip_core.hashing import digest
 from nip_core.parameters.checks import find_attackers
-from nip_core.parameters.plain import PlainMapping
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.session.contents import read_code_version
 from nip_core.sweep.counted import WORST
+from nip_core.sweep.declared_digests import analysis_digest, file_digests, settings_digests
+from nip_core.sweep.document_parts import is_none
 from nip_core.sweep.hypotheses import Hypothesis, list_compared
 from nip_core.sweep.planned import PlannedRun
-from nip_core.sweep.results_document import DAMAGED, FINISHED, NOT_BEGUN
 from nip_core.sweep.swept_runs import Sweep, SweptRun, read_sweep, read_yaml_as
 from nip_lm_server.client import parse_json
+
+FORMAT = 2
+"""Of what is declared from now on."""
 
 
 class PlanFile(BaseModel):
@@ -101,6 +101,9 @@ class DeclaredPlan(BaseModel):
     hypotheses: tuple[Hypothesis, ...]
     runs: dict[str, str]
     """By the names of runs and of attacks, the digests of their settings."""
+    files: dict[str, str] | None = Field(default=None, exclude_if=is_none)
+    """By name, the SHA-256 of the user's files that these settings name; no key in declarations of
+    versions that did not look."""
 
 
 class StudyDeclaration(BaseModel):
@@ -108,6 +111,8 @@ class StudyDeclaration(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
+    format: int = 1
+    """From 2 on each run that its sweep begins has the declaration on record."""
     plan: DeclaredPlan
     plan_sha256: str
     analysis_sha256: str
@@ -138,34 +143,8 @@ class StudyPlan:
             stopping=self.file.stopping,
             hypotheses=tuple(self.file.hypotheses),
             runs=settings_digests(self.sweep),
+            files=file_digests(self.sweep),
         )
-
-
-def settings_digests(sweep: Sweep) -> dict[str, str]:
-    """Digest the settings of each run, and of each attack on one, by name."""
-    played = {run.name: run.parameters for run in sweep.runs}
-    played |= {attack.name: attack.parameters for run in sweep.runs for attack in run.attacks}
-    return {name: settings_digest(parameters.to_dict()) for name, parameters in played.items()}
-
-
-def settings_digest(settings: PlainMapping) -> str:
-    """Digest a run's settings by SHA-256, but for the place of its files."""
-    # Runs may be moved to another store, or be collected from a copy, and are the same runs.
-    return digest({key: value for key, value in settings.items() if key != "run_store"})
-
-
-def analysis_digest() -> str:
-    """Digest by SHA-256 the code behind figures, intervals and tests of what was played."""
-    assert statistics.__file__ is not None
-    here = Path(__file__).parent
-    files = [
-        *(here / f"{name}.py" for name in ("cells", "counted", "outcomes", "swept_tests")),
-        *(Path(str(module.__file__)) for module in (attack_figures, attack_losses, attack_steps)),
-        *Path(statistics.__file__).parent.glob("*.py"),
-    ]
-    # Whole files, although a comment changes no figure: a departure too many misleads nobody.
-    hashed = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-    return digest(hashed)
 
 
 def read_plan(path: Path, overrides: tuple[str, ...] = ()) -> StudyPlan:
@@ -251,17 +230,21 @@ def declare(store: Store, plan: StudyPlan) -> tuple[StudyDeclaration, bool]:
     One that is there already and says the same stays.
 
     Raises:
-        RunConflictError: a run of the sweep has begun before anything was declared, or with another
-            declaration.
+        RunConflictError: a run of the sweep has begun before anything was declared, or under
+            another declaration.
+        SettingsError: a file that settings name can't be used.
     """
     before, contents = read_declaration(store, plan.sweep.name), plan.contents
+    begun = sorted({*contents.runs} & {*list_runs(store)})
+    if before is not None and before.plan_sha256 == _digest_plan(contents, before):
+        _check_begun_under(store, plan.sweep.name, begun, before)
+        return before, False
+    _check_undeclared(store, plan.sweep.name, begun, before)
     # With all defaults: a later version may have others, and they must not change what was said.
     in_full = contents.model_dump(mode="json")
     plan_sha256 = digest(in_full)
-    if before is not None and before.plan_sha256 == plan_sha256:
-        return before, False
-    _check_undeclared(store, plan.sweep.name, {*contents.runs}, before)
     document = {
+        "format": FORMAT,
         "plan": in_full,
         "plan_sha256": plan_sha256,
         "analysis_sha256": analysis_digest(),
@@ -269,12 +252,38 @@ def declare(store: Store, plan: StudyPlan) -> tuple[StudyDeclaration, bool]:
         "declared_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     document["sha256"] = digest(document)
+    # Of another declaration; first, so that a stamp never lies beside what it is not about.
+    if store.exists(stamp := timestamp_path(plan.sweep.name)):
+        store.delete(stamp)
     store.put(declaration_path(plan.sweep.name), json.dumps(document, indent=2).encode())
     return StudyDeclaration.model_validate(document), True
 
 
+def _digest_plan(contents: DeclaredPlan, before: StudyDeclaration) -> str:
+    """Digest a plan as the version that made the declaration `before` did."""
+    looked = before.plan.files is not None
+    return digest(contents.model_dump(mode="json", exclude=None if looked else {"files"}))
+
+
+def _check_begun_under(
+    store: Store, sweep: str, begun: Sequence[str], declaration: StudyDeclaration
+) -> None:
+    """Raise RunConflictError if a run has another declaration on record."""
+    for name in begun:
+        try:
+            under = RunStore(store, name).open().declaration
+        except StoreError:  # a damaged run is named wherever it is used
+            continue
+        if under is not None and under.sha256 != declaration.sha256:
+            raise RunConflictError(
+                f"sweep {sweep!r}: {name} was begun under another declaration "
+                f"({under.sha256[:16]}) than {declaration_path(sweep)} has now "
+                f"({declaration.sha256[:16]}); put that one back, or give the sweep another name"
+            )
+
+
 def _check_undeclared(
-    store: Store, sweep: str, runs: set[str], before: StudyDeclaration | None
+    store: Store, sweep: str, begun: Sequence[str], before: StudyDeclaration | None
 ) -> None:
     """Raise RunConflictError if anything is known of the sweep already."""
     # Results can be had of runs that were deleted since, so they count beside the runs.
@@ -284,7 +293,6 @@ def _check_undeclared(
             "give it another name"
         )
     # A plan may be changed until the first of its runs begins: nobody has seen anything before.
-    begun = sorted(runs & {*list_runs(store)})
     if begun:
         what = "another plan is declared" if before is not None else "nothing was declared"
         raise RunConflictError(
@@ -301,6 +309,15 @@ def read_declaration(store: Store, sweep: str) -> StudyDeclaration | None:
     """
     path = declaration_path(sweep)
     return parse_declaration(store.get(path), path) if store.exists(path) else None
+
+
+def find_declared(store: Store, sweep: str) -> str | None:
+    """Return the SHA-256 of the declaration of a sweep; None where nothing was declared.
+
+    Raises CorruptionError, as `read_declaration`.
+    """
+    declaration = read_declaration(store, sweep)
+    return None if declaration is None else declaration.sha256
 
 
 def parse_declaration(content: bytes, path: str) -> StudyDeclaration:
@@ -331,30 +348,6 @@ def declaration_path(sweep: str) -> str:
     return f"sweeps/{sweep}/declaration.json"
 
 
-def list_departures(
-    store: Store, sweep: Sweep, declaration: StudyDeclaration, status: Mapping[str, str]
-) -> tuple[str, ...]:
-    """List what is not as declared: runs, their settings, when they began, and code.
-
-    `status` is that of each run and attack of the sweep, by name.
-    """
-    declared, now = declaration.plan.runs, settings_digests(sweep)
-    lines = [f"{name}: not declared" for name in sorted(now.keys() - declared.keys())]
-    lines += [f"{name}: declared, and not in the sweep" for name in declared if name not in now]
-    for name in sorted(now.keys() & declared.keys()):
-        if now[name] != declared[name]:
-            lines.append(f"{name}: other settings than declared")
-        if status[name] != FINISHED:
-            lines.append(f"{name}: {status[name]}")
-    for name in [name for name in now if status[name] not in (NOT_BEGUN, DAMAGED)]:
-        record = RunStore(store, name).open()
-        if settings_digest(record.parameters) != now[name]:
-            lines.append(f"{name}: begun with other settings than the sweep's")
-        if str(record.created_at) < declaration.declared_at:
-            lines.append(f"{name}: begun before the declaration")
-        if record.code_version != declaration.code_version:
-            lines.append(f"{name}: played with code {record.code_version}")
-    # Not an error: the figures are those of the code at hand, and the reader is told.
-    if analysis_digest() != declaration.analysis_sha256:
-        lines.append("the code of the analysis has changed")
-    return tuple(lines)
+def timestamp_path(sweep: str) -> str:
+    """Return where in the store a third party's token over that declaration is."""
+    return f"sweeps/{sweep}/declaration.tsr"

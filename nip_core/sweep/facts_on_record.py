@@ -27,7 +27,8 @@ from nip_core.scenarios import make_scenario
 from nip_core.showing.summary import summarise_run
 from nip_core.sweep.attacks import SweptAttack
 from nip_core.sweep.cells import read_verdicts
-from nip_core.sweep.declaration import StudyDeclaration, list_departures, read_declaration
+from nip_core.sweep.declaration import StudyDeclaration, read_declaration
+from nip_core.sweep.departures import find_stamp, list_departures
 from nip_core.sweep.effort_curves import list_efforts
 from nip_core.sweep.results_document import DAMAGED, FINISHED, NOT_BEGUN
 from nip_core.sweep.swept_facts import (
@@ -36,6 +37,7 @@ from nip_core.sweep.swept_facts import (
     Kind,
     RunFacts,
     SpentOnTest,
+    StampFacts,
     SweepFacts,
     SweptGame,
 )
@@ -76,10 +78,13 @@ def collect_sweep(
     runs = tuple(reader.read_run(run) for run in sweep.runs)
     declaration = read_declaration(store, sweep.name)
     departures: tuple[str, ...] = ()
+    stamp: StampFacts | None = None
     if declaration is not None:
         status = {run.name: run.status for run in runs}
         status |= {attack.name: attack.status for run in runs for attack in run.attacks}
         departures = list_departures(store, sweep, declaration, status)
+        stamp, doubts = find_stamp(store, declaration, status)
+        departures += doubts
     facts = SweepFacts(
         format=FORMAT,
         name=sweep.name,
@@ -89,6 +94,7 @@ def collect_sweep(
         left_out=tuple(left_out.values()),
         declaration=None if declaration is None else declaration.sha256,
         departures=departures,
+        stamp=stamp,
     )
     return Collected(facts, verdicts, declaration)
 

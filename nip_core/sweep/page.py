@@ -11,6 +11,7 @@ from nip_core.evaluation.attack_reach import reach_share
 from nip_core.evaluation.figures_in_words import (
     ALL_EQUAL,
     DASH,
+    amount,
     p_value,
     percent_cell,
     plain_percent,
@@ -34,6 +35,7 @@ from nip_core.sweep.results_document import (
     RunResult,
     SweepResults,
 )
+from nip_core.sweep.swept_facts import StampFacts
 from nip_core.sweep.swept_runs import SEED
 
 _HEADS = {"always_fail_rate": "always wrong", MAJORITY: "majority"}
@@ -279,6 +281,7 @@ def _declared_page(declared: DeclaredResults) -> str:
     text = (
         f"\n## Declared\n\nDeclared at {declared.declared_at} (declaration "
         f"`{declared.sha256[:16]}`). Stopping rule: {one_line(declared.stopping)}\n\n"
+        f"{_stamp_line(declared.stamp)}"
         f"{write_row(heads)}\n{'|---' * len(heads)}|\n"
     )
     for row in declared.outcomes:
@@ -303,6 +306,24 @@ def _declared_page(declared: DeclaredResults) -> str:
     )
     text += _notes_on(declared.outcomes) + "\n### Departures\n\n"
     return text + ("".join(f"- {line}\n" for line in declared.departures) or "None.\n")
+
+
+def _stamp_line(stamp: StampFacts | None) -> str:
+    """Say what a third party's time stamp shows; "" without one."""
+    if stamp is None:
+        return ""
+    begun = stamp.begun_before
+    shows = (
+        "none of its runs had begun, by their own clocks"
+        if not begun
+        else f"{amount(begun, 'run')} had begun before, so it does not show that the declaration "
+        "is older than they are"
+    )
+    return (
+        f"A third party stamped the declaration at {stamp.time} (`declaration.tsr`): it existed "
+        f"then, and {shows}. Whoever trusts that party verifies it by `openssl ts -verify -data "
+        "declaration.json -in declaration.tsr -CAfile CA.pem`.\n\n"
+    )
 
 
 def _interval_cell(row: HypothesisOutcome) -> str:

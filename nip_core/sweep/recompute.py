@@ -2,10 +2,10 @@
 
 recompute_results  a directory -> its results, or the first difference as an error
 
-Read are ``cells.parquet``, ``facts.json`` and, where one was made, ``declaration.json``: no run, no
-model, no server and no network. Whoever has the directory can so see that every figure in
-``results.json``, ``README.md`` and ``arms.svg`` follows from the verdicts, and how. That the
-verdicts are those that were played, only the runs themselves can show (`nip verify`).
+Read are ``cells.parquet``, ``facts.json`` and, where they were made, ``declaration.json`` and its
+time stamp: no run, no model, no server and no network. Whoever has the directory can so see that
+every figure in ``results.json``, ``README.md`` and ``arms.svg`` follows from the verdicts, and how.
+That the verdicts are those that were played, only the runs themselves can show (`nip verify`).
 """
 
 import io
@@ -22,10 +22,19 @@ from pydantic import ValidationError
 from nip_core.errors import CorruptionError, SettingsError
 from nip_core.parameters.plain import Plain
 from nip_core.sweep.declaration import StudyDeclaration, parse_declaration
+from nip_core.sweep.declared_digests import analysis_digest
 from nip_core.sweep.facts_on_record import Collected
-from nip_core.sweep.results import CELLS, DECLARATION, FACTS, compute_results, render_files
+from nip_core.sweep.results import (
+    CELLS,
+    DECLARATION,
+    FACTS,
+    STAMP,
+    compute_results,
+    render_files,
+)
 from nip_core.sweep.results_document import SweepResults
-from nip_core.sweep.swept_facts import FORMAT, SweepFacts
+from nip_core.sweep.swept_facts import FORMAT, StampFacts, SweepFacts
+from nip_core.sweep.timestamp import check_token
 from nip_lm_server.client import parse_json
 
 _ROUNDING = 1e-9
@@ -41,6 +50,8 @@ class Recomputed:
     numbers: int
     """In ``results.json``."""
     verdicts: int
+    is_declared_code: bool | None
+    """Whether the code of the analysis is the declared one; None where nothing was declared."""
 
 
 def recompute_results(directory: Path) -> Recomputed:
@@ -54,6 +65,8 @@ def recompute_results(directory: Path) -> Recomputed:
     collected = _read_collected(directory)
     results = compute_results(collected)
     made = render_files(results)
+    declared = collected.declaration
+    is_declared_code = None if declared is None else declared.analysis_sha256 == analysis_digest()
     for name, content in made.items():
         written = _read(directory, name)
         if written == content:
@@ -63,9 +76,10 @@ def recompute_results(directory: Path) -> Recomputed:
             if name.endswith(".json") and _is_json(written)
             else _find_in_lines(written, content)
         )
-        raise CorruptionError(f"{directory / name}: {difference or 'written in another form'}")
+        why = "" if is_declared_code is not False else " (analysis code other than declared)"
+        raise CorruptionError(f"{directory / name}: {difference or 'written in another form'}{why}")
     numbers = sum(1 for _ in _list_numbers(parse_json(made["results.json"])))
-    return Recomputed(results, numbers, collected.verdicts.num_rows)
+    return Recomputed(results, numbers, collected.verdicts.num_rows, is_declared_code)
 
 
 def _read_collected(directory: Path) -> Collected:
@@ -135,7 +149,20 @@ def _read_declaration(path: Path, facts: SweepFacts) -> StudyDeclaration | None:
             f"{path}: declaration {declaration.sha256[:16]}, and {FACTS} is about "
             f"{facts.declaration[:16]}"
         )
+    if facts.stamp is not None:
+        _check_stamp(path, path.with_name(STAMP), facts.stamp)
     return declaration
+
+
+def _check_stamp(path: Path, stamp: Path, facts: StampFacts) -> None:
+    """Raise CorruptionError if the token is not about the declaration, or has another time."""
+    token = _read(stamp.parent, stamp.name)
+    try:
+        time = check_token(token, _read(path.parent, path.name), str(stamp)).time
+    except SettingsError:  # no openssl, which no figure needs
+        return
+    if time != facts.time:
+        raise CorruptionError(f"{stamp}: of {time}, and {FACTS} says {facts.time}")
 
 
 def _is_json(content: bytes) -> bool:

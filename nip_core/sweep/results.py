@@ -24,7 +24,7 @@ from nip_core.sweep.asked_again import (
 )
 from nip_core.sweep.cells import encode_parquet
 from nip_core.sweep.counted import Counted, Figure, LastTest, Verdicts, average_runs
-from nip_core.sweep.declaration import declaration_path
+from nip_core.sweep.declaration import declaration_path, timestamp_path
 from nip_core.sweep.document_parts import OverRuns, sum_up
 from nip_core.sweep.effort_curves import average_curves
 from nip_core.sweep.facts_on_record import Collected, collect_sweep
@@ -46,7 +46,8 @@ from nip_core.sweep.swept_facts import RunFacts, SweepFacts
 from nip_core.sweep.swept_runs import SEED, Sweep
 from nip_core.sweep.swept_tests import measure_attack, measure_test
 
-CELLS, FACTS, DECLARATION = "cells.parquet", "facts.json", "declaration.json"
+CELLS, FACTS = "cells.parquet", "facts.json"
+DECLARATION, STAMP = "declaration.json", "declaration.tsr"
 
 
 def collect_results(
@@ -93,6 +94,7 @@ def compute_results(collected: Collected) -> SweepResults:
         stopping=declaration.plan.stopping,
         outcomes=tuple(judge_hypotheses(counted, facts, hypotheses)),
         departures=facts.departures,
+        stamp=facts.stamp,
     )
     return results.model_copy(update={"declared": declared})
 
@@ -244,7 +246,7 @@ def write_results(
     """Write the results of a sweep, and what they are made of; return them, and their place.
 
     That is beside its runs, under sweeps/NAME; with `out` at the top of that store, where a
-    declaration is copied to as well.
+    declaration is copied to as well, with its time stamp.
     """
     to, root = (store, f"sweeps/{sweep.name}/") if out is None else (out, "")
     results = compute_results(collected)
@@ -252,6 +254,8 @@ def write_results(
     to.put(f"{root}{FACTS}", json.dumps(collected.facts.as_json(), indent=1).encode())
     if out is not None and collected.declaration is not None:
         to.put(DECLARATION, store.get(declaration_path(sweep.name)))
+        if store.exists(stamp := timestamp_path(sweep.name)):
+            to.put(STAMP, store.get(stamp))
     for name, content in render_files(results).items():
         to.put(f"{root}{name}", content)
     local = to.local_path(f"{root}README.md")

@@ -19,6 +19,7 @@ from pydantic import Field
 from nip_core.evaluation.split_metrics import AnyOfRow, Interval95
 from nip_core.sweep.asked_again_document import AskedAgainTest, AtEqualTokens, AttackedAtEqualTokens
 from nip_core.sweep.document_parts import OverRuns, Part, is_none
+from nip_core.sweep.swept_facts import StampFacts
 
 MAJORITY = "majority_accuracy"
 """Where problems are played several times: of the verdict that is the more frequent."""
@@ -342,6 +343,8 @@ class DeclaredResults(Part):
     outcomes: tuple[HypothesisOutcome, ...]
     departures: tuple[str, ...]
     """What is not as declared, a line each."""
+    stamp: StampFacts | None = Field(default=None, exclude_if=is_none)
+    """No key where there is no time stamp that could be read."""
 
 
 class CellsWritten(Part):

@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from nip_core.sweep.document_parts import Part
+from nip_core.sweep.document_parts import Part, is_none
 from nip_core.sweep.swept_runs import SEED
 
 FORMAT = 1
@@ -133,6 +133,15 @@ class RunFacts(Part):
         return next((made.name for made in self.attacks if made.label == attack), None)
 
 
+class StampFacts(Part):
+    """The time stamp of a third party over the declaration."""
+
+    time: str
+    """When the declaration existed: UTC, ISO 8601."""
+    begun_before: int
+    """So many of its runs and attacks had begun by then."""
+
+
 class SweepFacts(Part):
     """A sweep."""
 
@@ -147,6 +156,8 @@ class SweepFacts(Part):
     """The SHA-256 that ``declaration.json`` names; None where nothing was declared."""
     departures: tuple[str, ...]
     """What is not as declared, a line each."""
+    stamp: StampFacts | None = Field(default=None, exclude_if=is_none)
+    """No key where there is no time stamp that could be read."""
 
     @property
     def arms(self) -> dict[tuple[str, ...], list[RunFacts]]:

@@ -26,7 +26,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import list_files, open_store
 from nip_core.sweep.cells import encode_parquet, read_verdicts
 from nip_core.sweep.counted import Counted, LastTest, Verdicts, share_right
-from nip_core.sweep.declaration import settings_digest
+from nip_core.sweep.declared_digests import settings_digest
 from nip_core.sweep.document_parts import OverRuns
 from nip_core.sweep.facts_on_record import collect_sweep
 from nip_core.sweep.page import arms_table, render_results

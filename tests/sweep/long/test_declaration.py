@@ -16,12 +16,8 @@ from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
 from nip_core.sweep.cells import read_verdicts
 from nip_core.sweep.counted import Counted, LastTest, Verdicts, average_runs
-from nip_core.sweep.declaration import (
-    declare,
-    list_departures,
-    read_declaration,
-    read_plan,
-)
+from nip_core.sweep.declaration import declare, read_declaration, read_plan
+from nip_core.sweep.departures import list_departures
 from nip_core.sweep.hypotheses import Hypothesis
 from nip_core.sweep.outcomes import judge_hypotheses
 from nip_core.sweep.swept_runs import read_sweep

@@ -1,5 +1,6 @@
 """A sweep as its user meets it: killed, interrupted, with a run that fails, and shown."""
 
+import json
 import os
 import signal
 import subprocess
@@ -97,3 +98,35 @@ def test_a_sweep_is_stopped_killed_and_finished_but_for_a_run_that_fails(tmp_pat
     assert "| own | 1 | " in page and "| away | 0 of 1 | – |" in page
     assert "small-own-chosen: finished" in out and "chosen: soundness" in page
     assert "small-away-chosen: not begun, as the run failed" in out
+
+
+def test_each_run_of_a_declared_sweep_and_each_attack_says_under_which_it_began(tmp_path):
+    path = small(tmp_path, interaction_protocol=["adp", "nip"], seed=[1, 2])
+    hypothesis = {
+        "says": "asking keeps soundness",
+        "figure": "soundness",
+        "arm": {"interaction_protocol": "nip"},
+        "against": {"interaction_protocol": "adp"},
+        "expected": "higher",
+        "primary": True,
+    }
+    plan = {"sweep": path.name, "stopping": "all runs", "hypotheses": [hypothesis]}
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    settings = yaml.safe_load(path.read_text())
+    settings["set"]["rl"] = {"num_iterations": 0}
+    settings["attacks"]["chosen"] |= {"iteration": 0, "leave_out": [{"seed": 2}]}
+    path.write_text(yaml.safe_dump(settings, sort_keys=False))
+    declared = nip("declare", tmp_path / "plan.yaml", "--json")
+    printed, said = declared.communicate(timeout=300)
+    assert declared.returncode == 0, said
+    sha256 = json.loads(printed)["sha256"]
+    played = nip("sweep", path)
+    _, said = played.communicate(timeout=900)
+    assert played.returncode == 0, said
+    runs = [file.parent.name for file in (tmp_path / "runs").glob("*/run.json")]
+    assert len(runs) == 6
+    for run in runs:
+        record = json.loads((tmp_path / "runs" / run / "run.json").read_text())
+        assert record["declaration"] == {"sha256": sha256, "files": {}}
+    page = (tmp_path / "runs" / "sweeps" / "small" / "README.md").read_text()
+    assert "### Departures\n\nNone.\n" in page
