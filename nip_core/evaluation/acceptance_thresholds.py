@@ -5,6 +5,8 @@ more right solutions. An attack that lowers soundness at one point may have move
 or lowered all of it.
 """
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +16,8 @@ from nip_core.evaluation.confidence_intervals import Interval
 from nip_core.evaluation.spread import Asked, Bools
 
 _ROUNDING = 1e-9
+CURVE_KEYS = ("by_threshold", "with_p_accept")
+"""What documents call the rates by threshold, and the number of verdicts they are of."""
 THRESHOLDS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 
 
@@ -56,3 +60,11 @@ def measure_thresholds(
             )
         )
     return tuple(rows), len(p)
+
+
+def measure_threshold_curve(
+    episodes: pa.Table, likely: pa.Array | None, asked: Asked
+) -> dict[str, Any]:
+    """Measure the same, by the names in `CURVE_KEYS`; empty where no verdict has a P(accept)."""
+    measured = None if likely is None else measure_thresholds(episodes, likely, asked)
+    return {} if measured is None else dict(zip(CURVE_KEYS, measured, strict=True))

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nip_core.evaluation.acceptance_thresholds import measure_thresholds
+from nip_core.evaluation.acceptance_thresholds import CURVE_KEYS, measure_threshold_curve
 from nip_core.evaluation.attack_effort import Price, effort_of_choice
 from nip_core.evaluation.attack_losses import (
     NO_OWN_TEST,
@@ -41,7 +41,6 @@ from nip_core.rollouts.trees import Leaf, generation_numbers, parse_path
 
 _LIKELY = "p_accept"
 """A column beside those of episodes: P(accept) of the verdict."""
-_CURVE = ("by_threshold", "with_p_accept")
 
 
 def _no_price(_: Mapping[str, tuple[int, int]]) -> None:
@@ -231,7 +230,7 @@ def varied_words(row: ChoiceMetrics | StepMetrics) -> str:
 def attack_shown(metrics: AttackMetrics, of_each: Sequence[str]) -> dict[str, Any]:
     """Encode an attack's figures for a summary; of each n or step it has the metrics `of_each`."""
     kind, encoded = metrics.varies, metrics.as_json()
-    short = (kind, "updates", *of_each, "fooled", "p_accept", "distinct", *_CURVE, "effort")
+    short = (kind, "updates", *of_each, "fooled", "p_accept", "distinct", *CURVE_KEYS, "effort")
     rows = [row.as_json() for row in metrics.rows]
     whole = (
         *("steps_to_exploit", "exploited_below", "course_on", "course"),
@@ -265,15 +264,13 @@ def _with_n(n: int, episodes: pa.Table, choices: pa.Table, asked: Asked) -> Choi
     likely = episodes[_LIKELY].combine_chunks()
     episodes = episodes.drop_columns([_LIKELY])
     measured = evaluate(episodes, None, seed=asked.seed, questions=asked.questions)
-    by_threshold = measure_thresholds(episodes, likely, asked)
-    curve = {} if by_threshold is None else dict(zip(_CURVE, by_threshold, strict=True))
     return ChoiceMetrics(
         n=n,
         **dict(measured),
         fooled=count_fooled(episodes),
         p_accept=pc.mean(choices["p_accept"]).as_py(),
         distinct=pc.mean(choices["distinct"]).as_py(),
-        **curve,
+        **measure_threshold_curve(episodes, likely, asked),
     )
 
 

@@ -201,6 +201,9 @@ class WorstStep(StepOfTraining):
     completeness: StrictFloat | None = None
     completeness_ci95: Interval95 | None = None
     lost_to_training: PairedDifference | None = Field(None, validation_alias=_LOST_TO_TRAINING)
+    by_threshold: tuple[ThresholdRates, ...] | None = None
+    """Of the one test on test problems; None where no verdict has a P(accept)."""
+    with_p_accept: StrictInt | None = None
     models: dict[str, str] = Field(default_factory=dict)
     """By group, the provers of this step: they can be played again."""
 
@@ -214,6 +217,9 @@ class OwnRates(Figures):
     completeness_ci95: Interval95 | None
     problems: StrictInt
     """On which they are counted: of its own run's test, those in common with the attack's."""
+    by_threshold: tuple[ThresholdRates, ...] | None = None
+    """Of provers before any training; None where no verdict has a P(accept)."""
+    with_p_accept: StrictInt | None = None
 
 
 class Spent(Figures):

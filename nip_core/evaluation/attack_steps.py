@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from nip_core.evaluation.acceptance_thresholds import measure_threshold_curve
 from nip_core.evaluation.attack_losses import (
     NO_OWN_TEST,
     OwnTest,
@@ -35,6 +36,9 @@ class FinalTests:
     worst: pa.Table
     """With the provers that were the worst on validation problems."""
     course: CourseEnd
+    untrained_likely: pa.Array | None = None
+    """P(accept) of each episode of `untrained`, null where its verdict has none."""
+    worst_likely: pa.Array | None = None
 
 
 def figures_by_step(
@@ -63,7 +67,8 @@ def figures_by_step(
       `follow_losses`, of the first test and the last
 
     With tests `apart`, those by step only choose the worst provers: the rates of ``worst`` are of
-    its one test, ``untrained`` has those of the test before any training, and the losses are from
+    its one test, ``untrained`` has those of the test before any training, both with
+    ``by_threshold`` where P(accept) is known (see `measure_thresholds`), and the losses are from
     the latter to the former. ``steps_to_exploit`` is the first step whose soundness, on validation
     problems, is down to ``exploited_below``.
     """
@@ -112,12 +117,15 @@ def _with_final(
     """Put what the tests on test problems say beside the course by which provers were chosen."""
     assert figures.lost_to_training is not None  # between these tests
     tested = _with_step(chosen.step, chosen.updates or 0, apart.worst, asked.seed, split_by)
+    worst = _worst(tested, figures.lost_to_training, chosen.soundness)
+    of_worst = measure_threshold_curve(apart.worst, apart.worst_likely, asked)
+    of_untrained = measure_threshold_curve(apart.untrained, apart.untrained_likely, asked)
     return figures.model_copy(
         update={
             "course_on": VALIDATION,
             "course": apart.course,
-            "worst": _worst(tested, figures.lost_to_training, chosen.soundness),
-            "untrained": measure_rates(apart.untrained, asked),
+            "worst": worst.model_copy(update=of_worst),
+            "untrained": measure_rates(apart.untrained, asked).model_copy(update=of_untrained),
         }
     )
 

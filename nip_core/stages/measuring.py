@@ -56,6 +56,7 @@ from nip_core.records.attack_course import read_course
 from nip_core.records.attack_said import add_up_efforts, read_gallery
 from nip_core.records.intervals import combine_metrics, measure_baselines, measure_intervals
 from nip_core.records.transcript_files import CHECKSUM_SUFFIX, name_transcripts_file
+from nip_core.rollouts.acceptance import find_acceptance
 from nip_core.rollouts.labels import add_counts
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION, name_played_problems
 from nip_core.rollouts.schema import EPISODES
@@ -293,11 +294,10 @@ def _final_tests(session: Session, last: int) -> FinalTests | None:
     run = session.run
     if not session.parameters.attack.tests_worst or (course := read_course(run, last)) is None:
         return None
-    untrained = read_rollouts(run.store, run.rollouts(0, ATTACK)).episodes
-    if course.worst_step == 0:
-        return FinalTests(untrained, untrained, course)
-    worst = read_rollouts(run.store, run.rollouts(last, ATTACK)).episodes
-    return FinalTests(untrained, worst, course)
+    at = (0, 0 if course.worst_step == 0 else last)
+    before, worst = (read_rollouts(run.store, run.rollouts(i, ATTACK)) for i in at)
+    likely = [find_acceptance(test.episodes, test.generations) for test in (before, worst)]
+    return FinalTests(before.episodes, worst.episodes, course, likely[0], likely[1])
 
 
 def _record_final_tests(run: RunStore, last: int) -> dict[str, Any]:

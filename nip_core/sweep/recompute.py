@@ -4,7 +4,7 @@ recompute_results  a directory -> its results, or the first difference as an err
 
 Read are ``cells.parquet``, ``facts.json`` and, where they were made, ``declaration.json`` and its
 time stamp: no run, no model, no server and no network. Whoever has the directory can so see that
-every figure in ``results.json``, ``README.md`` and ``arms.svg`` follows from the verdicts, and how.
+every number in ``results.json``, ``README.md`` and the figures follows from the verdicts, and how.
 That the verdicts are those that were played, only the runs themselves can show (`nip verify`).
 """
 

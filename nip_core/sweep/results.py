@@ -27,6 +27,7 @@ from nip_core.sweep.counted import Counted, Figure, LastTest, Verdicts, average_
 from nip_core.sweep.declaration import declaration_path, timestamp_path
 from nip_core.sweep.document_parts import OverRuns, sum_up
 from nip_core.sweep.effort_curves import average_curves
+from nip_core.sweep.effort_figure import efforts_svg
 from nip_core.sweep.facts_on_record import Collected, collect_sweep
 from nip_core.sweep.outcomes import judge_hypotheses
 from nip_core.sweep.page import render_results
@@ -263,12 +264,15 @@ def write_results(
 
 
 def render_files(results: SweepResults) -> dict[str, bytes]:
-    """Encode the results as their document, their page and their figure, by the names of files."""
-    return {
-        "results.json": json.dumps(results.as_json(), indent=2).encode(),
-        "README.md": render_results(results).encode(),
-        "arms.svg": arms_svg(_marks(results)).encode(),
+    """Encode the results as their document, their page and its figures, by the names of files."""
+    files = {
+        "results.json": json.dumps(results.as_json(), indent=2),
+        "README.md": render_results(results),
+        "arms.svg": arms_svg(_marks(results)),
     }
+    if (efforts := efforts_svg(results)) is not None:
+        files["efforts.svg"] = efforts
+    return {name: text.encode() for name, text in files.items()}
 
 
 def _marks(results: SweepResults) -> list[tuple[str, dict[str, Mark | None]]]:

@@ -2,6 +2,7 @@
 
 import re
 
+import pyarrow as pa
 import pytest
 from stored_rows import typed_tables
 
@@ -105,7 +106,15 @@ def test_the_worst_by_validation_is_rated_by_its_one_test_and_not_by_the_lowest(
     """On validation problems it fooled 9 of 10, by luck; on test problems it fools 6."""
     course = {step: test_of(fooled, question="v") for step, fooled in ((0, 4), (5, 9), (10, 5))}
     end = CourseEnd(step=10, worst_step=5)
-    finals = FinalTests(untrained=test_of(4), worst=test_of(6), course=end)
+    before, after = test_of(4), test_of(6)
+    # Sure wherever it accepts; a prover that was trained makes it less sure of what it rejects.
+    finals = FinalTests(
+        untrained=before,
+        worst=after,
+        course=end,
+        untrained_likely=pa.array([0.9 if row else 0.02 for row in before["decision"].to_pylist()]),
+        worst_likely=pa.array([0.9 if row else 0.3 for row in after["decision"].to_pylist()]),
+    )
     updates = {step: 8 * step for step in course}
     figures = figures_by_step(course, updates, 0.5, 0, (), OwnTest(test_of(1)), finals)
     assert (figures.course_on, figures.course) == ("validation", end)
@@ -114,6 +123,15 @@ def test_the_worst_by_validation_is_rated_by_its_one_test_and_not_by_the_lowest(
     assert worst.soundness == pytest.approx(0.4)
     assert worst.course_soundness == pytest.approx(0.1)
     assert figures.untrained.soundness == pytest.approx(0.6)
+    # From another P(accept) on it would accept what the training has made likelier.
+    curves = [
+        {row.accept_from: row.soundness for row in rated.by_threshold}
+        for rated in (figures.untrained, worst)
+    ]
+    assert [curve[0.25] for curve in curves] == [pytest.approx(0.6), 0.0]
+    assert [curve[0.5] for curve in curves] == [pytest.approx(0.6), pytest.approx(0.4)]
+    assert [curve[0.95] for curve in curves] == [1.0, 1.0]
+    assert figures.untrained.with_p_accept == worst.with_p_accept == before.num_rows
     # The losses are between tests of test problems alone.
     assert figures.lost_to_lying.difference == pytest.approx(0.3)
     assert figures.lost_to_training.difference == pytest.approx(0.2)

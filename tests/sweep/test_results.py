@@ -248,7 +248,12 @@ def test_what_is_there_of_a_sweep_is_collected_and_nothing_is_started(sweep, tmp
     sweep_command(file, collect_only=True, out=tmp_path / "out")
     assert "| adp | 2 | " in capsys.readouterr().out
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"README.md", "arms.svg", "cells.parquet", "facts.json", "results.json"}
+    figures = {"arms.svg", "efforts.svg"}
+    assert names == {"README.md", *figures, "cells.parquet", "facts.json", "results.json"}
+    # The script that attacks took tokens of the verifier: a point on the axis, by the attack's name.
+    drawn = (tmp_path / "out" / "efforts.svg").read_text()
+    assert drawn.startswith("<svg") and ">adp<" in drawn and ">chosen<" in drawn
+    assert "(efforts.svg)" in (tmp_path / "out" / "README.md").read_text()
     assert {*list_files(open_store(sweep.run_store), "")} == before
     # Results would keep whoever wants to declare what it will show from it.
     with pytest.raises(SettingsError, match="no run of sweep 'small' has begun in"):
