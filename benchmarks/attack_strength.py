@@ -8,7 +8,7 @@
 Reads every verdict (`cells.parquet`) of a sweep in which `named` is the script, and which attacks
 are finished (`facts.json`). It writes `attacks.json` and `attacks.md` beside them: of each verifier
 soundness in its own test and with each attack, and how much more than the script an attack leaves,
-on the wrong problems that all of them play. Nothing is played.
+on the wrong problems that the script and this attack play. Nothing is played.
 """
 
 import argparse
@@ -71,24 +71,31 @@ def count_rejected(rejected: Rejected, problems: set[str]) -> dict[str, Any]:
     """Return soundness on these problems, with its 95 % interval."""
     hits = sum(rejected[problem] for problem in problems)
     interval = wilson(hits, len(problems))
-    return {"soundness": hits / len(problems), "ci95": [*(interval or ())]}
+    return {
+        "problems": len(problems),
+        "soundness": hits / len(problems),
+        "ci95": [*(interval or ())],
+    }
 
 
 def compare(rejected: Rejected, by_script: Rejected, problems: set[str]) -> dict[str, float]:
     """Return how much more is left than by the script on these problems, and McNemar's p."""
     more = sum(rejected[p] and not by_script[p] for p in problems)
     less = sum(by_script[p] and not rejected[p] for p in problems)
-    return {"more": (more - less) / len(problems), "p": mcnemar(more, less)}
+    rates = {"more": (more - less) / len(problems), "p": mcnemar(more, less)}
+    return {"problems": len(problems), **rates}
 
 
 def describe(read: dict[str, Any]) -> dict[str, Any]:
     """Return the row of a verifier."""
     tests: dict[str, Rejected] = read["tests"]
-    problems = set.intersection(*(set(rejected) for rejected in tests.values()))
-    rates = {name: count_rejected(rejected, problems) for name, rejected in tests.items()}
+    # Best of 16 plays half of them.
+    shared = set(tests[SCRIPT] if SCRIPT in tests else tests[OWN])
+    played = {name: shared & rejected.keys() for name, rejected in tests.items()}
+    rates = {name: count_rejected(tests[name], problems) for name, problems in played.items()}
     others = [name for name in tests if name != OWN and name not in SCRIPTS]
     compared = (
-        {name: compare(tests[name], tests[SCRIPT], problems) for name in others}
+        {name: compare(tests[name], tests[SCRIPT], played[name]) for name in others}
         if SCRIPT in tests
         else {}
     )
@@ -97,7 +104,7 @@ def describe(read: dict[str, Any]) -> dict[str, Any]:
         than["p_holm"] = p
     return {
         "run": read["run"],
-        "problems": len(problems),
+        "problems": len(shared),
         "rates": rates,
         "verdicts": read["verdicts"],
         "than_script": compared,
@@ -113,14 +120,17 @@ def write_page(document: dict[str, Any]) -> str:
         "",
         f"`{document['command']}` at {document['commit']}, from the verdicts of "
         "`deployments/sweeps/strength.yaml` ([all of them](README.md)). Soundness in percent on "
-        "the wrong problems that all attacks of a verifier play, 95 % intervals in brackets. Bold: "
-        "the lowest of a row, a minimum over several tests and so too low. A dash: not finished.",
+        "the wrong problems that the script plays, 95 % intervals in brackets; where an attack "
+        "played fewer of them, their number. Bold: the lowest of a row on all of them, a minimum "
+        "over several tests and so too low. A dash: not finished.",
         "",
         f"| verifier | problems | {OWN} | {' | '.join(WORDS[name] for name in names)} |",
         "|---" * (len(names) + 3) + "|",
     ]
     for row in rows:
         attacked = {name: of["soundness"] for name, of in row["rates"].items() if name != OWN}
+        counts = {name: of["problems"] for name, of in row["rates"].items()}
+        lowest = min(attacked[name] for name in attacked if counts[name] == row["problems"])
         cells = [row["run"], str(row["problems"]), f"{100 * row['rates'][OWN]['soundness']:.0f}"]
         for name in names:
             if name not in attacked:
@@ -128,7 +138,9 @@ def write_page(document: dict[str, Any]) -> str:
                 continue
             low, high = (100 * bound for bound in row["rates"][name]["ci95"])
             cell = f"{100 * attacked[name]:.0f} [{low:.0f}, {high:.0f}]"
-            cell = f"**{cell}**" if attacked[name] == min(attacked.values()) else cell
+            is_whole = counts[name] == row["problems"]
+            cell = f"**{cell}**" if is_whole and attacked[name] == lowest else cell
+            cell += "" if is_whole else f" of {counts[name]}"
             ended = row["verdicts"].get(name)
             cells.append(cell + (f" ({ended})" if ended else ""))
         lines.append(f"| {' | '.join(cells)} |")
@@ -138,11 +150,12 @@ def write_page(document: dict[str, Any]) -> str:
         "provers are models, paired by problem (p: McNemar's, exact, by Holm over a verifier's "
         "attacks):",
         "",
-        "| verifier | attack | points more | p |",
-        "|---|---|---|---|",
+        "| verifier | attack | problems | points more | p |",
+        "|---|---|---|---|---|",
     ]
     lines += [
-        f"| {row['run']} | {WORDS[name]} | {100 * than['more']:+.0f} | {than['p_holm']:.2g} |"
+        f"| {row['run']} | {WORDS[name]} | {than['problems']} | {100 * than['more']:+.0f} | "
+        f"{than['p_holm']:.2g} |"
         for row in rows
         for name, than in row["than_script"].items()
     ]

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nip_core.errors import SettingsError
+from nip_core.errors import CorruptionError, SettingsError
 from nip_core.evaluation.figures_in_words import amount
 from nip_prefect.flows.printing import print_json
 from nip_prefect.flows.sweep import AsJson, Overrides
@@ -74,13 +74,16 @@ def _show_stamp(store: Any, declaration: Any, url: str | None, to: Any) -> None:
         except SettingsError as error:  # a declaration needs no openssl
             say(f"{timestamp_path(sweep)} is there, and was not looked at: {error}", file=to)
             return
+        except CorruptionError as error:
+            say(f"{error}; --timestamp URL asks for another one", file=to)
+            return
         if before is None:
             return
         token, how, is_new = before, "was time-stamped", False
-    say(f"{how} at {token.time} ({timestamp_path(sweep)}): it existed then; to verify,", file=to)
+    say(f"{how}: {timestamp_path(sweep)} says that it existed at {token.time}", file=to)
+    say("who signed that was not looked at; with the authority's certificate as CA.pem,", file=to)
     say(
-        "  openssl ts -verify -data declaration.json -in declaration.tsr -CAfile CA.pem, "
-        "with the authority's certificate",
+        "  openssl ts -verify -data declaration.json -in declaration.tsr -CAfile CA.pem",
         file=to,
     )
     begun = sorted({*declaration.plan.runs} & {*list_runs(store)})

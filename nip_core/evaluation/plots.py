@@ -3,6 +3,7 @@
 learning_curve_svg   an SVG that follows the reader's light or dark scheme
 arms_svg             the same for the arms of a sweep
 svg_element          whatever else is drawn, as such an SVG
+escape_mathtext      names as they are, not as formulas
 
 The same numbers give the same bytes. matplotlib is imported inside the functions and used
 through its objects, without pyplot and without a display. Colours keep apart for colour-blind
@@ -119,6 +120,11 @@ def svg_element(
     return f'{opening} role="img" aria-label="{label}">{style}{rest}'
 
 
+def escape_mathtext(text: str) -> str:
+    """Escape what matplotlib would read as a formula."""
+    return text.replace("$", r"\$")
+
+
 def _draw_arms(axes: Any, arms: Arms) -> None:
     from matplotlib.ticker import PercentFormatter
 
@@ -146,7 +152,7 @@ def _draw_arms(axes: Any, arms: Arms) -> None:
             clip_on=False,
         )
     axes.set_ylim(len(arms) - 0.5, -0.5)
-    axes.set_yticks(range(len(arms)), [name for name, _ in arms])
+    axes.set_yticks(range(len(arms)), [escape_mathtext(name) for name, _ in arms])
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
     axes.tick_params(colors=INK, length=0)

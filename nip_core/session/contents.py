@@ -149,7 +149,9 @@ def digest_directory(directory: Path) -> str:
             # Not the whole: weights of gigabytes would be read at every start. Names and sizes go
             # in as well.
             head = hashlib.sha256(opened.read(1 << 20)).hexdigest()
-        facts.append([str(file.relative_to(directory)), file.stat().st_size, head])
+        # Whatever bytes are in its name.
+        name = os.fsencode(file.relative_to(directory)).decode(errors="backslashreplace")
+        facts.append([name, file.stat().st_size, head])
     return digest(facts)
 
 

@@ -126,4 +126,9 @@ def _digest_folder(folder: Path) -> str:
     if (folder / "config.json").is_file():
         return digest_directory(folder)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return digest([[path.relative_to(folder).as_posix(), _digest_file(path)] for path in files])
+    return digest([[_name_in(folder, path), _digest_file(path)] for path in files])
+
+
+def _name_in(folder: Path, path: Path) -> str:
+    """Name a file by its place in the folder, whatever bytes are in it."""
+    return os.fsencode(path.relative_to(folder).as_posix()).decode(errors="backslashreplace")

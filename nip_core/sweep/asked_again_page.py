@@ -24,8 +24,8 @@ too.
 """
 _FEWER = """
 (n fit): so many verdicts would take no more tokens, but only k were played. There the verifier
-alone had fewer tokens than the arm. With more verdicts it would reject more, wrong solutions and
-right ones.
+alone had fewer tokens than the arm. Any of more verdicts rejects more, wrong solutions and right
+ones.
 """
 _VOTES = ("majority: soundness", "majority: completeness")
 

@@ -239,7 +239,7 @@ def declare(store: Store, plan: StudyPlan) -> tuple[StudyDeclaration, bool]:
     if before is not None and before.plan_sha256 == _digest_plan(contents, before):
         _check_begun_under(store, plan.sweep.name, begun, before)
         return before, False
-    _check_undeclared(store, plan.sweep.name, begun, before)
+    _check_undeclared(store, plan.sweep.name, begun, before, _list_edited(contents, before))
     # With all defaults: a later version may have others, and they must not change what was said.
     in_full = contents.model_dump(mode="json")
     plan_sha256 = digest(in_full)
@@ -265,6 +265,17 @@ def _digest_plan(contents: DeclaredPlan, before: StudyDeclaration) -> str:
     return digest(contents.model_dump(mode="json", exclude=None if looked else {"files"}))
 
 
+def _list_edited(contents: DeclaredPlan, before: StudyDeclaration | None) -> list[str]:
+    """List the files that are other than declared, where nothing else of the plan is."""
+    if before is None or before.plan.files is None or contents.files is None:
+        return []
+    as_before = contents.model_copy(update={"files": before.plan.files})
+    if _digest_plan(as_before, before) != before.plan_sha256:
+        return []
+    now, declared = contents.files, before.plan.files
+    return sorted(name for name in {*now, *declared} if now.get(name) != declared.get(name))
+
+
 def _check_begun_under(
     store: Store, sweep: str, begun: Sequence[str], declaration: StudyDeclaration
 ) -> None:
@@ -283,9 +294,16 @@ def _check_begun_under(
 
 
 def _check_undeclared(
-    store: Store, sweep: str, begun: Sequence[str], before: StudyDeclaration | None
+    store: Store,
+    sweep: str,
+    begun: Sequence[str],
+    before: StudyDeclaration | None,
+    edited: Sequence[str],
 ) -> None:
-    """Raise RunConflictError if anything is known of the sweep already."""
+    """Raise RunConflictError if anything is known of the sweep already.
+
+    `edited` are files that settings name, where nothing else is other than declared `before`.
+    """
     # Results can be had of runs that were deleted since, so they count beside the runs.
     if store.exists(f"sweeps/{sweep}/results.json"):
         raise RunConflictError(
@@ -295,10 +313,13 @@ def _check_undeclared(
     # A plan may be changed until the first of its runs begins: nobody has seen anything before.
     if begun:
         what = "another plan is declared" if before is not None else "nothing was declared"
+        back = ", or put the plan back" if before is not None else ""
+        if edited:
+            what, back = f"{', '.join(edited)} is not what was declared", ", or put the file back"
         raise RunConflictError(
             f"sweep {sweep!r}: {what}, and {len(begun)} of its runs have begun (as "
             f"{begun[0]!r}): a plan is declared before its first run. Give the sweep another name"
-            + (", or put the plan back" if before is not None else "")
+            + back
         )
 
 

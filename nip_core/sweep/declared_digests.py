@@ -49,7 +49,7 @@ def file_digests(sweep: Sweep) -> dict[str, str]:
     for name, parameters in _list_all(sweep):
         try:
             files |= find_user_files(Game(parameters))
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             raise SettingsError(f"{name}: {error}") from None
     return digest_user_files(files)
 

@@ -75,13 +75,19 @@ def find_stamp(
         if datetime.fromisoformat(begun[name]).replace(microsecond=0) <= stamp.at
     ]
     facts = StampFacts(time=stamp.time, begun_before=len(before))
-    if not before:
-        return facts, ()
-    first = min(before, key=begun.__getitem__)
-    return facts, (
-        f"time stamp: of {stamp.time}, when {amount(len(before), 'run')} had begun (the first "
-        f"{first}, at {begun[first]})",
-    )
+    doubts = []
+    if stamp.at < datetime.fromisoformat(declaration.declared_at).replace(microsecond=0):
+        doubts.append(
+            f"time stamp: of {stamp.time}, before the declaration was made by its own clock, "
+            f"{declaration.declared_at}"
+        )
+    if before:
+        first = min(before, key=begun.__getitem__)
+        doubts.append(
+            f"time stamp: of {stamp.time}, when {amount(len(before), 'run')} had begun (the first "
+            f"{first}, at {begun[first]})"
+        )
+    return facts, tuple(doubts)
 
 
 def _list_changed_files(sweep: Sweep, declared: Mapping[str, str] | None) -> Iterator[str]:

@@ -21,8 +21,11 @@ _OVER_EFFORT = """
 What each attack took until then, in the mean over finished attacks, and what it left. Of best-of-n
 that is an attack with this number of messages alone, with what was played on to judge them; of one
 by training playing and training, without tests. Tokens are those read, written and trained on. An
-attack by a script takes the verifier's calls alone. In the figure: soundness by tokens (0: before
-any training), with its interval; dashed is soundness in the arm's own test.
+attack by a script takes the verifier's calls alone.
+"""
+_IN_FIGURE = """
+In the figure: soundness by tokens (0: before any training), with its interval; dashed is soundness
+in the arm's own test.
 """
 
 
@@ -141,5 +144,7 @@ def effort_page(results: SweepResults) -> str:
         cells += [usd] if is_paid else []
         rows.append([*cells, write_cell(point.soundness), write_cell(point.completeness)])
     table = markdown_table([*heads, "soundness", "completeness"], rows)
-    figure = "![Soundness over tokens, by arm](efforts.svg)"
-    return f"\n## Attacks over what they took\n{_OVER_EFFORT}\n{figure}\n\n{table}"
+    text = f"\n## Attacks over what they took\n{_OVER_EFFORT}"
+    if any(point.soundness is not None for _, _, point in points):
+        text += f"{_IN_FIGURE}\n![Soundness over tokens, by arm](efforts.svg)\n"
+    return f"{text}\n{table}"

@@ -7,22 +7,17 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from nip_core.evaluation.plots import INK, svg_element
+from nip_core.evaluation.plots import INK, escape_mathtext, svg_element
 from nip_core.sweep.results_document import ArmPoint, ArmResult, SweepResults
 
 _COLUMNS = 3
 _WIDTH, _ROW, _LEGEND, _BELOW = 7.6, 2.1, 0.4, 0.45  # inches
 _LEFT, _RIGHT = 0.07, 0.985  # shares of the width
 _LEGEND_COLUMNS = 5
-_STYLES = (
-    ("#3a80c9", "o", "solid"),
-    ("#d97a1f", "^", (0, (4, 2))),
-    ("#1c9c80", "s", (0, (1.5, 1.5))),
-    ("#b3559a", "D", (0, (5, 1, 1, 1))),
-    ("#8a7d1f", "v", (0, (3, 1))),
-    ("#7a7a7a", "P", (0, (1, 3))),
-)
-"""Of attacks, in their order: colour, marker and dash."""
+_COLOURS = ("#3a80c9", "#d97a1f", "#1c9c80", "#b3559a", "#8a7d1f")
+_MARKERS = ("o", "^", "s", "D", "v", "P", "X")
+_DASHES = ("solid", (0, (4, 2)), (0, (1.5, 1.5)))
+"""Of attacks, in their order. No two of the first 35 have colour and marker in common."""
 _NOTHING = 0.5
 """How far left of the fewest tokens what took none stands, in powers of ten."""
 
@@ -122,7 +117,9 @@ def _draw_arm(axes: Any, arm: ArmResult, labels: Sequence[str], nothing: float) 
     if arm.soundness is not None:
         axes.axhline(arm.soundness.mean, color=INK, alpha=0.5, linewidth=1, linestyle=(0, (4, 3)))
     for label, curve in _list_curves(arm).items():
-        colour, marker, dash = _STYLES[labels.index(label) % len(_STYLES)]
+        place = labels.index(label)
+        colour, marker = _COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)]
+        dash = _DASHES[place % len(_DASHES)]
         points = [(tokens, rate) for tokens, of in _list_points(curve) if (rate := of.soundness)]
         bounds = [rate.ci95 or (rate.mean, rate.mean) for _, rate in points]
         axes.errorbar(
@@ -138,7 +135,7 @@ def _draw_arm(axes: Any, arm: ArmResult, labels: Sequence[str], nothing: float) 
             linewidth=1.4,
             elinewidth=1.0,
             markersize=5,
-            label=label,
+            label=escape_mathtext(label),
             clip_on=False,
             zorder=3,
         )
@@ -149,7 +146,7 @@ def _dress(axes: Any, name: str, *, is_first: bool) -> None:
 
     axes.set_xscale("log")
     axes.set_ylim(0, 1)
-    axes.set_title(name, fontsize=9, color=INK, loc="left", pad=3)
+    axes.set_title(escape_mathtext(name), fontsize=9, color=INK, loc="left", pad=3)
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
     axes.tick_params(which="both", colors=INK, length=0, labelsize=8, labelleft=is_first)
     axes.grid(axis="y", color=INK, alpha=0.12, linewidth=0.8)

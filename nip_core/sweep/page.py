@@ -314,15 +314,15 @@ def _stamp_line(stamp: StampFacts | None) -> str:
         return ""
     begun = stamp.begun_before
     shows = (
-        "none of its runs had begun, by their own clocks"
+        "none of its runs had begun then, by their own clocks"
         if not begun
-        else f"{amount(begun, 'run')} had begun before, so it does not show that the declaration "
+        else f"{amount(begun, 'run')} had begun by then, so it does not show that the declaration "
         "is older than they are"
     )
     return (
-        f"A third party stamped the declaration at {stamp.time} (`declaration.tsr`): it existed "
-        f"then, and {shows}. Whoever trusts that party verifies it by `openssl ts -verify -data "
-        "declaration.json -in declaration.tsr -CAfile CA.pem`.\n\n"
+        f"`declaration.tsr` says that the declaration existed at {stamp.time}; {shows}. nip has "
+        "not looked at who signed it. Whoever trusts a time-stamping authority verifies that it "
+        "did: `openssl ts -verify -data declaration.json -in declaration.tsr -CAfile CA.pem`.\n\n"
     )
 
 

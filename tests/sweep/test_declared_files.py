@@ -133,7 +133,10 @@ def test_a_file_that_changes_is_another_plan_and_later_a_departure(tmp_path, nam
     file.write_text(whole + "\n\n")
     plan = planned_again(tmp_path)
     assert departures(store, plan.sweep, [run.name]) == [f"{file}: other content than declared"]
-    with pytest.raises(RunConflictError, match="another plan is declared, and 1 of its runs"):
+    with pytest.raises(
+        RunConflictError,
+        match=f"{name} is not what was declared, and 1 of its runs .*put the file back",
+    ):
         declare(store, plan)
 
 

@@ -90,7 +90,11 @@ def begin(store, plan):
 def test_a_stranger_verifies_that_a_declaration_existed(tmp_path, authority, capsys):
     declare_command(planned(tmp_path), timestamp=authority.url)
     said = capsys.readouterr().out
-    assert "time-stamped at 20" in said and "openssl ts -verify -data declaration.json" in said
+    assert (
+        "time-stamped: " in said
+        and "says that it existed at 20" in said
+        and "openssl ts -verify -data declaration.json" in said
+    )
     assert "had begun" not in said
     assert authority.types == ["application/timestamp-query"]
     shown = verified(place(tmp_path), authority.ca)
@@ -98,7 +102,7 @@ def test_a_stranger_verifies_that_a_declaration_existed(tmp_path, authority, cap
     # An older stamp says more than a younger one, so it stays and nobody is asked.
     token = (place(tmp_path) / "declaration.tsr").read_bytes()
     declare_command(planned(tmp_path), timestamp=authority.url)
-    assert "was time-stamped at" in capsys.readouterr().out
+    assert "was time-stamped: " in capsys.readouterr().out
     assert (place(tmp_path) / "declaration.tsr").read_bytes() == token and len(authority.types) == 1
     # One letter of the declaration, and the stamp is not about it.
     path = place(tmp_path) / "declaration.json"
@@ -117,7 +121,7 @@ def test_a_new_declaration_has_no_stamp_of_the_one_before(tmp_path, authority, c
     declare_command(planned(tmp_path, expected="lower"), timestamp=authority.url, as_json=True)
     printed = capsys.readouterr()
     assert json.loads(printed.out)["plan"]["hypotheses"][0]["expected"] == "lower"
-    assert "time-stamped at" in printed.err
+    assert "time-stamped: " in printed.err
     assert "Verification: OK" in verified(place(tmp_path), authority.ca).stdout
 
 
@@ -127,7 +131,7 @@ def test_the_page_says_what_a_stamp_shows_and_results_carry_it(tmp_path, authori
     assert is_new
     out, page = open_store(str(tmp_path / "out")), tmp_path / "out" / "README.md"
     write_results(store, plan.sweep, collect_sweep(store, plan.sweep), out)
-    line = f"stamped the declaration at {token.time} (`declaration.tsr`): it existed then, and none"
+    line = f"`declaration.tsr` says that the declaration existed at {token.time}; none"
     assert line in page.read_text()
     assert "Verification: OK" in verified(tmp_path / "out", authority.ca).stdout
     recompute_results(tmp_path / "out")
@@ -155,7 +159,7 @@ def test_a_stamp_that_is_younger_than_a_run_is_told_as_what_it_is(tmp_path, auth
     assert doubt.startswith(f"time stamp: of {facts.stamp.time}, when 1 run had begun (the first")
     write_results(store, plan.sweep, collect_sweep(store, plan.sweep))
     page = (place(tmp_path) / "README.md").read_text()
-    assert "and 1 run had begun before, so it does not show that the declaration is older" in page
+    assert "1 run had begun by then, so it does not show that the declaration is older" in page
 
 
 def test_a_stamp_that_is_not_about_the_declaration_keeps_nobody_from_results(tmp_path, authority):
