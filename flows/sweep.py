@@ -140,7 +140,7 @@ def _recompute(directory: Path, as_json: bool) -> None:
         print_json(recomputed.results.as_json())
         return
     say(
-        f"{directory}: results.json, README.md and arms.svg are as computed from "
+        f"{directory}: results.json, README.md and the figures are as computed from "
         f"{amount(recomputed.verdicts, 'verdict')}, byte for byte "
         f"({amount(recomputed.numbers, 'number')})"
     )
