@@ -3,6 +3,7 @@
 learning_curve_svg   an SVG that follows the reader's light or dark scheme
 arms_svg             the same for the arms of a sweep
 svg_element          whatever else is drawn, as such an SVG
+draw_frame           what stands around it, alike in all figures
 escape_mathtext      names as they are, not as formulas
 
 The same numbers give the same bytes. matplotlib is imported inside the functions and used
@@ -120,6 +121,15 @@ def svg_element(
     return f'{opening} role="img" aria-label="{label}">{style}{rest}'
 
 
+def draw_frame(axes: Any, values: str) -> None:
+    """Draw lines across the axis of values, "x" or "y", and of the frame the bottom alone."""
+    axes.grid(axis=values, color=INK, alpha=0.12, linewidth=0.8)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(INK)
+    axes.spines["bottom"].set_alpha(0.5)
+
+
 def escape_mathtext(text: str) -> str:
     """Escape what matplotlib would read as a formula."""
     return text.replace("$", r"\$")
@@ -156,11 +166,7 @@ def _draw_arms(axes: Any, arms: Arms) -> None:
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
     axes.tick_params(colors=INK, length=0)
-    axes.grid(axis="x", color=INK, alpha=0.12, linewidth=0.8)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(INK)
-    axes.spines["bottom"].set_alpha(0.5)
+    draw_frame(axes, "x")
     handles, labels = axes.get_legend_handles_labels()
     order = [2, 0, 1]
     axes.legend(
@@ -303,11 +309,7 @@ def _dress(axes: Any, iterations: list[int]) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("iteration", color=INK)
     axes.tick_params(colors=INK, length=3)
-    axes.grid(axis="y", color=INK, alpha=0.12, linewidth=0.8)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(INK)
-    axes.spines["bottom"].set_alpha(0.5)
+    draw_frame(axes, "y")
     handles, labels = axes.get_legend_handles_labels()
     order = [*range(len(labels))]
     order = order[-1:] + order[-3:-1] + order[:-3]  # the accuracy, drawn last, is named first

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from nip_core.evaluation.plots import INK, escape_mathtext, svg_element
+from nip_core.evaluation.plots import INK, draw_frame, escape_mathtext, svg_element
 from nip_core.sweep.results_document import ArmPoint, ArmResult, SweepResults
 
 _COLUMNS = 3
@@ -149,8 +149,4 @@ def _dress(axes: Any, name: str, *, is_first: bool) -> None:
     axes.set_title(escape_mathtext(name), fontsize=9, color=INK, loc="left", pad=3)
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
     axes.tick_params(which="both", colors=INK, length=0, labelsize=8, labelleft=is_first)
-    axes.grid(axis="y", color=INK, alpha=0.12, linewidth=0.8)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(INK)
-    axes.spines["bottom"].set_alpha(0.5)
+    draw_frame(axes, "y")

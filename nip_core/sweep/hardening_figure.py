@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nip_core.evaluation.plots import INK, svg_element
+from nip_core.evaluation.plots import INK, draw_frame, svg_element
 from nip_core.evaluation.split_metrics import Interval95
 
 _SIZE_INCHES = (7.6, 3.9)
@@ -88,11 +88,7 @@ def _draw(axes: Any, lines: Mapping[str, Sequence[RateOfRound]], rounds: int) ->
     axes.set_xticks(range(rounds + 1), [f"round {number}" for number in range(rounds + 1)])
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
     axes.tick_params(colors=INK, length=0)
-    axes.grid(axis="y", color=INK, alpha=0.12, linewidth=0.8)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(INK)
-    axes.spines["bottom"].set_alpha(0.5)
+    draw_frame(axes, "y")
     if any(lines.values()):
         axes.legend(
             loc="lower left",
