@@ -100,7 +100,7 @@ def _make_with_model(
             f"{error}"
         ) from error
     _check_options(EmbeddedOptions, spec)
-    device = str(spec.options.get("device", "auto"))
+    device = str(EmbeddedOptions(**spec.options).device)
     if device in ("auto", "cuda"):
         device = "cuda:0" if cuda else "cpu"  # as torch understands it
     return partial(EmbeddedEngine, **spec.options), device

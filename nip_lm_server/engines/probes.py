@@ -55,6 +55,8 @@ class Limits:
 LIMITS = {
     # vLLM on a CPU and transformers, the tiny model: 2e-6 in float32, 0.032 in bfloat16.
     "float32": Limits(mean=1e-3, most=2e-3, noise=1e-5, cap=1e-2),
+    # What was saved is float32, and the training computed in it.
+    "float64": Limits(mean=1e-3, most=2e-3, noise=1e-5, cap=1e-2),
     # Not measured: an eighth to a quarter of bfloat16's, for three more bits of a number.
     "float16": Limits(mean=0.02, most=0.04, noise=5e-3, cap=0.1),
     # vLLM with itself on a GPU, alone and in company: 0.06 (vllm-project/vllm#53842).

@@ -18,7 +18,7 @@ import torch
 from nip_lm_server.engines.embedded.answers import AnswerText
 from nip_lm_server.engines.embedded.kv_cache import ROOM, Part, assemble, new_cache
 from nip_lm_server.engines.embedded.lora import LoraAdapter, RowwiseLora
-from nip_lm_server.engines.embedded.sampling import Allowed, BatchSampler, Settings
+from nip_lm_server.engines.embedded.sampling import Allowed, BatchSampler, Settings, widen_scores
 from nip_lm_server.engines.guided import Guide
 
 PREFILL_TOKENS = 2048
@@ -219,7 +219,8 @@ class Decoder:
                 input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
             ).logits
         # In float32: the digits that proofs compare would be lost in half precision.
-        scores = logits[:, :-1].float().log_softmax(-1).gather(2, ids[:, 1:, None])[:, :, 0]
+        wide = widen_scores(logits[:, :-1])
+        scores = wide.log_softmax(-1).gather(2, ids[:, 1:, None])[:, :, 0].float()
         results: list[list[float]] = [[] for _ in sequences]
         for row, index in enumerate(order):
             count = len(sequences[index]) - 1

@@ -23,13 +23,16 @@ from nip_lm_server.formats.tool_calls import ToolForm
 from nip_lm_server.processors import SMALL_BYTES, Threads, count_processors, usual_threads
 from nip_lm_server.vllm_keys.nip_control_tokens import template_facts
 
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+
 
 @dataclass(frozen=True)
 class EmbeddedOptions:
     """Settings of the embedded engine.
 
     `device` is "auto", "cpu" or "cuda"; `dtype` "auto" (float32 on CPU, bfloat16 on CUDA),
-    "float32", "bfloat16" or "float16". `max_batch` rows run at once, within `cache_bytes` of keys
+    "float32", "bfloat16", "float16", or "float64", whose answers and log-probabilities don't depend
+    on what is computed together. `max_batch` rows run at once, within `cache_bytes` of keys
     and values (None: 4 GiB on CPU or a quarter of the memory, 60 % of what the model leaves free on
     CUDA); what they leave has the beginnings of prompts, which are not read twice. An idle engine
     waits `max_wait_s` for company after a first request. `threads` None means OMP_NUM_THREADS, or
@@ -47,6 +50,10 @@ class EmbeddedOptions:
     cache_bytes: int | None = None
     threads: int | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
 
 
 @dataclass(frozen=True)

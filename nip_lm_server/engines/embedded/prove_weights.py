@@ -47,7 +47,7 @@ from nip_lm_server.formats import chat_template
 from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.proof import Proof
 
-SAME_CHANGE = {"float32": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}
+SAME_CHANGE = {"float64": 1e-6, "float32": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}
 """Relative distance of two adapters' changes that rounding of their matrices explains: some units
 in the last place of each precision."""
 _EXACT = 1e-6  # relative distance of two changes that double precision explains, with room

@@ -30,7 +30,7 @@ from nip_lm_server.engines.base import (
 from nip_lm_server.engines.embedded.answers import AnswerText
 from nip_lm_server.engines.embedded.batching import Decoder, Row
 from nip_lm_server.engines.embedded.lora import LoraAdapter
-from nip_lm_server.engines.embedded.sampling import Settings, row_random
+from nip_lm_server.engines.embedded.sampling import Settings, row_random, widen_scores
 from nip_lm_server.engines.embedded.worker import ModelWorker
 from nip_lm_server.engines.guided import (
     Guide,
@@ -156,7 +156,7 @@ def score_prompt(
     """Score a prompt's tokens; as a command, in the worker's thread."""
     if len(tokens) < 2:
         return PromptScores(())
-    logprobs = decoder.logits_after(tokens[:-1], adapter).float().log_softmax(-1)
+    logprobs = widen_scores(decoder.logits_after(tokens[:-1], adapter)).log_softmax(-1).float()
     targets = torch.tensor([*tokens][1:], device=logprobs.device)
     scored = tuple(logprobs.gather(1, targets[:, None])[:, 0].tolist())
     if not top:

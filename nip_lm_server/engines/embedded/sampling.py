@@ -5,6 +5,7 @@ row_random           a row's own stream of uniform numbers, from its seed alone
 Allowed              which tokens may come next in some rows
 BatchSampler         the settings of a whole batch as tensors; `choose` picks one token per row
 Chosen               what it picked
+widen_scores         logits in the precision in which probabilities are computed
 
 What a row gets depends on its logits, its settings and its seed, not on its neighbours: each
 draws one uniform number per token from its own generator and inverts its own distribution.
@@ -68,6 +69,11 @@ class Allowed:
     tokens: torch.Tensor
 
 
+def widen_scores(logits: torch.Tensor) -> torch.Tensor:
+    """Return logits in float32, or as they are in float64."""
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
 class BatchSampler:
     """Samples batches of `len(settings)` rows.
 
@@ -119,12 +125,13 @@ class BatchSampler:
         """One token per row, from logits of shape [rows, vocabulary].
 
         Log-probabilities are those of the model itself, among what is allowed: before temperature,
-        penalty and top-p. They are those of the rows `asking`, in that order; None: of all. Among
-        the likeliest tokens of a row may be some that are not allowed, with minus infinity.
+        penalty and top-p, rounded to float32. They are those of the rows `asking`, in that order;
+        None: of all. Among the likeliest tokens of a row may be some that are not allowed, with
+        minus infinity.
         """
         # 1. What a grammar and the settings make of the model's scores. No penalty brings back what
         #    is minus infinity.
-        logits = logits.float()
+        logits = widen_scores(logits)
         if allowed is not None:
             some = logits[allowed.rows].masked_fill(~allowed.tokens, -torch.inf)
             logits = logits.index_copy(0, allowed.rows, some)
@@ -150,11 +157,13 @@ class BatchSampler:
             some = torch.tensor(asking, device=logits.device)
             logits, chosen = logits[some], chosen[some]
         total = logits.logsumexp(-1)
-        of_chosen = logits.gather(1, chosen[:, None])[:, 0] - total
+        # Rounded at the very end: so float64 leaves no trace of which rows were computed together.
+        of_chosen = (logits.gather(1, chosen[:, None])[:, 0] - total).float()
         if not top:
             return Chosen(ids.tolist(), of_chosen.tolist())
         best = logits.topk(min(top, logits.shape[1]))
-        rows = zip(best.indices.tolist(), (best.values - total[:, None]).tolist(), strict=True)
+        values = (best.values - total[:, None]).float()
+        rows = zip(best.indices.tolist(), values.tolist(), strict=True)
         alternatives = [list(zip(ids, values, strict=True)) for ids, values in rows]
         return Chosen(ids.tolist(), of_chosen.tolist(), alternatives)
 

@@ -35,6 +35,7 @@ from nip_lm_server.engines.embedded.plain_llama import (
     score_causally,
     spread,
 )
+from nip_lm_server.engines.embedded.sampling import widen_scores
 from nip_lm_server.engines.embedded.slot_cache import SlotCache
 from nip_lm_server.formats import chat_template
 
@@ -129,8 +130,8 @@ class SlotDecoder(Decoder):
         results: list[list[float]] = [[] for _ in sequences]
         for row, index in enumerate(order):
             ids = torch.tensor([*sequences[index]][1:], device=self._device)
-            scores = logits[row, : len(ids)].float().log_softmax(-1)
-            results[index] = scores.gather(1, ids[:, None])[:, 0].tolist()
+            scores = widen_scores(logits[row, : len(ids)]).log_softmax(-1)
+            results[index] = scores.gather(1, ids[:, None])[:, 0].float().tolist()
         return results
 
     def logits_after(self, tokens: Sequence[int], adapter: LoraAdapter | None) -> torch.Tensor:

@@ -4,7 +4,9 @@ import asyncio
 import json
 import shutil
 import threading
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import pytest_asyncio
 
@@ -369,3 +371,40 @@ async def test_each_start_is_a_new_epoch(base):
         assert engine.max_model_len == 512
         await engine.stop()
     json.dumps(engine.status())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def wide_engine(base, adapters):
+    engine = EmbeddedEngine(str(base), threads=1, dtype="float64")
+    await engine.start()
+    for name, path in adapters.items():
+        await engine.load_adapter(name, path)
+    yield engine
+    await engine.stop()
+
+
+async def test_in_float64_company_and_what_is_kept_change_no_bit(wide_engine):
+    requests = [replace(request, top_logprobs=3) for request in MIXED]
+    alone = [(await wide_engine.generate(request)).choices for request in requests]
+    again = [(await wide_engine.generate(request)).choices for request in requests]
+    together = await asyncio.gather(*(wide_engine.generate(request) for request in requests))
+    assert again == alone == [result.choices for result in together]
+    assert wide_engine.status()["prompt_tokens_reused"] > 0
+
+
+async def test_in_float64_log_probabilities_are_numbers_of_float32_near_those_of_peft(
+    wide_engine, base, adapters
+):
+    for name in MODELS:
+        result = await wide_engine.generate(ask("compare", name, max_tokens=10))
+        choice = result.choices[0]
+        assert [float(np.float32(value)) for value in choice.logprobs] == list(choice.logprobs)
+        ids = [*result.prompt_token_ids, *choice.token_ids]
+        expected = peft_logprobs(base, adapters.get(name), ids)[-len(choice.token_ids) :]
+        assert choice.logprobs == pytest.approx(expected, abs=1e-4)
+        assert (await wide_engine.prove(name, adapters.get(name, base))).matches
+
+
+async def test_a_precision_that_is_none_is_refused_by_name(base):
+    with pytest.raises(ValueError, match="dtype is 'float63', expected one of auto, float32"):
+        EmbeddedEngine(str(base), dtype="float63")
