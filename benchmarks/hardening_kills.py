@@ -1,10 +1,11 @@
 """Does a hardening that is killed again and again make the data of one that is not?
 
-    python benchmarks/hardening_kills.py [--store runs] [--kills 5] [--out FILE]
+    python benchmarks/hardening_kills.py [--store runs] [--kills 5] [--amid TEXT] [--out FILE]
         RUN [-- --rounds 2 --attack sneaky --steps 30 --attack script:right-step ...]
 
 Copies the run twice and hardens both with `nip harden`, one whole and one that is killed with
 SIGKILL so many times: at random moments, in turn the command alone and with all its processes.
+With --amid a kill comes soon after a run was started whose name has TEXT in it.
 Compares every canonical digest of every manifest of every run that they made, what was said and
 decided in each rollout, and the figures of each round. Digests hold log-probabilities, too, whose
 last bits follow from which requests an engine computes together: where it computes several at
@@ -64,7 +65,9 @@ def read_rounds(store: Path) -> list[dict[str, Any]]:
     return list(results["rounds"])
 
 
-def measure(run: str, source: Path, place: Path, way: list[str], kills: int) -> dict[str, Any]:
+def measure(
+    run: str, source: Path, place: Path, way: list[str], kills: int, amid: str | None
+) -> dict[str, Any]:
     """Harden both, and compare them."""
     place.mkdir(parents=True, exist_ok=True)
     commit, record = describe_commit(), place / "whole.json"
@@ -75,7 +78,7 @@ def measure(run: str, source: Path, place: Path, way: list[str], kills: int) -> 
         known = {**of, "seconds": run_whole(*prepare(run, source, place / "whole", way))}
         record.write_text(json.dumps(known))
     whole_s = known["seconds"]
-    done = run_killed(*prepare(run, source, place / "killed", way), kills, whole_s)
+    hit = run_killed(*prepare(run, source, place / "killed", way), kills, whole_s, amid)
     whole, again = (
         list_digests(store, (path.name for path in store.glob("hardened-*")))
         for store in (place / "whole", place / "killed")
@@ -86,7 +89,8 @@ def measure(run: str, source: Path, place: Path, way: list[str], kills: int) -> 
         "run": run,
         "way": shlex.join(way),
         "whole_s": round(whole_s, 1),
-        "kills": done,
+        "kills": len(hit),
+        "killed_amid": hit,
         "digests": len(whole),
         "differing": list_differing(whole, again),
         "rollouts": len(texts),
@@ -105,6 +109,7 @@ def main() -> None:
     parser.add_argument("--store", type=Path, default=ROOT / "runs")
     parser.add_argument("--place", type=Path, default=ROOT / "runs" / "hardening_kills")
     parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--amid")
     parser.add_argument("--out", type=Path)
     parser.add_argument("run")
     parser.add_argument("way", nargs="*", default=WAY)
@@ -119,6 +124,7 @@ def main() -> None:
         options.place.resolve(),
         [*options.way],
         options.kills,
+        options.amid,
     )
     results = {
         "command": shlex.join(["python", "benchmarks/hardening_kills.py", *sys.argv[1:]])

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,11 @@ from pathlib import Path
 
 import psutil
 from measured_commit import ROOT
+
+
+AMID_S = (1.0, 15.0)
+"""Between these, a kill comes so many seconds after a part was started."""
+_TOLD = re.compile(r"\] (?P<part>\S+): (?P<what>started|finished|was finished before)")
 
 
 def start(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
@@ -31,25 +37,46 @@ def run_whole(arguments: Sequence[str], log: Path) -> float:
     return time.monotonic() - started
 
 
-def run_killed(arguments: Sequence[str], log: Path, kills: int, whole_s: float) -> int:
-    """Run a command to its end through SIGKILLs and return how many hit it.
+def run_killed(
+    arguments: Sequence[str], log: Path, kills: int, whole_s: float, amid: str | None = None
+) -> list[str]:
+    """Run a command to its end through SIGKILLs; returns amid which part each of them came.
 
     Between two of them lies a drawn time, as much again as would spread them over `whole_s`, so
-    that each start gets something done. In turn the command alone is killed, and all that it
-    started. Raises SystemExit if it fails.
+    that each start gets something done. With `amid` each comes AMID_S after a part whose name has
+    this in it was started. In turn the command alone is killed, and all that it started. Raises
+    SystemExit if it fails.
     """
-    draw, done, within_s = random.Random(0), 0, whole_s / (kills + 1)
+    draw, hit, within_s = random.Random(0), list[str](), whole_s / (kills + 1)
     while True:
+        began = log.stat().st_size if log.exists() else 0
         process = start(arguments, log)
+        if len(hit) < kills and amid is not None:
+            while process.poll() is None and amid not in find_part(log, began):
+                time.sleep(0.1)
         try:
-            process.wait(None if done == kills else draw.uniform(0.5, 1.5) * within_s)
+            if len(hit) == kills:
+                process.wait()
+            elif amid is None:
+                process.wait(draw.uniform(0.5, 1.5) * within_s)
+            else:
+                process.wait(draw.uniform(*AMID_S))
         except subprocess.TimeoutExpired:
-            _kill(process, with_children=done % 2 == 1)
-            done += 1
+            hit.append(find_part(log, began))
+            _kill(process, with_children=len(hit) % 2 == 0)
             continue
         if process.returncode:
             raise SystemExit(f"exit code {process.returncode}, see {log}")
-        return done
+        return hit
+
+
+def find_part(log: Path, began: int) -> str:
+    """Return which run a command of ours is at by its log from a byte on; empty if at none."""
+    part = ""
+    for line in log.read_bytes()[began:].decode(errors="replace").splitlines():
+        if told := _TOLD.search(line):
+            part = told["part"] if told["what"] == "started" else ""
+    return part
 
 
 def _kill(process: subprocess.Popen[bytes], with_children: bool) -> None:

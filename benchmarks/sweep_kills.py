@@ -32,14 +32,14 @@ def measure(file: Path, place: Path, jobs: int, kills: int) -> dict[str, Any]:
         return ["sweep", str(file), "--jobs", str(jobs), "--set", f"run_store={place / store}"]
 
     whole_s = run_whole(command("whole"), place / "whole.log")
-    done = run_killed(command("killed"), place / "killed.log", kills, whole_s)
+    hit = run_killed(command("killed"), place / "killed.log", kills, whole_s)
     whole, again = (list_digests(place / name, runs) for name in ("whole", "killed"))
     return {
         "sweep": str(file.relative_to(ROOT) if file.is_relative_to(ROOT) else file.name),
         "runs": len(runs),
         "jobs": jobs,
         "whole_s": round(whole_s, 1),
-        "kills": done,
+        "kills": len(hit),
         "digests": len(whole),
         "differing": list_differing(whole, again),
         "commit": describe_commit(),
