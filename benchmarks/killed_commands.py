@@ -14,7 +14,6 @@ from pathlib import Path
 import psutil
 from measured_commit import ROOT
 
-
 AMID_S = (1.0, 15.0)
 """Between these, a kill comes so many seconds after a part was started."""
 _TOLD = re.compile(r"\] (?P<part>\S+): (?P<what>started|finished|was finished before)")
