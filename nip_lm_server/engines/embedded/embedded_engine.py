@@ -36,7 +36,6 @@ from nip_lm_server.engines.embedded.loaded_model import EmbeddedOptions
 from nip_lm_server.engines.embedded.lora import LoraAdapter, read_lora
 from nip_lm_server.engines.embedded.prove_weights import prove, prove_base
 from nip_lm_server.engines.embedded.requests import (
-    MAX_TOP_LOGPROBS,
     RowReader,
     abandon,
     check_counts,
@@ -49,6 +48,7 @@ from nip_lm_server.engines.embedded.requests import (
     score_prompt,
     with_calls,
 )
+from nip_lm_server.engines.embedded.sampling import MAX_TOP_LOGPROBS
 from nip_lm_server.engines.embedded.worker import ModelWorker, Pending
 from nip_lm_server.engines.probes import MAX_RIVALS
 from nip_lm_server.proof import Proof
@@ -181,7 +181,8 @@ class EmbeddedEngine(Engine):
         asked = GenerationRequest(model=model, prompt=tuple(tokens))
         # The last one is scored and never read: no room is needed behind it.
         ids = await encode_request(worker, replace(asked, prompt=tuple(tokens[:-1] or tokens)))
-        check_scored(len(ids), worker.loaded.vocabulary, top)
+        score_bytes = 8 if worker.loaded.dtype == "float64" else 4
+        check_scored(len(ids), worker.loaded.vocabulary, top, score_bytes)
         await encode_request(worker, replace(asked, prompt=tuple(tokens[-1:])))
         return await worker.run(lambda: score_prompt(worker.decoder, tokens, adapter, top))
 

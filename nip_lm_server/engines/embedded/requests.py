@@ -30,7 +30,12 @@ from nip_lm_server.engines.base import (
 from nip_lm_server.engines.embedded.answers import AnswerText
 from nip_lm_server.engines.embedded.batching import Decoder, Row
 from nip_lm_server.engines.embedded.lora import LoraAdapter
-from nip_lm_server.engines.embedded.sampling import Settings, row_random, widen_scores
+from nip_lm_server.engines.embedded.sampling import (
+    MAX_TOP_LOGPROBS,
+    Settings,
+    row_random,
+    widen_scores,
+)
 from nip_lm_server.engines.embedded.worker import ModelWorker
 from nip_lm_server.engines.guided import (
     Guide,
@@ -39,7 +44,6 @@ from nip_lm_server.engines.guided import (
     write_lark_grammar,
 )
 
-MAX_TOP_LOGPROBS = 20  # as many as OpenAI's API knows
 MAX_SCORED_TOP = 256
 """Likeliest tokens at each place of a prompt. A rule of thumb: who distills takes twenty."""
 MAX_SCORED_BYTES = 4 * 2**30
@@ -131,7 +135,7 @@ def make_rows(
     ]
 
 
-def check_scored(tokens: int, vocabulary: int, top: int) -> None:
+def check_scored(tokens: int, vocabulary: int, top: int, score_bytes: int = 4) -> None:
     """Raise EngineRequestError for a prompt whose scores would take too much memory."""
     if top > MAX_SCORED_TOP:
         raise EngineRequestError(
@@ -140,7 +144,7 @@ def check_scored(tokens: int, vocabulary: int, top: int) -> None:
             "invalid_value",
             "topk_prompt_logprobs",
         )
-    needed = tokens * vocabulary * 8
+    needed = tokens * vocabulary * 2 * score_bytes  # logits, and their log-probabilities
     if needed > MAX_SCORED_BYTES:
         raise EngineRequestError(
             f"to score {tokens} tokens among {vocabulary} takes {needed / 2**30:.1f} GiB, at most "
@@ -156,13 +160,13 @@ def score_prompt(
     """Score a prompt's tokens; as a command, in the worker's thread."""
     if len(tokens) < 2:
         return PromptScores(())
-    logprobs = widen_scores(decoder.logits_after(tokens[:-1], adapter)).log_softmax(-1).float()
+    logprobs = widen_scores(decoder.logits_after(tokens[:-1], adapter)).log_softmax(-1)
     targets = torch.tensor([*tokens][1:], device=logprobs.device)
-    scored = tuple(logprobs.gather(1, targets[:, None])[:, 0].tolist())
+    scored = tuple(logprobs.gather(1, targets[:, None])[:, 0].float().tolist())
     if not top:
         return PromptScores(scored)
     best = logprobs.topk(min(top, logprobs.shape[1]))
-    places = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    places = zip(best.indices.tolist(), best.values.float().tolist(), strict=True)
     return PromptScores(
         scored, tuple(tuple(zip(ids, values, strict=True)) for ids, values in places)
     )

@@ -23,6 +23,8 @@ MIN_TEMPERATURE = 1e-5
 """Below this, sampling is greedy: the likeliest token has next to all of the probability anyway,
 and dividing by ever smaller numbers overflows in the end."""
 
+MAX_TOP_LOGPROBS = 20  # as many as OpenAI's API knows
+
 _BLOCK = 256
 """Tokens that are summed up together before one of them is drawn."""
 
@@ -161,9 +163,11 @@ class BatchSampler:
         of_chosen = (logits.gather(1, chosen[:, None])[:, 0] - total).float()
         if not top:
             return Chosen(ids.tolist(), of_chosen.tolist())
-        best = logits.topk(min(top, logits.shape[1]))
-        values = (best.values - total[:, None]).float()
-        rows = zip(best.indices.tolist(), values.tolist(), strict=True)
+        # Always of as many: which of two equal ones comes first depends on how many are taken, and
+        # that would depend on what the other rows ask for.
+        best = logits.topk(min(max(top, MAX_TOP_LOGPROBS), logits.shape[1]))
+        values = (best.values[:, :top] - total[:, None]).float()
+        rows = zip(best.indices[:, :top].tolist(), values.tolist(), strict=True)
         alternatives = [list(zip(ids, values, strict=True)) for ids, values in rows]
         return Chosen(ids.tolist(), of_chosen.tolist(), alternatives)
 

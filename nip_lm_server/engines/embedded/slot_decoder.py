@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from nip_lm_server.engines.base import EngineError
 from nip_lm_server.engines.embedded.batching import (
     PREFILL_TOKENS,
     Decoder,
@@ -369,7 +370,10 @@ class SlotDecoder(Decoder):
 
 
 def make_decoder(loaded: LoadedModel, lora: RowwiseLora) -> Decoder:
-    """Make the fastest decoder that computes what the model computes."""
+    """Make the fastest decoder that computes what the model computes.
+
+    Raises EngineError for float64 where that is not our own.
+    """
     model, stop_tokens = loaded.model, loaded.stop_tokens
     plain = read_plain_llama(model, lora, packs=may_pack(model, machine_memory()))
     if plain is not None:
@@ -377,6 +381,13 @@ def make_decoder(loaded: LoadedModel, lora: RowwiseLora) -> Decoder:
         ids = chat_template.encode_prompt(loaded.tokenizer, user)
         if computes_the_same(plain, model, ids):
             return SlotDecoder(model, lora, stop_tokens, plain)
+    # What it is asked for does not come of it there: a library's norms round to float32 on the way.
+    if loaded.dtype == "float64":
+        raise EngineError(
+            f"dtype is 'float64', which needs a forward pass of ours, and this "
+            f"{type(model).__name__} computes something else than it, so it runs through "
+            "transformers: leave dtype out"
+        )
     return Decoder(model, lora, stop_tokens)
 
 

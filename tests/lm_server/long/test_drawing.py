@@ -68,3 +68,14 @@ def test_rows_are_greedy_or_drawn_each_by_its_own_settings():
     for token, temperature in ((drawn, 1.0), (tempered, 0.5)):
         ends = (logits[0].double() / temperature).softmax(-1).cumsum(-1)
         assert token == int(torch.searchsorted(ends, torch.tensor(0.9).double()))
+
+
+def test_the_likeliest_tokens_are_the_same_however_many_another_row_asks_for():
+    torch.manual_seed(0)
+    logits = torch.randint(0, 9, (40, 60)).float()  # full of equal ones
+    sampler = BatchSampler(
+        [Settings(temperature=0.0)] * 40, [Given(0.5)] * 40, [[]] * 40, 60, torch.device("cpu")
+    )
+    many = sampler.choose(logits, logprobs=True, top=20).top
+    for few in (1, 3, 6):
+        assert sampler.choose(logits, logprobs=True, top=few).top == [row[:few] for row in many]

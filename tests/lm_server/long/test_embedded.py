@@ -408,3 +408,11 @@ async def test_in_float64_log_probabilities_are_numbers_of_float32_near_those_of
 async def test_a_precision_that_is_none_is_refused_by_name(base):
     with pytest.raises(ValueError, match="dtype is 'float63', expected one of auto, float32"):
         EmbeddedEngine(str(base), dtype="float63")
+
+
+async def test_float64_is_refused_for_a_model_that_its_library_computes(base, tmp_path):
+    other = shutil.copytree(base, tmp_path / "gelu")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"hidden_act": "gelu"}))
+    with pytest.raises(EngineError, match="a forward pass of ours, and this LlamaForCausalLM"):
+        await EmbeddedEngine(str(other), threads=1, dtype="float64").start()
