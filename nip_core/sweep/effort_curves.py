@@ -93,9 +93,13 @@ def average_curves(
     The test that counts is a figure of the arm, and has the interval that the arm's table has.
     """
     by_place: dict[str, list[tuple[AttackFacts, EffortOfTest]]] = {}
+    has_worst = any(effort.at == WORST for attack in attacks for effort in attack.efforts)
     for attack in attacks:
         for effort in attack.efforts:
             by_place.setdefault(effort.at, []).append((attack, effort))
+        # Where its provers were the worst before any training, their one test is both.
+        if has_worst and [effort.at for effort in attack.efforts] == [UNTRAINED]:
+            by_place.setdefault(WORST, []).append((attack, attack.efforts[0]))
     points = []
     for at, known in by_place.items():
         rates: dict[str, OverRuns | None] = {}

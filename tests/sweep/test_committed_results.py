@@ -15,7 +15,8 @@ from nip_core.sweep.swept_runs import read_sweep
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
-SWEEPS = ("asking", "soundness", "strength")
+LONG = ("asking", "soundness", "strength")  # of each kind one: each takes seconds
+SWEEPS = (*LONG, "asking_trained")
 
 
 def read_results(name):
@@ -23,7 +24,7 @@ def read_results(name):
 
 
 @pytest.mark.long  # seconds for each, of a processor that does nothing else
-@pytest.mark.parametrize("name", SWEEPS)
+@pytest.mark.parametrize("name", LONG)
 def test_every_figure_is_computed_from_the_verdicts_byte_for_byte(name):
     again = recompute_results(RESULTS / name)
     if name == "soundness":
