@@ -12,8 +12,6 @@ Compared are the canonical digests of all rollouts and datasets, and soundness i
 
 import argparse
 import json
-import os
-import platform
 import shlex
 import shutil
 import sys
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from killed_commands import list_differing, list_digests, start
-from measured_commit import ROOT, describe_commit
+from measured_commit import ROOT, describe_commit, describe_machine
 
 NAME = "twice"
 DTYPES = ("float32", "float64")
@@ -79,8 +77,7 @@ def main() -> int:
         record = {
             "command": shlex.join(["python", *sys.argv]),
             "commit": describe_commit(),
-            "machine": f"{os.cpu_count()} cores, {platform.machine()}, "
-            f"Python {platform.python_version()}",
+            "machine": describe_machine(),
             "pairs": pairs,
         }
         options.out.write_text(json.dumps(record, indent=1) + "\n")

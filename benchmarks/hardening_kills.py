@@ -9,7 +9,7 @@ With --amid a kill comes soon after a run was started whose name has TEXT in it.
 Compares every canonical digest of every manifest of every run that they made, what was said and
 decided in each rollout, and the figures of each round. Digests hold log-probabilities, too, whose
 last bits follow from which requests an engine computes together: where it computes several at
-once, as by default, they may differ where nothing that was said does.
+once in float32, as by default, they may differ where nothing that was said does.
 
 What comes after `--` goes to `nip harden`. A whole one that is there, of the same run, way and
 commit, is not hardened again. Ends with status 1 if anything differs.
@@ -18,8 +18,6 @@ commit, is not hardened again. Ends with status 1 if anything differs.
 import argparse
 import hashlib
 import json
-import os
-import platform
 import shlex
 import shutil
 import sys
@@ -27,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from killed_commands import list_differing, list_digests, run_killed, run_whole
-from measured_commit import ROOT, describe_commit
+from measured_commit import ROOT, describe_commit, describe_machine
 
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
@@ -98,8 +96,7 @@ def measure(
         "rounds": rounds,
         "rounds_differ": rounds != rounds_again,
         "commit": commit,
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python "
-        f"{platform.python_version()}",
+        "machine": describe_machine(),
     }
 
 

@@ -1,5 +1,7 @@
-"""Which commit a benchmark has measured, for the file of its figures."""
+"""What a benchmark has measured, and on what, for the file of its figures."""
 
+import os
+import platform
 import subprocess
 from pathlib import Path
 
@@ -17,3 +19,12 @@ def describe_commit() -> str:
     if (ROOT / ".git").exists():
         return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     return "" if ARCHIVED.startswith("$") else ARCHIVED
+
+
+def describe_machine() -> str:
+    """Describe the machine in a line, and the number of threads that the environment sets."""
+    threads = os.environ.get("OMP_NUM_THREADS", "not set")
+    return (
+        f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, "
+        f"OMP_NUM_THREADS {threads}"
+    )

@@ -21,8 +21,6 @@ built like Llama, and a GPU.
 import argparse
 import asyncio
 import json
-import os
-import platform
 import shlex
 import statistics
 import sys
@@ -34,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from embedded_engine import content, make_adapter
-from measured_commit import describe_commit
+from measured_commit import describe_commit, describe_machine
 
 from nip_core.models import resolve_model
 from nip_lm_server.engines.base import GenerationRequest
@@ -166,8 +164,7 @@ def main() -> int:
         record = {
             "command": shlex.join(["python", *sys.argv]),
             "commit": describe_commit(),
-            "machine": f"{os.cpu_count()} cores, {platform.machine()}, "
-            f"Python {platform.python_version()}",
+            "machine": describe_machine(),
             "rows": rows,
         }
         options.out.write_text(json.dumps(record, indent=1) + "\n")

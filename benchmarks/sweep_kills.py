@@ -10,14 +10,12 @@ differs.
 
 import argparse
 import json
-import os
-import platform
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from killed_commands import list_differing, list_digests, run_killed, run_whole
-from measured_commit import ROOT, describe_commit
+from measured_commit import ROOT, describe_commit, describe_machine
 
 from nip_core.sweep.swept_runs import read_sweep
 
@@ -43,8 +41,7 @@ def measure(file: Path, place: Path, jobs: int, kills: int) -> dict[str, Any]:
         "digests": len(whole),
         "differing": list_differing(whole, again),
         "commit": describe_commit(),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python "
-        f"{platform.python_version()}",
+        "machine": describe_machine(),
     }
 
 
