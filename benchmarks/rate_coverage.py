@@ -58,7 +58,7 @@ def count(rate, shape, spreads, draws, random):
             + spreads[1] * random.standard_normal(questions)
         )
         sums = random.binomial(variants, p).astype(float)
-        mean = two_way.two_way(sums, plays, 0)
+        mean = two_way.two_way(sums, plays, 0, "robust")  # as the product does for these bounds
         bounds = bound_rate(mean, sums.size * variants, 0.95)
         far = float(stdtrit(mean.df, 0.95)) * mean.error
         held["high"] += bounds.high >= rate

@@ -207,7 +207,7 @@ def _find_alone(counted: Counted, sweep: SweepFacts) -> Iterator[VerifierAlone]:
         counts = [counted.count(run.name, "accuracy") for run in runs]
         plays = [of_run for of_run in counts if of_run is not None]
         # By the name of the table's interval, so that it is the same one.
-        both_ways = average_runs(plays, f"{sweep.name} {' '.join(arm)} accuracy")
+        both_ways = average_runs(plays, f"{sweep.name} {' '.join(arm)} accuracy", counted.spread)
         if rate_alone is None or both_ways is None:
             continue
         # Where all are right nothing shows the spread, and Wilson's interval still has a width.

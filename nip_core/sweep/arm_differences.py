@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from nip_core.errors import SettingsError
 from nip_core.evaluation.statistics.differences import holm
 from nip_core.evaluation.statistics.power import seeds_needed
-from nip_core.evaluation.statistics.two_way import NO_ERROR, TwoWay, two_sided_p
+from nip_core.evaluation.statistics.two_way import NO_ERROR, Spread, TwoWay, two_sided_p
 from nip_core.hashing import derive_seed
 from nip_core.sweep.counted import Counted, Counts, Figure, share_right, subtract_runs
 from nip_core.sweep.document_parts import clip_interval
@@ -103,7 +103,7 @@ def _subtract(
     """Subtract a figure of two arms over finished pairs of runs; `name` seeds its interval."""
     of_pairs = [[counted.count(run.name_after(after), figure) for run in pair] for pair in pairs]
     both = [(a, b) for a, b in of_pairs if a is not None and b is not None]
-    difference, because = _find_difference(pairs, both, f"{name} {figure} {after}")
+    difference, because = _find_difference(pairs, both, f"{name} {figure} {after}", counted.spread)
     interval = None if difference is None else difference.ci95
     return ArmDifference(
         arm=arm,
@@ -122,7 +122,7 @@ def _subtract(
 
 
 def _find_difference(
-    pairs: Sequence[RunPair], both: Sequence[tuple[Counts, Counts]], name: str
+    pairs: Sequence[RunPair], both: Sequence[tuple[Counts, Counts]], name: str, spread: Spread
 ) -> tuple[TwoWay | None, str | None]:
     """Return the difference of both arms, and why there is none, or no interval of it."""
     if not pairs:
@@ -134,7 +134,7 @@ def _find_difference(
         return None, "no pair of runs is finished and tested"
     if any(first.keys() != second.keys() for first, second in both):
         return None, "the arms were not tested on the same questions"
-    difference = subtract_runs(both, derive_seed("arms", name))
+    difference = subtract_runs(both, derive_seed("arms", name), spread)
     if difference is None:
         return None, "nothing was tested"
     if difference.error is None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from nip_core.evaluation.any_of import count_right_choices
 from nip_core.evaluation.split_metrics import AnyOfRow
+from nip_core.evaluation.statistics.two_way import Spread
 from nip_core.sweep.asked_again_document import (
     AskedAgainAt,
     AskedAgainRow,
@@ -63,7 +64,7 @@ def summarize_asked_again(
             seeds = {rate: f"{name} {iteration} {rate} {k}" for rate in _LABELS}
             if is_last and k == 1:
                 seeds = {rate: f"{name} {rate}" for rate in _LABELS}
-            rows.append(_average_row(of_k, counted, seeds))
+            rows.append(_average_row(of_k, counted, seeds, verdicts.spread))
         tests.append(AskedAgainTest(iteration=iteration, rows=tuple(rows)))
     return tuple(tests)
 
@@ -72,6 +73,7 @@ def _average_row(
     rows: Sequence[AnyOfRow],
     counted: Sequence[Mapping[tuple[str, int], Counts]],
     seeds: Mapping[str, str],
+    spread: Spread,
 ) -> AskedAgainRow:
     """Average the rows of several runs for one k; `seeds` names by rate what seeds the intervals.
 
@@ -82,11 +84,11 @@ def _average_row(
     def average_votes(rate: str) -> OverRuns | None:
         counts = [of_run[f"majority {rate}", k] for of_run in counted]
         values = [share_right([of_run]) for of_run in counts]
-        return sum_up(values, average_runs(counts, seeds[rate]))
+        return sum_up(values, average_runs(counts, seeds[rate], spread))
 
     def average(rate: str, values: Sequence[float | None]) -> OverRuns | None:
         counts = [of_run[rate, k] for of_run in counted]
-        return sum_up(values, average_runs(counts, seeds[rate]))
+        return sum_up(values, average_runs(counts, seeds[rate], spread))
 
     return AskedAgainRow(
         k=k,

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from nip_core.evaluation.any_of import count_right_choices
-from nip_core.evaluation.statistics.two_way import TwoWay, two_way
+from nip_core.evaluation.statistics.two_way import Spread, TwoWay, two_way
 from nip_core.hashing import derive_seed
 from nip_core.protocols import ACCEPT, REJECT
 from nip_core.sweep.planned import PlannedRun
@@ -63,9 +63,13 @@ class Play(NamedTuple):
 
 
 class Verdicts:
-    """The verdicts of a sweep: what is counted of each episode, by run, attacks too, and test."""
+    """The verdicts of a sweep: what is counted of each episode, by run, attacks too, and test.
 
-    def __init__(self, table: pa.Table):
+    `spread` says how the intervals of what is counted are computed.
+    """
+
+    def __init__(self, table: pa.Table, spread: Spread = "calibrated"):
+        self.spread: Spread = spread
         self._by_run: dict[str, dict[LastTest, list[Play]]] = {}
         names = ("run", "attack", "iteration", "n", *Play._fields)
         rows = zip(*(table[name].to_pylist() for name in names), strict=True)
@@ -98,6 +102,7 @@ class Counted:
 
     def __init__(self, verdicts: Verdicts, tests: Mapping[str, LastTest]):
         self._verdicts, self._tests = verdicts, tests
+        self.spread = verdicts.spread
         self._known: dict[tuple[str, Figure], Counts] = {}
 
     def count(self, run: str | None, figure: Figure) -> Counts | None:
@@ -201,23 +206,25 @@ def share_right(runs: Sequence[Counts]) -> float | None:
     return sum(hits for counts in runs for hits, _ in counts.values()) / plays if plays else None
 
 
-def average_runs(runs: Sequence[Counts], name: str) -> TwoWay | None:
+def average_runs(runs: Sequence[Counts], name: str, spread: Spread) -> TwoWay | None:
     """Average right plays over runs and questions, with the interval over both.
 
-    `name` seeds the bootstrap. None without plays.
+    `name` seeds the bootstrap, `spread` says how the error is computed. None without plays.
     """
     questions = sorted({question for counts in runs for question in counts})
     if not questions:
         return None
     cells = np.array([[counts.get(q, (0.0, 0)) for q in questions] for counts in runs], float)
-    return two_way(cells[..., 0], cells[..., 1], derive_seed("arm", name))
+    return two_way(cells[..., 0], cells[..., 1], derive_seed("arm", name), spread)
 
 
-def subtract_runs(pairs: Sequence[tuple[Counts, Counts]], seed: int) -> TwoWay | None:
+def subtract_runs(
+    pairs: Sequence[tuple[Counts, Counts]], seed: int, spread: Spread
+) -> TwoWay | None:
     """Average over pairs and questions how much more often the first run was right.
 
-    Both runs of a pair have the same questions. `seed` is that of the bootstrap. None without
-    questions.
+    Both runs of a pair have the same questions. `seed` is that of the bootstrap, `spread` says how
+    the error is computed. None without questions.
     """
     questions = sorted({question for first, _ in pairs for question in first})
     # A question weighs as much as it was played, in the arm that played it less often.
@@ -230,4 +237,4 @@ def subtract_runs(pairs: Sequence[tuple[Counts, Counts]], seed: int) -> TwoWay |
                 weight = min(plays, other_plays)
                 weights[row, column] = weight
                 sums[row, column] = weight * (hits / plays - other_hits / other_plays)
-    return two_way(sums, weights, seed)
+    return two_way(sums, weights, seed, spread)

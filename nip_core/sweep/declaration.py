@@ -37,6 +37,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from nip_core.errors import CorruptionError, RunConflictError, SettingsError, StoreError
+from nip_core.evaluation.statistics.two_way import Spread
 from nip_core.hashing import digest
 from nip_core.parameters.checks import find_attackers
 from nip_core.run_store.run import RunStore, list_runs
@@ -117,6 +118,9 @@ class StudyDeclaration(BaseModel):
     plan_sha256: str
     analysis_sha256: str
     """Of the code that makes figures, intervals and tests."""
+    intervals: Spread = "robust"
+    """How intervals over seeds and questions are computed; no key in declarations of versions that
+    knew "robust" only."""
     code_version: str
     declared_at: str
     """UTC, ISO 8601."""
@@ -248,6 +252,7 @@ def declare(store: Store, plan: StudyPlan) -> tuple[StudyDeclaration, bool]:
         "plan": in_full,
         "plan_sha256": plan_sha256,
         "analysis_sha256": analysis_digest(),
+        "intervals": "calibrated",
         "code_version": read_code_version(),
         "declared_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }

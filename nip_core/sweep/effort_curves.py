@@ -108,7 +108,9 @@ def average_curves(
         for figure, y in _LABELS.items():
             counts = [count_plays(_plays(verdicts, *one), figure) for one in known]
             values = [_share(verdicts, *one, y) for one in known]
-            rates[figure] = sum_up(values, average_runs(counts, f"{point} {figure}"))
+            rates[figure] = sum_up(
+                values, average_runs(counts, f"{point} {figure}", verdicts.spread)
+            )
         dollars = [effort.usd for _, effort in known]
         paid = [usd for usd in dollars if usd is not None]
         points.append(

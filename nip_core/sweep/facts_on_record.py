@@ -94,6 +94,7 @@ def collect_sweep(
         left_out=tuple(left_out.values()),
         declaration=None if declaration is None else declaration.sha256,
         departures=departures,
+        intervals="calibrated" if declaration is None else declaration.intervals,
         stamp=stamp,
     )
     return Collected(facts, verdicts, declaration)

@@ -123,7 +123,7 @@ def _compare_arms(counted: Counted, sweep: PlannedSweep, hypothesis: Hypothesis)
     if any(first.keys() != second.keys() for first, second in both):
         return ArmsCompared(rates, because="the arms were not tested on the same questions")
     seed = derive_seed(hypothesis.figure, hypothesis.arm, hypothesis.against)
-    compared = subtract_runs(both, seed)
+    compared = subtract_runs(both, seed, counted.spread)
     assert compared is not None  # there are questions
     because = "one run or one question shows no spread" if compared.error is None else None
     because = because or _find_unmet(counted, named, hypothesis)
@@ -151,7 +151,8 @@ def _compare_with_number(
     tested = [counts for counts in of_runs if counts]
     worst = tuple(_name_worst(counted, runs)) if hypothesis.after == WORST else ()
     rates = (share_right(tested), number)
-    mean = average_runs(tested, f"{hypothesis.arm} {hypothesis.figure}")
+    # What these bounds hold was measured with this error, which is never the smaller one for long.
+    mean = average_runs(tested, f"{hypothesis.arm} {hypothesis.figure}", "robust")
     if mean is None:
         return ArmsCompared(rates, because="no run is finished and tested", worst=worst)
     verdicts = sum(plays for counts in tested for _, plays in counts.values())

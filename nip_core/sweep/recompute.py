@@ -109,10 +109,10 @@ def _read(directory: Path, name: str) -> bytes:
 def _read_facts(path: Path) -> SweepFacts:
     try:
         document = parse_json(_read(path.parent, path.name))
-        if isinstance(document, dict) and document.get("format", FORMAT) != FORMAT:
+        if isinstance(document, dict) and document.get("format", FORMAT) not in (1, FORMAT):
             raise SettingsError(
                 f"{path}: format {document['format']!r}, of a later version of nip; this one reads "
-                f"{FORMAT}"
+                f"1 to {FORMAT}"
             )
         return SweepFacts.model_validate(document)
     except ValidationError as error:

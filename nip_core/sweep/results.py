@@ -65,7 +65,7 @@ def compute_results(collected: Collected) -> SweepResults:
     highest of them; None without one; so are those of its attacks. Rates have a 95 % interval that
     counts seeds and questions as drawn, where there are several of both.
     """
-    facts, verdicts = collected.facts, Verdicts(collected.verdicts)
+    facts, verdicts = collected.facts, Verdicts(collected.verdicts, collected.facts.intervals)
     runs = [_measure_run(verdicts, run) for run in facts.runs]
     by_name = {run.run: run for run in runs}
     tests = dict(_locate_last_tests(facts, by_name))
@@ -238,7 +238,7 @@ class _Plays:
         """Average the `values` of a rate, one of each run. The name seeds the interval."""
         counts = [self._counted.count(run, figure) for run in self._runs]
         plays = [of_run for of_run in counts if of_run is not None]
-        return sum_up(values, average_runs(plays, f"{self._name} {figure}"))
+        return sum_up(values, average_runs(plays, f"{self._name} {figure}", self._counted.spread))
 
 
 def write_results(

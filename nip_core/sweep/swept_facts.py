@@ -14,10 +14,12 @@ from typing import Literal
 
 from pydantic import Field
 
+from nip_core.evaluation.statistics.two_way import Spread
 from nip_core.sweep.document_parts import Part, is_none
 from nip_core.sweep.swept_runs import SEED
 
-FORMAT = 1
+FORMAT = 2
+"""Of what is collected from now on: 2 says which intervals there are."""
 Kind = Literal["alone", "random", "shuffled"]
 """Of baselines: no provers, provers that say random things, labels drawn at random."""
 
@@ -145,7 +147,7 @@ class StampFacts(Part):
 class SweepFacts(Part):
     """A sweep."""
 
-    format: Literal[1]
+    format: Literal[1, 2]
     name: str
     axes: tuple[str, ...]
     attacks: tuple[str, ...]
@@ -156,6 +158,9 @@ class SweepFacts(Part):
     """The SHA-256 that ``declaration.json`` names; None where nothing was declared."""
     departures: tuple[str, ...]
     """What is not as declared, a line each."""
+    intervals: Spread = "robust"
+    """How those over seeds and questions are computed; "robust" in facts of format 1, and of what
+    was declared by a version that knew no other."""
     stamp: StampFacts | None = Field(default=None, exclude_if=is_none)
     """No key where there is no time stamp that could be read."""
 

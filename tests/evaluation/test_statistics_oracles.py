@@ -14,7 +14,7 @@ from nip_core.evaluation.statistics.distributions import (
 )
 from nip_core.evaluation.statistics.given_rate import bound_rate
 from nip_core.evaluation.statistics.power import seeds_needed
-from nip_core.evaluation.statistics.two_way import TwoWay
+from nip_core.evaluation.statistics.two_way import TwoWay, two_way
 
 special = pytest.importorskip("scipy.special", reason="scipy is a part of the extra dev")
 
@@ -57,6 +57,47 @@ def exact_seeds(difference, spread):
         if shown >= 0.8:
             return seeds
     raise AssertionError("never shown")
+
+
+def analyse_variance(cells):
+    """Compute the mean squares of a full table by its textbook formulas."""
+    seeds, questions = cells.shape
+    rows, columns, whole = cells.mean(axis=1), cells.mean(axis=0), cells.mean()
+    left = cells - rows[:, None] - columns + whole
+    return (
+        questions * ((rows - whole) ** 2).sum() / (seeds - 1),
+        seeds * ((columns - whole) ** 2).sum() / (questions - 1),
+        (left**2).sum() / ((seeds - 1) * (questions - 1)),
+    )
+
+
+@pytest.mark.parametrize(("seeds", "plays"), [(3, 8), (6, 1), (40, 2)])
+def test_the_error_of_a_full_table_is_that_of_its_analysis_of_variance(seeds, plays) -> None:
+    random = np.random.default_rng(seeds)
+    cells = random.normal(0, 1, (seeds, 30)) + random.normal(0, 2, (seeds, 1))
+    mean = two_way(cells * plays, np.full(cells.shape, float(plays)), 0)
+    of_seeds, of_questions, noise = (square / cells.size for square in analyse_variance(cells))
+    # Decision 0056: with many seeds little is left of what widens the interval for few.
+    seen, f = of_seeds - 0.3 * noise, seeds - 1
+    error = of_seeds + of_questions - noise + 2.4 / f**2 * seen
+    assert mean.error**2 == pytest.approx(error)
+    parts = (1 + 4 / f**2) * ((1 + 2.4 / f**2) * seen) ** 2 / f + of_questions**2 / 29
+    assert mean.df == pytest.approx(max(error**2 / (parts + noise**2 / (29 * f)), f))
+    # Without a spread of questions, what falls with more seeds is all but the noise of cells.
+    assert mean.seed_variance == pytest.approx(error - max(of_questions - noise, 0))
+
+
+def test_seeds_that_were_counted_more_often_weigh_as_much_in_the_error() -> None:
+    # Of seeds with a variance of 1 the variance of a weighted mean is the sum over unit vectors of
+    # its square, and so is what is expected of a quadratic form such as its estimate.
+    counts = np.repeat([[8.0], [8.0], [1.0]], 4, axis=1)
+    means = [two_way(seed[:, None] * counts, counts, 0) for seed in np.eye(3)]
+    truth = sum(mean.value**2 for mean in means)
+    assert truth == pytest.approx((64 + 64 + 1) / 17**2)
+    df = 1 / truth - 1
+    seen = sum(mean.seed_variance for mean in means)
+    assert seen == pytest.approx(truth * (1 + 2.4 / df**2))
+    assert all(mean.df == pytest.approx(df) for mean in means)
 
 
 @pytest.mark.parametrize("spread", [0.03, 0.05, 0.1, 0.4])

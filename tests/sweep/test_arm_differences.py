@@ -90,18 +90,25 @@ def counted(sweep, right):
 
 
 def two_way_by_hand(differences):
-    """Mean, error and df after Cameron, Gelbach and Miller, cell by cell, without our code."""
+    """Mean, error and df by sums of squares, cell by cell, without our code."""
     seeds, questions = len(differences), len(differences[0])
     mean = sum(map(sum, differences)) / (seeds * questions)
     residuals = [[value - mean for value in row] for row in differences]
     cells = (seeds * questions) ** 2
-    rows = sum(sum(row) ** 2 for row in residuals) / cells * seeds / (seeds - 1)
-    columns = sum(sum(c) ** 2 for c in zip(*residuals, strict=True)) / cells
-    columns *= questions / (questions - 1)
-    noise = sum(value**2 for row in residuals for value in row) / cells
-    variance = max(rows + columns - noise, rows, columns)
-    df = variance**2 / (rows**2 / (seeds - 1) + columns**2 / (questions - 1))
-    return mean, variance**0.5, max(df, min(seeds, questions) - 1)
+    few, many = seeds - 1, questions - 1
+    rows = sum(sum(row) ** 2 for row in residuals) / cells * seeds / few
+    columns = sum(sum(c) ** 2 for c in zip(*residuals, strict=True)) / cells * questions / many
+    whole = sum(value**2 for row in residuals for value in row) / cells
+    # Of the sum of squares, what is left without rows and columns.
+    noise = (whole - rows * few / seeds / questions - columns * many / questions / seeds) * (
+        seeds * questions / (few * many)
+    )
+    variance = max(rows + columns - noise, 0.6 * columns, 0.6 * noise)
+    seen = max(rows - 0.3 * noise, 0)
+    parts = (1 + 4 / few**2) * (seen * (1 + 2.4 / few**2)) ** 2 / few
+    parts += columns**2 / many + noise**2 / (few * many)
+    variance += 2.4 / few**2 * seen
+    return mean, variance**0.5, max(variance**2 / parts, few)
 
 
 def test_an_arm_less_the_first_is_paired_by_seed_and_question(sweep, counted, right):

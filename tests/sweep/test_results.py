@@ -327,7 +327,7 @@ def test_the_first_number_that_does_not_follow_is_named(sweep, tmp_path):
     assert "cells.parquet: can't be read" in told("cells.parquet", b"no Parquet")
     assert "facts.json: no JSON" in told("facts.json", b"{")
     assert "facts.json: name: Field required" in told("facts.json", b'{"format": 1, "runs": []}')
-    assert "format 2, of a later version" in told("facts.json", b'{"format": 2}')
+    assert "format 3, of a later version" in told("facts.json", b'{"format": 3}')
     (out / "facts.json").unlink()
     with pytest.raises(SettingsError, match=r"facts.json missing, as in results of earlier"):
         recompute_results(out)

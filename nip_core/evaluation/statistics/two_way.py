@@ -3,11 +3,13 @@
 two_way      the mean over both, with the interval of a bootstrap in both directions
 TwoWay       what came out
 two_sided_p  how far it is from 0
+Spread       how the error of the mean is computed
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,21 @@ from nip_core.evaluation.statistics.distributions import t_cdf, t_quantile
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
+Spread = Literal["robust", "calibrated"]
+"""How the error of a mean, and its degrees of freedom, are computed.
+
+``robust``: the two-way variance of Cameron, Gelbach and Miller, never below that of seeds or of
+questions alone. ``calibrated``: the noise of cells by analysis of variance, and the part of the
+seeds made larger, so that few seeds which are alike by chance are not taken at their word.
+"""
+
 RESAMPLES = 4_000
+_MORE_VARIANCE, _LESS_FREEDOM = 2.4, 4.0
+"""Over the square of the seeds' degrees of freedom: by how much the part of the seeds is made
+larger, and its share of the degrees of freedom smaller. Found by simulation, as the next two."""
+_NOISE_IN_SEEDS, _LEAST = 0.3, 0.6
+"""How much of the noise is left out of the seeds' part, and how much of the noise and of the
+questions' part the variance has at least: in truth it has all of either."""
 NO_ERROR = 1e-12
 """A standard error that is rounding and nothing else."""
 _AT_ONCE = 2_000_000  # numbers drawn at once; keeps memory under about 50 MB
@@ -40,7 +56,9 @@ class TwoWay:
     """The part of the error's square that falls with the number of seeds."""
 
 
-def two_way(sums: Floats, counts: Floats, seed: int) -> TwoWay | None:
+def two_way(
+    sums: Floats, counts: Floats, seed: int, spread: Spread = "calibrated"
+) -> TwoWay | None:
     """Average values by training seed and question, with the 95 % interval of the mean.
 
     Args:
@@ -48,14 +66,16 @@ def two_way(sums: Floats, counts: Floats, seed: int) -> TwoWay | None:
             differences, paired by problem.
         counts: seeds x questions, how many values; 0 where there are none.
         seed: of the bootstrap.
+        spread: how the error is computed.
 
     Seeds and questions are drawn with replacement, each independently of the other, after Owen and
     Eckles, "Bootstrapping data arrays of arbitrary order", Annals of Applied Statistics 6 (2012).
     Such draws vary too much where cells have noise of their own (Owen, "The pigeonhole bootstrap",
     same journal, 1, 2007), and too little for few seeds. So their distances from the mean are
-    scaled: to the two-way variance of Cameron, Gelbach and Miller, "Robust inference with multiway
-    clustering", Journal of Business and Economic Statistics 29 (2011), and by Student's t with
-    Satterthwaite's degrees of freedom over the normal quantile.
+    scaled: to a two-way variance, and by Student's t with Satterthwaite's degrees of freedom over
+    the normal quantile. The variance is that of Cameron, Gelbach and Miller, "Robust inference with
+    multiway clustering", Journal of Business and Economic Statistics 29 (2011), or what `Spread`
+    says; docs/decisions/0056-calibrated-intervals.md has what either covers.
 
     None without values. Raises ValueError for a shape that is not two-way, or values that are not
     numbers.
@@ -75,12 +95,13 @@ def two_way(sums: Floats, counts: Floats, seed: int) -> TwoWay | None:
     value = math.fsum(sums.ravel().tolist()) / math.fsum(counts.ravel().tolist())
     if 1 in (seeds, questions):
         return TwoWay(value, None, 0.0, None, seeds, questions)
-    error, df, seed_variance = _error(sums - value * counts, float(counts.sum()))
+    compute_error = _compute_robust_error if spread == "robust" else _compute_calibrated_error
+    error, df, seed_variance = compute_error(sums - value * counts, counts)
     drawn = _draws(sums, counts, seed)
-    spread = float(drawn.std())
-    if error <= NO_ERROR or spread <= NO_ERROR:
+    width = float(drawn.std())
+    if error <= NO_ERROR or width <= NO_ERROR:
         return TwoWay(value, error, df, None, seeds, questions, seed_variance)
-    scale = error / spread * t_quantile(0.975, df) / Z_95
+    scale = error / width * t_quantile(0.975, df) / Z_95
     low, high = (value + scale * (np.quantile(drawn, (0.025, 0.975)) - value)).tolist()
     interval = (min(low, value), max(high, value))
     return TwoWay(value, error, df, interval, seeds, questions, seed_variance)
@@ -96,9 +117,9 @@ def two_sided_p(mean: TwoWay) -> float | None:
     return min(1.0, 2 * t_cdf(-abs(mean.value) / mean.error, mean.df))
 
 
-def _error(residuals: Floats, whole: float) -> tuple[float, float, float]:
+def _compute_robust_error(residuals: Floats, counts: Floats) -> tuple[float, float, float]:
     """Compute the two-way standard error of a ratio, its df, and the part that is the seeds'."""
-    seeds, questions = residuals.shape
+    whole, (seeds, questions) = float(counts.sum()), residuals.shape
     by_seed = float((residuals.sum(axis=1) ** 2).sum()) / whole**2 * seeds / (seeds - 1)
     by_question = float((residuals.sum(axis=0) ** 2).sum()) / whole**2
     by_question *= questions / (questions - 1)
@@ -110,6 +131,44 @@ def _error(residuals: Floats, whole: float) -> tuple[float, float, float]:
     df = max(variance**2 / freedom, least) if freedom else least
     # The questions' own share stays however many seeds there are; the noise of cells does not.
     return math.sqrt(variance), df, variance - max(by_question - noise, 0.0)
+
+
+def _compute_calibrated_error(residuals: Floats, counts: Floats) -> tuple[float, float, float]:
+    """Compute the calibrated error of a ratio, its df, and the part that is the seeds'."""
+    by_seed, seed_df = _compute_variance(residuals.sum(axis=1), counts.sum(axis=1))
+    by_question, question_df = _compute_variance(residuals.sum(axis=0), counts.sum(axis=0))
+    noise, noise_df = _compute_noise(residuals, counts)
+    variance = max(by_seed + by_question - noise, _LEAST * by_question, _LEAST * noise)
+    # What the seeds show beyond the noise of their cells; a part of it stays, as it may be chance.
+    of_seeds = max(by_seed - _NOISE_IN_SEEDS * noise, 0.0)
+    more = _MORE_VARIANCE / seed_df**2 * of_seeds
+    freedom = (1 + _LESS_FREEDOM / seed_df**2) * (of_seeds + more) ** 2 / seed_df
+    freedom += by_question**2 / question_df + noise**2 / noise_df
+    variance += more
+    df = max(variance**2 / freedom, seed_df) if freedom else seed_df
+    return math.sqrt(variance), df, max(variance - max(by_question - noise, 0.0), 0.0)
+
+
+def _compute_variance(residuals: Floats, counts: Floats) -> tuple[float, float]:
+    """Compute the variance of a ratio from the residuals of one side, and its df.
+
+    Both are exact where all of this side have the same variance and are independent, however often
+    each was counted.
+    """
+    shares = counts / counts.sum()
+    squares, cubes = float((shares**2).sum()), float((shares**3).sum())
+    variance = float((residuals**2).sum()) / float(counts.sum()) ** 2
+    return variance * squares / (squares - 2 * cubes + squares**2), 1 / squares - 1
+
+
+def _compute_noise(residuals: Floats, counts: Floats) -> tuple[float, float]:
+    """Compute the variance of a ratio by what neither seed nor question explains, and its df."""
+    of_seeds = residuals.sum(axis=1, keepdims=True) / counts.sum(axis=1, keepdims=True)
+    of_questions = residuals.sum(axis=0, keepdims=True) / counts.sum(axis=0, keepdims=True)
+    left = residuals - (of_seeds + of_questions) * counts
+    cells, (seeds, questions) = int((counts > 0).sum()), residuals.shape
+    df = max(cells - seeds - questions + 1, 1)
+    return float((left**2).sum()) / float(counts.sum()) ** 2 * cells / df, float(df)
 
 
 def _draws(sums: Floats, counts: Floats, seed: int) -> Floats:

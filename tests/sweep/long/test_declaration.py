@@ -102,7 +102,7 @@ def test_an_arm_is_a_mean_over_seeds_and_questions(tmp_path):
         played(store, name, 0.9, 0.5)
     counted = counted_in(sweep, dict.fromkeys(names, LastTest(1)))
     for figure, rate in (("completeness", 0.9), ("soundness", 0.5), ("accuracy", 0.7)):
-        mean = average_runs([counted.count(name, figure) for name in names], figure)
+        mean = average_runs([counted.count(name, figure) for name in names], figure, "calibrated")
         low, high = mean.ci95
         assert low < mean.value < high and abs(mean.value - rate) < 0.06
         assert (mean.seeds, mean.questions) == (6, QUESTIONS)
