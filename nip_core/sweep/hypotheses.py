@@ -37,9 +37,10 @@ class Hypothesis(BaseModel):
     against: Arm | Rate
     """The runs that they are compared with, each with the one that has all other values alike; or a
     number in their place, such as the rate that a theorem gives."""
-    any_of: Annotated[int, Field(ge=2)] | None = Field(default=None, exclude_if=is_none)
+    any_of: Annotated[int, Field(ge=1)] | None = Field(default=None, exclude_if=is_none)
     """The arm in `against` is a verifier alone, asked so often: it rejects where any of so many
-    plays of its last test does. Nobody can attack it, so `after` is about `arm` alone."""
+    plays of its last test does; 1 is a verdict at a time, averaged over plays. Nobody can attack
+    it, so `after` is about `arm` alone."""
     expected: Literal["higher", "lower", "equal"]
     """Of `arm`, as against `against`."""
     margin: Annotated[float, Field(gt=0, lt=1)] | None = None

@@ -287,7 +287,8 @@ def _declared_page(declared: DeclaredResults) -> str:
     for row in declared.outcomes:
         arm, against = (plain_percent(rate) for rate in row.rates)
         against += "" if row.number is None else " (given)"
-        against += "" if row.any_of is None else f" (any of {row.any_of})"
+        asked = "one verdict" if row.any_of == 1 else f"any of {row.any_of}"
+        against += "" if row.any_of is None else f" ({asked})"
         kinds = [kind for kind, is_one in (("primary", row.primary), ("gate", row.gate)) if is_one]
         cells = [
             row.says + (f" ({', '.join(kinds)})" if kinds else ""),
