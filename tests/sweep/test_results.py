@@ -328,6 +328,11 @@ def test_the_first_number_that_does_not_follow_is_named(sweep, tmp_path):
     assert "facts.json: no JSON" in told("facts.json", b"{")
     assert "facts.json: name: Field required" in told("facts.json", b'{"format": 1, "runs": []}')
     assert "format 3, of a later version" in told("facts.json", b'{"format": 3}')
+    # 3. Facts of an earlier version have the intervals of that version.
+    facts = json.loads(whole["facts.json"])
+    assert (facts["format"], facts["intervals"]) == (2, "calibrated")
+    earlier = {key: value for key, value in facts.items() if key != "intervals"} | {"format": 1}
+    assert ".ci95[" in told("facts.json", json.dumps(earlier).encode())
     (out / "facts.json").unlink()
     with pytest.raises(SettingsError, match=r"facts.json missing, as in results of earlier"):
         recompute_results(out)
