@@ -8,8 +8,8 @@ of a paired difference of two arms (`difference`), both over seeds and questions
 both one-sided tests of an equivalence, which is one of 90 %; and how often the two-sided test of a
 difference of 0 has a p below 0.05. Unequal arms have seeds that answered half of the questions, or
 played them more often. Means by question (`reward`) have Student's t and are counted alone. The
-constants of these intervals were chosen by simulating the first 46 of these designs and others; the
-last 24, with other seeds, questions and spreads, were no part of it.
+constants of these intervals were chosen by simulating those of these designs that have 33 or 100
+questions, and others; the last 28, with other questions and spreads, were no part of it.
 
 Each design is a file in PIECES, so that the benchmark goes on where it was stopped; each draws from
 a seed of its own. `--only TEXT` plays the designs with this text in their names. The bootstrap's
@@ -42,6 +42,7 @@ from nip_core.evaluation.statistics.two_way import two_sided_p, two_way
 BOOTSTRAPS, RESAMPLES = 64, 400
 LOW, HIGH = 0.93, 0.97
 SHAPES = {"33 x 8": (33, 8), "100 x 1": (100, 1), "50 x 5": (50, 5), "150 x 2": (150, 2)}
+FEW = {"7 x 12": (7, 12)}
 SPREADS = ((0.0, 0.2), (0.05, 0.2), (0.1, 0.2))
 """Of seeds, and of questions."""
 SEEDS = (3, 4, 6, 8)
@@ -69,6 +70,12 @@ def list_designs():
         for shape in bar
         for seeds in (SEEDS if kind == "difference" else (3, 6, 8))
     ]
+    designs += [
+        {"kind": kind, "seeds": seeds, "questions": shape, "spreads": (0.05, 0.2), "unequal": ""}
+        for kind in ("difference", "mean")
+        for shape in FEW
+        for seeds in (5, 12)
+    ]
     return designs + [
         {"kind": kind, "seeds": seeds, "questions": shape, "spreads": spreads, "unequal": ""}
         for kind in ("difference", "mean")
@@ -81,7 +88,13 @@ def list_designs():
 def name_design(design):
     """The name of a design's file."""
     spreads = "-".join(str(spread) for spread in design["spreads"])
-    words = [design["kind"], str(design["seeds"]), design["questions"].replace(" ", ""), spreads]
+    words = [
+        "calibrated",
+        design["kind"],
+        str(design["seeds"]),
+        design["questions"].replace(" ", ""),
+        spreads,
+    ]
     return "-".join(
         [*words, *(["unequal", str(UNEQUAL.index(how))] if (how := design["unequal"]) else [])]
     )
@@ -97,7 +110,7 @@ def draw_rates(random, seeds, shape, spreads):
 
 def draw_cells(random, design):
     """Sums and counts of a design's cells."""
-    (questions, variants), seeds = SHAPES[design["questions"]], design["seeds"]
+    (questions, variants), seeds = {**SHAPES, **FEW}[design["questions"]], design["seeds"]
     of_kind = draw_rates if design["kind"] == "mean" else draw_differences
     plays, is_less = np.full((seeds, questions), variants), np.arange(seeds) % 2 == 1
     if design["unequal"] == UNEQUAL[0]:

@@ -119,7 +119,8 @@ def sweep(
         print_json(results.as_json())
     else:
         lines = "".join(f"{line}\n" for line in baseline_lines(results.baselines))
-        say(f"\n{arms_table(results)}\n{differences_summary(results.differences)}{lines}{place}")
+        differences = differences_summary(results.differences, results.intervals)
+        say(f"\n{arms_table(results)}\n{differences}{lines}{place}")
     if status:
         raise typer.Exit(status)
 

@@ -151,7 +151,7 @@ def _compare_with_number(
     tested = [counts for counts in of_runs if counts]
     worst = tuple(_name_worst(counted, runs)) if hypothesis.after == WORST else ()
     rates = (share_right(tested), number)
-    # What these bounds hold was measured with this error, which is never the smaller one for long.
+    # What these bounds hold was measured with this error.
     mean = average_runs(tested, f"{hypothesis.arm} {hypothesis.figure}", "robust")
     if mean is None:
         return ArmsCompared(rates, because="no run is finished and tested", worst=worst)

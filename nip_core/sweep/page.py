@@ -18,6 +18,7 @@ from nip_core.evaluation.figures_in_words import (
     points_cell,
 )
 from nip_core.evaluation.statistics.differences import at_most
+from nip_core.evaluation.statistics.two_way import Spread
 from nip_core.sweep.arm_baselines import baseline_lines
 from nip_core.sweep.asked_again_page import asked_again_page
 from nip_core.sweep.document_parts import OverRuns
@@ -163,15 +164,15 @@ def _seeds_cell(seeds: int | None) -> str:
     return f"> {_MANY_SEEDS:,}" if seeds > _MANY_SEEDS else f"about {seeds}"
 
 
-def differences_summary(differences: ArmDifferences | None) -> str:
+def differences_summary(differences: ArmDifferences | None, intervals: Spread) -> str:
     """Write the table with what to think of it, for a terminal; "" where there is none."""
     if differences is None or not differences.compared:
         return ""
     head = f"Each arm less the first (`{one_line(differences.first)}`), not declared, in points:"
-    return f"{head}\n\n{_differences_body(differences)}\n"
+    return f"{head}\n\n{_differences_body(differences, intervals)}\n"
 
 
-def _differences_body(differences: ArmDifferences) -> str:
+def _differences_body(differences: ArmDifferences, intervals: Spread) -> str:
     """Write the table, how many comparisons there are, how rough seeds are, and what is missing."""
     compared = [row for row in differences.compared if row.difference is not None]
     text = f"{differences_table(differences)}\n" if compared else ""
@@ -189,7 +190,8 @@ def _differences_body(differences: ArmDifferences) -> str:
             f"one is {roughly} times as large.\n"
         )
     if 2 in pairs:
-        text += "- With 2 pairs an interval holds the truth in 91 to 98 of 100 cases, not in 95.\n"
+        held = {"robust": "91 to 98", "calibrated": "90 to 97"}[intervals]
+        text += f"- With 2 pairs an interval holds the truth in {held} of 100 cases, not in 95.\n"
     # A reason for each arm, however many of its figures it is one for.
     reasons = {(row.arm, row.because): row for row in differences.compared if row not in compared}
     return text + "".join(f"- Not compared: `{one_line(arm)}`: {why}.\n" for arm, why in reasons)
@@ -209,11 +211,12 @@ def render_results(results: SweepResults) -> str:
     text = f"# Sweep {results.sweep}\n\n{_finished(results.runs)} runs"
     text += f" and {_finished(attacks)} attacks finished.\n\n" if attacks else " finished.\n\n"
     text += arms_table(results)
+    kind = ", wider where there are few (calibrated)" if results.intervals == "calibrated" else ""
     text += (
         "\nPercent of the last test's episodes: mean over the finished runs of an arm. In brackets "
-        "95 % intervals that count seeds and questions as drawn. In the figure the lowest and the "
-        "highest run of each arm. Always wrong: problems on which every play was. Majority: "
-        "accuracy of the more frequent verdict on each problem. Gain: points of accuracy from the "
+        f"95 % intervals that count seeds and questions as drawn{kind}. In the figure the lowest "
+        "and the highest run of each arm. Always wrong: problems on which every play was. "
+        "Majority: accuracy of the more frequent verdict on each problem. Gain: points of accuracy from the "
         "first test to the last.\n"
     )
     if results.arms[0].attacks:
@@ -227,7 +230,7 @@ def render_results(results: SweepResults) -> str:
         text += "\n## What the baselines say\n\n" + "".join(f"- {line}\n" for line in lines)
     text += "\n![The arms](arms.svg)\n"
     text += _cells_line(results.cells)
-    text += _differences_page(results.differences)
+    text += _differences_page(results.differences, results.intervals)
     if results.declared is not None:
         text += _declared_page(results.declared)
     if void := [attack for attack in attacks if attack.caution]:
@@ -251,13 +254,13 @@ def _apart_line(results: SweepResults) -> str:
     return f"\nOn other problems than the runs' own tests, so no loss is paired: {names}.\n"
 
 
-def _differences_page(differences: ArmDifferences | None) -> str:
+def _differences_page(differences: ArmDifferences | None, intervals: Spread) -> str:
     """Write each arm less the first; "" where there is none, or all was declared."""
     if differences is None or not differences.compared:
         return ""
     text = "\n## Each arm less the first: not declared\n"
     text += _UNDECLARED.format(first=one_line(differences.first))
-    text += f"\n{_differences_body(differences)}"
+    text += f"\n{_differences_body(differences, intervals)}"
     return text + (_SEEDS if any(row.seeds_needed for row in differences.compared) else "")
 
 

@@ -117,7 +117,7 @@ def _read_facts(path: Path) -> SweepFacts:
         return SweepFacts.model_validate(document)
     except ValidationError as error:
         [first, *_] = error.errors()
-        where = ".".join(map(str, first["loc"]))
+        where = "".join(f"{part}." for part in first["loc"]).removesuffix(".") or "the whole"
         raise CorruptionError(f"{path}: {where}: {first['msg']}") from None
     except SettingsError:
         raise
@@ -148,6 +148,11 @@ def _read_declaration(path: Path, facts: SweepFacts) -> StudyDeclaration | None:
         raise CorruptionError(
             f"{path}: declaration {declaration.sha256[:16]}, and {FACTS} is about "
             f"{facts.declaration[:16]}"
+        )
+    if declaration.intervals != facts.intervals:
+        raise CorruptionError(
+            f"{path}: {declaration.intervals} intervals were declared, and those of {FACTS} are "
+            f"{facts.intervals}"
         )
     if facts.stamp is not None:
         _check_stamp(path, path.with_name(STAMP), facts.stamp)

@@ -85,6 +85,7 @@ def compute_results(collected: Collected) -> SweepResults:
         baselines=_find_baselines(verdicts, facts, counted, tests, runs, arms, differences),
         differences=differences,
         cells=CellsWritten(verdicts=collected.verdicts.num_rows, left_out=facts.left_out),
+        intervals=facts.intervals,
     )
     if declaration is None:
         return results

@@ -17,6 +17,7 @@ from typing import Literal
 from pydantic import Field
 
 from nip_core.evaluation.split_metrics import AnyOfRow, Interval95
+from nip_core.evaluation.statistics.two_way import Spread
 from nip_core.sweep.asked_again_document import AskedAgainTest, AtEqualTokens, AttackedAtEqualTokens
 from nip_core.sweep.document_parts import OverRuns, Part, is_none
 from nip_core.sweep.swept_facts import StampFacts
@@ -369,6 +370,9 @@ class SweepResults(Part):
     """No key where nothing was declared."""
     cells: CellsWritten | None = Field(default=None, exclude_if=is_none)
     """No key in results of versions that wrote none."""
+    intervals: Spread = Field(default="robust", exclude_if=lambda value: value == "robust")
+    """How those over seeds and questions are computed; no key for "robust", which earlier versions
+    had."""
 
     @property
     def attacks(self) -> list[AttackResult]:

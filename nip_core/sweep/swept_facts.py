@@ -12,7 +12,7 @@ see `recompute`. No rate, no interval and no p-value is in it.
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from nip_core.evaluation.statistics.two_way import Spread
 from nip_core.sweep.document_parts import Part, is_none
@@ -163,6 +163,12 @@ class SweepFacts(Part):
     was declared by a version that knew no other."""
     stamp: StampFacts | None = Field(default=None, exclude_if=is_none)
     """No key where there is no time stamp that could be read."""
+
+    @model_validator(mode="after")
+    def _check_intervals(self) -> "SweepFacts":
+        if (self.format == 1) != ("intervals" not in self.model_fields_set):
+            raise ValueError(f"intervals: format {self.format} has this key from 2 on, and always")
+        return self
 
     @property
     def arms(self) -> dict[tuple[str, ...], list[RunFacts]]:

@@ -78,13 +78,18 @@ def test_the_error_of_a_full_table_is_that_of_its_analysis_of_variance(seeds, pl
     mean = two_way(cells * plays, np.full(cells.shape, float(plays)), 0)
     of_seeds, of_questions, noise = (square / cells.size for square in analyse_variance(cells))
     # Decision 0056: with many seeds little is left of what widens the interval for few.
-    seen, f = of_seeds - 0.3 * noise, seeds - 1
-    error = of_seeds + of_questions - noise + 2.4 / f**2 * seen
-    assert mean.error**2 == pytest.approx(error)
-    parts = (1 + 4 / f**2) * ((1 + 2.4 / f**2) * seen) ** 2 / f + of_questions**2 / 29
-    assert mean.df == pytest.approx(max(error**2 / (parts + noise**2 / (29 * f)), f))
+    unwidened, widened = of_seeds + of_questions - noise, 0.0
+    parts = noise**2 / (29 * (seeds - 1))
+    for part, f in ((of_seeds, seeds - 1), (of_questions, 29)):
+        seen = max(part - 0.3 * noise, 0)
+        widened += 2.4 / f**2 * seen
+        parts += (1 + 4 / f**2) * ((1 + 2.4 / f**2) * seen) ** 2 / f
+    least = min(seeds - 1, 29)
+    assert mean.error**2 == pytest.approx(unwidened + widened)
+    assert mean.df == pytest.approx(max((unwidened + widened) ** 2 / parts, least))
     # Without a spread of questions, what falls with more seeds is all but the noise of cells.
-    assert mean.seed_variance == pytest.approx(error - max(of_questions - noise, 0))
+    assert mean.seed_variance == pytest.approx(unwidened - max(of_questions - noise, 0))
+    assert mean.widened == pytest.approx(widened)
 
 
 def test_seeds_that_were_counted_more_often_weigh_as_much_in_the_error() -> None:
@@ -94,10 +99,37 @@ def test_seeds_that_were_counted_more_often_weigh_as_much_in_the_error() -> None
     means = [two_way(seed[:, None] * counts, counts, 0) for seed in np.eye(3)]
     truth = sum(mean.value**2 for mean in means)
     assert truth == pytest.approx((64 + 64 + 1) / 17**2)
-    df = 1 / truth - 1
-    seen = sum(mean.seed_variance for mean in means)
-    assert seen == pytest.approx(truth * (1 + 2.4 / df**2))
+    assert sum(mean.seed_variance for mean in means) == pytest.approx(truth)
+    # The matrix of that form, without the formulas of the code for its traces.
+    shares = counts[:, 0] / counts[:, 0].sum()
+    centered = np.eye(3) - shares
+    form = centered.T @ np.diag(shares**2) @ centered
+    df = np.trace(form) ** 2 / np.trace(form @ form)
+    assert df == pytest.approx(1.06, abs=0.005)
     assert all(mean.df == pytest.approx(df) for mean in means)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [[8, 8], [1, 1]],
+        [[264] * 4, [8] * 4, [8] * 4],
+        [[4, 4, 4], [4, 0, 0]],
+        [[4, 0, 0], [0, 4, 0], [0, 0, 4]],
+        [[1e9, 1e9, 1], [1, 1, 1], [1, 1, 1]],
+        [[1e17, 1e17], [1, 1]],
+        [[60, 2, 2, 2], [60, 2, 2, 2], [60, 2, 2, 2]],
+    ],
+)
+def test_however_unequal_the_counts_are_an_interval_is_one_of_rates_or_none(counts) -> None:
+    counts = np.array(counts, float)
+    for seed in range(20):
+        right = np.random.default_rng(seed).random(counts.shape) < 0.5
+        mean = two_way(right * counts, counts, 0)
+        assert np.isfinite([mean.error, mean.df]).all() and mean.df >= 1
+        if mean.ci95 is not None:
+            low, high = mean.ci95
+            assert -100 < low <= mean.value <= high < 100
 
 
 @pytest.mark.parametrize("spread", [0.03, 0.05, 0.1, 0.4])

@@ -103,12 +103,13 @@ def two_way_by_hand(differences):
     noise = (whole - rows * few / seeds / questions - columns * many / questions / seeds) * (
         seeds * questions / (few * many)
     )
-    variance = max(rows + columns - noise, 0.6 * columns, 0.6 * noise)
-    seen = max(rows - 0.3 * noise, 0)
-    parts = (1 + 4 / few**2) * (seen * (1 + 2.4 / few**2)) ** 2 / few
-    parts += columns**2 / many + noise**2 / (few * many)
-    variance += 2.4 / few**2 * seen
-    return mean, variance**0.5, max(variance**2 / parts, few)
+    variance = max(rows + columns - noise, 0.6 * max(rows, columns, noise))
+    parts = noise**2 / (few * many)
+    for part, f in ((rows, few), (columns, many)):
+        seen = max(part - 0.3 * noise, 0)
+        parts += (1 + 4 / f**2) * (seen * (1 + 2.4 / f**2)) ** 2 / f
+        variance += 2.4 / f**2 * seen
+    return mean, variance**0.5, max(variance**2 / parts, min(few, many))
 
 
 def test_an_arm_less_the_first_is_paired_by_seed_and_question(sweep, counted, right):
@@ -139,7 +140,7 @@ def test_one_seed_and_other_problems_are_no_comparison(sweep, counted):
     of_other = [row for row in found.compared if row.arm == "other"]
     assert {row.because for row in of_other} == {"the arms play other problems"}
     assert all(row.difference is None for row in of_other)
-    text = differences_summary(found)
+    text = differences_summary(found, "calibrated")
     assert text.count("`other`: the arms play other problems") == 1
     assert "3 comparisons, not declared.\n" in text and "From 3 pairs" in text
     for row in of_rare:
@@ -168,7 +169,7 @@ def test_what_was_declared_stands_under_declared_alone(sweep, counted):
     assert found.declared == 1
     assert ("nip", "soundness") not in {(row.arm, row.figure) for row in found.compared}
     assert ("nip", "completeness") in {(row.arm, row.figure) for row in found.compared}
-    assert "2 comparisons, not declared; 1 more was.\n" in differences_summary(found)
+    assert "2 comparisons, not declared; 1 more was.\n" in differences_summary(found, "calibrated")
 
 
 def test_the_page_has_the_table_and_the_document_reads_back(sweep, counted):
@@ -196,6 +197,6 @@ def test_the_page_has_the_table_and_the_document_reads_back(sweep, counted):
 def test_one_arm_has_nothing_to_be_compared_with(sweep, counted):
     alone = type(sweep)(sweep.name, sweep.config, sweep.run_store, sweep.axes, sweep.runs[:4])
     assert subtract_first_arm(counted, alone) is None
-    assert differences_summary(None) == ""
+    assert differences_summary(None, "calibrated") == ""
     nothing = ArmDifferences(first="a", compared=(), declared=3)
-    assert differences_summary(nothing) == ""
+    assert differences_summary(nothing, "calibrated") == ""

@@ -333,6 +333,8 @@ def test_the_first_number_that_does_not_follow_is_named(sweep, tmp_path):
     assert (facts["format"], facts["intervals"]) == (2, "calibrated")
     earlier = {key: value for key, value in facts.items() if key != "intervals"} | {"format": 1}
     assert ".ci95[" in told("facts.json", json.dumps(earlier).encode())
+    mixed = json.dumps(earlier | {"format": 2}).encode()
+    assert "format 2 has this key from 2 on" in told("facts.json", mixed)
     (out / "facts.json").unlink()
     with pytest.raises(SettingsError, match=r"facts.json missing, as in results of earlier"):
         recompute_results(out)

@@ -84,7 +84,9 @@ def seeds_needed(difference: float, seen: TwoWay) -> int | None:
 
     def is_enough(seeds: int) -> bool:
         of_seeds = seen.seed_variance * seen.seeds / seeds
-        of_questions = seen.error**2 - seen.seed_variance if seen.error else 0.0
+        # What the error was widened by for few seeds says nothing of more of them.
+        seen_variance = seen.error**2 - seen.widened if seen.error else 0.0
+        of_questions = max(seen_variance - seen.seed_variance, 0.0)
         # Satterthwaite's, as for the interval.
         freedom = of_seeds**2 / (seeds - 1) + of_questions**2 / (seen.questions - 1)
         least = float(min(seeds, seen.questions) - 1)

@@ -24,17 +24,18 @@ Spread = Literal["robust", "calibrated"]
 """How the error of a mean, and its degrees of freedom, are computed.
 
 ``robust``: the two-way variance of Cameron, Gelbach and Miller, never below that of seeds or of
-questions alone. ``calibrated``: the noise of cells by analysis of variance, and the part of the
-seeds made larger, so that few seeds which are alike by chance are not taken at their word.
+questions alone. ``calibrated``: the noise of cells by analysis of variance, and the parts of seeds
+and of questions made larger where there are few, so that few which are alike by chance are not
+taken at their word.
 """
 
 RESAMPLES = 4_000
 _MORE_VARIANCE, _LESS_FREEDOM = 2.4, 4.0
-"""Over the square of the seeds' degrees of freedom: by how much the part of the seeds is made
+"""Over the square of a side's degrees of freedom: by how much its part of the variance is made
 larger, and its share of the degrees of freedom smaller. Found by simulation, as the next two."""
-_NOISE_IN_SEEDS, _LEAST = 0.3, 0.6
-"""How much of the noise is left out of the seeds' part, and how much of the noise and of the
-questions' part the variance has at least: in truth it has all of either."""
+_NOISE_LEFT_OUT, _LEAST = 0.3, 0.6
+"""How much of the noise is left out of a side's part, and how much of either part and of the noise
+the variance has at least: in truth it has all of each."""
 NO_ERROR = 1e-12
 """A standard error that is rounding and nothing else."""
 _AT_ONCE = 2_000_000  # numbers drawn at once; keeps memory under about 50 MB
@@ -54,6 +55,8 @@ class TwoWay:
     questions: int
     seed_variance: float = 0.0
     """The part of the error's square that falls with the number of seeds."""
+    widened: float = 0.0
+    """The part that was added as there are few seeds, or few questions."""
 
 
 def two_way(
@@ -96,15 +99,17 @@ def two_way(
     if 1 in (seeds, questions):
         return TwoWay(value, None, 0.0, None, seeds, questions)
     compute_error = _compute_robust_error if spread == "robust" else _compute_calibrated_error
-    error, df, seed_variance = compute_error(sums - value * counts, counts)
+    found = compute_error(sums - value * counts, counts)
+    error, df = found.error, found.df
+    both = (seeds, questions, found.seed_variance, found.widened)
     drawn = _draws(sums, counts, seed)
     width = float(drawn.std())
     if error <= NO_ERROR or width <= NO_ERROR:
-        return TwoWay(value, error, df, None, seeds, questions, seed_variance)
+        return TwoWay(value, error, df, None, *both)
     scale = error / width * t_quantile(0.975, df) / Z_95
     low, high = (value + scale * (np.quantile(drawn, (0.025, 0.975)) - value)).tolist()
     interval = (min(low, value), max(high, value))
-    return TwoWay(value, error, df, interval, seeds, questions, seed_variance)
+    return TwoWay(value, error, df, interval, *both)
 
 
 def two_sided_p(mean: TwoWay) -> float | None:
@@ -117,8 +122,18 @@ def two_sided_p(mean: TwoWay) -> float | None:
     return min(1.0, 2 * t_cdf(-abs(mean.value) / mean.error, mean.df))
 
 
-def _compute_robust_error(residuals: Floats, counts: Floats) -> tuple[float, float, float]:
-    """Compute the two-way standard error of a ratio, its df, and the part that is the seeds'."""
+@dataclass(frozen=True)
+class _Error:
+    """The standard error of a mean, with its degrees of freedom, and two parts of its square."""
+
+    error: float
+    df: float
+    seed_variance: float
+    widened: float = 0.0
+
+
+def _compute_robust_error(residuals: Floats, counts: Floats) -> _Error:
+    """Compute the error after Cameron, Gelbach and Miller."""
     whole, (seeds, questions) = float(counts.sum()), residuals.shape
     by_seed = float((residuals.sum(axis=1) ** 2).sum()) / whole**2 * seeds / (seeds - 1)
     by_question = float((residuals.sum(axis=0) ** 2).sum()) / whole**2
@@ -130,39 +145,58 @@ def _compute_robust_error(residuals: Floats, counts: Floats) -> tuple[float, flo
     least = float(min(seeds, questions) - 1)
     df = max(variance**2 / freedom, least) if freedom else least
     # The questions' own share stays however many seeds there are; the noise of cells does not.
-    return math.sqrt(variance), df, variance - max(by_question - noise, 0.0)
+    return _Error(math.sqrt(variance), df, variance - max(by_question - noise, 0.0))
 
 
-def _compute_calibrated_error(residuals: Floats, counts: Floats) -> tuple[float, float, float]:
-    """Compute the calibrated error of a ratio, its df, and the part that is the seeds'."""
-    by_seed, seed_df = _compute_variance(residuals.sum(axis=1), counts.sum(axis=1))
-    by_question, question_df = _compute_variance(residuals.sum(axis=0), counts.sum(axis=0))
+def _compute_calibrated_error(residuals: Floats, counts: Floats) -> _Error:
+    """Compute the error by the formula of docs/decisions/0056-calibrated-intervals.md."""
+    by_seed = _compute_variance(residuals.sum(axis=1), counts.sum(axis=1))
+    by_question = _compute_variance(residuals.sum(axis=0), counts.sum(axis=0))
     noise, noise_df = _compute_noise(residuals, counts)
-    variance = max(by_seed + by_question - noise, _LEAST * by_question, _LEAST * noise)
-    # What the seeds show beyond the noise of their cells; a part of it stays, as it may be chance.
-    of_seeds = max(by_seed - _NOISE_IN_SEEDS * noise, 0.0)
-    more = _MORE_VARIANCE / seed_df**2 * of_seeds
-    freedom = (1 + _LESS_FREEDOM / seed_df**2) * (of_seeds + more) ** 2 / seed_df
-    freedom += by_question**2 / question_df + noise**2 / noise_df
-    variance += more
-    df = max(variance**2 / freedom, seed_df) if freedom else seed_df
-    return math.sqrt(variance), df, max(variance - max(by_question - noise, 0.0), 0.0)
+    sides = (by_seed, by_question)
+    parts = [part for part, _ in sides]
+    variance = max(sum(parts) - noise, _LEAST * max(*parts, noise))
+    widened, freedom = 0.0, noise**2 / noise_df
+    for part, df in sides:
+        # What this side shows beyond the noise of cells; some of it stays, as it may be chance.
+        seen = max(part - _NOISE_LEFT_OUT * noise, 0.0)
+        more = _MORE_VARIANCE / df**2 * seen
+        freedom += (1 + _LESS_FREEDOM / df**2) * (seen + more) ** 2 / df
+        widened += more
+    whole = variance + widened
+    least = min(df for _, df in sides)
+    return _Error(
+        math.sqrt(whole),
+        max(whole**2 / freedom, least) if freedom else least,
+        max(variance - max(by_question[0] - noise, 0.0), 0.0),
+        widened,
+    )
 
 
 def _compute_variance(residuals: Floats, counts: Floats) -> tuple[float, float]:
-    """Compute the variance of a ratio from the residuals of one side, and its df.
+    """Compute the variance of a ratio from the residuals of one side, and its df, at least 1.
 
-    Both are exact where all of this side have the same variance and are independent, however often
-    each was counted.
+    The variance is unbiased, and the degrees of freedom are Satterthwaite's, where all of this side
+    have the same variance and are independent, however often each was counted. (0, 1) where one of
+    them was counted nearly always: the others show nothing of it.
     """
     shares = counts / counts.sum()
-    squares, cubes = float((shares**2).sum()), float((shares**3).sum())
+    p2, p3, p4, p5 = (float((shares**k).sum()) for k in (2, 3, 4, 5))
+    # Traces of the quadratic form that the residuals of a weighted mean are, and of its square.
+    trace = p2 - 2 * p3 + p2**2
+    of_square = p2**4 + 2 * p4 * p2 + 2 * p3**2 - 4 * p2**2 * p3 + p4 * (1 + 2 * p2) - 4 * p5
+    if min(trace, of_square) <= NO_ERROR**2:
+        return 0.0, 1.0
     variance = float((residuals**2).sum()) / float(counts.sum()) ** 2
-    return variance * squares / (squares - 2 * cubes + squares**2), 1 / squares - 1
+    return variance * p2 / trace, max(trace**2 / of_square, 1.0)
 
 
 def _compute_noise(residuals: Floats, counts: Floats) -> tuple[float, float]:
-    """Compute the variance of a ratio by what neither seed nor question explains, and its df."""
+    """Compute the variance of a ratio by what neither seed nor question explains, and its df.
+
+    Of a full table that is equally often counted it is the noise of its analysis of variance; of
+    others nearly.
+    """
     of_seeds = residuals.sum(axis=1, keepdims=True) / counts.sum(axis=1, keepdims=True)
     of_questions = residuals.sum(axis=0, keepdims=True) / counts.sum(axis=0, keepdims=True)
     left = residuals - (of_seeds + of_questions) * counts
