@@ -216,8 +216,8 @@ def render_results(results: SweepResults) -> str:
         "\nPercent of the last test's episodes: mean over the finished runs of an arm. In brackets "
         f"95 % intervals that count seeds and questions as drawn{kind}. In the figure the lowest "
         "and the highest run of each arm. Always wrong: problems on which every play was. "
-        "Majority: accuracy of the more frequent verdict on each problem. Gain: points of accuracy from the "
-        "first test to the last.\n"
+        "Majority: accuracy of the more frequent verdict on each problem. Gain: points of accuracy "
+        "from the first test to the last.\n"
     )
     if results.arms[0].attacks:
         losses = [of.lost_to_script for arm in results.arms for of in arm.attacks.values()]
