@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from forked_nip import ForkedNip
 from small_game import write_config
 from small_source import human_eval_rows, write_rows
 from unprivileged import end_override
@@ -54,13 +53,6 @@ def fresh_nip(*arguments: str, environment=None, before=None) -> subprocess.Comp
         timeout=120,
         preexec_fn=before,
     )
-
-
-@pytest.fixture(scope="module")
-def nip() -> Iterator[Callable[..., subprocess.CompletedProcess]]:
-    """As `fresh_nip`, without the seconds that it takes to import."""
-    with ForkedNip(os.environ) as forked:
-        yield forked.run
 
 
 def one_line(done: subprocess.CompletedProcess, code: int = 2) -> str:

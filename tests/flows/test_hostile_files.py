@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from forked_nip import ForkedNip
 from small_game import write_config
 
 from nip_core.errors import SettingsError
@@ -16,12 +15,6 @@ from nip_core.hub.repository import FACTS, read_facts
 
 DEEP = "[" * 100_000
 NIP = [sys.executable, "-m", "nip_prefect"]
-
-
-@pytest.fixture(scope="module")
-def nip():
-    with ForkedNip({**os.environ, "COLUMNS": "80"}) as forked:
-        yield forked.run
 
 
 CONFIGS = {

@@ -3,12 +3,10 @@
 import io
 import json
 import logging
-import os
 import re
 import sys
 
 import pytest
-from forked_nip import ForkedNip
 from rich.table import Table
 from rich.text import Text
 from small_game import FEW, train_here, write_config
@@ -23,12 +21,6 @@ CODES = (
 )
 TEXT = CODES + "first line\n\tsecond line"
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-
-
-@pytest.fixture(scope="module")
-def nip():
-    with ForkedNip({**os.environ, "COLUMNS": "80"}) as forked:
-        yield forked.run
 
 
 @pytest.fixture(scope="module")

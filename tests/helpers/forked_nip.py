@@ -6,6 +6,7 @@ ForkedNip                starts that process; `run` is as subprocess.run of `nip
 python forked_nip.py     is that process: one JSON object per line in, one exit status per line out
 """
 
+import atexit
 import gc
 import json
 import os
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,7 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             _become(json.loads(line))
-            nip_prefect.flows.cli.main()
-            return
+            _leave(_status_of(nip_prefect.flows.cli.main))
         _, status = os.waitpid(pid, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
 
@@ -97,6 +97,36 @@ def _become(task: dict[str, Any]) -> None:
     os.environ.update(task["environment"])
     sys.argv = ["nip", *task["arguments"]]
     signal.alarm(LIMIT_S)
+
+
+def _status_of(command: Callable[[], None]) -> int:
+    """Run what a process does last; returns the status with which that then ends."""
+    try:
+        command()
+    except SystemExit as ended:
+        if isinstance(ended.code, int | None):
+            return ended.code or 0
+        print(ended.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def _leave(status: int) -> None:
+    """End as the interpreter does, except that what was imported stays where it is.
+
+    Taking that apart would copy the memory that a fork shares, which takes longer than a command.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        status = 120
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -32,9 +32,15 @@ def leave_out_long(
 ) -> None:
     """Take what is long and not wanted out of `items`: marked tests, and files of the folders `tiers`."""
     kept, out = [], []
+    folders = [TESTS / tier for tier in tiers]
+    long_files = {
+        path
+        for path in {item.path for item in items}
+        if any(path.is_relative_to(folder) for folder in folders)
+    }
     for item in items:
         mark = item.get_closest_marker("long")
-        if any(item.path.is_relative_to(TESTS / tier) for tier in tiers):
+        if item.path in long_files:
             wanted = is_in_part(item.path)
         elif mark is None:
             wanted = True

@@ -11,12 +11,6 @@ from hub_server import HubServer, environment_of, hub_here
 from nip_core.run_store.run import RunStore
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.timeout(600))  # whoever comes first makes the run
-
-
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     """The stand-in, to which this process and those that it starts speak, as ada."""
