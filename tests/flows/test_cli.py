@@ -155,8 +155,8 @@ def test_a_process_that_waits_for_nobody_leaves():
     assert done.returncode == 7 and "left; running again continues" in done.stderr
 
 
-def test_doctor_tells_what_is_there():
-    done = fresh_nip("doctor", "--json")
+def test_doctor_tells_what_is_there(nip):
+    done = nip("doctor", "--json")
     assert done.returncode == 0, done.stdout
     found = {finding["what"]: finding for finding in json.loads(done.stdout)}
     assert found["engine deterministic"]["ok"] and found["model tiny"]["ok"]
@@ -227,9 +227,9 @@ def test_a_store_without_permission_is_named(tmp_path):
     assert "run_store: " in (line := one_line(done, code=2)) and "permission" in line
 
 
-def test_a_store_that_is_a_file_is_named(tmp_path):
+def test_a_store_that_is_a_file_is_named(tmp_path, refused):
     (tmp_path / "runs").write_text("")
-    line = one_line(fresh_nip("train", str(write_config(tmp_path))), code=2)
+    line = refused("train", str(write_config(tmp_path)))
     assert "run_store: " in line and "is no directory" in line
 
 

@@ -142,7 +142,13 @@ def test_a_dry_run_makes_no_directory(nip, tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("content", ['active = "x\n', "[profiles.x]\nPREFECT_API_URL = [1]\n[["])
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param('active = "x\n', marks=pytest.mark.long),
+        "[profiles.x]\nPREFECT_API_URL = [1]\n[[",
+    ],
+)
 def test_profiles_of_prefect_that_are_broken_are_named(tmp_path, content):
     profiles = tmp_path / "profiles.toml"
     profiles.write_text(content)

@@ -140,6 +140,7 @@ async def test_provers_are_chosen_on_validation_problems_and_tested_once_on_test
     assert f"{run.rollouts(0, 'attack')}/manifest.json" in verify_run(run).problems
 
 
+@pytest.mark.long
 async def test_an_attack_of_before_goes_on_with_its_tests_on_test_problems(
     untrained, server_in_thread
 ):
