@@ -45,9 +45,9 @@ async def folder(tmp_path_factory):
     reply = {"text": TEXT + "\nMessage: " + TEXT + "\nDecision: accept"}
     (folder / "replies.yaml").write_text(json.dumps({"default": [reply]}))
     server = {"engine": "deterministic", "replies": str(folder / "replies.yaml")}
-    for name in ("small", "other"):
+    for name, rl in (("small", FEW), ("other", {"num_iterations": 0})):
         config = write_config(
-            folder, run_name=name, rl=FEW, dataset=str(folder / "data"), lm_server=server
+            folder, run_name=name, rl=rl, dataset=str(folder / "data"), lm_server=server
         )
         await train_here(config)
     (folder / "runs" / f"e{CODES.replace('/', '')}").mkdir()

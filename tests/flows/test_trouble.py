@@ -162,6 +162,7 @@ async def test_the_lease_is_given_back(tmp_path):
 
 
 @needs_mount
+@pytest.mark.long
 async def test_a_disk_that_fills_in_the_middle_can_be_resumed(tmp_path, mounted):
     straight, small = tmp_path / "straight", tmp_path / "small"
     straight.mkdir(), small.mkdir()
