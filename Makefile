@@ -88,9 +88,9 @@ quickstart: $(QUICKSTART)
 PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder \
 	--durations=20 --durations-min=5
 
-# With ALL=1 what is long, too; see `test-all`.
+# With ALL=1 what is long, too, or the part of it that NIP_LONG_PART names; see `test-all`.
 test: install
-	$(PYTEST) $(if $(ALL),tests $(LONG))
+	$(if $(ALL),NIP_LONG_PART=$${NIP_LONG_PART:-1/1}) $(PYTEST) $(if $(ALL),tests $(LONG))
 
 # What is too long for `make test`: these folders, what is marked `long`, and all examples, kill points
 # and pairs of settings of files of which `make test` tries a part (tests/helpers/tiers.py).

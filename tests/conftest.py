@@ -113,15 +113,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported and collected stays; the garbage collector need not look at it."""
+    """What has been imported and collected stays; the garbage collector need not look at it.
+
+    Nor at the end, where that would take seconds of each process.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
-
-
-def pytest_sessionfinish() -> None:
-    """Let the interpreter end as it would."""
-    gc.unfreeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

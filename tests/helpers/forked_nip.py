@@ -4,6 +4,7 @@ What it does not show: what a fresh interpreter prints or does while it imports.
 
 ForkedNip                starts that process; `run` is as subprocess.run of `nip` with these arguments
 python forked_nip.py     is that process: one JSON object per line in, one exit status per line out
+status_of, leave         end such a fork as its interpreter would end, and sooner
 """
 
 import atexit
@@ -84,9 +85,10 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             _become(json.loads(line))
-            _leave(_status_of(nip_prefect.flows.cli.main))
+            leave(status_of(nip_prefect.flows.cli.main))
         _, status = os.waitpid(pid, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
+    leave(0)
 
 
 def _become(task: dict[str, Any]) -> None:
@@ -99,7 +101,7 @@ def _become(task: dict[str, Any]) -> None:
     signal.alarm(LIMIT_S)
 
 
-def _status_of(command: Callable[[], None]) -> int:
+def status_of(command: Callable[[], None]) -> int:
     """Run what a process does last; returns the status with which that then ends."""
     try:
         command()
@@ -114,7 +116,7 @@ def _status_of(command: Callable[[], None]) -> int:
     return 0
 
 
-def _leave(status: int) -> None:
+def leave(status: int) -> None:
     """End as the interpreter does, except that what was imported stays where it is.
 
     Taking that apart would copy the memory that a fork shares, which takes longer than a command.

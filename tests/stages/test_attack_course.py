@@ -239,7 +239,8 @@ def chats(folder, count, **more):
     return str(file)
 
 
-@pytest.mark.parametrize("of_file", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("of_file", [False, True])
 async def test_provers_imitate_first_what_fooled_a_verifier_elsewhere(
     tmp_path, untrained, server_in_thread, of_file
 ):
