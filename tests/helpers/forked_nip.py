@@ -76,8 +76,12 @@ def main() -> None:
     import nip_prefect.flows.live
     import nip_prefect.flows.printing
     import nip_prefect.flows.train
+    from nip_core.parameters import load_parameters
+    from nip_core.session.problems_of_run import load_all_problems
 
     nip_prefect.flows.command_table.load_all()
+    # Most commands look at a run of these problems, and would each read them.
+    load_all_problems(load_parameters("deterministic"))
     # A thread would not be in the fork, but what it had locked would.
     assert threading.active_count() == 1, threading.enumerate()
     gc.freeze()
