@@ -109,14 +109,14 @@ def _find_problems(
 
 def _key_of(scenario: Scenario, dataset: str, split: str) -> _Key | None:
     """Name what the problems of a split follow from, of own files how they are; None elsewhere."""
-    settings, own = scenario.settings, scenario.bundled.get(dataset)
+    settings, source = scenario.settings, scenario.bundled.get(dataset)
     is_generated = dataset in scenario.generated
-    if not isinstance(settings, BaseModel) or (own is None and not is_generated):
+    if not isinstance(settings, BaseModel) or (source is None and not is_generated):
         return None
     files: tuple[tuple[str, int, int], ...] = ()
-    if own is not None and not is_generated:
+    if source is not None and not is_generated:
         try:
-            place = Path(own)
+            place = Path(source)
             paths = sorted(place.iterdir()) if place.is_dir() else [place]
             stats = [(path.name, path.stat()) for path in paths]
         except OSError:  # for whoever reads it to say
