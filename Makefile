@@ -88,21 +88,15 @@ quickstart: $(QUICKSTART)
 PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder \
 	--durations=20 --durations-min=5
 
-# With ALL=1 what is long, too; see `test-all`.
+# With ALL=1 what is long, too, or the part of it that NIP_LONG_PART names; see `test-all`.
 test: install
-	$(PYTEST) $(if $(ALL),tests $(LONG))
+	$(if $(ALL),NIP_LONG_PART=$${NIP_LONG_PART:-1/1}) $(PYTEST) $(if $(ALL),tests $(LONG))
 
-# What is too long for `make test`, and all examples, kill points and pairs of settings of tests of
-# which `make test` tries a part.
+# What is too long for `make test`: these folders, what is marked `long`, and all examples, kill points
+# and pairs of settings of files of which `make test` tries a part (tests/helpers/tiers.py).
 LONG := tests/lm_server/long tests/sweep/long tests/flows/long tests/factory
-THOROUGH := tests/scenarios/test_parsing.py tests/rollouts/test_matrix.py tests/stages/test_attack.py \
-	tests/stages/test_attack_course.py tests/stages/test_scripted_attack.py \
-	tests/stages/test_league.py tests/evaluation/test_statistics_oracles.py \
-	tests/durability/test_kill_matrix.py tests/flows/test_streams.py tests/hub/test_begin_with.py \
-	tests/house/test_tiers.py tests/lm_server/test_jobs.py tests/flows/test_train.py \
-	tests/models/test_kills.py tests/sweep/test_committed_results.py
 test-long: install
-	NIP_KILL_POINTS=20 NIP_THOROUGH=1 $(PYTEST) $(LONG) $(THOROUGH)
+	NIP_KILL_POINTS=20 NIP_THOROUGH=1 NIP_LONG_ALONE=1 $(PYTEST) tests $(LONG)
 
 # Both in one run, which loads everything once, and has one end in which a processor waits.
 test-all:

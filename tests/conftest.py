@@ -79,20 +79,37 @@ def server_in_thread() -> Iterator[None]:
 
 
 SLOW_FILES = (
+    # They wait more than they compute.
+    *("test_seen.py", "test_two_runners.py", "test_secrets.py", "test_run_in_bucket.py"),
     # With all examples, minutes each.
     *("test_kills.py", "test_attack.py", "test_attack_course.py", "test_commands.py"),
     *("test_kill_matrix.py", "test_rerun.py", "test_train.py", "test_cli.py", "test_jobs.py"),
     *("test_stopping.py", "test_frozen_runs.py", "test_base_run.py", "test_solutions.py"),
     *("test_tiny.py", "test_faults.py", "test_determinism.py", "test_promotion.py"),
     *("test_trouble.py", "test_files.py", "test_matrix.py", "test_prompts.py", "test_parsing.py"),
-    *("test_push_and_pull.py", "test_begin_with.py"),
-    *("test_build_problems.py", "test_conformance.py", "test_resume.py", "test_secrets.py"),
+    *("test_push_and_pull.py", "test_begin_with.py", "test_slow_servers.py", "test_results.py"),
+    *(
+        "test_build_problems.py",
+        "test_conformance.py",
+        "test_resume.py",
+        "test_declared_digests.py",
+    ),
     # Of the tiers.
     *("test_sweep_whole.py", "test_league.py", "test_launch.py"),
     *("test_training.py", "test_problems.py", "test_embedded_stream.py", "test_families.py"),
     *("test_guided.py", "test_tiny_recipe.py", "test_pause.py", "test_learning_quick.py"),
 )
 """Begun first, so that no process is left alone with one of them in the end."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Look for no garbage while all is imported, which is a quarter of the time that this takes."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -103,15 +120,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported and collected stays; the garbage collector need not look at it."""
+    """What has been imported and collected stays; the garbage collector need not look at it.
+
+    Nor at the end, where that would take seconds of each process.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
-
-
-def pytest_sessionfinish() -> None:
-    """Let the interpreter end as it would."""
-    gc.unfreeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -20,6 +20,7 @@ A scenario may name other columns by which rows are split (`Scenario.split_by`).
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -37,9 +38,10 @@ _MOST_ROWS = 1_000_000
 """That a function of a scenario makes: a generator without an end would fill the memory."""
 _NamedProblems = list[tuple[Problem, str]]
 _KEPT_SPLITS = 6
-_made_lately: OrderedDict[tuple[type[Scenario], str, str, str], _NamedProblems] = OrderedDict()
-"""What was generated, by scenario, settings, dataset and split: the many runs of a sweep share
-their problems, and to make them takes longer than all other checks of a run."""
+_Key = tuple[type[Scenario], str, str, str, tuple[tuple[str, int, int], ...]]
+_made_lately: OrderedDict[_Key, _NamedProblems] = OrderedDict()
+"""What was generated, or read of a scenario's own files, see `_key_of`: the many runs of a sweep
+share their problems, and to make them takes longer than all other checks of a run."""
 
 
 def load_problems(
@@ -90,21 +92,37 @@ def _find_problems(
     scenario: Scenario, dataset: str, split: str, may_be_empty: bool
 ) -> _NamedProblems:
     """The problems of a split with the names of their rows, those left out by `keeps` missing."""
-    settings = scenario.settings
-    is_known = dataset in scenario.generated and isinstance(settings, BaseModel)
-    key = (type(scenario), settings.model_dump_json() if is_known else "", dataset, split)
-    problems = _made_lately.pop(key, None) if is_known else None
+    key = _key_of(scenario, dataset, split)
+    problems = None if key is None else _made_lately.pop(key, None)
     if problems is None:
         problems = []
         for row, name in _rows_of_split(scenario, dataset, split, may_be_empty):
             if _keeps(scenario, row, name):
                 expanded = _made(scenario, "expand", row, name, place=name)
                 problems += [(_problem(scenario, r, name), name) for r in expanded]
-    if is_known:
+    if key is not None and problems:  # whether there may be none is another question each time
         _made_lately[key] = problems
         while len(_made_lately) > _KEPT_SPLITS:
             _made_lately.popitem(last=False)
     return problems
+
+
+def _key_of(scenario: Scenario, dataset: str, split: str) -> _Key | None:
+    """Name what the problems of a split follow from, of own files how they are; None elsewhere."""
+    settings, source = scenario.settings, scenario.bundled.get(dataset)
+    is_generated = dataset in scenario.generated
+    if not isinstance(settings, BaseModel) or (source is None and not is_generated):
+        return None
+    files: tuple[tuple[str, int, int], ...] = ()
+    if source is not None and not is_generated:
+        try:
+            place = Path(source)
+            paths = sorted(place.iterdir()) if place.is_dir() else [place]
+            stats = [(path.name, path.stat()) for path in paths]
+        except OSError:  # for whoever reads it to say
+            return None
+        files = tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
+    return type(scenario), settings.model_dump_json(), dataset, split, files
 
 
 def check_splits(

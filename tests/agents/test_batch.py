@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_play import game, play
+from thorough import examples
 
 from nip_core.agents.batch import nested_to_rollouts, rollouts_to_nested
 from nip_core.errors import SettingsError
@@ -84,7 +85,7 @@ def test_the_games_here_are_of_all_protocols():
 RANDOM_GAMES = st.tuples(st.integers(0, len(GAMES) - 1), st.integers(0, 10**6), st.integers(0, 4))
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(RANDOM_GAMES)
 def test_tables_from_a_batch_are_the_tables_that_it_was_made_from(drawn):
     number, seed, episodes = drawn
@@ -140,7 +141,7 @@ def shapes(known: Game, n: int, k: int) -> dict[Any, tuple[tuple[int, ...], str]
     }
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(RANDOM_GAMES)
 def test_a_batch_says_round_by_round_what_was_played(drawn):
     number, seed, episodes = drawn

@@ -106,6 +106,7 @@ def test_a_run_gives_its_server_a_place_for_each_base_model_that_plays(
     assert spec.bases_at_once == places
 
 
+@pytest.mark.long
 async def test_a_new_base_model_is_proved_plays_and_is_trained_on(tmp_path, monkeypatch):
     pytest.importorskip("trl")
     monkeypatch.setattr(slots, "SubprocessTrainer", TrainerHere)

@@ -77,7 +77,10 @@ def test_a_configuration_is_written_and_looked_at_without_the_repository(install
 
 @pytest.mark.parametrize(
     ("model", "configuration"),
-    [("tiny-arithmetic-turns", "arithmetic-tiny"), ("tiny-bags", "bags-tiny")],
+    [
+        pytest.param("tiny-arithmetic-turns", "arithmetic-tiny", marks=pytest.mark.long),
+        ("tiny-bags", "bags-tiny"),
+    ],
 )
 def test_a_model_that_is_in_the_repository_alone_is_named(
     installed, tmp_path, model, configuration

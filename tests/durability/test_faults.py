@@ -223,7 +223,12 @@ LASTING = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "place"), LASTING if WANTED >= 1000 else LASTING[:3])
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [LASTING[0], *(pytest.param(*one, marks=pytest.mark.long) for one in LASTING[1:3])]
+    if WANTED < 1000
+    else LASTING,
+)
 async def test_a_fault_that_lasts_stops_a_run_in_time_and_it_can_go_on(
     make: Any, kind: str, place: str
 ) -> None:

@@ -18,6 +18,8 @@ from killed_results import SAME, Results
 from killed_runs import IN_FLIGHT, Outcome, Place, Zygote, spread
 from killed_steps import TORN, Point
 
+# With more points it takes long; each test says what it does with those that there are.
+pytestmark = pytest.mark.long(True)
 POINTS = os.environ.get("NIP_KILL_POINTS", "kinds")
 KILLS_PER_RUN = 12
 # Of these a slow machine sees more than a fast one: a job is looked at until it has ended, what is

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from forked_nip import ForkedNip
 from small_game import write_config
 from small_source import human_eval_rows, write_rows
 from unprivileged import end_override
@@ -54,13 +53,6 @@ def fresh_nip(*arguments: str, environment=None, before=None) -> subprocess.Comp
         timeout=120,
         preexec_fn=before,
     )
-
-
-@pytest.fixture(scope="module")
-def nip() -> Iterator[Callable[..., subprocess.CompletedProcess]]:
-    """As `fresh_nip`, without the seconds that it takes to import."""
-    with ForkedNip(os.environ) as forked:
-        yield forked.run
 
 
 def one_line(done: subprocess.CompletedProcess, code: int = 2) -> str:
@@ -163,8 +155,8 @@ def test_a_process_that_waits_for_nobody_leaves():
     assert done.returncode == 7 and "left; running again continues" in done.stderr
 
 
-def test_doctor_tells_what_is_there():
-    done = fresh_nip("doctor", "--json")
+def test_doctor_tells_what_is_there(nip):
+    done = nip("doctor", "--json")
     assert done.returncode == 0, done.stdout
     found = {finding["what"]: finding for finding in json.loads(done.stdout)}
     assert found["engine deterministic"]["ok"] and found["model tiny"]["ok"]
@@ -235,9 +227,9 @@ def test_a_store_without_permission_is_named(tmp_path):
     assert "run_store: " in (line := one_line(done, code=2)) and "permission" in line
 
 
-def test_a_store_that_is_a_file_is_named(tmp_path):
+def test_a_store_that_is_a_file_is_named(tmp_path, refused):
     (tmp_path / "runs").write_text("")
-    line = one_line(fresh_nip("train", str(write_config(tmp_path))), code=2)
+    line = refused("train", str(write_config(tmp_path)))
     assert "run_store: " in line and "is no directory" in line
 
 

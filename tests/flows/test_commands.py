@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import typer
-from forked_nip import ForkedNip
 from scripted_server import scripted_server
 from small_game import FEW, train_here, write_config
 
@@ -25,12 +24,6 @@ from nip_prefect.flows.command_table import PANELS, load_command
 
 NIP = [sys.executable, "-m", "nip_prefect"]
 COMMANDS = [name for lines in PANELS.values() for name, _, _ in lines]
-
-
-@pytest.fixture(scope="module")
-def nip():
-    with ForkedNip({**os.environ, "COLUMNS": "80"}) as forked:
-        yield forked.run
 
 
 @pytest.fixture(scope="module")

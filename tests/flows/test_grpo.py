@@ -104,6 +104,7 @@ async def test_the_curriculum_s_state_is_on_record_and_holds(trained):
     assert shares == [(0.5, -1), (0.7, 1)]
 
 
+@pytest.mark.long
 async def test_the_same_seed_gives_the_same_trajectories_whatever_concurrency_and_shards(
     trained, tmp_path
 ):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from forked_nip import ForkedNip
 from small_game import write_config
 
 from nip_core.errors import SettingsError
@@ -16,12 +15,6 @@ from nip_core.hub.repository import FACTS, read_facts
 
 DEEP = "[" * 100_000
 NIP = [sys.executable, "-m", "nip_prefect"]
-
-
-@pytest.fixture(scope="module")
-def nip():
-    with ForkedNip({**os.environ, "COLUMNS": "80"}) as forked:
-        yield forked.run
 
 
 CONFIGS = {
@@ -149,7 +142,13 @@ def test_a_dry_run_makes_no_directory(nip, tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("content", ['active = "x\n', "[profiles.x]\nPREFECT_API_URL = [1]\n[["])
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param('active = "x\n', marks=pytest.mark.long),
+        "[profiles.x]\nPREFECT_API_URL = [1]\n[[",
+    ],
+)
 def test_profiles_of_prefect_that_are_broken_are_named(tmp_path, content):
     profiles = tmp_path / "profiles.toml"
     profiles.write_text(content)

@@ -2,19 +2,10 @@
 
 import asyncio
 import json
-import os
 
-import pytest
-from forked_nip import ForkedNip
 from served_here import KEY, serve
 
 PROBE = {"tokens": [5, 6, 7], "logprobs": [-1.0, -2.0], "base_logprobs": [-3.0, -4.0]}
-
-
-@pytest.fixture(scope="module")
-def nip():
-    with ForkedNip({**os.environ, "COLUMNS": "80"}) as forked:
-        yield forked.run
 
 
 async def test_every_way_to_fail_has_its_exit_code_and_one_line_without_the_key(nip, tmp_path):

@@ -66,10 +66,10 @@ async def test_a_tag_is_put_on_a_task_only_where_somebody_has_limited_it(prefect
     ("kind", "states"),
     [
         (LeaseError, ()),
-        (LeaseError, (Scheduled(), Running())),
-        (FutureCancelledError, ()),
-        (FutureCancelledError, (Crashed(),)),
-        (FutureCancelledError, (Crashed(), AwaitingRetry())),
+        pytest.param(LeaseError, (Scheduled(), Running()), marks=pytest.mark.long),
+        pytest.param(FutureCancelledError, (), marks=pytest.mark.long),
+        pytest.param(FutureCancelledError, (Crashed(),), marks=pytest.mark.long),
+        pytest.param(FutureCancelledError, (Crashed(), AwaitingRetry()), marks=pytest.mark.long),
         (FutureCancelledError, (Scheduled(), Running())),
     ],
 )

@@ -67,6 +67,7 @@ async def test_a_group_that_was_not_due_is_on_record_as_such(alternated):
     assert b"not scheduled" in run.store.get(f"{run.root}/report.html")
 
 
+@pytest.mark.long
 async def test_a_shared_model_learns_from_those_whose_turn_it_is(tmp_path):
     config = write_config(
         tmp_path,

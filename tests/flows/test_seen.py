@@ -4,8 +4,6 @@ import asyncio
 import json
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 from prefect import flow
@@ -67,28 +65,18 @@ def test_the_terminal_is_left_as_it_was(seen):
     assert max(map(len, lines)) <= 80, lines
 
 
-def test_a_program_reads_what_happens_from_json_lines(tmp_path):
+def test_a_program_reads_what_happens_from_json_lines(nip, tmp_path):
     config = write_config(tmp_path, rl=FEW)
     command = [*("play", str(config), "--split", "test", "--out", str(tmp_path / "out"))]
-    done = subprocess.run(
-        [sys.executable, "-m", "nip_prefect", *command, "--progress", "json"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    done = nip(*command, "--progress", "json")
+    assert done.returncode == 0, done.stderr
     documents = [json.loads(line) for line in done.stdout.splitlines()]
     kinds = [document["event"] for document in documents]
     assert kinds[0] == "begin" and kinds[-1] == "result"
     assert {"ready", "play", "progress"} <= set(kinds)
     assert documents[-1]["result"]["rows"]["episodes"] == 20
-    lines = subprocess.run(
-        [sys.executable, "-m", "nip_prefect", *command, "--json"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    lines = nip(*command, "--json")
+    assert lines.returncode == 0, lines.stderr
     assert json.loads(lines.stdout)["rows"]["episodes"] == 20
     assert "iteration 0: playing test problems, 20 episodes, 20 of them are there already" in (
         lines.stderr

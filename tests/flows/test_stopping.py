@@ -8,6 +8,7 @@ import sys
 import types
 
 import psutil
+import pytest
 from slow_game import is_playing, slow_config
 from terminal import Terminal
 
@@ -16,6 +17,7 @@ from nip_prefect.flows.launch import is_unreachable
 from nip_prefect.flows.stopping import Stopped
 
 
+@pytest.mark.long
 def test_ctrl_c_in_a_terminal_ends_all_of_it_with_two_lines(tmp_path, own_prefect):
     config = slow_config(tmp_path / "run", "small")
     with Terminal(["train", str(config)], own_prefect) as terminal:

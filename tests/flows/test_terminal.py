@@ -3,12 +3,10 @@
 import io
 import json
 import logging
-import os
 import re
 import sys
 
 import pytest
-from forked_nip import ForkedNip
 from rich.table import Table
 from rich.text import Text
 from small_game import FEW, train_here, write_config
@@ -23,12 +21,6 @@ CODES = (
 )
 TEXT = CODES + "first line\n\tsecond line"
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-
-
-@pytest.fixture(scope="module")
-def nip():
-    with ForkedNip({**os.environ, "COLUMNS": "80"}) as forked:
-        yield forked.run
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +45,9 @@ async def folder(tmp_path_factory):
     reply = {"text": TEXT + "\nMessage: " + TEXT + "\nDecision: accept"}
     (folder / "replies.yaml").write_text(json.dumps({"default": [reply]}))
     server = {"engine": "deterministic", "replies": str(folder / "replies.yaml")}
-    for name in ("small", "other"):
+    for name, rl in (("small", FEW), ("other", {"num_iterations": 0})):
         config = write_config(
-            folder, run_name=name, rl=FEW, dataset=str(folder / "data"), lm_server=server
+            folder, run_name=name, rl=rl, dataset=str(folder / "data"), lm_server=server
         )
         await train_here(config)
     (folder / "runs" / f"e{CODES.replace('/', '')}").mkdir()

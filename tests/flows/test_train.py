@@ -133,6 +133,7 @@ async def test_training_again_changes_nothing_and_submits_nothing(trained):
     assert {p: run.store.get(p) for p in before} == before
 
 
+@pytest.mark.long
 async def test_the_same_seed_gives_the_same_data_whatever_concurrency_and_shards(trained, shorter):
     (_, _, run), (_, _, other) = trained, shorter
     for iteration, split in ((0, "train"), (0, "test"), (1, "test")):
@@ -171,6 +172,7 @@ def test_the_loop_without_prefect_makes_what_the_flow_makes(trained, tmp_path):
             assert len(datasets) == 1, (iteration, group)
 
 
+@pytest.mark.long
 async def test_a_finished_run_can_be_extended(shorter):
     config, first, _ = shorter
     second = await train_here(config, ["rl.num_iterations=2"])
@@ -214,12 +216,14 @@ async def test_evaluation_tests_the_newest_models(trained):
     assert tested["test"]["accuracy"] == result["iterations"][2]["test"]["accuracy"]
 
 
+@pytest.mark.long
 async def test_a_frozen_agent_keeps_its_model(tmp_path):
     result = await train_here(write_config(tmp_path, rl=FEW), ["agents.prover.freeze_agent=true"])
     assert set(result["iterations"][0]["jobs"]) == {"verifier"}
     assert result["iterations"][1]["models"]["prover"] == "deterministic"
 
 
+@pytest.mark.long
 async def test_too_few_examples_are_a_visible_outcome(tmp_path):
     config = write_config(tmp_path, rl={**FEW, "rollouts_per_iteration": 8})
     result = await train_here(config)

@@ -129,6 +129,7 @@ async def test_an_adapter_that_does_not_answer_is_never_swapped_in(tmp_path):
     assert not run.store.exists(run.models(0))
 
 
+@pytest.mark.long
 async def test_a_second_runner_is_refused_with_the_name_of_the_first(tmp_path):
     config = write_config(tmp_path)
     async with open_session(load_parameters(config)):
@@ -161,6 +162,7 @@ async def test_the_lease_is_given_back(tmp_path):
 
 
 @needs_mount
+@pytest.mark.long
 async def test_a_disk_that_fills_in_the_middle_can_be_resumed(tmp_path, mounted):
     straight, small = tmp_path / "straight", tmp_path / "small"
     straight.mkdir(), small.mkdir()

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import prefect
 import pytest
-from prefect.server.api.server import create_ui_app
 from prefect.settings import PREFECT_UI_STATIC_DIRECTORY, temporary_settings
 from prefect_stack import until
 
@@ -18,6 +17,9 @@ from nip_prefect.flows.temporary_prefect import TemporaryPrefect
 def test_prefects_pages_are_copied_into_the_state_directory_and_not_into_the_package(
     tmp_path, monkeypatch
 ):
+    # All of Prefect's server, which takes seconds: for this test alone.
+    from prefect.server.api.server import create_ui_app
+
     for name in ("PREFECT_UI_STATIC_DIRECTORY", "PREFECT_SERVER_UI_STATIC_DIRECTORY"):
         monkeypatch.delenv(name, raising=False)
     place = up._environment(tmp_path, 4200)["PREFECT_SERVER_UI_STATIC_DIRECTORY"]

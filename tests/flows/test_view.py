@@ -21,10 +21,6 @@ def store(tmp_path):
     return tmp_path / "runs"
 
 
-def run(*arguments):
-    return subprocess.run([NIP, "view", *arguments], capture_output=True, text=True, timeout=120)
-
-
 def test_the_printed_address_opens_the_runs_and_ctrl_c_ends_it(store):
     command = [NIP, "view", "--run-store", str(store), "--no-open"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -45,7 +41,9 @@ def test_the_printed_address_opens_the_runs_and_ctrl_c_ends_it(store):
         assert process.wait(60) in (0, 130)
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "by", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_a_browser_is_opened_without_telling_other_users_the_token(store, tmp_path, by):
     browser, seen = tmp_path / "browser", tmp_path / "seen"
     browser.write_text(
@@ -74,16 +72,16 @@ def test_a_browser_is_opened_without_telling_other_users_the_token(store, tmp_pa
     assert not Path(address.removeprefix("file://")).parent.exists()
 
 
-def test_without_a_token_it_listens_for_this_machine_alone(store):
-    ended = run("--run-store", str(store), "--no-token", "--host", "0.0.0.0")
+def test_without_a_token_it_listens_for_this_machine_alone(nip, store):
+    ended = nip("view", "--run-store", str(store), "--no-token", "--host", "0.0.0.0")
     assert ended.returncode == 2
     assert "leave the token" in ended.stderr
 
 
-def test_a_store_or_a_run_that_is_not_there_is_named(store):
-    ended = run("--run-store", str(store / "nowhere"))
+def test_a_store_or_a_run_that_is_not_there_is_named(nip, store):
+    ended = nip("view", "--run-store", str(store / "nowhere"))
     assert ended.returncode == 2
     assert "there is no such directory" in ended.stderr
-    ended = run("absent", "--run-store", str(store))
+    ended = nip("view", "absent", "--run-store", str(store))
     assert ended.returncode == 2
     assert "'absent' is not in" in ended.stderr

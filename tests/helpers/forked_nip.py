@@ -4,8 +4,10 @@ What it does not show: what a fresh interpreter prints or does while it imports.
 
 ForkedNip                starts that process; `run` is as subprocess.run of `nip` with these arguments
 python forked_nip.py     is that process: one JSON object per line in, one exit status per line out
+status_of, leave         end such a fork as its interpreter would end, and sooner
 """
 
+import atexit
 import gc
 import json
 import os
@@ -14,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +76,12 @@ def main() -> None:
     import nip_prefect.flows.live
     import nip_prefect.flows.printing
     import nip_prefect.flows.train
+    from nip_core.parameters import load_parameters
+    from nip_core.session.problems_of_run import load_all_problems
 
     nip_prefect.flows.command_table.load_all()
+    # Most commands look at a run of these problems, and would each read them.
+    load_all_problems(load_parameters("deterministic"))
     # A thread would not be in the fork, but what it had locked would.
     assert threading.active_count() == 1, threading.enumerate()
     gc.freeze()
@@ -83,10 +89,10 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             _become(json.loads(line))
-            nip_prefect.flows.cli.main()
-            return
+            leave(status_of(nip_prefect.flows.cli.main))
         _, status = os.waitpid(pid, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
+    leave(0)
 
 
 def _become(task: dict[str, Any]) -> None:
@@ -97,6 +103,36 @@ def _become(task: dict[str, Any]) -> None:
     os.environ.update(task["environment"])
     sys.argv = ["nip", *task["arguments"]]
     signal.alarm(LIMIT_S)
+
+
+def status_of(command: Callable[[], None]) -> int:
+    """Run what a process does last; returns the status with which that then ends."""
+    try:
+        command()
+    except SystemExit as ended:
+        if isinstance(ended.code, int | None):
+            return ended.code or 0
+        print(ended.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def leave(status: int) -> None:
+    """End as the interpreter does, except that what was imported stays where it is.
+
+    Taking that apart would copy the memory that a fork shares, which takes longer than a command.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        status = 120
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from forked_nip import leave, status_of
 
 _SUBREAPER, _DEATH_SIGNAL = 36, 1
 _FIRST = {
@@ -67,6 +68,7 @@ def main() -> None:
             print(json.dumps({"left": _left()}), flush=True)
     for child in psutil.Process().children(recursive=True):
         child.kill()
+    leave(0)
 
 
 def _left() -> list[list[str]]:
@@ -125,17 +127,16 @@ def _become(kind: str, task: dict[str, Any]) -> None:
         killed_steps.note_calls(Path(task["calls"]))
         status = serve(task["arguments"])
         _note_modules(task)
-        sys.exit(status)
+        leave(status)
     killed_steps.watch_requests(steps, task["names"])
     if kind == "worker":
         from prefect.cli import app as command
     else:
         from nip_prefect.flows.cli import main as command
 
-    try:
-        command()
-    finally:
-        _note_modules(task)
+    status = status_of(command)
+    _note_modules(task)
+    leave(status)
 
 
 if __name__ == "__main__":

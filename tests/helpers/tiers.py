@@ -2,7 +2,9 @@
 
 A test marked `long` belongs to `make test-long`, which sets NIP_THOROUGH=1, and is left out of
 `make test`; ``long(WANTED)`` says by itself when it is wanted. With NIP_LONG_PART=K/N a run keeps a
-part of what is long, by files: the K-th of N parts, which are disjoint and together everything.
+part of what is long, by files: the K-th of N parts, which are disjoint and together everything. With
+NIP_LONG_ALONE=1 it keeps nothing else: what is marked, the folders, and files that try more examples
+where there is time (they import `thorough`).
 """
 
 import os
@@ -10,8 +12,9 @@ import zlib
 from pathlib import Path
 
 import pytest
-from thorough import THOROUGH
+import thorough
 
+LONG_ALONE = os.environ.get("NIP_LONG_ALONE") == "1"
 LONG_PART = os.environ.get("NIP_LONG_PART", "")
 TESTS = Path(__file__).parents[1]
 
@@ -32,20 +35,33 @@ def leave_out_long(
 ) -> None:
     """Take what is long and not wanted out of `items`: marked tests, and files of the folders `tiers`."""
     kept, out = [], []
+    folders = [TESTS / tier for tier in tiers]
+    long_files = {
+        path
+        for path in {item.path for item in items}
+        if any(path.is_relative_to(folder) for folder in folders)
+    }
     for item in items:
         mark = item.get_closest_marker("long")
-        if any(item.path.is_relative_to(TESTS / tier) for tier in tiers):
+        if item.path in long_files:
             wanted = is_in_part(item.path)
         elif mark is None:
             wanted = True
         elif mark.args:
             wanted = mark.args[0]
         else:
-            wanted = is_in_part(item.path) if LONG_PART else THOROUGH
-        (kept if wanted else out).append(item)
+            wanted = is_in_part(item.path) if LONG_PART else thorough.THOROUGH
+        is_long = item.path in long_files or mark is not None or _tries_more(item)
+        (kept if wanted and (is_long or not LONG_ALONE) else out).append(item)
     if out:
         config.hook.pytest_deselected(items=out)
         items[:] = kept
+
+
+def _tries_more(item: pytest.Item) -> bool:
+    """Whether the file of a test tries more where there is time."""
+    names = vars(getattr(item, "module", None) or object)
+    return "THOROUGH" in names or names.get("examples") is thorough.examples
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

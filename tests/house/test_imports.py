@@ -39,8 +39,8 @@ def missing(source: str) -> list[str]:
     there."""
     absent = []
     modules: dict[str, str] = {}
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
+    nodes = [*ast.walk(ast.parse(source))]
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in HOUSES:
             known = names_of(str(node.module))
             for alias in node.names:
@@ -52,7 +52,7 @@ def missing(source: str) -> list[str]:
         elif isinstance(node, ast.Import):
             ours = [a.name for a in node.names if a.name.split(".")[0] in HOUSES]
             absent += [name for name in ours if names_of(name) is None]
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             module = modules.get(node.value.id)
             if module and node.attr not in (names_of(module) or ()) and "__" not in node.attr:

@@ -159,7 +159,7 @@ def wheel(folder, version):
         packed.writestr(f"{facts}/RECORD", "")
 
 
-@pytest.mark.parametrize("has_wheel", [True, False])
+@pytest.mark.parametrize("has_wheel", [pytest.param(True, marks=pytest.mark.long), False])
 def test_pip_takes_torch_alone_from_that_index_and_else_what_it_finds(tmp_path, has_wheel):
     """The script by itself, in an environment with nothing but pip, on a machine without a GPU."""
     pins = (ROOT / "constraints.txt").read_text().splitlines()

@@ -62,7 +62,9 @@ def long_lived(root):
         if not _names_something_so(tree):
             continue
         for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _names_something_so(
+                node
+            ):
                 for name, (first, last) in _bound(node).items():
                     if name in WORDS and last - first > LINES:
                         yield f"{file.relative_to(root)}:{first}: {name}, for {last - first} lines"

@@ -27,6 +27,18 @@ def test_that_is_not(): pass
 """
 
 
+def run(folder, workers, **environment):
+    """What pytest says in `folder` with these variables."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", workers, "-c", os.devnull, "test_it.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(HELPERS), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+
+
 @pytest.mark.long
 def test_a_skipped_test_is_named_with_its_reason_and_a_long_one_belongs_elsewhere(tmp_path):
     (tmp_path / "test_it.py").write_text(TESTS)
@@ -35,23 +47,18 @@ def test_a_skipped_test_is_named_with_its_reason_and_a_long_one_belongs_elsewher
     )
     other = next(part for part in ("1/2", "2/2") if not is_in_part(Path("test_it.py"), part))
     outputs = [
-        subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-n", workers, "-c", os.devnull, "test_it.py"],
-            cwd=tmp_path,
-            env={
-                **os.environ,
-                **{"PYTHONPATH": str(HELPERS), "NIP_LONG_PART": part, "NIP_THOROUGH": thorough},
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-        ).stdout
+        run(tmp_path, workers, NIP_THOROUGH=thorough, NIP_LONG_PART=part)
         for thorough, part, workers in (("0", "", "1"), ("1", "", "0"), ("1", other, "0"))
     ]
     for output in outputs:
         assert "test_it.py::test_of_a_device: Skipped: no such device\n" in output
     assert "1 passed, 1 skipped" in outputs[0] and "2 passed, 1 skipped" in outputs[1]
     assert "1 passed, 1 skipped" in outputs[2]
+    alone = {"NIP_THOROUGH": "1", "NIP_LONG_PART": "", "NIP_LONG_ALONE": "1"}
+    assert "2 passed, 2 deselected" in run(tmp_path, "0", **alone)
+    more = f"from thorough import examples\n{TESTS}"
+    (tmp_path / "test_it.py").write_text(more)
+    assert "2 passed, 1 skipped, 1 deselected" in run(tmp_path, "0", **alone)
 
 
 def test_the_parts_of_what_is_long_are_disjoint_and_together_everything():

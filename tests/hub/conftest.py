@@ -1,5 +1,8 @@
 """A stand-in for the Hub, and a finished run, made once."""
 
+import fcntl
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,12 +12,7 @@ from finished_run import make_run
 from hub_server import HubServer, environment_of, hub_here
 
 from nip_core.run_store.run import RunStore
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.timeout(600))  # whoever comes first makes the run
+from nip_core.run_store.store import open_store
 
 
 @pytest.fixture
@@ -34,5 +32,19 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 
 @pytest.fixture(scope="session")
 async def run(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
-    """The run `quickstart`: one iteration of the bundled tiny model."""
-    return await make_run(tmp_path_factory.mktemp("hub") / "runs")
+    """The run `quickstart`: one iteration of the bundled tiny model.
+
+    Of processes that run tests beside each other one makes it, and each has a copy.
+    """
+    own = tmp_path_factory.mktemp("hub") / "runs"
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return await make_run(own)
+    made = tmp_path_factory.getbasetemp().parent / "run-of-the-hub"
+    made.mkdir(exist_ok=True)
+    with (made / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (made / "whole").exists():
+            await make_run(made / "runs")
+            (made / "whole").touch()
+    shutil.copytree(made / "runs", own)
+    return RunStore(open_store(own), "quickstart")

@@ -23,6 +23,8 @@ from nip_core.session.prepare import prepare
 from nip_prefect.flows import hub as commands
 from nip_prefect.flows.printing import show_plan
 
+pytestmark = pytest.mark.timeout(600)  # whoever comes first makes the run
+
 
 def push(run, to="ada/verifier"):
     store = str(run.store.local_path(run.root).parent)

@@ -55,6 +55,7 @@ from nip_prefect.flows import cli
 from nip_prefect.flows import export as export_command
 from nip_prefect.flows import hub as commands
 
+pytestmark = pytest.mark.timeout(600)  # whoever comes first makes the run
 NIP = Path(sys.executable).with_name("nip")
 
 

@@ -193,6 +193,7 @@ def test_a_stock_client_is_told_that_its_file_is_too_large(
     client.close()
 
 
+@pytest.mark.long
 async def test_an_asynchronous_client_is_told_too(small: SmallServer, tmp_path: Path) -> None:
     zeros = Zeros(tmp_path, 300 * 1024 * 1024)
     key = small.handle.api_key

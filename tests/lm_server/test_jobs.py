@@ -314,6 +314,7 @@ def test_a_seed_that_is_too_large_is_shown_as_it_was_sent(server) -> None:
         assert caught.value.param == "seed"
 
 
+@pytest.mark.long
 def test_a_models_name_follows_from_key_and_content_on_any_server(make_server) -> None:
     one, two = make_server(name="one"), make_server(name="two")
     two.upload()  # ids of files differ anyhow; their content is what counts
@@ -503,6 +504,7 @@ def test_a_killed_server_finishes_the_same_job_once(make_server) -> None:
     assert "The server was restarted; the job is run again" in messages
 
 
+@pytest.mark.long
 def test_a_stopped_server_keeps_its_job_for_the_next(make_server) -> None:
     server = make_server(SLOW)
     job = server.create(server.upload())
@@ -595,6 +597,7 @@ def all_events(server, job_id: str) -> list[Any]:
     return list(server.client.fine_tuning.jobs.list_events(job_id, limit=100))[::-1]
 
 
+@pytest.mark.long
 def test_an_end_that_can_not_be_written_stops_neither_the_job_nor_others(make_server) -> None:
     server = make_server(SLOW)
     job = server.create(server.upload())
@@ -620,6 +623,7 @@ def test_an_end_that_can_not_be_written_stops_neither_the_job_nor_others(make_se
     assert [json.loads(line)["event"] for line in log].count("succeeded") == 1
 
 
+@pytest.mark.long
 def test_cancelling_a_job_that_is_not_running_leaves_nothing_of_it(make_server) -> None:
     server = make_server("training: {seconds: 3}\n")
     job = server.create(server.upload())

@@ -87,6 +87,7 @@ async def test_it_names_the_adapter_the_base_and_another_one(files, way):
                 assert (verdict.answers, verdict.agreeing) == (4, 2)
 
 
+@pytest.mark.long
 async def test_a_probe_that_a_directory_lacks_is_computed_and_can_be_kept(files, tmp_path):
     bare = shutil.copytree(files / "adapters" / "bare", tmp_path / "all" / "bare")
     base = files / "base"
@@ -103,6 +104,7 @@ async def test_a_probe_that_a_directory_lacks_is_computed_and_can_be_kept(files,
         assert verdict.kind == "base"
 
 
+@pytest.mark.long
 async def test_nips_own_server_tells_by_the_likeliest_tokens(files, tmp_path):
     one, two = files / "adapters" / "v1", files / "adapters" / "v2"
     # Of the base too few of the adapter's words are among its likeliest, so it may be unnamed.

@@ -315,7 +315,7 @@ def test_too_small_a_disk_is_named_before_anything_is_downloaded(published, tmp_
 
 
 @needs_mount
-@pytest.mark.parametrize("step", ["unpacking", "reading"])
+@pytest.mark.parametrize("step", ["unpacking", pytest.param("reading", marks=pytest.mark.long)])
 def test_a_disk_that_fills_in_the_middle_keeps_the_wheel_and_no_half(
     published, tmp_path, mounted, step
 ):

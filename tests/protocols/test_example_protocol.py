@@ -120,6 +120,7 @@ def test_settings_of_every_protocol_hold_for_it_too():
     assert "agents.prover0" in str(refused.value)
 
 
+@pytest.mark.long
 def test_the_documented_command_plays_it_on_the_deterministic_engine(tmp_path):
     command = "play docs/examples/two_questions/config.yaml --out"
     page = (ROOT / "docs" / "protocols.md").read_text()

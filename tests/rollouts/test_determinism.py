@@ -131,6 +131,7 @@ def main():
     asyncio.run(all_of_them())
 
 
+@pytest.mark.long
 def test_the_hash_seed_of_the_process_changes_nothing(digests):
     path = os.pathsep.join([str(HERE), str(HERE.parent / "helpers"), *sys.path])
     asked = subprocess.run(

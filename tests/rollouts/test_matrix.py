@@ -47,7 +47,7 @@ Accepted = tuple[Row, HyperParameters]
 # Not enumerable: which numbers of rounds are tried, and which agents have no model.
 ROUNDS = {"max_message_rounds": (9, 7, 4, 6, 2, 1, 10), "min_message_rounds": (1, 3)}
 RANDOM = ("nobody", "provers", "verifiers", "everybody")
-FEW = ("nip", "debate")  # of the protocols, where there is little time
+FEW = ("nip",)  # of the protocols, where there is little time
 
 
 def values_of(annotation: Any) -> tuple[Value, ...] | None:

@@ -71,6 +71,7 @@ def test_of_many_processes_one_creates_a_file(location: str) -> None:
         assert store.get(str(i)) == str(column.index("1")).encode()
 
 
+@pytest.mark.long
 def test_of_many_processes_none_loses_a_replacement(location: str) -> None:
     store = open_store(location)
     store.put("count", b"0")

@@ -28,7 +28,13 @@ def seen(case):
     return problems(SIZE, generator="chains-2", **CASES[case])
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        "as it is",
+        *(pytest.param(case, marks=pytest.mark.long) for case in CASES if case != "as it is"),
+    ],
+)
 def test_no_rule_of_the_question_or_of_the_results_tells_the_label_better_than_chance(case):
     for rules in (OF_QUESTIONS, OF_RESULTS):
         told = {name: accuracy(seen(case), rule) - 0.5 for name, rule in rules.items()}

@@ -62,7 +62,7 @@ def bags(size=160, **own):
 @pytest.mark.parametrize(
     ("coins", "challenges", "script"),
     [
-        ("private", 1, "tell-apart"),
+        pytest.param("private", 1, "tell-apart", marks=pytest.mark.long),
         ("private", 3, "tell-apart"),
         ("public", 3, "coins"),
     ],

@@ -49,6 +49,28 @@ def all_splits(dataset, **options):
     return {split: load_problems(str(dataset), split, **options) for split in SPLITS}
 
 
+def test_files_of_a_scenarios_own_are_read_again_only_where_they_changed(tmp_path):
+    kind, file = find_scenario("code_validation"), tmp_path / "own.jsonl"
+    own = type("Own", (kind,), {"bundled": {"own": file}})(CodeValidationParameters())
+
+    def load():
+        return loader.load_problems(own, "own", "train", make_balanced=False)
+
+    write_jsonl(file, [{**row, "split": "train"} for row in rows(4)])
+    first, again = load(), load()
+    assert len(first) == 4 and first is not again
+    assert all(one is other for one, other in zip(first, again, strict=True))
+    write_jsonl(file, [{**row, "split": "train"} for row in rows(6)])
+    assert len(load()) == 6
+    write_jsonl(file, [{**row, "split": "test"} for row in rows(6)])
+    assert loader.load_problems(own, "own", "train", may_be_empty=True) == []
+    with pytest.raises(DatasetError, match="no row has 'train' in the column split"):
+        load()
+    file.unlink()
+    with pytest.raises(DatasetError, match="there is no such file"):
+        load()
+
+
 @pytest.mark.parametrize("name", find_scenario("code_validation").bundled)
 def test_bundled_sets_load_by_name(name):
     splits = all_splits(name)

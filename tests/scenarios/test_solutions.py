@@ -294,6 +294,7 @@ async def test_a_whole_run_has_its_labels_in_tables_metrics_and_report(tmp_path)
     assert "Solutions labelled in play" in report and "wrong answer" in report
 
 
+@pytest.mark.long
 async def test_the_same_seeds_give_the_same_data_however_it_is_cut():
     def script(body):
         if playing.agent_of(body) == "verifier":

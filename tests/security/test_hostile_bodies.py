@@ -97,7 +97,13 @@ MANY: dict[str, tuple[Callable[[], Hostile], int]] = {
 }
 
 
-@pytest.mark.parametrize("name", MANY)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "prompts",
+        *(pytest.param(name, marks=pytest.mark.long) for name in MANY if name != "prompts"),
+    ],
+)
 async def test_a_body_of_many_parts_leaves_others_their_turn(tmp_path: Path, name: str) -> None:
     make, expected = MANY[name]
     hostile, slowest = make(), 0.0

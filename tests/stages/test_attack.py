@@ -107,6 +107,7 @@ def stored(folder, name="scripted-best-of-n-0"):
     return run, read_rollouts(run.store, place), StoredRollouts(run.store, [place]).choices()
 
 
+@pytest.mark.long
 async def test_an_attack_takes_what_is_expected_by_how_often_provers_repeat_themselves(
     tmp_path, monkeypatch
 ):
@@ -218,6 +219,7 @@ async def test_what_lying_took_is_counted_from_the_attacked_runs_own_test(tmp_pa
     assert "Lost to choosing" in run.store.get(f"{run.root}/report.html").decode()
 
 
+@pytest.mark.long
 async def test_an_attack_without_training_says_first_that_it_shows_nothing(
     tmp_path, server_in_thread, capsys
 ):

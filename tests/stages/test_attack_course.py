@@ -140,6 +140,7 @@ async def test_provers_are_chosen_on_validation_problems_and_tested_once_on_test
     assert f"{run.rollouts(0, 'attack')}/manifest.json" in verify_run(run).problems
 
 
+@pytest.mark.long
 async def test_an_attack_of_before_goes_on_with_its_tests_on_test_problems(
     untrained, server_in_thread
 ):
@@ -238,7 +239,8 @@ def chats(folder, count, **more):
     return str(file)
 
 
-@pytest.mark.parametrize("of_file", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("of_file", [False, True])
 async def test_provers_imitate_first_what_fooled_a_verifier_elsewhere(
     tmp_path, untrained, server_in_thread, of_file
 ):

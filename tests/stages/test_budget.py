@@ -219,6 +219,7 @@ async def test_a_run_that_is_stopped_by_its_budget_goes_on_and_pays_nothing_agai
 
 
 @pytest.mark.parametrize("stage", ["play", "train"])
+@pytest.mark.long
 async def test_a_fork_that_does_again_what_it_copied_pays_for_that_alone(stage, tmp_path):
     config = write_config(tmp_path, rl=FEW)
     with servers_here():

@@ -134,7 +134,10 @@ def test_the_datasheet_counts_what_is_there_and_what_is_not(built):
     assert facts["source"]["sha256"] in page
 
 
-@pytest.mark.parametrize("form", ["MBPP", "APPS", "Python files"])
+@pytest.mark.parametrize(
+    "form",
+    ["MBPP", *(pytest.param(form, marks=pytest.mark.long) for form in ("APPS", "Python files"))],
+)
 def test_every_form_becomes_a_dataset(form, tmp_path):
     if form == "Python files":
         given = write_files(tmp_path / "mine", 3)

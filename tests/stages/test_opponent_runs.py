@@ -176,6 +176,7 @@ def stopped_after(shards):
     return call
 
 
+@pytest.mark.long
 async def test_other_runs_may_go_and_a_run_that_was_stopped_meets_the_same(tmp_path):
     await train_here(write_config(tmp_path, **GAME))
     with servers_here():

@@ -39,7 +39,7 @@ def planned(folder, store, **changes):
 
 
 async def test_a_run_takes_what_one_of_the_same_game_lets_expect(tmp_path, store):
-    rl = FEW | {"num_iterations": 2, "rollouts_per_iteration": 60, "num_epochs": 2}
+    rl = FEW | {"rollouts_per_iteration": 60, "num_epochs": 2}
     parameters = planned(tmp_path, store, rl=rl)
     plan = estimate_settings(parameters)
     assert (plan.expected_by, plan.is_rough) == ("by run small", False)

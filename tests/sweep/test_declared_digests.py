@@ -40,14 +40,18 @@ def test_the_digest_of_the_analysis_is_of_each_file_that_makes_a_figure(tmp_path
     assert analysis_digest(tmp_path) == before
 
 
-def test_who_computes_results_again_is_told_that_the_code_is_not_the_declared_one(capsys, tmp_path):
+def test_who_computes_results_again_is_told_that_the_code_is_not_the_declared_one(capsys):
     sweep_command(recompute=RESULTS)
     first, second = capsys.readouterr().out.splitlines()
     assert first.endswith(
         "analysis code other than declared: figures are those of the code at hand"
     )
     assert "byte for byte" in second
-    # On the page it would be another page; where that is not the same, it may be why.
+
+
+@pytest.mark.long
+def test_where_results_are_not_the_same_the_code_may_be_why(tmp_path):
+    # On the page it would be another page.
     shutil.copytree(RESULTS, tmp_path / "results")
     page = tmp_path / "results" / "README.md"
     page.write_text(page.read_text().replace("44,800", "44,801"))

@@ -109,6 +109,7 @@ def test_the_dataset_is_the_same_however_many_processes_make_it(tmp_path):
     assert pq.ParquetFile(tmp_path / "2").metadata.num_row_groups == 3
 
 
+@pytest.mark.long
 def test_an_answer_that_counts_no_more_is_the_same_error_from_another_process(tmp_path):
     game, made = game_of({"reward_threshold": -1.0}, 0.0), Made()
     for i in range(4):
