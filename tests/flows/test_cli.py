@@ -320,6 +320,7 @@ def test_serve_speaks_of_itself_in_its_errors(tmp_path, nip):
         assert "nip serve" in done.stderr and said in done.stderr and "lm_server" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_prefect_server_that_does_not_answer_is_named(tmp_path):
     nowhere = {**os.environ, "PREFECT_API_URL": "http://127.0.0.1:1/api"}
     said = one_line(fresh_nip("train", str(write_config(tmp_path)), environment=nowhere), 3)

@@ -226,6 +226,7 @@ def answered(body):
     return "Decision: accept" if asked else "Question: does it?"
 
 
+@pytest.mark.long
 async def test_prompts_are_what_a_server_was_sent_before_and_after(tmp_path):
     async with scripted_server(answered) as server:
         agent = {

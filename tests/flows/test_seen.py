@@ -83,6 +83,7 @@ def test_a_program_reads_what_happens_from_json_lines(nip, tmp_path):
     )
 
 
+@pytest.mark.long
 async def test_prefects_artifact_moves_while_the_run_goes_on(prefect_server, tmp_path):
     parameters = load_parameters(str(write_config(tmp_path, rl=FEW, run_name="moving")))
     shares: list[float] = []
@@ -106,6 +107,7 @@ async def test_prefects_artifact_moves_while_the_run_goes_on(prefect_server, tmp
     assert shares == sorted(shares) and len(set(shares)) > 2 and shares[0] == 0
 
 
+@pytest.mark.long
 async def test_a_run_that_goes_on_says_what_is_there(tmp_path):
     config = write_config(tmp_path, rl=FEW)
     with servers_here():

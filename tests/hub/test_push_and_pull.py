@@ -277,6 +277,7 @@ def test_settings_are_published_without_places_be_they_names_or_values():
 # What goes wrong ----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_push_that_was_killed_while_it_uploaded_goes_on_with_what_is_there(hub, run, tmp_path):
     facts = write_run_tables(run, tmp_path / "data", place="ada/play", secrets={})
     large = [f.sha256 for name, f in facts.files.items() if name.endswith(".parquet")]

@@ -319,6 +319,7 @@ def test_a_full_disk_refuses_uploads_and_jobs_and_keeps_what_there_is(tiny_disk:
     jobs.create(model="sim", training_file=small_file)
 
 
+@pytest.mark.long
 def test_files_can_be_deleted_on_a_disk_with_no_byte_left(tiny_disk: TinyDisk) -> None:
     ids = [tiny_disk.upload(formats.to_jsonl(examples())) for _ in range(3)]
     for kilobytes in (40_000, 20_000, 8_000, 2_000, 500, 100, 20, 4):

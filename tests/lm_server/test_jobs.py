@@ -637,6 +637,7 @@ def test_cancelling_a_job_that_is_not_running_leaves_nothing_of_it(make_server) 
     assert sorted(path.name for path in directory.iterdir() if path.is_dir()) == []
 
 
+@pytest.mark.long
 def test_the_result_file_has_every_step_that_the_trainer_left(make_server) -> None:
     server = make_server(SLOW)
     job = server.create(server.upload())

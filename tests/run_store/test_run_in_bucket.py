@@ -22,6 +22,7 @@ async def test_a_run_begins_in_a_bucket_and_goes_on_from_there_alone(s3, tmp_pat
     assert before != after
 
 
+@pytest.mark.long
 async def test_a_run_that_stopped_amid_a_shard_goes_on_with_the_journal_in_the_bucket(s3, tmp_path):
     few = {**FEW, "num_iterations": 0}
     size = {"max_test_size": 8}

@@ -97,6 +97,7 @@ async def test_repeating_coins_that_no_prover_sees_is_refused_before_anybody_is_
     assert server.bodies == []
 
 
+@pytest.mark.long
 async def test_choosing_among_messages_does_not_choose_by_the_coins(tmp_path, monkeypatch):
     """Best-of-n has all four answers to two challenges, and is fooled no more often than by one.
 

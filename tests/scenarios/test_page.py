@@ -57,6 +57,7 @@ def test_its_settings_are_checked_by_name(config):
     assert short.system_prompt_version == "short"
 
 
+@pytest.mark.long
 async def test_it_is_trained_as_any_other(config):
     summary = await train_here(config, ["dataset_options.max_test_size=4"])
     assert summary["run"] == "roman"

@@ -147,6 +147,7 @@ async def test_a_template_that_drops_the_names_of_two_speakers_is_refused(there,
             pass
 
 
+@pytest.mark.long
 async def test_a_template_with_todays_date_is_refused_until_it_is_pinned(there, tmp_path):
     told = await opening(tmp_path, there, "dated")
     assert "writes today's date" in told

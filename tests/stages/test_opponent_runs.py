@@ -93,6 +93,7 @@ def said_to(chats, model=None):
     }
 
 
+@pytest.mark.long
 async def test_attackers_are_asked_as_in_their_attack_and_the_verifier_as_ever(
     tmp_path, monkeypatch
 ):

@@ -107,6 +107,7 @@ async def test_concurrency_and_shards_change_neither_trees_nor_pairs(stage, tmp_
     assert other.failed == stage.failed
 
 
+@pytest.mark.long
 async def test_failures_count_over_shards_that_did_not_see_each_other(stage, tmp_path):
     failed = len(stage.failed)
     assert failed > 1

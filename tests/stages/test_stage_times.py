@@ -22,6 +22,7 @@ class Stopped(Exception):
     pass
 
 
+@pytest.mark.long
 async def test_a_stage_took_what_all_processes_took_for_it_and_nothing_counts_twice(tmp_path):
     parameters = load_parameters(str(write_config(tmp_path, rl=FEW)))
     time, stops = Ticking(), True

@@ -90,6 +90,7 @@ def test_arms_are_known_by_their_settings(tmp_path):
     assert kinds == [None, "alone", "random"]
 
 
+@pytest.mark.long
 def test_problems_that_give_the_label_away_are_told_of(tmp_path, monkeypatch):
     store, results = results_of(tmp_path, monkeypatch, "reads", "leaking_players:Leaky")
     lines = baseline_lines(results.baselines)
@@ -104,6 +105,7 @@ def test_problems_that_give_the_label_away_are_told_of(tmp_path, monkeypatch):
     assert "Alone the verifier is right in 100.0 %" in report_of(store, "leak-alone-1")
 
 
+@pytest.mark.long
 def test_a_page_says_one_interval_of_a_figure(tmp_path, monkeypatch):
     _, results = results_of(tmp_path, monkeypatch, "checks", "arithmetic", 3, 3)
     _, alone, _ = results.arms

@@ -61,6 +61,7 @@ def sweep(tmp_path_factory):
     return planned
 
 
+@pytest.mark.long
 def test_what_a_script_took_is_counted_from_the_runs_own_test(sweep):
     store = open_store(sweep.run_store)
     collected = collect_sweep(store, sweep)
@@ -229,6 +230,7 @@ def test_facts_without_the_messages_that_were_sampled_have_no_reach(sweep):
     assert "rarest" not in json.dumps(results.as_json())
 
 
+@pytest.mark.long
 def test_a_plan_says_what_its_attacks_will_reach(sweep, capsys):
     file = Path(sweep.config).with_name("sweep.yaml")
     sweep_command(file, dry_run=True)

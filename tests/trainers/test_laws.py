@@ -94,6 +94,7 @@ def test_rows_shards_and_repetition_change_nothing(episodes, ei, share, seed, at
     assert digest_of(game, *cut(made.tables(shuffle_seed=seed), at)) == usual
 
 
+@pytest.mark.long
 def test_the_dataset_is_the_same_however_many_processes_make_it(tmp_path):
     game, made = game_of({"reward_threshold": -1.0}, 0.4), Made()
     for i in range(700):
