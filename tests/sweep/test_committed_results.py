@@ -15,8 +15,8 @@ from nip_core.sweep.swept_runs import read_sweep
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
-LONG = ("asking", "soundness", "strength")  # of each kind one: each takes seconds
-SWEEPS = (*LONG, "asking_trained")
+LONG = ("debate", "soundness", "strength")  # of each kind one: each takes seconds
+SWEEPS = (*LONG, "asking", "asking_trained")
 
 
 def read_results(name):
