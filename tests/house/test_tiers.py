@@ -32,7 +32,8 @@ def run(folder, workers, **environment):
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", workers, "-c", os.devnull, "test_it.py"],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(HELPERS), **environment},
+        # Without what the run of this test itself was told.
+        env={**os.environ, "PYTHONPATH": str(HELPERS), "NIP_LONG_ALONE": "0", **environment},
         capture_output=True,
         text=True,
         check=False,
