@@ -118,10 +118,10 @@ def _key_of(scenario: Scenario, dataset: str, split: str) -> _Key | None:
         try:
             place = Path(source)
             paths = sorted(place.iterdir()) if place.is_dir() else [place]
-            stats = [(path.name, path.stat()) for path in paths]
+            stats = [(str(path), path.stat()) for path in paths]
         except OSError:  # for whoever reads it to say
             return None
-        files = tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
+        files = tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats)
     return type(scenario), settings.model_dump_json(), dataset, split, files
 
 

@@ -66,7 +66,19 @@ def test_files_of_a_scenarios_own_are_read_again_only_where_they_changed(tmp_pat
     assert loader.load_problems(own, "own", "train", may_be_empty=True) == []
     with pytest.raises(DatasetError, match="no row has 'train' in the column split"):
         load()
-    file.unlink()
+    # A file elsewhere is another one, whatever else is alike.
+    elsewhere = tmp_path / "elsewhere" / file.name
+    elsewhere.parent.mkdir()
+    tested = [{**row, "split": "test"} for row in rows(6)]
+    write_jsonl(elsewhere, tested[::-1])
+    write_jsonl(file, tested)
+    assert elsewhere.stat().st_size == file.stat().st_size
+    for one in (file, elsewhere):
+        os.utime(one, ns=(1, 1))
+    here = loader.load_problems(own, "own", "test", make_balanced=False)
+    type(own).bundled = {"own": elsewhere}
+    assert loader.load_problems(own, "own", "test", make_balanced=False) == here[::-1] != here
+    elsewhere.unlink()
     with pytest.raises(DatasetError, match="there is no such file"):
         load()
 
