@@ -101,9 +101,7 @@ async def train(
     if more_iterations is not None:
         if num_iterations is not None:
             raise SettingsError("num_iterations and more_iterations: set one of them")
-        run = RunStore(
-            open_store(parameters.run_store), parameters.run_name
-        )
+        run = RunStore(open_store(parameters.run_store), parameters.run_name)
         last = max(parameters.rl.num_iterations, run.finished_iterations() + more_iterations)
         last = await note_goal(last)
         parameters = load_parameters(source, [*settings, f"rl.num_iterations={last}"])
