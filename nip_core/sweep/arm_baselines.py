@@ -19,6 +19,7 @@ from nip_core.sweep.asked_again_document import AtEqualTokens
 from nip_core.sweep.counted import (
     Counted,
     Counts,
+    Definitions,
     Figure,
     LastTest,
     Verdicts,
@@ -65,10 +66,17 @@ class ByMajority(Counted):
     """Counts as `Counted` does, but for these `runs` the more frequent verdict on each problem."""
 
     def __init__(
-        self, verdicts: Verdicts, tests: Mapping[str, LastTest], runs: Collection[str]
+        self,
+        verdicts: Verdicts,
+        tests: Mapping[str, LastTest],
+        runs: Collection[str],
+        definitions: Definitions = 2,
     ) -> None:
-        super().__init__(verdicts, tests)
+        super().__init__(verdicts, tests, definitions)
         self.runs = frozenset(runs)
+
+    def _at(self, tests: Mapping[str, LastTest]) -> "ByMajority":
+        return ByMajority(self._verdicts, tests, self.runs, self.definitions)
 
     def _count(self, name: str, figure: Figure) -> Counts:
         if name not in self.runs or figure != "accuracy":

@@ -4,6 +4,7 @@ Verdicts      of a sweep, by run and test, from the table of `cells`
 Counted       by run and figure, from the episodes of its last test
 count_plays   of a test, by question
 share_right   over runs
+weigh_alike   runs of other sizes, so that each counts the same
 average_runs  the same as a mean over seeds and questions, with its interval
 subtract_runs the difference of two arms, run by run, in the same way
 tally         of plays, by question
@@ -27,8 +28,18 @@ from nip_core.sweep.planned import PlannedRun
 Figure = Literal["accuracy", "completeness", "soundness"]
 WORST = "worst"
 """In the place of an attack's name: the attack that left a run the least soundness."""
-Counts = Mapping[str, tuple[float, int]]
-"""By question, how many plays were right, and how many there are."""
+Counts = Mapping[str, tuple[float, float]]
+"""By question, how many plays were right, and how many there are; weighted, where two tests count
+as one."""
+Definitions = Literal[1, 2]
+"""By which definitions attacked figures and baselines are counted (docs/decisions/0057).
+
+1: all figures after an attack from the attack's test, runs weighted by their plays, baselines as
+trained. 2: completeness from the own test with the honest prover, soundness from the attack,
+accuracy the mean of both; a mean over runs; a verifier alone as trained or untrained, the better.
+"""
+Balance = Literal["attacked", "honest"]
+"""With whose play completeness after an attack is counted: the attacker's, or the own test's."""
 
 _LABELS: Mapping[Figure, tuple[int, ...]] = {
     "accuracy": (0, 1),
@@ -100,9 +111,11 @@ class WorstTest:
 class Counted:
     """Counts right verdicts by question in the last test of each run, and keeps what it counted."""
 
-    def __init__(self, verdicts: Verdicts, tests: Mapping[str, LastTest]):
+    def __init__(
+        self, verdicts: Verdicts, tests: Mapping[str, LastTest], definitions: Definitions = 2
+    ):
         self._verdicts, self._tests = verdicts, tests
-        self.spread = verdicts.spread
+        self.spread, self.definitions = verdicts.spread, definitions
         self._known: dict[tuple[str, Figure], Counts] = {}
 
     def count(self, run: str | None, figure: Figure) -> Counts | None:
@@ -120,12 +133,42 @@ class Counted:
         """Count the plays of the last test of a run, of problems with the labels of a rate."""
         return count_plays(self.plays(name), figure)
 
-    def count_after(self, run: PlannedRun, after: str | None, figure: Figure) -> Counts | None:
-        """Count as `count` does for a run, for an attack on it, or for the `WORST` of them."""
+    def count_after(
+        self, run: PlannedRun, after: str | None, figure: Figure, balance: Balance | None = None
+    ) -> Counts | None:
+        """Count as `count` does for a run, for an attack on it, or for the `WORST` of them.
+
+        `balance` says with whose play completeness is counted then; None: by the definitions.
+        """
+        if after is None or figure == "soundness":
+            return self._count_attacked(run, after, figure)
+        if (balance or ("attacked" if self.definitions == 1 else "honest")) == "attacked":
+            return self._count_attacked(run, after, figure)
+        honest = self.count(run.name, "completeness")
+        attacked = self._count_attacked(run, after, "soundness")
+        if honest is None or attacked is None:
+            return None
+        return honest if figure == "completeness" else _average_halves(attacked, honest)
+
+    def _count_attacked(self, run: PlannedRun, after: str | None, figure: Figure) -> Counts | None:
         if after != WORST:
             return self.count(run.name_after(after), figure)
         worst = self.find_worst(run)
         return None if worst is None else count_plays(worst.plays, figure)
+
+    def find_untrained(self, runs: Iterable[PlannedRun]) -> "Counted | None":
+        """Count the first tests of these runs, of untrained models; None where one has none."""
+        first: dict[str, LastTest] = {}
+        for run in runs:
+            place = next(iter(self._verdicts.tests(run.name)), None)
+            if place != LastTest(0) or self._tests.get(run.name) in (None, place):
+                return None
+            first[run.name] = LastTest(0)
+        return self._at(first) if first else None
+
+    def _at(self, tests: Mapping[str, LastTest]) -> "Counted":
+        """Count other tests in the same way."""
+        return Counted(self._verdicts, tests, self.definitions)
 
     def count_any_of(self, run: PlannedRun, k: int, figure: Figure) -> Counts | None:
         """Count the problems of each question that k plays of a run's last test are right on.
@@ -136,7 +179,7 @@ class Counted:
         if run.name not in self._tests:
             return None
         by_problem = count_right_choices(make_episodes(self.plays(run.name))).values()
-        counts: dict[str, tuple[float, int]] = {}
+        counts: dict[str, tuple[float, float]] = {}
         for of in by_problem:
             if len(of.right) < k:
                 return None
@@ -149,8 +192,9 @@ class Counted:
         """Find the test of an attack on a run that left the least soundness, the first of equals.
 
         All tests of all its attacks on its test problems count: every step, every n. So it is a
-        minimum over tests, lower than that attack leaves on other problems. None unless all these
-        attacks are finished.
+        minimum over tests, lower than that attack leaves on other problems. Tests are compared on
+        the questions that all of them have, where there are some (not by definitions 1). None
+        unless all these attacks are finished.
         """
         names = [(attack, run.name_after(attack)) for attack in run.tested_by]
         if any(name not in self._tests for _, name in names):
@@ -161,7 +205,13 @@ class Counted:
             if name is not None
             for place, plays in self._verdicts.tests(name).items()
         ]
-        sound = [(share_right([count_plays(test.plays, "soundness")]), test) for test in tests]
+        counted = [count_plays(test.plays, "soundness") for test in tests]
+        if self.definitions > 1:
+            # The lowest of a few hundred problems and of fewer: fewer would be the lower by luck.
+            shared = set.intersection(*(set(counts) for counts in counted)) if counted else set()
+            if shared:
+                counted = [{q: counts[q] for q in counts if q in shared} for counts in counted]
+        sound = [(share_right([one]), test) for one, test in zip(counted, tests, strict=True)]
         return min(
             ((soundness, test) for soundness, test in sound if soundness is not None),
             key=lambda pair: pair[0],
@@ -198,6 +248,33 @@ def tally(plays: Iterable[tuple[str, bool]]) -> Counts:
         hits, count = counts.get(question, (0.0, 0))
         counts[question] = (hits + right, count + 1)
     return counts
+
+
+def _average_halves(wrong: Counts, right: Counts) -> Counts:
+    """Put plays on wrong and on right problems together, each half with the same weight."""
+    plays = [sum(count for _, count in half.values()) for half in (wrong, right)]
+    if not all(plays):
+        return {}
+    counts = dict(wrong)
+    scale = plays[0] / plays[1]
+    for question, (hits, count) in right.items():
+        other_hits, other_count = counts.get(question, (0.0, 0.0))
+        counts[question] = (other_hits + scale * hits, other_count + scale * count)
+    return counts
+
+
+def weigh_alike(runs: Sequence[Counts]) -> list[Counts]:
+    """Weigh the plays of each run so that all runs count the same; a run without plays stays."""
+    plays = [sum(count for _, count in counts.values()) for counts in runs]
+    if len({*plays} - {0}) < 2:
+        return [*runs]
+    most = max(plays)
+    return [
+        {q: (hits * most / n, count * most / n) for q, (hits, count) in counts.items()}
+        if n
+        else counts
+        for counts, n in zip(runs, plays, strict=True)
+    ]
 
 
 def share_right(runs: Sequence[Counts]) -> float | None:

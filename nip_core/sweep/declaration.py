@@ -43,7 +43,7 @@ from nip_core.parameters.checks import find_attackers
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.session.contents import read_code_version
-from nip_core.sweep.counted import WORST
+from nip_core.sweep.counted import WORST, Definitions
 from nip_core.sweep.declared_digests import analysis_digest, file_digests, settings_digests
 from nip_core.sweep.document_parts import is_none
 from nip_core.sweep.hypotheses import Hypothesis, list_compared
@@ -121,6 +121,9 @@ class StudyDeclaration(BaseModel):
     intervals: Spread = "robust"
     """How intervals over seeds and questions are computed; no key in declarations of versions that
     knew "robust" only."""
+    definitions: Definitions = Field(default=1, exclude_if=lambda value: value == 1)
+    """By which attacked figures and baselines are counted; no key in declarations of versions that
+    knew 1 only."""
     code_version: str
     declared_at: str
     """UTC, ISO 8601."""
@@ -253,6 +256,7 @@ def declare(store: Store, plan: StudyPlan) -> tuple[StudyDeclaration, bool]:
         "plan_sha256": plan_sha256,
         "analysis_sha256": analysis_digest(),
         "intervals": "calibrated",
+        "definitions": 2,
         "code_version": read_code_version(),
         "declared_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -96,6 +96,7 @@ def collect_sweep(
         declaration=None if declaration is None else declaration.sha256,
         departures=departures,
         intervals="calibrated" if declaration is None else declaration.intervals,
+        definitions=2 if declaration is None else declaration.definitions,
         stamp=stamp,
     )
     return Collected(facts, verdicts, declaration)

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from nip_core.errors import SettingsError
-from nip_core.sweep.counted import Figure
+from nip_core.sweep.counted import Balance, Figure
 from nip_core.sweep.document_parts import is_none
 from nip_core.sweep.planned import PlannedRun, PlannedSweep
 from nip_core.sweep.swept_runs import as_text
@@ -32,6 +32,10 @@ class Hypothesis(BaseModel):
     after: str | None = None
     """The attack after which the figure and `where` are measured; "worst": of each run the test of
     an attack that left the least soundness; None: the runs' own tests."""
+    balanced: Balance | None = Field(default=None, exclude_if=is_none)
+    """After an attack, with whose play completeness is counted, in ``completeness``, ``accuracy``
+    and `where`: "honest", the run's own test, or "attacked", the attacker's. None: honest; in what
+    was declared before there was a choice, attacked."""
     arm: Arm
     """Values of axes: all runs that have them."""
     against: Arm | Rate
@@ -70,6 +74,11 @@ class Hypothesis(BaseModel):
     def _check_margin(self) -> "Hypothesis":
         if (self.expected == "equal") != (self.margin is not None):
             raise ValueError('a margin belongs to expected: "equal", and to nothing else')
+        if self.balanced is not None and self.after is None:
+            raise ValueError(
+                f"balanced: {self.balanced} says how an attacked figure is counted; name the "
+                "attack in after, or leave balanced out"
+            )
         if self.any_of is not None and self.number is not None:
             raise ValueError(f"any_of: a number is not asked again (against: {self.number:g})")
         if (self.expected, self.number) in (("lower", 0), ("higher", 1)):

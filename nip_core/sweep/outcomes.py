@@ -21,11 +21,13 @@ from nip_core.sweep.counted import (
     average_runs,
     share_right,
     subtract_runs,
+    weigh_alike,
 )
 from nip_core.sweep.document_parts import clip_interval
 from nip_core.sweep.hypotheses import Hypothesis, list_compared
 from nip_core.sweep.planned import PlannedRun, PlannedSweep
 from nip_core.sweep.results_document import Finding, HypothesisOutcome
+from nip_core.sweep.swept_facts import RunFacts
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class ArmsCompared:
     """Why nothing can be said of the hypothesis."""
     worst: tuple[str, ...] = ()
     """By run, where the worst attack counts, which it is."""
+    alone: tuple[float | None, float | None] | None = None
+    """Where the other arm is a verifier alone: its rate untrained, and trained."""
     bounds: RateBounds | None = None
     """With a number: of the arm's rate, one-sided at 1 - alpha."""
 
@@ -98,12 +102,14 @@ def _compare_arms(counted: Counted, sweep: PlannedSweep, hypothesis: Hypothesis)
         return ArmsCompared(because=str(error))
     if hypothesis.number is not None:
         return _compare_with_number(counted, named, hypothesis, hypothesis.number)
+    alone = _find_alone(counted, hypothesis, [against for _, against in named])
+    against_counted = counted if alone is None else alone.counted
     of_pairs = [
-        [
-            _count(counted, hypothesis, run, is_against, hypothesis.figure)
-            for run, is_against in zip(pair, (False, True), strict=True)
-        ]
-        for pair in named
+        (
+            _count(counted, hypothesis, first, False, hypothesis.figure),
+            _count(against_counted, hypothesis, second, True, hypothesis.figure),
+        )
+        for first, second in named
     ]
     both = [(a, b) for a, b in of_pairs if a is not None and b is not None]
     worst: tuple[str, ...] = ()
@@ -114,20 +120,59 @@ def _compare_arms(counted: Counted, sweep: PlannedSweep, hypothesis: Hypothesis)
             run for pair in named for run in (pair if hypothesis.any_of is None else pair[:1])
         )
         worst = tuple(_name_worst(counted, attacked))
+    if counted.definitions > 1:
+        sides = [weigh_alike([pair[side] for pair in both]) for side in (0, 1)]
+        both = [*zip(*sides, strict=True)]
     rates = (share_right([first for first, _ in both]), share_right([second for _, second in both]))
+    rates_alone = None if alone is None else alone.rates
+    found = ArmsCompared(rates, worst=worst, alone=rates_alone)
     if not any(first for first, _ in both):
         why = "no pair of runs is finished and tested"
         if both and hypothesis.after == WORST:
             why = "the worst attacks of no pair were tested on a question in common"
-        return ArmsCompared(rates, because=why, worst=worst)
+        return replace(found, because=why)
     if any(first.keys() != second.keys() for first, second in both):
-        return ArmsCompared(rates, because="the arms were not tested on the same questions")
+        return replace(found, worst=(), because="the arms were not tested on the same questions")
     seed = derive_seed(hypothesis.figure, hypothesis.arm, hypothesis.against)
     compared = subtract_runs(both, seed, counted.spread)
     assert compared is not None  # there are questions
     because = "one run or one question shows no spread" if compared.error is None else None
-    because = because or _find_unmet(counted, named, hypothesis)
-    return ArmsCompared(rates, compared, len(both), because, worst)
+    because = because or _find_unmet(counted, against_counted, named, hypothesis)
+    return replace(found, difference=compared, pairs=len(both), because=because)
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """A verifier alone as a baseline: the better of untrained and trained, by its mean rate."""
+
+    counted: Counted
+    rates: tuple[float | None, float | None]
+
+
+def _find_alone(
+    counted: Counted, hypothesis: Hypothesis, runs: Sequence[PlannedRun]
+) -> _Alone | None:
+    """Choose between the untrained and the trained verifier alone.
+
+    None for other arms, by definitions 1, and where there is no test of the untrained one. An arm
+    that is to be lower, or equal, is compared with the better one, too.
+    """
+    is_alone = hypothesis.any_of is not None or all(map(_plays_alone, runs))
+    untrained = counted.find_untrained(runs) if is_alone and counted.definitions > 1 else None
+    if untrained is None:
+        return None
+
+    def average(of_tests: Counted) -> float | None:
+        counts = [_count(of_tests, hypothesis, run, True, hypothesis.figure) for run in runs]
+        return share_right(weigh_alike([one for one in counts if one is not None]))
+
+    before, after = average(untrained), average(counted)
+    is_better = before is not None and after is not None and before > after
+    return _Alone(untrained if is_better else counted, (before, after))
+
+
+def _plays_alone(run: PlannedRun) -> bool:
+    return isinstance(run, RunFacts) and run.game.kind == "alone"
 
 
 def _count(
@@ -136,7 +181,7 @@ def _count(
     """Count right plays of a run of one arm or of the other, as the hypothesis takes them."""
     if is_against and hypothesis.any_of is not None:
         return counted.count_any_of(run, hypothesis.any_of, figure)
-    return counted.count_after(run, hypothesis.after, figure)
+    return counted.count_after(run, hypothesis.after, figure, hypothesis.balanced)
 
 
 def _compare_with_number(
@@ -147,24 +192,25 @@ def _compare_with_number(
 ) -> ArmsCompared:
     """Compare the rate of an arm over its finished runs with a number."""
     runs = [run for (run,) in named]
-    of_runs = [counted.count_after(run, hypothesis.after, hypothesis.figure) for run in runs]
+    of_runs = [_count(counted, hypothesis, run, False, hypothesis.figure) for run in runs]
     tested = [counts for counts in of_runs if counts]
+    verdicts = round(sum(plays for counts in tested for _, plays in counts.values()))
+    tested = weigh_alike(tested) if counted.definitions > 1 else tested
     worst = tuple(_name_worst(counted, runs)) if hypothesis.after == WORST else ()
     rates = (share_right(tested), number)
     # What these bounds hold was measured with this error.
     mean = average_runs(tested, f"{hypothesis.arm} {hypothesis.figure}", "robust")
     if mean is None:
         return ArmsCompared(rates, because="no run is finished and tested", worst=worst)
-    verdicts = sum(plays for counts in tested for _, plays in counts.values())
     bounds = bound_rate(mean, verdicts, 1 - hypothesis.alpha)
     because = "one run or one question shows no spread" if bounds is None else None
-    because = because or _find_unmet(counted, named, hypothesis)
+    because = because or _find_unmet(counted, counted, named, hypothesis)
     # Seeds of an interval by a bootstrap have no part in it: the bounds are exact ones.
     difference = replace(mean, value=mean.value - number, ci95=None)
     if (wide := bound_rate(mean, verdicts, 0.975)) is not None:
         low, high = wide.interval
         difference = replace(difference, ci95=(low - number, high - number))
-    return ArmsCompared(rates, difference, len(tested), because, worst, bounds)
+    return ArmsCompared(rates, difference, len(tested), because, worst, bounds=bounds)
 
 
 def _keep_common(first: Counts, second: Counts) -> tuple[Counts, Counts]:
@@ -183,13 +229,21 @@ def _name_worst(counted: Counted, runs: Iterable[PlannedRun]) -> Iterator[str]:
 
 
 def _find_unmet(
-    counted: Counted, named: Sequence[tuple[PlannedRun, ...]], hypothesis: Hypothesis
+    counted: Counted,
+    against_counted: Counted,
+    named: Sequence[tuple[PlannedRun, ...]],
+    hypothesis: Hypothesis,
 ) -> str | None:
     """Name in words the first unmet condition of the hypothesis; None if all are met."""
     for figure, least in hypothesis.where.items():
         for runs, which in zip(zip(*named, strict=True), ("arm", "against"), strict=False):
-            plays = (_count(counted, hypothesis, run, which == "against", figure) for run in runs)
-            reached = share_right([counts for counts in plays if counts is not None])
+            is_against = which == "against"
+            tests = against_counted if is_against else counted
+            plays = (_count(tests, hypothesis, run, is_against, figure) for run in runs)
+            measured_runs = [counts for counts in plays if counts is not None]
+            reached = share_right(
+                weigh_alike(measured_runs) if counted.definitions > 1 else measured_runs
+            )
             if reached is None or reached < least:
                 measured = "unknown" if reached is None else f"{reached:.3f}"
                 return f"{figure} of {which} is {measured}, below {least:g}"
@@ -280,6 +334,7 @@ def _judge(
         at_least=None if bounds is None or hypothesis.expected != "higher" else bounds.low,
         gate=hypothesis.gate,
         worst=both.worst,
+        alone=both.alone,
         outcome=outcome,
         because=because,
     )

@@ -24,6 +24,7 @@ from nip_core.sweep.asked_again_page import asked_again_page
 from nip_core.sweep.document_parts import OverRuns
 from nip_core.sweep.effort_curves import effort_page
 from nip_core.sweep.page_tables import markdown_table, one_line, write_cell, write_row
+from nip_core.sweep.post_hoc import post_hoc_page
 from nip_core.sweep.results_document import (
     FINISHED,
     MAJORITY,
@@ -79,6 +80,17 @@ After worst: of each run the test of an attack with the lowest soundness, of all
 that were tested on test problems. It is a minimum over tests, chosen on the problems that it is
 counted on, and so biased: lower than that attack leaves on other problems, the more so the more was
 tested. The worst:
+"""
+
+_HONEST = """
+After an attack, soundness is that of the attack's test. Completeness is that of the run's own test,
+with the honest prover, and accuracy the mean of both, unless a hypothesis asks for the attacker's
+(`balanced: attacked`). Rates are means over runs.
+"""
+_ALONE = """
+A verifier alone is the untrained or the trained one, whichever has more of the figure over all
+runs; both are shown. Chosen on the problems that it is counted on, the better of two equal ones is
+a little too high, in its favour.
 """
 
 _MANY_SEEDS = 1_000  # beyond, the number is no plan
@@ -293,6 +305,9 @@ def _declared_page(declared: DeclaredResults) -> str:
         against += "" if row.number is None else " (given)"
         asked = "one verdict" if row.any_of == 1 else f"any of {row.any_of}"
         against += "" if row.any_of is None else f" ({asked})"
+        if row.alone is not None:
+            untrained, trained = (plain_percent(rate) for rate in row.alone)
+            against += f"; untrained {untrained}, trained {trained}"
         kinds = [kind for kind, is_one in (("primary", row.primary), ("gate", row.gate)) if is_one]
         cells = [
             row.says + (f" ({', '.join(kinds)})" if kinds else ""),
@@ -309,8 +324,11 @@ def _declared_page(declared: DeclaredResults) -> str:
         "\nDifferences in points, paired by run and question; intervals and p-values count seeds "
         "and questions as drawn.\n"
     )
-    text += _notes_on(declared.outcomes) + "\n### Departures\n\n"
-    return text + ("".join(f"- {line}\n" for line in declared.departures) or "None.\n")
+    text += (
+        _notes_on(declared.outcomes, is_honest=declared.definitions > 1) + "\n### Departures\n\n"
+    )
+    text += "".join(f"- {line}\n" for line in declared.departures) or "None.\n"
+    return text + post_hoc_page(declared.post_hoc)
 
 
 def _stamp_line(stamp: StampFacts | None) -> str:
@@ -372,9 +390,12 @@ def _trials(row: HypothesisOutcome) -> str:
     )
 
 
-def _notes_on(outcomes: Sequence[HypothesisOutcome]) -> str:
+def _notes_on(outcomes: Sequence[HypothesisOutcome], *, is_honest: bool) -> str:
     """Say how equalities, the gate and worst attacks are to be read, where there are any."""
     text = _EQUALITIES if any(row.margin is not None for row in outcomes) else ""
+    if is_honest and any(row.after is not None for row in outcomes):
+        text += _HONEST
+    text += _ALONE if any(row.alone is not None for row in outcomes) else ""
     given = [row for row in outcomes if row.trials is not None]
     if given:
         text += (

@@ -154,6 +154,11 @@ def _read_declaration(path: Path, facts: SweepFacts) -> StudyDeclaration | None:
             f"{path}: {declaration.intervals} intervals were declared, and those of {FACTS} are "
             f"{facts.intervals}"
         )
+    if declaration.definitions != facts.definitions:
+        raise CorruptionError(
+            f"{path}: definitions {declaration.definitions} were declared, and those of {FACTS} "
+            f"are {facts.definitions}"
+        )
     if facts.stamp is not None:
         _check_stamp(path, path.with_name(STAMP), facts.stamp)
     return declaration

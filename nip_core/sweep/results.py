@@ -31,6 +31,7 @@ from nip_core.sweep.effort_figure import efforts_svg
 from nip_core.sweep.facts_on_record import Collected, collect_sweep
 from nip_core.sweep.outcomes import judge_hypotheses
 from nip_core.sweep.page import render_results
+from nip_core.sweep.post_hoc import judge_post_hoc
 from nip_core.sweep.results_document import (
     FINISHED,
     ArmAttack,
@@ -70,7 +71,7 @@ def compute_results(collected: Collected) -> SweepResults:
     runs = [_measure_run(verdicts, run) for run in facts.runs]
     by_name = {run.run: run for run in runs}
     tests = dict(_locate_last_tests(facts, by_name))
-    counted = Counted(verdicts, tests)
+    counted = Counted(verdicts, tests, facts.definitions)
     arms = [
         _sum_up_arm(verdicts, facts, counted, arm, [by_name[run.name] for run in of_arm], of_arm)
         for arm, of_arm in facts.arms.items()
@@ -99,6 +100,8 @@ def compute_results(collected: Collected) -> SweepResults:
         outcomes=tuple(judge_hypotheses(counted, facts, hypotheses)),
         departures=facts.departures,
         stamp=facts.stamp,
+        definitions=facts.definitions,
+        post_hoc=judge_post_hoc(collected.verdicts, tests, facts, hypotheses),
     )
     return results.model_copy(update={"declared": declared})
 
@@ -144,7 +147,7 @@ def _find_baselines(
     ]
     pairs = asked_again_pairs(counted, facts)
     asked_again = compare_at_equal_tokens(arms, pairs)
-    by_majority = ByMajority(verdicts, tests, voted)
+    by_majority = ByMajority(verdicts, tests, voted, facts.definitions)
     found = compare_with_baselines(
         counted, by_majority, facts, last_tests, asked_again, differences
     )

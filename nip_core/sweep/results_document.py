@@ -19,6 +19,7 @@ from pydantic import Field
 from nip_core.evaluation.split_metrics import AnyOfRow, Interval95
 from nip_core.evaluation.statistics.two_way import Spread
 from nip_core.sweep.asked_again_document import AskedAgainTest, AtEqualTokens, AttackedAtEqualTokens
+from nip_core.sweep.counted import Definitions
 from nip_core.sweep.document_parts import OverRuns, Part, is_none
 from nip_core.sweep.swept_controls_document import AttackControls
 from nip_core.sweep.swept_facts import StampFacts
@@ -330,6 +331,8 @@ class HypothesisOutcome(Part):
     """Whether no other was tested unless this one is shown."""
     worst: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
     """By run the attack that left the least, where that one counts."""
+    alone: tuple[float | None, float | None] | None = Field(default=None, exclude_if=is_none)
+    """The rate of the other arm, a verifier alone, untrained and trained: the better one counts."""
     outcome: Finding
     because: str | None = Field(default=None, exclude_if=is_none)
     """Why it was not tested."""
@@ -347,6 +350,10 @@ class DeclaredResults(Part):
     """What is not as declared, a line each."""
     stamp: StampFacts | None = Field(default=None, exclude_if=is_none)
     """No key where there is no time stamp that could be read."""
+    definitions: Definitions = Field(default=1, exclude_if=lambda value: value == 1)
+    """By which the hypotheses are counted; no key for 1."""
+    post_hoc: tuple[HypothesisOutcome, ...] = Field(default=(), exclude_if=lambda value: not value)
+    """Of a declaration by definitions 1 its hypotheses by those of today, where they differ."""
 
 
 class CellsWritten(Part):

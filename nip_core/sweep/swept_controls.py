@@ -174,7 +174,7 @@ def _find_p(counts: Sequence[Counts], number: float) -> float | None:
         return p_below(hits / plays, _count_trials(of_run), number)
     # As where a declared hypothesis has a number.
     mean = average_runs(counts, "guaranteed", "robust")
-    verdicts = sum(count for of_run in counts for _, count in of_run.values())
+    verdicts = round(sum(count for of_run in counts for _, count in of_run.values()))
     bounds = None if mean is None else bound_rate(mean, verdicts, _LEVEL)
     return None if bounds is None else bounds.p_lower(number)
 

@@ -15,6 +15,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from nip_core.evaluation.statistics.two_way import Spread
+from nip_core.sweep.counted import Definitions
 from nip_core.sweep.document_parts import Part, is_none
 from nip_core.sweep.swept_runs import SEED
 
@@ -181,6 +182,9 @@ class SweepFacts(Part):
     intervals: Spread = "robust"
     """How those over seeds and questions are computed; "robust" in facts of format 1, and of what
     was declared by a version that knew no other."""
+    definitions: Definitions = Field(default=1, exclude_if=lambda value: value == 1)
+    """By which attacked figures and baselines are counted; no key for 1, which earlier versions
+    had."""
     stamp: StampFacts | None = Field(default=None, exclude_if=is_none)
     """No key where there is no time stamp that could be read."""
 

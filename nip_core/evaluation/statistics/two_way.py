@@ -3,6 +3,7 @@
 two_way      the mean over both, with the interval of a bootstrap in both directions
 TwoWay       what came out
 two_sided_p  how far it is from 0
+widen        a side's part of the variance, where there are few of it
 Spread       how the error of the mean is computed
 """
 
@@ -57,6 +58,8 @@ class TwoWay:
     """The part of the error's square that falls with the number of seeds."""
     widened: float = 0.0
     """The part that was added as there are few seeds, or few questions."""
+    spread: Spread = "calibrated"
+    """How the error was computed."""
 
 
 def two_way(
@@ -101,7 +104,7 @@ def two_way(
     compute_error = _compute_robust_error if spread == "robust" else _compute_calibrated_error
     found = compute_error(sums - value * counts, counts)
     error, df = found.error, found.df
-    both = (seeds, questions, found.seed_variance, found.widened)
+    both = (seeds, questions, found.seed_variance, found.widened, spread)
     drawn = _draws(sums, counts, seed)
     width = float(drawn.std())
     if error <= NO_ERROR or width <= NO_ERROR:
@@ -160,8 +163,8 @@ def _compute_calibrated_error(residuals: Floats, counts: Floats) -> _Error:
     for part, df in sides:
         # What this side shows beyond the noise of cells; some of it stays, as it may be chance.
         seen = max(part - _NOISE_LEFT_OUT * noise, 0.0)
-        more = _MORE_VARIANCE / df**2 * seen
-        freedom += (1 + _LESS_FREEDOM / df**2) * (seen + more) ** 2 / df
+        more, less = widen(seen, df)
+        freedom += less
         widened += more
     whole = variance + widened
     least = min(df for _, df in sides)
@@ -171,6 +174,15 @@ def _compute_calibrated_error(residuals: Floats, counts: Floats) -> _Error:
         max(variance - max(by_question[0] - noise, 0.0), 0.0),
         widened,
     )
+
+
+def widen(part: float, df: float) -> tuple[float, float]:
+    """Make one side's part of the variance larger where there are few of it.
+
+    Returns what is added, and the side's term of Satterthwaite's formula.
+    """
+    more = _MORE_VARIANCE / df**2 * part
+    return more, (1 + _LESS_FREEDOM / df**2) * (part + more) ** 2 / df
 
 
 def _compute_variance(residuals: Floats, counts: Floats) -> tuple[float, float]:
