@@ -1,52 +1,20 @@
 """Hypotheses of a plan: what waits for a gate, what lies within a margin, what the worst left."""
 
-import random
-
 import pyarrow as pa
 import pytest
 import yaml
+from planned_plays import CHOSEN, GATE, QUESTIONS, SEEDS, SNEAKY, planned, plays
 
 from nip_core.errors import SettingsError
-from nip_core.sweep.counted import Counted, LastTest, Play, Verdicts
+from nip_core.sweep.counted import Counted, LastTest, Verdicts
 from nip_core.sweep.declaration import DeclaredPlan, read_plan
 from nip_core.sweep.hypotheses import Hypothesis
 from nip_core.sweep.outcomes import judge_hypotheses
 from nip_core.sweep.page import _declared_page
 from nip_core.sweep.results_document import DeclaredResults
 
-QUESTIONS, SEEDS = 40, (1, 2, 3, 4)
-CHOSEN, SNEAKY = {"by": "best-of-n", "n": [1, 4]}, {"by": "sneaky", "steps": 4, "every": 2}
-GATE = {
-    "says": "asking keeps soundness",
-    "figure": "soundness",
-    "arm": {"protocol": "nip"},
-    "against": {"protocol": "adp"},
-    "expected": "higher",
-    "primary": True,
-    "gate": True,
-}
 COMPLETE = {**GATE, "says": "as complete", "figure": "completeness", "primary": False}
 COMPLETE = {**COMPLETE, "gate": False, "expected": "equal", "margin": 0.1}
-
-
-def planned(tmp_path, *hypotheses, attacks=None):
-    axes = {"protocol": {"adp": {"interaction_protocol": "adp"}, "nip": {}}, "seed": [*SEEDS]}
-    sweep = {"name": "asked", "config": "deterministic", "axes": axes}
-    sweep |= {"run_store": str(tmp_path / "runs"), "attacks": attacks or {}}
-    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))
-    plan = {"sweep": "sweep.yaml", "stopping": "all runs", "hypotheses": [*hypotheses]}
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
-    return read_plan(tmp_path / "plan.yaml")
-
-
-def plays(name, completeness, soundness, questions=QUESTIONS):
-    """The verdicts of a test: each question has a right and a wrong solution."""
-    draw = random.Random(name)
-    return [
-        Play(f"q{i}-{y}", f"q{i}", y, y if draw.random() < rate else 1 - y)
-        for i in range(questions)
-        for y, rate in ((1, completeness), (0, soundness))
-    ]
 
 
 def judged(plan, tests, last, hypotheses=None):
@@ -121,7 +89,7 @@ def test_the_worst_is_of_each_run_the_test_of_an_attack_that_left_the_least(tmp_
     tests, last = {}, {}
     for run in plan.sweep.runs:
         # The lowest of nip is a choice among 4, on half of the questions; of adp an early step.
-        left = {("chosen", 0, 1): 0.9, ("chosen", 0, 4): 0.6, ("sneaky", 0, None): 0.9}
+        left = {("chosen", 0, 1): 0.9, ("chosen", 0, 4): 0.4, ("sneaky", 0, None): 0.9}
         left |= {("sneaky", 2, None): 0.8, ("sneaky", 4, None): 0.9}
         if run.values["protocol"] == "adp":
             left |= {("chosen", 0, 4): 0.5, ("sneaky", 2, None): 0.1}
@@ -132,7 +100,7 @@ def test_the_worst_is_of_each_run_the_test_of_an_attack_that_left_the_least(tmp_
         last |= {f"{run.name}-chosen": LastTest(0, 4), f"{run.name}-sneaky": LastTest(4)}
     [row] = judged(plan, tests, last)
     assert row.outcome == "shown" and row.pairs == 4 and row.questions == QUESTIONS // 2
-    assert row.rates[0] == pytest.approx(0.6, abs=0.1)
+    assert row.rates[0] == pytest.approx(0.4, abs=0.1)
     assert row.rates[1] == pytest.approx(0.1, abs=0.1)
     assert "asked-nip-1: chosen, n 4" in row.worst and "asked-adp-1: sneaky, step 2" in row.worst
     text = page((row,))
