@@ -40,6 +40,7 @@ from nip_prefect.flows.terminal import guard, say
 _STOPPED = {
     signal.SIGINT: "interrupted; running again continues",
     signal.SIGTERM: "terminated; running again continues",
+    signal.SIGHUP: "the terminal was closed; running again continues",
 }
 _LEAVE_S = 25.0
 _received: list[signal.Signals] = []
@@ -111,7 +112,9 @@ def main() -> None:
     # What is on this machine is asked directly, by the processes that are started, too.
     spare_this_machine(os.environ)
     hide_unusable(os.environ)
-    signal.signal(signal.SIGTERM, _on_sigterm)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it
+            signal.signal(number, _on_termination)
     status = 1  # with a traceback
     try:
         status = _ended_with()
@@ -192,9 +195,9 @@ def _leave_by_force(status: int) -> None:
     timer.start()
 
 
-def _on_sigterm(number: int, frame: Any) -> None:
+def _on_termination(number: int, frame: Any) -> None:
     """End like an interrupt does."""
-    _received.append(signal.SIGTERM)
+    _received.append(signal.Signals(number))
     signal.raise_signal(signal.SIGINT)
 
 

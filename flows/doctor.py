@@ -168,7 +168,8 @@ def vllm_commands(is_for_cuda: bool) -> list[str]:
     return [
         f"PYTHON={python} bash {script} {place}",
         f'export NIP_VLLM="$PWD/{place}/bin/vllm"',
-        "nip doctor",
+        # The environment of this nip need not be on the PATH.
+        f"{python} -m nip_prefect.flows.cli doctor",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Stopping a command by SIGINT or SIGTERM, once, soon, and with a word.
+"""Stopping a command by SIGINT, SIGTERM or SIGHUP, once, soon, and with a word.
 
 Stopped      a command ended because of a signal
 stoppable    does work that a signal stops
@@ -90,8 +90,9 @@ def stoppable(work: Callable[[Stop], T], on_stop: Callable[[], None]) -> T:
 
     before = {
         number: signal.signal(number, lambda sent, frame: heard.put(signal.Signals(sent)))
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if signal.getsignal(number) is not signal.SIG_IGN  # as in the background of a script
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        # As in the background of a script, and under `nohup`.
+        if signal.getsignal(number) is not signal.SIG_IGN
     }
     threading.Thread(target=do, name="work", daemon=True).start()
     by = _hear(heard)

@@ -1,6 +1,7 @@
 """What a run's own server needs and this installation lacks, before anything is started.
 
 list_missing_packages   by the settings, each in a sentence with the command that helps
+check_packages          the same as an error
 """
 
 import importlib.util
@@ -8,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 
 from nip_core.distribution import how_to_install
+from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.hosting import is_deterministic, uses_own_server
 from nip_lm_server.client import VllmMissingError, find_vllm
@@ -56,3 +58,12 @@ def list_missing_packages(
         except VllmMissingError as error:
             lines.append(f"lm_server.engine: {error}")
     return lines
+
+
+def check_packages(parameters: HyperParameters, environment: Mapping[str, str]) -> None:
+    """Raise SettingsError where the run's own server could not start, with the command that helps.
+
+    A server that starts imports for a minute on a slow machine before it notices.
+    """
+    if lines := list_missing_packages(parameters, environment):
+        raise SettingsError("; ".join(lines))

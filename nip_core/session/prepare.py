@@ -37,6 +37,7 @@ from nip_core.scenarios.checked import (
 )
 from nip_core.servers.endpoints import Endpoints, find_remote_endpoints
 from nip_core.servers.kept_models import ADAPTERS
+from nip_core.servers.missing_packages import check_packages
 from nip_core.servers.own_server import check_server
 from nip_core.session.contents import digest_contents, name_places, read_code_version
 from nip_core.session.disk_room import check_room
@@ -101,6 +102,7 @@ def prepare(
         parameters = keep_course(parameters, record.parameters)
     parameters = resolve_settings(parameters, store, record)
     parameters = find_opponents_there(parameters, store, record)
+    check_packages(parameters, environment)
     # 2. What they name: prompts, problems, keys, the model's path, other runs' models.
     game = Game(parameters)
     check_system(game)

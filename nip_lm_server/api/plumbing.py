@@ -284,12 +284,14 @@ def _from_a_page(why: str) -> ApiError:
 
 
 def _no_key(request: web.Request) -> ApiError:
-    has_key = "Authorization" in request.headers
+    is_tinker = request.path.startswith(TINKER_PATH)
+    header = "X-API-Key: KEY" if is_tinker else "Authorization: Bearer KEY"
+    has_key = _authorization(request) is not None
     return ApiError(
         401,
         "Incorrect API key provided."
         if has_key
-        else "No API key provided: send it in the header 'Authorization: Bearer KEY'.",
+        else f"No API key provided: send it in the header '{header}'.",
         code="invalid_api_key",
         headers={"WWW-Authenticate": "Bearer"},
     )

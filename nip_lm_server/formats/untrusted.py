@@ -31,16 +31,16 @@ def read_text(path: Path, most_bytes: int = MAX_YAML_BYTES, pipe_s: float = PIPE
     """The UTF-8 text of a file, with ``\\n`` for line ends.
 
     A pipe, as a shell makes one of ``<(command)``, is read to its end. Raises ReadError for what
-    can't be read, is larger, has no end, or is a pipe into which nobody writes for `pipe_s`.
+    can't be read, is larger, has no end, or is a pipe into which nothing is written for `pipe_s`
+    seconds while it is open.
     """
     try:
         # Without waiting for somebody to write into a pipe.
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         try:
-            if stat.S_ISFIFO(os.fstat(file).st_mode) and not _has_something(file, pipe_s):
-                raise ReadError(f"is a pipe into which nobody wrote for {pipe_s:g} s")
+            is_pipe = stat.S_ISFIFO(os.fstat(file).st_mode)
             os.set_blocking(file, True)
-            content = _read(file, most_bytes)
+            content = _read(file, most_bytes, pipe_s if is_pipe else None)
         finally:
             os.close(file)
     except ReadError:
@@ -64,10 +64,19 @@ def _has_something(pipe: int, within_s: float) -> bool:
     return bool(waiting.poll(within_s * 1000))
 
 
-def _read(file: int, most_bytes: int) -> bytes:
-    """Read to the end, or to the first byte too many."""
-    parts, left = [], most_bytes + 1
-    while left and (part := os.read(file, min(left, 1 << 20))):
+def _read(file: int, most_bytes: int, pipe_s: float | None) -> bytes:
+    """Read to the end, or to the first byte too many; from a pipe wait for each part so long."""
+    parts: list[bytes] = []
+    left = most_bytes + 1
+    while left:
+        if pipe_s is not None and not _has_something(file, pipe_s):
+            raise ReadError(
+                f"is a pipe into which nobody wrote for {pipe_s:g} s"
+                if not parts
+                else f"is a pipe that is still open, and nothing was written for {pipe_s:g} s"
+            )
+        if not (part := os.read(file, min(left, 1 << 20))):
+            break
         parts.append(part)
         left -= len(part)
     return b"".join(parts)

@@ -114,6 +114,9 @@ def test_what_builds_vllms_environment_is_in_it(installed, tmp_path):
     done = nip(installed, tmp_path, "doctor", "--vllm")
     [build] = [line for line in done.stdout.splitlines() if " bash " in line]
     script = Path(shlex.split(build)[2])
+    # What comes last is found, whether the environment is on the PATH or not.
+    check = shlex.split(done.stdout.splitlines()[-1])
+    assert Path(check[0]).is_absolute() and check[1:] == ["-m", "nip_prefect.flows.cli", "doctor"]
     assert installed in script.parents and script.name == "build_vllm_cpu.sh"
     # It is whole: the script, what it sources, and the versions that it installs.
     for name in ("environment.sh", "build_vllm_cuda.sh", "vllm_cuda_constraints.txt"):

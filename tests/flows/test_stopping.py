@@ -83,6 +83,34 @@ def test_a_signal_is_heard_while_the_command_is_imported(tmp_path):
         assert terminal.text == "nip: interrupted; running again continues\n"
 
 
+CLOSING = """
+import os, signal, sys, time
+from nip_prefect.flows import cli
+
+def command():
+    os.kill(os.getpid(), signal.SIGHUP)
+    time.sleep(1)
+    print("went on")
+
+cli.app.command("wait")(command)
+sys.argv = ["nip", "wait"]
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("is_nohup", [False, True])
+def test_a_closed_terminal_stops_a_command_with_a_word_unless_nohup_keeps_it(is_nohup):
+    before = (lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) if is_nohup else None
+    ended = subprocess.run(
+        [sys.executable, "-c", CLOSING], preexec_fn=before, capture_output=True, text=True
+    )
+    if is_nohup:
+        assert (ended.returncode, ended.stdout) == (0, "went on\n")
+    else:
+        assert ended.returncode == 128 + signal.SIGHUP
+        assert ended.stderr == "nip: the terminal was closed; running again continues\n"
+
+
 def test_the_prefect_server_ends_with_a_command_that_is_killed(tmp_path):
     code = (
         "import time; from nip_prefect.flows.temporary_prefect import TemporaryPrefect;"

@@ -24,6 +24,16 @@ async def test_every_refusal_has_a_category(tmp_path: Path) -> None:
                 told = await answer.json()
                 assert (answer.status, told["category"]) == (status, "user"), what
                 assert told["error"]["message"], what
+        # A wrong key is not a missing one, in either header.
+        for path, header in (("/api/v1/create_session", "X-API-Key"), ("/v1/models", "")):
+            keys = {"Authorization": "", **({header: "wrong"} if header else {})}
+            keys |= {} if header else {"Authorization": "Bearer wrong"}
+            async with here.http.request(
+                "POST" if header else "GET", path, headers=keys, data=b"{}" if header else None
+            ) as answer:
+                refused = await answer.json()
+                assert answer.status == 401
+                assert refused["error"]["message"] == "Incorrect API key provided."
         # OpenAI's API has no such word.
         async with here.http.post("/v1/no/such/route") as other:
             assert other.status == 404 and "category" not in await other.json()

@@ -122,3 +122,12 @@ def test_a_pipe_is_read_to_its_end_and_not_waited_for_without_end(tmp_path: Path
     writer.start()
     assert read_text(pipe, pipe_s=10) == "a: 1\nb: 2\n"
     writer.join()
+
+
+def test_a_pipe_that_stays_open_is_not_waited_for_without_end(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with open(os.open(pipe, os.O_RDWR), "wb", buffering=0) as writer:
+        writer.write(b"a: 1\n")
+        with pytest.raises(ReadError, match=r"is still open, and nothing was written for 0\.1 s"):
+            read_text(pipe, pipe_s=0.1)

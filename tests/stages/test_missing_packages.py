@@ -1,7 +1,13 @@
 """What a configuration needs and this machine lacks is said before anything is started."""
 
+import importlib.util
+
+import pytest
+
+from nip_core.errors import SettingsError
 from nip_core.parameters import load_parameters
 from nip_core.servers.missing_packages import list_missing_packages
+from nip_core.session.prepare import prepare
 
 NO_VLLM = {"PATH": "/nowhere"}
 
@@ -32,3 +38,15 @@ def test_what_needs_no_model_here_needs_no_package():
     assert lacking("torch", config="deterministic") == []
     assert lacking("torch", config="ei-paper-openai") == []
     assert lacking("torch", lm_server__url="http://127.0.0.1:1") == []
+
+
+def test_a_run_is_not_begun_without_them_and_nothing_of_it_is_there(tmp_path, monkeypatch):
+    """The server used to import for a minute before it said so, without the command."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *of: None if name == "torch" else find(name, *of)
+    )
+    parameters = load_parameters("quickstart", [f"run_store={tmp_path / 'runs'}"])
+    with pytest.raises(SettingsError, match=r"embedded needs torch.*not installed.*pip install"):
+        prepare(parameters)
+    assert not (tmp_path / "runs" / "quickstart").exists()
