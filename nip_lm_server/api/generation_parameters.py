@@ -98,6 +98,8 @@ def parse_completion(
         values |= {"logprobs": True, "top_logprobs": top_logprobs}
     values.setdefault("max_tokens", DEFAULT_COMPLETION_TOKENS)
     delivery = _parse_delivery(values)
+    if delivery.stream and values.get("echo"):
+        raise unsupported_value("echo", "got true, it is given without stream alone")
     # 3. A request for each prompt.
     values |= {"model": read_model(body), "body_bytes": body_bytes}
     prompts = _parse_prompts(body.get("prompt"))
@@ -146,6 +148,8 @@ def check_passed_through(
 
 def check_capabilities(request: GenerationRequest, engine: Engine, *, chat: bool) -> None:
     """Raise ApiError 400 for what the engine can't do; `param` is the endpoint's name for it."""
+    if request.echo and not engine.capabilities.scores_prompts:
+        raise unsupported_value("echo", f"the {engine.name} engine repeats no prompt")
     # Most requests ask for none, and every engine answers them.
     if not request.logprobs:
         return
@@ -441,6 +445,7 @@ CHAT_PARAMETERS: dict[str, tuple[str, Parse]] = {
 COMPLETION_PARAMETERS: dict[str, tuple[str, Parse]] = {
     **{name: ("", check) for name, check in COMPLETION_HARMLESS.items()},
     **_SHARED,
+    "echo": ("echo", _boolean),
     "logprobs": ("top_logprobs", _integer(0, MAX_COMPLETION_LOGPROBS)),
     "return_tokens_as_token_ids": ("tokens_as_ids", _boolean),
 }

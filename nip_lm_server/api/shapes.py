@@ -136,10 +136,11 @@ def _name_id(token_id: int | None, token: str = "") -> str:
     return token if token_id is None else f"token_id:{token_id}"
 
 
-def _token(token: str, logprob: float) -> dict[str, Any]:
+def _token(token: str, logprob: float | None) -> dict[str, Any]:
     return {
         "token": token,
-        "logprob": max(logprob, VERY_UNLIKELY),
+        # A chat has no prompt before its answer, so each token has one.
+        "logprob": max(logprob or 0.0, VERY_UNLIKELY),
         "bytes": list(token.encode("utf-8", "surrogatepass")),
     }
 
@@ -179,7 +180,7 @@ def _text_pieces(
 
 def _parallel_lists(
     tokens: Sequence[str],
-    logprobs: Sequence[float],
+    logprobs: Sequence[float | None],
     top_logprobs: Sequence[Sequence[TopLogprob]],
     offset: int,
     lengths: Sequence[int],
@@ -188,12 +189,14 @@ def _parallel_lists(
 
     `lengths` are those of the tokens' texts.
     """
-    chosen = [max(logprob, VERY_UNLIKELY) for logprob in logprobs]
+    chosen = [None if value is None else max(value, VERY_UNLIKELY) for value in logprobs]
     # An object, so two tokens of equal text are one entry.
     top = None
     if top_logprobs:
         top = [
-            {token: logprob, **{t.token: max(t.logprob, VERY_UNLIKELY) for t in best}}
+            None
+            if logprob is None
+            else {token: logprob, **{t.token: max(t.logprob, VERY_UNLIKELY) for t in best}}
             for token, logprob, best in zip(tokens, chosen, top_logprobs, strict=True)
         ]
     return {

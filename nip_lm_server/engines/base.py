@@ -49,6 +49,7 @@ class Capabilities:
 
     logprobs: bool = False
     max_top_logprobs: int = 0
+    scores_prompts: bool = False  # gives log-probabilities of given tokens by itself
     sleep: bool = False  # gives its device's memory back and comes back with its adapters
     max_lora_rank: int = 512
 
@@ -93,6 +94,7 @@ class GenerationRequest:
     top_k: int = 0  # draw from so many likeliest tokens; 0: from all
     logprobs: bool = False  # log-probability of each generated token
     top_logprobs: int = 0  # alternatives for each generated token
+    echo: bool = False  # the answer begins with the prompt, which is scored as well
     return_token_ids: bool = False
     schema: dict[str, Any] | None = None  # the answer is JSON of this schema
     grammar: str | None = None  # or it follows this one, in llguidance's form of Lark's
@@ -157,7 +159,7 @@ class Delta:
     finish_reason: str | None = None
     tokens: tuple[str, ...] = ()
     token_ids: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
+    logprobs: tuple[float | None, ...] = ()  # None: of a prompt's first token, where it is echoed
     top_logprobs: tuple[tuple[TopLogprob, ...], ...] = ()
     completion_tokens: int = 0  # generated in this piece
     prompt_tokens: int | None = None

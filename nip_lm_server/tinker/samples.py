@@ -214,7 +214,7 @@ def _count_bytes(drawn: Samples) -> int:
 def _sequence(choice: Delta) -> SampledSequence:
     return SampledSequence(
         tokens=choice.token_ids,
-        logprobs=choice.logprobs,
+        logprobs=[value for value in choice.logprobs if value is not None],  # no prompt is echoed
         stopped=choice.finish_reason == "stop",
         likeliest=[
             [(one.token_id or 0, one.logprob) for one in place] for place in choice.top_logprobs

@@ -59,9 +59,16 @@ def answer(served: Served, body: dict[str, Any], way: str | None) -> list[dict[s
 
 @asynccontextmanager
 async def serve_logprobs(
-    models: dict[str, Sequence[Served]], *, way: str | None = "token_ids", key: str | None = None
+    models: dict[str, Sequence[Served]],
+    *,
+    way: str | None = "token_ids",
+    key: str | None = None,
+    unlisted: Sequence[str] = (),
 ) -> AsyncIterator[str]:
-    """Serve each name by what it has: of several they take turns, as replicas do."""
+    """Serve each name by what it has: of several they take turns, as replicas do.
+
+    Names that are `unlisted` answer, and stand in no list.
+    """
     asked = dict.fromkeys(models, 0)
 
     @web.middleware
@@ -72,12 +79,14 @@ async def serve_logprobs(
         return await handler(request)
 
     async def list_models(request: web.Request) -> web.Response:
-        cards = [{"id": name, "object": "model"} for name in models]
+        cards = [{"id": name, "object": "model"} for name in models if name not in unlisted]
         return web.json_response({"object": "list", "data": cards})
 
     async def complete(request: web.Request) -> web.Response:
         body = await request.json()
         name = body["model"]
+        if name not in models:
+            return web.json_response({"error": {"message": "no such model"}}, status=404)
         served = models[name][asked[name] % len(models[name])]
         asked[name] += 1
         choices = answer(served, body, way)

@@ -104,19 +104,48 @@ async def test_a_probe_that_a_directory_lacks_is_computed_and_can_be_kept(files,
         assert verdict.kind == "base"
 
 
-@pytest.mark.long
-async def test_nips_own_server_tells_by_the_likeliest_tokens(files, tmp_path):
+async def test_nips_own_server_scores_given_tokens_and_is_proved(files, tmp_path):
+    """The right adapter, the base under its name, and another one, at the embedded engine."""
     one, two = files / "adapters" / "v1", files / "adapters" / "v2"
-    # Of the base too few of the adapter's words are among its likeliest, so it may be unnamed.
-    for served, kind in ((files / "merged", "adapter"), (files / "base", "unknown")):
+    for served, kinds in ((files / "merged", ("adapter", "another")), (files / "base", ("base",))):
         spec = ServerSpec("embedded", str(served), served_model_name="v1", options={"threads": 1})
-        async with serve(tmp_path / kind, spec=spec) as here:
-            asked = {"model": "v1", "key": KEY, "base_name": None, "among": (two,)}
-            (verdict,) = await prove(here.url, directory=one, **asked)
-            assert (verdict.kind, verdict.way) == (kind, "top"), verdict
-            if kind == "adapter":
-                (verdict,) = await prove(here.url, directory=two, **{**asked, "among": (one,)})
-                assert verdict.kind == "another" and str(one) in verdict.who[0], verdict
+        async with serve(tmp_path / kinds[0], spec=spec) as here:
+            asked = {"model": "v1", "key": KEY, "base_name": None}
+            for directory, other, kind in ((one, two, kinds[0]), (two, one, kinds[-1])):
+                (verdict,) = await prove(here.url, directory=directory, among=(other,), **asked)
+                assert (verdict.kind, verdict.way) == (kind, "echo"), verdict
+
+
+async def test_an_echoed_prompt_is_scored_as_openai_gives_it(files, tmp_path):
+    spec = ServerSpec("embedded", str(files / "base"), served_model_name="b")
+    tokens = likeliest(files / "base", files / "adapters" / "v1", 12)
+    async with serve(tmp_path / "state", spec=spec) as here:
+        body = {"model": "b", "prompt": tokens, "max_tokens": 2, "temperature": 0, "echo": True}
+        url = "/v1/completions"
+        async with here.http.post(url, json={**body, "logprobs": 2}) as answer:
+            (choice,) = (await answer.json())["choices"]
+        async with here.http.post(url, json={**body, "echo": False}) as answer:
+            plain = await answer.json()
+        async with here.http.post(url, json={**body, "stream": True}) as refused:
+            assert refused.status == 400 and "echo" in (await refused.json())["error"]["message"]
+    scores = choice["logprobs"]
+    assert scores["token_logprobs"][0] is scores["top_logprobs"][0] is None
+    expected = peft_logprobs(files / "base", None, tokens)
+    assert scores["token_logprobs"][1:12] == pytest.approx(expected, abs=1e-4)
+    assert len(scores["tokens"]) == len(scores["text_offset"]) == 14
+    assert choice["text"].endswith(plain["choices"][0]["text"])
+    assert plain["usage"] == {"prompt_tokens": 12, "completion_tokens": 2, "total_tokens": 14}
+
+
+async def test_weights_of_tinkers_api_are_asked_for_by_their_address(files, tmp_path):
+    """They are in no list of models, and a name that answers to nothing is still an error."""
+    one, name = files / "adapters" / "v1", "tinker://run/sampler_weights/mine"
+    models = {"base": [(files / "base", None)], name: [(files / "base", one)]}
+    async with serve_logprobs(models, way="echo", unlisted=(name,)) as address:
+        (verdict,) = await prove(address, model=name, directory=one)
+        assert verdict.kind == "adapter"
+        (verdict,) = await prove(address, model="tinker://run/sampler_weights/no", directory=one)
+        assert verdict.kind == "cannot_tell"
 
 
 async def test_what_is_wrong_is_one_line_and_no_key_is_in_it(files, tmp_path):

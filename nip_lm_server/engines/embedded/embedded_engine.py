@@ -40,6 +40,7 @@ from nip_lm_server.engines.embedded.requests import (
     abandon,
     check_counts,
     check_scored,
+    echo_prompt,
     encode_request,
     make_guide,
     make_rows,
@@ -135,9 +136,21 @@ class EmbeddedEngine(Engine):
         # Woken once, at the end, so that each choice is one piece.
         choices = [choice async for choice in self._pieces(request, streamed=False)]
         first = choices[0]
+        if request.echo:
+            choices = await self._echo(request, choices)
         return GenerationResult(
             request.model, tuple(choices), first.prompt_tokens or 0, first.prompt_token_ids
         )
+
+    async def _echo(self, request: GenerationRequest, choices: Sequence[Delta]) -> list[Delta]:
+        """Put the prompt before each choice, scored where log-probabilities are asked for."""
+        worker, _ = self._find(request.model)
+        ids = await encode_request(worker, request)
+        scores = PromptScores(())
+        if request.logprobs:
+            scores = await self.score_prompt(request.model, ids, request.top_logprobs)
+        text = request.prompt if isinstance(request.prompt, str) else worker.decode(ids)
+        return [echo_prompt(worker, request, choice, ids, text, scores) for choice in choices]
 
     def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         return self._pieces(request, streamed=True)
@@ -263,6 +276,7 @@ class EmbeddedEngine(Engine):
         return Capabilities(
             logprobs=True,
             max_top_logprobs=MAX_TOP_LOGPROBS,
+            scores_prompts=True,
             sleep=True,
             max_lora_rank=self._options.max_lora_rank,
         )

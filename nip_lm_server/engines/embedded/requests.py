@@ -286,6 +286,36 @@ class RowReader:
         return self._worker.show_token(token)
 
 
+def echo_prompt(
+    worker: ModelWorker,
+    request: GenerationRequest,
+    whole: Delta,
+    ids: Sequence[int],
+    text: str,
+    scores: PromptScores,
+) -> Delta:
+    """Put a prompt before a whole answer. Its first token has no score: nothing came before it."""
+    shown: tuple[str, ...] = ()
+    logprobs: tuple[float | None, ...] = ()
+    if request.logprobs:
+        shown, logprobs = tuple(map(worker.show_token, ids)), (None, *scores.logprobs)
+    likeliest: tuple[tuple[TopLogprob, ...], ...] = ()
+    if request.top_logprobs:
+        places = [
+            tuple(TopLogprob(worker.show_token(token), logprob, token) for token, logprob in best)
+            for best in scores.likeliest
+        ]
+        likeliest = ((), *places)
+    return replace(
+        whole,
+        text=text + whole.text,
+        tokens=shown + whole.tokens,
+        token_ids=(tuple(ids) + whole.token_ids) if request.return_token_ids else (),
+        logprobs=logprobs + whole.logprobs,
+        top_logprobs=likeliest + whole.top_logprobs,
+    )
+
+
 def abandon(rows: Sequence[Row]) -> None:
     """Mark rows that nobody waits for; the worker's thread drops them between two steps."""
     for row in rows:
