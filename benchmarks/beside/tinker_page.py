@@ -10,9 +10,10 @@ NIP, SKYRL = "nip", "SkyRL"
 def page(result: dict[str, Any]) -> str:
     """Write the results as Markdown."""
     parts = [
-        "# Tinker's API, nip and SkyRL",
-        "Two servers of Tinker's API that train without a GPU, on the same weights (the "
-        "bundled tiny model, float32), LoRA of rank 32, asked by the same client, each with an SDK "
+        f"# Tinker's API, nip and SkyRL{_version(result)}",
+        "Two servers of Tinker's API that train without a GPU (open-rl has a CPU mode, too, which "
+        "was not run), on the same weights (the bundled tiny model, float32), LoRA of rank 32, "
+        "asked by the same client, each with an SDK "
         "that it speaks. Made by `benchmarks/tinker_peers.py`; the JSON file beside this page has "
         "every round. Processor seconds are those of the server for each step, sample or "
         "swap; the first is what the request took that doesn't count, with what JAX compiles.",
@@ -45,8 +46,8 @@ def describe_rates(part: dict[str, Any]) -> list[str]:
     return [
         _made(part),
         f"{same}. The first adapter was there {made[NIP]:g} s (nip) and {made[SKYRL]:g} s (SkyRL) "
-        f"after the server answered. SDK {sdk[NIP]} asks nip, {sdk[SKYRL]} SkyRL, which speaks the "
-        f"JSON of older ones. {differ}",
+        f"after the server answered. SDK {sdk[NIP]} asks nip, {sdk[SKYRL]} SkyRL, which asks for "
+        f"that one. {differ}",
         "## Training steps per second",
         "`forward_backward` and `optim_step` sent together, then both awaited; sequences of three "
         "quarters of the length up to all of it.",
@@ -94,9 +95,25 @@ def _faults(seen: dict[str, Any]) -> dict[str, str]:
         )
     else:
         rows["each gradient and step sent twice"] = f"`{doubled['refused'][:160]}`"
+    if "altered" in seen:
+        rows["each step sent again with another learning rate"] = _altered(seen["altered"], doubled)
     for loss, what in seen["lacking"].items():
         rows[f"`{loss}`"] = what if what == "trains" else f"`{what[:110]}`"
     return rows
+
+
+def _altered(altered: dict[str, Any], doubled: dict[str, Any]) -> str:
+    if "losses" not in altered:
+        return f"`{altered['failed'][:160]}`"
+    codes = ", ".join(map(str, altered["second_answers"]))
+    same = altered["losses"] == doubled.get("losses", [None])[0]
+    return f"{codes}; {'the same losses as without' if same else '**other losses**'}"
+
+
+def _version(result: dict[str, Any]) -> str:
+    """Name SkyRL's version, as the parts have it."""
+    named = sorted({part["versions"]["skyrl"] for part in result.values()})
+    return f" {' and '.join(named)}" if named else ""
 
 
 def _made(part: dict[str, Any]) -> str:
@@ -104,7 +121,8 @@ def _made(part: dict[str, Any]) -> str:
     text = (
         f"`{part['command']}` at {part['commit']}, {machine['cores']} cores, Python "
         f"{machine['python']}, load {machine['load_before']} before and {machine['load_after']} "
-        f"after, {part['took_s']:.0f} s; skyrl {versions['skyrl']}, jax {versions['jax']}."
+        f"after, {part['took_s']:.0f} s; skyrl {versions['skyrl']} on Python "
+        f"{versions['python']}, jax {versions['jax']}."
     )
     if machine["load_before"] > QUIET_LOAD:
         text += (
