@@ -24,8 +24,8 @@
 # of its time: newer ones speak another protocol. It imports torch, a CPU build of which is enough:
 # PIP_OPTIONS may name an index with one.
 #
-# skyrl is what skyrl-tx has become part of. Its SDK is 0.25, the one that it asks for. It imports
-# peft, which imports torch: on x86-64 that of the package index is a CUDA build with 5 GB of
+# skyrl is what skyrl-tx has become part of. Its SDK is 0.25, the one that it asks for. Its server
+# imports aiohttp, which it does not ask for, and peft, which imports torch: on x86-64 that of the package index is a CUDA build with 5 GB of
 # libraries, unless PIP_OPTIONS names an index with a CPU build.
 #
 # Does nothing for an environment that is up to date.
@@ -57,7 +57,7 @@ case "$#:${1:-}" in
         COMMAND=tinker
         ;;
     1:skyrl)
-        PACKAGES="skyrl[tinker,jax]==0.4.0 uv==0.13.9"
+        PACKAGES="skyrl[tinker,jax]==0.4.0 aiohttp==3.14.5 uv==0.13.9"
         COMMAND=tinker
         ;;
     1:*)
@@ -82,4 +82,5 @@ echo "$PACKAGES and what it requires ..."
 pip_install -c "$CONSTRAINTS" $PACKAGES
 # What it imports is compiled here, so that the first measured start is like all others.
 "$DIR/bin/$COMMAND" --help > /dev/null
+[ "$1" != skyrl ] || JAX_PLATFORMS=cpu "$DIR/bin/python" -c 'import skyrl.tinker.api, skyrl.tinker.engine, skyrl.backends.jax' 2> /dev/null
 note_environment
