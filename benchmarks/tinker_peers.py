@@ -305,6 +305,7 @@ def main() -> None:
         result[name] = {
             "command": shlex.join(["python", "benchmarks/tinker_peers.py", *sys.argv[1:]]),
             "commit": describe_commit(),
+            "date": time.strftime("%Y-%m-%d"),
             "took_s": round(time.monotonic() - began, 1),
             "machine": {
                 "system": f"{platform.system()} {platform.machine()}",
