@@ -32,14 +32,23 @@ def test_what_a_peer_is_built_from_and_its_constraints_name_the_same_versions(fo
         assert pins(folder)[name] == version, f"{name} of {folder}"
 
 
-def test_skyrl_is_measured_and_told_of_in_the_version_that_is_built():
+def test_the_faults_of_skyrl_are_those_of_the_version_that_is_built():
     version, sdk = pins("skyrl")["skyrl"], pins("skyrl")["tinker"]
-    result = json.loads(page("results/tinker_peers.json"))
-    assert {part["versions"]["skyrl"] for part in result.values()} == {version}
-    assert {part["versions"]["tinker"] for part in result.values()} == {sdk}
+    measured = json.loads(page("results/tinker_peers.json"))["faults"]["versions"]
+    assert (measured["skyrl"], measured["tinker"]) == (version, sdk)
     assert f"## Beside SkyRL {version}\n" in page("tinker.md")
-    assert page("results/tinker_peers.md").startswith(f"# Tinker's API, nip and SkyRL {version}\n")
     assert f"| SkyRL {version} |" in page("beside.md")
+
+
+def test_a_heading_over_figures_of_skyrl_has_the_version_that_was_measured():
+    result = json.loads(page("results/tinker_peers.json"))
+    headings = [line for line in page("results/tinker_peers.md").split("\n") if line[:3] == "## "]
+    versions = {name: part["versions"]["skyrl"] for name, part in result.items()}
+    assert [line.rpartition(" SkyRL ")[2] for line in headings] == [
+        *[versions["rates"]] * 3,
+        versions["faults"],
+    ]
+    assert re.search(rf"^##+ (Rates b|B)eside SkyRL {versions['rates']}$", page("tinker.md"), re.M)
 
 
 def test_the_page_on_other_tools_names_the_versions_that_are_built():
