@@ -112,9 +112,14 @@ def _faults(seen: dict[str, Any]) -> dict[str, str]:
 def _altered(altered: dict[str, Any], doubled: dict[str, Any]) -> str:
     if "losses" not in altered:
         return f"`{altered['failed'][:160]}`"
-    codes = ", ".join(map(str, altered["second_answers"]))
-    same = altered["losses"] == doubled.get("losses", [None])[0]
-    return f"{codes}; {'the same losses as without' if same else '**other losses**'}"
+    refusal = altered["first_refusal"]
+    text = ", ".join(map(str, altered["second_answers"]))
+    text += f": `{refusal[:160]}`" if refusal else ""
+    if "losses" in doubled:
+        once, also = doubled["losses"][0], altered["losses"]
+        apart = max(abs(a - b) for a, b in zip(once, also, strict=True))
+        text += f"; its losses differ by at most {apart:.1g} from those of steps sent once"
+    return text
 
 
 def _version(result: dict[str, Any]) -> str:
