@@ -1,5 +1,6 @@
 # Everything runs in $(VENV), which `make install` creates. Useful variables:
 #   PYTHON=python3.12        the interpreter to build it with (3.11 to 3.13)
+#   SKYRL_PYTHON=python3.12  the interpreter of SkyRL, for `make tinker-peers` (3.12 or 3.13)
 #   PIP_OPTIONS="..."        more options for pip, for example --index-url of a mirror
 #   TORCH_INDEX=URL          where torch without CUDA is looked for on a machine without an NVIDIA GPU,
 #                            once; TORCH_INDEX= for nowhere

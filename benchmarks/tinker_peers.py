@@ -6,8 +6,8 @@
 
     rates    training steps per second, samples per second, from trained weights to their first
              sample; what both compute is compared before
-    faults   a server killed in the middle of training, each gradient and step sent twice, losses
-             that are not there
+    faults   a server killed in the middle of training, each gradient and step sent twice, each step
+             sent again with other content, losses that are not there
 
 SkyRL's server on JAX is what skyrl-tx has become, and another one that trains without a GPU. Both
 servers train and sample on the bundled tiny model, float32, LoRA of rank 32. They take turns in
@@ -204,6 +204,7 @@ def measure_faults(options: argparse.Namespace, model: Path, place: Path) -> dic
         with serve(place / f"faults-{number}") as served:
             rows[served.name] = {
                 "doubled": see_doubled(served),
+                "altered": see_altered(served),
                 "lacking": see_lacking(served),
                 "killed": see_kill(served),
             }
@@ -226,6 +227,19 @@ def see_doubled(served: Served) -> dict[str, Any]:
             except Failed as error:
                 return {"refused": str(error)}
     return {"losses": losses, "second_answers": sorted(set(proxy.doubled))}
+
+
+def see_altered(served: Served) -> dict[str, Any]:
+    """Train four steps, each of which comes again with another learning rate."""
+    with DoubledPosts(served.url, altered=True) as proxy:
+        served.connect(proxy.url)
+        try:
+            served("make", rank=RANK)
+            losses = served("train", steps=4, **BATCH)["losses"]
+        except Failed as error:
+            return {"failed": str(error), "second_answers": sorted(set(proxy.doubled))}
+    answers, texts = sorted(set(proxy.doubled)), proxy.refusals
+    return {"losses": losses, "second_answers": answers, "first_refusal": (texts or [""])[0]}
 
 
 def see_lacking(served: Served) -> dict[str, str]:
@@ -291,6 +305,7 @@ def main() -> None:
         result[name] = {
             "command": shlex.join(["python", "benchmarks/tinker_peers.py", *sys.argv[1:]]),
             "commit": describe_commit(),
+            "date": time.strftime("%Y-%m-%d"),
             "took_s": round(time.monotonic() - began, 1),
             "machine": {
                 "system": f"{platform.system()} {platform.machine()}",

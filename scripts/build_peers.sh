@@ -8,6 +8,8 @@
 #
 #   PEERS=DIR            where, .peers in the repository root unless given; each in DIR/PEER
 #   PYTHON=python3.12    the interpreter to build them with (3.11 to 3.13)
+#   SKYRL_PYTHON=...     that of skyrl, which needs 3.12 or later; unless given, PYTHON if it is new
+#                        enough, or else python3.12 or python3.13 of the path
 #   PIP_OPTIONS="..."    more options for pip
 #   REBUILD=1            build again although an environment is up to date
 #
@@ -22,14 +24,28 @@
 # of its time: newer ones speak another protocol. It imports torch, a CPU build of which is enough:
 # PIP_OPTIONS may name an index with one.
 #
-# skyrl is what skyrl-tx has become part of. It speaks JSON, which no SDK after 0.24 does, and on
-# Python 3.11 pydantic refuses its `typing.TypedDict`, so there it is given that of
-# typing_extensions under this name.
+# skyrl is what skyrl-tx has become part of. Its SDK is 0.25, the one that it asks for. Its server
+# imports aiohttp, which it does not ask for, and peft, which imports torch: on x86-64 that of the package index is a CUDA build with 5 GB of
+# libraries, unless PIP_OPTIONS names an index with a CPU build.
 #
 # Does nothing for an environment that is up to date.
 set -euo pipefail
 
 . "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+
+# Sets PYTHON to an interpreter that SkyRL takes, of those that nip's own scripts take.
+find_skyrl_python() {
+    local tried
+    for tried in ${SKYRL_PYTHON:-"$PYTHON" python3.12 python3.13}; do
+        if "$tried" -c 'import sys; sys.exit(not (3, 12) <= sys.version_info[:2] <= (3, 13))' 2> /dev/null; then
+            PYTHON="$tried"
+            return
+        fi
+    done
+    echo "SkyRL 0.4.0 needs Python 3.12 or 3.13, and ${SKYRL_PYTHON:-"none of $PYTHON, python3.12, python3.13"} is that here; set SKYRL_PYTHON=/path/to/python3.12" >&2
+    exit 1
+}
+
 case "$#:${1:-}" in
     1:verifiers) PACKAGES="verifiers==0.4.0" COMMAND=vf-eval ;;
     # inspect-ai asks for a provider's package only when a model of that provider is named.
@@ -41,7 +57,7 @@ case "$#:${1:-}" in
         COMMAND=tinker
         ;;
     1:skyrl)
-        PACKAGES="skyrl[tinker,jax]==0.3.0 tinker==0.24.1 jax==0.10.2 flax==0.12.8 optax==0.2.8 uv==0.13.9"
+        PACKAGES="skyrl[tinker,jax]==0.4.0 aiohttp==3.14.5 uv==0.13.9"
         COMMAND=tinker
         ;;
     1:*)
@@ -57,16 +73,14 @@ case "$#:${1:-}" in
         ;;
 esac
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+[ "$1" != skyrl ] || find_skyrl_python
 use_environment ".peers/$1" "peers_$1_constraints.txt" "${PEERS:-$ROOT/.peers}/$1"
 mkdir -p "$(dirname "$DIR")"
 make_environment
 echo "$PACKAGES and what it requires ..."
 # shellcheck disable=SC2086
 pip_install -c "$CONSTRAINTS" $PACKAGES
-if [ "$1" = skyrl ]; then
-    echo 'import sys, typing, typing_extensions; sys.version_info < (3, 12) and setattr(typing, "TypedDict", typing_extensions.TypedDict)' \
-        > "$("$DIR/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/typed_dict.pth"
-fi
 # What it imports is compiled here, so that the first measured start is like all others.
 "$DIR/bin/$COMMAND" --help > /dev/null
+[ "$1" != skyrl ] || JAX_PLATFORMS=cpu "$DIR/bin/python" -c 'import skyrl.tinker.api, skyrl.tinker.engine, skyrl.backends.jax' 2> /dev/null
 note_environment

@@ -34,7 +34,9 @@ def page(result: dict[str, Any]) -> str:
         "stub, games, weights and machine, each "
         "in an environment of its own (`scripts/build_peers.sh`), over HTTP, as its own "
         "documentation says. They take turns in rounds. Made by `benchmarks/side_by_side.py`; the "
-        "JSON file beside this page has every figure, all versions and the machine's load."
+        "JSON file beside this page has every figure, all versions and the machine's load. "
+        "skyrl-tx is 0.3.0 of February 2026, the last one of that name; a later SkyRL stands "
+        "beside nip in [another run](tinker_peers.md)."
     )
     front = "\n".join(table(result))
     words = (
@@ -309,9 +311,10 @@ def weights(part: dict[str, Any]) -> str:
         "half of the file; *base*, weights that change nothing; *directory*, the whole directory "
         "of the other one in its place. Each is then asked for by its name. nip is started again "
         "on its state directory; vLLM is told by `/v1/load_lora_adapter` to load them; PEFT loads "
-        "them in a process. skyrl-tx takes no adapter but its own, an archive of such a directory: "
-        "it trains the same, and its archives are made wrong in the same ways before they are "
-        "first asked for. A refusal counts as noticed, whatever its words; an answer does not. "
+        "them in a process. skyrl-tx 0.3.0 takes no adapter but its own, an archive of such a "
+        "directory: it trains the same, and its archives are made wrong in the same ways before "
+        "they are first asked for. A refusal counts as noticed, whatever its words; an answer does "
+        "not. "
         "The files are wrong before they are read, and nip refuses them by their checksums; its "
         "proof, which compares what is served with what was saved, comes after that."
     )

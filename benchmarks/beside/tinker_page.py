@@ -5,14 +5,24 @@ from typing import Any
 
 QUIET_LOAD = 1.0
 NIP, SKYRL = "nip", "SkyRL"
+SDK, SDK_NOW = {"0.3.0": "speaks the JSON of older ones"}, "asks for that one"
+LORA = {
+    "0.3.0": "with tied embeddings it trains LoRA on the embedding, where nip does on the output "
+    "layer",
+}
+LORA_NOW = (
+    "it trains no LoRA on the embedding or the output layer, where nip does on the latter, as "
+    "Tinker's requests ask for"
+)
 
 
 def page(result: dict[str, Any]) -> str:
     """Write the results as Markdown."""
     parts = [
-        "# Tinker's API, nip and SkyRL",
-        "Two servers of Tinker's API that train without a GPU, on the same weights (the "
-        "bundled tiny model, float32), LoRA of rank 32, asked by the same client, each with an SDK "
+        f"# Tinker's API, nip and SkyRL{_version(result)}",
+        "Two servers of Tinker's API that train without a GPU (open-rl has a CPU mode, too, which "
+        "was not run), on the same weights (the bundled tiny model, float32), LoRA of rank 32, "
+        "asked by the same client, each with an SDK "
         "that it speaks. Made by `benchmarks/tinker_peers.py`; the JSON file beside this page has "
         "every round. Processor seconds are those of the server for each step, sample or "
         "swap; the first is what the request took that doesn't count, with what JAX compiles.",
@@ -37,25 +47,23 @@ def describe_rates(part: dict[str, Any]) -> list[str]:
     )
     if "prompt_logprobs_differ_by" in compared:
         same += f"; those of a prompt differ by {compared['prompt_logprobs_differ_by']:g}"
-    differ = (
-        "By its source, SkyRL takes the mean of each sequence and of the batch where Tinker's loss "
-        "is a sum, and with tied embeddings it trains LoRA on the embedding, where nip does on the "
-        "output layer, so the losses of later steps differ."
-    )
+    version = part["versions"]["skyrl"]
     return [
         _made(part),
         f"{same}. The first adapter was there {made[NIP]:g} s (nip) and {made[SKYRL]:g} s (SkyRL) "
-        f"after the server answered. SDK {sdk[NIP]} asks nip, {sdk[SKYRL]} SkyRL, which speaks the "
-        f"JSON of older ones. {differ}",
-        "## Training steps per second",
+        f"after the server answered. SDK {sdk[NIP]} asks nip, {sdk[SKYRL]} SkyRL, which "
+        f"{SDK.get(version, SDK_NOW)}. By its source, SkyRL takes the mean of each sequence and of "
+        f"the batch where Tinker's loss is a sum, and {LORA.get(version, LORA_NOW)}, so the losses "
+        "of later steps differ.",
+        f"## Training steps per second, SkyRL {version}",
         "`forward_backward` and `optim_step` sent together, then both awaited; sequences of three "
         "quarters of the length up to all of it.",
         _table(part["training"]),
-        "## Samples per second",
+        f"## Samples per second, SkyRL {version}",
         "Every sample has `max_tokens` tokens. SkyRL samples one sequence at a time where one is "
         "asked for, and else pads to 16, so that it compiles each size once.",
         _table(part["sampling"]),
-        "## From trained weights to their first sample",
+        f"## From trained weights to their first sample, SkyRL {version}",
         "`save_weights_and_get_sampling_client` and 8 tokens, as swaps per second.",
         _table(part["swap"]),
     ]
@@ -68,7 +76,7 @@ def describe_faults(part: dict[str, Any]) -> list[str]:
     for row in cells[NIP]:
         lines.append(f"| {row} | {cells[NIP][row]} | {cells[SKYRL].get(row, '')} |")
     return [
-        "## When something goes wrong",
+        f"## When something goes wrong, SkyRL {part['versions']['skyrl']}",
         _made(part),
         "Seen once each, in training on one batch of 8 × 64.",
         "\n".join(lines),
@@ -94,17 +102,43 @@ def _faults(seen: dict[str, Any]) -> dict[str, str]:
         )
     else:
         rows["each gradient and step sent twice"] = f"`{doubled['refused'][:160]}`"
+    if "altered" in seen:
+        rows["each step sent again with another learning rate"] = _altered(seen["altered"], doubled)
     for loss, what in seen["lacking"].items():
         rows[f"`{loss}`"] = what if what == "trains" else f"`{what[:110]}`"
     return rows
 
 
+def _altered(altered: dict[str, Any], doubled: dict[str, Any]) -> str:
+    if "losses" not in altered:
+        return f"`{altered['failed'][:160]}`"
+    refusal = altered["first_refusal"]
+    text = ", ".join(map(str, altered["second_answers"]))
+    text += f": `{refusal[:160]}`" if refusal else ""
+    if "losses" in doubled:
+        once, also = doubled["losses"][0], altered["losses"]
+        apart = max(abs(a - b) for a, b in zip(once, also, strict=True))
+        text += f"; its losses differ by at most {apart:.1g} from those of steps sent once"
+    return text
+
+
+def _version(result: dict[str, Any]) -> str:
+    """Name SkyRL's version, as the parts have it."""
+    named = sorted({part["versions"]["skyrl"] for part in result.values()})
+    return f" {' and '.join(named)}" if named else ""
+
+
+def _dated(part: dict[str, Any]) -> str:
+    return f" on {part['date']}" if "date" in part else ""
+
+
 def _made(part: dict[str, Any]) -> str:
     machine, versions = part["machine"], part["versions"]
     text = (
-        f"`{part['command']}` at {part['commit']}, {machine['cores']} cores, Python "
+        f"`{part['command']}` at {part['commit']}{_dated(part)}, {machine['cores']} cores, Python "
         f"{machine['python']}, load {machine['load_before']} before and {machine['load_after']} "
-        f"after, {part['took_s']:.0f} s; skyrl {versions['skyrl']}, jax {versions['jax']}."
+        f"after, {part['took_s']:.0f} s; skyrl {versions['skyrl']} on Python "
+        f"{versions['python']}, jax {versions['jax']}."
     )
     if machine["load_before"] > QUIET_LOAD:
         text += (

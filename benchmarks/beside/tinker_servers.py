@@ -2,10 +2,10 @@
 
 Served     a server with a client of it; both sleep while another one is measured
 serve_nip, serve_skyrl   how each is started, on the same model directory
-DoubledPosts   a proxy that sends each gradient and each step twice
+DoubledPosts   a proxy that sends each gradient and each step twice, or each step with other content
 
-SkyRL (0.3.0, the project that skyrl-tx has become part of) speaks JSON, which no SDK after 0.24
-does, so each server is asked with an SDK that it speaks, by the same client
+SkyRL (0.4.0, the project that skyrl-tx has become part of) asks for the SDK 0.25, and nip is made
+for a later one, so each server is asked with the SDK that its own tests have, by the same client
 (peers/tinker_loop.py).
 """
 
@@ -234,6 +234,7 @@ def serve_skyrl(
     # It reads from its parent's command line how to start its engine: by `uv run`.
     command = [str(folder / "uv"), "run", "--active", "--no-project", "-m", "skyrl.tinker.api"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--base-model", str(model)]
+    command += ["--backend", "jax"]
     command += ["--session-timeout-sec", "-1", "--backend-config", json.dumps(settings)]
     command += ["--checkpoints-base", str(place / "checkpoints")]
     command += ["--database-url", f"sqlite:///{place / 'tinker.db'}"]
@@ -255,13 +256,17 @@ class DoubledPosts:
     """A proxy before a server that sends it each gradient and each step twice.
 
     The client gets the answer to the second, as one does that sends again what it got no answer to.
+    With `altered` only steps come twice, the second time with another learning rate under the same
+    number, and the client gets the answer to the first.
     """
 
     TWICE = ("/forward_backward", "/optim_step")
 
-    def __init__(self, url: str):
+    def __init__(self, url: str, *, altered: bool = False):
         self.doubled: list[int] = []
         """The status of each second answer."""
+        self.refusals: list[str] = []
+        """The text of each second answer that is a refusal."""
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -270,10 +275,17 @@ class DoubledPosts:
             def do_POST(self) -> None:
                 body = self._read()
                 answer = self._ask(body)
-                if self.path.endswith(proxy.TWICE):
+                if altered and self.path.endswith("/optim_step"):
+                    self._note(self._ask(_with_other_rate(body)))
+                elif not altered and self.path.endswith(proxy.TWICE):
                     answer = self._ask(body)
-                    proxy.doubled.append(answer[0])
+                    self._note(answer)
                 self._give(*answer)
+
+            def _note(self, answer: tuple[int, str, bytes]) -> None:
+                proxy.doubled.append(answer[0])
+                if answer[0] >= 400:
+                    proxy.refusals.append(answer[2].decode(errors="replace")[:300])
 
             def do_GET(self) -> None:
                 self._give(*self._ask(None))
@@ -318,3 +330,10 @@ class DoubledPosts:
 
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
+
+
+def _with_other_rate(body: bytes) -> bytes:
+    """The same step, with twice the learning rate."""
+    order = json.loads(body)
+    order["adam_params"]["learning_rate"] *= 2
+    return json.dumps(order).encode()
