@@ -55,6 +55,16 @@ class Reach(Figures):
     """On wrong problems; in which it chose, or by which provers were trained."""
     rarest: StrictFloat | None
     """The share of messages below which a kind may never have been among them; None: of none."""
+    alone: StrictInt | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Training examples that a single such message gives, if nothing else of its step is rewarded;
+    no key where one is enough, or nobody is trained, and of earlier versions."""
+    needed: StrictInt | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Examples without which a step trains nobody."""
+    rarest_to_train: StrictFloat | None = Field(
+        default=None, exclude_if=lambda value: value is None
+    )
+    """The share below which a kind may never have trained anybody by itself: too few of it in each
+    step."""
 
 
 class Effort(Figures):

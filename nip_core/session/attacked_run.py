@@ -11,7 +11,12 @@ from collections.abc import Iterator
 from nip_core.errors import SettingsError, StoreError
 from nip_core.evaluation.attack_losses import OwnTest
 from nip_core.evaluation.attack_metrics import Reach
-from nip_core.evaluation.attack_reach import SCRIPT_REACH, measure_reach, reach_words
+from nip_core.evaluation.attack_reach import (
+    SCRIPT_REACH,
+    measure_reach,
+    measure_training_reach,
+    reach_words,
+)
 from nip_core.evaluation.figures_in_words import amount
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import HyperParameters
@@ -19,7 +24,7 @@ from nip_core.parameters.attack import LEAST_STEPS, PLATEAU, SCRIPT, SNEAKY
 from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.stored import read_settings
 from nip_core.protocols import make_protocol
-from nip_core.rollouts.plan import ATTACK, TEST, TRAIN, plan_episodes
+from nip_core.rollouts.plan import ATTACK, TEST, TRAIN, group_size, plan_episodes
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.manifest import is_committed
@@ -82,7 +87,8 @@ def plan_reach(parameters: HyperParameters) -> Reach | None:
     if attack.by == SNEAKY:
         episodes = parameters.rollouts_per_iteration or len(problems[TRAIN])
         steps = parameters.rl.num_iterations - parameters.imitates(0)
-        return measure_reach(steps * episodes * turns)
+        size = group_size(parameters, TRAIN)
+        return measure_training_reach(steps * episodes * turns, steps, size * turns, size)
     planned = plan_episodes(parameters, problems[TEST], ATTACK, 0)
     wrong = sum(spec.problem.y == 0 for spec in planned)
     # With several turns each n goes on from its own choice.

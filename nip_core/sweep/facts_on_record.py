@@ -202,6 +202,7 @@ class _Reader:
             efforts=() if shown is None else tuple(list_efforts(shown)),
             is_apart=is_apart,
             sampled=None if shown is None or shown.reach is None else shown.reach.messages,
+            rarest_to_train=shown.reach.rarest_to_train if shown and shown.reach else None,
         )
 
     def _read_records(self, name: str) -> _Read:
