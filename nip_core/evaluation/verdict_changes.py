@@ -206,7 +206,7 @@ class _Pairs:
         _, first, number = np.unique(self.problem[among], return_index=True, return_inverse=True)
         means = np.bincount(number, weights=change) / np.bincount(number)
         _, question = np.unique(self.question[among][first], return_inverse=True)
-        changes = np.bincount(question[number], weights=change)
+        changes = np.bincount(question[number], weights=change).astype(np.float64)
         interval = compare_pairs(means, question.astype(np.int64), changes).interval
         return RateChange(
             float(before[among].mean()), float(after[among].mean()), interval, int(among.sum())

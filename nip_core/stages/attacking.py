@@ -20,8 +20,7 @@ from nip_core.evaluation.plateau import (
 )
 from nip_core.parameters.attack import PLATEAU
 from nip_core.parameters.tested_iterations import is_tested
-from nip_core.records.attack_course import course_path, find_moved, read_course
-from nip_core.records.models import read_models
+from nip_core.records.attack_course import course_path, read_course, read_moved
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import StoredRollouts
@@ -69,7 +68,7 @@ def _judge(session: Session, step: int) -> CourseEnd:
     """Judge the course after the test of a step."""
     parameters = session.parameters
     tested = [i for i in range(step + 1) if is_tested(parameters, i)]
-    worst, moved = _find_worst(session, tested), _find_moved(session, step)
+    worst, moved = _find_worst(session, tested), read_moved(session.run, parameters, step)
     if parameters.attack.until != PLATEAU:
         return CourseEnd(step=step, worst_step=worst, moved=moved)
     since = find_window(tested, step)
@@ -99,18 +98,6 @@ def _find_worst(session: Session, tested: list[int]) -> int:
     measured = {i: records.of(i).stored_metrics(TEST) for i in tested}
     sound = {i: of.soundness for i, of in measured.items() if of and of.soundness is not None}
     return min(sound, key=lambda i: sound[i], default=tested[0] if tested else 0)
-
-
-def _find_moved(session: Session, step: int) -> float | None:
-    """Find how far training has moved the provers until a step.
-
-    None where that is not known, and after an imitation, which moves them before any training.
-    """
-    parameters = session.parameters
-    if step == 0 or parameters.imitates(0):
-        return None
-    models = read_models(session.run, step)
-    return find_moved(models[group] for group in parameters.trainable_groups)
 
 
 def _read_test(session: Session, step: int) -> pa.Table:

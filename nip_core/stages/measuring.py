@@ -22,8 +22,7 @@ from nip_core.evaluation.attack_figures import (
     without_lying,
 )
 from nip_core.evaluation.attack_losses import OwnTest
-from nip_core.evaluation.attack_metrics import Attacked, AttackMetrics, Reach
-from nip_core.evaluation.attack_reach import measure_training_reach
+from nip_core.evaluation.attack_metrics import Attacked, AttackMetrics
 from nip_core.evaluation.attack_steps import FinalTests, figures_by_step
 from nip_core.evaluation.baseline_verifiers import believe_the_prover, majority
 from nip_core.evaluation.baseline_words import believed_line
@@ -58,15 +57,7 @@ from nip_core.records.intervals import combine_metrics, measure_baselines, measu
 from nip_core.records.transcript_files import CHECKSUM_SUFFIX, name_transcripts_file
 from nip_core.rollouts.acceptance import find_acceptance
 from nip_core.rollouts.labels import add_counts
-from nip_core.rollouts.plan import (
-    ATTACK,
-    CANDIDATE,
-    TEST,
-    TRAIN,
-    VALIDATION,
-    group_size,
-    name_played_problems,
-)
+from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION, name_played_problems
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.scripted_call import find_attack_script
 from nip_core.rollouts.shard_manifests import shard_manifest, shards_of
@@ -76,7 +67,7 @@ from nip_core.run_store.facts import DatasetFacts, LabelCounts, ShardFacts, Spli
 from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunStore, read_document
 from nip_core.run_store.store import Store
-from nip_core.session.attacked_run import is_told, read_own_test
+from nip_core.session.attacked_run import is_told, measure_sampled_reach, read_own_test
 from nip_core.session.session import Session
 from nip_core.stages.served import find_models, find_opponents
 
@@ -286,7 +277,7 @@ def _measured_steps(session: Session, last: int) -> AttackMetrics:
     steps = range(int(parameters.imitates(0)), last)
     messages = sum(_count_trained_messages(run, i, attackers) for i in steps)
     beside: dict[str, Any] = {"worst": worst, "tests": digests}
-    beside["reach"] = _measure_reach(session, messages, len(steps))
+    beside["reach"] = measure_sampled_reach(parameters, messages, len(steps))
     efforts = add_up_efforts(run, parameters, places)
     beside["by_step"] = tuple(
         row.model_copy(update={"effort": efforts[row.step]}) for row in metrics.by_step or ()
@@ -296,15 +287,6 @@ def _measured_steps(session: Session, last: int) -> AttackMetrics:
     if metrics.course is not None:
         beside |= _record_final_tests(run, last)
     return metrics.model_copy(update=beside)
-
-
-def _measure_reach(session: Session, messages: int, steps: int) -> Reach:
-    """Say what the messages by which provers were trained in so many steps may have missed."""
-    attackers = find_attackers(session.parameters)
-    protocol, size = session.game.protocol, group_size(session.parameters, TRAIN)
-    rounds = range(protocol.max_message_rounds)
-    turns = sum(agent in protocol.active(r, 0) for r in rounds for agent in attackers)
-    return measure_training_reach(messages, steps, size * turns, size)
 
 
 def _final_tests(session: Session, last: int) -> FinalTests | None:
