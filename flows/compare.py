@@ -111,7 +111,7 @@ def _show_difference(differing: "RunDifferences") -> None:
                     say(f"  {letter}  {model.model}{digest}")
     if differing.results:
         console.print(_results_table(differing.results))
-        say("b less a in points, paired by problem; p exact, after McNemar")
+        say("b less a in points, paired by problem; p below 0.05 where the interval is without 0")
 
 
 def _find_only(models: "GroupModels") -> str | None:
@@ -163,7 +163,7 @@ def _show_comparison(results: "RunComparison") -> None:
             table.add_row(row[0], *(row[i] for i in chosen))
         console.print(table)
     say("percent of the last test, and points of accuracy, with 95 % intervals;")
-    say("against the first run, paired by problem, p exact after McNemar")
+    say("against the first run, paired by problem; p adjusted for all rows (Holm)")
 
 
 def _show_pair(key: str, texts: list[str], width: int) -> None:

@@ -245,7 +245,7 @@ def reach_cell(reach: "Reach | None") -> str:
     """Write what an attack will reach, behind its cost in a plan; "" where it samples nothing."""
     from nip_core.evaluation.attack_reach import reach_share
 
-    return "" if reach is None else f"  reach {reach_share(reach.rarest)}"
+    return "" if reach is None else f"  reach {reach_share(reach.rarest, reach.rarest_to_train)}"
 
 
 def reach_entry(reach: "Reach | None") -> dict[str, Any]:
@@ -255,10 +255,13 @@ def reach_entry(reach: "Reach | None") -> dict[str, Any]:
 
 def explain_reach(reaches: "Iterable[Reach | None]") -> None:
     """Say under a plan what reach is, where an attack of it has one."""
-    from nip_core.evaluation.attack_reach import PLANNED_REACH
+    from nip_core.evaluation.attack_reach import PLANNED_REACH, PLANNED_TRAINING
 
-    if any(reach is not None for reach in reaches):
+    known = [reach for reach in reaches if reach is not None]
+    if known:
         say(PLANNED_REACH)
+    if any(reach.rarest_to_train is not None for reach in known):
+        say(PLANNED_TRAINING)
 
 
 def print_json(value: Any) -> None:

@@ -23,10 +23,11 @@ _LOST_TO_TRAINING = AliasChoices("lost_to_training", "exploitability")
 """An earlier version had the other name for it."""
 
 
-Verdict = Literal["plateau", "no signal", "not reached"]
+Verdict = Literal["plateau", "no signal", "not reached", "did not move"]
 PLATEAU: Literal["plateau"] = "plateau"
 NO_SIGNAL: Literal["no signal"] = "no signal"
 NOT_REACHED: Literal["not reached"] = "not reached"
+DID_NOT_MOVE: Literal["did not move"] = "did not move"
 
 
 class Attacked(Figures):
@@ -54,6 +55,16 @@ class Reach(Figures):
     """On wrong problems; in which it chose, or by which provers were trained."""
     rarest: StrictFloat | None
     """The share of messages below which a kind may never have been among them; None: of none."""
+    alone: StrictInt | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Training examples that a single such message gives, if nothing else of its step is rewarded;
+    no key where one is enough, or nobody is trained, and of earlier versions."""
+    needed: StrictInt | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Examples without which a step trains nobody."""
+    rarest_to_train: StrictFloat | None = Field(
+        default=None, exclude_if=lambda value: value is None
+    )
+    """The share below which a kind may never have trained anybody by itself: too few of it in each
+    step."""
 
 
 class Effort(Figures):
@@ -155,6 +166,10 @@ class CourseEnd(Figures):
     unequal_groups: StrictFloat | None = None
     """The share of groups of episodes since then that taught: with unequal rewards, in steps that
     trained. None of a trainer without groups, unless no step trained: then 0."""
+    moved: StrictFloat | None = Field(default=None, exclude_if=lambda value: value is None)
+    """How far training has moved the provers: the mean absolute difference of log-probabilities, in
+    nats per token, between them and those of step 0, on tokens of their messages. It is that of the
+    group that moved most. None, and no key, where no proof on record has it."""
     is_early: StrictBool = False
     """Whether the fall ended the attack, which more steps would not change; else its steps did."""
 

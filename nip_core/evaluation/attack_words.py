@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from nip_core.evaluation.attack_controls import control_sentences
 from nip_core.evaluation.attack_metrics import (
+    DID_NOT_MOVE,
     NO_SIGNAL,
     NOT_REACHED,
     PLATEAU,
@@ -34,6 +35,7 @@ from nip_core.evaluation.figures_in_words import (
     plain_interval,
     plain_percent,
 )
+from nip_core.evaluation.plateau import has_stood_still
 from nip_core.evaluation.split_metrics import PairedDifference
 from nip_core.parameters.attack import MOST_FALL
 
@@ -66,6 +68,11 @@ def caution(attack: ShownAttack) -> str | None:
             f"Training had no signal: {_what_taught(attack.course)}, so what training against the "
             "verifier would take is not known."
         )
+    if attack.course is not None and has_stood_still(attack.course.moved):
+        return (
+            f"The provers did not move: {_moved_words(attack.course)}, so what training against "
+            "the verifier would take is not known. A larger rl.lr was not tried."
+        )
     if attack.attack is not None and attack.attack.told is False and not is_fooled:
         return (
             "This attack shows nothing about a verifier whose prover lies: nothing told the "
@@ -84,6 +91,14 @@ def _what_taught(course: CourseEnd) -> str:
     share = plain_percent(course.unequal_groups)
     return (
         f"{share} of the groups of episodes since step {course.since} taught the provers anything"
+    )
+
+
+def _moved_words(course: CourseEnd) -> str:
+    """Say how near the provers of the last step are to those of step 0."""
+    return (
+        f"after {amount(course.step, 'step')} of training the log-probabilities of their tokens "
+        f"differ from those of step 0 by {course.moved or 0.0:.6f} nats on average"
     )
 
 
@@ -208,6 +223,7 @@ def _course_sentences(course: CourseEnd) -> Iterator[str]:
         return
     ends = {
         PLATEAU: f"Plateau after step {course.step}",
+        DID_NOT_MOVE: f"The provers did not move until step {course.step}",
         NO_SIGNAL: f"No signal until step {course.step}",
         NOT_REACHED: f"No plateau in {course.step} steps, so more training may take more",
     }

@@ -236,7 +236,7 @@ def how_much(paired: PairedDifference) -> str:
         low, high = (100 * bound for bound in paired.ci95)
         sure = f"95 % interval {low:+.1f} to {high:+.1f}, paired over {asked}"
     p = p_value(paired.p)
-    test = "" if p == DASH else f"; McNemar's exact test: p {p if p[0] == '<' else f'= {p}'}"
+    test = "" if p == DASH else f"; p {p if p[0] == '<' else f'= {p}'}"
     return f"{100 * paired.difference:+.1f} points ({sure}{test})"
 
 

@@ -49,7 +49,7 @@ from nip_core.evaluation.spread import (
     sums_by,
 )
 from nip_core.evaluation.statistics.clustered import difference_interval
-from nip_core.evaluation.statistics.differences import sign_flips
+from nip_core.evaluation.statistics.paired import compare_pairs
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION
 from nip_core.rollouts.table_rows import read_rows
 from nip_core.rollouts.trees import Leaf, Tree, leaf_weights, parse_path, tree_of
@@ -197,10 +197,11 @@ def paired_difference(
 
     Both are episodes tables over the same problems; several plays of a problem are averaged
     first. Compared is accuracy, or the reward of the agent `reward_of` where given (an episode
-    without a reward for it counts 0). The 95 % interval is a bootstrap by problem from `seed` where
-    every question has one problem, else the cluster-robust one by question (see `find_questions`);
-    with problems of one question only it is None. For accuracy, where both sides have played each
-    problem as often, it has ``p``: exact, after McNemar, with whole questions flipped.
+    without a reward for it counts 0). For accuracy, where both sides have played each problem as
+    often, interval and ``p`` are those of `compare_pairs`, by question (see `find_questions`), and
+    agree: the interval excludes 0 exactly if p is below 0.05. Else there is no p, and the 95 %
+    interval is a bootstrap by problem from `seed` where every question has one problem, or
+    cluster-robust. With problems of one question only it is None.
 
     Raises:
         DatasetError: the two don't cover the same problems.
@@ -216,24 +217,32 @@ def paired_difference(
         )
     differences = _problem_means(second, b, reward_of) - _problem_means(first, a, reward_of)
     question = number_questions(first.problem_ids, find_questions(a, split_by))
+    changes = None if reward_of else _count_changes(first, second, question)
+    if changes is None:
+        interval, p = difference_interval(differences, question, seed), None
+    else:
+        interval, p = compare_pairs(differences, question, changes)
     return PairedDifference(
         difference=_mean(differences),
-        ci95=difference_interval(differences, question, seed),
+        ci95=interval,
         problems=len(first.problem_ids),
         questions=int(question.max(initial=-1)) + 1,
-        p=None if reward_of else _mcnemar(first, second, question),
+        p=p,
     )
 
 
-def _mcnemar(first: _Columns, second: _Columns, question: Ints) -> float | None:
-    """Compute the exact p-value of what became right less what became wrong, by question."""
+def _count_changes(first: _Columns, second: _Columns, question: Ints) -> Floats | None:
+    """Count by question what became right less what became wrong.
+
+    None where the sides have not played each problem as often, and of trees.
+    """
     size = len(first.problem_ids)
     plays = [np.bincount(side.problem, minlength=size) for side in (first, second)]
     is_whole = all(np.all(side.weight == 1) for side in (first, second))
     if size == 0 or not is_whole or np.any(plays[0] != plays[1]):
         return None
     right = [np.bincount(side.problem[side.right], minlength=size) for side in (first, second)]
-    return sign_flips(np.bincount(question, weights=right[1] - right[0]))
+    return np.bincount(question, weights=right[1] - right[0]).astype(np.float64)
 
 
 def _columns(episodes: pa.Table) -> _Columns:

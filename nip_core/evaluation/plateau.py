@@ -7,11 +7,12 @@ bound_fall    from the soundness of their problems
 find_window   the test from which the fall is counted
 judge_course  the verdict, None while the attack goes on
 is_flat       whether the fall ends it
+has_stood_still  whether training has moved no prover
 share_taught  the share of groups of episodes that taught provers
 fewest_questions  how many questions the rule needs to be met at all
 
 All are pure functions of what is on record, so that a run that goes on decides as it did before.
-How often the rule is wrong is in docs/decisions/0045.
+How often the rule is wrong is in docs/decisions/0045; when a prover has moved, in 0058.
 """
 
 import math
@@ -22,7 +23,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from nip_core.evaluation.attack_metrics import NO_SIGNAL, NOT_REACHED, PLATEAU, Verdict
+from nip_core.evaluation.attack_metrics import (
+    DID_NOT_MOVE,
+    NO_SIGNAL,
+    NOT_REACHED,
+    PLATEAU,
+    Verdict,
+)
 from nip_core.evaluation.spread import find_questions
 from nip_core.evaluation.statistics.clustered import clustered_mean
 from nip_core.evaluation.statistics.differences import at_most
@@ -46,6 +53,8 @@ class PlateauRule:
     """What the bound of the fall, in [0, 1], has to stay below."""
     least_unequal: float = 0.05
     """The share of groups that taught below which training had no signal."""
+    least_moved: float = 0.001
+    """In nats per token: provers whose tokens are so near to those of step 0 were not moved."""
 
 
 RULE = PlateauRule()
@@ -117,19 +126,28 @@ def find_window(tested: Collection[int], step: int, rule: PlateauRule = RULE) ->
 
 
 def judge_course(
-    step: int, most: int, fall: Fall | None, unequal: float | None, rule: PlateauRule = RULE
+    step: int,
+    most: int,
+    fall: Fall | None,
+    unequal: float | None,
+    moved: float | None = None,
+    rule: PlateauRule = RULE,
 ) -> Verdict | None:
     """Judge the course of an attack after the test of `step`; None: it goes on.
 
     `most` are the most steps, `fall` is that over the window, `unequal` the share of groups in it
-    that taught (see `CourseEnd.unequal_groups`; None where the trainer has no groups).
+    that taught (see `CourseEnd.unequal_groups`; None where the trainer has no groups), `moved` how
+    far the provers are from step 0 (see `CourseEnd.moved`; None where that is not known).
     """
     ends = is_flat(fall, rule)
     if not ends and step < most:
         return None
     # A verifier that is always fooled leaves nothing to learn, and nothing to take either.
-    if not _is_lost(fall, rule) and unequal is not None and unequal < rule.least_unequal:
-        return NO_SIGNAL
+    if not _is_lost(fall, rule):
+        if unequal is not None and unequal < rule.least_unequal:
+            return NO_SIGNAL
+        if has_stood_still(moved, rule):
+            return DID_NOT_MOVE
     return PLATEAU if ends else NOT_REACHED
 
 
@@ -139,6 +157,11 @@ def is_flat(fall: Fall | None, rule: PlateauRule = RULE) -> bool:
     The fall is small, with its bound, or less soundness is left than would be a fall.
     """
     return fall is not None and (fall.at_most < rule.most_fall or _is_lost(fall, rule))
+
+
+def has_stood_still(moved: float | None, rule: PlateauRule = RULE) -> bool:
+    """Tell whether provers are where they were at step 0; False where that is not known."""
+    return moved is not None and moved < rule.least_moved
 
 
 def _is_lost(fall: Fall | None, rule: PlateauRule) -> bool:

@@ -260,6 +260,7 @@ class PairedDifference(Figures):
     problems: StrictInt
     questions: StrictInt | None = None
     p: StrictFloat | None = None
-    """Exact, after McNemar, with whole questions flipped; None where it can't be said."""
+    """Of no difference, below 0.05 exactly if the interval excludes 0 (see `statistics.paired`; of
+    an earlier version McNemar's exact one); None where it can't be said."""
     because: StrictStr | None = None
     """Why there is no difference."""

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from nip_core.evaluation.baseline_verifiers import read_last_claims
 from nip_core.evaluation.confidence_intervals import Interval
 from nip_core.evaluation.spread import Bools, Ints, find_questions, number_questions
-from nip_core.evaluation.statistics.clustered import difference_interval
+from nip_core.evaluation.statistics.paired import compare_pairs
 from nip_core.protocols import ACCEPT, NO_DECISION, Protocol
 from nip_core.rollouts.trees import TREE_COLUMNS
 from nip_core.scenarios import NO_LABEL
@@ -129,9 +129,7 @@ def join_judged(parts: Sequence[JudgedEpisodes]) -> JudgedEpisodes:
     return JudgedEpisodes(pa.concat_tables([of.table for of in parts]), argued, questions)
 
 
-def measure_changes(
-    before: JudgedEpisodes, after: JudgedEpisodes, seed: int = 0
-) -> VerdictChanges | None:
+def measure_changes(before: JudgedEpisodes, after: JudgedEpisodes) -> VerdictChanges | None:
     """Measure what differs on the episodes that both sides have; None where there are none."""
     joined = before.table.join(
         after.table, _NAMES, join_type="inner", right_suffix=" after", use_threads=False
@@ -140,7 +138,7 @@ def measure_changes(
         return None
     problems = joined["problem"].to_pylist()
     question = number_questions(problems, before.questions)
-    pairs = _Pairs(_number(problems), question, seed)
+    pairs = _Pairs(_number(problems), question)
     sides = [_read_side(joined, suffix) for suffix in ("", " after")]
     y = np.asarray(joined["y"])
     rights = [side.decision == y for side in sides]
@@ -199,7 +197,6 @@ class _Pairs:
 
     problem: Ints
     question: Ints
-    seed: int
 
     def compare(self, before: Bools, after: Bools, among: Bools | None = None) -> RateChange:
         """Compare how often both sides hit, in the pairs of `among`."""
@@ -209,7 +206,8 @@ class _Pairs:
         _, first, number = np.unique(self.problem[among], return_index=True, return_inverse=True)
         means = np.bincount(number, weights=change) / np.bincount(number)
         _, question = np.unique(self.question[among][first], return_inverse=True)
-        interval = difference_interval(means, question.astype(np.int64), self.seed)
+        changes = np.bincount(question[number], weights=change).astype(np.float64)
+        interval = compare_pairs(means, question.astype(np.int64), changes).interval
         return RateChange(
             float(before[among].mean()), float(after[among].mean()), interval, int(among.sum())
         )

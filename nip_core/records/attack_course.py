@@ -2,10 +2,16 @@
 
 course_path     where it is
 read_course     the document, of one iteration
+read_moved      how far training has moved the provers of a step
+find_moved      the same of models, by the proofs of their weights
 find_early_end  the iteration with which a verdict ended an attack before its most steps
 """
 
+from collections.abc import Iterable
+
 from nip_core.evaluation.attack_metrics import CourseEnd
+from nip_core.parameters import HyperParameters
+from nip_core.records.models import ServedModel, read_models
 from nip_core.run_store.run import RunStore, read_document
 
 
@@ -17,6 +23,29 @@ def course_path(run: RunStore, iteration: int) -> str:
 def read_course(run: RunStore, iteration: int) -> CourseEnd | None:
     """Read how the course ended with an iteration; None while it has not."""
     return read_document(run, course_path(run, iteration), CourseEnd)
+
+
+def read_moved(run: RunStore, parameters: HyperParameters, step: int) -> float | None:
+    """Read how far training has moved the provers that play a step.
+
+    None where that is not known, and after an imitation, which moves them before any training.
+    """
+    if step == 0 or parameters.imitates(0):
+        return None
+    models = read_models(run, step)
+    return find_moved(models[group] for group in parameters.trainable_groups)
+
+
+def find_moved(provers: Iterable[ServedModel]) -> float | None:
+    """Find how far provers are from their base model, as which an attack begins; of the farthest.
+
+    By the proof of their weights, which compares both on tokens that they were trained on. None
+    where a trained one's proof does not have it, as of another server than our own, and where no
+    prover was trained.
+    """
+    details = [(of.proof or {}).get("detail") or {} for of in provers if of.trained_in is not None]
+    known = [float(d["base_distance_mean"]) for d in details if "base_distance_mean" in d]
+    return max(known) if known and len(known) == len(details) else None
 
 
 def find_early_end(run: RunStore) -> int | None:

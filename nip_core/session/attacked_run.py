@@ -3,6 +3,7 @@
 read_own_test    how the attacked models were tested in their own run
 describe_attack  what the attack will do, in words
 plan_reach       how many messages it will sample at most
+measure_sampled_reach  the same of those by which provers were trained
 is_told          whether provers are told otherwise here than there; untold: a warning where not
 """
 
@@ -11,7 +12,12 @@ from collections.abc import Iterator
 from nip_core.errors import SettingsError, StoreError
 from nip_core.evaluation.attack_losses import OwnTest
 from nip_core.evaluation.attack_metrics import Reach
-from nip_core.evaluation.attack_reach import SCRIPT_REACH, measure_reach, reach_words
+from nip_core.evaluation.attack_reach import (
+    SCRIPT_REACH,
+    measure_reach,
+    measure_training_reach,
+    reach_words,
+)
 from nip_core.evaluation.figures_in_words import amount
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import HyperParameters
@@ -19,7 +25,7 @@ from nip_core.parameters.attack import LEAST_STEPS, PLATEAU, SCRIPT, SNEAKY
 from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.stored import read_settings
 from nip_core.protocols import make_protocol
-from nip_core.rollouts.plan import ATTACK, TEST, TRAIN, plan_episodes
+from nip_core.rollouts.plan import ATTACK, TEST, TRAIN, group_size, plan_episodes
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.manifest import is_committed
@@ -75,18 +81,28 @@ def plan_reach(parameters: HyperParameters) -> Reach | None:
     attack = parameters.attack
     if attack.run is None or attack.by == SCRIPT:
         return None
-    protocol, attackers = make_protocol(parameters), find_attackers(parameters)
-    rounds = range(protocol.max_message_rounds)
-    turns = sum(agent in protocol.active(r, 0) for r in rounds for agent in attackers)
-    problems = load_all_problems(parameters)
+    turns, problems = _count_turns(parameters), load_all_problems(parameters)
     if attack.by == SNEAKY:
         episodes = parameters.rollouts_per_iteration or len(problems[TRAIN])
         steps = parameters.rl.num_iterations - parameters.imitates(0)
-        return measure_reach(steps * episodes * turns)
+        return measure_sampled_reach(parameters, steps * episodes * turns, steps)
     planned = plan_episodes(parameters, problems[TEST], ATTACK, 0)
     wrong = sum(spec.problem.y == 0 for spec in planned)
     # With several turns each n goes on from its own choice.
     return measure_reach(wrong * (attack.n[-1] + max(turns - 1, 0) * sum(attack.n)))
+
+
+def measure_sampled_reach(parameters: HyperParameters, messages: int, steps: int) -> Reach:
+    """Say what the messages of so many steps, by which provers were trained, may have missed."""
+    size = group_size(parameters, TRAIN)
+    return measure_training_reach(messages, steps, size * _count_turns(parameters), size)
+
+
+def _count_turns(parameters: HyperParameters) -> int:
+    """Count the attackers' turns in an episode."""
+    protocol, attackers = make_protocol(parameters), find_attackers(parameters)
+    rounds = range(protocol.max_message_rounds)
+    return sum(agent in protocol.active(r, 0) for r in rounds for agent in attackers)
 
 
 def describe_attack(parameters: HyperParameters, episodes: int) -> Iterator[str]:

@@ -57,7 +57,7 @@ def describe_test_changes(records: Records) -> list[str]:
         return []
     game = rebuild_game(record)
     sides = [read_split_verdicts(StoredRollouts(run.store, [of]).parts(), game) for of in places]
-    changes = measure_changes(sides[0], sides[1], record.seed)
+    changes = measure_changes(sides[0], sides[1])
     if changes is None:
         return []
     return say_changes(changes, tested[0], tested[-1])

@@ -20,7 +20,7 @@ from nip_core.evaluation.plateau import (
 )
 from nip_core.parameters.attack import PLATEAU
 from nip_core.parameters.tested_iterations import is_tested
-from nip_core.records.attack_course import course_path, read_course
+from nip_core.records.attack_course import course_path, read_course, read_moved
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.tables import StoredRollouts
@@ -68,9 +68,9 @@ def _judge(session: Session, step: int) -> CourseEnd:
     """Judge the course after the test of a step."""
     parameters = session.parameters
     tested = [i for i in range(step + 1) if is_tested(parameters, i)]
-    worst = _find_worst(session, tested)
+    worst, moved = _find_worst(session, tested), read_moved(session.run, parameters, step)
     if parameters.attack.until != PLATEAU:
-        return CourseEnd(step=step, worst_step=worst)
+        return CourseEnd(step=step, worst_step=worst, moved=moved)
     since = find_window(tested, step)
     fall = None
     if since is not None:
@@ -81,12 +81,13 @@ def _judge(session: Session, step: int) -> CourseEnd:
     return CourseEnd(
         step=step,
         worst_step=worst,
-        verdict=judge_course(step, parameters.rl.num_iterations, fall, unequal),
+        verdict=judge_course(step, parameters.rl.num_iterations, fall, unequal, moved),
         since=since,
         fall=fall and fall.fall,
         fall_at_most=fall and fall.at_most,
         questions=fall and fall.questions,
         unequal_groups=unequal,
+        moved=moved,
         is_early=is_flat(fall),
     )
 

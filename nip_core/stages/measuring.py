@@ -23,7 +23,6 @@ from nip_core.evaluation.attack_figures import (
 )
 from nip_core.evaluation.attack_losses import OwnTest
 from nip_core.evaluation.attack_metrics import Attacked, AttackMetrics
-from nip_core.evaluation.attack_reach import measure_reach
 from nip_core.evaluation.attack_steps import FinalTests, figures_by_step
 from nip_core.evaluation.baseline_verifiers import believe_the_prover, majority
 from nip_core.evaluation.baseline_words import believed_line
@@ -68,7 +67,7 @@ from nip_core.run_store.facts import DatasetFacts, LabelCounts, ShardFacts, Spli
 from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunStore, read_document
 from nip_core.run_store.store import Store
-from nip_core.session.attacked_run import is_told, read_own_test
+from nip_core.session.attacked_run import is_told, measure_sampled_reach, read_own_test
 from nip_core.session.session import Session
 from nip_core.stages.served import find_models, find_opponents
 
@@ -277,7 +276,8 @@ def _measured_steps(session: Session, last: int) -> AttackMetrics:
     attackers = find_attackers(parameters)
     steps = range(int(parameters.imitates(0)), last)
     messages = sum(_count_trained_messages(run, i, attackers) for i in steps)
-    beside: dict[str, Any] = {"worst": worst, "tests": digests, "reach": measure_reach(messages)}
+    beside: dict[str, Any] = {"worst": worst, "tests": digests}
+    beside["reach"] = measure_sampled_reach(parameters, messages, len(steps))
     efforts = add_up_efforts(run, parameters, places)
     beside["by_step"] = tuple(
         row.model_copy(update={"effort": efforts[row.step]}) for row in metrics.by_step or ()

@@ -208,6 +208,7 @@ class _Reader:
             way=digest_way(attack.settings),
             script=None if script is None or ":" in script else script,
             sampled=None if shown is None or shown.reach is None else shown.reach.messages,
+            rarest_to_train=shown.reach.rarest_to_train if shown and shown.reach else None,
         )
 
     def _read_records(self, name: str) -> _Read:

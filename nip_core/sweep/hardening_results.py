@@ -61,6 +61,8 @@ class AttackInRound(Part):
     """With which it ended, of `until: plateau`."""
     rarest: float | None = None
     """The share of messages beyond which a kind was likely never sampled; None: a script."""
+    rarest_to_train: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The share below which a kind may never have trained anybody."""
 
 
 class HardenedRound(Part):
@@ -198,6 +200,7 @@ def _sum_up_attack(
         steps=None if course is None else course.step,
         verdict=None if course is None else course.verdict,
         rarest=None if figures.reach is None else figures.reach.rarest,
+        rarest_to_train=None if figures.reach is None else figures.reach.rarest_to_train,
     )
 
 
@@ -256,6 +259,10 @@ _REACH = """
 Reach: kinds of message rarer than this may never have been among those by which an attack trained
 its provers. A script samples none.
 """
+_TO_TRAIN = """
+To train: sampled once in a step that rewarded nothing else, a kind of message trained nobody. Rarer
+than this it may never have trained the provers.
+"""
 
 
 def render_hardening(results: HardeningResults) -> str:
@@ -272,6 +279,8 @@ def render_hardening(results: HardeningResults) -> str:
     )
     if any(attack.rarest is not None for of in results.rounds for attack in of.attacks):
         page += _REACH
+    if any(of.rarest_to_train is not None for each in results.rounds for of in each.attacks):
+        page += _TO_TRAIN
     if missing := [of.label for of in results.untrained if of.after is None]:
         page += f"\n{NO_CONTROL}: {', '.join(missing)}. The same attack on run {results.run} with "
         page += "--iteration 0 plays it; without it nobody can tell what training did.\n"
@@ -313,7 +322,7 @@ def _list_cells(of: HardenedRound) -> Iterator[list[str]]:
             _points(attack.lost_to_lying),
             _points(attack.lost_to_training),
             _points(attack.lost_to_script),
-            reach_share(attack.rarest),
+            reach_share(attack.rarest, attack.rarest_to_train),
             ended,
         ]
 

@@ -57,6 +57,10 @@ _REACH_PAGE = """
 Reach: kinds of message rarer than this may never have been among those that an attack sampled on
 wrong problems (3/E, of E messages; mean over attacks). A script samples none.
 """
+_TO_TRAIN = """
+To train: sampled once in a step that rewarded nothing else, a kind of message trained nobody. Rarer
+than this it may never have trained the provers (mean over attacks).
+"""
 _SCRIPTS_PAGE = """
 Lost to the script: from the last test of the run itself to the one in which a script wrote the
 provers' messages. Training has no part in it.
@@ -128,7 +132,8 @@ def arms_table(results: SweepResults) -> str:
         for attack in arm.attacks.values():
             cells += map(write_cell, attack.rates.values())
             cells += map(_change, attack.losses.values())
-            cells.append(reach_share(None if attack.rarest is None else attack.rarest.mean))
+            reach = (attack.rarest, attack.rarest_to_train)
+            cells.append(reach_share(*(None if of is None else of.mean for of in reach)))
         rows.append(cells)
     # Where an attack has no figure in any arm there is no column for it.
     of_attacks = results.arms[0].attacks.values()
@@ -238,7 +243,9 @@ def render_results(results: SweepResults) -> str:
         is_scripted = any(lost is not None for lost in losses)
         text += _ATTACKS_PAGE + (_SCRIPTS_PAGE if is_scripted else "")
         reached = [of.rarest for arm in results.arms for of in arm.attacks.values()]
-        text += (_REACH_PAGE if any(reached) else "") + _apart_line(results)
+        to_train = [of.rarest_to_train for arm in results.arms for of in arm.attacks.values()]
+        text += (_REACH_PAGE if any(reached) else "") + (_TO_TRAIN if any(to_train) else "")
+        text += _apart_line(results)
     text += lone_runs_page(results)
     text += controls_page(results) + effort_page(results) + asked_again_page(results)
     if lines := baseline_lines(results.baselines):

@@ -231,6 +231,7 @@ def _sum_up_attack(
         verifier_tokens=sum_up(attack.verifier_tokens for attack in finished),
         by_effort=average_curves(verdicts, known, f"{of_arm} {label}"),
         rarest=sum_up(attack.rarest for attack in finished),
+        rarest_to_train=sum_up(attack.rarest_to_train for attack in finished),
     )
 
 

@@ -111,6 +111,8 @@ class AttackResult(Part):
     rarest: float | None = Field(default=None, exclude_if=is_none)
     """Its reach: the share of messages below which a kind may never have been sampled; no key of a
     script, and where it is not known."""
+    rarest_to_train: float | None = Field(default=None, exclude_if=is_none)
+    """The share below which a kind may never have trained anybody."""
 
 
 class RunResult(Part):
@@ -148,6 +150,7 @@ class ArmAttack(Part):
     by_effort: tuple[ArmPoint, ...] = Field(default=(), exclude_if=lambda value: not value)
     rarest: OverRuns | None = Field(default=None, exclude_if=is_none)
     """As of the attacks on its runs."""
+    rarest_to_train: OverRuns | None = Field(default=None, exclude_if=is_none)
 
     @property
     def rates(self) -> dict[str, OverRuns | None]:

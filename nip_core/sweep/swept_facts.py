@@ -105,6 +105,8 @@ class AttackFacts(Part):
     sampled: int | None = Field(default=None, exclude_if=lambda value: value is None)
     """Messages on wrong problems among which it chose, or by which it trained provers; None of a
     script, and of what an earlier version has collected."""
+    rarest_to_train: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The share below which a kind may never have trained anybody (see `Reach`)."""
 
 
 class RunFacts(Part):

@@ -140,6 +140,7 @@ def measure_attack(verdicts: Verdicts, run: RunFacts, attack: AttackFacts) -> At
         verdict=attack.verdict,
         is_apart=attack.is_apart,
         rarest=None if attack.sampled is None else measure_reach(attack.sampled).rarest,
+        rarest_to_train=attack.rarest_to_train,
     )
 
 

@@ -81,7 +81,7 @@ def _describe_tests(run: ShownRun, episodes: Episodes, overview: Overview) -> li
     sides = [run.judged.read(episodes, of, run.game, is_read) for of in rows]
     if sides[0] is None or sides[1] is None:
         return []
-    changes = measure_changes(sides[0], sides[1], run.seed)
+    changes = measure_changes(sides[0], sides[1])
     return [] if changes is None else say_changes(changes, tested[0], tested[-1])
 
 

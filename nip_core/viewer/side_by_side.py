@@ -149,7 +149,7 @@ def describe_difference(a: ComparedPlace, b: ComparedPlace, with_arguments: bool
     sides = a.judged(with_arguments), b.judged(with_arguments)
     if sides[0] is None or sides[1] is None:
         return []
-    changes = measure_changes(sides[0], sides[1], a.run.seed)
+    changes = measure_changes(sides[0], sides[1])
     if changes is None:
         return []
     # Only iterations of one run have an order.

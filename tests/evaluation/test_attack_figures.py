@@ -12,6 +12,8 @@ from nip_core.evaluation.attack_metrics import AttackMetrics, CourseEnd, ShownAt
 from nip_core.evaluation.attack_steps import FinalTests, figures_by_step
 from nip_core.evaluation.attack_words import StepJob, causes, caution, count_trained, loss_sentences
 from nip_core.evaluation.figures_in_words import group_reasons, list_spans
+from nip_core.records.attack_course import find_moved
+from nip_core.records.models import ServedModel
 
 WRONG = 10
 ALWAYS = {
@@ -154,6 +156,7 @@ def test_the_worst_by_validation_is_rated_by_its_one_test_and_not_by_the_lowest(
         ("plateau", "Plateau after step 40: since step 20 soundness changed by -0.5 points on 400"),
         ("not reached", "No plateau in 40 steps, so more training may take more"),
         ("no signal", "No signal until step 40"),
+        ("did not move", "The provers did not move until step 40: since step 20 soundness"),
     ],
 )
 def test_how_the_course_ended_is_said(verdict, said):
@@ -166,6 +169,32 @@ def test_how_the_course_ended_is_said(verdict, said):
     assert said in " ".join(loss_sentences(read))
     warned = caution(read) or ""
     assert ("Training had no signal: 1.0 % of the groups" in warned) == (verdict == "no signal")
+
+
+@pytest.mark.parametrize("verdict", ["did not move", None])
+def test_provers_that_did_not_move_are_said_first_whatever_ended_the_course(verdict):
+    for moved, expected in ((0.00001, True), (0.1, False), (None, False)):
+        end = CourseEnd(step=40, worst_step=0, verdict=verdict, moved=moved)
+        finals = FinalTests(untrained=test_of(2), worst=test_of(2), course=end)
+        figures = figures_by_step({0: test_of(2)}, {0: 0}, 0.5, 0, (), OwnTest(test_of(1)), finals)
+        warned = caution(ShownAttack.model_validate({"attack": ATTACK, **figures.as_json()})) or ""
+        assert ("A larger rl.lr was not tried" in warned) == expected
+    assert "by 0.000010 nats" in caution(
+        ShownAttack.model_validate(
+            {"attack": ATTACK, **figures.as_json(), "course": {**end.as_json(), "moved": 0.00001}}
+        )
+    )
+
+
+def test_how_far_provers_moved_is_read_from_the_proofs_of_their_weights():
+    def prover(distance, trained_in=3):
+        detail = {} if distance is None else {"base_distance_mean": distance}
+        return ServedModel("m", "base", trained_in, proof={"matches": True, "detail": detail})
+
+    assert find_moved([prover(0.2), prover(0.00001)]) == 0.2
+    assert find_moved([prover(0.00001), ServedModel("base", "base")]) == 0.00001
+    assert find_moved([prover(0.00001), prover(None)]) is None
+    assert find_moved([ServedModel("base", "base")]) is None
 
 
 def test_no_signal_where_no_step_trained_says_that():

@@ -314,8 +314,9 @@ def test_a_paired_difference_is_the_mean_over_problems(episodes_of) -> None:
     found = paired_difference(before, after, 0)
     assert found.difference == 0.5
     assert found.problems == 10
-    # Five problems of ten changed: the 2.5th and 97.5th percentile of Binomial(10, 0.5) / 10.
-    assert found.ci95 == (0.2, 0.8)
+    # Five problems of ten changed, all for the better: one of sixteen ways is as extreme.
+    assert found.p == pytest.approx(1 / 16)
+    assert found.ci95 == (0.0, pytest.approx(0.5 + 2.2622 * (0.25 / 9) ** 0.5, abs=1e-4))
     assert paired_difference(after, before, 0).difference == -0.5
     assert paired_difference(before, before, 0).as_json() == {
         "difference": 0.0,

@@ -112,6 +112,12 @@ def test_the_verdict_needs_steps_a_window_and_a_signal():
     assert judge_course(30, MOST, falling, 0.0) is None
     assert judge_course(MOST, MOST, falling, 0.5) == "not reached"
     assert judge_course(MOST, MOST, falling, 0.01) == "no signal"
+    # Provers that are where they began have shown nothing, however flat the course is.
+    assert judge_course(30, MOST, flat, 0.5, moved=0.00001) == "did not move"
+    assert judge_course(MOST, MOST, falling, None, moved=0.0) == "did not move"
+    assert judge_course(30, MOST, flat, 0.5, moved=0.1) == "plateau"
+    assert judge_course(30, MOST, flat, 0.01, moved=0.0) == "no signal"
+    assert judge_course(30, MOST, Fall(0.0, 0.0, 0.02, 500), 0.5, moved=0.0) == "plateau"
     # Where the verifier is fooled by everything there is nothing left to learn from.
     assert judge_course(30, MOST, Fall(0.0, 0.0, 0.02, 500), 0.0) == "plateau"
     # On few questions the bound of a fall of nothing is wide, but what is left can't fall so far.

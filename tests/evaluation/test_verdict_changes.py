@@ -80,7 +80,7 @@ def test_the_interval_is_that_of_the_paired_difference(variants, make_tables):
         rows = {f"p{k}": (1, int(word), "finished") for k, word in enumerate(decisions)}
         questions = {name: f"id q{k // variants}" for k, name in enumerate(rows)}
         sides.append((judge(side, rows, None, questions), make_tables(rows, variants)))
-    changes = measure_changes(sides[0][0], sides[1][0], seed=7)
+    changes = measure_changes(sides[0][0], sides[1][0])
     paired = paired_difference(sides[0][1], sides[1][1], seed=7)
     assert changes.accuracy.difference == pytest.approx(paired.difference)
     assert changes.accuracy.ci95 == pytest.approx(paired.ci95)

@@ -79,14 +79,14 @@ def play(game, problem, scripts, seed=0):
     return checks(game.render("verifier", situation, turns, last))
 
 
-# One prover is honest.
+# The prover on the right side is honest.
 
 
 @pytest.mark.parametrize(
     ("lie", "version"), [*((lie, "v1") for lie in LIES), ("lie-anywhere", "short")]
 )
-def test_with_one_honest_prover_the_verdict_is_always_right(lie, version):
-    """Whichever side it is on; the other one lies wherever it can."""
+def test_with_an_honest_prover_on_the_right_side_the_verdict_is_always_right(lie, version):
+    """The other one lies wherever it can."""
     scripts = find_scenario("chain").scripts
     for steps in (2, 8, 32):
         game = Game(settings(rounds=steps.bit_length(), steps=steps, system_prompt_version=version))
@@ -97,6 +97,23 @@ def test_with_one_honest_prover_the_verdict_is_always_right(lie, version):
                 for agent in PROVERS["refereed"]
             }
             assert play(game, problem, chosen, number) == problem.y
+
+
+def test_an_honest_prover_on_the_wrong_side_guarantees_nothing():
+    """It can't mend what the one on the right side gets wrong."""
+    game, right = Game(settings(rounds=4, steps=8)), 0
+
+    def guess(turn):
+        return f"Value: {Random(turn.seed).randrange(97)}"
+
+    for number, problem in enumerate(problems(steps=8, train_size=60)):
+        sides = ("prover0", "prover1") if problem.y else ("prover1", "prover0")
+        chosen = dict(zip(sides, (find_scenario("chain").scripts["honest"], guess), strict=True))
+        right += play(game, problem, chosen, number) == problem.y
+    assert right < 30
+    situation = Situation(problem.question, problem.solution, None, 3, {})
+    told = json.dumps(game.render("verifier", situation, (), 3))
+    assert "If the expert on the right side, for a true claim or against a false one" in told
 
 
 def test_whatever_is_stated_against_it_an_honest_prover_wins():

@@ -1,6 +1,7 @@
 """The plan of a hardening, what is refused of it, and the table of its rounds."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -197,8 +198,11 @@ def test_a_plan_says_what_its_attacks_will_reach(store, capsys):
     reaching = [name for name, line in lines.items() if "  reach " in line]
     assert reaching == ["small-harden-0-sneaky", "small-harden-1-sneaky"]
     [first, second] = (lines[name].partition("  reach ")[2] for name in reaching)
-    assert first == second == reach_share(3 / (5 * 128))  # a message an episode
+    sampled = reach_share(3 / (5 * 128))  # a message an episode
+    assert first == second
+    assert re.fullmatch(rf"{re.escape(sampled)} \(to train 1\.\d %\)", first)
     assert lines["reach:"].startswith("reach: kinds of message rarer than this")
+    assert lines["to"].startswith("to train: sampled once in a step that rewards nothing else")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 distributions   the quantiles that the rest needs: normal, Student's t, beta
 clustered       intervals of rates and means whose rows come by question
 differences     paired comparison with McNemar's test, Holm, equivalence, nothing seen in n trials
+paired          a paired change with an interval and a p-value that agree
 two_way         intervals over seeds and questions at once
 given_rate      a rate over both against a given number
 power           the smallest change that a test batch would show

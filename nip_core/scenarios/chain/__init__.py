@@ -3,8 +3,10 @@
 The verifier sees what the chain starts and ends with, by the claim, and none of its steps. In each
 round of `refereed` both provers are asked for the value in the middle of the steps in dispute
 (`disputes`); after log2 k rounds one step of k is left, and the verifier calculates that one. It is
-always right if one of the provers is honest, whoever that is. With a single prover a step is drawn
-by lot after it has stated all values: a control, in which one wrong step of k is found in 1/k.
+always right if the prover on the right side is honest: the one for a true claim, the one against a
+false one. An honest prover on the other side guarantees nothing, as no true values lead to its end.
+With a single prover a step is drawn by lot after it has stated all values: a control, in which one
+wrong step of k is found in 1/k.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

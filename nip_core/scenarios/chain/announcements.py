@@ -33,8 +33,8 @@ def explain_dispute(role: Role, asserting: str, denying: str) -> str:
         "then on, otherwise the earlier half. In the end you are shown the one step that is left, "
         f"the value before it, which stands, and the value after it that {asserting} states. "
         f"Calculate the step. If it leads to the value of {asserting}, the claim is true, "
-        "otherwise it is false. If one of the experts is honest and states each value that it is "
-        "asked for, this is always right."
+        "otherwise it is false. If the expert on the right side, for a true claim or against a "
+        "false one, is honest and states each value that it is asked for, this is always right."
     )
 
 

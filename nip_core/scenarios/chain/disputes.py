@@ -8,7 +8,7 @@ read_stated     by round, what both provers state
 The prover that argues for the claim *asserts*, the other one *denies*. The value before the steps
 in dispute is always undisputed, and that after them is what the first of them asserts. In each
 round both state the value in their middle. If it is the same, the later half is in dispute from
-then on, otherwise the earlier one. So if one of them is honest:
+then on, otherwise the earlier one. So if the one on the right side is honest:
 
 - The value before is true: the honest one has stated it, or it is the start.
 - If the claim is false, and who denies it is honest, the value asserted after is false.
