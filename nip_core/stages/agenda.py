@@ -13,7 +13,7 @@ from nip_core.costs.estimate import Estimate
 from nip_core.evaluation.figures_in_words import amount, plain_percent
 from nip_core.jobs.document import read_job
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.attack import PLATEAU, SCRIPT
+from nip_core.parameters.attack import PLATEAU
 from nip_core.parameters.tested_iterations import attacks_untrained, is_tested
 from nip_core.progress.board import Stage
 from nip_core.records.stage_seconds import read_seconds_so_far
@@ -22,6 +22,7 @@ from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN, group_size
 from nip_core.rollouts.shard_manifests import committed_shards
 from nip_core.run_store.run import RunStore
+from nip_core.session.attacked_run import name_attack
 from nip_core.session.server_speed import count_turns
 from nip_core.session.session import Session
 from nip_core.stages.training import list_scheduled_groups
@@ -82,44 +83,23 @@ def describe_opening(session: Session) -> str:
     last = parameters.rl.num_iterations
     tested = [i for i in range(last + 1) if is_tested(parameters, i)]
     size = 0 if estimate is None or not tested else estimate.test_episodes // len(tested)
+    is_attack = attacks_untrained(parameters)
     if parameters.base_run.base_run_type == "rerun_tests":
         does = f"plays the tests of {amount(last, 'iteration')} again, and trains nothing"
-    elif attacks_untrained(parameters):
-        does = _attack_words(session)
+    elif is_attack:
+        does = name_attack(parameters.attack, estimate)
     else:
         every = len(session.problems[TRAIN]) * group_size(parameters, TRAIN)
         count = parameters.rollouts_per_iteration or every
-        does = _training_words(parameters, count)
-    tests = _tests_words(tested, last, size)
-    # An attack on a verifier that is trained no further measures by its own episodes.
-    is_said = bool(tested) or not attacks_untrained(parameters)
-    return "; ".join([does, *([tests] if is_said else []), f"kept in {session.run.store.url}"])
-
-
-def _attack_words(session: Session) -> str:
-    """Say what an attack that trains nobody will do."""
-    attack, estimate = session.parameters.attack, session.estimate
-    if attack.by == SCRIPT:
-        how = f"the script {attack.script}"
-    else:
-        most = attack.n[-1]
-        how = f"the best of up to {amount(most, 'message')}" if most > 1 else "single messages"
-    plays = "" if estimate is None else f" in {amount(estimate.attack_episodes, 'episode')}"
-    whom = f"the verifier of run {attack.run}, iteration {attack.iteration}"
-    return f"attacks {whom}, by {how}{plays}; the attack trains nobody"
-
-
-def _training_words(parameters: HyperParameters, count: int) -> str:
-    """Say what is played, `count` episodes an iteration, and who is trained by it."""
-    last, imitates = parameters.rl.num_iterations, parameters.imitates(0)
-    groups = [g for g in parameters.trainable_groups if _trains(parameters, g, last)]
-    trains = f"trains {' and '.join(groups) or 'nothing'}"
-    if not last - imitates:
-        # Its only iteration imitates what is on record, or it has none: nothing is played.
-        return f"{trains} by imitation alone" if imitates else "trains nothing"
-    at_most = "at most " if parameters.attack.until == PLATEAU else ""
-    plays = f"plays {at_most}{amount(last - imitates, 'iteration')} of {amount(count, 'episode')}"
-    return f"{plays}{' after one of imitation' if imitates else ''}, {trains}"
+        imitates, most = parameters.imitates(0), parameters.attack.until == PLATEAU
+        groups = [g for g in parameters.trainable_groups if _trains(parameters, g, last)]
+        does = f"trains {' and '.join(groups) or 'nothing'}"
+        if played := last - imitates:
+            iterations = f"{amount(played, 'iteration')} of {amount(count, 'episode')}"
+            after = " after one of imitation" if imitates else ""
+            does = f"plays {'at most ' if most else ''}{iterations}{after}, {does}"
+    tests = [] if is_attack and not tested else [_tests_words(tested, last, size)]
+    return "; ".join([does, *tests, f"kept in {session.run.store.url}"])
 
 
 def _trains(parameters: HyperParameters, group: str, last: int) -> bool:
@@ -130,10 +110,8 @@ def _tests_words(tested: Sequence[int], last: int, size: int) -> str:
     if not tested:
         return "no tests"
     count = f"{amount(len(tested), 'test')} of {amount(size, 'episode')}"
-    if not last:
-        return count
     if tested == [last]:
-        return f"{count}, after the last"
+        return f"{count}, after the last" if last else count
     first = "the first before any training" if tested[0] == 0 else ""
     return f"{count}, {first}" if first else count
 
