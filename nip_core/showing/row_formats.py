@@ -34,8 +34,7 @@ _CELL_BEGINS = r"(?:^|[,;\t\r\n])[\s\"]*"
 """Where a cell begins in one reader or another, with what it may pass over."""
 _UNGUARDED = re.compile(f"({_CELL_BEGINS})('*{_SIGNS})")
 _GUARDED = re.compile(f"({_CELL_BEGINS})'('*{_SIGNS})")
-_BARE = re.compile(f"[,;\t\r\n]|{_SIGNS}")
-"""What a text needs to have for a second cell, or a formula, to be in it."""
+_SIGN = re.compile(_SIGNS)
 _KEY = re.compile(r"[A-Za-z0-9_-]{16}")
 _HIDDEN = re.compile("[\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """What readers may take for the end of a line, what turns letters around, halves of pairs."""
@@ -97,7 +96,7 @@ def write_csv_lines(rows: Iterable[Sequence[str]]) -> Iterator[bytes]:
 def _guard(text: str) -> str:
     # Most texts are plain, and there are many.
     shown = text if text.isprintable() else printable(text.replace("\r\n", "\n"))
-    return _UNGUARDED.sub(r"\1'\2", shown) if _BARE.search(shown) else shown
+    return _UNGUARDED.sub(r"\1'\2", shown) if _SIGN.search(shown) else shown
 
 
 def _quote(text: str) -> str:
